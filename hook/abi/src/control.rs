@@ -1,0 +1,126 @@
+//! The control block: the daemon's side.
+
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use crate::{MAGIC, MAX_DEVICES, VERSION};
+
+/// What a submission does at its gate. Zero passes without a look at anything else.
+#[repr(u32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// Nothing asked: pass.
+    Run = 0,
+    /// Pass, and let it be known that this process is busy.
+    Track = 1,
+    /// Keep queued work within a window; wait when told.
+    Arbitrate = 2,
+    /// Drain, acknowledge, wait.
+    Frozen = 3,
+}
+
+impl Gate {
+    /// An unknown word (a newer daemon's) holds nothing back: never stop a program on a guess.
+    #[must_use]
+    pub fn from_word(word: u32) -> Self {
+        match word {
+            1 => Self::Track,
+            2 => Self::Arbitrate,
+            3 => Self::Frozen,
+            _ => Self::Run,
+        }
+    }
+}
+
+/// One (process, device): a cache line for the submission path, a line for allocation.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct ControlDevice {
+    /// A [`Gate`] word; threads wait on it with `FUTEX_WAIT`.
+    pub gate: AtomicU32,
+    /// Counts the changes of `gate` to and from [`Gate::Frozen`].
+    pub freeze_generation: AtomicU32,
+    /// `compute.priority` in force here.
+    pub priority: AtomicU32,
+    /// Longest run of queued work, microseconds, while the gate is [`Gate::Arbitrate`].
+    pub window_usec: AtomicU32,
+    reserved_gate: [AtomicU64; 6],
+    /// The device's UUID as the driver gives it (16 bytes, little-endian halves); zero: no device here.
+    pub uuid: [AtomicU64; 2],
+    /// Most bytes the process may have charged on this device.
+    pub memory_limit: AtomicU64,
+    /// Bytes the device has; zero if unknown.
+    pub memory_total: AtomicU64,
+    /// Bytes that the daemon measured the process to hold here beyond its ledger (contexts, modules).
+    pub memory_overhead: AtomicU64,
+    /// Counts the resets of `memory.peak` on this device.
+    pub peak_generation: AtomicU32,
+    reserved_word: AtomicU32,
+    reserved: [AtomicU64; 2],
+}
+
+/// Written by the daemon, read by the hook.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Control {
+    magic: AtomicU64,
+    version: AtomicU32,
+    /// Devices the daemon knows; they take the slots from zero.
+    pub nr_devices: AtomicU32,
+    /// This registration's number; no two of one daemon share it.
+    pub generation: AtomicU64,
+    /// Most bytes the process may have charged on all devices together.
+    pub memory_limit: AtomicU64,
+    /// Counts the resets of `memory.peak` of the process as a whole.
+    pub peak_generation: AtomicU32,
+    /// Bumped each time somebody wants to know which submissions have ended.
+    pub progress_generation: AtomicU32,
+    /// After losing the daemon, held gates open when this many milliseconds have passed; all ones: never.
+    pub grace_msec: AtomicU32,
+    /// The process's pid as the daemon sees it.
+    pub pid: AtomicU32,
+    reserved: [AtomicU64; 26],
+    pub devices: [ControlDevice; MAX_DEVICES],
+}
+
+impl Control {
+    /// Makes the block visible. Call once, after every other field has its first value.
+    pub fn publish(&self) {
+        self.version.store(VERSION, Relaxed);
+        self.magic.store(MAGIC, Release);
+    }
+
+    /// Whether the block has been published, by a daemon that means the same by it.
+    pub fn is_understood(&self) -> bool {
+        self.magic.load(Acquire) == MAGIC && self.version.load(Relaxed) == VERSION
+    }
+
+    /// The version of a block, for the message that says it is not ours.
+    pub fn version(&self) -> u32 {
+        self.version.load(Relaxed)
+    }
+}
+
+// The layout is the contract: a change here is a change of VERSION.
+const _: () = {
+    assert!(size_of::<ControlDevice>() == 128);
+    assert!(offset_of!(ControlDevice, gate) == 0);
+    assert!(offset_of!(ControlDevice, freeze_generation) == 4);
+    assert!(offset_of!(ControlDevice, priority) == 8);
+    assert!(offset_of!(ControlDevice, window_usec) == 12);
+    assert!(offset_of!(ControlDevice, uuid) == 64);
+    assert!(offset_of!(ControlDevice, memory_limit) == 80);
+    assert!(offset_of!(ControlDevice, memory_total) == 88);
+    assert!(offset_of!(ControlDevice, memory_overhead) == 96);
+    assert!(offset_of!(ControlDevice, peak_generation) == 104);
+    assert!(size_of::<Control>() == 12288);
+    assert!(offset_of!(Control, version) == 8);
+    assert!(offset_of!(Control, nr_devices) == 12);
+    assert!(offset_of!(Control, generation) == 16);
+    assert!(offset_of!(Control, memory_limit) == 24);
+    assert!(offset_of!(Control, peak_generation) == 32);
+    assert!(offset_of!(Control, progress_generation) == 36);
+    assert!(offset_of!(Control, grace_msec) == 40);
+    assert!(offset_of!(Control, pid) == 44);
+    assert!(offset_of!(Control, devices) == 256);
+};

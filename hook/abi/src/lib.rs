@@ -1,0 +1,48 @@
+//! What the daemon and a hooked process agree on, and nothing else.
+//!
+//! * [`Control`]: written by the daemon, mapped read-only by the process.
+//! * [`Usage`]: written by the process, mapped read-only by the daemon, which believes none of it.
+//! * [`message`]: what passes over the registration socket.
+//! * [`Bridge`]: what the preload library and the hook hand each other, inside one process.
+//!
+//! Every shared field is an atomic integer of fixed width; there are no pointers that the other side
+//! follows, no `bool`s and no enums. Fields are grouped by who writes them. A zero-filled block is one
+//! that nobody has published: magic and version are stored last and checked first.
+//! Except for those two, no two fields need to be read together, so every access is `Relaxed`.
+#![no_std]
+
+mod bridge;
+mod charge;
+mod control;
+pub mod map;
+pub mod message;
+mod usage;
+
+pub use bridge::{Bridge, Resolve, START_SYMBOL};
+pub use charge::{Refused, try_charge, uncharge};
+pub use control::{Control, ControlDevice, Gate};
+pub use usage::{Kind, Submission, Thread, Usage, UsageDevice};
+
+/// First word of a published block. Stored last, so that seeing it means seeing the rest.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"gcgroup\x01");
+
+/// Bumped when a field moves, changes meaning or goes away. Taking a reserved word does not.
+pub const VERSION: u32 = 1;
+
+/// Devices a block has room for. A device keeps its index in every block of one daemon.
+pub const MAX_DEVICES: usize = 64;
+
+/// The last device slot: everything on devices that the daemon does not know. It always exists.
+pub const OTHER_DEVICE: usize = MAX_DEVICES - 1;
+
+/// Slots for submitting threads; further threads share the counters of their device.
+pub const MAX_THREADS: usize = 256;
+
+/// "No limit", in bytes; what `max` reads and writes.
+pub const NO_LIMIT: u64 = u64::MAX;
+
+/// The priority of a process that nobody has given one (0 to 15, lower is more important).
+pub const DEFAULT_PRIORITY: u32 = 8;
+
+/// Where the daemon listens unless told otherwise (`--socket`, `GCGROUP_SOCKET`).
+pub const DEFAULT_SOCKET: &str = "/run/gcgroupfs/gcgroup.sock";

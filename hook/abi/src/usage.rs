@@ -1,0 +1,201 @@
+//! The usage block: the process's side. The daemon clamps what it reads and never uses it as an index,
+//! a length or an address.
+
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use crate::{MAGIC, MAX_DEVICES, MAX_THREADS, VERSION};
+
+/// What charged memory is, as `memory.stat` names it. The value is the index into [`UsageDevice::kinds`].
+#[repr(usize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Linear,
+    Managed,
+    Pool,
+    Vmm,
+    Array,
+    Graph,
+    Module,
+    /// Imported from another process: shown, charged to its exporter.
+    Ipc,
+    /// Page-locked host memory: shown, not charged.
+    Host,
+}
+
+impl Kind {
+    /// Each kind with its key in `memory.stat` and whether it counts towards `memory.current`.
+    pub const ALL: [(Kind, &'static str, bool); 9] = [
+        (Kind::Linear, "linear", true),
+        (Kind::Managed, "managed", true),
+        (Kind::Pool, "pool", true),
+        (Kind::Vmm, "vmm", true),
+        (Kind::Array, "array", true),
+        (Kind::Graph, "graph", true),
+        (Kind::Module, "module", true),
+        (Kind::Ipc, "ipc", false),
+        (Kind::Host, "host", false),
+    ];
+}
+
+/// What a submission is; the index into [`Thread::entered`] and [`Thread::exited`].
+#[repr(usize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Submission {
+    /// A kernel launch.
+    Kernel,
+    /// A graph launch.
+    Graph,
+    /// A copy or a set.
+    Copy,
+}
+
+impl Submission {
+    pub const COUNT: usize = 3;
+}
+
+/// One (process, device).
+#[repr(C, align(256))]
+#[derive(Debug)]
+pub struct UsageDevice {
+    /// Bytes charged now.
+    pub memory_current: AtomicU64,
+    /// Highest `memory_current` since the reset numbered `peak_generation`.
+    pub memory_peak: AtomicU64,
+    pub peak_generation: AtomicU32,
+    /// The freeze generation for which everything submitted here has ended and nothing more will be.
+    pub drained_generation: AtomicU32,
+    /// Bytes by [`Kind`].
+    pub kinds: [AtomicU64; 12],
+    pub nr_alloc: AtomicU64,
+    pub nr_free: AtomicU64,
+    /// Allocations that failed, refused by us or by the driver.
+    pub nr_alloc_fail: AtomicU64,
+    /// Allocations that hit this device's limit (`memory.events`: max).
+    pub nr_max: AtomicU64,
+    /// Allocations refused for it (`memory.events`: oom).
+    pub nr_oom: AtomicU64,
+    /// Kernels known to have ended.
+    pub nr_ended: AtomicU64,
+    /// Submissions that waited at a frozen gate, and for how long.
+    pub nr_frozen: AtomicU64,
+    pub frozen_usec: AtomicU64,
+    /// Submissions of threads that found no slot, by [`Submission`] (read-modify-write).
+    pub shared_entered: [AtomicU64; Submission::COUNT],
+    pub shared_exited: [AtomicU64; Submission::COUNT],
+    reserved: [AtomicU64; 3],
+}
+
+/// One submitting thread on one device. Only that thread writes the counters, with plain adds.
+///
+/// It is inside the driver while an `entered` count differs from its `exited` count. A slot keeps its
+/// counts when its thread ends and another takes it over: they are the device's.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct Thread {
+    /// Address of the gate word this thread looks at. Means something in the process alone.
+    pub gate: AtomicU64,
+    /// The thread's id; zero: the slot is free.
+    pub tid: AtomicU32,
+    /// Index of the device.
+    pub device: AtomicU32,
+    /// By [`Submission`], one pair each: submissions begun, submissions the driver has returned from.
+    pub submissions: [[AtomicU64; 2]; Submission::COUNT],
+    reserved: [AtomicU64; 8],
+}
+
+impl Thread {
+    pub const fn entered(&self, what: Submission) -> &AtomicU64 {
+        &self.submissions[what as usize][0]
+    }
+
+    pub const fn exited(&self, what: Submission) -> &AtomicU64 {
+        &self.submissions[what as usize][1]
+    }
+
+    /// Whether the thread is in a submitting call, by its own account.
+    pub fn is_inside(&self) -> bool {
+        self.submissions.iter().any(|[entered, exited]| entered.load(Acquire) != exited.load(Acquire))
+    }
+}
+
+/// Written by the hook, read by the daemon.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Usage {
+    magic: AtomicU64,
+    version: AtomicU32,
+    /// Thread slots ever taken; those beyond are untouched.
+    pub nr_threads: AtomicU32,
+    /// Bytes charged now on all devices together.
+    pub memory_current: AtomicU64,
+    /// Highest `memory_current` since the reset numbered `peak_generation`.
+    pub memory_peak: AtomicU64,
+    pub peak_generation: AtomicU32,
+    /// The `progress_generation` up to which `nr_ended` is known.
+    pub progress_generation: AtomicU32,
+    /// Allocations that hit the limit of the process as a whole, and those refused for it.
+    pub nr_max: AtomicU64,
+    pub nr_oom: AtomicU64,
+    /// Look-ups of driver names that the hook's table does not know.
+    pub nr_unknown_symbols: AtomicU64,
+    reserved: [AtomicU64; 24],
+    pub devices: [UsageDevice; MAX_DEVICES],
+    pub threads: [Thread; MAX_THREADS],
+}
+
+impl Usage {
+    /// Makes the block visible. Call once, when the block is zero otherwise.
+    pub fn publish(&self) {
+        self.version.store(VERSION, Relaxed);
+        self.magic.store(MAGIC, Release);
+    }
+
+    /// Whether the block has been published, by a hook that means the same by it.
+    pub fn is_understood(&self) -> bool {
+        self.magic.load(Acquire) == MAGIC && self.version.load(Relaxed) == VERSION
+    }
+
+    /// Submissions of one sort on one device that the driver has taken: the sum over threads.
+    /// Wraps rather than overflows, since the counts are the process's word.
+    pub fn submitted(&self, device: usize, what: Submission) -> u64 {
+        let shared = self.devices.get(device).map_or(0, |d| d.shared_exited[what as usize].load(Relaxed));
+        self.used_threads()
+            .filter(|slot| slot.device.load(Relaxed) as usize == device)
+            .fold(shared, |sum, slot| sum.wrapping_add(slot.exited(what).load(Relaxed)))
+    }
+
+    /// The slots that were ever taken.
+    pub fn used_threads(&self) -> impl Iterator<Item = &Thread> {
+        self.threads.iter().take(self.nr_threads.load(Acquire) as usize)
+    }
+}
+
+// The layout is the contract: a change here is a change of VERSION.
+const _: () = {
+    assert!(size_of::<UsageDevice>() == 256);
+    assert!(offset_of!(UsageDevice, memory_peak) == 8);
+    assert!(offset_of!(UsageDevice, peak_generation) == 16);
+    assert!(offset_of!(UsageDevice, drained_generation) == 20);
+    assert!(offset_of!(UsageDevice, kinds) == 24);
+    assert!(offset_of!(UsageDevice, nr_alloc) == 120);
+    assert!(offset_of!(UsageDevice, nr_max) == 144);
+    assert!(offset_of!(UsageDevice, nr_ended) == 160);
+    assert!(offset_of!(UsageDevice, nr_frozen) == 168);
+    assert!(offset_of!(UsageDevice, shared_entered) == 184);
+    assert!(offset_of!(UsageDevice, shared_exited) == 208);
+    assert!(size_of::<Thread>() == 128);
+    assert!(offset_of!(Thread, gate) == 0);
+    assert!(offset_of!(Thread, tid) == 8);
+    assert!(offset_of!(Thread, device) == 12);
+    assert!(offset_of!(Thread, submissions) == 16);
+    assert!(offset_of!(Usage, nr_threads) == 12);
+    assert!(offset_of!(Usage, memory_current) == 16);
+    assert!(offset_of!(Usage, memory_peak) == 24);
+    assert!(offset_of!(Usage, peak_generation) == 32);
+    assert!(offset_of!(Usage, nr_max) == 40);
+    assert!(offset_of!(Usage, nr_unknown_symbols) == 56);
+    assert!(offset_of!(Usage, devices) == 256);
+    assert!(offset_of!(Usage, threads) == 256 + 256 * MAX_DEVICES);
+    assert!(size_of::<Usage>() == 53248);
+};
