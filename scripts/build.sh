@@ -1,0 +1,93 @@
+#!/bin/sh
+# Builds everything and leaves a tree that can be moved anywhere:
+#
+#   bin/{gcgroupfs,gcgroup-load}
+#   lib/{libgcgroup.so,libgcgroup_hook.so}
+#   simgpu/{libcuda.so.1,libnvidia-ml.so.1}     the simulated driver
+set -eu
+
+usage() {
+    cat <<'EOF'
+usage: scripts/build.sh [--debug]
+
+  --debug   the dev profile: builds fast, runs slow, sizes unchecked
+
+environment:
+  PROFILE            cargo profile (release; --debug means dev)
+  DIST               where the tree goes (<repository>/target/dist)
+  CARGO_TARGET_DIR   where cargo works (<repository>/target)
+EOF
+}
+
+profile=${PROFILE:-release}
+for arg; do
+    case $arg in
+        --debug) profile=dev ;;
+        -h | --help) usage; exit 0 ;;
+        *) usage >&2; exit 2 ;;
+    esac
+done
+
+repo=$(cd "$(dirname "$0")/.." && pwd -P)
+cd "$repo"
+target=${CARGO_TARGET_DIR:-$repo/target}
+dist=${DIST:-$repo/target/dist}
+built=$target/$profile
+[ "$profile" != dev ] || built=$target/debug
+
+# LD_PRELOAD and the simulated driver are for what is built, not for the tools that build it.
+unset LD_PRELOAD LD_LIBRARY_PATH
+
+cargo build --locked --profile "$profile" \
+    -p gcgroupfs -p gcgroup-hook -p gcgroup-load -p simgpu-cuda -p simgpu-nvml
+# Without unwinder and allocator whatever the profile of the rest.
+cargo build --locked --profile preload -p gcgroup-preload
+
+# place FROM TO: put in place by rename, so that a process which runs the old one keeps it; left alone when
+# nothing changed.
+place() {
+    mkdir -p "$(dirname "$2")"
+    fresh=$2.$$
+    if [ "$profile" = dev ]; then
+        cp "$1" "$fresh"
+    else
+        strip --strip-unneeded -o "$fresh" "$1"
+    fi
+    if cmp -s "$fresh" "$2"; then
+        rm "$fresh"
+    else
+        mv -f "$fresh" "$2"
+    fi
+}
+
+place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
+place "$built/gcgroup-load" "$dist/bin/gcgroup-load"
+place "$built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"
+place "$target/preload/libgcgroup.so" "$dist/lib/libgcgroup.so"
+place "$built/libsimcuda.so" "$dist/simgpu/libcuda.so.1"
+place "$built/libsimnvml.so" "$dist/simgpu/libnvidia-ml.so.1"
+# For programs that are linked with -lcuda.
+ln -sf libcuda.so.1 "$dist/simgpu/libcuda.so"
+
+fail() {
+    echo "build.sh: $*" >&2
+    exit 1
+}
+
+# below FILE BYTES
+below() {
+    size=$(wc -c < "$1")
+    [ "$size" -lt "$2" ] || fail "$1 has $size bytes, not below $2"
+    echo "$1: $size bytes"
+}
+
+# It enters every program of a machine: one library that is missing there would stop them all.
+needed=$(readelf -d "$dist/lib/libgcgroup.so") || fail "readelf cannot read $dist/lib/libgcgroup.so"
+case $needed in
+    *'(NEEDED)'*) fail "libgcgroup.so needs another library" ;;
+esac
+if [ "$profile" != dev ]; then
+    below "$dist/lib/libgcgroup.so" 65536
+    below "$dist/lib/libgcgroup_hook.so" 1048576
+fi
+echo "built $dist"

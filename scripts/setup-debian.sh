@@ -1,0 +1,48 @@
+#!/bin/sh
+# Installs on Debian or Ubuntu what the tests and the demo need beyond Rust: packages, and a Python
+# environment in .venv with the real clients. As root, or with sudo.
+set -eu
+
+usage() {
+    echo "usage: scripts/setup-debian.sh [--no-python]"
+}
+
+python=yes
+for arg; do
+    case $arg in
+        --no-python) python=no ;;
+        -h | --help) usage; exit 0 ;;
+        *) usage >&2; exit 2 ;;
+    esac
+done
+
+repo=$(cd "$(dirname "$0")/.." && pwd -P)
+sudo=
+[ "$(id -u)" = 0 ] || sudo=sudo
+
+# One line each: what a machine must have, and what some tests use if it is there.
+needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
+tests="busybox inotify-tools libjemalloc2 musl-tools perl shellcheck strace valgrind"
+
+missing=
+for package in $needs $tests; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    $sudo apt-get update -q
+    # shellcheck disable=SC2086  # a list of names
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -q -y --no-install-recommends $missing
+fi
+
+[ "$python" = yes ] || exit 0
+venv=${GCGROUP_TEST_VENV:-$repo/.venv}
+wanted=$repo/tests/clients/requirements.txt
+if ! cmp -s "$wanted" "$venv/requirements.txt"; then
+    [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check -r "$wanted"
+    # Beside the others' runtime: the one whose look-ups tests/data records. --no-deps: it is one library.
+    "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --upgrade \
+        --target "$venv/cudart-12.8" nvidia-cuda-runtime-cu12==12.8.90
+    cp "$wanted" "$venv/requirements.txt"
+fi
+echo "python clients in $venv"
