@@ -1,1 +1,3 @@
 //! The simulated `libcuda.so.1`.
+
+mod names;
