@@ -1,0 +1,147 @@
+//! Control and usage blocks as files: making ours, and refusing theirs unless it is exactly what it should be.
+//!
+//! It does not know what the fields mean.
+
+use std::os::fd::OwnedFd;
+
+use gcgroup_abi::map::{CONTROL_SIZE, USAGE_SIZE};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::fstat;
+use nix::unistd::ftruncate;
+
+use crate::sys::{ControlMap, UsageMap};
+
+/// What keeps a file's size as it is: without these, a mapping of it can be made to fault.
+const FIXED_SIZE: SealFlag = SealFlag::F_SEAL_SHRINK
+    .union(SealFlag::F_SEAL_GROW)
+    .union(SealFlag::F_SEAL_SEAL);
+
+/// Makes an empty control block, mapped writable here and for everyone else read-only for ever.
+///
+/// # Errors
+/// Out of memory or descriptors.
+pub fn new_control() -> nix::Result<(ControlMap, OwnedFd)> {
+    let file = memfd_create(
+        "gcgroup-control",
+        MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
+    )?;
+    ftruncate(&file, i64::try_from(CONTROL_SIZE).map_err(|_| Errno::EFBIG)?)?;
+    let map = ControlMap::new(&file).map_err(errno)?;
+    // F_SEAL_FUTURE_WRITE (Linux 5.1) spares the mapping that exists: ours.
+    fcntl(
+        &file,
+        FcntlArg::F_ADD_SEALS(FIXED_SIZE | SealFlag::F_SEAL_FUTURE_WRITE),
+    )?;
+    Ok((map, file))
+}
+
+/// Maps a usage block that a process sent.
+///
+/// # Errors
+/// `EINVAL` if it is not a memfd of the exact size whose size cannot change any more. The seals are asked for first:
+/// that is answered by the kernel itself for every kind of file, while even fstat(2) of a file on somebody's FUSE
+/// mount waits for that somebody.
+pub fn map_usage(file: &OwnedFd) -> nix::Result<UsageMap> {
+    let seals = fcntl(file, FcntlArg::F_GET_SEALS).map_err(|_| Errno::EINVAL)?;
+    // A file of an ordinary tmpfs has F_SEAL_SEAL alone, so the others say that it is a memfd.
+    if !SealFlag::from_bits_retain(seals).contains(FIXED_SIZE) {
+        return Err(Errno::EINVAL);
+    }
+    if usize::try_from(fstat(file)?.st_size) != Ok(USAGE_SIZE) {
+        return Err(Errno::EINVAL);
+    }
+    UsageMap::new(file).map_err(errno)
+}
+
+fn errno(error: std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    /// A usage block as a well-behaved hook makes it, but for the size and seals asked for.
+    pub fn usage_file(size: usize, seals: SealFlag) -> OwnedFd {
+        let file = memfd_create("usage", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
+        ftruncate(&file, i64::try_from(size).unwrap()).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+        file
+    }
+
+    /// As above, in order.
+    pub fn good_usage_file() -> OwnedFd {
+        usage_file(USAGE_SIZE, FIXED_SIZE)
+    }
+
+    #[test]
+    fn a_control_block_is_writable_here_and_nowhere_else() {
+        let (ours, file) = new_control().unwrap();
+        let theirs = memmap2::MmapOptions::new()
+            .map_raw_read_only(&file.as_fd())
+            .unwrap();
+        assert_eq!(theirs.len(), CONTROL_SIZE);
+        ours.pid.store(42, Relaxed);
+        assert_eq!(ours.pid.load(Relaxed), 42);
+        assert!(
+            memmap2::MmapOptions::new().map_raw(&file).is_err(),
+            "a second writable mapping"
+        );
+        assert!(nix::unistd::write(&file, b"x").is_err(), "write(2)");
+        assert!(ftruncate(&file, 0).is_err(), "shrinking");
+    }
+
+    #[test]
+    fn a_good_usage_block_is_mapped() {
+        let map = map_usage(&good_usage_file()).unwrap();
+        assert!(!map.is_understood());
+    }
+
+    #[test]
+    fn a_usage_block_of_another_size_is_refused() {
+        for size in [
+            0,
+            USAGE_SIZE - 4096,
+            USAGE_SIZE - 1,
+            USAGE_SIZE + 1,
+            2 * USAGE_SIZE,
+        ] {
+            assert_eq!(
+                map_usage(&usage_file(size, FIXED_SIZE)).unwrap_err(),
+                Errno::EINVAL,
+                "{size}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_usage_block_that_could_still_change_size_is_refused() {
+        for missing in [
+            SealFlag::F_SEAL_SHRINK,
+            SealFlag::F_SEAL_GROW,
+            SealFlag::F_SEAL_SEAL,
+        ] {
+            let file = usage_file(USAGE_SIZE, FIXED_SIZE - missing);
+            assert_eq!(map_usage(&file).unwrap_err(), Errno::EINVAL, "{missing:?}");
+        }
+    }
+
+    #[test]
+    fn files_that_are_no_memfd_are_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(USAGE_SIZE as u64).unwrap();
+        assert_eq!(map_usage(&file.into()).unwrap_err(), Errno::EINVAL);
+        assert_eq!(
+            map_usage(&File::open("/dev/zero").unwrap().into()).unwrap_err(),
+            Errno::EINVAL
+        );
+        let (reader, _writer) = nix::unistd::pipe().unwrap();
+        assert_eq!(map_usage(&reader).unwrap_err(), Errno::EINVAL);
+    }
+}

@@ -1,0 +1,153 @@
+//! The system calls and mappings that need `unsafe`: the only module of the daemon that has any.
+//!
+//! Everything here turns a raw descriptor, address or system call into an owned or borrowed value that cannot
+//! be misused. It knows nothing of messages, processes or files.
+
+#![allow(unsafe_code, reason = "the one module that is allowed to; see main.rs")]
+
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+
+use gcgroup_abi::{Control, Usage, map};
+use memmap2::{MmapOptions, MmapRaw};
+use nix::sys::socket::{self, ControlMessageOwned, MsgFlags, SockFlag};
+
+/// The most descriptors one message can carry: the kernel's `SCM_MAX_FD`. With room for all of them, none is
+/// dropped by the kernel in our context (a hostile one may take for ever to close).
+const MAX_DESCRIPTORS: usize = 253;
+
+/// A control block, mapped writable.
+pub struct ControlMap(MmapRaw);
+
+impl ControlMap {
+    /// Maps a file of exactly [`map::CONTROL_SIZE`] bytes; the caller has made it so.
+    ///
+    /// # Errors
+    /// What mmap(2) says.
+    pub fn new(file: &impl AsFd) -> io::Result<Self> {
+        let file = file.as_fd().as_raw_fd();
+        Ok(Self(MmapOptions::new().len(map::CONTROL_SIZE).map_raw(file)?))
+    }
+}
+
+impl Deref for ControlMap {
+    type Target = Control;
+
+    fn deref(&self) -> &Control {
+        // SAFETY: page-aligned, CONTROL_SIZE long, mapped for as long as `self` lives.
+        unsafe { map::control(self.0.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for ControlMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ControlMap")
+    }
+}
+
+/// A usage block, mapped read-only.
+pub struct UsageMap(MmapRaw);
+
+impl UsageMap {
+    /// Maps a file of exactly [`map::USAGE_SIZE`] bytes that cannot shrink; the caller has checked it.
+    ///
+    /// # Errors
+    /// What mmap(2) says.
+    pub fn new(file: &impl AsFd) -> io::Result<Self> {
+        let file = file.as_fd().as_raw_fd();
+        Ok(Self(
+            MmapOptions::new().len(map::USAGE_SIZE).map_raw_read_only(file)?,
+        ))
+    }
+}
+
+impl Deref for UsageMap {
+    type Target = Usage;
+
+    fn deref(&self) -> &Usage {
+        // SAFETY: page-aligned, USAGE_SIZE long, mapped for as long as `self` lives.
+        unsafe { map::usage(self.0.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for UsageMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UsageMap")
+    }
+}
+
+/// Wakes every thread, of any process, that waits on `word` (`FUTEX_WAKE` on shared memory).
+pub fn wake_all(word: &AtomicU32) {
+    // SAFETY: FUTEX_WAKE reads nothing but the address, which is that of a live word.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
+    }
+}
+
+/// A descriptor for the process that `pid` names now: pidfd_open(2), Linux 5.3.
+///
+/// # Errors
+/// `ESRCH` if there is none.
+pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes two integers and returns a new descriptor or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    match i32::try_from(fd) {
+        // SAFETY: the kernel just gave us this descriptor; nobody else has it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Accepts one connection, non-blocking and closed on exec.
+///
+/// # Errors
+/// What accept4(2) says; `EAGAIN` if nobody waits.
+pub fn accept(listener: &impl AsFd) -> nix::Result<OwnedFd> {
+    let fd = socket::accept4(
+        listener.as_fd().as_raw_fd(),
+        SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC,
+    )?;
+    // SAFETY: accept4 just gave us this descriptor; nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// One packet, as it came.
+#[derive(Debug)]
+pub struct Received {
+    /// Bytes of the buffer that are the packet.
+    pub length: usize,
+    /// Every descriptor that came along.
+    pub descriptors: Vec<OwnedFd>,
+    /// The packet, or the list of descriptors, was longer than the room for it.
+    pub truncated: bool,
+}
+
+/// Receives one packet without waiting.
+///
+/// # Errors
+/// What recvmsg(2) says; `EAGAIN` if there is none.
+pub fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> nix::Result<Received> {
+    let mut space = nix::cmsg_space!([i32; MAX_DESCRIPTORS]);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = socket::recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut space), flags)?;
+    let truncated = message
+        .flags
+        .intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+    let mut descriptors = Vec::new();
+    // An Err means MSG_CTRUNC; the descriptors that did arrive would leak, but there is room for all there can be.
+    for part in message.cmsgs().into_iter().flatten() {
+        if let ControlMessageOwned::ScmRights(raw) = part {
+            // SAFETY: the kernel installed these descriptors for this message; nobody else has them.
+            descriptors.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    Ok(Received {
+        length: message.bytes,
+        descriptors,
+        truncated,
+    })
+}
