@@ -1,1 +1,14 @@
-//! The simulated GPU.
+//! The simulated GPU: devices, their memory and their time, shared by several processes through a
+//! directory. It knows nothing of CUDA or NVML, whose simulated libraries are built on it.
+
+pub mod config;
+mod device;
+mod layout;
+mod lock;
+mod member;
+mod state;
+
+pub use config::Config;
+pub use device::{Device, NAME, Process};
+pub use member::Member;
+pub use state::{CUDA_VERSION, DRIVER_VERSION, Machine};

@@ -1,0 +1,117 @@
+//! What the simulated machine has: read from the environment by the first process that attaches,
+//! kept in the state file, and read from there by all that come later.
+
+use std::env;
+use std::path::PathBuf;
+
+/// Most devices a machine may have.
+pub const MAX_DEVICES: usize = 16;
+
+/// The simulated machine, alike for every process that shares it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Devices in the machine, 1 to [`MAX_DEVICES`] (`SIMGPU_DEVICES`).
+    pub devices: usize,
+    /// Bytes of memory of each device (`SIMGPU_MEMORY`, with an optional suffix K, M, G or T).
+    pub memory: u64,
+    /// Bytes of device memory that a context costs (`SIMGPU_CONTEXT_MEMORY`).
+    pub context_memory: u64,
+    /// Longest time one process keeps the device while others wait, in nanoseconds
+    /// (`SIMGPU_TIMESLICE_US`, in microseconds).
+    pub timeslice_ns: u64,
+    /// Whether driver calls check nothing and return at once (`SIMGPU_NULL=1`), for benchmarks.
+    pub null: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            devices: 1,
+            memory: 16 << 30,
+            context_memory: 64 << 20,
+            timeslice_ns: 2_000_000,
+            null: false,
+        }
+    }
+}
+
+impl Config {
+    /// Reads the `SIMGPU_*` variables; what is not set, or cannot be read, has its default.
+    pub fn from_env() -> Self {
+        Self::from_vars(|name| env::var(name).ok())
+    }
+
+    fn from_vars(var: impl Fn(&str) -> Option<String>) -> Self {
+        let standard = Config::default();
+        let number = |name: &str| var(name).as_deref().and_then(parse_bytes);
+        let devices = number("SIMGPU_DEVICES").and_then(|n| usize::try_from(n).ok());
+        Config {
+            devices: devices.map_or(standard.devices, |n| n.clamp(1, MAX_DEVICES)),
+            memory: number("SIMGPU_MEMORY").unwrap_or(standard.memory),
+            context_memory: number("SIMGPU_CONTEXT_MEMORY").unwrap_or(standard.context_memory),
+            timeslice_ns: number("SIMGPU_TIMESLICE_US")
+                .map_or(standard.timeslice_ns, |usec| usec.clamp(50, 10_000_000) * 1000),
+            null: var("SIMGPU_NULL").is_some_and(|v| v == "1"),
+        }
+    }
+}
+
+/// The directory the machine lives in: `SIMGPU_DIR`, or one for each user under `/tmp`.
+pub fn directory() -> PathBuf {
+    match env::var_os("SIMGPU_DIR") {
+        Some(dir) if !dir.is_empty() => PathBuf::from(dir),
+        // SAFETY: getuid has no arguments and cannot fail.
+        _ => PathBuf::from(format!("/tmp/simgpu-{}", unsafe { libc::getuid() })),
+    }
+}
+
+/// Parses a decimal size with an optional suffix K, M, G or T, powers of 1024, in either case.
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "ki" | "kib" => 1 << 10,
+        "m" | "mb" | "mi" | "mib" => 1 << 20,
+        "g" | "gb" | "gi" | "gib" => 1 << 30,
+        "t" | "tb" | "ti" | "tib" => 1 << 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_take_binary_suffixes() {
+        let cases = [
+            ("0", Some(0)),
+            ("12", Some(12)),
+            ("3k", Some(3072)),
+            ("16G", Some(16 << 30)),
+        ];
+        for (text, bytes) in cases {
+            assert_eq!(parse_bytes(text), bytes, "{text}");
+        }
+        for text in ["", "G", "1X", "-1", "99999999999999T"] {
+            assert_eq!(parse_bytes(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn variables_replace_the_defaults_and_stay_in_range() {
+        let vars = |name: &str| match name {
+            "SIMGPU_DEVICES" => Some("99".to_owned()),
+            "SIMGPU_MEMORY" => Some("1G".to_owned()),
+            "SIMGPU_TIMESLICE_US" => Some("500".to_owned()),
+            _ => None,
+        };
+        let config = Config::from_vars(vars);
+        assert_eq!(config.devices, MAX_DEVICES);
+        assert_eq!(config.memory, 1 << 30);
+        assert_eq!(config.timeslice_ns, 500_000);
+        assert!(!config.null);
+    }
+}

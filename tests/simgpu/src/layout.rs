@@ -1,0 +1,128 @@
+//! The state file: what the processes that share a machine have in common. It holds no lock and no
+//! pointer; who is alive is told by file locks (see `lock`), so a process may die at any point.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::config::{Config, MAX_DEVICES};
+
+/// Most processes that can use the machine at once.
+pub const MAX_PROCESSES: usize = 4096;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x01");
+
+/// The whole of the file.
+#[repr(C)]
+pub(crate) struct Layout {
+    /// Stored last when the file is made.
+    magic: AtomicU64,
+    devices: AtomicU64,
+    memory: AtomicU64,
+    context_memory: AtomicU64,
+    timeslice_ns: AtomicU64,
+    null: AtomicU64,
+    /// One past the highest slot ever claimed.
+    pub(crate) claimed: AtomicU64,
+    reserved: [AtomicU64; 57],
+    pub(crate) device: [SharedDevice; MAX_DEVICES],
+    pub(crate) slot: [Slot; MAX_PROCESSES],
+}
+
+/// One device.
+#[repr(C, align(64))]
+pub(crate) struct SharedDevice {
+    /// Whose turn it is and until when; see `turn`.
+    pub(crate) turn: AtomicU64,
+    /// Nanoseconds of work done by processes that have left.
+    pub(crate) busy_of_gone_ns: AtomicU64,
+    reserved: [AtomicU64; 6],
+    /// One bit for each slot that waits for the device.
+    pub(crate) wanted: [AtomicU64; MAX_PROCESSES / 64],
+}
+
+/// One process. Only its owner, the holder of the slot's file lock, writes it.
+#[repr(C, align(64))]
+pub(crate) struct Slot {
+    /// The owner's pid as the owner sees it.
+    pub(crate) pid: AtomicU32,
+    reserved: [AtomicU32; 15],
+    pub(crate) device: [SlotDevice; MAX_DEVICES],
+}
+
+/// What one process has on one device.
+#[repr(C, align(64))]
+pub(crate) struct SlotDevice {
+    /// Bytes of device memory.
+    pub(crate) used: AtomicU64,
+    /// Nanoseconds of work done.
+    pub(crate) busy_ns: AtomicU64,
+    /// Kernels begun.
+    pub(crate) nr_launches: AtomicU64,
+    /// Contexts that exist.
+    pub(crate) contexts: AtomicU32,
+    /// What the owner's device thread sleeps on: a futex, bumped to wake it.
+    pub(crate) bell: AtomicU32,
+    reserved: [AtomicU64; 4],
+}
+
+impl Layout {
+    /// The configuration, once one has been published.
+    pub(crate) fn config(&self) -> Option<Config> {
+        if self.magic.load(Acquire) != MAGIC {
+            return None;
+        }
+        Some(Config {
+            devices: usize::try_from(self.devices.load(Relaxed))
+                .unwrap_or(1)
+                .clamp(1, MAX_DEVICES),
+            memory: self.memory.load(Relaxed),
+            context_memory: self.context_memory.load(Relaxed),
+            timeslice_ns: self.timeslice_ns.load(Relaxed).max(1),
+            null: self.null.load(Relaxed) != 0,
+        })
+    }
+
+    /// Makes a fresh machine. Only for a file that nobody uses.
+    pub(crate) fn publish(&self, config: &Config) {
+        self.magic.store(0, Relaxed);
+        for device in &self.device {
+            device.turn.store(0, Relaxed);
+            device.busy_of_gone_ns.store(0, Relaxed);
+            device.wanted.iter().for_each(|word| word.store(0, Relaxed));
+        }
+        self.slots().for_each(Slot::clear);
+        self.claimed.store(0, Relaxed);
+        self.devices.store(config.devices as u64, Relaxed);
+        self.memory.store(config.memory, Relaxed);
+        self.context_memory.store(config.context_memory, Relaxed);
+        self.timeslice_ns.store(config.timeslice_ns, Relaxed);
+        self.null.store(u64::from(config.null), Relaxed);
+        self.magic.store(MAGIC, Release);
+    }
+
+    /// Every slot that was ever claimed.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
+        let claimed = usize::try_from(self.claimed.load(Acquire)).unwrap_or(0);
+        self.slot.iter().take(claimed)
+    }
+}
+
+impl Slot {
+    /// Makes the slot that of a process that has nothing.
+    pub(crate) fn clear(&self) {
+        self.pid.store(0, Relaxed);
+        for device in &self.device {
+            device.used.store(0, Relaxed);
+            device.busy_ns.store(0, Relaxed);
+            device.nr_launches.store(0, Relaxed);
+            device.contexts.store(0, Relaxed);
+        }
+    }
+}
+
+const _: () = {
+    assert!(size_of::<SharedDevice>() == 64 + MAX_PROCESSES / 8);
+    assert!(size_of::<SlotDevice>() == 64);
+    assert!(size_of::<Slot>() == 64 * (1 + MAX_DEVICES));
+    assert!(std::mem::offset_of!(Layout, device) == 512);
+};

@@ -1,0 +1,161 @@
+//! The lock file: who is alive, and who may change what.
+//!
+//! Its bytes are locked with the traditional record locks of fcntl(2), because these are what a
+//! simulated machine needs: they end with the process however it ends, a fork child does not hold its
+//! parent's, and they work across pid namespaces. Their one trap, that closing *any* descriptor of
+//! the file in a process drops all of its locks, is why the file is opened once and never closed.
+//! Tests for a lock use `F_OFD_GETLK`, which also sees the locks of the asking process, and which
+//! gives the owner's pid as the asker's pid namespace knows it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::config::MAX_DEVICES;
+
+const DEVICES: i64 = 0;
+const ATTACHED: i64 = 1 << 8;
+const SLOTS: i64 = 1 << 16;
+
+/// The lock file, open.
+#[derive(Debug)]
+pub(crate) struct Locks {
+    file: ManuallyDrop<File>,
+    /// Record locks belong to the process: its threads need a lock of their own.
+    devices: [Mutex<()>; MAX_DEVICES],
+}
+
+/// Holds one device's memory accounts still, against every thread of every process.
+#[derive(Debug)]
+pub(crate) struct DeviceGuard<'a> {
+    locks: &'a Locks,
+    device: usize,
+    _thread: MutexGuard<'a, ()>,
+}
+
+impl Drop for DeviceGuard<'_> {
+    fn drop(&mut self) {
+        // Unlocking a range one holds cannot fail.
+        let _ = self
+            .locks
+            .set(libc::F_SETLK, libc::F_UNLCK, DEVICES + offset(self.device), 1);
+    }
+}
+
+impl Locks {
+    /// Opens the lock file, for the life of the process.
+    pub(crate) fn open(dir: &Path) -> io::Result<Self> {
+        let file = open_shared(&dir.join("lock"))?;
+        Ok(Locks {
+            file: ManuallyDrop::new(file),
+            devices: [const { Mutex::new(()) }; MAX_DEVICES],
+        })
+    }
+
+    /// Waits for one device's accounts.
+    pub(crate) fn device(&self, device: usize) -> DeviceGuard<'_> {
+        let thread = self.devices[device].lock();
+        self.wait(DEVICES + offset(device), 1);
+        DeviceGuard {
+            locks: self,
+            device,
+            _thread: thread,
+        }
+    }
+
+    /// Takes a free slot, running `clear` on it while no device's accounts can be read.
+    pub(crate) fn claim_slot(&self, slots: usize, clear: impl Fn(usize)) -> io::Result<usize> {
+        let _threads: Vec<_> = self.devices.iter().map(Mutex::lock).collect();
+        self.wait(DEVICES, offset(MAX_DEVICES));
+        let mut claimed = Err(io::Error::other(
+            "more processes than the simulated machine has places for",
+        ));
+        for slot in 0..slots {
+            if self.slot_owner(slot).is_none()
+                && self
+                    .set(libc::F_SETLK, libc::F_WRLCK, SLOTS + offset(slot), 1)
+                    .is_ok()
+            {
+                clear(slot);
+                claimed = Ok(slot);
+                break;
+            }
+        }
+        self.set(libc::F_SETLK, libc::F_UNLCK, DEVICES, offset(MAX_DEVICES))?;
+        claimed
+    }
+
+    /// The pid of the living owner of a slot; 0 where the asker's pid namespace does not have it.
+    pub(crate) fn slot_owner(&self, slot: usize) -> Option<u32> {
+        self.owner(SLOTS + offset(slot))
+    }
+
+    /// Whether any living process, this one included, has attached.
+    pub(crate) fn anyone_attached(&self) -> bool {
+        self.owner(ATTACHED).is_some()
+    }
+
+    /// Shows this process as attached until it ends.
+    pub(crate) fn attach(&self) -> io::Result<()> {
+        self.set(libc::F_SETLK, libc::F_RDLCK, ATTACHED, 1)
+    }
+
+    fn owner(&self, start: i64) -> Option<u32> {
+        let mut lock = record(libc::F_WRLCK, start, 1);
+        // SAFETY: the descriptor is open and `lock` is a valid flock structure.
+        let answer = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+        (answer == 0 && i32::from(lock.l_type) != libc::F_UNLCK)
+            .then(|| u32::try_from(lock.l_pid).unwrap_or(0))
+    }
+
+    /// Waits for a lock, whatever interrupts. The kernel's deadlock detection counts all threads of a
+    /// process as one and so may see a circle where there is none: then try again.
+    fn wait(&self, start: i64, length: i64) {
+        while self.set(libc::F_SETLKW, libc::F_WRLCK, start, length).is_err() {
+            std::thread::yield_now();
+        }
+    }
+
+    fn set(&self, command: i32, kind: i32, start: i64, length: i64) -> io::Result<()> {
+        let lock = record(kind, start, length);
+        // SAFETY: the descriptor is open and `lock` is a valid flock structure.
+        match unsafe { libc::fcntl(self.file.as_raw_fd(), command, &raw const lock) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Opens or makes a file that every user of the directory may share.
+pub(crate) fn open_shared(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o666)
+        .custom_flags(libc::O_CLOEXEC)
+        .open(path)?;
+    // Despite the umask; another user's file is as its owner left it.
+    let _ = file.set_permissions(std::fs::Permissions::from_mode(0o666));
+    Ok(file)
+}
+
+fn record(kind: i32, start: i64, length: i64) -> libc::flock {
+    // SAFETY: a flock structure is plain integers, for which zeroes are valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = i16::try_from(kind).unwrap_or(0);
+    lock.l_whence = 0;
+    lock.l_start = start;
+    lock.l_len = length;
+    lock
+}
+
+fn offset(index: usize) -> i64 {
+    i64::try_from(index).unwrap_or(0)
+}

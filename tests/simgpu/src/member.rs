@@ -1,0 +1,111 @@
+//! This process's place on the machine: what it holds, counted where all others can see it.
+
+use std::io;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::layout::{SharedDevice, SlotDevice};
+use crate::state::Machine;
+
+/// A process that uses the machine. Its place ends with the process, not with this value.
+#[derive(Debug)]
+pub struct Member {
+    machine: &'static Machine,
+    slot: usize,
+}
+
+impl Member {
+    /// Takes a place on the machine. At most once in a process; a fork child must not use its
+    /// parent's.
+    pub fn join(machine: &'static Machine) -> io::Result<Member> {
+        Ok(Member {
+            machine,
+            slot: machine.claim()?,
+        })
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &'static Machine {
+        self.machine
+    }
+
+    /// Charges `bytes` of device memory to this process, unless the device has not that many left:
+    /// exact, whoever else is charging.
+    pub fn try_charge(&self, device: usize, bytes: u64) -> bool {
+        let _guard = self.machine.locks.device(device);
+        let total = self.machine.config().memory;
+        // Most often everything fits, the dead included; only else is it worth asking who is alive.
+        let with_dead: u64 = self
+            .machine
+            .layout()
+            .slots()
+            .map(|slot| slot.device[device].used.load(Relaxed))
+            .sum();
+        let fits = |used: u64| used.checked_add(bytes).is_some_and(|sum| sum <= total);
+        if !fits(with_dead) && !fits(self.living_use(device)) {
+            return false;
+        }
+        self.here(device).used.fetch_add(bytes, Relaxed);
+        true
+    }
+
+    /// Takes back a charge.
+    pub fn uncharge(&self, device: usize, bytes: u64) {
+        self.here(device).used.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Bytes this process has charged.
+    pub fn used(&self, device: usize) -> u64 {
+        self.here(device).used.load(Relaxed)
+    }
+
+    /// Bytes the device has left.
+    pub fn free(&self, device: usize) -> u64 {
+        self.machine
+            .config()
+            .memory
+            .saturating_sub(self.living_use(device))
+    }
+
+    /// Counts a context made (`1`) or destroyed (`-1`).
+    pub fn count_context(&self, device: usize, change: i32) {
+        let contexts = &self.here(device).contexts;
+        match change {
+            ..0 => contexts.fetch_sub(change.unsigned_abs(), Relaxed),
+            _ => contexts.fetch_add(change.unsigned_abs(), Relaxed),
+        };
+    }
+
+    /// Counts a kernel begun.
+    pub fn count_launch(&self, device: usize) {
+        self.here(device).nr_launches.fetch_add(1, Relaxed);
+    }
+
+    fn living_use(&self, device: usize) -> u64 {
+        let slots = self.machine.layout().slots().enumerate();
+        slots
+            .map(|(index, slot)| (index, slot.device[device].used.load(Relaxed)))
+            .filter(|&(index, used)| {
+                used != 0 && (index == self.slot || self.machine.locks.slot_owner(index).is_some())
+            })
+            .map(|(_, used)| used)
+            .sum()
+    }
+
+    pub(crate) fn slot(&self) -> usize {
+        self.slot
+    }
+
+    pub(crate) fn here(&self, device: usize) -> &'static SlotDevice {
+        &self.machine.layout().slot[self.slot].device[device]
+    }
+
+    pub(crate) fn shared(&self, device: usize) -> &'static SharedDevice {
+        &self.machine.layout().device[device]
+    }
+
+    /// The bell of another process on a device.
+    pub(crate) fn bell_of(&self, slot: usize, device: usize) -> &'static AtomicU32 {
+        &self.machine.layout().slot[slot].device[device].bell
+    }
+}

@@ -1,0 +1,158 @@
+//! The simulated machine as one process sees it: attached once, for the life of the process.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::config::{self, Config};
+use crate::device::Device;
+use crate::layout::{Layout, MAX_PROCESSES};
+use crate::lock::{Locks, open_shared};
+
+/// CUDA version the simulated driver reports, as `cuDriverGetVersion` counts.
+pub const CUDA_VERSION: i32 = 13050;
+
+/// Driver version the simulated driver reports, as NVML words it.
+pub const DRIVER_VERSION: &str = "615.10";
+
+/// An attached machine.
+#[derive(Debug)]
+pub struct Machine {
+    map: MmapRaw,
+    pub(crate) locks: Locks,
+    config: Config,
+    dir: PathBuf,
+}
+
+impl Machine {
+    /// The machine in [`config::directory`], attached on the first call and made if it is not there.
+    ///
+    /// If no living process has attached to the directory, a fresh machine is made from the
+    /// environment; else the machine is as the first process asked for it.
+    pub fn attached() -> io::Result<&'static Machine> {
+        static MACHINE: OnceLock<Result<Machine, (io::ErrorKind, String)>> = OnceLock::new();
+        let attach = || Machine::attach(&config::directory(), Config::from_env());
+        match MACHINE.get_or_init(|| attach().map_err(|e| (e.kind(), e.to_string()))) {
+            Ok(machine) => Ok(machine),
+            Err((kind, text)) => Err(io::Error::new(*kind, text.clone())),
+        }
+    }
+
+    /// Attaches to the machine in `dir`; `config` is what a fresh one is made from.
+    ///
+    /// A process must attach to a directory at most once with each copy of this library and never
+    /// detach: see `lock`.
+    pub fn attach(dir: &Path, config: Config) -> io::Result<Machine> {
+        make_directory(dir)?;
+        let locks = Locks::open(dir)?;
+        let file = open_shared(&dir.join("state"))?;
+        let _exclusive = Exclusive::hold(&file)?;
+        let bytes = size_of::<Layout>();
+        if file.metadata()?.len() < bytes as u64 {
+            file.set_len(bytes as u64)?;
+        }
+        let map = MmapOptions::new().len(bytes).map_raw(&file)?;
+        let mut machine = Machine {
+            map,
+            locks,
+            config,
+            dir: dir.to_owned(),
+        };
+        let published = machine.layout().config();
+        match published {
+            Some(config) if machine.locks.anyone_attached() => machine.config = config,
+            _ => machine.layout().publish(&config),
+        }
+        machine.locks.attach()?;
+        Ok(machine)
+    }
+
+    /// What the machine has.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The directory the machine lives in.
+    pub fn directory(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The devices, in the order of their PCI addresses.
+    pub fn devices(&self) -> impl Iterator<Item = Device<'_>> {
+        (0..self.config.devices).map(|index| Device::new(self, index))
+    }
+
+    /// One device, if the machine has that many.
+    pub fn device(&self, index: usize) -> Option<Device<'_>> {
+        (index < self.config.devices).then(|| Device::new(self, index))
+    }
+
+    /// Takes a place among the processes that share the machine. At most once in a process.
+    pub(crate) fn claim(&self) -> io::Result<usize> {
+        let layout = self.layout();
+        let slot = self.locks.claim_slot(MAX_PROCESSES, |slot| {
+            for (device, left) in layout.device.iter().zip(&layout.slot[slot].device) {
+                device
+                    .busy_of_gone_ns
+                    .fetch_add(left.busy_ns.load(Relaxed), Relaxed);
+            }
+            layout.slot[slot].clear();
+            layout.slot[slot].pid.store(std::process::id(), Relaxed);
+            layout.claimed.fetch_max(slot as u64 + 1, Release);
+        })?;
+        Ok(slot)
+    }
+
+    /// Slots that were ever claimed, with their index.
+    pub(crate) fn claimed(&self) -> usize {
+        usize::try_from(self.layout().claimed.load(Acquire))
+            .unwrap_or(0)
+            .min(MAX_PROCESSES)
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        // SAFETY: the mapping is page-aligned, as long as a Layout, lives as long as self, and a
+        // Layout is nothing but atomic integers, for which any bytes are valid.
+        unsafe { &*self.map.as_ptr().cast::<Layout>() }
+    }
+}
+
+/// Holds the state file alone while a machine is looked at or made. flock(2) and not a record lock,
+/// because the two copies of this library that a process may have must exclude each other too.
+struct Exclusive<'a>(&'a File);
+
+impl<'a> Exclusive<'a> {
+    fn hold(file: &'a File) -> io::Result<Self> {
+        loop {
+            // SAFETY: the descriptor is open.
+            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
+                return Ok(Exclusive(file));
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is open.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+    }
+}
+
+fn make_directory(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(dir)?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o777))
+}
