@@ -1,0 +1,188 @@
+//! How NVML is called: results, arguments, and the macro of the tables.
+
+use core::ffi::{CStr, c_char, c_uint, c_void};
+
+use simgpu::{Device, Machine};
+
+/// Why a call failed; the values of `nvmlReturn_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Error {
+    Uninitialized = 1,
+    InvalidArgument = 2,
+    NotSupported = 3,
+    NotFound = 6,
+    InsufficientSize = 7,
+    DriverNotLoaded = 9,
+    VersionMismatch = 25,
+}
+
+pub(crate) type Result<T = ()> = core::result::Result<T, Error>;
+
+/// Every result NVML has, with the words `nvmlErrorString` has for it.
+pub(crate) const RESULTS: &[(u32, &CStr)] = &[
+    (0, c"Success"),
+    (1, c"Uninitialized"),
+    (2, c"Invalid Argument"),
+    (3, c"Not Supported"),
+    (4, c"Insufficient Permissions"),
+    (5, c"Already Initialized"),
+    (6, c"Not Found"),
+    (7, c"Insufficient Size"),
+    (8, c"Insufficient External Power"),
+    (9, c"Driver Not Loaded"),
+    (10, c"Timeout"),
+    (11, c"Interrupt Request Issue"),
+    (12, c"NVML Shared Library Not Found"),
+    (13, c"Function Not Found"),
+    (14, c"Corrupted infoROM"),
+    (15, c"GPU is lost"),
+    (16, c"GPU requires reset"),
+    (17, c"GPU access blocked by the operating system"),
+    (18, c"Driver/library version mismatch"),
+    (19, c"In use by another client"),
+    (20, c"Insufficient Memory"),
+    (21, c"No data"),
+    (23, c"Insufficient Resources"),
+    (25, c"Argument version mismatch"),
+    (26, c"Deprecated"),
+    (27, c"Not ready"),
+    (28, c"GPU not found"),
+    (29, c"Invalid State"),
+];
+
+/// The number a C caller gets.
+pub(crate) fn code(result: Result) -> u32 {
+    match result {
+        Ok(()) => 0,
+        Err(error) => error as u32,
+    }
+}
+
+/// A table of NVML functions. A row is what the header says, its further names after `|`, and what it does:
+/// called with the machine, once the library is initialised.
+macro_rules! nvml {
+    ($(
+        $(#[doc = $doc:literal])*
+        fn $name:ident $(| $alias:ident)* ($($args:tt)*) => |$machine:pat_param| $body:expr;
+    )*) => {
+        $( $crate::call::nvml! { @each [$name $($alias)*] ($($args)*) |$machine| $body } )*
+    };
+    (@each [$($name:ident)*] $args:tt |$machine:pat_param| $body:expr) => {
+        $( $crate::call::nvml! { @one $name $args |$machine| $body } )*
+    };
+    (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) |$machine:pat_param| $body:expr) => {
+        // SAFETY: NVML's function of that name, with its signature.
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($($arg: $ty),*) -> u32 {
+            let run = || -> $crate::call::Result {
+                let $machine = $crate::library::machine()?;
+                $body
+            };
+            $crate::call::code(run())
+        }
+    };
+}
+pub(crate) use nvml;
+
+/// A caller's `nvmlDevice_t`: the device's index, plus one so that null is none.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(crate) struct Handle(*mut c_void);
+
+impl Handle {
+    pub(crate) fn new(device: Device<'_>) -> Self {
+        Self(core::ptr::without_provenance_mut(device.index() + 1))
+    }
+
+    pub(crate) fn device(self, machine: &Machine) -> Result<Device<'_>> {
+        let index = self.0.addr().checked_sub(1).ok_or(Error::InvalidArgument)?;
+        machine.device(index).ok_or(Error::InvalidArgument)
+    }
+}
+
+/// A caller's pointer to one `T`: null, or good to read and to write for the length of the call. Only C makes one.
+#[repr(transparent)]
+pub(crate) struct Place<T>(*mut T);
+
+impl<T> Clone for Place<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Place<T> {}
+
+impl<T: Copy> Place<T> {
+    /// A place of our own, for as long as the caller keeps `value`.
+    pub(crate) fn to(value: &mut T) -> Self {
+        Self(value)
+    }
+
+    pub(crate) fn put(self, value: T) -> Result {
+        if self.0.is_null() {
+            return Err(Error::InvalidArgument);
+        }
+        // SAFETY: not null, so writable by what the header asks of the caller.
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
+    }
+
+    pub(crate) fn get(self) -> Result<T> {
+        if self.0.is_null() {
+            return Err(Error::InvalidArgument);
+        }
+        // SAFETY: not null, so readable by what the header asks of the caller.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+
+    /// Writes an array that begins here; the caller has said that it has room.
+    pub(crate) fn put_all(self, values: &[T]) -> Result {
+        for (index, value) in values.iter().enumerate() {
+            Place(self.0.wrapping_add(index)).put(*value)?;
+        }
+        Ok(())
+    }
+}
+
+impl Place<u8> {
+    /// Writes `text` and a final zero, if `length` bytes are enough.
+    pub(crate) fn put_text(self, text: &str, length: c_uint) -> Result {
+        if text.len() >= length as usize {
+            return Err(Error::InsufficientSize);
+        }
+        self.put_all(&[text.as_bytes(), &[0]].concat())
+    }
+}
+
+/// A caller's string. Only C makes one.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(crate) struct Text(*const c_char);
+
+impl Text {
+    /// The string; what is not UTF-8 names nothing here.
+    pub(crate) fn get(&self) -> Result<&str> {
+        if self.0.is_null() {
+            return Err(Error::InvalidArgument);
+        }
+        // SAFETY: not null, so a string for the length of the call by what the header asks of the caller.
+        unsafe { CStr::from_ptr(self.0) }
+            .to_str()
+            .map_err(|_| Error::NotFound)
+    }
+}
+
+/// A fixed array that holds `text` and ends with a zero, cut where it is too long.
+pub(crate) fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut out = [0; N];
+    let length = text.len().min(N - 1);
+    out[..length].copy_from_slice(&text.as_bytes()[..length]);
+    out
+}
+
+/// The `version` member of a structure of NVML: its size, and its version above.
+pub(crate) const fn version<T>(number: u32) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "no structure of NVML has 4 GiB")]
+    let size = size_of::<T>() as u32;
+    size | number << 24
+}

@@ -1,0 +1,260 @@
+//! Who is on the devices, what they hold and how busy they are. A simulated process does nothing but compute:
+//! the lists of graphics and of MPS clients are empty.
+
+use core::ffi::c_uint;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use simgpu::Device;
+
+use crate::call::{Error, Handle, Place, Result, nvml, version};
+use crate::sample;
+
+/// The GPU or compute instance of a process on a device without MIG.
+const NO_INSTANCE: c_uint = c_uint::MAX;
+
+/// `nvmlProcessMode_t`: one past the last, after compute, graphics and MPS.
+const MODES: c_uint = 3;
+const COMPUTE: c_uint = 0;
+
+/// `nvmlProcessInfo_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProcessV1 {
+    pid: c_uint,
+    used: u64,
+}
+
+/// `nvmlProcessInfo_v2_t`, in version 3 too.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProcessV2 {
+    pid: c_uint,
+    used: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+/// `nvmlProcessDetail_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Detail {
+    pid: c_uint,
+    used: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+    used_protected: u64,
+}
+
+/// `nvmlProcessDetailList_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DetailList {
+    version: c_uint,
+    mode: c_uint,
+    count: c_uint,
+    list: Place<Detail>,
+}
+
+/// `nvmlProcessUtilizationSample_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Sample {
+    pid: c_uint,
+    time_usec: u64,
+    sm: c_uint,
+    memory: c_uint,
+    encoder: c_uint,
+    decoder: c_uint,
+}
+
+/// `nvmlProcessUtilizationInfo_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SampleInfo {
+    time_usec: u64,
+    pid: c_uint,
+    sm: c_uint,
+    memory: c_uint,
+    encoder: c_uint,
+    decoder: c_uint,
+    jpeg: c_uint,
+    ofa: c_uint,
+}
+
+/// `nvmlProcessesUtilizationInfo_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SampleList {
+    version: c_uint,
+    count: c_uint,
+    last_seen_usec: u64,
+    list: Place<SampleInfo>,
+}
+
+/// `nvmlUtilization_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Utilization {
+    gpu: c_uint,
+    memory: c_uint,
+}
+
+impl From<simgpu::Process> for ProcessV1 {
+    fn from(process: simgpu::Process) -> Self {
+        Self {
+            pid: process.pid,
+            used: process.used,
+        }
+    }
+}
+
+impl From<simgpu::Process> for ProcessV2 {
+    fn from(process: simgpu::Process) -> Self {
+        let simgpu::Process { pid, used, .. } = process;
+        Self {
+            pid,
+            used,
+            gpu_instance: NO_INSTANCE,
+            compute_instance: NO_INSTANCE,
+        }
+    }
+}
+
+impl From<simgpu::Process> for Detail {
+    fn from(process: simgpu::Process) -> Self {
+        let simgpu::Process { pid, used, .. } = process;
+        Self {
+            pid,
+            used,
+            gpu_instance: NO_INSTANCE,
+            compute_instance: NO_INSTANCE,
+            used_protected: 0,
+        }
+    }
+}
+
+/// Gives a caller a list as NVML does: `count` says what there is room for and is told what there is; where that is
+/// more, nothing else is written.
+fn put_list<T: Copy>(list: &[T], count: Place<c_uint>, into: Place<T>) -> Result {
+    let room = count.get()?;
+    let there = c_uint::try_from(list.len()).unwrap_or(c_uint::MAX);
+    count.put(there)?;
+    if there > room {
+        return Err(Error::InsufficientSize);
+    }
+    into.put_all(list)
+}
+
+fn put_processes<T>(device: Device<'_>, count: Place<c_uint>, into: Place<T>) -> Result
+where
+    T: Copy + From<simgpu::Process>,
+{
+    let list: Vec<T> = device.processes().into_iter().map(T::from).collect();
+    put_list(&list, count, into)
+}
+
+/// The samples newer than a time that the caller gives: one for each process that has worked of late.
+fn samples(device: Device<'_>, last_seen_usec: u64) -> Result<Vec<SampleInfo>> {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |now| now.as_micros());
+    let time_usec = u64::try_from(now).unwrap_or(u64::MAX);
+    if time_usec <= last_seen_usec {
+        return Err(Error::NotFound);
+    }
+    let sample = |(pid, sm)| SampleInfo {
+        time_usec,
+        pid,
+        sm,
+        memory: 0,
+        encoder: 0,
+        decoder: 0,
+        jpeg: 0,
+        ofa: 0,
+    };
+    let samples: Vec<SampleInfo> = sample::busy(device).by_pid.into_iter().map(sample).collect();
+    if samples.is_empty() {
+        Err(Error::NotFound)
+    } else {
+        Ok(samples)
+    }
+}
+
+nvml! {
+    fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: Place<c_uint>, list: Place<ProcessV1>) =>
+        |machine| put_processes(device.device(machine)?, count, list);
+
+    fn nvmlDeviceGetComputeRunningProcesses_v2 | nvmlDeviceGetComputeRunningProcesses_v3 (
+        device: Handle,
+        count: Place<c_uint>,
+        list: Place<ProcessV2>,
+    ) => |machine| put_processes(device.device(machine)?, count, list);
+
+    fn nvmlDeviceGetGraphicsRunningProcesses | nvmlDeviceGetMPSComputeRunningProcesses (
+        device: Handle,
+        count: Place<c_uint>,
+        list: Place<ProcessV1>,
+    ) => |machine| device.device(machine).and_then(|_| put_list(&[], count, list));
+
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2 | nvmlDeviceGetGraphicsRunningProcesses_v3
+        | nvmlDeviceGetMPSComputeRunningProcesses_v2 | nvmlDeviceGetMPSComputeRunningProcesses_v3 (
+        device: Handle,
+        count: Place<c_uint>,
+        list: Place<ProcessV2>,
+    ) => |machine| device.device(machine).and_then(|_| put_list(&[], count, list));
+
+    fn nvmlDeviceGetRunningProcessDetailList(device: Handle, list: Place<DetailList>) => |machine| {
+        let device = device.device(machine)?;
+        let asked = list.get()?;
+        if asked.version != version::<DetailList>(1) {
+            return Err(Error::VersionMismatch);
+        }
+        let found: Vec<Detail> = match asked.mode {
+            COMPUTE => device.processes().into_iter().map(Detail::from).collect(),
+            mode if mode < MODES => Vec::new(),
+            _ => return Err(Error::InvalidArgument),
+        };
+        let mut count = asked.count;
+        let result = put_list(&found, Place::to(&mut count), asked.list);
+        list.put(DetailList { count, ..asked }).and(result)
+    };
+
+    fn nvmlDeviceGetProcessUtilization(
+        device: Handle,
+        list: Place<Sample>,
+        count: Place<c_uint>,
+        last_seen_usec: u64,
+    ) => |machine| {
+        let found = samples(device.device(machine)?, last_seen_usec)?;
+        let found: Vec<Sample> = found
+            .into_iter()
+            .map(|SampleInfo { time_usec, pid, sm, .. }| Sample {
+                pid,
+                time_usec,
+                sm,
+                memory: 0,
+                encoder: 0,
+                decoder: 0,
+            })
+            .collect();
+        put_list(&found, count, list)
+    };
+
+    fn nvmlDeviceGetProcessesUtilizationInfo(device: Handle, list: Place<SampleList>) => |machine| {
+        let device = device.device(machine)?;
+        let asked = list.get()?;
+        if asked.version != version::<SampleList>(1) {
+            return Err(Error::VersionMismatch);
+        }
+        let mut count = asked.count;
+        let found = samples(device, asked.last_seen_usec)?;
+        let result = put_list(&found, Place::to(&mut count), asked.list);
+        list.put(SampleList { count, ..asked }).and(result)
+    };
+
+    /// How much of the last second the device worked; the traffic of its memory is not simulated.
+    fn nvmlDeviceGetUtilizationRates(device: Handle, rates: Place<Utilization>) => |machine| {
+        let gpu = sample::busy(device.device(machine)?).all;
+        rates.put(Utilization { gpu, memory: 0 })
+    };
+}
