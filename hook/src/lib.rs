@@ -1,1 +1,15 @@
-//! Placeholder until the hook lands.
+//! What enforces: loaded into a process when it first asks for a symbol of the NVIDIA driver.
+//!
+//! `table` names every hooked function; `symbols` answers look-ups with them; `memory` and `compute` are what
+//! happens around the calls; `block` is the process's shared memory. Nothing here knows the daemon's code: the two
+//! meet in `gcgroup-abi`.
+//!
+//! Every failure ends in the driver's own answer, except a refused charge.
+
+pub mod compute;
+pub mod cuda;
+pub mod driver;
+pub mod interpose;
+pub mod rows;
+pub mod symbols;
+pub mod table;

@@ -1,18 +1,33 @@
 //! What the preload library and the hook hand each other. Both live in the same process and come from
 //! the same build; the version is checked all the same, for the day somebody mixes two installations.
 
+use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_void};
+use core::mem::{offset_of, size_of};
 
 /// The only symbol the hook exports: `extern "C" fn(*const Bridge) -> Option<Resolve>`.
 pub const START_SYMBOL: &core::ffi::CStr = c"gcgroup_hook_start";
 
-/// Gives the address to call for a driver symbol: the hook's function, or one that answers with an error
-/// where the driver has no such symbol. Never null for a name of the table.
-///
-/// `real` is what the look-up being answered found (a `dlsym` on some handle), or null if the call came
-/// through a symbol that the preload library exports. With `real`, the answer is ours only if `real`
-/// *is* the driver's function; anything else is returned as it came.
+/// Gives the address to call for a driver symbol, in place of `real`, which the look-up being answered found:
+/// the hook's function if `real` *is* the driver's function of that name; anything else is returned as it came.
 pub type Resolve = unsafe extern "C" fn(name: *const c_char, real: *mut c_void) -> *mut c_void;
+
+/// What the preload library keeps for each thread, zeroed but for the slot.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Local {
+    /// The thread's slot on its current device; at first one shared by all, whose gate is closed, so that the
+    /// first submission of a thread takes the slow path.
+    pub slot: Cell<*mut crate::Thread>,
+    /// The hook's own: not zero while a handler of its runs on this thread.
+    pub inside: Cell<usize>,
+}
+
+const _: () = {
+    assert!(size_of::<Local>() == 16);
+    assert!(offset_of!(Local, slot) == 0);
+    assert!(offset_of!(Local, inside) == 8);
+};
 
 /// The preload library's side, valid for the life of the process.
 #[repr(C)]
@@ -21,10 +36,9 @@ pub struct Bridge {
     /// [`crate::VERSION`] of the preload library.
     pub version: u32,
     pub reserved: u32,
-    /// Offset from the thread pointer of the calling thread's `*mut Thread` (initial-exec TLS). It starts as
-    /// a slot shared by all whose gate is closed, so that the first submission of a thread takes the slow path.
+    /// Offset from the thread pointer of the calling thread's [`Local`] (initial-exec TLS).
     pub thread_offset: isize,
-    /// That shared slot.
+    /// The slot that every thread starts with.
     pub unbound: *mut crate::Thread,
     /// The C library's `dlsym`: never ours.
     pub dlsym: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void,

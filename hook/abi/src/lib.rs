@@ -18,7 +18,7 @@ pub mod map;
 pub mod message;
 mod usage;
 
-pub use bridge::{Bridge, Resolve, START_SYMBOL};
+pub use bridge::{Bridge, Local, Resolve, START_SYMBOL};
 pub use charge::{Refused, try_charge, uncharge};
 pub use control::{Control, ControlDevice, Gate};
 pub use usage::{Kind, Submission, Thread, Usage, UsageDevice};

@@ -1,0 +1,4 @@
+//! Work for the device: let through, counted, held back.
+
+pub mod fast;
+pub mod gate;

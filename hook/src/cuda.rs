@@ -1,0 +1,224 @@
+//! The driver's types, as far as the table needs them. Spelt as the driver spells them; no behaviour.
+#![allow(non_camel_case_types, reason = "the driver's spelling")]
+#![allow(clippy::upper_case_acronyms, reason = "the driver's spelling")]
+
+use std::ffi::c_void;
+use std::num::NonZeroU32;
+
+/// What a driver function answers when it fails; never `CUDA_SUCCESS`, which is `Ok(())`.
+/// NVML's functions answer with codes of their own in the same shape.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CUerror(pub NonZeroU32);
+
+macro_rules! errors {
+    ($($name:ident = $code:literal;)*) => {
+        impl CUerror {
+            $(pub const $name: Self = Self(NonZeroU32::new($code).expect("an error is not zero"));)*
+        }
+    };
+}
+
+errors! {
+    INVALID_VALUE = 1;
+    OUT_OF_MEMORY = 2;
+    NOT_INITIALIZED = 3;
+    NO_DEVICE = 100;
+    INVALID_CONTEXT = 201;
+    INVALID_HANDLE = 400;
+    NOT_FOUND = 500;
+    NOT_READY = 600;
+    NOT_SUPPORTED = 801;
+    NVML_FUNCTION_NOT_FOUND = 13;
+}
+
+/// `CUDA_SUCCESS` or an error, so that `?` works on whatever the driver answers.
+pub type CUresult = Result<(), CUerror>;
+
+const _: () = assert!(size_of::<CUresult>() == 4 && align_of::<CUresult>() == 4);
+const _: fn() = || {
+    // SAFETY: this never runs; that it compiles proves the sizes equal. That zero is `Ok` is guaranteed for a
+    // `Result` of a unit and a transparent non-zero integer.
+    let _ = unsafe { std::mem::transmute::<CUresult, u32>(Ok(())) };
+};
+
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        $(
+            $(#[$doc])*
+            #[repr(transparent)]
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+            pub struct $name(pub *mut c_void);
+
+            impl $name {
+                pub const NULL: Self = Self(std::ptr::null_mut());
+
+                #[must_use]
+                pub fn is_null(self) -> bool {
+                    self.0.is_null()
+                }
+            }
+        )*
+    };
+}
+
+handles! {
+    CUarray;
+    CUcontext;
+    CUevent;
+    CUfunction;
+    CUgraphExec;
+    CUgreenCtx;
+    CUmemoryPool;
+    CUmipmappedArray;
+    CUstream;
+    nvmlDevice_t;
+}
+
+/// Structures that are only passed on: their content is between the program and the driver.
+macro_rules! opaque {
+    ($($name:ident;)*) => {
+        $(
+            #[repr(C)]
+            #[derive(Debug)]
+            pub struct $name([u8; 0]);
+        )*
+    };
+}
+
+opaque! {
+    CUDA_ARRAY3D_DESCRIPTOR_v1;
+    CUDA_ARRAY_DESCRIPTOR;
+    CUDA_ARRAY_DESCRIPTOR_v1;
+    CUDA_LAUNCH_PARAMS;
+    CUDA_MEMCPY2D;
+    CUDA_MEMCPY2D_v1;
+    CUDA_MEMCPY3D;
+    CUDA_MEMCPY3D_BATCH_OP;
+    CUDA_MEMCPY3D_PEER;
+    CUDA_MEMCPY3D_v1;
+    CUctxCreateParams;
+    CUexecAffinityParam;
+    CUlaunchConfig;
+    CUmemPoolProps;
+    CUmemcpyAttributes;
+}
+
+pub type CUdevice = i32;
+
+/// An address on a device, of drivers since CUDA 3.2.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct CUdeviceptr(pub u64);
+
+/// An address on a device, as the functions of before CUDA 3.2 have it.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct CUdeviceptr_v1(pub u32);
+
+/// A handle of `cuMemCreate`.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct CUmemGenericAllocationHandle(pub u64);
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct CUuuid {
+    pub bytes: [u8; 16],
+}
+
+pub const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
+/// Since CUDA 13.4: a part of a device's memory; the low byte of `id` is the device.
+pub const CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: u32 = 6;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CUmemLocation {
+    /// `CU_MEM_LOCATION_TYPE_*`.
+    pub kind: u32,
+    /// Which device or NUMA node.
+    pub id: i32,
+}
+
+impl CUmemLocation {
+    /// The device, if the location is one: host memory has none.
+    #[must_use]
+    pub fn device(self) -> Option<CUdevice> {
+        match self.kind {
+            CU_MEM_LOCATION_TYPE_DEVICE => Some(self.id),
+            CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN => Some(self.id & 0xff),
+            _ => None,
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUmemAllocationProp {
+    /// `CU_MEM_ALLOCATION_TYPE_*`.
+    pub kind: u32,
+    pub requested_handle_types: u32,
+    pub location: CUmemLocation,
+    pub win32_handle_meta_data: *mut c_void,
+    pub compression_type: u8,
+    pub gpu_direct_rdma_capable: u8,
+    pub usage: u16,
+    pub reserved: [u8; 4],
+}
+
+const _: () = assert!(size_of::<CUmemAllocationProp>() == 32);
+
+/// What `cuArrayGetMemoryRequirements` answers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CUDA_ARRAY_MEMORY_REQUIREMENTS {
+    pub size: usize,
+    pub alignment: usize,
+    pub reserved: [u32; 4],
+}
+
+const _: () = assert!(size_of::<CUDA_ARRAY_MEMORY_REQUIREMENTS>() == 32);
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CUDA_ARRAY3D_DESCRIPTOR {
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+    /// `CU_AD_FORMAT_*`.
+    pub format: u32,
+    pub num_channels: u32,
+    pub flags: u32,
+}
+
+const _: () = assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR>() == 40);
+
+pub const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: u32 = 5;
+pub const CU_EVENT_DISABLE_TIMING: u32 = 2;
+pub const CU_STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
+pub const CU_STREAM_CAPTURE_STATUS_NONE: u32 = 0;
+
+/// The flag of `cuGetProcAddress` that asks for the `_ptsz` and `_ptds` functions.
+pub const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: u64 = 2;
+
+/// What NVML tells of a device's memory.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct nvmlMemory_t {
+    pub total: u64,
+    pub free: u64,
+    pub used: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct nvmlMemory_v2_t {
+    /// The structure's size and version, set by the caller.
+    pub version: u32,
+    pub total: u64,
+    pub reserved: u64,
+    pub free: u64,
+    pub used: u64,
+}
+
+const _: () = assert!(size_of::<nvmlMemory_t>() == 24 && size_of::<nvmlMemory_v2_t>() == 40);

@@ -1,0 +1,85 @@
+//! The driver's functions that the hook calls for itself. They never come back through our own hooks.
+//!
+//! To call another, add a row. Arguments that the driver writes to are `&mut`; everything else is passed as it is.
+#![allow(non_snake_case, reason = "the driver's spelling")]
+#![allow(clippy::missing_errors_doc, reason = "they are the driver's")]
+
+use std::ffi::{c_int, c_uint};
+
+use crate::cuda::*;
+
+macro_rules! calls {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
+        $(
+            $(#[$doc])*
+            /// The driver's answer; `CUDA_ERROR_NOT_FOUND` where it has no such function.
+            pub fn $name($($arg: $ty),*) -> CUresult {
+                static REAL: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
+                    std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+                const NAME: &std::ffi::CStr = $crate::table::c_name!($name);
+                let address = $crate::symbols::call_address(&REAL, NAME).ok_or(CUerror::NOT_FOUND)?;
+                type Function = unsafe extern "C" fn($($ty),*) -> CUresult;
+                // SAFETY: the driver's function of this name, and so of this signature.
+                let real = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
+                // SAFETY: what it writes to is borrowed for the call, and long enough by its type.
+                unsafe { real($($arg),*) }
+            }
+        )*
+    };
+}
+
+calls! {
+    fn cuDeviceGetCount(count: &mut c_int);
+    fn cuDeviceGet(device: &mut CUdevice, ordinal: c_int);
+    /// Since CUDA 11.4; in MIG mode the instance's.
+    fn cuDeviceGetUuid_v2(uuid: &mut CUuuid, device: CUdevice);
+    fn cuDeviceGetUuid(uuid: &mut CUuuid, device: CUdevice);
+    fn cuDeviceTotalMem_v2(bytes: &mut usize, device: CUdevice);
+    fn cuCtxGetDevice(device: &mut CUdevice);
+    fn cuCtxGetCurrent(context: &mut CUcontext);
+    fn cuCtxPushCurrent_v2(context: CUcontext);
+    fn cuCtxPopCurrent_v2(context: &mut CUcontext);
+    fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
+
+    fn cuEventCreate(event: &mut CUevent, flags: c_uint);
+    fn cuEventRecord(event: CUevent, stream: CUstream);
+    fn cuEventQuery(event: CUevent);
+    fn cuEventDestroy_v2(event: CUevent);
+    fn cuStreamIsCapturing(stream: CUstream, status: &mut c_uint);
+    fn cuStreamGetFlags(stream: CUstream, flags: &mut c_uint);
+    fn cuStreamGetCtx(stream: CUstream, context: &mut CUcontext);
+    fn cuStreamGetDevice(stream: CUstream, device: &mut CUdevice);
+    /// `mode` is exchanged for the thread's previous one.
+    fn cuThreadExchangeStreamCaptureMode(mode: &mut c_uint);
+
+    fn cuDeviceGetMemPool(pool: &mut CUmemoryPool, device: CUdevice);
+    fn cuDeviceGetDefaultMemPool(pool: &mut CUmemoryPool, device: CUdevice);
+    /// For the attributes that are 64 bits wide.
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: c_uint, value: &mut u64);
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, keep_bytes: usize);
+    fn cuMemGetAllocationPropertiesFromHandle(
+        properties: &mut CUmemAllocationProp,
+        handle: CUmemGenericAllocationHandle,
+    );
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle);
+    fn cuMemRetainAllocationHandle(handle: &mut CUmemGenericAllocationHandle, address: CUdeviceptr);
+    fn cuMemFree_v2(address: CUdeviceptr);
+    fn cuArrayGetMemoryRequirements(
+        requirements: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS,
+        array: CUarray,
+        device: CUdevice,
+    );
+    fn cuMipmappedArrayGetMemoryRequirements(
+        requirements: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS,
+        array: CUmipmappedArray,
+        device: CUdevice,
+    );
+    fn cuArray3DGetDescriptor_v2(descriptor: &mut CUDA_ARRAY3D_DESCRIPTOR, array: CUarray);
+    fn cuArrayDestroy(array: CUarray);
+    fn cuMipmappedArrayDestroy(array: CUmipmappedArray);
+    /// For the attributes that are 64 bits wide or less; `value` begins zeroed.
+    fn cuPointerGetAttribute(value: &mut u64, attribute: c_uint, address: CUdeviceptr);
+
+    /// `text` is filled with at most `length` bytes, the last of them a zero.
+    fn nvmlDeviceGetUUID(device: nvmlDevice_t, text: &mut [u8; 96], length: c_uint);
+}

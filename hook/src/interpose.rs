@@ -1,0 +1,278 @@
+//! Standing between a program and the driver: what every hooked call has around it.
+//!
+//! Knows neither what is hooked nor what a handler does. A handler that panics is as if it were not there.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::Once;
+use std::sync::atomic::{AtomicIsize, AtomicPtr, Ordering::Relaxed};
+
+use gcgroup_abi::{Local, Thread};
+
+use crate::cuda::{CUerror, CUresult};
+
+/// Calls the driver with the program's own arguments.
+pub type Next<'a> = &'a dyn Fn() -> CUresult;
+
+/// The driver's own function of one name.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Real {
+    /// What to call. Where the driver has no such function, one that answers that there is none. First, because the
+    /// path of a submission calls through the address of the whole.
+    address: AtomicPtr<c_void>,
+    /// What `cuGetProcAddress` gives for it, if that is another address.
+    given: AtomicPtr<c_void>,
+}
+
+impl Real {
+    /// A function of libcuda, not yet found.
+    pub const fn libcuda() -> Self {
+        Self::new(absent as *const c_void)
+    }
+
+    /// A function of NVML, not yet found.
+    pub const fn nvml() -> Self {
+        Self::new(nvml_absent as *const c_void)
+    }
+
+    const fn new(address: *const c_void) -> Self {
+        Self {
+            address: AtomicPtr::new(address.cast_mut()),
+            given: AtomicPtr::new(null_mut()),
+        }
+    }
+
+    /// What to call; never null.
+    pub fn address(&self) -> *mut c_void {
+        self.address.load(Relaxed)
+    }
+
+    /// Keeps what the library exports and what `cuGetProcAddress` gives; null is "no such function".
+    pub(crate) fn set(&self, exported: *mut c_void, given: *mut c_void) {
+        let call = if exported.is_null() { given } else { exported };
+        if !call.is_null() {
+            self.given.store(given, Relaxed);
+            self.address.store(call, Relaxed);
+        }
+    }
+
+    /// Whether `address` is this function.
+    pub(crate) fn is(&self, address: *mut c_void) -> bool {
+        self.address() == address || self.given.load(Relaxed) == address
+    }
+
+    /// Whether the driver has no such function, or has not been asked yet.
+    pub fn is_absent(&self) -> bool {
+        let address = self.address().cast_const();
+        address == absent as *const c_void || address == nvml_absent as *const c_void
+    }
+}
+
+/// Stands in for any function that the driver lacks: the C calling convention lets it ignore its arguments.
+extern "C" fn absent() -> CUresult {
+    Err(CUerror::NOT_FOUND)
+}
+
+extern "C" fn nvml_absent() -> CUresult {
+    Err(CUerror::NVML_FUNCTION_NOT_FOUND)
+}
+
+/// Where a thread's [`Local`] lies from its thread pointer. Set once, before the first hooked call.
+pub(crate) static THREAD_OFFSET: AtomicIsize = AtomicIsize::new(0);
+
+/// The slot that threads start with; no thread's own, never counted.
+static UNBOUND: AtomicPtr<Thread> = AtomicPtr::new(null_mut());
+
+/// Takes over the preload library's part of each thread.
+pub(crate) fn set_locals(thread_offset: isize, unbound: *mut Thread) {
+    THREAD_OFFSET.store(thread_offset, Relaxed);
+    UNBOUND.store(unbound, Relaxed);
+}
+
+#[cfg(not(test))]
+fn local() -> &'static Local {
+    let thread_pointer: usize;
+    // SAFETY: reads the first word of the thread control block, which the x86-64 ABI defines as its own address.
+    unsafe {
+        std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, pure, readonly));
+    }
+    let address = thread_pointer.wrapping_add_signed(THREAD_OFFSET.load(Relaxed));
+    // SAFETY: the preload library's thread-local block, there for as long as the thread; shared by nobody else.
+    unsafe { &*std::ptr::with_exposed_provenance::<Local>(address) }
+}
+
+/// Without the preload library, the test's own threads stand in.
+#[cfg(test)]
+fn local() -> &'static Local {
+    thread_local! {
+        static LOCAL: &'static Local =
+            Box::leak(Box::new(Local { slot: Cell::new(unbound()), inside: Cell::new(0) }));
+    }
+    LOCAL.with(|local| *local)
+}
+
+/// The calling thread's slot: a real one, or [`unbound`].
+pub fn thread() -> *mut Thread {
+    local().slot.get()
+}
+
+/// Gives the calling thread a slot; [`unbound`] sends its next submission through the cold path.
+pub fn set_thread(slot: *mut Thread) {
+    local().slot.set(slot);
+}
+
+/// The slot that threads start with.
+pub fn unbound() -> *mut Thread {
+    UNBOUND.load(Relaxed)
+}
+
+/// The calling thread's `errno`, put back when dropped: the program must not see that of our own system calls.
+pub(crate) struct Errno(Cell<c_int>);
+
+impl Errno {
+    pub(crate) fn keep() -> Self {
+        Self(Cell::new(errno().get()))
+    }
+
+    /// Keeps what `errno` is now instead: the driver has just returned.
+    fn renew(&self) {
+        self.0.set(errno().get());
+    }
+}
+
+impl Drop for Errno {
+    fn drop(&mut self) {
+        errno().set(self.0.get());
+    }
+}
+
+fn errno() -> &'static Cell<c_int> {
+    // SAFETY: the C library's errno of this thread: valid, aligned, and ours alone to touch while we run.
+    unsafe { &*libc::__errno_location().cast::<Cell<c_int>>() }
+}
+
+/// Whether a handler runs on this thread; ends when dropped, so also by a panic.
+struct Inside(&'static Cell<usize>);
+
+impl Inside {
+    /// `None` if one runs already.
+    fn enter() -> Option<Self> {
+        let inside = &local().inside;
+        (inside.replace(1) == 0).then_some(Self(inside))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.set(0);
+    }
+}
+
+/// Runs `body` in place of `real`. Calls that the driver makes of its own functions go straight through, and if
+/// `body` panics the driver's answer stands. `errno` is as the driver left it.
+pub(crate) fn around(real: Next<'_>, body: &mut dyn FnMut(Next<'_>) -> CUresult) -> CUresult {
+    let Some(inside) = Inside::enter() else {
+        return real();
+    };
+    let errno = Errno::keep();
+    let answer = Cell::new(None);
+    let next = || {
+        let result = real();
+        errno.renew();
+        answer.set(Some(result));
+        result
+    };
+    let result = catch_unwind(AssertUnwindSafe(|| body(&next)));
+    let result = result.unwrap_or_else(|_| answer.get().unwrap_or_else(next));
+    drop(errno);
+    drop(inside);
+    result
+}
+
+/// Runs `body`, which is ours and calls the driver at most by `driver`; `None` if it panics.
+pub(crate) fn guarded<T>(body: impl FnOnce() -> T) -> Option<T> {
+    let _errno = Errno::keep();
+    let _inside = Inside::enter();
+    catch_unwind(AssertUnwindSafe(body)).ok()
+}
+
+/// Has a panic of ours say one line to standard error, and only the first: the program is none the worse for it.
+pub(crate) fn say_panics_once() {
+    std::panic::set_hook(Box::new(|panic| {
+        static SAID: Once = Once::new();
+        SAID.call_once(|| eprintln!("gcgroup: {panic}; the program goes on without this"));
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quietly<T>(run: impl FnOnce() -> T) -> T {
+        std::panic::set_hook(Box::new(|_| {}));
+        run()
+    }
+
+    #[test]
+    fn a_handler_that_panics_leaves_the_drivers_answer() {
+        let calls = Cell::new(0);
+        let real = || {
+            calls.set(calls.get() + 1);
+            Err(CUerror::INVALID_VALUE)
+        };
+        quietly(|| {
+            assert_eq!(
+                around(&real, &mut |_| panic!("before")),
+                Err(CUerror::INVALID_VALUE)
+            );
+            assert_eq!(calls.get(), 1);
+            let mut after = |next: Next<'_>| {
+                let _ = next();
+                panic!("after")
+            };
+            assert_eq!(around(&real, &mut after), Err(CUerror::INVALID_VALUE));
+            assert_eq!(calls.get(), 2, "the driver is not asked twice");
+        });
+    }
+
+    #[test]
+    fn a_call_from_inside_a_handler_goes_straight_through() {
+        let mut nested = |_: Next<'_>| around(&|| Ok(()), &mut |_| Err(CUerror::OUT_OF_MEMORY));
+        assert_eq!(around(&|| Ok(()), &mut nested), Ok(()));
+        assert_eq!(
+            around(&|| Ok(()), &mut |_| Err(CUerror::OUT_OF_MEMORY)),
+            Err(CUerror::OUT_OF_MEMORY)
+        );
+    }
+
+    #[test]
+    fn errno_is_as_the_driver_left_it() {
+        errno().set(0);
+        let real = || {
+            errno().set(7);
+            Ok(())
+        };
+        let mut body = |next: Next<'_>| {
+            errno().set(3);
+            let result = next();
+            errno().set(4);
+            result
+        };
+        assert_eq!(around(&real, &mut body), Ok(()));
+        assert_eq!(errno().get(), 7);
+
+        let mut refusing = |_: Next<'_>| {
+            errno().set(4);
+            Err(CUerror::OUT_OF_MEMORY)
+        };
+        assert_eq!(around(&real, &mut refusing), Err(CUerror::OUT_OF_MEMORY));
+        assert_eq!(
+            errno().get(),
+            7,
+            "as it was before a call that the driver never saw"
+        );
+    }
+}

@@ -1,0 +1,177 @@
+//! What a row of the table becomes: a function of the driver's signature, and an entry to find it by.
+//!
+//! A row is written
+//!
+//! ```text
+//! fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) @3020 => |next| memory::charge(address, bytes, next);
+//! fn cuLaunchKernelEx [cuLaunchKernelEx_ptsz](config: *const CUlaunchConfig, …) @11060 => submit Kernel;
+//! ```
+//!
+//! Left of the arrow stands what the driver's header says: the exported name, in brackets its twin for the per-thread
+//! default stream, and the version at which `cuGetProcAddress` begins to answer with it (0: it never does).
+//! Right of it, what happens around the call: a handler, or the path of a submission.
+//! `preload/build.rs` reads the names, so a row begins on a line of its own.
+
+use std::ffi::{CStr, c_void};
+
+use crate::interpose::Real;
+
+/// One symbol of the driver.
+pub struct Row {
+    pub name: &'static CStr,
+    /// Since when `cuGetProcAddress` answers with it; 0: never.
+    pub version: u32,
+    /// Our function.
+    pub ours: fn() -> *mut c_void,
+    /// The driver's.
+    pub real: &'static Real,
+}
+
+impl std::fmt::Debug for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Row")
+            .field("name", &self.name)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a symbol's name is made up: `cuMemcpyHtoD`, `_v2`, `_ptds`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Parts<'a> {
+    /// What `cuGetProcAddress` is asked for.
+    pub base: &'a [u8],
+    /// Whether it is the twin for the per-thread default stream.
+    pub per_thread: bool,
+}
+
+/// Takes a symbol's name apart.
+#[must_use]
+pub fn parts(name: &[u8]) -> Parts<'_> {
+    let twin = name
+        .strip_suffix(b"_ptsz")
+        .or_else(|| name.strip_suffix(b"_ptds"));
+    let rest = twin.unwrap_or(name);
+    let unnumbered = rest
+        .trim_suffix_digits()
+        .and_then(|head| head.strip_suffix(b"_v"));
+    Parts {
+        base: unnumbered.unwrap_or(rest),
+        per_thread: twin.is_some(),
+    }
+}
+
+trait TrimDigits {
+    fn trim_suffix_digits(&self) -> Option<&Self>;
+}
+
+impl TrimDigits for [u8] {
+    /// `None` if it ends in no digit.
+    fn trim_suffix_digits(&self) -> Option<&[u8]> {
+        let end = self.iter().rposition(|byte| !byte.is_ascii_digit())? + 1;
+        (end < self.len()).then(|| self.split_at(end).0)
+    }
+}
+
+/// A name of the driver's as a C string.
+macro_rules! c_name {
+    ($name:ident) => {
+        match ::std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+            Ok(name) => name,
+            Err(_) => unreachable!(),
+        }
+    };
+}
+
+/// Whether a name is NVML's; all others are libcuda's.
+pub(crate) const fn is_nvml(name: &str) -> bool {
+    matches!(name.as_bytes(), [b'n', b'v', b'm', b'l', ..])
+}
+
+macro_rules! hooks {
+    ($(
+        $(#[$doc:meta])*
+        fn $name:ident $([$twin:ident])? ($($args:tt)*) @ $version:literal
+            => $(submit $what:ident)? $(|$next:ident| $body:expr)? ;
+    )*) => {
+        $( $crate::rows::function!($name [$($twin)?] ($($args)*) [$(submit $what)? $(|$next| $body)?]); )*
+
+        /// Every symbol of the table, twins too.
+        pub static ROWS: &[$crate::rows::Row] = &[
+            $( $crate::rows::entry!($name $version), $( $crate::rows::entry!($twin $version), )? )*
+        ];
+    };
+}
+
+macro_rules! entry {
+    ($name:ident $version:literal) => {
+        $crate::rows::Row {
+            name: $crate::rows::c_name!($name),
+            version: $version,
+            ours: || $name::ours as *mut ::std::ffi::c_void,
+            real: &$name::REAL,
+        }
+    };
+}
+
+macro_rules! function {
+    ($name:ident [$twin:ident] $args:tt $around:tt) => {
+        $crate::rows::function!($name [] $args $around);
+        $crate::rows::function!($twin [] $args $around);
+    };
+
+    ($name:ident [] $args:tt $around:tt) => {
+        #[allow(non_snake_case, reason = "the driver's spelling")]
+        mod $name {
+            #[allow(unused_imports, reason = "not every function takes an argument of a type of its own")]
+            use super::*;
+
+            pub(super) static REAL: $crate::interpose::Real =
+                if $crate::rows::is_nvml(stringify!($name)) {
+                    $crate::interpose::Real::nvml()
+                } else {
+                    $crate::interpose::Real::libcuda()
+                };
+
+            $crate::rows::function!(@ours $args $around);
+        }
+    };
+
+    (@ours ($($arg:ident: $ty:ty),* $(,)?) [submit $what:ident]) => {
+        $crate::compute::fast::submission!(REAL, $what, ($($arg: $ty),*));
+    };
+
+    (@ours ($($arg:ident: $ty:ty),* $(,)?) [|$next:ident| $body:expr]) => {
+        #[allow(unused_variables, reason = "a handler names only the arguments it needs")]
+        pub(super) unsafe extern "C" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
+            let real = || {
+                type Function = unsafe extern "C" fn($($ty),*) -> $crate::cuda::CUresult;
+                // SAFETY: the driver's function of this name, and so of this signature.
+                let real = unsafe { ::std::mem::transmute::<*mut ::std::ffi::c_void, Function>(REAL.address()) };
+                // SAFETY: the program's arguments, passed on as they came.
+                unsafe { real($($arg),*) }
+            };
+            $crate::interpose::around(&real, &mut |$next| $body)
+        }
+    };
+}
+
+pub(crate) use {c_name, entry, function, hooks};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_comes_apart_into_base_version_and_twin() {
+        let base = |name: &'static str| parts(name.as_bytes()).base;
+        assert_eq!(base("cuMemAlloc"), b"cuMemAlloc");
+        assert_eq!(base("cuMemAlloc_v2"), b"cuMemAlloc");
+        assert_eq!(base("cuMemcpyHtoD_v2_ptds"), b"cuMemcpyHtoD");
+        assert_eq!(base("cuLaunchKernel_ptsz"), b"cuLaunchKernel");
+        assert_eq!(base("cuMemsetD2D32"), b"cuMemsetD2D32");
+        assert_eq!(base("cuStreamWaitValue64_v2_ptsz"), b"cuStreamWaitValue64");
+        assert!(parts(b"cuLaunchKernel_ptsz").per_thread);
+        assert!(!parts(b"cuLaunchKernel").per_thread);
+    }
+}

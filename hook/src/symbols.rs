@@ -1,0 +1,285 @@
+//! Look-ups of the driver's symbols, answered with ours: by name (`dlsym`) and by `cuGetProcAddress`.
+//!
+//! An answer is replaced only where the address that was found *is* the driver's function of a row. One name
+//! stands for several functions of different signatures, and any library may export a name of the driver's.
+//!
+//! Nothing here holds a lock while it calls the dynamic linker: a constructor may run inside it and look up a symbol.
+//! Whoever comes first, everyone finds the same.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use gcgroup_abi::{Bridge, Resolve, VERSION};
+
+use crate::cuda::{CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, CUresult};
+use crate::interpose::{self, Next};
+use crate::rows::{Row, parts};
+use crate::table::ROWS;
+
+static BRIDGE: AtomicPtr<Bridge> = AtomicPtr::new(null_mut());
+
+/// Where the preload library enters: takes its side over and gives the function that answers look-ups, or nothing if
+/// the two are not of one build.
+///
+/// # Safety
+/// `bridge` must stay valid for the life of the process.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcgroup_hook_start(bridge: *const Bridge) -> Option<Resolve> {
+    // SAFETY: the version comes first in every version of the structure.
+    let version = unsafe { bridge.cast::<u32>().as_ref() }?;
+    if *version != VERSION {
+        return None;
+    }
+    // SAFETY: as the caller vouches, and of our version.
+    let sides = unsafe { &*bridge };
+    interpose::set_locals(sides.thread_offset, sides.unbound);
+    BRIDGE.store(bridge.cast_mut(), Release);
+    interpose::say_panics_once();
+    Some(resolve)
+}
+
+fn bridge() -> Option<&'static Bridge> {
+    // SAFETY: null or what `gcgroup_hook_start` was given, which stays valid.
+    unsafe { BRIDGE.load(Acquire).as_ref() }
+}
+
+/// The answer to a look-up of `name` that found `real`.
+unsafe extern "C" fn resolve(name: *const c_char, real: *mut c_void) -> *mut c_void {
+    if name.is_null() || real.is_null() {
+        return real;
+    }
+    // SAFETY: a C string, by the contract of `Resolve`.
+    let name = unsafe { CStr::from_ptr(name) };
+    let ours = interpose::guarded(|| {
+        Library::of(name).prepare(Some(real))?;
+        let row = ROWS.iter().find(|row| row.name == name)?;
+        row.real.is(real).then(|| (row.ours)())
+    });
+    ours.flatten().unwrap_or(real)
+}
+
+/// Replaces what `cuGetProcAddress` found for `symbol`, if it found one of ours.
+pub(crate) fn get_proc_address(symbol: *const c_char, found: *mut *mut c_void, next: Next<'_>) -> CUresult {
+    next()?;
+    if symbol.is_null() || found.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the driver has just read the program's symbol.
+    let symbol = unsafe { CStr::from_ptr(symbol) };
+    // SAFETY: the driver has just written there.
+    let found = unsafe { &mut *found };
+    if let Some(ours) = of_address(symbol, *found) {
+        *found = ours;
+    }
+    Ok(())
+}
+
+/// Our function for the driver's at `real`. The name must agree as well: a driver may answer many names that it does
+/// not support with one address.
+fn of_address(symbol: &CStr, real: *mut c_void) -> Option<*mut c_void> {
+    if real.is_null() {
+        return None;
+    }
+    Library::of(symbol).prepare(None)?;
+    let symbol = symbol.to_bytes();
+    let is_meant = |row: &&Row| {
+        let name = row.name.to_bytes();
+        name == symbol || parts(name).base == symbol
+    };
+    ROWS.iter()
+        .filter(|row| row.real.is(real))
+        .find(is_meant)
+        .map(|row| (row.ours)())
+}
+
+/// The address of a driver function that the hook calls for itself, from `known` or looked up once.
+pub(crate) fn call_address(known: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
+    let absent = std::ptr::without_provenance_mut(usize::MAX);
+    let address = known.load(Relaxed);
+    if !address.is_null() {
+        return (address != absent).then_some(address);
+    }
+    let address = Library::of(name).find(name)?;
+    known.store(if address.is_null() { absent } else { address }, Relaxed);
+    (!address.is_null()).then_some(address)
+}
+
+/// A library of the driver, as it is loaded in this process.
+struct Library {
+    /// Also how its file's name begins.
+    soname: &'static CStr,
+    /// What each of its functions' names begins with.
+    prefix: &'static [u8],
+    handle: AtomicPtr<c_void>,
+    prepared: AtomicBool,
+}
+
+static CUDA: Library = Library::new(c"libcuda.so.1", b"cu");
+static NVML: Library = Library::new(c"libnvidia-ml.so.1", b"nvml");
+
+impl Library {
+    const fn new(soname: &'static CStr, prefix: &'static [u8]) -> Self {
+        Self {
+            soname,
+            prefix,
+            handle: AtomicPtr::new(null_mut()),
+            prepared: AtomicBool::new(false),
+        }
+    }
+
+    fn of(name: &CStr) -> &'static Self {
+        if name.to_bytes().starts_with(NVML.prefix) {
+            &NVML
+        } else {
+            &CUDA
+        }
+    }
+
+    /// The library's handle, held from then on; `None` while it is not loaded. `member` is an address in what may be it,
+    /// for a library that is not known by its usual name.
+    fn handle(&self, member: Option<*mut c_void>) -> Option<*mut c_void> {
+        let known = self.handle.load(Acquire);
+        if !known.is_null() {
+            return Some(known);
+        }
+        let found = self.loaded(self.soname).or_else(|| {
+            let file = file_of(member?)?;
+            let name = file.to_bytes().rsplit(|byte| *byte == b'/').next()?;
+            let stem = self.soname.to_bytes().strip_suffix(b".1")?;
+            name.starts_with(stem).then(|| self.loaded(file))?
+        })?;
+        self.handle.store(found, Release);
+        Some(found)
+    }
+
+    fn loaded(&self, file: &CStr) -> Option<*mut c_void> {
+        // SAFETY: the C library's dlopen, with a C string; it loads nothing.
+        let handle = unsafe { (bridge()?.dlopen)(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        (!handle.is_null()).then_some(handle)
+    }
+
+    /// The address of `name` in the library; null if it lacks it, `None` if it is not loaded.
+    fn find(&self, name: &CStr) -> Option<*mut c_void> {
+        let handle = self.handle(None)?;
+        // SAFETY: the C library's dlsym, with a handle that is held and a C string.
+        Some(unsafe { (bridge()?.dlsym)(handle, name.as_ptr()) })
+    }
+
+    /// Finds the driver's function of every row, once; `None` if the library is not loaded.
+    /// A row that the driver lacks stays absent and disturbs no other.
+    fn prepare(&self, member: Option<*mut c_void>) -> Option<()> {
+        if self.prepared.load(Acquire) {
+            return Some(());
+        }
+        self.handle(member)?;
+        let by_version = self
+            .find(c"cuGetProcAddress_v2")
+            .filter(|address| !address.is_null());
+        for row in ROWS
+            .iter()
+            .filter(|row| row.name.to_bytes().starts_with(self.prefix))
+        {
+            let exported = self.find(row.name)?;
+            let given = by_version
+                .and_then(|ask| ask_by_version(ask, row))
+                .unwrap_or(null_mut());
+            row.real.set(exported, given);
+        }
+        self.prepared.store(true, Release);
+        Some(())
+    }
+}
+
+/// What the driver itself answers when asked for the row's function by version.
+fn ask_by_version(ask: *mut c_void, row: &Row) -> Option<*mut c_void> {
+    if row.version == 0 {
+        return None;
+    }
+    let parts = parts(row.name.to_bytes());
+    let mut name = [0_u8; 64];
+    name.get_mut(..parts.base.len())?.copy_from_slice(parts.base);
+    // The twins of older functions came with CUDA 7.0.
+    let (version, flags) = if parts.per_thread {
+        (
+            row.version.max(7000),
+            CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
+        )
+    } else {
+        (row.version, 0)
+    };
+    type Ask = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> CUresult;
+    // SAFETY: the driver's cuGetProcAddress_v2 has this signature.
+    let ask = unsafe { std::mem::transmute::<*mut c_void, Ask>(ask) };
+    let (mut found, mut status) = (null_mut(), 0);
+    let version = c_int::try_from(version).ok()?;
+    // SAFETY: a C string (the buffer is longer than any name), and places for both answers.
+    unsafe {
+        ask(
+            name.as_ptr().cast(),
+            &raw mut found,
+            version,
+            flags,
+            &raw mut status,
+        )
+    }
+    .ok()?;
+    (!found.is_null()).then_some(found)
+}
+
+/// The file that `address` was loaded from.
+fn file_of(address: *mut c_void) -> Option<&'static CStr> {
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: null_mut(),
+    };
+    // SAFETY: any address may be asked about; the answer goes to a place of our own.
+    let is_known = unsafe { libc::dladdr(address, &raw mut info) } != 0;
+    if !is_known || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's own string, which lasts as long as the library; that is ours to hold from here on.
+    Some(unsafe { CStr::from_ptr(info.dli_fname) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_symbol_stands_in_two_rows() {
+        let mut seen = HashSet::new();
+        for row in ROWS {
+            assert!(seen.insert(row.name), "{:?}", row.name);
+        }
+    }
+
+    #[test]
+    fn every_symbol_belongs_to_a_library_of_the_driver() {
+        for row in ROWS {
+            assert!(
+                row.name.to_bytes().starts_with(Library::of(row.name).prefix),
+                "{:?}",
+                row.name
+            );
+            assert!(row.real.is_absent(), "{:?}", row.name);
+        }
+    }
+
+    #[test]
+    fn an_answer_of_the_driver_that_is_not_in_the_table_stays() {
+        let mut somewhere = 0_u8;
+        let real = (&raw mut somewhere).cast::<c_void>();
+        // SAFETY: a C string, and an address that is only compared.
+        assert_eq!(unsafe { resolve(c"cuMemAlloc_v2".as_ptr(), real) }, real);
+        let mut found = real;
+        assert_eq!(
+            get_proc_address(c"cuMemAlloc".as_ptr(), &raw mut found, &|| Ok(())),
+            Ok(())
+        );
+        assert_eq!(found, real);
+    }
+}

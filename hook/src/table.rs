@@ -1,0 +1,359 @@
+//! Every hooked function. To hook another, add a row; `rows` says how one is written.
+#![allow(clippy::missing_safety_doc, reason = "they are the driver's")]
+
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
+
+use crate::cuda::*;
+pub(crate) use crate::rows::c_name;
+use crate::rows::hooks;
+use crate::symbols;
+
+hooks! {
+    // What the driver is asked for by name.
+
+    fn cuGetProcAddress(
+        symbol: *const c_char, pfn: *mut *mut c_void, driver_version: c_int, flags: u64,
+    ) @11030 => |next| symbols::get_proc_address(symbol, pfn, next);
+    fn cuGetProcAddress_v2 [cuGetProcAddress_v2_ptsz](
+        symbol: *const c_char, pfn: *mut *mut c_void, driver_version: c_int, flags: u64,
+        symbol_found: *mut c_uint,
+    ) @12000 => |next| symbols::get_proc_address(symbol, pfn, next);
+
+    // Contexts: which device a thread submits to, and what goes when they go.
+
+    fn cuInit(flags: c_uint) @2000 => |next| next();
+    fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| next();
+    fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| next();
+    fn cuCtxCreate_v3(
+       context: *mut CUcontext, params_array: *mut CUexecAffinityParam, num_params: c_int, flags: c_uint,
+        device: CUdevice,
+    ) @11040 => |next| next();
+    fn cuCtxCreate_v4(
+       context: *mut CUcontext, ctx_create_params: *mut CUctxCreateParams, flags: c_uint, device: CUdevice,
+    ) @12050 => |next| next();
+    fn cuCtxDestroy(context: CUcontext) @2000 => |next| next();
+    fn cuCtxDestroy_v2(context: CUcontext) @4000 => |next| next();
+    fn cuCtxAttach(context: *mut CUcontext, flags: c_uint) @2000 => |next| next();
+    fn cuCtxDetach(context: CUcontext) @2000 => |next| next();
+    fn cuCtxPushCurrent(context: CUcontext) @2000 => |next| next();
+    fn cuCtxPushCurrent_v2(context: CUcontext) @4000 => |next| next();
+    fn cuCtxPopCurrent(context: *mut CUcontext) @2000 => |next| next();
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext) @4000 => |next| next();
+    fn cuCtxSetCurrent(context: CUcontext) @4000 => |next| next();
+    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) @7000 => |next| next();
+    fn cuDevicePrimaryCtxRelease(device: CUdevice) @7000 => |next| next();
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) @11000 => |next| next();
+    fn cuDevicePrimaryCtxReset(device: CUdevice) @7000 => |next| next();
+    fn cuDevicePrimaryCtxReset_v2(device: CUdevice) @11000 => |next| next();
+
+    // Streams: what a drain waits for.
+
+    fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) @2000 => |next| next();
+    fn cuStreamCreateWithPriority(
+        stream: *mut CUstream, flags: c_uint, priority: c_int,
+    ) @5050 => |next| next();
+    fn cuStreamDestroy(stream: CUstream) @2000 => |next| next();
+    fn cuStreamDestroy_v2(stream: CUstream) @4000 => |next| next();
+
+    // Linear memory.
+
+    fn cuMemAlloc(address: *mut CUdeviceptr_v1, bytes: c_uint) @2000 => |next| next();
+    fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) @3020 => |next| next();
+    fn cuMemAllocPitch(
+        address: *mut CUdeviceptr_v1, pitch: *mut c_uint, width_in_bytes: c_uint, height: c_uint,
+        element_size_bytes: c_uint,
+    ) @2000 => |next| next();
+    fn cuMemAllocPitch_v2(
+        address: *mut CUdeviceptr, pitch: *mut usize, width_in_bytes: usize, height: usize,
+        element_size_bytes: c_uint,
+    ) @3020 => |next| next();
+    fn cuMemAllocManaged(address: *mut CUdeviceptr, bytes: usize, flags: c_uint) @6000 => |next| next();
+    fn cuMemFree(address: CUdeviceptr_v1) @2000 => |next| next();
+    fn cuMemFree_v2(address: CUdeviceptr) @3020 => |next| next();
+
+    // Page-locked host memory: counted, not charged.
+
+    fn cuMemAllocHost(address: *mut *mut c_void, bytes: c_uint) @2000 => |next| next();
+    fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) @3020 => |next| next();
+    fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) @2020 => |next| next();
+    fn cuMemFreeHost(address: *mut c_void) @2000 => |next| next();
+
+    // Pools: charged by what they reserve.
+
+    fn cuMemAllocAsync [cuMemAllocAsync_ptsz](
+        address: *mut CUdeviceptr, bytes: usize, stream: CUstream,
+    ) @11020 => |next| next();
+    fn cuMemAllocFromPoolAsync [cuMemAllocFromPoolAsync_ptsz](
+        address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream,
+    ) @11020 => |next| next();
+    fn cuMemFreeAsync [cuMemFreeAsync_ptsz](address: CUdeviceptr, stream: CUstream) @11020 => |next| next();
+    fn cuMemPoolCreate(pool: *mut CUmemoryPool, pool_props: *const CUmemPoolProps) @11020 => |next| next();
+    fn cuMemPoolDestroy(pool: CUmemoryPool) @11020 => |next| next();
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, min_bytes_to_keep: usize) @11020 => |next| next();
+    fn cuMemPoolSetAttribute(
+        pool: CUmemoryPool, attr: c_uint, value: *mut c_void,
+    ) @11020 => |next| next();
+
+    // Physical memory by handle.
+
+    fn cuMemCreate(
+        handle: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp,
+        flags: c_ulonglong,
+    ) @10020 => |next| next();
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle) @10020 => |next| next();
+    fn cuMemMap(
+        ptr: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle,
+        flags: c_ulonglong,
+    ) @10020 => |next| next();
+    fn cuMemUnmap(ptr: CUdeviceptr, size: usize) @10020 => |next| next();
+    fn cuMemRetainAllocationHandle(
+        handle: *mut CUmemGenericAllocationHandle, addr: *mut c_void,
+    ) @11000 => |next| next();
+    fn cuMemImportFromShareableHandle(
+        handle: *mut CUmemGenericAllocationHandle, os_handle: *mut c_void, sh_handle_type: c_uint,
+    ) @10020 => |next| next();
+
+    // Arrays.
+
+    fn cuArrayCreate(
+        handle: *mut CUarray, allocate_array: *const CUDA_ARRAY_DESCRIPTOR_v1,
+    ) @2000 => |next| next();
+    fn cuArrayCreate_v2(
+        handle: *mut CUarray, allocate_array: *const CUDA_ARRAY_DESCRIPTOR,
+    ) @3020 => |next| next();
+    fn cuArray3DCreate(
+        handle: *mut CUarray, allocate_array: *const CUDA_ARRAY3D_DESCRIPTOR_v1,
+    ) @2000 => |next| next();
+    fn cuArray3DCreate_v2(
+        handle: *mut CUarray, allocate_array: *const CUDA_ARRAY3D_DESCRIPTOR,
+    ) @3020 => |next| next();
+    fn cuArrayDestroy(array: CUarray) @2000 => |next| next();
+    fn cuMipmappedArrayCreate(
+        handle: *mut CUmipmappedArray, mipmapped_array_desc: *const CUDA_ARRAY3D_DESCRIPTOR,
+        num_mipmap_levels: c_uint,
+    ) @5000 => |next| next();
+    fn cuMipmappedArrayDestroy(mipmapped_array: CUmipmappedArray) @5000 => |next| next();
+
+    // The program is told of its limit, not of the card.
+
+    fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) @2000 => |next| next();
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) @3020 => |next| next();
+    fn cuDeviceTotalMem(bytes: *mut c_uint, device: CUdevice) @2000 => |next| next();
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) @3020 => |next| next();
+    fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) @0 => |next| next();
+    fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) @0 => |next| next();
+
+    // Launches.
+
+    fn cuLaunchKernel [cuLaunchKernel_ptsz](
+        function: CUfunction, grid_dim_x: c_uint, grid_dim_y: c_uint, grid_dim_z: c_uint,
+        block_dim_x: c_uint, block_dim_y: c_uint, block_dim_z: c_uint, shared_mem_bytes: c_uint,
+        stream: CUstream, kernel_params: *mut *mut c_void, extra: *mut *mut c_void,
+    ) @4000 => submit Kernel;
+    fn cuLaunchKernelEx [cuLaunchKernelEx_ptsz](
+        config: *const CUlaunchConfig, function: CUfunction, kernel_params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) @11060 => submit Kernel;
+    fn cuLaunchCooperativeKernel [cuLaunchCooperativeKernel_ptsz](
+        function: CUfunction, grid_dim_x: c_uint, grid_dim_y: c_uint, grid_dim_z: c_uint,
+        block_dim_x: c_uint, block_dim_y: c_uint, block_dim_z: c_uint, shared_mem_bytes: c_uint,
+        stream: CUstream, kernel_params: *mut *mut c_void,
+    ) @9000 => submit Kernel;
+    fn cuLaunchCooperativeKernelMultiDevice(
+        launch_params_list: *mut CUDA_LAUNCH_PARAMS, num_devices: c_uint, flags: c_uint,
+    ) @9000 => submit Kernel;
+    fn cuLaunch(function: CUfunction) @2000 => submit Kernel;
+    fn cuLaunchGrid(function: CUfunction, grid_width: c_int, grid_height: c_int) @2000 => submit Kernel;
+    fn cuLaunchGridAsync(
+        function: CUfunction, grid_width: c_int, grid_height: c_int, stream: CUstream,
+    ) @2000 => submit Kernel;
+    fn cuGraphLaunch [cuGraphLaunch_ptsz](graph: CUgraphExec, stream: CUstream) @10000 => submit Graph;
+
+    // Copies.
+
+    fn cuMemcpy [cuMemcpy_ptds](dst: CUdeviceptr, src: CUdeviceptr, byte_count: usize) @4000 => submit Copy;
+    fn cuMemcpy2D(copy: *const CUDA_MEMCPY2D_v1) @2000 => submit Copy;
+    fn cuMemcpy2DAsync(copy: *const CUDA_MEMCPY2D_v1, stream: CUstream) @2000 => submit Copy;
+    fn cuMemcpy2DAsync_v2 [cuMemcpy2DAsync_v2_ptsz](
+        copy: *const CUDA_MEMCPY2D, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemcpy2DUnaligned(copy: *const CUDA_MEMCPY2D_v1) @2000 => submit Copy;
+    fn cuMemcpy2DUnaligned_v2 [cuMemcpy2DUnaligned_v2_ptds](copy: *const CUDA_MEMCPY2D) @3020 => submit Copy;
+    fn cuMemcpy2D_v2 [cuMemcpy2D_v2_ptds](copy: *const CUDA_MEMCPY2D) @3020 => submit Copy;
+    fn cuMemcpy3D(copy: *const CUDA_MEMCPY3D_v1) @2000 => submit Copy;
+    fn cuMemcpy3DAsync(copy: *const CUDA_MEMCPY3D_v1, stream: CUstream) @2000 => submit Copy;
+    fn cuMemcpy3DAsync_v2 [cuMemcpy3DAsync_v2_ptsz](
+        copy: *const CUDA_MEMCPY3D, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemcpy3DBatchAsync [cuMemcpy3DBatchAsync_ptsz](
+        num_params: usize, op_list: *mut CUDA_MEMCPY3D_BATCH_OP, fail_idx: *mut usize, flags: c_ulonglong,
+        stream: CUstream,
+    ) @12080 => submit Copy;
+    fn cuMemcpy3DBatchAsync_v2 [cuMemcpy3DBatchAsync_v2_ptsz](
+        num_params: usize, op_list: *mut CUDA_MEMCPY3D_BATCH_OP, flags: c_ulonglong, stream: CUstream,
+    ) @13000 => submit Copy;
+    fn cuMemcpy3DPeer [cuMemcpy3DPeer_ptds](copy: *const CUDA_MEMCPY3D_PEER) @4000 => submit Copy;
+    fn cuMemcpy3DPeerAsync [cuMemcpy3DPeerAsync_ptsz](
+        copy: *const CUDA_MEMCPY3D_PEER, stream: CUstream,
+    ) @4000 => submit Copy;
+    fn cuMemcpy3DWithAttributesAsync [cuMemcpy3DWithAttributesAsync_ptsz](
+        op: *mut CUDA_MEMCPY3D_BATCH_OP, flags: c_ulonglong, stream: CUstream,
+    ) @13020 => submit Copy;
+    fn cuMemcpy3D_v2 [cuMemcpy3D_v2_ptds](copy: *const CUDA_MEMCPY3D) @3020 => submit Copy;
+    fn cuMemcpyAsync [cuMemcpyAsync_ptsz](
+        dst: CUdeviceptr, src: CUdeviceptr, byte_count: usize, stream: CUstream,
+    ) @4000 => submit Copy;
+    fn cuMemcpyAtoA(
+        dst_array: CUarray, dst_offset: c_uint, src_array: CUarray, src_offset: c_uint, byte_count: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemcpyAtoA_v2 [cuMemcpyAtoA_v2_ptds](
+        dst_array: CUarray, dst_offset: usize, src_array: CUarray, src_offset: usize, byte_count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemcpyAtoD(
+        dst_device: CUdeviceptr_v1, src_array: CUarray, src_offset: c_uint, byte_count: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemcpyAtoD_v2 [cuMemcpyAtoD_v2_ptds](
+        dst_device: CUdeviceptr, src_array: CUarray, src_offset: usize, byte_count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemcpyAtoH(
+        dst_host: *mut c_void, src_array: CUarray, src_offset: c_uint, byte_count: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemcpyAtoHAsync(
+        dst_host: *mut c_void, src_array: CUarray, src_offset: c_uint, byte_count: c_uint, stream: CUstream,
+    ) @2000 => submit Copy;
+    fn cuMemcpyAtoHAsync_v2 [cuMemcpyAtoHAsync_v2_ptsz](
+        dst_host: *mut c_void, src_array: CUarray, src_offset: usize, byte_count: usize, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemcpyAtoH_v2 [cuMemcpyAtoH_v2_ptds](
+        dst_host: *mut c_void, src_array: CUarray, src_offset: usize, byte_count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemcpyBatchAsync [cuMemcpyBatchAsync_ptsz](
+        dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+        attrs: *mut CUmemcpyAttributes, attr_idxs: *mut usize, num_attrs: usize, fail_idx: *mut usize,
+        stream: CUstream,
+    ) @12080 => submit Copy;
+    fn cuMemcpyBatchAsync_v2 [cuMemcpyBatchAsync_v2_ptsz](
+        dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+        attrs: *mut CUmemcpyAttributes, attr_idxs: *mut usize, num_attrs: usize, stream: CUstream,
+    ) @13000 => submit Copy;
+    fn cuMemcpyDtoA(
+        dst_array: CUarray, dst_offset: c_uint, src_device: CUdeviceptr_v1, byte_count: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemcpyDtoA_v2 [cuMemcpyDtoA_v2_ptds](
+        dst_array: CUarray, dst_offset: usize, src_device: CUdeviceptr, byte_count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemcpyDtoD(
+        dst_device: CUdeviceptr_v1, src_device: CUdeviceptr_v1, byte_count: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemcpyDtoDAsync(
+        dst_device: CUdeviceptr_v1, src_device: CUdeviceptr_v1, byte_count: c_uint, stream: CUstream,
+    ) @3000 => submit Copy;
+    fn cuMemcpyDtoDAsync_v2 [cuMemcpyDtoDAsync_v2_ptsz](
+        dst_device: CUdeviceptr, src_device: CUdeviceptr, byte_count: usize, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemcpyDtoD_v2 [cuMemcpyDtoD_v2_ptds](
+        dst_device: CUdeviceptr, src_device: CUdeviceptr, byte_count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemcpyDtoH(
+        dst_host: *mut c_void, src_device: CUdeviceptr_v1, byte_count: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemcpyDtoHAsync(
+        dst_host: *mut c_void, src_device: CUdeviceptr_v1, byte_count: c_uint, stream: CUstream,
+    ) @2000 => submit Copy;
+    fn cuMemcpyDtoHAsync_v2 [cuMemcpyDtoHAsync_v2_ptsz](
+        dst_host: *mut c_void, src_device: CUdeviceptr, byte_count: usize, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemcpyDtoH_v2 [cuMemcpyDtoH_v2_ptds](
+        dst_host: *mut c_void, src_device: CUdeviceptr, byte_count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemcpyHtoA(
+        dst_array: CUarray, dst_offset: c_uint, src_host: *const c_void, byte_count: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemcpyHtoAAsync(
+        dst_array: CUarray, dst_offset: c_uint, src_host: *const c_void, byte_count: c_uint,
+        stream: CUstream,
+    ) @2000 => submit Copy;
+    fn cuMemcpyHtoAAsync_v2 [cuMemcpyHtoAAsync_v2_ptsz](
+        dst_array: CUarray, dst_offset: usize, src_host: *const c_void, byte_count: usize, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemcpyHtoA_v2 [cuMemcpyHtoA_v2_ptds](
+        dst_array: CUarray, dst_offset: usize, src_host: *const c_void, byte_count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemcpyHtoD(
+        dst_device: CUdeviceptr_v1, src_host: *const c_void, byte_count: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemcpyHtoDAsync(
+        dst_device: CUdeviceptr_v1, src_host: *const c_void, byte_count: c_uint, stream: CUstream,
+    ) @2000 => submit Copy;
+    fn cuMemcpyHtoDAsync_v2 [cuMemcpyHtoDAsync_v2_ptsz](
+        dst_device: CUdeviceptr, src_host: *const c_void, byte_count: usize, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemcpyHtoD_v2 [cuMemcpyHtoD_v2_ptds](
+        dst_device: CUdeviceptr, src_host: *const c_void, byte_count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemcpyPeer [cuMemcpyPeer_ptds](
+        dst_device: CUdeviceptr, dst_context: CUcontext, src_device: CUdeviceptr, src_context: CUcontext,
+        byte_count: usize,
+    ) @4000 => submit Copy;
+    fn cuMemcpyPeerAsync [cuMemcpyPeerAsync_ptsz](
+        dst_device: CUdeviceptr, dst_context: CUcontext, src_device: CUdeviceptr, src_context: CUcontext,
+        byte_count: usize, stream: CUstream,
+    ) @4000 => submit Copy;
+    fn cuMemcpyWithAttributesAsync [cuMemcpyWithAttributesAsync_ptsz](
+        dst: CUdeviceptr, src: CUdeviceptr, size: usize, attr: *mut CUmemcpyAttributes, stream: CUstream,
+    ) @13020 => submit Copy;
+
+    // Sets.
+
+    fn cuMemsetD16(dst_device: CUdeviceptr_v1, value: c_ushort, count: c_uint) @2000 => submit Copy;
+    fn cuMemsetD16Async [cuMemsetD16Async_ptsz](
+        dst_device: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemsetD16_v2 [cuMemsetD16_v2_ptds](
+        dst_device: CUdeviceptr, value: c_ushort, count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemsetD2D16(
+        dst_device: CUdeviceptr_v1, dst_pitch: c_uint, value: c_ushort, width: c_uint, height: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemsetD2D16Async [cuMemsetD2D16Async_ptsz](
+        dst_device: CUdeviceptr, dst_pitch: usize, value: c_ushort, width: usize, height: usize,
+        stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemsetD2D16_v2 [cuMemsetD2D16_v2_ptds](
+        dst_device: CUdeviceptr, dst_pitch: usize, value: c_ushort, width: usize, height: usize,
+    ) @3020 => submit Copy;
+    fn cuMemsetD2D32(
+        dst_device: CUdeviceptr_v1, dst_pitch: c_uint, value: c_uint, width: c_uint, height: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemsetD2D32Async [cuMemsetD2D32Async_ptsz](
+        dst_device: CUdeviceptr, dst_pitch: usize, value: c_uint, width: usize, height: usize,
+        stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemsetD2D32_v2 [cuMemsetD2D32_v2_ptds](
+        dst_device: CUdeviceptr, dst_pitch: usize, value: c_uint, width: usize, height: usize,
+    ) @3020 => submit Copy;
+    fn cuMemsetD2D8(
+        dst_device: CUdeviceptr_v1, dst_pitch: c_uint, value: c_uchar, width: c_uint, height: c_uint,
+    ) @2000 => submit Copy;
+    fn cuMemsetD2D8Async [cuMemsetD2D8Async_ptsz](
+        dst_device: CUdeviceptr, dst_pitch: usize, value: c_uchar, width: usize, height: usize,
+        stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemsetD2D8_v2 [cuMemsetD2D8_v2_ptds](
+        dst_device: CUdeviceptr, dst_pitch: usize, value: c_uchar, width: usize, height: usize,
+    ) @3020 => submit Copy;
+    fn cuMemsetD32(dst_device: CUdeviceptr_v1, value: c_uint, count: c_uint) @2000 => submit Copy;
+    fn cuMemsetD32Async [cuMemsetD32Async_ptsz](
+        dst_device: CUdeviceptr, value: c_uint, count: usize, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemsetD32_v2 [cuMemsetD32_v2_ptds](
+        dst_device: CUdeviceptr, value: c_uint, count: usize,
+    ) @3020 => submit Copy;
+    fn cuMemsetD8(dst_device: CUdeviceptr_v1, value: c_uchar, count: c_uint) @2000 => submit Copy;
+    fn cuMemsetD8Async [cuMemsetD8Async_ptsz](
+        dst_device: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream,
+    ) @3020 => submit Copy;
+    fn cuMemsetD8_v2 [cuMemsetD8_v2_ptds](
+        dst_device: CUdeviceptr, value: c_uchar, count: usize,
+    ) @3020 => submit Copy;
+}
