@@ -1,1 +1,70 @@
-fn main() {}
+//! gcgroup-load: a workload on the driver API, the same on simulated and real GPUs.
+//!
+//! It says what it does on stdout, a line at a time: `pid`, the device, `ready`, then what the command prints,
+//! and last one line of JSON. It knows nothing of gcgroupfs.
+
+mod block;
+mod driver;
+mod gpu;
+mod latency;
+mod memory;
+mod obey;
+mod overhead;
+mod say;
+mod size;
+mod stats;
+mod throughput;
+mod touch;
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// A workload on the CUDA driver API, the same on simulated and real GPUs.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// The driver's library: a soname or a path
+    #[arg(long, global = true, default_value = "libcuda.so.1")]
+    library: String,
+    /// The device, as the driver counts
+    #[arg(long, global = true, default_value_t = 0)]
+    device: i32,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Bursts of kernels with gaps between them; how long each burst takes
+    Latency(latency::Latency),
+    /// Kernels back to back; how many a second
+    Throughput(throughput::Throughput),
+    /// Allocates up to a size or until refused, writes and verifies it, and holds it
+    Memory(memory::Memory),
+    /// Nanoseconds of a launch, of an allocation and its free, of a look at the memory
+    Overhead(overhead::Overhead),
+    /// Launches so many kernels and waits for them
+    Launches(obey::Launches),
+    /// Does what it reads from stdin
+    #[command(after_help = obey::COMMANDS)]
+    Obey,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    say::line(format_args!("pid {}", std::process::id()))?;
+    let driver = Arc::new(driver::Driver::open(&CString::new(arguments.library)?)?);
+    let gpu = gpu::Gpu::open(driver, arguments.device)?;
+    say::line(gpu.describe())?;
+    match &arguments.command {
+        Command::Latency(args) => latency::run(args, &gpu),
+        Command::Throughput(args) => throughput::run(args, &gpu),
+        Command::Memory(args) => memory::run(args, &gpu),
+        Command::Overhead(args) => overhead::run(args, &gpu),
+        Command::Launches(args) => obey::launches(args, &gpu),
+        Command::Obey => obey::obey(&gpu),
+    }
+}

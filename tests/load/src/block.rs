@@ -1,0 +1,337 @@
+//! Memory by each of the driver's ways to allocate it.
+
+use std::ffi::c_uint;
+use std::ptr::with_exposed_provenance_mut;
+
+use clap::ValueEnum;
+
+use crate::driver::{
+    Access, AllocationProperties, ArrayDescriptor, CUarray, CUdeviceptr, CUmemGenericAllocationHandle,
+    CUmemoryPool, Copy2D, CopyEnd, Location, PoolProperties, Result,
+};
+use crate::gpu::{Gpu, Stream};
+
+/// A way to allocate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Api {
+    /// `cuMemAlloc`
+    Linear,
+    /// `cuMemAllocPitch`
+    Pitched,
+    /// `cuMemAllocManaged`
+    Managed,
+    /// `cuMemAllocAsync`: the device's default pool
+    Async,
+    /// `cuMemAllocFromPoolAsync`: a pool of the program's own
+    Pool,
+    /// `cuMemCreate` and `cuMemMap`
+    Vmm,
+    /// `cuArrayCreate`
+    Array,
+    /// `cuMemHostAlloc`: page-locked memory of the host
+    Host,
+}
+
+const CU_MEM_ALLOCATION_TYPE_PINNED: c_uint = 1;
+const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
+const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_uint = 3;
+const CU_MEM_ATTACH_GLOBAL: c_uint = 1;
+const CU_AD_FORMAT_UNSIGNED_INT32: c_uint = 3;
+const CU_MEMORYTYPE_HOST: c_uint = 1;
+const CU_MEMORYTYPE_ARRAY: c_uint = 3;
+
+/// Bytes of a row that is asked for: not a multiple of any card's pitch, so that pitch and width differ.
+const PITCHED_WIDTH: usize = 4000;
+/// Bytes of an array's row.
+const ARRAY_WIDTH: usize = 64 << 10;
+
+/// Allocates by one API on one GPU; owns the stream and the pool that some of them need.
+#[derive(Debug)]
+pub struct Allocator<'g> {
+    pub gpu: &'g Gpu,
+    pub stream: Stream<'g>,
+    api: Api,
+    pool: Option<CUmemoryPool>,
+}
+
+/// Allocated memory. Freed by [`Allocator::free`], or by the driver at the end.
+#[derive(Debug)]
+pub struct Block {
+    /// Bytes that can be used: what was asked for, rounded up as the API rounds.
+    pub bytes: usize,
+    pub place: Place,
+}
+
+/// Where a block is.
+#[derive(Debug)]
+pub enum Place {
+    /// Freed by `cuMemFree`.
+    Device(CUdeviceptr),
+    /// Freed in the order of the stream.
+    Ordered(CUdeviceptr),
+    Mapped {
+        pointer: CUdeviceptr,
+        handle: CUmemGenericAllocationHandle,
+    },
+    Array {
+        array: CUarray,
+        width: usize,
+        height: usize,
+    },
+    /// The address of page-locked memory.
+    Host(usize),
+}
+
+impl<'g> Allocator<'g> {
+    /// # Errors
+    /// The driver's, if the stream or the pool cannot be made.
+    pub fn new(gpu: &'g Gpu, api: Api) -> Result<Self> {
+        let stream = Stream::new(gpu)?;
+        let pool = if api == Api::Pool {
+            Some(new_pool(gpu)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            gpu,
+            stream,
+            api,
+            pool,
+        })
+    }
+
+    /// Allocates at least `bytes` (at least one).
+    ///
+    /// # Errors
+    /// The driver's; nothing stays behind then.
+    pub fn allocate(&self, bytes: usize) -> Result<Block> {
+        let driver = &self.gpu.driver;
+        let mut pointer = 0;
+        // SAFETY: in every arm, places that outlive the call, and the stream and pool that `self` owns.
+        unsafe {
+            match self.api {
+                Api::Linear => driver.cuMemAlloc_v2(&mut pointer, bytes)?,
+                Api::Managed => driver.cuMemAllocManaged(&mut pointer, bytes, CU_MEM_ATTACH_GLOBAL)?,
+                Api::Pitched => {
+                    let (width, rows) = rows(bytes, PITCHED_WIDTH);
+                    let mut pitch = 0;
+                    driver.cuMemAllocPitch_v2(&mut pointer, &mut pitch, width, rows, 4)?;
+                    return Ok(Block {
+                        bytes: pitch * rows,
+                        place: Place::Device(pointer),
+                    });
+                }
+                Api::Async => {
+                    driver.cuMemAllocAsync(&mut pointer, bytes, self.stream.raw)?;
+                    return Ok(Block {
+                        bytes,
+                        place: Place::Ordered(pointer),
+                    });
+                }
+                Api::Pool => {
+                    let pool = self.pool.unwrap_or_default();
+                    driver.cuMemAllocFromPoolAsync(&mut pointer, bytes, pool, self.stream.raw)?;
+                    return Ok(Block {
+                        bytes,
+                        place: Place::Ordered(pointer),
+                    });
+                }
+                Api::Vmm => return self.map(bytes),
+                Api::Array => {
+                    let (width, height) = rows(bytes.next_multiple_of(4), ARRAY_WIDTH);
+                    let format = CU_AD_FORMAT_UNSIGNED_INT32;
+                    let shape = ArrayDescriptor {
+                        width: width / 4,
+                        height,
+                        format,
+                        channels: 1,
+                    };
+                    let mut array = 0;
+                    driver.cuArrayCreate_v2(&mut array, &shape)?;
+                    return Ok(Block {
+                        bytes: width * height,
+                        place: Place::Array { array, width, height },
+                    });
+                }
+                Api::Host => {
+                    let mut pointer = 0;
+                    driver.cuMemHostAlloc(&mut pointer, bytes, 0)?;
+                    return Ok(Block {
+                        bytes,
+                        place: Place::Host(pointer),
+                    });
+                }
+            }
+        }
+        Ok(Block {
+            bytes,
+            place: Place::Device(pointer),
+        })
+    }
+
+    /// Frees a block; the memory of a pool is the device's again when this returns.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn free(&self, block: Block) -> Result<()> {
+        let driver = &self.gpu.driver;
+        // SAFETY: each by the call that belongs to it, once: the block is consumed.
+        unsafe {
+            match block.place {
+                Place::Device(pointer) => driver.cuMemFree_v2(pointer),
+                Place::Ordered(pointer) => {
+                    driver.cuMemFreeAsync(pointer, self.stream.raw)?;
+                    self.stream.synchronize()
+                }
+                Place::Mapped { pointer, handle } => {
+                    driver.cuMemUnmap(pointer, block.bytes)?;
+                    driver.cuMemRelease(handle)?;
+                    driver.cuMemAddressFree(pointer, block.bytes)
+                }
+                Place::Array { array, .. } => driver.cuArrayDestroy(array),
+                Place::Host(pointer) => driver.cuMemFreeHost(pointer),
+            }
+        }
+    }
+
+    /// Copies rows between `host`, which holds as many bytes as the array, and the array.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn copy_array(&self, block: &Block, host: &mut [u8], to_device: bool) -> Result<()> {
+        let Place::Array { array, width, height } = block.place else {
+            return Ok(());
+        };
+        let here = CopyEnd {
+            kind: CU_MEMORYTYPE_HOST,
+            host: host.as_mut_ptr().addr(),
+            pitch: width,
+            ..CopyEnd::default()
+        };
+        let there = CopyEnd {
+            kind: CU_MEMORYTYPE_ARRAY,
+            array,
+            ..CopyEnd::default()
+        };
+        let (from, to) = if to_device { (here, there) } else { (there, here) };
+        // A short buffer gets fewer rows.
+        let height = height.min(host.len() / width);
+        // SAFETY: the host's end is exclusively borrowed and holds `height` rows; the array is alive.
+        unsafe {
+            self.gpu.driver.cuMemcpy2D_v2(&Copy2D {
+                from,
+                to,
+                width_bytes: width,
+                height,
+            })
+        }
+    }
+
+    fn map(&self, bytes: usize) -> Result<Block> {
+        let driver = &self.gpu.driver;
+        let location = Location {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE,
+            id: self.gpu.device,
+        };
+        let properties = AllocationProperties {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            location,
+            ..Default::default()
+        };
+        let access = Access {
+            location,
+            flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let (mut granularity, mut handle, mut pointer) = (0, 0, 0);
+        // SAFETY: places that outlive the calls; what an earlier call made is undone when a later one fails.
+        unsafe {
+            driver.cuMemGetAllocationGranularity(&mut granularity, &properties, 0)?;
+            let bytes = bytes.next_multiple_of(granularity.max(1));
+            driver.cuMemCreate(&mut handle, bytes, &properties, 0)?;
+            let mapped = driver
+                .cuMemAddressReserve(&mut pointer, bytes, 0, 0, 0)
+                .and_then(|()| driver.cuMemMap(pointer, bytes, 0, handle, 0))
+                .and_then(|()| driver.cuMemSetAccess(pointer, bytes, &access, 1));
+            if let Err(error) = mapped {
+                let _ = driver.cuMemUnmap(pointer, bytes);
+                let _ = driver.cuMemAddressFree(pointer, bytes);
+                let _ = driver.cuMemRelease(handle);
+                return Err(error);
+            }
+            Ok(Block {
+                bytes,
+                place: Place::Mapped { pointer, handle },
+            })
+        }
+    }
+}
+
+impl Drop for Allocator<'_> {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool {
+            // SAFETY: made in `new`; the driver keeps what is still allocated from it.
+            let _ = unsafe { self.gpu.driver.cuMemPoolDestroy(pool) };
+        }
+    }
+}
+
+impl Block {
+    /// The block's address for kernels and copies, if it has one.
+    pub fn pointer(&self) -> Option<CUdeviceptr> {
+        match self.place {
+            Place::Device(pointer) | Place::Ordered(pointer) | Place::Mapped { pointer, .. } => Some(pointer),
+            Place::Array { .. } | Place::Host(_) => None,
+        }
+    }
+
+    /// The block's bytes, if they are the host's.
+    pub fn host(&mut self) -> Option<&mut [u8]> {
+        let Place::Host(pointer) = self.place else {
+            return None;
+        };
+        // SAFETY: page-locked memory of this size, the program's alone until the block is consumed by `free`.
+        Some(unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut(pointer), self.bytes) })
+    }
+
+    /// The most of these bytes that make whole rows of the array.
+    pub fn whole_rows(&self, bytes: usize) -> usize {
+        if let Place::Array { width, .. } = self.place {
+            bytes - bytes % width
+        } else {
+            bytes
+        }
+    }
+}
+
+fn new_pool(gpu: &Gpu) -> Result<CUmemoryPool> {
+    let location = Location {
+        kind: CU_MEM_LOCATION_TYPE_DEVICE,
+        id: gpu.device,
+    };
+    let properties = PoolProperties {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        location,
+        ..Default::default()
+    };
+    let mut pool = 0;
+    // SAFETY: places that outlive the call.
+    unsafe { gpu.driver.cuMemPoolCreate(&mut pool, &properties) }?;
+    Ok(pool)
+}
+
+/// (bytes of a row, rows) for at least `bytes`, with rows of at most `width`.
+fn rows(bytes: usize, width: usize) -> (usize, usize) {
+    let width = width.min(bytes);
+    (width, bytes.div_ceil(width.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_hold_what_was_asked_for() {
+        assert_eq!(rows(4, ARRAY_WIDTH), (4, 1));
+        assert_eq!(rows(PITCHED_WIDTH * 3 + 1, PITCHED_WIDTH), (PITCHED_WIDTH, 4));
+    }
+}

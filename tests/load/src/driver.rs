@@ -1,0 +1,300 @@
+//! The CUDA driver: every function the program calls, one row each, found when it starts.
+//!
+//! The library is opened by name and its functions are looked up by `dlsym`, so that the program runs where no
+//! driver is installed (and says so), and is governed or not by what is preloaded. It knows no kernel and keeps
+//! no state of its own: [`crate::gpu`] makes safe things of these functions.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::fmt;
+
+use anyhow::{Context as _, bail};
+
+/// A `CUresult`: zero is success.
+type CUresult = c_uint;
+pub type CUdevice = c_int;
+pub type CUdeviceptr = u64;
+// Handles are the driver's pointers, words to us: never dereferenced, and free to cross threads.
+pub type CUcontext = usize;
+pub type CUmodule = usize;
+pub type CUfunction = usize;
+pub type CUstream = usize;
+pub type CUevent = usize;
+pub type CUarray = usize;
+pub type CUmemoryPool = usize;
+pub type CUmemGenericAllocationHandle = u64;
+
+/// The code for a call that the opened driver does not have.
+const CUDA_ERROR_NOT_FOUND: CUresult = 500;
+const CUDA_ERROR_OUT_OF_MEMORY: CUresult = 2;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Location {
+    pub kind: c_uint,
+    pub id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AllocationProperties {
+    pub kind: c_uint,
+    pub requested_handle_types: c_uint,
+    pub location: Location,
+    pub win32: usize,
+    pub flags: u64,
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Access {
+    pub location: Location,
+    pub flags: c_uint,
+}
+
+/// `CUmemPoolProps`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PoolProperties {
+    pub kind: c_uint,
+    pub handle_types: c_uint,
+    pub location: Location,
+    pub win32: usize,
+    pub max_size: usize,
+    /// `usage` and `reserved`, all zero.
+    pub rest: [u64; 7],
+}
+
+/// `CUDA_ARRAY_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ArrayDescriptor {
+    pub width: usize,
+    pub height: usize,
+    pub format: c_uint,
+    pub channels: c_uint,
+}
+
+/// One end of a `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CopyEnd {
+    pub x_bytes: usize,
+    pub y: usize,
+    pub kind: c_uint,
+    pub host: usize,
+    pub device: CUdeviceptr,
+    pub array: CUarray,
+    pub pitch: usize,
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Copy2D {
+    pub from: CopyEnd,
+    pub to: CopyEnd,
+    pub width_bytes: usize,
+    pub height: usize,
+}
+
+const _: () = {
+    assert!(size_of::<AllocationProperties>() == 32);
+    assert!(size_of::<Access>() == 12);
+    assert!(size_of::<PoolProperties>() == 88);
+    assert!(size_of::<ArrayDescriptor>() == 24);
+    assert!(size_of::<Copy2D>() == 128);
+};
+
+/// A call that the driver answered with an error. Shows as the driver's name for it: `CUDA_ERROR_…`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CudaError {
+    /// The function that failed.
+    pub call: &'static str,
+    code: CUresult,
+    name: String,
+}
+
+impl CudaError {
+    /// Whether memory was refused, by the driver or by a limit: the two look the same.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.code == CUDA_ERROR_OUT_OF_MEMORY
+    }
+
+    /// The driver's name for the error.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} from {}", self.name, self.call)
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+pub type Result<T> = std::result::Result<T, CudaError>;
+
+macro_rules! driver {
+    ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?); )*) => {
+        /// The driver's functions; those of a newer driver than the one opened are absent.
+        #[allow(non_snake_case, reason = "spelt as the driver spells them")]
+        pub struct Driver {
+            /// Apart from the rest, since it is what names their errors.
+            cuGetErrorName: Option<unsafe extern "C" fn(CUresult, &mut *const c_char) -> CUresult>,
+            $( $name: Option<unsafe extern "C" fn($($ty),*) -> CUresult>, )*
+        }
+
+        #[allow(non_snake_case, clippy::too_many_arguments, reason = "as the driver has them")]
+        impl Driver {
+            fn of(library: *mut c_void) -> Self {
+                Self {
+                    // SAFETY: the driver's signature of it.
+                    cuGetErrorName: unsafe { find(library, "cuGetErrorName\0") },
+                    // SAFETY: the driver's signatures, as the table has them.
+                    $( $name: unsafe { find(library, concat!(stringify!($name), "\0")) }, )*
+                }
+            }
+
+            $(
+                /// # Safety
+                /// What the driver's documentation asks of the function's arguments.
+                pub unsafe fn $name(&self, $($arg: $ty),*) -> Result<()> {
+                    // SAFETY: the caller's.
+                    let code = self.$name.map_or(CUDA_ERROR_NOT_FOUND, |call| unsafe { call($($arg),*) });
+                    if code == 0 { Ok(()) } else { Err(self.error(stringify!($name), code)) }
+                }
+            )*
+        }
+    };
+}
+
+driver! {
+    fn cuInit(flags: c_uint);
+    fn cuDriverGetVersion(version: &mut c_int);
+    fn cuDeviceGet(device: &mut CUdevice, ordinal: c_int);
+    fn cuDeviceGetName(name: *mut c_char, length: c_int, device: CUdevice);
+    fn cuDeviceGetUuid_v2(uuid: &mut [u8; 16], device: CUdevice);
+    fn cuDeviceTotalMem_v2(bytes: &mut usize, device: CUdevice);
+    fn cuDevicePrimaryCtxRetain(context: &mut CUcontext, device: CUdevice);
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    fn cuCtxSetCurrent(context: CUcontext);
+    fn cuCtxSynchronize();
+    fn cuModuleLoadData(module: &mut CUmodule, image: *const c_void);
+    fn cuModuleUnload(module: CUmodule);
+    fn cuModuleGetFunction(function: &mut CUfunction, module: CUmodule, name: *const c_char);
+    fn cuStreamCreate(stream: &mut CUstream, flags: c_uint);
+    fn cuStreamSynchronize(stream: CUstream);
+    fn cuStreamDestroy_v2(stream: CUstream);
+    fn cuEventCreate(event: &mut CUevent, flags: c_uint);
+    fn cuEventRecord(event: CUevent, stream: CUstream);
+    fn cuEventSynchronize(event: CUevent);
+    fn cuEventDestroy_v2(event: CUevent);
+    fn cuLaunchKernel(
+        function: CUfunction,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared_bytes: c_uint, stream: CUstream,
+        params: *mut *mut c_void, extra: *mut *mut c_void,
+    );
+    fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
+    fn cuMemAlloc_v2(pointer: &mut CUdeviceptr, bytes: usize);
+    fn cuMemAllocPitch_v2(
+        pointer: &mut CUdeviceptr, pitch: &mut usize, width_bytes: usize, height: usize, element: c_uint,
+    );
+    fn cuMemAllocManaged(pointer: &mut CUdeviceptr, bytes: usize, flags: c_uint);
+    fn cuMemFree_v2(pointer: CUdeviceptr);
+    fn cuMemAllocAsync(pointer: &mut CUdeviceptr, bytes: usize, stream: CUstream);
+    fn cuMemAllocFromPoolAsync(pointer: &mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+    fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream);
+    fn cuMemPoolCreate(pool: &mut CUmemoryPool, properties: &PoolProperties);
+    fn cuMemPoolDestroy(pool: CUmemoryPool);
+    fn cuMemGetAllocationGranularity(bytes: &mut usize, properties: &AllocationProperties, option: c_uint);
+    fn cuMemAddressReserve(
+        pointer: &mut CUdeviceptr, bytes: usize, alignment: usize, wish: CUdeviceptr, flags: c_ulonglong,
+    );
+    fn cuMemAddressFree(pointer: CUdeviceptr, bytes: usize);
+    fn cuMemCreate(
+        handle: &mut CUmemGenericAllocationHandle, bytes: usize, properties: &AllocationProperties,
+        flags: c_ulonglong,
+    );
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle);
+    fn cuMemMap(
+        pointer: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle,
+        flags: c_ulonglong,
+    );
+    fn cuMemUnmap(pointer: CUdeviceptr, bytes: usize);
+    fn cuMemSetAccess(pointer: CUdeviceptr, bytes: usize, access: &Access, count: usize);
+    fn cuArrayCreate_v2(array: &mut CUarray, description: &ArrayDescriptor);
+    fn cuArrayDestroy(array: CUarray);
+    fn cuMemHostAlloc(pointer: &mut usize, bytes: usize, flags: c_uint);
+    fn cuMemFreeHost(pointer: usize);
+    fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
+    fn cuMemcpy2D_v2(copy: &Copy2D);
+    fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);
+}
+
+impl Driver {
+    /// Opens the driver's library, a soname or a path, for the life of the program.
+    ///
+    /// # Errors
+    /// The loader's own words if it cannot, or that the library is no CUDA driver.
+    pub fn open(library: &CStr) -> anyhow::Result<Self> {
+        // SAFETY: a string that lives through the call.
+        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            // SAFETY: called by the thread whose dlopen failed.
+            let words = unsafe { libc::dlerror() };
+            if words.is_null() {
+                bail!("cannot open {}", library.to_string_lossy());
+            }
+            // SAFETY: a string of the loader's, valid until this thread's next call of it.
+            let words = unsafe { CStr::from_ptr(words) };
+            bail!("no CUDA driver: {}", words.to_string_lossy());
+        }
+        let driver = Self::of(handle);
+        driver
+            .cuInit
+            .with_context(|| format!("{} is no CUDA driver", library.to_string_lossy()))?;
+        Ok(driver)
+    }
+
+    #[cold]
+    fn error(&self, call: &'static str, code: CUresult) -> CudaError {
+        let mut name = std::ptr::null();
+        // SAFETY: writes the address of a static string, or null for a code it does not know.
+        let known = self
+            .cuGetErrorName
+            .is_some_and(|get| unsafe { get(code, &mut name) } == 0);
+        let name = if known && !name.is_null() {
+            // SAFETY: the driver's static string.
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        } else {
+            format!("CUresult {code}")
+        };
+        CudaError { call, code, name }
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").finish_non_exhaustive()
+    }
+}
+
+/// A function of the library, or none. `name` ends with a NUL.
+///
+/// # Safety
+/// `F` is the type of a function pointer, and that of the function.
+unsafe fn find<F: Copy>(library: *mut c_void, name: &str) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: a library that was opened and never closed, and a terminated name.
+    let address = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
+    // SAFETY: not null, and a function of this type by the caller's word.
+    (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
+}

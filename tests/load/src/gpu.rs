@@ -1,0 +1,271 @@
+//! A GPU ready for work: its primary context, and the test kernels loaded.
+//!
+//! Everything here is safe to call: handles are made, used and destroyed by types that own them.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use crate::driver::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream, Driver, Result,
+};
+
+/// What a driver compiles for its card; ends with a NUL, as the driver wants it.
+const KERNELS: &str = concat!(include_str!("../kernels.ptx"), "\0");
+
+/// Threads of a block, and most blocks, of the fill and checksum kernels.
+const THREADS: u32 = 256;
+const BLOCKS: u64 = 1024;
+
+/// A device with its primary context retained and the kernels loaded into it.
+#[derive(Debug)]
+pub struct Gpu {
+    pub driver: Arc<Driver>,
+    pub device: CUdevice,
+    /// The driver's version, as it writes it: 12080 is 12.8.
+    version: c_int,
+    /// The driver's name and UUID of the device.
+    pub name: String,
+    pub uuid: [u8; 16],
+    context: CUcontext,
+    module: CUmodule,
+    spin: CUfunction,
+    fill: CUfunction,
+    checksum: CUfunction,
+}
+
+impl Gpu {
+    /// Takes the device of this ordinal (as the driver counts) and makes its context the thread's current one.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn open(driver: Arc<Driver>, ordinal: c_int) -> Result<Self> {
+        let (mut device, mut context, mut module) = (0, 0, 0);
+        let mut name = [0_u8; 128];
+        let (mut uuid, mut version) = ([0; 16], 0);
+        // SAFETY: each call gets places that outlive it, and what the calls before it made.
+        unsafe {
+            driver.cuInit(0)?;
+            driver.cuDriverGetVersion(&mut version)?;
+            driver.cuDeviceGet(&mut device, ordinal)?;
+            let length = c_int::try_from(name.len()).unwrap_or(0);
+            driver.cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), length, device)?;
+            driver.cuDeviceGetUuid_v2(&mut uuid, device)?;
+            driver.cuDevicePrimaryCtxRetain(&mut context, device)?;
+            driver.cuCtxSetCurrent(context)?;
+            driver.cuModuleLoadData(&mut module, KERNELS.as_ptr().cast())?;
+        }
+        let function = |name: &CStr| {
+            let mut function = 0;
+            // SAFETY: the module just loaded and a terminated name.
+            unsafe { driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map(|()| function)
+        };
+        let spin = function(c"gcgroup_spin")?;
+        let fill = function(c"gcgroup_fill")?;
+        let checksum = function(c"gcgroup_checksum")?;
+        let name = CStr::from_bytes_until_nul(&name)
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        Ok(Self {
+            driver,
+            device,
+            version,
+            name,
+            uuid,
+            context,
+            module,
+            spin,
+            fill,
+            checksum,
+        })
+    }
+
+    /// Makes this GPU the calling thread's current one.
+    pub fn attach(&self) -> Result<()> {
+        // SAFETY: a context that is retained until drop.
+        unsafe { self.driver.cuCtxSetCurrent(self.context) }
+    }
+
+    /// The device's line in what the program prints.
+    pub fn describe(&self) -> String {
+        let hex: String = self.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!(
+            "device {} {hex} {}, driver {}",
+            self.device, self.name, self.version
+        )
+    }
+
+    /// Submits one thread that runs for `usec` microseconds.
+    pub fn spin(&self, stream: CUstream, usec: u64) -> Result<()> {
+        self.launch(self.spin, 1, 1, stream, &mut [place(&usec)])
+    }
+
+    /// Submits `dst[i] = value + i` for `words` 32-bit words. `dst` is the caller's memory on this device.
+    pub fn fill(&self, stream: CUstream, dst: CUdeviceptr, words: u64, value: u32) -> Result<()> {
+        self.launch(
+            self.fill,
+            grid(words),
+            THREADS,
+            stream,
+            &mut [place(&dst), place(&words), place(&value)],
+        )
+    }
+
+    /// Submits the addition of the checksum of `words` 32-bit words at `src` to the 64-bit word at `out`.
+    pub fn checksum(&self, stream: CUstream, src: CUdeviceptr, words: u64, out: CUdeviceptr) -> Result<()> {
+        self.launch(
+            self.checksum,
+            grid(words),
+            THREADS,
+            stream,
+            &mut [place(&src), place(&words), place(&out)],
+        )
+    }
+
+    fn launch(
+        &self,
+        function: CUfunction,
+        grid: c_uint,
+        block: c_uint,
+        stream: CUstream,
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
+        let params = params.as_mut_ptr();
+        let extra = std::ptr::null_mut();
+        // SAFETY: one of this module's kernels with as many parameters, of the types, as its text declares; the
+        // driver copies them before it returns.
+        unsafe {
+            self.driver
+                .cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, params, extra)
+        }
+    }
+
+    /// Waits for everything submitted to the device.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: no arguments.
+        unsafe { self.driver.cuCtxSynchronize() }
+    }
+
+    /// (free, total) bytes, as the driver tells this process.
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: two places that outlive the call.
+        unsafe { self.driver.cuMemGetInfo_v2(&mut free, &mut total) }.map(|()| (free, total))
+    }
+
+    /// The device's size in bytes, as the driver tells this process.
+    pub fn total_memory(&self) -> Result<usize> {
+        let mut total = 0;
+        // SAFETY: a place that outlives the call.
+        unsafe { self.driver.cuDeviceTotalMem_v2(&mut total, self.device) }.map(|()| total)
+    }
+
+    /// Copies into the caller's memory on this device, and waits for it.
+    pub fn write(&self, to: CUdeviceptr, bytes: &[u8]) -> Result<()> {
+        // SAFETY: a live slice; the driver checks the device's side.
+        unsafe {
+            self.driver
+                .cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len())
+        }
+    }
+
+    /// Copies from the caller's memory on this device, and waits for it.
+    pub fn read(&self, from: CUdeviceptr, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: a live slice; the driver checks the device's side.
+        unsafe {
+            self.driver
+                .cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), from, bytes.len())
+        }
+    }
+
+    /// Sets bytes of the caller's memory on this device.
+    pub fn set(&self, to: CUdeviceptr, value: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the driver checks the device's side.
+        unsafe { self.driver.cuMemsetD8_v2(to, value, bytes) }
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: made in `open`, and nobody uses them after this. An error now has no reader.
+        let _ = unsafe { self.driver.cuModuleUnload(self.module) };
+        // SAFETY: retained once in `open`.
+        let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// A stream of its own, which does not wait for the default stream.
+#[derive(Debug)]
+pub struct Stream<'g> {
+    gpu: &'g Gpu,
+    pub raw: CUstream,
+}
+
+impl<'g> Stream<'g> {
+    pub fn new(gpu: &'g Gpu) -> Result<Self> {
+        const CU_STREAM_NON_BLOCKING: c_uint = 1;
+        let mut raw = 0;
+        // SAFETY: a place that outlives the call.
+        unsafe { gpu.driver.cuStreamCreate(&mut raw, CU_STREAM_NON_BLOCKING) }?;
+        Ok(Self { gpu, raw })
+    }
+
+    /// Waits for everything submitted to the stream.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: a stream that lives until drop.
+        unsafe { self.gpu.driver.cuStreamSynchronize(self.raw) }
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`; the driver lets queued work finish first.
+        let _ = unsafe { self.gpu.driver.cuStreamDestroy_v2(self.raw) };
+    }
+}
+
+/// A place in a stream's order that can be waited for.
+#[derive(Debug)]
+pub struct Event<'g> {
+    gpu: &'g Gpu,
+    raw: CUevent,
+}
+
+impl<'g> Event<'g> {
+    pub fn new(gpu: &'g Gpu) -> Result<Self> {
+        const CU_EVENT_DISABLE_TIMING: c_uint = 2;
+        let mut raw = 0;
+        // SAFETY: a place that outlives the call.
+        unsafe { gpu.driver.cuEventCreate(&mut raw, CU_EVENT_DISABLE_TIMING) }?;
+        Ok(Self { gpu, raw })
+    }
+
+    /// Moves the event to the end of what the stream holds now.
+    pub fn record(&self, stream: &Stream<'_>) -> Result<()> {
+        // SAFETY: an event and a stream that live through the call.
+        unsafe { self.gpu.driver.cuEventRecord(self.raw, stream.raw) }
+    }
+
+    /// Waits until what it was last recorded behind has ended; at once if it never was.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: an event that lives until drop.
+        unsafe { self.gpu.driver.cuEventSynchronize(self.raw) }
+    }
+}
+
+impl Drop for Event<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`.
+        let _ = unsafe { self.gpu.driver.cuEventDestroy_v2(self.raw) };
+    }
+}
+
+/// A kernel parameter as the driver wants it: the address of the value.
+fn place<T>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
+}
+
+/// Blocks for this many words: one for each [`THREADS`] of them, up to what fills a card.
+fn grid(words: u64) -> c_uint {
+    u32::try_from(words.div_ceil(THREADS.into()).clamp(1, BLOCKS)).unwrap_or(1)
+}

@@ -1,0 +1,79 @@
+//! Numbers about numbers, and random gaps.
+
+use std::time::Duration;
+
+/// The value below which this share of the sorted values lies (nearest rank); zero of none.
+pub fn quantile(sorted: &[f64], share: f64) -> f64 {
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of a length"
+    )]
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted
+        .get(rank.clamp(1, sorted.len().max(1)) - 1)
+        .copied()
+        .unwrap_or_default()
+}
+
+/// The values in order.
+pub fn sorted(mut values: Vec<f64>) -> Vec<f64> {
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// Exponentially distributed gaps, the same for the same seed (splitmix64).
+#[derive(Debug)]
+pub struct Gaps {
+    state: u64,
+    mean: Duration,
+}
+
+impl Gaps {
+    pub fn new(mean: Duration, seed: u64) -> Self {
+        Self { state: seed, mean }
+    }
+
+    pub fn next(&mut self) -> Duration {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        // In [0, 1), from the upper 53 bits.
+        let uniform = (z >> 11) as f64 / (1_u64 << 53) as f64;
+        self.mean.mul_f64(-(1.0 - uniform).ln())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_occur() {
+        let values = sorted(vec![3.0, 1.0, 2.0, 4.0]);
+        assert_eq!(
+            [
+                quantile(&values, 0.5),
+                quantile(&values, 0.99),
+                quantile(&values, 1.0)
+            ],
+            [2.0, 4.0, 4.0]
+        );
+        assert_eq!(quantile(&[], 0.5), 0.0);
+        assert_eq!(quantile(&[5.0], 0.0), 5.0);
+    }
+
+    #[test]
+    fn gaps_have_their_mean_and_repeat_with_the_seed() {
+        let mean = Duration::from_millis(10);
+        let sum = |seed| {
+            let mut gaps = Gaps::new(mean, seed);
+            (0..20_000).map(|_| gaps.next().as_secs_f64()).sum::<f64>()
+        };
+        assert!((sum(1) / 20_000.0 / mean.as_secs_f64() - 1.0).abs() < 0.03);
+        assert_eq!(sum(2), sum(2));
+        assert_ne!(sum(2), sum(3));
+    }
+}
