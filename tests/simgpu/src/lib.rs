@@ -1,14 +1,20 @@
 //! The simulated GPU: devices, their memory and their time, shared by several processes through a
 //! directory. It knows nothing of CUDA or NVML, whose simulated libraries are built on it.
 
+pub mod clock;
 pub mod config;
 mod device;
+mod engine;
 mod layout;
 mod lock;
 mod member;
+pub mod memory;
+mod runner;
 mod state;
+mod turn;
 
 pub use config::Config;
 pub use device::{Device, NAME, Process};
+pub use engine::{Cost, Engine, StreamId, StreamKind, Work};
 pub use member::Member;
 pub use state::{CUDA_VERSION, DRIVER_VERSION, Machine};

@@ -24,6 +24,11 @@ impl Member {
         })
     }
 
+    #[cfg(test)]
+    pub(crate) fn in_slot(machine: &'static Machine, slot: usize) -> Member {
+        Member { machine, slot }
+    }
+
     /// The machine.
     pub fn machine(&self) -> &'static Machine {
         self.machine

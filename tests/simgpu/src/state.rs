@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -107,13 +107,6 @@ impl Machine {
             layout.claimed.fetch_max(slot as u64 + 1, Release);
         })?;
         Ok(slot)
-    }
-
-    /// Slots that were ever claimed, with their index.
-    pub(crate) fn claimed(&self) -> usize {
-        usize::try_from(self.layout().claimed.load(Acquire))
-            .unwrap_or(0)
-            .min(MAX_PROCESSES)
     }
 
     pub(crate) fn layout(&self) -> &Layout {

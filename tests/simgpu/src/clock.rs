@@ -1,0 +1,35 @@
+//! Time and sleep: nanoseconds of the monotonic clock, which all processes of a machine share, and
+//! futexes, which wake across processes.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// Nanoseconds of the monotonic clock.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid timespec; the clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// Sleeps until `bell` is rung, unless it no longer is `seen`; at most `limit`. May wake for nothing.
+pub(crate) fn sleep(bell: &AtomicU32, seen: u32, limit: Option<Duration>) {
+    let time = limit.map(|limit| libc::timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the word is in memory that outlives the call, the time null or a valid timespec.
+    unsafe { libc::syscall(libc::SYS_futex, bell.as_ptr(), libc::FUTEX_WAIT, seen, time) };
+}
+
+/// Wakes whoever sleeps on `bell`, in whatever process.
+pub(crate) fn ring(bell: &AtomicU32) {
+    bell.fetch_add(1, SeqCst);
+    // SAFETY: the word is in memory that outlives the call.
+    unsafe { libc::syscall(libc::SYS_futex, bell.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}

@@ -1,0 +1,348 @@
+//! A device's work of one process: streams, each a queue in order, and the thread that does it.
+//!
+//! Time is kept, not spent: a kernel begins when its stream, its device and its turn allow and ends as
+//! much later as it takes; the thread sleeps meanwhile and, when it wakes late, begins the next one at
+//! the time it could have begun. So short kernels take their true time on average although no sleep is
+//! that exact. Kernels of one process run one after another; all else overlaps with them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{OnceLock, mpsc};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::clock::{self, now_ns};
+use crate::member::Member;
+use crate::runner;
+
+/// A stream of an engine.
+pub type StreamId = u64;
+
+/// How a stream orders itself against the others of its context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamKind {
+    /// The legacy default stream: after all that blocking streams have, and they after it.
+    Legacy,
+    /// In order with the legacy default stream.
+    Blocking,
+    /// By itself.
+    NonBlocking,
+}
+
+/// How long a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// So many nanoseconds of the device.
+    Device(u64),
+    /// Until so many nanoseconds have passed since it began, whoever had the device meanwhile.
+    Elapsed(u64),
+}
+
+/// One piece of work.
+pub enum Work {
+    /// A kernel; what it does to memory is done when it ends.
+    Kernel(Cost, Box<dyn FnOnce() + Send>),
+    /// Something the engine's thread does at once, given the time. It must not wait.
+    Do(Box<dyn FnOnce(u64) + Send>),
+    /// Something the program does: on a thread of its own, for it may take long.
+    Host(Box<dyn FnOnce() + Send>),
+    /// Nothing goes on until this is true. Asked again after every other progress, and some ten
+    /// thousand times a second.
+    Wait(Box<dyn FnMut() -> bool + Send>),
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Work::Kernel(..) => "Kernel",
+            Work::Do(_) => "Do",
+            Work::Host(_) => "Host",
+            Work::Wait(_) => "Wait",
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Op {
+    pub(crate) seq: u64,
+    pub(crate) submitted: u64,
+    /// Taken out when it begins; the operation leaves the queue when it ends.
+    pub(crate) work: Option<Work>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) domain: u64,
+    pub(crate) kind: StreamKind,
+    pub(crate) priority: i32,
+    /// When its last finished operation ended.
+    pub(crate) clock: u64,
+    pub(crate) queue: VecDeque<Op>,
+    /// Goes away with its last operation.
+    pub(crate) closing: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    pub(crate) streams: BTreeMap<StreamId, Stream>,
+    next_seq: u64,
+    next_stream: StreamId,
+    pub(crate) asleep: bool,
+    started: bool,
+    waiters: usize,
+}
+
+/// The work of this process on one device.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) member: &'static Member,
+    pub(crate) device: usize,
+    queues: Mutex<Queues>,
+    progress: Condvar,
+    host: OnceLock<mpsc::Sender<(StreamId, HostWork)>>,
+}
+
+type HostWork = Box<dyn FnOnce() + Send>;
+
+impl Engine {
+    /// An engine with no streams. Its thread starts with the first work.
+    pub fn new(member: &'static Member, device: usize) -> &'static Engine {
+        Box::leak(Box::new(Engine {
+            member,
+            device,
+            queues: Mutex::default(),
+            progress: Condvar::new(),
+            host: OnceLock::new(),
+        }))
+    }
+
+    /// The device it works on.
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Makes a stream. `domain` names the context, within which default streams order the others;
+    /// lower `priority` goes first.
+    pub fn open(&self, domain: u64, kind: StreamKind, priority: i32) -> StreamId {
+        let mut queues = self.queues.lock();
+        queues.next_stream += 1;
+        let id = queues.next_stream;
+        let queue = VecDeque::new();
+        queues.streams.insert(
+            id,
+            Stream {
+                domain,
+                kind,
+                priority,
+                clock: 0,
+                queue,
+                closing: false,
+            },
+        );
+        id
+    }
+
+    /// Lets a stream go once its work is done.
+    pub fn close(&self, id: StreamId) {
+        let mut queues = self.queues.lock();
+        if queues.streams.get_mut(&id).is_some_and(|stream| {
+            stream.closing = true;
+            stream.queue.is_empty()
+        }) {
+            queues.streams.remove(&id);
+        }
+    }
+
+    /// Puts work at the end of a stream, in one piece.
+    pub fn submit(&'static self, id: StreamId, work: impl IntoIterator<Item = Work>) {
+        let mut queues = self.queues.lock();
+        let submitted = now_ns();
+        for work in work {
+            queues.next_seq += 1;
+            let seq = queues.next_seq;
+            let Some(stream) = queues.streams.get_mut(&id) else {
+                return;
+            };
+            stream.queue.push_back(Op {
+                seq,
+                submitted,
+                work: Some(work),
+            });
+        }
+        self.wake(&mut queues);
+    }
+
+    /// Whether all work of a stream, and all it is ordered behind, is done.
+    pub fn is_idle(&self, id: StreamId) -> bool {
+        let queues = self.queues.lock();
+        queues
+            .streams
+            .get(&id)
+            .is_none_or(|stream| stream.queue.is_empty() && queues.allowed(stream, u64::MAX))
+    }
+
+    /// Waits for all that a stream has now.
+    pub fn wait(&'static self, id: StreamId) {
+        if self.is_idle(id) {
+            return;
+        }
+        // A legacy stream waits behind others even when it has nothing itself.
+        self.submit(id, [Work::Do(Box::new(|_| ()))]);
+        let mut queues = self.queues.lock();
+        let last = queues
+            .streams
+            .get(&id)
+            .and_then(|stream| stream.queue.back())
+            .map_or(0, |op| op.seq);
+        self.wait_while(&mut queues, |queues| {
+            queues
+                .streams
+                .get(&id)
+                .is_some_and(|stream| stream.first() <= last)
+        });
+    }
+
+    /// Whether a context has no work left.
+    pub fn is_domain_idle(&self, domain: u64) -> bool {
+        let queues = self.queues.lock();
+        queues
+            .streams
+            .values()
+            .all(|stream| stream.domain != domain || stream.queue.is_empty())
+    }
+
+    /// Waits for all that a context has now.
+    pub fn wait_domain(&self, domain: u64) {
+        let mut queues = self.queues.lock();
+        let last = queues.next_seq;
+        self.wait_while(&mut queues, |queues| {
+            queues
+                .streams
+                .values()
+                .any(|stream| stream.domain == domain && stream.first() <= last)
+        });
+    }
+
+    /// Forgets all streams of a context and what they still have to do, but for what has begun.
+    pub fn drop_domain(&self, domain: u64) {
+        let mut queues = self.queues.lock();
+        for stream in queues
+            .streams
+            .values_mut()
+            .filter(|stream| stream.domain == domain)
+        {
+            stream.closing = true;
+            stream.queue.retain(|op| op.work.is_none());
+        }
+        queues
+            .streams
+            .retain(|_, stream| !stream.closing || !stream.queue.is_empty());
+        self.progress.notify_all();
+    }
+
+    /// Has the engine look again at what its streams wait for.
+    pub fn nudge(&'static self) {
+        let mut queues = self.queues.lock();
+        if queues.started {
+            self.wake(&mut queues);
+        }
+    }
+
+    fn wait_while(&self, queues: &mut MutexGuard<'_, Queues>, mut busy: impl FnMut(&Queues) -> bool) {
+        queues.waiters += 1;
+        while busy(queues) {
+            self.progress.wait(queues);
+        }
+        queues.waiters -= 1;
+    }
+
+    fn wake(&'static self, queues: &mut Queues) {
+        if !queues.started {
+            queues.started = true;
+            runner::spawn("simgpu", move || runner::run(self));
+        } else if queues.asleep {
+            queues.asleep = false;
+            clock::ring(self.bell());
+        }
+    }
+
+    pub(crate) fn bell(&self) -> &'static AtomicU32 {
+        &self.member.here(self.device).bell
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock()
+    }
+
+    /// Takes the first operation of a stream off its queue: it ended at `ended`.
+    pub(crate) fn finish(&self, queues: &mut Queues, id: StreamId, ended: u64) {
+        let Some(stream) = queues.streams.get_mut(&id) else {
+            return;
+        };
+        stream.queue.pop_front();
+        stream.clock = stream.clock.max(ended);
+        if stream.closing && stream.queue.is_empty() {
+            queues.streams.remove(&id);
+        }
+        if queues.waiters > 0 {
+            self.progress.notify_all();
+        }
+    }
+
+    /// Has the host thread do `work`, the first of the stream.
+    pub(crate) fn hand_to_host(&'static self, id: StreamId, work: HostWork) {
+        let host = self.host.get_or_init(|| {
+            let (sender, jobs) = mpsc::channel::<(StreamId, HostWork)>();
+            runner::spawn("simgpu-host", move || {
+                for (id, work) in jobs {
+                    work();
+                    let mut queues = self.queues.lock();
+                    self.finish(&mut queues, id, now_ns());
+                    self.wake(&mut queues);
+                }
+            });
+            sender
+        });
+        // The receiver lives as long as the process.
+        let _ = host.send((id, work));
+    }
+
+    pub(crate) fn count_busy(&self, ns: u64) {
+        self.member.here(self.device).busy_ns.fetch_add(ns, Relaxed);
+    }
+
+    /// Sleeps, unless the bell has rung since it was `seen`.
+    pub(crate) fn sleep(&self, seen: u32, limit: Option<Duration>) {
+        clock::sleep(self.bell(), seen, limit);
+        self.queues.lock().asleep = false;
+    }
+
+    pub(crate) fn bell_count(&self) -> u32 {
+        self.bell().load(SeqCst)
+    }
+}
+
+impl Stream {
+    /// The place in the order of submission of what it does next.
+    pub(crate) fn first(&self) -> u64 {
+        self.queue.front().map_or(u64::MAX, |op| op.seq)
+    }
+}
+
+impl Queues {
+    /// Whether the rules of default streams let `stream` begin an operation of that sequence number.
+    pub(crate) fn allowed(&self, stream: &Stream, seq: u64) -> bool {
+        let held_by = match stream.kind {
+            StreamKind::NonBlocking => return true,
+            StreamKind::Legacy => StreamKind::Blocking,
+            StreamKind::Blocking => StreamKind::Legacy,
+        };
+        !self
+            .streams
+            .values()
+            .any(|other| other.domain == stream.domain && other.kind == held_by && other.first() < seq)
+    }
+}

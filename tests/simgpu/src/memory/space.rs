@@ -1,0 +1,438 @@
+//! What is where in a process's unified address space, and the way from a device address to bytes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::Arena;
+use super::arena::discard;
+
+/// Addresses of device memory. They cannot be dereferenced: the bytes are `LINEAR` further up.
+const LINEAR: usize = 4 << 40;
+/// Addresses for `cuMemAddressReserve`.
+const VIRTUAL: usize = 16 << 40;
+/// Physical memory, managed memory and page-locked host memory.
+const PHYSICAL: usize = 4 << 40;
+
+/// Alignment of what is allocated.
+const ALIGN: u64 = 512;
+
+/// What a block of memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Device memory from the linear allocator.
+    Linear,
+    /// Device memory from the pool of that handle.
+    Pool(usize),
+    /// Memory that host and device both address.
+    Managed,
+    /// Page-locked host memory of the driver's.
+    Host,
+    /// Host memory of the program's, registered.
+    Registered,
+    /// Part of a reserved address range with physical memory behind it.
+    Mapped,
+}
+
+/// A block of memory at a device address.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// Its first address.
+    pub base: u64,
+    /// Its length in bytes, as asked for.
+    pub size: u64,
+    /// What it is.
+    pub kind: Kind,
+    /// The device it was made for.
+    pub device: usize,
+    /// The context it was made in.
+    pub context: u64,
+    /// A number no other block of this process ever has.
+    pub id: u64,
+    /// Flags it was made with.
+    pub flags: u32,
+    /// Bytes charged to the device for it, to be taken back when it goes.
+    pub charged: u64,
+    /// Where its bytes are.
+    bytes: u64,
+    /// The physical memory behind a mapped block, held by it.
+    pub physical: Option<Arc<Physical>>,
+    /// Whether it may be read and written.
+    pub accessible: bool,
+}
+
+/// A run of bytes of this process that stand for device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Where they are.
+    pub bytes: *mut u8,
+    /// How many.
+    pub length: usize,
+}
+
+/// Physical memory without an address.
+#[derive(Debug)]
+pub struct Physical {
+    space: &'static Space,
+    bytes: u64,
+    size: u64,
+    /// Told when the last holder lets go.
+    released: Box<dyn PhysicalOwner>,
+}
+
+/// Takes a charge for physical memory back.
+pub trait PhysicalOwner: Send + Sync + std::fmt::Debug {
+    /// The memory is gone.
+    fn released(&self, size: u64);
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        self.space.physical.give(self.bytes, self.size);
+        self.released.released(self.size);
+    }
+}
+
+impl Physical {
+    /// Its length in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+/// The unified address space of a process.
+#[derive(Debug)]
+pub struct Space {
+    /// Names and bytes of device memory, in step.
+    linear: Arena,
+    linear_bytes: u64,
+    reserved: Arena,
+    physical: Arena,
+    blocks: RwLock<Blocks>,
+}
+
+#[derive(Debug, Default)]
+struct Blocks {
+    by_base: BTreeMap<u64, Block>,
+    next_id: u64,
+}
+
+impl Space {
+    /// Reserves the addresses.
+    pub fn new() -> io::Result<Space> {
+        let linear = Arena::reserve(LINEAR, false)?;
+        let bytes = Arena::reserve(LINEAR, true)?;
+        Ok(Space {
+            linear_bytes: bytes.start(),
+            linear,
+            reserved: Arena::reserve(VIRTUAL, false)?,
+            physical: Arena::reserve(PHYSICAL, true)?,
+            blocks: RwLock::default(),
+        })
+    }
+
+    /// Makes a block of device memory, already charged for.
+    pub fn make_device(
+        &self,
+        size: u64,
+        kind: Kind,
+        device: usize,
+        context: u64,
+        charged: u64,
+    ) -> Option<u64> {
+        let base = self.linear.take(size, ALIGN)?;
+        let bytes = base - self.linear.start() + self.linear_bytes;
+        self.insert(Block {
+            charged,
+            ..block(base, size, kind, device, context, bytes)
+        });
+        Some(base)
+    }
+
+    /// Addresses for a pool to make blocks in.
+    pub fn take_linear(&self, size: u64) -> Option<u64> {
+        self.linear.take(size, 2 << 20)
+    }
+
+    /// Gives back what `take_linear` gave, when no block is left in it.
+    pub fn give_linear(&self, base: u64, size: u64) {
+        discard(base - self.linear.start() + self.linear_bytes, size);
+        self.linear.give(base, size);
+    }
+
+    /// Makes a block at addresses that `take_linear` gave.
+    pub fn make_pooled(&self, base: u64, size: u64, pool: usize, device: usize, context: u64) {
+        let bytes = base - self.linear.start() + self.linear_bytes;
+        self.insert(block(base, size, Kind::Pool(pool), device, context, bytes));
+    }
+
+    /// Makes a block that host and device both address.
+    pub fn make_shared(
+        &self,
+        size: u64,
+        kind: Kind,
+        device: usize,
+        context: u64,
+        charged: u64,
+        flags: u32,
+    ) -> Option<u64> {
+        let base = self.physical.take(size.next_multiple_of(4096), 4096)?;
+        self.insert(Block {
+            charged,
+            flags,
+            ..block(base, size, kind, device, context, base)
+        });
+        Some(base)
+    }
+
+    /// Takes the program's own memory in. Fails if any of it already is.
+    pub fn register(&self, base: u64, size: u64, device: usize, context: u64, flags: u32) -> bool {
+        if self.overlaps(base, size) {
+            return false;
+        }
+        self.insert(Block {
+            flags,
+            ..block(base, size, Kind::Registered, device, context, base)
+        });
+        true
+    }
+
+    /// Takes a block out that begins at `base` and that `wanted` agrees to. Its addresses are free for
+    /// others when `release` has been called on it.
+    pub fn remove(&self, base: u64, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
+        let mut blocks = self.blocks.write();
+        if !blocks.by_base.get(&base).is_some_and(wanted) {
+            return None;
+        }
+        blocks.by_base.remove(&base)
+    }
+
+    /// Takes out all blocks that `wanted` agrees to.
+    pub fn remove_all(&self, wanted: impl Fn(&Block) -> bool) -> Vec<Block> {
+        let mut blocks = self.blocks.write();
+        let bases: Vec<u64> = blocks
+            .by_base
+            .values()
+            .filter(|block| wanted(block))
+            .map(|block| block.base)
+            .collect();
+        bases
+            .iter()
+            .filter_map(|base| blocks.by_base.remove(base))
+            .collect()
+    }
+
+    /// Gives the addresses and bytes of a removed block back. Those of a pool are its pool's, those of
+    /// registered memory the program's, those of a mapping the reservation's.
+    pub fn release(&self, block: &Block) {
+        match block.kind {
+            Kind::Linear => {
+                discard(block.bytes, block.size);
+                self.linear.give(block.base, block.size.max(1));
+            }
+            Kind::Managed | Kind::Host => self.physical.give(block.base, block.size.next_multiple_of(4096)),
+            Kind::Pool(_) | Kind::Registered | Kind::Mapped => (),
+        }
+    }
+
+    /// Reserves addresses, at `wanted` if that is possible.
+    pub fn reserve(&self, size: u64, align: u64, wanted: u64) -> Option<u64> {
+        if wanted != 0 && self.reserved.take_at(wanted, size) {
+            return Some(wanted);
+        }
+        self.reserved.take(size, align)
+    }
+
+    /// Lets reserved addresses go.
+    pub fn unreserve(&self, base: u64, size: u64) {
+        self.reserved.give(base, size);
+    }
+
+    /// Makes physical memory, already charged for; `owner` is told when it goes.
+    pub fn make_physical(&'static self, size: u64, owner: Box<dyn PhysicalOwner>) -> Option<Arc<Physical>> {
+        let bytes = self.physical.take(size, 4096)?;
+        Some(Arc::new(Physical {
+            space: self,
+            bytes,
+            size,
+            released: owner,
+        }))
+    }
+
+    /// Puts part of physical memory at reserved addresses. Fails where something is mapped already.
+    pub fn map(
+        &self,
+        base: u64,
+        size: u64,
+        physical: &Arc<Physical>,
+        offset: u64,
+        device: usize,
+        context: u64,
+    ) -> bool {
+        if self.overlaps(base, size) {
+            return false;
+        }
+        let block = block(base, size, Kind::Mapped, device, context, physical.bytes + offset);
+        self.insert(Block {
+            physical: Some(Arc::clone(physical)),
+            accessible: false,
+            ..block
+        });
+        true
+    }
+
+    /// Takes out the mapped blocks of a range, which must cover it exactly.
+    pub fn unmap(&self, base: u64, size: u64) -> Option<Vec<Block>> {
+        let mut blocks = self.blocks.write();
+        let bases = blocks.exactly(base, size)?;
+        Some(
+            bases
+                .iter()
+                .filter_map(|base| blocks.by_base.remove(base))
+                .collect(),
+        )
+    }
+
+    /// Allows or forbids access to the mapped blocks of a range, which must cover it exactly.
+    pub fn set_access(&self, base: u64, size: u64, accessible: bool) -> bool {
+        let mut blocks = self.blocks.write();
+        let Some(bases) = blocks.exactly(base, size) else {
+            return false;
+        };
+        for base in bases {
+            if let Some(block) = blocks.by_base.get_mut(&base) {
+                block.accessible = accessible;
+            }
+        }
+        true
+    }
+
+    /// The block that an address is in.
+    pub fn find(&self, address: u64) -> Option<Block> {
+        self.blocks.read().find(address).cloned()
+    }
+
+    /// Whether an address is one of this space's, in use or not: never the program's own memory.
+    pub fn owns(&self, address: u64) -> bool {
+        self.linear.contains(address) || self.reserved.contains(address) || self.physical.contains(address)
+    }
+
+    /// Where the bytes of device memory are; `None` if not all of it is there and accessible.
+    pub fn chunks(&self, address: u64, length: u64) -> Option<Vec<Chunk>> {
+        let blocks = self.blocks.read();
+        let mut chunks = Vec::with_capacity(1);
+        let (mut at, end) = (address, address.checked_add(length)?);
+        while at < end {
+            let block = blocks.find(at).filter(|block| block.accessible)?;
+            let upto = end.min(block.base + block.size);
+            let bytes = block.bytes + (at - block.base);
+            chunks.push(Chunk {
+                bytes: bytes as *mut u8,
+                length: usize::try_from(upto - at).ok()?,
+            });
+            at = upto;
+        }
+        Some(chunks)
+    }
+
+    fn overlaps(&self, base: u64, size: u64) -> bool {
+        let blocks = self.blocks.read();
+        let end = base.saturating_add(size);
+        blocks
+            .by_base
+            .range(..end)
+            .next_back()
+            .is_some_and(|(_, block)| block.base + block.size > base)
+    }
+
+    fn insert(&self, block: Block) {
+        let mut blocks = self.blocks.write();
+        blocks.next_id += 1;
+        let id = blocks.next_id;
+        blocks.by_base.insert(block.base, Block { id, ..block });
+    }
+}
+
+impl Blocks {
+    fn find(&self, address: u64) -> Option<&Block> {
+        let (_, block) = self.by_base.range(..=address).next_back()?;
+        (address < block.base + block.size).then_some(block)
+    }
+
+    /// The mapped blocks of a range without holes at whose ends no block is cut.
+    fn exactly(&self, base: u64, size: u64) -> Option<Vec<u64>> {
+        let end = base.checked_add(size)?;
+        let mut at = base;
+        let mut bases = Vec::new();
+        while at < end {
+            let block = self.by_base.get(&at).filter(|block| block.kind == Kind::Mapped)?;
+            bases.push(at);
+            at += block.size;
+        }
+        (at == end && size > 0).then_some(bases)
+    }
+}
+
+fn block(base: u64, size: u64, kind: Kind, device: usize, context: u64, bytes: u64) -> Block {
+    let (flags, charged, physical, accessible) = (0, 0, None, true);
+    Block {
+        base,
+        size,
+        kind,
+        device,
+        context,
+        id: 0,
+        flags,
+        charged,
+        bytes,
+        physical,
+        accessible,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Nobody;
+    impl PhysicalOwner for Nobody {
+        fn released(&self, _: u64) {}
+    }
+
+    fn space() -> &'static Space {
+        Box::leak(Box::new(Space::new().unwrap()))
+    }
+
+    #[test]
+    fn an_address_leads_to_its_bytes_and_no_further_than_its_block() {
+        let space = space();
+        let base = space.make_device(1000, Kind::Linear, 0, 1, 1000).unwrap();
+        assert_eq!(space.chunks(base + 10, 990).unwrap().len(), 1);
+        assert_eq!(space.chunks(base + 10, 991), None);
+        assert_ne!(space.chunks(base, 1).unwrap()[0].bytes as u64, base);
+        let block = space.remove(base, |_| true).unwrap();
+        space.release(&block);
+        assert_eq!(space.chunks(base, 1), None);
+    }
+
+    #[test]
+    fn one_physical_memory_can_be_mapped_twice_and_side_by_side() {
+        let space = space();
+        let unit = 2 << 20;
+        let physical = space.make_physical(unit, Box::new(Nobody)).unwrap();
+        let base = space.reserve(2 * unit, unit, 0).unwrap();
+        assert!(space.map(base, unit, &physical, 0, 0, 1));
+        assert!(space.map(base + unit, unit, &physical, 0, 0, 1));
+        assert!(!space.map(base, unit, &physical, 0, 0, 1));
+        assert_eq!(space.chunks(base, 1), None, "no access yet");
+        assert!(space.set_access(base, 2 * unit, true));
+        let chunks = space.chunks(base + unit - 8, 16).unwrap();
+        assert_eq!(chunks.len(), 2);
+        assert_eq!(chunks[1].bytes as u64 + unit - 8, chunks[0].bytes as u64);
+        assert!(space.unmap(base, unit / 2).is_none());
+        assert_eq!(space.unmap(base, 2 * unit).unwrap().len(), 2);
+    }
+}

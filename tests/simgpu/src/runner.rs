@@ -1,0 +1,258 @@
+//! The thread behind an engine.
+
+use std::time::Duration;
+
+use parking_lot::MutexGuard;
+
+use crate::clock::now_ns;
+use crate::engine::{Cost, Engine, Queues, StreamId, Work};
+use crate::turn::{Grant, Turn};
+
+/// Sleeps shorter than this end too late to be worth it.
+const SPIN_NS: u64 = 40_000;
+
+/// How often a stream that waits for a word of memory looks at it.
+const POLL: Duration = Duration::from_micros(100);
+
+/// A kernel that has begun.
+struct Running {
+    stream: StreamId,
+    effect: Box<dyn FnOnce() + Send>,
+    cost: Cost,
+    /// When it first had the device.
+    began: Option<u64>,
+    /// The earliest it may begin.
+    ready: u64,
+    /// Nanoseconds of the device it has had.
+    had: u64,
+}
+
+/// The time the device is this process's.
+#[derive(Clone, Copy)]
+struct Hold {
+    /// Work is accounted for up to here.
+    from: u64,
+    until: u64,
+}
+
+struct Runner {
+    engine: &'static Engine,
+    turn: Turn,
+    running: Option<Running>,
+    hold: Option<Hold>,
+    /// When the last kernel ended.
+    clock: u64,
+}
+
+/// Starts a thread that no signal of the program's is delivered to.
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
+    // SAFETY: both sets are valid and the calls cannot fail with these arguments.
+    let before = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        before
+    };
+    let started = std::thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(256 << 10)
+        .spawn(body);
+    // SAFETY: `before` was filled in above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    if let Err(error) = started {
+        eprintln!("simgpu: no thread for the device: {error}");
+    }
+}
+
+/// Does an engine's work for ever.
+pub(crate) fn run(engine: &'static Engine) {
+    // SAFETY: concerns this thread's timers only.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
+    let turn = Turn::new(engine.member, engine.device);
+    let mut runner = Runner {
+        engine,
+        turn,
+        running: None,
+        hold: None,
+        clock: 0,
+    };
+    loop {
+        runner.step();
+    }
+}
+
+impl Runner {
+    /// Does what can be done, then sleeps until there may be more.
+    fn step(&mut self) {
+        let bell = self.engine.bell_count();
+        let mut queues = self.engine.lock();
+        let polling = loop {
+            let (moved, waits) = self.pass(&mut queues);
+            if !moved {
+                break waits;
+            }
+        };
+        if self.running.is_none() {
+            self.begin(&mut queues);
+        }
+        let Some(limit) = self.advance(&mut queues) else {
+            return;
+        };
+        let limit = if polling {
+            Some(limit.map_or(POLL, |limit| limit.min(POLL)))
+        } else {
+            limit
+        };
+        queues.asleep = true;
+        drop(queues);
+        self.engine.sleep(bell, limit);
+    }
+
+    /// Goes once over all streams and does what is not a kernel. Tells whether anything was done, and
+    /// whether a stream waits for what rings no bell.
+    fn pass(&self, queues: &mut MutexGuard<'_, Queues>) -> (bool, bool) {
+        let (mut moved, mut waits) = (false, false);
+        let ids: Vec<StreamId> = queues
+            .streams
+            .iter()
+            .filter(|(_, s)| !s.queue.is_empty())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            let Some(stream) = queues.streams.get(&id) else {
+                continue;
+            };
+            let Some(op) = stream.queue.front() else { continue };
+            if matches!(op.work, None | Some(Work::Kernel(..))) || !queues.allowed(stream, op.seq) {
+                continue;
+            }
+            let at = stream.clock.max(op.submitted);
+            let Some(op) = queues
+                .streams
+                .get_mut(&id)
+                .and_then(|stream| stream.queue.front_mut())
+            else {
+                continue;
+            };
+            match op.work.take() {
+                Some(Work::Do(work)) => {
+                    MutexGuard::unlocked(queues, || work(at));
+                    self.engine.finish(queues, id, at);
+                    moved = true;
+                }
+                Some(Work::Host(work)) => {
+                    self.engine.hand_to_host(id, work);
+                    moved = true;
+                }
+                Some(Work::Wait(mut reached)) => {
+                    if MutexGuard::unlocked(queues, &mut reached) {
+                        self.engine.finish(queues, id, now_ns());
+                        moved = true;
+                    } else if let Some(op) = queues.streams.get_mut(&id).and_then(|s| s.queue.front_mut()) {
+                        op.work = Some(Work::Wait(reached));
+                        waits = true;
+                    }
+                }
+                other => op.work = other,
+            }
+        }
+        (moved, waits)
+    }
+
+    /// Chooses the next kernel: by priority, then in the order of submission.
+    fn begin(&mut self, queues: &mut Queues) {
+        let mut best: Option<(i32, u64, StreamId)> = None;
+        for (id, stream) in &queues.streams {
+            let Some(op) = stream.queue.front() else { continue };
+            if !matches!(op.work, Some(Work::Kernel(..))) || !queues.allowed(stream, op.seq) {
+                continue;
+            }
+            let key = (stream.priority, op.seq, *id);
+            if best.is_none_or(|best| key < best) {
+                best = Some(key);
+            }
+        }
+        let Some((_, _, id)) = best else { return };
+        let Some(stream) = queues.streams.get_mut(&id) else {
+            return;
+        };
+        let clock = stream.clock;
+        let Some(op) = stream.queue.front_mut() else {
+            return;
+        };
+        if let Some(Work::Kernel(cost, effect)) = op.work.take() {
+            let ready = clock.max(op.submitted);
+            self.running = Some(Running {
+                stream: id,
+                effect,
+                cost,
+                began: None,
+                ready,
+                had: 0,
+            });
+        }
+    }
+
+    /// Moves the running kernel on. `None`: something happened, look again; else how long to sleep.
+    fn advance(&mut self, queues: &mut MutexGuard<'_, Queues>) -> Option<Option<Duration>> {
+        let now = now_ns();
+        let Some(running) = &mut self.running else {
+            if self.hold.take().is_some() {
+                self.turn.release(now);
+            }
+            return Some(None);
+        };
+        let Some(hold) = &mut self.hold else {
+            return match self.turn.ask(now) {
+                Grant::Wait(limit) => Some(Some(limit)),
+                Grant::Mine { since, until } => {
+                    self.hold = Some(Hold {
+                        from: since.max(self.clock),
+                        until,
+                    });
+                    None
+                }
+            };
+        };
+        if running.began.is_none() {
+            hold.from = hold.from.max(running.ready).max(self.clock);
+            running.began = Some(hold.from);
+            self.engine.member.count_launch(self.engine.device);
+        }
+        let began = running.began.unwrap_or(hold.from);
+        let end = match running.cost {
+            Cost::Device(ns) => hold.from.saturating_add(ns.saturating_sub(running.had)),
+            Cost::Elapsed(ns) => began.saturating_add(ns).max(hold.from),
+        };
+        let reached = now.min(hold.until);
+        if end <= reached || now >= hold.until {
+            let upto = end.min(reached).max(hold.from);
+            let worked = upto - hold.from;
+            self.engine.count_busy(worked);
+            running.had += worked;
+            hold.from = upto;
+            if end <= reached {
+                self.end(queues, end);
+            } else {
+                self.hold = self.turn.renew(now).map(|until| Hold { from: upto, until });
+            }
+            return None;
+        }
+        let left = end.min(hold.until) - now;
+        if left < SPIN_NS {
+            MutexGuard::unlocked(queues, std::thread::yield_now);
+            return None;
+        }
+        Some(Some(Duration::from_nanos(left)))
+    }
+
+    fn end(&mut self, queues: &mut MutexGuard<'_, Queues>, at: u64) {
+        let Some(running) = self.running.take() else {
+            return;
+        };
+        self.clock = at;
+        MutexGuard::unlocked(queues, running.effect);
+        self.engine.finish(queues, running.stream, at);
+    }
+}
