@@ -3,7 +3,14 @@
 #![deny(unsafe_code)]
 
 mod block;
+mod devices;
+mod error;
+mod file;
+mod files;
+mod journal;
 mod process;
 mod sys;
+mod text;
+mod tree;
 
 fn main() {}

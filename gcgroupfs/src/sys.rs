@@ -64,6 +64,15 @@ impl UsageMap {
     }
 }
 
+#[cfg(test)]
+impl UsageMap {
+    /// As [`new`](Self::new), but writable: for tests that play the process as well.
+    pub fn writable(file: &impl AsFd) -> io::Result<Self> {
+        let file = file.as_fd().as_raw_fd();
+        Ok(Self(MmapOptions::new().len(map::USAGE_SIZE).map_raw(file)?))
+    }
+}
+
 impl Deref for UsageMap {
     type Target = Usage;
 

@@ -1,0 +1,338 @@
+//! What a control file is, and how a path, a name or a slot leads to one. Adapters (the mount, the socket) speak to
+//! the tree through this module and know no file by name.
+
+use crate::error::{Error, Result};
+use crate::files;
+use crate::tree::{Caller, Edit, Level, Owner, Place, Tree, View};
+
+/// Most bytes of one write, and the constant size of every file whose contents have a bound.
+pub const PAGE: usize = 4096;
+
+/// Renders the file's whole contents.
+pub type Show = fn(&View<'_>) -> Result<String>;
+
+/// Takes one write, blanks around it stripped.
+pub type Store = fn(&mut Edit<'_>, &str) -> Result<()>;
+
+/// What may be done with the file. The mode follows from it and is written nowhere.
+#[derive(Debug, Clone, Copy)]
+pub enum Io {
+    /// 0444
+    Read(Show),
+    /// 0644
+    ReadWrite(Show, Store),
+}
+
+/// Which directories have the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct On {
+    pub root: bool,
+    pub process: bool,
+    pub device: bool,
+}
+
+impl On {
+    pub const ROOT: Self = Self {
+        root: true,
+        process: false,
+        device: false,
+    };
+    pub const MEMBERS: Self = Self {
+        root: true,
+        process: true,
+        device: false,
+    };
+    pub const GOVERNED: Self = Self {
+        root: false,
+        process: true,
+        device: true,
+    };
+    pub const EVERY: Self = Self {
+        root: true,
+        process: true,
+        device: true,
+    };
+
+    fn has(self, level: Level) -> bool {
+        match level {
+            Level::Root => self.root,
+            Level::Process => self.process,
+            Level::ProcessDevice => self.device,
+        }
+    }
+}
+
+/// How long the contents can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Length {
+    /// At most [`PAGE`] bytes.
+    Page,
+    /// As long as there are entries.
+    List,
+}
+
+/// One row of the table of control files.
+#[derive(Debug)]
+pub struct ControlFile {
+    pub name: &'static str,
+    pub on: On,
+    pub length: Length,
+    pub io: Io,
+    /// The entry in the manual, and the file's line in README.md.
+    pub doc: &'static str,
+}
+
+/// A directory or a file.
+#[derive(Debug, Clone, Copy)]
+pub enum Node {
+    Dir(Place),
+    File(Place, &'static ControlFile),
+}
+
+/// What stat(2) tells of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    pub owner: Owner,
+    /// Permission bits.
+    pub mode: u16,
+    pub size: u64,
+    /// Whether all of it stays as it is for as long as the node exists.
+    pub constant: bool,
+}
+
+impl ControlFile {
+    pub fn mode(&self) -> u16 {
+        match self.io {
+            Io::Read(_) => 0o444,
+            Io::ReadWrite(..) => 0o644,
+        }
+    }
+
+    /// The file's contents, whole.
+    ///
+    /// # Errors
+    /// `ENODEV` if its directory is gone.
+    pub fn show(&self, tree: &Tree, place: Place) -> Result<String> {
+        let (Io::Read(show) | Io::ReadWrite(show, _)) = self.io;
+        tree.view(place, show)
+    }
+
+    /// Takes one write as one command: blanks around it and the newline that ends it do not count, and it holds
+    /// as a whole or not at all.
+    ///
+    /// # Errors
+    /// `EACCES` if the file or the directory's owner does not let the caller write; `E2BIG` beyond [`PAGE`] bytes;
+    /// `EINVAL` for an empty one or a wrong format; `ERANGE`, `EPERM` as the file says; `ENODEV` if it is gone.
+    pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<()> {
+        let Io::ReadWrite(_, store) = self.io else {
+            return Err(Error::WrongAccess);
+        };
+        if caller.uid != tree.owner(place)?.uid && !tree.is_root(caller) {
+            return Err(Error::WrongAccess);
+        }
+        if data.len() > PAGE {
+            return Err(Error::TooLong(PAGE));
+        }
+        let text = std::str::from_utf8(data).map_err(|_| Error::bad("text", "bytes that are none"))?;
+        let text = text.trim_matches([' ', '\t', '\n']);
+        if text.is_empty() {
+            return Err(Error::bad("a value", text));
+        }
+        tree.edit(place, caller, |edit| store(edit, text))
+    }
+}
+
+/// The files of a directory, in the table's order, each with its position in the table.
+///
+/// # Errors
+/// `ENODEV` if the directory is gone.
+pub fn files_in(tree: &Tree, place: Place) -> Result<impl Iterator<Item = (usize, &'static ControlFile)>> {
+    let level = tree.level(place)?;
+    Ok(files::all()
+        .enumerate()
+        .filter(move |(_, file)| file.on.has(level)))
+}
+
+/// The file at a position of the table, if this directory has it.
+///
+/// # Errors
+/// `ENODEV` if the directory is gone, `ENOENT` if it has no such file.
+pub fn file_at(tree: &Tree, place: Place, position: usize) -> Result<&'static ControlFile> {
+    let level = tree.level(place)?;
+    files::all()
+        .nth(position)
+        .filter(|file| file.on.has(level))
+        .ok_or(Error::NotFound)
+}
+
+/// What a name means in a directory.
+///
+/// # Errors
+/// `ENOENT`, also if the directory itself is gone.
+pub fn lookup(tree: &Tree, place: Place, name: &str) -> Result<Node> {
+    let level = tree.level(place).map_err(|_| Error::NotFound)?;
+    match files::all().find(|file| file.name == name) {
+        Some(file) if file.on.has(level) => Ok(Node::File(place, file)),
+        Some(_) => Err(Error::NotFound),
+        None => tree.directory(place, name).map(Node::Dir),
+    }
+}
+
+/// What a path from the root means. Empty components and a leading slash do not count.
+///
+/// # Errors
+/// `ENOENT`, and `ENOTDIR` below a file.
+pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
+    path.split('/')
+        .filter(|name| !name.is_empty())
+        .try_fold(Node::Dir(Place::ROOT), |at, name| match at {
+            Node::Dir(place) => lookup(tree, place, name),
+            Node::File(..) => Err(Error::NotDirectory),
+        })
+}
+
+/// What stat(2) tells of a node.
+///
+/// # Errors
+/// `ENODEV` if it is gone.
+pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
+    match node {
+        Node::Dir(place) => Ok(Attributes {
+            owner: tree.owner(place)?,
+            mode: 0o555,
+            size: 0,
+            constant: true,
+        }),
+        Node::File(place, file) => {
+            let constant = file.length == Length::Page;
+            let length = if constant {
+                PAGE
+            } else {
+                file.show(tree, place)?.len()
+            };
+            let size = length.max(1).next_multiple_of(PAGE) as u64;
+            Ok(Attributes {
+                owner: tree.owner(place)?,
+                mode: file.mode(),
+                size,
+                constant,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::fixture::{OWNER, ROOT, STRANGER, World};
+
+    fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
+        result.map(drop).unwrap_err().errno()
+    }
+
+    fn file(world: &World, path: &str) -> (Place, &'static ControlFile) {
+        match resolve(&world.tree, path).unwrap() {
+            Node::File(place, file) => (place, file),
+            Node::Dir(_) => panic!("{path} is a directory"),
+        }
+    }
+
+    fn store(world: &World, path: &str, caller: Caller, data: &[u8]) -> Result<()> {
+        let (place, file) = file(world, path);
+        file.store(&world.tree, place, caller, data)
+    }
+
+    fn show(world: &World, path: &str) -> String {
+        let (place, file) = file(world, path);
+        file.show(&world.tree, place).unwrap()
+    }
+
+    #[test]
+    fn one_write_is_one_command_without_the_blanks_around_it() {
+        let world = World::new(1);
+        world.join(100);
+        for data in ["4096", "4096\n", " 4096 \n", "\t4K\n"] {
+            store(&world, "100/memory.limit", ROOT, b"max\n").unwrap();
+            store(&world, "100/memory.limit", ROOT, data.as_bytes()).unwrap();
+            assert_eq!(show(&world, "100/memory.limit"), "4096\n");
+        }
+        for data in [&b""[..], b"\n", b"  ", b"1\n2", b"1 2", b"\xff", b"1\0"] {
+            assert_eq!(
+                errno(store(&world, "100/memory.limit", ROOT, data)),
+                libc::EINVAL,
+                "{data:?}"
+            );
+        }
+        assert_eq!(
+            errno(store(&world, "100/memory.limit", ROOT, &[b'1'; PAGE + 1])),
+            libc::E2BIG
+        );
+        assert_eq!(show(&world, "100/memory.limit"), "4096\n");
+    }
+
+    #[test]
+    fn only_the_owner_and_root_write() {
+        let world = World::new(1);
+        world.join(100);
+        assert_eq!(
+            errno(store(&world, "100/compute.freeze", STRANGER, b"1")),
+            libc::EACCES
+        );
+        store(&world, "100/compute.freeze", OWNER, b"1").unwrap();
+        store(&world, "100/compute.freeze", ROOT, b"1").unwrap();
+        assert_eq!(
+            errno(store(&world, "100/compute.freeze", OWNER, b"0")),
+            libc::EPERM
+        );
+        assert_eq!(show(&world, "100/compute.freeze"), "1\n");
+        assert_eq!(
+            errno(store(&world, "100/memory.current", ROOT, b"1")),
+            libc::EACCES
+        );
+    }
+
+    #[test]
+    fn paths_lead_to_nodes() {
+        let world = World::new(2);
+        let id = world.join(100);
+        for path in ["", "/", "100", "/100/", "100/0", "100//1"] {
+            assert!(matches!(resolve(&world.tree, path), Ok(Node::Dir(_))), "{path}");
+        }
+        for path in [
+            "0100",
+            "+100",
+            "101",
+            "100/2",
+            "100/00",
+            "100/0/0",
+            "memory.limit",
+            "nothing",
+            "100/devices",
+        ] {
+            assert_eq!(errno(resolve(&world.tree, path)), libc::ENOENT, "{path}");
+        }
+        assert_eq!(errno(resolve(&world.tree, "devices/x")), libc::ENOTDIR);
+        let (place, file) = file(&world, "100/0/memory.limit");
+        world.tree.leave(id, 0);
+        assert_eq!(errno(resolve(&world.tree, "100/0/memory.limit")), libc::ENOENT);
+        assert_eq!(errno(file.show(&world.tree, place)), libc::ENODEV);
+        assert_eq!(errno(file.store(&world.tree, place, ROOT, b"1")), libc::ENODEV);
+    }
+
+    #[test]
+    fn sizes_are_whole_pages() {
+        let world = World::new(1);
+        (1..3000).for_each(|pid| drop(world.join(pid)));
+        let (place, procs) = file(&world, "gcgroup.procs");
+        let size = attributes(&world.tree, Node::File(place, procs)).unwrap().size;
+        assert!(
+            size >= show(&world, "gcgroup.procs").len() as u64 && size > 4096 && size % 4096 == 0,
+            "{size}"
+        );
+        let (place, limit) = file(&world, "7/memory.limit");
+        assert_eq!(
+            attributes(&world.tree, Node::File(place, limit)).unwrap().size,
+            4096
+        );
+    }
+}

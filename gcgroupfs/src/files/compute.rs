@@ -1,0 +1,142 @@
+//! `compute.*`: what a process does with the devices, and whether it may.
+
+use gcgroup_abi::Submission;
+
+use crate::error::Result;
+use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Length, On};
+use crate::text::{flag, flat_keyed, parse_flag, parse_priority, value};
+use crate::tree::View;
+
+pub(super) const FILES: &[ControlFile] = &[
+    ControlFile {
+        name: "compute.priority",
+        on: On::GOVERNED,
+        length: Length::Page,
+        io: ReadWrite(
+            |view| Ok(value(view.priority()?)),
+            |edit, text| edit.set_priority(parse_priority(text)?),
+        ),
+        doc: "0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices.",
+    },
+    ControlFile {
+        name: "compute.freeze",
+        on: On::GOVERNED,
+        length: Length::Page,
+        io: ReadWrite(
+            |view| Ok(flag(view.freeze()?)),
+            |edit, text| edit.set_freeze(parse_flag(text)?),
+        ),
+        doc: "What was asked: 1 holds back all further GPU work while what was submitted drains, 0 lets it go on. \
+              A device stands still for its own or for the process's; gcgroup.events says when.",
+    },
+    ControlFile {
+        name: "compute.stat",
+        on: On::EVERY,
+        length: Length::Page,
+        io: Read(stat),
+        doc: "Flat keys: nr_launches, nr_graphs, nr_copies (submitted so far), \
+              nr_frozen and frozen_usec (submissions that a freeze held back, and for how long).",
+    },
+];
+
+fn stat(view: &View<'_>) -> Result<String> {
+    let sums = view.sums();
+    Ok(flat_keyed([
+        ("nr_launches", sums.submitted(Submission::Kernel)),
+        ("nr_graphs", sums.submitted(Submission::Graph)),
+        ("nr_copies", sums.submitted(Submission::Copy)),
+        ("nr_frozen", sums.nr_frozen),
+        ("frozen_usec", sums.frozen_usec),
+    ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use gcgroup_abi::{Gate, OTHER_DEVICE};
+
+    use crate::tree::fixture::{ROOT, World};
+    use crate::tree::{Notice, ProcessId};
+
+    fn gates(world: &World, id: ProcessId) -> [bool; 3] {
+        [0, 1, OTHER_DEVICE].map(|device| {
+            Gate::from_word(world.control(id).devices[device].gate.load(Relaxed)) == Gate::Frozen
+        })
+    }
+
+    #[test]
+    fn a_gate_is_closed_for_the_process_or_for_the_device() {
+        let world = World::new(2);
+        let id = world.join(100);
+        world.store("100/compute.freeze", ROOT, "1").unwrap();
+        assert_eq!(gates(&world, id), [true, true, true]);
+        world.store("100/1/compute.freeze", ROOT, "1").unwrap();
+        world.store("100/compute.freeze", ROOT, "0").unwrap();
+        assert_eq!(gates(&world, id), [false, true, false]);
+        world.store("100/1/compute.freeze", ROOT, "0").unwrap();
+        assert_eq!(gates(&world, id), [false, false, false]);
+    }
+
+    #[test]
+    fn the_generation_moves_only_when_a_gate_does() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let generation = || world.control(id).devices[0].freeze_generation.load(Relaxed);
+        let start = generation();
+        for (text, moved) in [("0", 0), ("1", 1), ("1", 1), ("0", 2), ("0", 2), ("1", 3)] {
+            world.store("100/compute.freeze", ROOT, text).unwrap();
+            assert_eq!(generation(), start + moved, "after {text}");
+        }
+        world.store("100/0/compute.freeze", ROOT, "1").unwrap();
+        assert_eq!(generation(), start + 3);
+    }
+
+    #[test]
+    fn frozen_is_said_only_of_the_freeze_that_was_acknowledged() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let frozen = |path: &str| world.show(path).contains("frozen 1\n");
+        let acknowledge = |device: usize| {
+            let generation = world.control(id).devices[device].freeze_generation.load(Relaxed);
+            world.usage(id).devices[device]
+                .drained_generation
+                .store(generation, Relaxed);
+            world.tree.rung(id);
+        };
+        acknowledge(0);
+        assert!(!frozen("100/0/gcgroup.events"), "an open gate is never frozen");
+        world.store("100/compute.freeze", ROOT, "1").unwrap();
+        assert!(!frozen("100/0/gcgroup.events"));
+        world.take_notices();
+        acknowledge(0);
+        assert_eq!(world.take_notices(), [Notice::Events(id)]);
+        assert!(frozen("100/0/gcgroup.events"));
+        assert!(
+            !frozen("100/gcgroup.events"),
+            "the other devices have not acknowledged"
+        );
+        acknowledge(OTHER_DEVICE);
+        assert!(frozen("100/gcgroup.events"));
+        world.store("100/compute.freeze", ROOT, "0").unwrap();
+        world.store("100/compute.freeze", ROOT, "1").unwrap();
+        assert!(!frozen("100/gcgroup.events"), "that was another freeze");
+    }
+
+    #[test]
+    fn a_change_tells_the_journal_and_rings_only_for_gates() {
+        let world = World::new(1);
+        let id = world.join(100);
+        world.take_notices();
+        world.store("100/compute.priority", ROOT, "3").unwrap();
+        assert_eq!(world.take_notices(), [Notice::SettingsChanged(id)]);
+        world.store("100/compute.priority", ROOT, "3").unwrap();
+        assert_eq!(world.take_notices(), []);
+        world.store("100/compute.freeze", ROOT, "1").unwrap();
+        assert_eq!(
+            world.take_notices(),
+            [Notice::SettingsChanged(id), Notice::Ring(id)]
+        );
+        assert_eq!(world.control(id).devices[0].priority.load(Relaxed), 3);
+    }
+}

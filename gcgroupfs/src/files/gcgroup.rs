@@ -1,0 +1,160 @@
+//! `gcgroup.*` and the root's lists: who is governed, on what, and how far they have come.
+
+use std::fmt::Write;
+
+use gcgroup_abi::Submission;
+
+use crate::error::Result;
+use crate::file::{ControlFile, Io::Read, Length, On};
+use crate::text::{flat_keyed, word};
+use crate::tree::View;
+
+pub(super) const FILES: &[ControlFile] = &[
+    ControlFile {
+        name: "devices",
+        on: On::ROOT,
+        length: Length::List,
+        io: Read(devices),
+        doc: "The GPUs, one line each: INDEX UUID PCI-ADDRESS TOTAL-BYTES NAME; INDEX names the device's directories.",
+    },
+    ControlFile {
+        name: "exited",
+        on: On::ROOT,
+        length: Length::List,
+        io: Read(|view| Ok(view.exited().map(|exited| format!("{exited}\n")).collect())),
+        doc: "The last 64 processes that left, the latest first, one line each: \
+              the pid, then KEY=VALUE pairs (times in seconds since 1970).",
+    },
+    ControlFile {
+        name: "gcgroup.procs",
+        on: On::MEMBERS,
+        length: Length::List,
+        io: Read(|view| Ok(view.pids().iter().map(|pid| format!("{pid}\n")).collect())),
+        doc: "The governed processes here, one pid a line.",
+    },
+    ControlFile {
+        name: "gcgroup.events",
+        on: On::GOVERNED,
+        length: Length::Page,
+        io: Read(events),
+        doc: "Flat keys: populated (1 while the process lives), frozen (1 once all work has drained after a freeze), \
+              hook (ok, or lost if the process does not answer any more).",
+    },
+    ControlFile {
+        name: "gcgroup.stat",
+        on: On::EVERY,
+        length: Length::Page,
+        io: Read(stat),
+        doc: "Kernels submitted, ended and pending, in the format of GVM; \
+              reading it has the process look which have ended, so that the next read knows.",
+    },
+];
+
+fn devices(view: &View<'_>) -> Result<String> {
+    Ok(view.devices().iter().fold(String::new(), |mut out, device| {
+        let pci = if device.pci.is_empty() {
+            "-".to_owned()
+        } else {
+            word(&device.pci)
+        };
+        let name = device.name.replace('\n', " ");
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            out,
+            "{} {} {pci} {} {name}",
+            device.index,
+            word(&device.uuid_text),
+            device.total
+        );
+        out
+    }))
+}
+
+fn events(view: &View<'_>) -> Result<String> {
+    let frozen = if view.is_frozen()? { "1" } else { "0" };
+    let hook = if view.is_hook_ok()? { "ok" } else { "lost" };
+    Ok(flat_keyed([
+        ("populated", "1"),
+        ("frozen", frozen),
+        ("hook", hook),
+    ]))
+}
+
+fn stat(view: &View<'_>) -> Result<String> {
+    let sums = view.sums();
+    view.ask_progress();
+    let (submitted, ended, pending) = (
+        sums.submitted(Submission::Kernel),
+        sums.nr_ended,
+        sums.nr_pending(),
+    );
+    Ok(format!(
+        "nr_submitted_kernels: {submitted}\nnr_ended_kernels: {ended}\nnr_pending_kernels: {pending}\n"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use crate::tree::Notice;
+    use crate::tree::fixture::World;
+
+    #[test]
+    fn gcgroup_stat_has_the_three_lines_of_gvm() {
+        let world = World::new(1);
+        let id = world.join(100);
+        world.submit(id, 0, 7);
+        world.usage(id).devices[0].nr_ended.store(3, Relaxed);
+        let expected = "nr_submitted_kernels: 7\nnr_ended_kernels: 3\nnr_pending_kernels: 4\n";
+        for path in ["gcgroup.stat", "100/gcgroup.stat", "100/0/gcgroup.stat"] {
+            assert_eq!(world.show(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn reading_gcgroup_stat_asks_those_who_have_kernels_left() {
+        let world = World::new(1);
+        let (busy, idle) = (world.join(100), world.join(101));
+        world.submit(busy, 0, 1);
+        world.take_notices();
+        world.show("gcgroup.stat");
+        assert_eq!(world.take_notices(), [Notice::Ring(busy)]);
+        assert_eq!(world.control(busy).progress_generation.load(Relaxed), 1);
+        assert_eq!(world.control(idle).progress_generation.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn more_ended_than_submitted_leaves_none_pending() {
+        let world = World::new(1);
+        let id = world.join(100);
+        world.usage(id).devices[0].nr_ended.store(3, Relaxed);
+        assert!(
+            world
+                .show("100/gcgroup.stat")
+                .ends_with("nr_pending_kernels: 0\n")
+        );
+    }
+
+    #[test]
+    fn lists_have_one_line_each() {
+        let world = World::new(2);
+        let id = world.join(100);
+        world.join(99);
+        assert_eq!(world.show("gcgroup.procs"), "99\n100\n");
+        assert_eq!(world.show("100/gcgroup.procs"), "100\n");
+        assert_eq!(world.show("devices").lines().count(), 2);
+        assert!(
+            world
+                .show("devices")
+                .starts_with("0 GPU-0 00000000:00:00.0 8589934592 Simulated GPU\n")
+        );
+        assert_eq!(world.show("exited"), "");
+        world.tree.leave(id, 77);
+        assert_eq!(
+            world.show("exited"),
+            "100 comm=a\\040program start=5 end=77 memory.peak=0 nr_alloc=0 nr_alloc_fail=0 oom=0 \
+             nr_launches=0 nr_graphs=0 nr_copies=0\n"
+        );
+    }
+}

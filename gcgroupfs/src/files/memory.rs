@@ -1,0 +1,176 @@
+//! `memory.*`: what a process keeps on the devices, and how much of it it may keep.
+
+use gcgroup_abi::Kind;
+
+use crate::error::Result;
+use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Length, On};
+use crate::text::{bytes, flat_keyed, parse_bytes, value};
+use crate::tree::View;
+
+pub(super) const FILES: &[ControlFile] = &[
+    ControlFile {
+        name: "memory.limit",
+        on: On::GOVERNED,
+        length: Length::Page,
+        io: ReadWrite(
+            |view| Ok(bytes(view.memory_limit()?)),
+            |edit, text| edit.set_memory_limit(parse_bytes(text)?),
+        ),
+        doc: "Most bytes that may be charged, or max; K, M, G, T, P are taken as powers of 1024. \
+              Below memory.current it is accepted: what is there stays, new allocations are refused.",
+    },
+    ControlFile {
+        name: "memory.current",
+        on: On::EVERY,
+        length: Length::Page,
+        io: Read(|view| Ok(value(view.sums().current()))),
+        doc: "Bytes of device memory charged now, with what the driver holds for contexts.",
+    },
+    ControlFile {
+        name: "memory.peak",
+        on: On::GOVERNED,
+        length: Length::Page,
+        io: ReadWrite(|view| Ok(value(view.memory_peak()?)), |edit, _| edit.reset_peak()),
+        doc: "Highest memory.current so far; writing anything starts anew.",
+    },
+    ControlFile {
+        name: "memory.swap.current",
+        on: On::EVERY,
+        length: Length::Page,
+        // No memory is ever moved to the host yet.
+        io: Read(|_| Ok(value(0))),
+        doc: "Bytes of device allocations that live in host memory now.",
+    },
+    ControlFile {
+        name: "memory.events",
+        on: On::GOVERNED,
+        length: Length::Page,
+        io: Read(events),
+        doc: "Flat keys: max (allocations that hit a limit), oom (allocations refused for it), \
+              over_limit (times a limit was set below usage).",
+    },
+    ControlFile {
+        name: "memory.stat",
+        on: On::EVERY,
+        length: Length::Page,
+        io: Read(stat),
+        doc: "Flat keys: bytes by kind of memory (ipc and host are shown, not charged; context is what the driver \
+              holds beyond the allocations), and counts of allocations, frees and failed allocations.",
+    },
+];
+
+fn events(view: &View<'_>) -> Result<String> {
+    let sums = view.sums();
+    Ok(flat_keyed([
+        ("max", sums.nr_max),
+        ("oom", sums.nr_oom),
+        ("over_limit", view.nr_over_limit()?),
+    ]))
+}
+
+fn stat(view: &View<'_>) -> Result<String> {
+    let sums = view.sums();
+    let kinds = Kind::ALL.iter().map(|(_, key, _)| *key).zip(sums.kinds);
+    Ok(flat_keyed(kinds.chain([
+        ("context", sums.overhead),
+        ("nr_alloc", sums.nr_alloc),
+        ("nr_free", sums.nr_free),
+        ("nr_alloc_fail", sums.nr_alloc_fail),
+    ])))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use gcgroup_abi::{Kind, OTHER_DEVICE};
+
+    use crate::tree::fixture::{ROOT, TOTAL, World};
+
+    #[test]
+    fn a_process_is_the_sum_of_its_devices_and_the_root_of_its_processes() {
+        let world = World::new(2);
+        let (one, other) = (world.join(100), world.join(101));
+        for (id, device, bytes) in [
+            (one, 0, 10),
+            (one, 1, 200),
+            (one, OTHER_DEVICE, 3000),
+            (other, 1, 40000),
+        ] {
+            world.usage(id).devices[device]
+                .memory_current
+                .store(bytes, Relaxed);
+            world.usage(id).devices[device].kinds[Kind::Linear as usize].store(bytes, Relaxed);
+        }
+        world.tree.set_overhead(one, 0, 500_000);
+        for (path, expected) in [
+            ("100/0/memory.current", "500010\n"),
+            ("100/1/memory.current", "200\n"),
+            ("100/memory.current", "503210\n"),
+            ("101/memory.current", "40000\n"),
+            ("memory.current", "543210\n"),
+        ] {
+            assert_eq!(world.show(path), expected, "{path}");
+        }
+        assert!(world.show("memory.stat").starts_with("linear 43210\n"));
+        assert!(world.show("100/0/memory.stat").contains("\ncontext 500000\n"));
+    }
+
+    #[test]
+    fn no_process_is_believed_to_hold_more_than_the_device_has() {
+        let world = World::new(1);
+        let id = world.join(100);
+        world.usage(id).devices[0].memory_current.store(u64::MAX, Relaxed);
+        world.usage(id).devices[0].memory_peak.store(u64::MAX, Relaxed);
+        assert_eq!(world.show("100/0/memory.current"), format!("{TOTAL}\n"));
+        assert_eq!(world.show("100/0/memory.peak"), format!("{TOTAL}\n"));
+    }
+
+    #[test]
+    fn a_reset_peak_starts_at_what_is_charged_and_grows_again() {
+        for place in ["100", "100/0"] {
+            let world = World::new(1);
+            let id = world.join(100);
+            let (usage, control) = (world.usage(id), world.control(id));
+            usage.devices[0].memory_current.store(10, Relaxed);
+            usage.devices[0].memory_peak.store(100, Relaxed);
+            usage.memory_peak.store(100, Relaxed);
+            let peak = format!("{place}/memory.peak");
+            assert_eq!(world.show(&peak), "100\n");
+            world.store(&peak, ROOT, "x").unwrap();
+            // The process has not looked yet.
+            assert_eq!(world.show(&peak), "10\n");
+            usage.devices[0].memory_current.store(30, Relaxed);
+            assert_eq!(world.show(&peak), "30\n");
+            usage.devices[0].memory_current.store(5, Relaxed);
+            assert_eq!(world.show(&peak), "10\n");
+            // Now it has.
+            usage.devices[0].memory_peak.store(30, Relaxed);
+            usage.memory_peak.store(30, Relaxed);
+            usage.devices[0]
+                .peak_generation
+                .store(control.devices[0].peak_generation.load(Relaxed), Relaxed);
+            usage
+                .peak_generation
+                .store(control.peak_generation.load(Relaxed), Relaxed);
+            assert_eq!(world.show(&peak), "30\n");
+        }
+    }
+
+    #[test]
+    fn a_limit_below_usage_is_accepted_and_counted() {
+        let world = World::new(1);
+        let id = world.join(100);
+        world.usage(id).devices[0].memory_current.store(4096, Relaxed);
+        world.store("100/0/memory.limit", ROOT, "4096").unwrap();
+        assert!(world.show("100/0/memory.events").ends_with("over_limit 0\n"));
+        world.store("100/0/memory.limit", ROOT, "4095").unwrap();
+        assert_eq!(world.show("100/0/memory.limit"), "4095\n");
+        assert_eq!(world.show("100/0/memory.events"), "max 0\noom 0\nover_limit 1\n");
+        assert_eq!(world.control(id).devices[0].memory_limit.load(Relaxed), 4095);
+        world.store("100/memory.limit", ROOT, "1K").unwrap();
+        assert_eq!(world.show("100/memory.events"), "max 0\noom 0\nover_limit 2\n");
+        assert_eq!(world.control(id).memory_limit.load(Relaxed), 1024);
+        assert_eq!(world.show("100/0/memory.limit"), "4095\n");
+    }
+}

@@ -1,0 +1,116 @@
+//! The table of control files.
+
+mod compute;
+mod gcgroup;
+mod memory;
+
+use crate::file::ControlFile;
+
+/// Every control file there is. A file's position decides its inode number, so the order is part of nothing else.
+pub const FILES: &[&[ControlFile]] = &[gcgroup::FILES, memory::FILES, compute::FILES];
+
+/// [`FILES`], one after another.
+pub fn all() -> impl Iterator<Item = &'static ControlFile> {
+    FILES.iter().copied().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::file::{self, Io, Length, Node, PAGE};
+    use crate::tree::fixture::{ROOT, World};
+
+    /// Every file of every directory of a fresh process, and of the root.
+    fn each(world: &World, mut test: impl FnMut(&str, crate::tree::Place, &'static ControlFile)) {
+        for directory in ["", "100", "100/0"] {
+            let Node::Dir(place) = file::resolve(&world.tree, directory).unwrap() else {
+                panic!()
+            };
+            for (_, file) in file::files_in(&world.tree, place).unwrap() {
+                test(&format!("{directory}/{}", file.name), place, file);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_of_the_right_letters() {
+        let mut seen = HashSet::new();
+        for file in all() {
+            assert!(seen.insert(file.name), "{} occurs twice", file.name);
+            assert!(
+                file.name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'.')),
+                "{}",
+                file.name
+            );
+            assert!(file.name.parse::<u64>().is_err());
+        }
+    }
+
+    #[test]
+    fn a_file_has_its_controllers_name() {
+        for (table, controller) in FILES.iter().zip(["", "memory.", "compute."]) {
+            assert!(table.iter().all(|file| file.name.starts_with(controller)));
+        }
+    }
+
+    #[test]
+    fn each_doc_is_a_sentence() {
+        for ControlFile { name, doc, .. } in all() {
+            assert!(
+                doc.starts_with(|first: char| first.is_uppercase()) && doc.ends_with('.'),
+                "{name}: {doc}"
+            );
+            assert!(
+                !doc.contains("  ") && !doc.contains('\n') && !doc.contains('|'),
+                "{name}: {doc}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_file_is_somewhere_and_there_are_slots_for_all() {
+        assert!(all().all(|file| file.on.root || file.on.process || file.on.device));
+        assert!(all().count() <= 254);
+    }
+
+    #[test]
+    fn showing_a_fresh_process_never_fails() {
+        let world = World::new(2);
+        world.join(100);
+        each(&world, |path, place, file| {
+            let text = file
+                .show(&world.tree, place)
+                .unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(text.is_empty() || text.ends_with('\n'), "{path}: {text:?}");
+            assert!(file.length == Length::List || text.len() <= PAGE, "{path}");
+        });
+    }
+
+    #[test]
+    fn what_a_read_write_file_shows_can_be_stored_back() {
+        let world = World::new(2);
+        world.join(100);
+        each(&world, |path, place, file| {
+            let Io::ReadWrite(..) = file.io else { return };
+            let text = file.show(&world.tree, place).unwrap();
+            file.store(&world.tree, place, ROOT, text.as_bytes())
+                .unwrap_or_else(|e| panic!("{path}: {e}"));
+            assert_eq!(file.show(&world.tree, place).unwrap(), text, "{path}");
+        });
+    }
+
+    #[test]
+    fn a_hostile_usage_block_never_fails_a_read_nor_outgrows_a_page() {
+        let world = World::new(2);
+        let id = world.join(100);
+        world.fill_usage(id, u64::MAX);
+        each(&world, |path, place, file| {
+            let text = file
+                .show(&world.tree, place)
+                .unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(file.length == Length::List || text.len() <= PAGE, "{path}");
+        });
+    }
+}

@@ -1,0 +1,229 @@
+//! The value formats that control files read and write: cgroup v2's, without the kernel parser's surprises
+//! (an empty write is not 0, a leading zero is not octal, an overflow is not wrapped).
+
+use std::fmt::{Display, Write};
+
+use gcgroup_abi::NO_LIMIT;
+
+use crate::error::{Error, Result};
+
+/// One value and the newline that ends it.
+pub fn value(value: impl Display) -> String {
+    format!("{value}\n")
+}
+
+/// A truth value as files show it: 0 or 1.
+pub fn flag(on: bool) -> String {
+    value(u8::from(on))
+}
+
+/// Bytes, or `max` for no limit.
+pub fn bytes(bytes: u64) -> String {
+    if bytes == NO_LIMIT {
+        value("max")
+    } else {
+        value(bytes)
+    }
+}
+
+/// `KEY VALUE` lines.
+pub fn flat_keyed<V: Display>(pairs: impl IntoIterator<Item = (&'static str, V)>) -> String {
+    let mut out = String::new();
+    for (key, value) in pairs {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{key} {value}");
+    }
+    out
+}
+
+/// Text as one word: what would end a word or a line, or looks like our escape, becomes `\ooo` (octal, as in
+/// /proc/mounts). Other programs choose it (a process's comm), so nothing about it is certain.
+pub fn word(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'!'..=b'~' if byte != b'\\' && byte != b'=' => out.push(char::from(byte)),
+            _ => {
+                let _ = write!(out, "\\{byte:03o}");
+            }
+        }
+    }
+    out
+}
+
+/// Bytes: decimal, with an optional binary suffix (`K` `M` `G` `T` `P`, also `Ki` and `KiB`, any case), or `max`.
+/// 2^64 - 1 is `max` too: tools written for GVM use it so.
+///
+/// # Errors
+/// `EINVAL` for anything else, `ERANGE` beyond 2^64 - 1.
+pub fn parse_bytes(text: &str) -> Result<u64> {
+    const EXPECTED: &str = "bytes (as 8589934592 or 8G) or max";
+    if text == "max" {
+        return Ok(NO_LIMIT);
+    }
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, suffix) = text.split_at(digits);
+    let shift = match suffix.to_ascii_lowercase().as_str() {
+        "" => 0,
+        "k" | "ki" | "kib" => 10,
+        "m" | "mi" | "mib" => 20,
+        "g" | "gi" | "gib" => 30,
+        "t" | "ti" | "tib" => 40,
+        "p" | "pi" | "pib" => 50,
+        _ => return Err(Error::bad(EXPECTED, text)),
+    };
+    decimal(number, EXPECTED, text)?
+        .checked_mul(1 << shift)
+        .ok_or_else(|| Error::range("at most 18446744073709551615 bytes", text))
+}
+
+/// `0` or `1`.
+///
+/// # Errors
+/// `EINVAL` for what is not a number, `ERANGE` for other numbers.
+pub fn parse_flag(text: &str) -> Result<bool> {
+    const EXPECTED: &str = "0 or 1";
+    match decimal(text, EXPECTED, text)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Error::range(EXPECTED, text)),
+    }
+}
+
+/// A number from 0 to 15.
+///
+/// # Errors
+/// `EINVAL` for what is not a number, `ERANGE` for other numbers.
+pub fn parse_priority(text: &str) -> Result<u32> {
+    const EXPECTED: &str = "a number from 0 to 15";
+    decimal(text, EXPECTED, text)?
+        .try_into()
+        .ok()
+        .filter(|priority| *priority <= crate::tree::MAX_PRIORITY)
+        .ok_or_else(|| Error::range(EXPECTED, text))
+}
+
+/// Decimal digits and nothing else: no sign, no prefix, no blank. Leading zeros mean nothing.
+fn decimal(digits: &str, expected: &'static str, text: &str) -> Result<u64> {
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(Error::bad(expected, text));
+    }
+    // Digits alone can only fail by being too many.
+    digits.parse().map_err(|_| Error::range(expected, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
+        result.unwrap_err().errno()
+    }
+
+    #[test]
+    fn bytes_take_binary_suffixes_in_any_case() {
+        for (text, expected) in [
+            ("0", 0),
+            ("010", 10),
+            ("1048576", 1 << 20),
+            ("1K", 1 << 10),
+            ("1k", 1 << 10),
+            ("3Mi", 3 << 20),
+            ("8GiB", 8 << 30),
+            ("8gib", 8 << 30),
+            ("2t", 2 << 40),
+            ("1P", 1 << 50),
+            ("0000000000000000000000000001", 1),
+            ("max", NO_LIMIT),
+            ("18446744073709551615", NO_LIMIT),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_bytes_is_einval() {
+        for text in [
+            "",
+            " ",
+            "0x10",
+            "1e3",
+            "1.5G",
+            "+1",
+            "-1",
+            "--1",
+            "1 2",
+            "1 G",
+            "G",
+            "KiB",
+            "1KB",
+            "1B",
+            "1iB",
+            "MAX",
+            "maximum",
+            "1G\n",
+            "1\u{0660}",
+            "\u{0661}",
+            "1_000",
+            "1,000",
+            "ten",
+            "1GG",
+        ] {
+            assert_eq!(errno(parse_bytes(text)), libc::EINVAL, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_beyond_64_bits_are_erange() {
+        for text in [
+            "18446744073709551616",
+            "16384P",
+            "18014398509481984K",
+            "99999999999999999999999999999999",
+        ] {
+            assert_eq!(errno(parse_bytes(text)), libc::ERANGE, "{text}");
+        }
+        assert_eq!(parse_bytes("16383P"), Ok(16383 << 50));
+    }
+
+    #[test]
+    fn bytes_shown_are_bytes_taken() {
+        for number in [0, 1, 4096, NO_LIMIT - 1, NO_LIMIT] {
+            assert_eq!(parse_bytes(bytes(number).trim_end()), Ok(number));
+        }
+        assert_eq!(bytes(NO_LIMIT), "max\n");
+    }
+
+    #[test]
+    fn flags_are_0_and_1_alone() {
+        assert_eq!(parse_flag("0"), Ok(false));
+        assert_eq!(parse_flag("1"), Ok(true));
+        assert_eq!(parse_flag("01"), Ok(true));
+        for text in ["2", "10", "18446744073709551616"] {
+            assert_eq!(errno(parse_flag(text)), libc::ERANGE, "{text}");
+        }
+        for text in ["", "yes", "true", "+1", "-0", "0x1", "1 1"] {
+            assert_eq!(errno(parse_flag(text)), libc::EINVAL, "{text}");
+        }
+    }
+
+    #[test]
+    fn priorities_go_from_0_to_15() {
+        assert_eq!(parse_priority("0"), Ok(0));
+        assert_eq!(parse_priority("15"), Ok(15));
+        assert_eq!(parse_priority("010"), Ok(10));
+        for text in ["16", "4294967296", "99999999999999999999999"] {
+            assert_eq!(errno(parse_priority(text)), libc::ERANGE, "{text}");
+        }
+        for text in ["", "max", "-1", "+1", "0x1", "high"] {
+            assert_eq!(errno(parse_priority(text)), libc::EINVAL, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_word_stays_one_word() {
+        assert_eq!(word("python3"), "python3");
+        assert_eq!(word("a b\nc=d\\"), "a\\040b\\012c\\075d\\134");
+        assert_eq!(word("\u{e9}"), "\\303\\251");
+    }
+}

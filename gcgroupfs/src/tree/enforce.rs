@@ -1,0 +1,116 @@
+//! Stores into control blocks: the only module that does. It decides nothing; what holds is in the settings.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use gcgroup_abi::{ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
+
+use super::process::{Process, slots};
+use super::{Device, ProcessId};
+
+/// Fills a new process's block and makes it visible.
+///
+/// Counters that both sides compare go on from where the usage block is, since that one outlives the daemon: a
+/// peak stays valid, and an old acknowledgement is never taken for one of a new freeze.
+pub(super) fn publish(process: &Process, devices: &[Device]) {
+    let (control, usage) = (process.control(), process.usage());
+    let ProcessId(generation) = process.id;
+    control.generation.store(generation, Relaxed);
+    control.pid.store(process.identity.pid, Relaxed);
+    control
+        .nr_devices
+        .store(u32::try_from(devices.len()).unwrap_or(0), Relaxed);
+    control
+        .peak_generation
+        .store(usage.peak_generation.load(Relaxed), Relaxed);
+    control
+        .progress_generation
+        .store(usage.progress_generation.load(Relaxed), Relaxed);
+    for slot in slots(devices.len()) {
+        let (Some(control), Some(usage)) = (control.devices.get(slot), usage.devices.get(slot)) else {
+            continue;
+        };
+        let drained = usage.drained_generation.load(Relaxed);
+        control.freeze_generation.store(drained.wrapping_add(1), Relaxed);
+        control
+            .peak_generation
+            .store(usage.peak_generation.load(Relaxed), Relaxed);
+    }
+    for (device, control) in devices.iter().zip(&control.devices) {
+        let (low, high) = device.uuid.split_at(8);
+        for (half, word) in [low, high].into_iter().zip(&control.uuid) {
+            // Both halves have eight bytes.
+            word.store(half.try_into().map_or(0, u64::from_le_bytes), Relaxed);
+        }
+        control.memory_total.store(device.total, Relaxed);
+    }
+    settings(process, devices);
+    control.publish();
+}
+
+/// Makes what is asked of the process hold. Returns whether a gate has closed or opened.
+pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
+    let (control, asked) = (process.control(), &process.settings);
+    control.memory_limit.store(asked.memory_limit(None), Relaxed);
+    let mut changed = false;
+    for slot in slots(devices.len()) {
+        let Some(control) = control.devices.get(slot) else {
+            continue;
+        };
+        let uuid = devices.get(slot).map(|device| device.uuid_text.as_str());
+        let (limit, freeze) = match uuid {
+            Some(_) => (asked.memory_limit(uuid), asked.freeze(uuid)),
+            None => (NO_LIMIT, false),
+        };
+        control.memory_limit.store(limit, Relaxed);
+        control.priority.store(asked.priority(uuid), Relaxed);
+        changed |= gate(control, freeze || asked.freeze(None));
+    }
+    changed
+}
+
+/// Closes or opens one gate. The generation moves with each change and after it, so that who sees the new
+/// generation of a freeze sees the closed gate too.
+fn gate(control: &ControlDevice, freeze: bool) -> bool {
+    if is_closed(control) == freeze {
+        return false;
+    }
+    let gate = if freeze { Gate::Frozen } else { Gate::Run };
+    control.gate.store(gate as u32, Release);
+    control.freeze_generation.fetch_add(1, Release);
+    true
+}
+
+/// Whether a gate says that nothing may pass.
+pub(super) fn is_closed(control: &ControlDevice) -> bool {
+    control.gate.load(Relaxed) == Gate::Frozen as u32
+}
+
+/// Begins a new peak, of the process or of it on a device.
+pub(super) fn reset_peak(process: &Process, device: Option<usize>) {
+    let control = process.control();
+    let generation = match device {
+        None => &control.peak_generation,
+        Some(device) => match control.devices.get(device) {
+            Some(control) => &control.peak_generation,
+            None => return,
+        },
+    };
+    generation.fetch_add(1, Relaxed);
+}
+
+/// Asks which submissions have ended.
+pub(super) fn ask_progress(process: &Process) {
+    process.control().progress_generation.fetch_add(1, Relaxed);
+}
+
+/// Publishes what the process holds on a device beyond its ledger.
+pub(super) fn store_overhead(process: &Process, device: usize, bytes: u64) {
+    if let Some(control) = process
+        .control()
+        .devices
+        .get(device)
+        .filter(|_| device != OTHER_DEVICE)
+    {
+        control.memory_overhead.store(bytes, Relaxed);
+    }
+}

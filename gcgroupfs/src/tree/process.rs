@@ -1,0 +1,127 @@
+//! One governed process: who it is, its blocks, what is asked of it, and what only the daemon remembers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
+
+use super::{Blocks, Device, Notice, Owner, ProcessId, Settings, enforce, events};
+
+/// Who a process is, by the kernel's account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub pid: u32,
+    /// Clock ticks since boot (field 22 of /proc/PID/stat): with the pid, it names the process for good.
+    pub start_time: u64,
+    /// When it registered, in seconds since 1970; for people to read.
+    pub started: u64,
+    pub uid: u32,
+    pub gid: u32,
+    /// Its name, which it may choose freely.
+    pub comm: String,
+}
+
+impl Identity {
+    pub fn owner(&self) -> Owner {
+        Owner {
+            uid: self.uid,
+            gid: self.gid,
+        }
+    }
+}
+
+/// What the daemon remembers of one directory.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Kept {
+    /// `memory.current` when the peak was last reset.
+    pub(super) reset_at: u64,
+    /// Times a limit was set below usage.
+    pub(super) nr_over_limit: u64,
+}
+
+/// A registered process.
+#[derive(Debug)]
+pub struct Process {
+    pub(super) id: ProcessId,
+    pub(super) identity: Identity,
+    pub(super) blocks: Arc<dyn Blocks>,
+    pub(super) settings: Settings,
+    pub(super) hook_ok: bool,
+    /// Of the process as a whole.
+    pub(super) whole: Kept,
+    /// By device.
+    pub(super) devices: Vec<Kept>,
+    /// What events files showed when listeners were last told.
+    events: events::Seen,
+}
+
+impl Process {
+    pub(super) fn new(
+        id: ProcessId,
+        identity: Identity,
+        blocks: Arc<dyn Blocks>,
+        settings: Settings,
+        devices: &[Device],
+    ) -> Self {
+        let kept = vec![Kept::default(); devices.len()];
+        let events = events::Seen::default();
+        Self {
+            id,
+            identity,
+            blocks,
+            settings,
+            hook_ok: true,
+            whole: Kept::default(),
+            devices: kept,
+            events,
+        }
+    }
+
+    pub fn control(&self) -> &Control {
+        self.blocks.control()
+    }
+
+    /// What the process says of itself: to be clamped, never an index or a length.
+    pub fn usage(&self) -> &Usage {
+        self.blocks.usage()
+    }
+
+    /// Whether the hook answers and its block is still one.
+    pub(super) fn is_hook_ok(&self) -> bool {
+        self.hook_ok && self.usage().is_understood()
+    }
+
+    /// Whether nothing of the process's runs on the device, or, as a whole, anywhere: the gate is closed there, and
+    /// the process has acknowledged that very closing.
+    pub(super) fn is_frozen(&self, device: Option<usize>, nr_devices: usize) -> bool {
+        match device {
+            Some(device) => self.is_drained(device),
+            None => self.settings.freeze(None) && slots(nr_devices).all(|device| self.is_drained(device)),
+        }
+    }
+
+    fn is_drained(&self, device: usize) -> bool {
+        let (Some(control), Some(usage)) = (
+            self.control().devices.get(device),
+            self.usage().devices.get(device),
+        ) else {
+            return false;
+        };
+        enforce::is_closed(control)
+            && usage.drained_generation.load(Relaxed) == control.freeze_generation.load(Relaxed)
+    }
+
+    /// Tells of events that listeners have not been told of.
+    pub(super) fn note_events(&mut self, devices: &[Device], notices: &mut Vec<Notice>) {
+        let now = events::Seen::of(self, devices);
+        if now != self.events {
+            self.events = now;
+            notices.push(Notice::Events(self.id));
+        }
+    }
+}
+
+/// The block slots in use: those of the known devices, and the one for all others.
+pub(super) fn slots(nr_devices: usize) -> impl Iterator<Item = usize> {
+    (0..nr_devices).chain([OTHER_DEVICE])
+}

@@ -1,0 +1,298 @@
+//! What is asked of a process, by whom, and who may ask for what. Pure values: serialised, they are what survives
+//! the daemon.
+
+use std::collections::BTreeMap;
+
+use gcgroup_abi::message::Hello;
+use gcgroup_abi::{DEFAULT_PRIORITY, NO_LIMIT};
+use serde::{Deserialize, Serialize};
+
+use super::MAX_PRIORITY;
+use crate::error::{Error, Result};
+
+/// One setting. Both are absent until somebody writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Setting<T> {
+    /// What holds.
+    #[serde(default = "none", skip_serializing_if = "Option::is_none")]
+    value: Option<T>,
+    /// What root wrote last: others may go as far and no further.
+    #[serde(default = "none", skip_serializing_if = "Option::is_none")]
+    root: Option<T>,
+}
+
+fn none<T>() -> Option<T> {
+    None
+}
+
+impl<T> Default for Setting<T> {
+    fn default() -> Self {
+        Self {
+            value: None,
+            root: None,
+        }
+    }
+}
+
+impl<T: Copy> Setting<T> {
+    fn store(&mut self, value: T, by_root: bool) {
+        self.value = Some(value);
+        if by_root {
+            self.root = Some(value);
+        }
+    }
+}
+
+/// The settings of one directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Values {
+    #[serde(skip_serializing_if = "is_default")]
+    memory_limit: Setting<u64>,
+    #[serde(skip_serializing_if = "is_default")]
+    priority: Setting<u32>,
+    #[serde(skip_serializing_if = "is_default")]
+    freeze: Setting<bool>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// What is asked of a process, as a whole and on single devices. Devices are named by their UUID.
+///
+/// Limits hold side by side, and so do freezes: the process's and the device's, each by itself. A priority given
+/// to the process replaces those given to its devices.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    #[serde(skip_serializing_if = "is_default")]
+    process: Values,
+    #[serde(skip_serializing_if = "is_default")]
+    devices: BTreeMap<String, Values>,
+}
+
+impl Settings {
+    /// What a process was started with. Nothing of it counts as root's word, and a wish that makes no sense is none.
+    pub fn wished(hello: &Hello) -> Self {
+        let mut settings = Self::default();
+        settings.process.memory_limit.value = Some(hello.memory_limit).filter(|limit| *limit != NO_LIMIT);
+        settings.process.priority.value = Some(hello.priority).filter(|priority| *priority <= MAX_PRIORITY);
+        settings.process.freeze.value = Some(true).filter(|_| hello.freeze == 1);
+        settings
+    }
+
+    /// Whether nobody has asked for anything.
+    pub fn is_default(&self) -> bool {
+        is_default(self)
+    }
+
+    fn at(&self, device: Option<&str>) -> Values {
+        match device {
+            None => self.process,
+            Some(uuid) => self.devices.get(uuid).copied().unwrap_or_default(),
+        }
+    }
+
+    fn at_mut(&mut self, device: Option<&str>) -> &mut Values {
+        match device {
+            None => &mut self.process,
+            Some(uuid) => self.devices.entry(uuid.to_owned()).or_default(),
+        }
+    }
+
+    /// `memory.limit` of the process, or of it on a device: bytes, [`NO_LIMIT`] for none.
+    pub fn memory_limit(&self, device: Option<&str>) -> u64 {
+        self.at(device).memory_limit.value.unwrap_or(NO_LIMIT)
+    }
+
+    /// `compute.priority` of the process, or in force on a device.
+    pub fn priority(&self, device: Option<&str>) -> u32 {
+        self.at(device)
+            .priority
+            .value
+            .or(self.process.priority.value)
+            .unwrap_or(DEFAULT_PRIORITY)
+    }
+
+    /// `compute.freeze` of the process, or of it on a device; a device stands still for either.
+    pub fn freeze(&self, device: Option<&str>) -> bool {
+        self.at(device).freeze.value.unwrap_or(false)
+    }
+
+    /// # Errors
+    /// `EPERM` if somebody other than root asks for more than root has set.
+    pub fn set_memory_limit(&mut self, device: Option<&str>, limit: u64, by_root: bool) -> Result<()> {
+        let bound = self.at(device).memory_limit.root.unwrap_or(NO_LIMIT);
+        if !by_root && limit > bound {
+            return Err(Error::BeyondRoot("the memory limit can only be lowered"));
+        }
+        self.at_mut(device).memory_limit.store(limit, by_root);
+        Ok(())
+    }
+
+    /// # Errors
+    /// `EPERM` if somebody other than root asks for a more important one than root has set, here or, for the
+    /// process as a whole, on any of its devices.
+    pub fn set_priority(&mut self, device: Option<&str>, priority: u32, by_root: bool) -> Result<()> {
+        let bounds = match device {
+            Some(_) => vec![self.at(device).priority.root.or(self.process.priority.root)],
+            None => self
+                .devices
+                .values()
+                .chain([&self.process])
+                .map(|values| values.priority.root)
+                .collect(),
+        };
+        if !by_root && bounds.into_iter().flatten().any(|bound| priority < bound) {
+            return Err(Error::BeyondRoot("the priority number can only be raised"));
+        }
+        if device.is_none() {
+            for values in self.devices.values_mut() {
+                values.priority.value = None;
+                if by_root {
+                    values.priority.root = None;
+                }
+            }
+        }
+        self.at_mut(device).priority.store(priority, by_root);
+        Ok(())
+    }
+
+    /// # Errors
+    /// `EPERM` if somebody other than root thaws what root froze.
+    pub fn set_freeze(&mut self, device: Option<&str>, freeze: bool, by_root: bool) -> Result<()> {
+        let bound = self.at(device).freeze.root.unwrap_or(false);
+        if !by_root && bound && !freeze {
+            return Err(Error::BeyondRoot("root froze it"));
+        }
+        self.at_mut(device).freeze.store(freeze, by_root);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: Option<&str> = Some("GPU-1");
+
+    fn denied(result: Result<()>) -> bool {
+        result.is_err_and(|error| error.errno() == libc::EPERM)
+    }
+
+    #[test]
+    fn until_root_writes_the_owner_is_free() {
+        let mut settings = Settings::default();
+        for limit in [10, NO_LIMIT, 5] {
+            settings.set_memory_limit(None, limit, false).unwrap();
+            assert_eq!(settings.memory_limit(None), limit);
+        }
+        for priority in [15, 0, 8] {
+            settings.set_priority(None, priority, false).unwrap();
+        }
+        for freeze in [true, false] {
+            settings.set_freeze(None, freeze, false).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_owner_tightens_and_undoes_but_stays_within_roots_last_value() {
+        let mut settings = Settings::default();
+        settings.set_memory_limit(GPU, 100, true).unwrap();
+        settings.set_memory_limit(GPU, 50, false).unwrap();
+        settings.set_memory_limit(GPU, 100, false).unwrap();
+        assert!(denied(settings.set_memory_limit(GPU, 101, false)));
+        assert_eq!(settings.memory_limit(GPU), 100);
+        settings.set_memory_limit(GPU, 200, true).unwrap();
+        settings.set_memory_limit(GPU, 150, false).unwrap();
+
+        settings.set_priority(None, 10, true).unwrap();
+        settings.set_priority(None, 12, false).unwrap();
+        settings.set_priority(None, 10, false).unwrap();
+        assert!(denied(settings.set_priority(None, 9, false)));
+
+        settings.set_freeze(None, true, true).unwrap();
+        settings.set_freeze(None, true, false).unwrap();
+        assert!(denied(settings.set_freeze(None, false, false)));
+        assert!(settings.freeze(None));
+        settings.set_freeze(None, false, true).unwrap();
+        settings.set_freeze(None, true, false).unwrap();
+        settings.set_freeze(None, false, false).unwrap();
+    }
+
+    #[test]
+    fn a_priority_on_a_device_is_bound_by_roots_for_the_process_and_the_other_way_round() {
+        let mut settings = Settings::default();
+        settings.set_priority(None, 10, true).unwrap();
+        assert!(denied(settings.set_priority(GPU, 9, false)));
+        settings.set_priority(GPU, 12, true).unwrap();
+        assert!(denied(settings.set_priority(None, 11, false)));
+        settings.set_priority(None, 13, false).unwrap();
+        assert_eq!(settings.priority(GPU), 13);
+        assert!(denied(settings.set_priority(GPU, 11, false)));
+    }
+
+    #[test]
+    fn a_priority_for_the_process_replaces_those_of_its_devices() {
+        let mut settings = Settings::default();
+        settings.set_priority(GPU, 3, false).unwrap();
+        assert_eq!(
+            (settings.priority(None), settings.priority(GPU)),
+            (DEFAULT_PRIORITY, 3)
+        );
+        settings.set_priority(None, 5, false).unwrap();
+        assert_eq!((settings.priority(None), settings.priority(GPU)), (5, 5));
+    }
+
+    #[test]
+    fn freezes_of_process_and_device_hold_side_by_side() {
+        let mut settings = Settings::default();
+        settings.set_freeze(None, true, true).unwrap();
+        settings.set_freeze(GPU, true, false).unwrap();
+        settings.set_freeze(GPU, false, false).unwrap();
+        assert!(settings.freeze(None));
+    }
+
+    #[test]
+    fn settings_survive_json() {
+        let mut settings = Settings::default();
+        assert_eq!(serde_json::to_string(&settings).unwrap(), "{}");
+        assert!(settings.is_default());
+        settings.set_memory_limit(None, NO_LIMIT, true).unwrap();
+        settings.set_priority(GPU, 3, false).unwrap();
+        settings.set_freeze(None, true, false).unwrap();
+        let json = serde_json::to_string(&settings).unwrap();
+        assert_eq!(
+            serde_json::from_str::<Settings>(&json).unwrap(),
+            settings,
+            "{json}"
+        );
+        assert!(!settings.is_default());
+    }
+
+    #[test]
+    fn senseless_wishes_are_none() {
+        let hello = Hello {
+            priority: 16,
+            freeze: 7,
+            ..Hello::PLAIN
+        };
+        assert_eq!(Settings::wished(&hello), Settings::default());
+        let hello = Hello {
+            memory_limit: 1,
+            priority: 15,
+            freeze: 1,
+            ..Hello::PLAIN
+        };
+        let settings = Settings::wished(&hello);
+        assert_eq!(
+            (
+                settings.memory_limit(None),
+                settings.priority(None),
+                settings.freeze(None)
+            ),
+            (1, 15, true)
+        );
+    }
+}

@@ -1,0 +1,220 @@
+//! What usage blocks say, added up. A process writes what it likes there, so every number is bounded before it
+//! is added, and sums stop at the top instead of wrapping.
+
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::{Kind, MAX_DEVICES, Submission, Usage};
+
+use super::Device;
+use super::process::{Process, slots};
+
+/// No count of ours comes near it in a century, every reader can represent it, and two thousand processes that
+/// lie by it do not fill a sum.
+const MAX_COUNT: u64 = 1 << 53;
+
+/// Bytes and counts of a process on a device, of a process, or of everybody.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// Bytes charged by the process's ledger.
+    pub charged: u64,
+    /// Bytes held beyond the ledger: contexts and what else the driver keeps for the process.
+    pub overhead: u64,
+    /// Bytes by kind, in the order of [`Kind::ALL`].
+    pub kinds: [u64; Kind::ALL.len()],
+    pub nr_alloc: u64,
+    pub nr_free: u64,
+    pub nr_alloc_fail: u64,
+    pub nr_max: u64,
+    pub nr_oom: u64,
+    /// By [`Submission`].
+    pub submitted: [u64; Submission::COUNT],
+    /// Kernels known to have ended.
+    pub nr_ended: u64,
+    pub nr_frozen: u64,
+    pub frozen_usec: u64,
+}
+
+impl Sums {
+    /// A process, on one device or on all.
+    pub(super) fn of(process: &Process, device: Option<usize>, devices: &[Device]) -> Self {
+        let mut sums = Self::default();
+        match device {
+            Some(device) => sums.add_device(process, device, devices),
+            None => slots(devices.len()).for_each(|device| sums.add_device(process, device, devices)),
+        }
+        if device.is_none() {
+            sums.nr_max = sums.nr_max.saturating_add(count(&process.usage().nr_max));
+            sums.nr_oom = sums.nr_oom.saturating_add(count(&process.usage().nr_oom));
+        }
+        sums.add_threads(process.usage(), device);
+        sums
+    }
+
+    /// `memory.current`.
+    pub fn current(&self) -> u64 {
+        self.charged.saturating_add(self.overhead)
+    }
+
+    pub fn submitted(&self, what: Submission) -> u64 {
+        self.submitted[what as usize]
+    }
+
+    /// Kernels not known to have ended.
+    pub fn nr_pending(&self) -> u64 {
+        self.submitted(Submission::Kernel).saturating_sub(self.nr_ended)
+    }
+
+    /// What stays of a process that has gone: its counts. Whatever it had submitted has ended.
+    pub(super) fn departed(&self) -> Self {
+        let nr_ended = self.submitted(Submission::Kernel);
+        Self {
+            charged: 0,
+            overhead: 0,
+            kinds: [0; Kind::ALL.len()],
+            nr_ended,
+            ..*self
+        }
+    }
+
+    fn add_device(&mut self, process: &Process, device: usize, devices: &[Device]) {
+        let (Some(usage), Some(control)) = (
+            process.usage().devices.get(device),
+            process.control().devices.get(device),
+        ) else {
+            return;
+        };
+        let most = total(device, devices);
+        let bytes = |word: &AtomicU64| word.load(Relaxed).min(most);
+        let mut one = Self {
+            charged: bytes(&usage.memory_current),
+            overhead: bytes(&control.memory_overhead),
+            nr_alloc: count(&usage.nr_alloc),
+            nr_free: count(&usage.nr_free),
+            nr_alloc_fail: count(&usage.nr_alloc_fail),
+            nr_max: count(&usage.nr_max),
+            nr_oom: count(&usage.nr_oom),
+            nr_ended: count(&usage.nr_ended),
+            nr_frozen: count(&usage.nr_frozen),
+            frozen_usec: count(&usage.frozen_usec),
+            ..Self::default()
+        };
+        for ((kind, _, charged), sum) in Kind::ALL.iter().zip(&mut one.kinds) {
+            let word = &usage.kinds[*kind as usize];
+            *sum = if *charged { bytes(word) } else { count(word) };
+        }
+        for (shared, sum) in usage.shared_exited.iter().zip(&mut one.submitted) {
+            *sum = count(shared);
+        }
+        *self += one;
+    }
+
+    fn add_threads(&mut self, usage: &Usage, device: Option<usize>) {
+        for thread in usage.used_threads() {
+            let slot = thread.device.load(Relaxed) as usize;
+            if device.is_some_and(|device| device != slot) || slot >= MAX_DEVICES {
+                continue;
+            }
+            for ([_, exited], sum) in thread.submissions.iter().zip(&mut self.submitted) {
+                *sum = sum.saturating_add(count(exited));
+            }
+        }
+    }
+}
+
+impl AddAssign for Sums {
+    fn add_assign(&mut self, other: Self) {
+        let add = |sum: &mut u64, other: u64| *sum = sum.saturating_add(other);
+        let Self {
+            charged,
+            overhead,
+            kinds,
+            nr_alloc,
+            nr_free,
+            nr_alloc_fail,
+            nr_max,
+            nr_oom,
+            submitted,
+            nr_ended,
+            nr_frozen,
+            frozen_usec,
+        } = self;
+        add(charged, other.charged);
+        add(overhead, other.overhead);
+        kinds
+            .iter_mut()
+            .zip(other.kinds)
+            .for_each(|(sum, other)| add(sum, other));
+        add(nr_alloc, other.nr_alloc);
+        add(nr_free, other.nr_free);
+        add(nr_alloc_fail, other.nr_alloc_fail);
+        add(nr_max, other.nr_max);
+        add(nr_oom, other.nr_oom);
+        submitted
+            .iter_mut()
+            .zip(other.submitted)
+            .for_each(|(sum, other)| add(sum, other));
+        add(nr_ended, other.nr_ended);
+        add(nr_frozen, other.nr_frozen);
+        add(frozen_usec, other.frozen_usec);
+    }
+}
+
+/// The highest `memory.current` since the last reset, as far as anybody can know.
+///
+/// Until the process has seen the reset its peak is an old one; the most known then is what was charged at the
+/// reset and what is charged now.
+pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
+    let (usage, control) = (process.usage(), process.control());
+    let (kept, seen, asked, word, most) = match device {
+        None => {
+            let most = devices
+                .iter()
+                .fold(0, |sum: u64, device| sum.saturating_add(device.total));
+            let most = if devices.iter().all(|device| device.total > 0) && most > 0 {
+                most
+            } else {
+                MAX_COUNT
+            };
+            (
+                Some(&process.whole),
+                &usage.peak_generation,
+                &control.peak_generation,
+                &usage.memory_peak,
+                most,
+            )
+        }
+        Some(index) => {
+            let (usage, control) = (&usage.devices[index], &control.devices[index]);
+            let kept = process.devices.get(index);
+            let most = total(index, devices);
+            (
+                kept,
+                &usage.peak_generation,
+                &control.peak_generation,
+                &usage.memory_peak,
+                most,
+            )
+        }
+    };
+    let sums = Sums::of(process, device, devices);
+    let earlier = if seen.load(Relaxed) == asked.load(Relaxed) {
+        word.load(Relaxed).min(most).saturating_add(sums.overhead)
+    } else {
+        kept.map_or(0, |kept| kept.reset_at)
+    };
+    earlier.max(sums.current())
+}
+
+/// Most bytes that can be on a device.
+fn total(device: usize, devices: &[Device]) -> u64 {
+    devices
+        .get(device)
+        .map(|device| device.total)
+        .filter(|total| *total > 0)
+        .unwrap_or(MAX_COUNT)
+}
+
+fn count(word: &AtomicU64) -> u64 {
+    word.load(Relaxed).min(MAX_COUNT)
+}

@@ -1,0 +1,202 @@
+//! Joining and leaving, and what stays.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::{DEFAULT_PRIORITY, Gate, NO_LIMIT, OTHER_DEVICE};
+
+use super::fixture::{OWNER, ROOT, World, blocks};
+use super::{Level, Notice, Place, Settings};
+use crate::error::Error;
+
+#[test]
+fn a_block_is_complete_when_it_is_published() {
+    let world = World::new(2);
+    let mut settings = Settings::default();
+    settings.set_memory_limit(Some("GPU-1"), 77, true).unwrap();
+    settings.set_priority(None, 3, true).unwrap();
+    settings.set_freeze(Some("GPU-0"), true, true).unwrap();
+    let id = world.join_with(100, blocks(), settings);
+    let control = world.control(id);
+    assert!(control.is_understood());
+    assert_eq!(control.nr_devices.load(Relaxed), 2);
+    assert_eq!(
+        (control.generation.load(Relaxed), control.pid.load(Relaxed)),
+        (id.0, 100)
+    );
+    assert_eq!(control.memory_limit.load(Relaxed), NO_LIMIT);
+    let devices = [0, 1, OTHER_DEVICE].map(|index| &control.devices[index]);
+    assert_eq!(
+        devices.map(|device| device.memory_limit.load(Relaxed)),
+        [NO_LIMIT, 77, NO_LIMIT]
+    );
+    assert_eq!(devices.map(|device| device.priority.load(Relaxed)), [3, 3, 3]);
+    let gates = devices.map(|device| Gate::from_word(device.gate.load(Relaxed)));
+    assert_eq!(gates, [Gate::Frozen, Gate::Run, Gate::Run]);
+    assert_eq!(
+        devices[1].uuid.each_ref().map(|half| half.load(Relaxed)),
+        [0x0101_0101_0101_0101; 2]
+    );
+    assert_eq!(devices[1].memory_total.load(Relaxed), super::fixture::TOTAL);
+    assert_eq!(world.show("100/1/compute.priority"), "3\n");
+    assert_eq!(world.show("100/0/compute.freeze"), "1\n");
+}
+
+#[test]
+fn a_fresh_process_has_the_defaults() {
+    let world = World::new(1);
+    world.join(100);
+    assert_eq!(world.show("100/memory.limit"), "max\n");
+    assert_eq!(
+        world.show("100/0/compute.priority"),
+        format!("{DEFAULT_PRIORITY}\n")
+    );
+    assert_eq!(world.show("100/compute.freeze"), "0\n");
+    assert_eq!(
+        world.show("100/gcgroup.events"),
+        "populated 1\nfrozen 0\nhook ok\n"
+    );
+}
+
+#[test]
+fn ids_are_never_reused_and_a_recycled_pid_takes_the_directory_over() {
+    let world = World::new(1);
+    let first = world.join(100);
+    let second = world.join(100);
+    assert_ne!(first, second);
+    assert_eq!(world.tree.find(100), Some(second));
+    assert_eq!(world.tree.level(Place::process(first)), Err(Error::Gone));
+    assert_eq!(world.tree.level(Place::process(second)), Ok(Level::Process));
+    let joined = |id| Notice::Joined { id, pid: 100 };
+    let left = |id| Notice::Left {
+        id,
+        pid: 100,
+        start_time: 1100,
+    };
+    assert_eq!(world.take_notices(), [joined(first), left(first), joined(second)]);
+    world.tree.leave(first, 0);
+    assert_eq!(world.tree.find(100), Some(second));
+    world.tree.leave(second, 0);
+    assert_eq!(world.take_notices(), [left(second)]);
+    assert_eq!(world.tree.find(100), None);
+}
+
+#[test]
+fn settings_hold_across_a_registration_anew() {
+    let world = World::new(1);
+    let id = world.join(100);
+    world.store("100/memory.limit", ROOT, "1G").unwrap();
+    world.store("100/0/compute.freeze", ROOT, "1").unwrap();
+    let (_, settings) = world.tree.settings(id).unwrap();
+    world.tree.leave(id, 0);
+    let json = serde_json::to_string(&settings).unwrap();
+    world.join_with(100, blocks(), serde_json::from_str(&json).unwrap());
+    assert_eq!(world.show("100/memory.limit"), "1073741824\n");
+    assert_eq!(
+        world.store("100/memory.limit", OWNER, "2G").unwrap_err().errno(),
+        libc::EPERM
+    );
+    assert_eq!(
+        world
+            .store("100/0/compute.freeze", OWNER, "0")
+            .unwrap_err()
+            .errno(),
+        libc::EPERM
+    );
+}
+
+#[test]
+fn an_old_acknowledgement_is_not_taken_for_one_of_a_new_freeze() {
+    for drained in [0, 1, 2, 3, u32::MAX] {
+        for at_start in [false, true] {
+            let world = World::new(1);
+            let blocks = blocks();
+            for device in &blocks.usage().devices {
+                device.drained_generation.store(drained, Relaxed);
+            }
+            let mut settings = Settings::default();
+            settings.set_freeze(None, at_start, true).unwrap();
+            world.join_with(100, blocks, settings);
+            world.store("100/compute.freeze", ROOT, "1").unwrap();
+            assert!(
+                world.show("100/gcgroup.events").contains("frozen 0\n"),
+                "{drained} {at_start}"
+            );
+            assert!(
+                world.show("100/0/gcgroup.events").contains("frozen 0\n"),
+                "{drained} {at_start}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_peak_outlives_the_registration() {
+    let world = World::new(1);
+    let blocks = blocks();
+    let usage = blocks.usage();
+    usage.peak_generation.store(4, Relaxed);
+    usage.memory_peak.store(1234, Relaxed);
+    usage.devices[0].peak_generation.store(9, Relaxed);
+    usage.devices[0].memory_peak.store(1233, Relaxed);
+    world.join_with(100, blocks, Settings::default());
+    assert_eq!(world.show("100/memory.peak"), "1234\n");
+    assert_eq!(world.show("100/0/memory.peak"), "1233\n");
+}
+
+#[test]
+fn totals_keep_the_counts_of_those_that_left_but_not_their_charges() {
+    let world = World::new(1);
+    let id = world.join(100);
+    world.submit(id, 0, 5);
+    world.usage(id).devices[0].memory_current.store(4096, Relaxed);
+    world.usage(id).devices[0].nr_alloc.store(3, Relaxed);
+    assert_eq!(world.show("memory.current"), "4096\n");
+    world.tree.leave(id, 0);
+    assert_eq!(world.show("memory.current"), "0\n");
+    assert!(world.show("memory.stat").contains("nr_alloc 3\n"));
+    assert_eq!(
+        world.show("gcgroup.stat"),
+        "nr_submitted_kernels: 5\nnr_ended_kernels: 5\nnr_pending_kernels: 0\n"
+    );
+}
+
+#[test]
+fn the_last_64_that_left_are_remembered_latest_first() {
+    let world = World::new(1);
+    for pid in 1..=70 {
+        let id = world.join(pid);
+        world.tree.leave(id, u64::from(pid));
+    }
+    let exited = world.show("exited");
+    assert_eq!(exited.lines().count(), 64);
+    assert!(
+        exited.starts_with("70 ") && exited.lines().last().unwrap().starts_with("7 "),
+        "{exited}"
+    );
+}
+
+#[test]
+fn without_devices_a_process_still_freezes() {
+    let world = World::new(0);
+    let id = world.join(100);
+    world.store("100/compute.freeze", ROOT, "1").unwrap();
+    let slot = &world.control(id).devices[OTHER_DEVICE];
+    assert_eq!(Gate::from_word(slot.gate.load(Relaxed)), Gate::Frozen);
+    world.usage(id).devices[OTHER_DEVICE]
+        .drained_generation
+        .store(slot.freeze_generation.load(Relaxed), Relaxed);
+    assert!(world.show("100/gcgroup.events").contains("frozen 1\n"));
+}
+
+#[test]
+fn a_lost_hook_shows_and_an_overwritten_block_counts_as_one() {
+    let world = World::new(1);
+    let id = world.join(100);
+    world.tree.rung(id);
+    world.take_notices();
+    world.tree.set_hook(id, false);
+    assert_eq!(world.take_notices(), [Notice::Events(id)]);
+    assert!(world.show("100/gcgroup.events").ends_with("hook lost\n"));
+    world.tree.set_hook(id, true);
+    assert!(world.show("100/0/gcgroup.events").ends_with("hook ok\n"));
+}

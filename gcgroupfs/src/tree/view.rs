@@ -1,0 +1,272 @@
+//! What a control file sees of the tree, and what it can change: the whole vocabulary of the file table.
+
+use std::cell::RefCell;
+
+use super::{
+    Caller, Device, Exited, Notice, Place, Process, ProcessId, Settings, State, Sums, enforce, sums,
+};
+use crate::error::{Error, Result};
+
+/// The directory that is looked at.
+#[derive(Debug, Clone, Copy)]
+pub enum Scope<'a> {
+    Root,
+    Process(&'a Process),
+    /// A process on the device of that index.
+    Device(&'a Process, usize),
+}
+
+/// What there is to see from one directory.
+#[derive(Debug)]
+pub struct View<'a> {
+    state: &'a State,
+    scope: Scope<'a>,
+    notices: RefCell<Vec<Notice>>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(state: &'a State, scope: Scope<'a>) -> Self {
+        Self {
+            state,
+            scope,
+            notices: RefCell::default(),
+        }
+    }
+
+    pub(super) fn into_notices(self) -> Vec<Notice> {
+        self.notices.into_inner()
+    }
+
+    pub fn devices(&self) -> &[Device] {
+        &self.state.devices
+    }
+
+    /// Those that left last, the latest first.
+    pub fn exited(&self) -> impl Iterator<Item = &Exited> {
+        self.state.exited.iter()
+    }
+
+    /// The pids of the processes here.
+    pub fn pids(&self) -> Vec<u32> {
+        match self.process() {
+            Some((process, _)) => vec![process.identity.pid],
+            None => self.state.pids.keys().copied().collect(),
+        }
+    }
+
+    /// Everything that is counted, at the root with the counts of those that have left.
+    pub fn sums(&self) -> Sums {
+        if let Some((process, device)) = self.process() {
+            return Sums::of(process, device, self.devices());
+        }
+        let mut sums = self.state.departed;
+        self.state
+            .processes
+            .values()
+            .for_each(|process| sums += Sums::of(process, None, self.devices()));
+        sums
+    }
+
+    /// Has the processes here find out which kernels have ended, those that have any left.
+    pub fn ask_progress(&self) {
+        let ask = |process: &Process| {
+            if Sums::of(process, None, self.devices()).nr_pending() > 0 {
+                enforce::ask_progress(process);
+                self.notices.borrow_mut().push(Notice::Ring(process.id));
+            }
+        };
+        match self.process() {
+            Some((process, _)) => ask(process),
+            None => self.state.processes.values().for_each(ask),
+        }
+    }
+
+    /// # Errors
+    /// At the root, which has none.
+    pub fn memory_limit(&self) -> Result<u64> {
+        self.settings(Settings::memory_limit)
+    }
+
+    /// # Errors
+    /// At the root, which has none.
+    pub fn priority(&self) -> Result<u32> {
+        self.settings(Settings::priority)
+    }
+
+    /// # Errors
+    /// At the root, which has none.
+    pub fn freeze(&self) -> Result<bool> {
+        self.settings(Settings::freeze)
+    }
+
+    /// # Errors
+    /// At the root, which has none.
+    pub fn memory_peak(&self) -> Result<u64> {
+        let (process, device) = self.governed()?;
+        Ok(sums::peak(process, device, self.devices()))
+    }
+
+    /// Times a limit was set below usage.
+    ///
+    /// # Errors
+    /// At the root, which has no limit.
+    pub fn nr_over_limit(&self) -> Result<u64> {
+        let (process, device) = self.governed()?;
+        Ok(process.nr_over_limit(device))
+    }
+
+    /// Whether what was frozen here stands still.
+    ///
+    /// # Errors
+    /// At the root, which cannot be frozen.
+    pub fn is_frozen(&self) -> Result<bool> {
+        let (process, device) = self.governed()?;
+        Ok(process.is_frozen(device, self.devices().len()))
+    }
+
+    /// Whether the process still answers.
+    ///
+    /// # Errors
+    /// At the root, which is no process.
+    pub fn is_hook_ok(&self) -> Result<bool> {
+        Ok(self.governed()?.0.is_hook_ok())
+    }
+
+    fn settings<T>(&self, get: impl Fn(&Settings, Option<&str>) -> T) -> Result<T> {
+        let (process, device) = self.governed()?;
+        let uuid = device
+            .and_then(|index| self.devices().get(index))
+            .map(|device| device.uuid_text.as_str());
+        Ok(get(&process.settings, uuid))
+    }
+
+    fn process(&self) -> Option<(&'a Process, Option<usize>)> {
+        match self.scope {
+            Scope::Root => None,
+            Scope::Process(process) => Some((process, None)),
+            Scope::Device(process, device) => Some((process, Some(device))),
+        }
+    }
+
+    fn governed(&self) -> Result<(&'a Process, Option<usize>)> {
+        self.process().ok_or(Error::NotFound)
+    }
+}
+
+/// What can be changed in one directory, in a caller's name.
+#[derive(Debug)]
+pub struct Edit<'a> {
+    state: &'a mut State,
+    place: Place,
+    by_root: bool,
+    notices: Vec<Notice>,
+}
+
+impl<'a> Edit<'a> {
+    pub(super) fn new(state: &'a mut State, place: Place, caller: Caller) -> Self {
+        let by_root = state.is_root(caller);
+        Self {
+            state,
+            place,
+            by_root,
+            notices: Vec::new(),
+        }
+    }
+
+    pub(super) fn into_notices(self) -> Vec<Notice> {
+        self.notices
+    }
+
+    /// # Errors
+    /// `EPERM` beyond what root has set.
+    pub fn set_memory_limit(&mut self, limit: u64) -> Result<()> {
+        self.set(|settings, device, by_root| settings.set_memory_limit(device, limit, by_root))?;
+        let (process, device, devices) = self.parts()?;
+        if Sums::of(process, device, devices).current() > limit {
+            match device {
+                None => process.whole.nr_over_limit += 1,
+                Some(index) => {
+                    process
+                        .devices
+                        .get_mut(index)
+                        .map_or((), |kept| kept.nr_over_limit += 1);
+                }
+            }
+        }
+        self.note_events()
+    }
+
+    /// # Errors
+    /// `EPERM` beyond what root has set.
+    pub fn set_priority(&mut self, priority: u32) -> Result<()> {
+        self.set(|settings, device, by_root| settings.set_priority(device, priority, by_root))
+    }
+
+    /// # Errors
+    /// `EPERM` against root's freeze.
+    pub fn set_freeze(&mut self, freeze: bool) -> Result<()> {
+        self.set(|settings, device, by_root| settings.set_freeze(device, freeze, by_root))?;
+        self.note_events()
+    }
+
+    /// Begins a new peak at what is charged now.
+    ///
+    /// # Errors
+    /// At the root, which has none.
+    pub fn reset_peak(&mut self) -> Result<()> {
+        let (process, device, devices) = self.parts()?;
+        let current = Sums::of(process, device, devices).current();
+        enforce::reset_peak(process, device);
+        let kept = match device {
+            None => Some(&mut process.whole),
+            Some(index) => process.devices.get_mut(index),
+        };
+        if let Some(kept) = kept {
+            kept.reset_at = current;
+        }
+        Ok(())
+    }
+
+    /// Changes the settings and makes them hold; tells the journal, and the process if it must act on them.
+    fn set(&mut self, change: impl FnOnce(&mut Settings, Option<&str>, bool) -> Result<()>) -> Result<()> {
+        let by_root = self.by_root;
+        let (process, device, devices) = self.parts()?;
+        let uuid = device
+            .and_then(|index| devices.get(index))
+            .map(|device| device.uuid_text.as_str());
+        let mut settings = process.settings.clone();
+        change(&mut settings, uuid, by_root)?;
+        if settings == process.settings {
+            return Ok(());
+        }
+        process.settings = settings;
+        let ring = enforce::settings(process, devices);
+        let id = process.id;
+        self.notices.push(Notice::SettingsChanged(id));
+        if ring {
+            self.notices.push(Notice::Ring(id));
+        }
+        Ok(())
+    }
+
+    fn note_events(&mut self) -> Result<()> {
+        let mut notices = Vec::new();
+        let (process, _, devices) = self.parts()?;
+        process.note_events(devices, &mut notices);
+        self.notices.append(&mut notices);
+        Ok(())
+    }
+
+    fn parts(&mut self) -> Result<(&mut Process, Option<usize>, &[Device])> {
+        let State {
+            processes, devices, ..
+        } = &mut *self.state;
+        if self.place == Place::ROOT {
+            return Err(Error::NotFound);
+        }
+        let process = processes
+            .get_mut(&ProcessId(self.place.entity))
+            .ok_or(Error::Gone)?;
+        Ok((process, self.place.device.map(usize::from), devices))
+    }
+}
