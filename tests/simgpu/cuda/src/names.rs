@@ -6,8 +6,9 @@
 //! `CUDA_ERROR_NOT_FOUND`. What the real driver does with flags that do not exist is not documented; here they are invalid.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use simgpu::CUDA_VERSION as DRIVER;
 
 const SUCCESS: u32 = 0;
 const INVALID_VALUE: u32 = 1;
@@ -79,12 +80,6 @@ fn unsupported(said: &AtomicBool, symbol: &str) -> u32 {
     NOT_SUPPORTED
 }
 
-/// The CUDA version of the driver that is simulated.
-fn driver_version() -> i32 {
-    static VERSION: OnceLock<i32> = OnceLock::new();
-    *VERSION.get_or_init(|| 13050)
-}
-
 /// The newest function of `name` not newer than `version`; the names are sorted.
 fn find(name: &[u8], version: i32, per_thread: bool) -> Result<*mut c_void, Status> {
     let from = NAMES.partition_point(|row| row.name.as_bytes() < name);
@@ -92,11 +87,10 @@ fn find(name: &[u8], version: i32, per_thread: bool) -> Result<*mut c_void, Stat
         .iter()
         .take_while(|row| row.name.as_bytes() == name)
         .peekable();
-    let driver = driver_version();
-    if rows.peek().is_none_or(|oldest| oldest.since > driver) {
+    if rows.peek().is_none_or(|oldest| oldest.since > DRIVER) {
         return Err(Status::NoSuchName);
     }
-    rows.filter(|row| row.since <= version.min(driver) && (per_thread || !row.per_thread))
+    rows.filter(|row| row.since <= version.min(DRIVER) && (per_thread || !row.per_thread))
         .max_by_key(|row| (row.since, row.per_thread))
         .map(|row| row.function as *mut c_void)
         .ok_or(Status::NoSuchVersion)
@@ -118,7 +112,7 @@ unsafe extern "C" fn cuGetProcAddress_v2(
         return INVALID_VALUE;
     }
     // From CUDA 13 on, a program may not ask for what is newer than the driver.
-    if version > driver_version() && driver_version() >= 13000 {
+    if DRIVER >= 13000 && version > DRIVER {
         return INVALID_VALUE;
     }
     // SAFETY: not null, so a string by the contract.

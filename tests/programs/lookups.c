@@ -1,0 +1,118 @@
+/*
+ * Asks the driver for functions by name, as clients do at their start, and says what came of it.
+ *
+ *   lookups SYMBOLS [4] < LOOKUPS
+ *
+ * LOOKUPS has lines "name<TAB>version<TAB>flags"; for each, one line is printed:
+ *
+ *   name<TAB>version<TAB>flags<TAB>result<TAB>status<TAB>symbol
+ *
+ * The symbol is the name by which dlsym gives the same address: of those in the file SYMBOLS, one a line, all that do,
+ * with "|" between; "none" for a null pointer, "strange" for an address that dlsym gives for none of them. With "4" the
+ * older function of four arguments is asked, which has no status ("-").
+ */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST 2048
+#define LINE 256
+
+struct symbol {
+    char name[LINE];
+    void *address;
+};
+
+static struct symbol symbols[MOST];
+static size_t nr_symbols;
+
+static void die(const char *what)
+{
+    fprintf(stderr, "lookups: %s\n", what);
+    exit(2);
+}
+
+/* What stands before the first newline; 0 at the end of the file. */
+static int line(FILE *from, char *into)
+{
+    if (!fgets(into, LINE, from))
+        return 0;
+    into[strcspn(into, "\n")] = 0;
+    return 1;
+}
+
+static void print_symbol(void *address)
+{
+    const char *before = "";
+
+    if (!address) {
+        printf("none");
+        return;
+    }
+    for (size_t i = 0; i < nr_symbols; i++) {
+        if (symbols[i].address == address) {
+            printf("%s%s", before, symbols[i].name);
+            before = "|";
+        }
+    }
+    if (!*before)
+        printf("strange");
+}
+
+int main(int argc, char **argv)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    char text[LINE];
+    int older;
+
+    if (argc < 2)
+        die("which symbols?");
+    if (!driver)
+        die(dlerror());
+    older = argc > 2 && !strcmp(argv[2], "4");
+
+    FILE *list = fopen(argv[1], "r");
+    if (!list)
+        die(argv[1]);
+    while (nr_symbols < MOST && line(list, symbols[nr_symbols].name)) {
+        symbols[nr_symbols].address = dlsym(driver, symbols[nr_symbols].name);
+        nr_symbols++;
+    }
+    fclose(list);
+
+    int (*newer_ask)(const char *, void **, int, uint64_t, int *) =
+        (int (*)(const char *, void **, int, uint64_t, int *))dlsym(driver, "cuGetProcAddress_v2");
+    int (*older_ask)(const char *, void **, int, uint64_t) =
+        (int (*)(const char *, void **, int, uint64_t))dlsym(driver, "cuGetProcAddress");
+    if (!newer_ask || !older_ask)
+        die("the driver has no cuGetProcAddress");
+
+    while (line(stdin, text)) {
+        char *version = strchr(text, '\t');
+        char *flags = version ? strchr(version + 1, '\t') : NULL;
+        if (*text == '#')
+            continue;
+        if (!flags)
+            die("a look-up is a name, a version and flags");
+        *version++ = *flags++ = 0;
+
+        int number = atoi(version), status = -1, result;
+        uint64_t bits = strtoull(flags, NULL, 10);
+        /* What is not null and no function, to see that it is written over. */
+        void *found = &found;
+        if (older)
+            result = older_ask(text, &found, number, bits);
+        else
+            result = newer_ask(text, &found, number, bits, &status);
+        printf("%s\t%d\t%s\t%d\t", text, number, flags, result);
+        if (older)
+            printf("-\t");
+        else
+            printf("%d\t", status);
+        print_symbol(found);
+        putchar('\n');
+    }
+    return fflush(stdout) ? 1 : 0;
+}
