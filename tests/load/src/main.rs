@@ -17,6 +17,7 @@ mod throughput;
 mod touch;
 
 use std::ffi::CString;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -53,8 +54,17 @@ enum Command {
     Obey,
 }
 
-fn main() -> Result<()> {
-    let arguments = Arguments::parse();
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gcgroup-load: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<()> {
     say::line(format_args!("pid {}", std::process::id()))?;
     let driver = Arc::new(driver::Driver::open(&CString::new(arguments.library)?)?);
     let gpu = gpu::Gpu::open(driver, arguments.device)?;

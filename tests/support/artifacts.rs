@@ -1,0 +1,156 @@
+//! The built tree. `cargo test` builds no other package's libraries and binaries, so the first test that asks
+//! builds them, by the script that builds them for everybody.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+use nix::fcntl::{Flock, FlockArg};
+
+/// What a change of must be followed by a build.
+const INPUTS: [&str; 7] = [
+    "Cargo.toml",
+    "Cargo.lock",
+    "gcgroupfs",
+    "hook",
+    "scripts/build.sh",
+    "tests/load",
+    "tests/simgpu",
+];
+
+/// The tree that `scripts/build.sh` leaves.
+#[derive(Debug)]
+pub struct Artifacts {
+    dist: PathBuf,
+}
+
+impl Artifacts {
+    pub fn dist(&self) -> &Path {
+        &self.dist
+    }
+
+    /// The daemon and command line.
+    pub fn gcgroupfs(&self) -> PathBuf {
+        self.dist.join("bin/gcgroupfs")
+    }
+
+    /// The workload program.
+    pub fn load(&self) -> PathBuf {
+        self.dist.join("bin/gcgroup-load")
+    }
+
+    /// The library to preload.
+    pub fn preload(&self) -> PathBuf {
+        self.dist.join("lib/libgcgroup.so")
+    }
+
+    /// The library that enforces.
+    pub fn hook(&self) -> PathBuf {
+        self.dist.join("lib/libgcgroup_hook.so")
+    }
+
+    /// The directory of the simulated driver's libraries.
+    pub fn simgpu(&self) -> PathBuf {
+        self.dist.join("simgpu")
+    }
+}
+
+/// The built tree: `GCGROUP_DIST` if that is set, else one in the target directory, built now unless it is newer
+/// than everything it is built from. Processes that ask at once wait for the one that builds.
+pub fn artifacts() -> &'static Artifacts {
+    static ARTIFACTS: OnceLock<Artifacts> = OnceLock::new();
+    ARTIFACTS.get_or_init(|| {
+        let dist = std::env::var_os("GCGROUP_DIST").map_or_else(built, PathBuf::from);
+        let dist = dist
+            .canonicalize()
+            .unwrap_or_else(|error| panic!("{}: {error}", dist.display()));
+        Artifacts { dist }
+    })
+}
+
+fn built() -> PathBuf {
+    let target = target();
+    let dist = target.join("dist-debug");
+    fs::create_dir_all(&dist).expect("the target directory takes a directory");
+    let lock = File::create(target.join("dist-debug.lock")).expect("the target directory takes a file");
+    let _lock = Flock::lock(lock, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| errno)
+        .expect("a lock");
+
+    let stamp = dist.join(".built");
+    if changed(&stamp).is_ok_and(|built| newest_input() < built) {
+        return dist;
+    }
+    // The time at which the build began: what changes meanwhile is newer.
+    let fresh = dist.join(".building");
+    File::create(&fresh).expect("the tree takes a file");
+    let output = Command::new(repository().join("scripts/build.sh"))
+        .arg("--debug")
+        .env("CARGO_TARGET_DIR", &target)
+        .env("DIST", &dist)
+        .stdin(Stdio::null())
+        .output()
+        .expect("scripts/build.sh starts");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "scripts/build.sh --debug: {}\n{words}",
+        output.status
+    );
+    fs::rename(&fresh, &stamp).expect("the stamp can be renamed");
+    dist
+}
+
+/// The root of the repository.
+pub fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// Cargo's target directory: this program lies in its `debug/deps`.
+pub(crate) fn target() -> PathBuf {
+    let program = std::env::current_exe().expect("a program has a path");
+    program
+        .ancestors()
+        .nth(3)
+        .expect("it lies in target/debug/deps")
+        .to_owned()
+}
+
+/// The Python that has the real clients: `GCGROUP_TEST_VENV`, or the `.venv` of the repository.
+pub fn python() -> PathBuf {
+    let venv =
+        std::env::var_os("GCGROUP_TEST_VENV").map_or_else(|| repository().join(".venv"), PathBuf::from);
+    let python = venv.join("bin/python");
+    assert!(
+        python.exists(),
+        "{} is missing: run scripts/setup-debian.sh",
+        python.display()
+    );
+    python
+}
+
+fn changed(path: &Path) -> std::io::Result<SystemTime> {
+    fs::metadata(path)?.modified()
+}
+
+fn newest_input() -> SystemTime {
+    INPUTS
+        .iter()
+        .map(|input| newest(&repository().join(input)))
+        .max()
+        .unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// The last change of a file or of anything in a directory.
+fn newest(path: &Path) -> SystemTime {
+    let own = changed(path).unwrap_or(SystemTime::UNIX_EPOCH);
+    let Ok(entries) = fs::read_dir(path) else {
+        return own;
+    };
+    entries
+        .flatten()
+        .map(|entry| newest(&entry.path()))
+        .fold(own, SystemTime::max)
+}

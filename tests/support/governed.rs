@@ -1,0 +1,197 @@
+//! A process under test: what it says, line by line, and what it is told.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::wait::{DEADLINE, wait_for};
+
+/// A child whose stdout is read line by line. Killed when dropped, or when the thread that started it ends.
+#[derive(Debug)]
+pub struct Governed {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    said: Vec<String>,
+    stderr: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Governed {
+    /// Starts the command with all three standard streams piped.
+    pub fn spawn(mut command: Command) -> Self {
+        let name = format!("{command:?}");
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        // SAFETY: prctl may be called between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (send, lines) = channel();
+        if let Some(stdout) = child.stdout.take() {
+            thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    if send.send(line).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        let stderr = Arc::new(Mutex::new(String::new()));
+        let reader = child.stderr.take().map(|from| {
+            let into = Arc::clone(&stderr);
+            thread::spawn(move || {
+                for line in BufReader::new(from).lines().map_while(Result::ok) {
+                    let mut text = into.lock().unwrap_or_else(PoisonError::into_inner);
+                    text.push_str(&line);
+                    text.push('\n');
+                }
+            })
+        });
+        let stdin = child.stdin.take();
+        Self {
+            child,
+            stdin,
+            lines,
+            said: Vec::new(),
+            stderr,
+            reader,
+        }
+    }
+
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a pid is a positive i32")
+    }
+
+    /// The next line of stdout, or none at its end.
+    ///
+    /// # Panics
+    /// When neither comes.
+    #[track_caller]
+    pub fn line(&mut self) -> Option<String> {
+        match self.lines.recv_timeout(DEADLINE) {
+            Ok(line) => {
+                self.said.push(line.clone());
+                Some(line)
+            }
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("nothing for {DEADLINE:?} after {}", self.story()),
+        }
+    }
+
+    /// The next line of stdout if one is there already.
+    pub fn line_now(&mut self) -> Option<String> {
+        let line = self.lines.try_recv().ok()?;
+        self.said.push(line.clone());
+        Some(line)
+    }
+
+    /// Reads on to the line that begins with `prefix`, and gives it.
+    ///
+    /// # Panics
+    /// When stdout ends, or falls silent, before that.
+    #[track_caller]
+    pub fn expect(&mut self, prefix: &str) -> String {
+        while let Some(line) = self.line() {
+            if line.starts_with(prefix) {
+                return line;
+            }
+        }
+        let status = self.child.wait();
+        panic!("no line {prefix:?} before the end ({status:?}): {}", self.story())
+    }
+
+    /// Sends a line to stdin.
+    #[track_caller]
+    pub fn say(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("stdin was not closed before");
+        if let Err(error) = writeln!(stdin, "{line}").and_then(|()| stdin.flush()) {
+            panic!("cannot say {line:?}: {error}; {}", self.story());
+        }
+    }
+
+    /// Sends a line to stdin and gives the line that answers it.
+    #[track_caller]
+    pub fn ask(&mut self, line: &str) -> String {
+        self.say(line);
+        self.line()
+            .unwrap_or_else(|| panic!("no answer to {line:?}: {}", self.story()))
+    }
+
+    /// Ends its stdin.
+    pub fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        // Only our own child, not waited for yet, so the pid is still its.
+        let _ = kill(Pid::from_raw(self.pid()), signal);
+    }
+
+    /// Waits for its end. Its stdin is closed first.
+    ///
+    /// # Panics
+    /// When it goes on.
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        self.close_stdin();
+        let status = wait_for("the process ends", || {
+            self.child.try_wait().expect("our own child")
+        });
+        if let Some(reader) = self.reader.take()
+            && status.signal().is_none()
+        {
+            let _ = reader.join();
+        }
+        status
+    }
+
+    /// Waits for its end and gives what it wrote to stdout since the last line read.
+    ///
+    /// # Panics
+    /// When it does not exit with success.
+    #[track_caller]
+    pub fn finish(&mut self) -> Vec<String> {
+        self.close_stdin();
+        let mut rest = Vec::new();
+        while let Some(line) = self.line() {
+            rest.push(line);
+        }
+        let status = self.wait();
+        assert!(status.success(), "{status}: {}", self.story());
+        rest
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// What it wrote to stderr so far.
+    pub fn stderr(&self) -> String {
+        self.stderr.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn story(&self) -> String {
+        format!("stdout {:?}, stderr {:?}", self.said, self.stderr())
+    }
+}
+
+impl Drop for Governed {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,334 @@
+//! A daemon with a mount of its own, in a temporary directory, over simulated GPUs of its own.
+
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::artifacts::artifacts;
+use crate::governed::Governed;
+use crate::wait::wait_until;
+
+/// How a mount is set up.
+#[derive(Debug, Clone, Default)]
+pub struct Config {
+    /// More arguments of `gcgroupfs mount`.
+    pub arguments: Vec<String>,
+    /// Environment of the daemon and of everything governed: `SIMGPU_DEVICES` and the like.
+    pub environment: Vec<(String, String)>,
+}
+
+impl Config {
+    /// With one more variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl ToString) -> Self {
+        self.environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// With one more argument.
+    #[must_use]
+    pub fn arg(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+}
+
+/// A running daemon. Unmounted and ended when dropped, so that tests run side by side.
+#[derive(Debug)]
+pub struct Mount {
+    root: TempDir,
+    config: Config,
+    daemon: Option<Child>,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Mount {
+    /// One simulated GPU, everything at its default.
+    #[track_caller]
+    pub fn new() -> Self {
+        Self::with(Config::default())
+    }
+
+    /// Starts a daemon and waits until it serves both the mount and the socket.
+    #[track_caller]
+    pub fn with(config: Config) -> Self {
+        let root = TempDir::new().expect("a temporary directory");
+        for directory in ["mnt", "run", "sim"] {
+            fs::create_dir(root.path().join(directory)).expect("a directory in it");
+        }
+        // Other users have business here in some tests.
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).expect("our own directory");
+        fs::set_permissions(root.path().join("sim"), fs::Permissions::from_mode(0o1777)).expect("likewise");
+        let mut mount = Self {
+            root,
+            config,
+            daemon: None,
+            log: Arc::default(),
+        };
+        mount.start();
+        mount
+    }
+
+    /// The mount point.
+    pub fn path(&self) -> PathBuf {
+        self.root.path().join("mnt")
+    }
+
+    /// The daemon's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.root.path().join("gcgroup.sock")
+    }
+
+    /// The daemon's state directory.
+    pub fn state_dir(&self) -> PathBuf {
+        self.root.path().join("run")
+    }
+
+    /// The simulated GPUs' state directory.
+    pub fn simgpu_dir(&self) -> PathBuf {
+        self.root.path().join("sim")
+    }
+
+    /// A file's path: `file(&pid, "memory.limit")`, `file(&format!("{pid}/0"), "memory.limit")`.
+    pub fn file(&self, directory: impl ToString, name: &str) -> PathBuf {
+        self.path().join(directory.to_string()).join(name)
+    }
+
+    /// A control file's contents, without the last newline.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[track_caller]
+    pub fn read(&self, directory: impl ToString, name: &str) -> String {
+        let path = self.file(directory, name);
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        text.trim_end_matches('\n').to_owned()
+    }
+
+    /// The number behind a key of a flat-keyed control file, or the number that is all of the file.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[track_caller]
+    pub fn number(&self, directory: impl ToString, name: &str, key: &str) -> u64 {
+        let text = self.read(directory, name);
+        let value = if key.is_empty() {
+            Some(text.as_str())
+        } else {
+            text.lines()
+                .find_map(|line| line.strip_prefix(key)?.trim_start_matches(':').strip_prefix(' '))
+        };
+        let number = value.and_then(|value| value.parse().ok());
+        number.unwrap_or_else(|| panic!("no number {key:?} in {name}: {text:?}"))
+    }
+
+    /// Writes a control file by one write(2), as `echo` does.
+    ///
+    /// # Errors
+    /// The kernel's or the daemon's.
+    pub fn try_write(&self, directory: impl ToString, name: &str, value: &str) -> io::Result<()> {
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(self.file(directory, name))?;
+        let text = format!("{value}\n");
+        let written = file.write(text.as_bytes())?;
+        assert_eq!(written, text.len(), "a write is taken whole");
+        Ok(())
+    }
+
+    /// Writes a control file.
+    ///
+    /// # Panics
+    /// When it is refused.
+    #[track_caller]
+    pub fn write(&self, directory: impl ToString, name: &str, value: &str) {
+        let shown = format!("{}/{name}", directory.to_string());
+        self.try_write(directory, name, value)
+            .unwrap_or_else(|error| panic!("{value} to {shown}: {error}"));
+    }
+
+    /// Whether a process has its directory.
+    pub fn governs(&self, pid: i32) -> bool {
+        self.path().join(pid.to_string()).exists()
+    }
+
+    /// A command that runs governed: preloaded, on the simulated GPUs, with this daemon's socket.
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = self.bare_command(program);
+        command
+            .env("LD_PRELOAD", artifacts().preload())
+            .env("GCGROUP_SOCKET", self.socket());
+        command
+    }
+
+    /// A command on the same simulated GPUs that is not governed.
+    pub fn bare_command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        command
+            .env("LD_LIBRARY_PATH", artifacts().simgpu())
+            .env("SIMGPU_DIR", self.simgpu_dir())
+            .envs(self.config.environment.iter().cloned());
+        command
+    }
+
+    /// The daemon's own command line, `gcgroupfs`, with this daemon's socket.
+    pub fn gcgroupfs(&self, arguments: &[&str]) -> Command {
+        let mut command = self.bare_command(artifacts().gcgroupfs());
+        command.env("GCGROUP_SOCKET", self.socket()).args(arguments);
+        command
+    }
+
+    /// A governed `gcgroup-load`, once it has its GPU.
+    #[track_caller]
+    pub fn load(&self, arguments: &[&str]) -> Governed {
+        let mut command = self.command(artifacts().load());
+        command.args(arguments);
+        let mut load = Governed::spawn(command);
+        load.expect("ready");
+        load
+    }
+
+    /// A governed `gcgroup-load obey`: does what [`Governed::ask`] tells it.
+    #[track_caller]
+    pub fn obedient(&self) -> Governed {
+        self.load(&["obey"])
+    }
+
+    /// What the daemon wrote to stderr.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
+    }
+
+    /// The daemon's pid, while it runs.
+    pub fn daemon(&self) -> Option<Pid> {
+        self.daemon
+            .as_ref()
+            .and_then(|child| i32::try_from(child.id()).ok())
+            .map(Pid::from_raw)
+    }
+
+    /// Kills the daemon as `kill -9` does, and leaves its dead mount behind.
+    pub fn kill9(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+
+    /// Ends the daemon as a service manager does.
+    ///
+    /// # Panics
+    /// When it does not end.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        let Some(pid) = self.daemon() else { return };
+        let _ = kill(pid, Signal::SIGTERM);
+        let Some(mut daemon) = self.daemon.take() else {
+            return;
+        };
+        wait_until("the daemon ends", || {
+            daemon.try_wait().is_ok_and(|status| status.is_some())
+        });
+    }
+
+    /// Starts the daemon again, on the same mount point, socket and state directory, ending it first if it runs.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.stop();
+        self.start();
+    }
+
+    #[track_caller]
+    fn start(&mut self) {
+        let mut command = self.bare_command(artifacts().gcgroupfs());
+        command
+            .arg("mount")
+            .arg(self.path())
+            .arg("--socket")
+            .arg(self.socket());
+        command
+            .arg("--state-dir")
+            .arg(self.state_dir())
+            .args(&self.config.arguments);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        // SAFETY: prctl may be called between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
+                Ok(())
+            });
+        }
+        let mut daemon = command.spawn().expect("gcgroupfs starts");
+        if let Some(stderr) = daemon.stderr.take() {
+            let log = Arc::clone(&self.log);
+            thread::spawn(move || {
+                for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                    log.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+                }
+            });
+        }
+        let daemon = self.daemon.insert(daemon);
+        let (mut ended, root) = (None, self.root.path());
+        wait_until("the daemon serves mount and socket", || {
+            ended = daemon.try_wait().unwrap_or_default();
+            ended.is_some() || (is_mounted(&root.join("mnt")) && is_listening(&root.join("gcgroup.sock")))
+        });
+        if let Some(status) = ended {
+            self.daemon = None;
+            panic!("gcgroupfs mount: {status}\n{}", self.log());
+        }
+    }
+}
+
+impl Default for Mount {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("the daemon's log:\n{}", self.log());
+            self.kill9();
+        } else {
+            self.stop();
+        }
+        // Whatever a killed daemon, or several of them, left.
+        while umount2(&self.path(), MntFlags::MNT_DETACH).is_ok() {}
+    }
+}
+
+/// Whether a live FUSE filesystem is mounted there: the kernel's list has it and it answers.
+fn is_mounted(path: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let here = |line: &str| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == path);
+    mounts.lines().any(|line| here(line) && line.contains(" - fuse")) && fs::read_dir(path).is_ok()
+}
+
+/// Whether somebody accepts connections there.
+fn is_listening(path: &Path) -> bool {
+    let Ok(address) = UnixAddr::new(path) else {
+        return false;
+    };
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let Ok(socket) = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None) else {
+        return false;
+    };
+    connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &address).is_ok()
+}

@@ -1,0 +1,46 @@
+//! Test programs in C, from `tests/programs`.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::artifacts::{repository, target};
+
+/// Compiles `tests/programs/<source>` with gcc and these flags (after the source, so `-l` may be among them);
+/// what was compiled before, of the same text with the same flags, is taken as it is.
+pub fn c_program(source: &str, flags: &[&str]) -> PathBuf {
+    c_program_by("gcc", source, flags)
+}
+
+/// The same by another compiler, such as `musl-gcc`.
+pub fn c_program_by(compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
+    let path = repository().join("tests/programs").join(source);
+    let text = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut hasher = DefaultHasher::new();
+    (&text, compiler, flags).hash(&mut hasher);
+    let programs = target().join("test-programs");
+    fs::create_dir_all(&programs).expect("the target directory takes a directory");
+    let stem = source.trim_end_matches(".c");
+    let program = programs.join(format!("{stem}-{:016x}", hasher.finish()));
+    if program.exists() {
+        return program;
+    }
+    // Under a name of this process's own first: another may be compiling the same.
+    let fresh = program.with_extension(std::process::id().to_string());
+    let output = Command::new(compiler)
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&fresh)
+        .arg(&path)
+        .args(flags)
+        .output()
+        .unwrap_or_else(|error| panic!("{compiler}: {error}; run scripts/setup-debian.sh"));
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{compiler} {source}: {}\n{words}",
+        output.status
+    );
+    fs::rename(&fresh, &program).expect("a file can be renamed in its directory");
+    program
+}
