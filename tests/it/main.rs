@@ -1,4 +1,22 @@
 //! Integration tests: one binary, a real mount, real processes. Each file has one subject.
 
 #[cfg(test)]
+mod cap;
+#[cfg(test)]
+mod clients;
+#[cfg(test)]
+mod driver;
+#[cfg(test)]
 mod end_to_end;
+#[cfg(test)]
+mod everywhere;
+#[cfg(test)]
+mod freeze;
+#[cfg(test)]
+mod kill;
+#[cfg(test)]
+mod lookups;
+#[cfg(test)]
+mod shell;
+#[cfg(test)]
+mod simgpu_symbols;

@@ -5,12 +5,15 @@
  *
  * LOOKUPS has lines "name<TAB>version<TAB>flags"; for each, one line is printed:
  *
- *   name<TAB>version<TAB>flags<TAB>result<TAB>status<TAB>symbol
+ *   name<TAB>version<TAB>flags<TAB>result<TAB>status<TAB>symbol<TAB>object
  *
  * The symbol is the name by which dlsym gives the same address: of those in the file SYMBOLS, one a line, all that do,
- * with "|" between; "none" for a null pointer, "strange" for an address that dlsym gives for none of them. With "4" the
- * older function of four arguments is asked, which has no status ("-").
+ * with "|" between; "none" for a null pointer, "untouched" where none was written, "strange" for an address that dlsym
+ * gives for none of them. The object is
+ * the file name of the library that the address lies in. With "4" the older function of four arguments is asked, which has
+ * no status ("-").
  */
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -43,12 +46,16 @@ static int line(FILE *from, char *into)
     return 1;
 }
 
-static void print_symbol(void *address)
-{
-    const char *before = "";
+/* What is not null and no function: an answer is written over it. */
+static char unwritten;
 
-    if (!address) {
-        printf("none");
+static void print_answer(void *address)
+{
+    const char *before = "", *slash;
+    Dl_info info;
+
+    if (!address || address == &unwritten) {
+        printf("%s\tnone\n", address ? "untouched" : "none");
         return;
     }
     for (size_t i = 0; i < nr_symbols; i++) {
@@ -59,6 +66,10 @@ static void print_symbol(void *address)
     }
     if (!*before)
         printf("strange");
+    if (!dladdr(address, &info))
+        die("an answer lies in no library");
+    slash = strrchr(info.dli_fname, '/');
+    printf("\t%s\n", slash ? slash + 1 : info.dli_fname);
 }
 
 int main(int argc, char **argv)
@@ -100,8 +111,7 @@ int main(int argc, char **argv)
 
         int number = atoi(version), status = -1, result;
         uint64_t bits = strtoull(flags, NULL, 10);
-        /* What is not null and no function, to see that it is written over. */
-        void *found = &found;
+        void *found = &unwritten;
         if (older)
             result = older_ask(text, &found, number, bits);
         else
@@ -111,8 +121,7 @@ int main(int argc, char **argv)
             printf("-\t");
         else
             printf("%d\t", status);
-        print_symbol(found);
-        putchar('\n');
+        print_answer(found);
     }
     return fflush(stdout) ? 1 : 0;
 }

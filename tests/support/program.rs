@@ -4,6 +4,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::artifacts::{repository, target};
 
@@ -26,8 +27,10 @@ pub fn c_program_by(compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
     if program.exists() {
         return program;
     }
-    // Under a name of this process's own first: another may be compiling the same.
-    let fresh = program.with_extension(std::process::id().to_string());
+    // Under a name of this call's own first: another thread or process may be compiling the same.
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let call = CALLS.fetch_add(1, Relaxed);
+    let fresh = program.with_extension(format!("{}-{call}", std::process::id()));
     let output = Command::new(compiler)
         .args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(&fresh)

@@ -1,0 +1,78 @@
+//! The simulated libraries export what NVIDIA's do, by the lists in `data/`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use support::artifacts;
+
+use crate::lookups::{Names, lines};
+
+/// The functions that a shared library exports.
+fn exported(library: &Path) -> BTreeSet<String> {
+    let output = Command::new("nm")
+        .args(["-D", "--defined-only", "--format=posix"])
+        .arg(library)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    let symbols = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    symbols
+        .filter(|fields| matches!(fields[1], "T" | "W"))
+        .map(|fields| fields[0].to_owned())
+        .collect()
+}
+
+fn list(name: &str) -> BTreeSet<String> {
+    lines(&format!("tests/data/{name}")).into_iter().collect()
+}
+
+/// Compared as sets of lines, so that a failure shows what differs.
+fn assert_same(exported: &BTreeSet<String>, listed: &BTreeSet<String>) {
+    let missing: Vec<&String> = listed.difference(exported).collect();
+    let strange: Vec<&String> = exported.difference(listed).collect();
+    assert!(
+        missing.is_empty() && strange.is_empty(),
+        "missing: {missing:?}; not the driver's: {strange:?}"
+    );
+}
+
+#[test]
+fn the_simulated_driver_exports_every_symbol_of_the_real_one_and_no_other() {
+    let mut listed = list("libcuda-13.5.symbols");
+    listed.extend(Names::read().symbols().keys().map(|symbol| (*symbol).to_owned()));
+    assert_same(&exported(&artifacts().simgpu().join("libcuda.so.1")), &listed);
+}
+
+#[test]
+fn the_simulated_nvml_exports_every_function_of_the_real_one_and_no_other() {
+    let library = artifacts().simgpu().join("libnvidia-ml.so.1");
+    assert_same(&exported(&library), &list("libnvidia-ml-12.9.symbols"));
+}
+
+#[test]
+fn the_table_of_names_agrees_with_the_lists_of_symbols() {
+    let (now, before) = (list("libcuda-13.5.symbols"), list("libcuda-12.8.symbols"));
+    let names = Names::read();
+    let symbols = names.symbols();
+    for (symbol, since) in &symbols {
+        // The lists leave out what other headers than cuda.h declare.
+        if now.contains(*symbol) {
+            assert_eq!(
+                before.contains(*symbol),
+                *since <= 12080,
+                "{symbol} came with {since}"
+            );
+        }
+    }
+    let unnamed: Vec<&String> = now
+        .iter()
+        .filter(|symbol| !symbols.contains_key(symbol.as_str()))
+        .collect();
+    assert_eq!(unnamed, ["cuGetProcAddress_v2_ptsz"]);
+}
