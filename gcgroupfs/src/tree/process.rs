@@ -77,6 +77,14 @@ impl Process {
         }
     }
 
+    /// What is remembered of the process on a device, or of it as a whole.
+    pub(super) fn kept_mut(&mut self, device: Option<usize>) -> Option<&mut Kept> {
+        match device {
+            None => Some(&mut self.whole),
+            Some(index) => self.devices.get_mut(index),
+        }
+    }
+
     pub fn control(&self) -> &Control {
         self.blocks.control()
     }

@@ -182,16 +182,9 @@ impl<'a> Edit<'a> {
     pub fn set_memory_limit(&mut self, limit: u64) -> Result<()> {
         self.set(|settings, device, by_root| settings.set_memory_limit(device, limit, by_root))?;
         let (process, device, devices) = self.parts()?;
-        if Sums::of(process, device, devices).current() > limit {
-            match device {
-                None => process.whole.nr_over_limit += 1,
-                Some(index) => {
-                    process
-                        .devices
-                        .get_mut(index)
-                        .map_or((), |kept| kept.nr_over_limit += 1);
-                }
-            }
+        let is_over = Sums::of(process, device, devices).current() > limit;
+        if let Some(kept) = process.kept_mut(device).filter(|_| is_over) {
+            kept.nr_over_limit += 1;
         }
         self.note_events()
     }
@@ -217,11 +210,7 @@ impl<'a> Edit<'a> {
         let (process, device, devices) = self.parts()?;
         let current = Sums::of(process, device, devices).current();
         enforce::reset_peak(process, device);
-        let kept = match device {
-            None => Some(&mut process.whole),
-            Some(index) => process.devices.get_mut(index),
-        };
-        if let Some(kept) = kept {
+        if let Some(kept) = process.kept_mut(device) {
             kept.reset_at = current;
         }
         Ok(())
