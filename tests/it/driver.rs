@@ -1,0 +1,184 @@
+//! A program on a lead: `driver_shell.c`, which does one driver call for each line it is told, and the
+//! directory of control files of a process.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use nix::sys::signal::Signal;
+use support::{Governed, Mount, artifacts, c_program};
+
+/// A running `driver_shell`. [`DriverShell::ask`] gives its answer to a command.
+#[derive(Debug)]
+pub struct DriverShell {
+    program: Governed,
+    pid: i32,
+}
+
+/// The program, linked with the driver as `-lcuda` does it.
+pub fn driver_shell() -> PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM
+        .get_or_init(|| {
+            let path = format!("-L{}", artifacts().simgpu().display());
+            c_program("driver_shell.c", &["-pthread", &path, "-lcuda"])
+        })
+        .clone()
+}
+
+impl DriverShell {
+    /// Governed by the mount's daemon, with a primary context on GPU 0.
+    #[track_caller]
+    pub fn start(mount: &Mount) -> Self {
+        Self::spawn(mount.command(driver_shell()))
+    }
+
+    /// On the same simulated GPUs, without the library.
+    #[track_caller]
+    pub fn start_bare(mount: &Mount) -> Self {
+        Self::spawn(mount.bare_command(driver_shell()))
+    }
+
+    #[track_caller]
+    pub fn spawn(command: std::process::Command) -> Self {
+        let mut shell = Self {
+            program: Governed::spawn(command),
+            pid: 0,
+        };
+        shell.pid = shell.banner();
+        shell
+    }
+
+    /// Reads `ready PID STATUS`.
+    #[track_caller]
+    fn banner(&mut self) -> i32 {
+        let line = self.program.expect("ready ");
+        let mut words = line.split(' ').skip(1);
+        let pid = words.next().and_then(|word| word.parse().ok()).expect("a pid");
+        assert_eq!(words.next(), Some("0"), "the driver started: {line}");
+        pid
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Sends a command and waits for its answer.
+    #[track_caller]
+    pub fn ask(&mut self, command: &str) -> String {
+        self.program.ask(command)
+    }
+
+    /// Sends a command whose answer is not waited for now.
+    #[track_caller]
+    pub fn tell(&mut self, command: &str) {
+        self.program.say(command);
+    }
+
+    /// The next answer.
+    #[track_caller]
+    pub fn answer(&mut self) -> String {
+        self.program.line().expect("the program goes on")
+    }
+
+    /// Its pid stays, its program begins anew.
+    #[track_caller]
+    pub fn exec(&mut self) {
+        self.tell("exec");
+        assert_eq!(self.banner(), self.pid);
+    }
+
+    /// Lets it end by itself.
+    #[track_caller]
+    pub fn quit(mut self) {
+        self.tell("quit");
+        assert!(self.program.wait().success());
+    }
+
+    /// `kill -9`, waited for.
+    pub fn kill9(mut self) {
+        self.program.signal(Signal::SIGKILL);
+        self.program.wait();
+    }
+
+    /// Sends SIGTERM and gives how it ended.
+    #[track_caller]
+    pub fn terminate(&mut self) -> std::process::ExitStatus {
+        self.program.signal(Signal::SIGTERM);
+        self.program.wait()
+    }
+}
+
+/// The control files of a process, or of it on one GPU.
+#[derive(Debug, Clone)]
+pub struct Dir<'m> {
+    mount: &'m Mount,
+    name: String,
+}
+
+impl<'m> Dir<'m> {
+    pub fn of(mount: &'m Mount, pid: i32) -> Self {
+        Self {
+            mount,
+            name: pid.to_string(),
+        }
+    }
+
+    /// Its directory for one GPU.
+    pub fn gpu(&self, index: u32) -> Self {
+        Self {
+            mount: self.mount,
+            name: format!("{}/{index}", self.name),
+        }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.mount.path().join(&self.name)
+    }
+
+    pub fn exists(&self) -> bool {
+        self.path().exists()
+    }
+
+    #[track_caller]
+    pub fn read(&self, file: &str) -> String {
+        self.mount.read(&self.name, file)
+    }
+
+    /// The number that is all of a file.
+    #[track_caller]
+    pub fn number(&self, file: &str) -> u64 {
+        self.mount.number(&self.name, file, "")
+    }
+
+    /// The number behind a key.
+    #[track_caller]
+    pub fn key(&self, file: &str, key: &str) -> u64 {
+        self.mount.number(&self.name, file, key)
+    }
+
+    #[track_caller]
+    pub fn write(&self, file: &str, value: impl ToString) {
+        self.mount.write(&self.name, file, &value.to_string());
+    }
+
+    /// Drained, and nothing starts any more.
+    #[track_caller]
+    pub fn is_frozen(&self) -> bool {
+        self.key("gcgroup.events", "frozen") == 1
+    }
+
+    /// Kernels that the driver has taken.
+    #[track_caller]
+    pub fn launches(&self) -> u64 {
+        self.key("gcgroup.stat", "nr_submitted_kernels")
+    }
+}
+
+/// The pids that have a directory.
+pub fn governed_pids(mount: &Mount) -> Vec<i32> {
+    let entries = std::fs::read_dir(mount.path()).expect("the mount lists");
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}

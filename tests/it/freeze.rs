@@ -1,0 +1,127 @@
+//! Freezing: nothing starts after `frozen 1`, everything resumes, and nothing is stuck.
+
+use std::os::unix::process::ExitStatusExt as _;
+
+use support::{Config, Mount, wait_until};
+
+use crate::driver::{Dir, DriverShell};
+
+#[test]
+fn no_kernel_starts_after_frozen_1_and_thaw_resumes() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(shell.ask("spin 100 20"), "ok");
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    assert_eq!(dir.launches(), 20);
+    shell.tell("spin 100 5");
+    wait_until("the launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") >= 1
+    });
+    assert_eq!(dir.launches(), 20, "nothing passes");
+    assert!(dir.is_frozen(), "and it stays frozen");
+    dir.write("compute.freeze", 0);
+    assert_eq!(shell.answer(), "ok");
+    assert_eq!(shell.ask("sync"), "ok");
+    assert_eq!(dir.launches(), 25);
+    assert!(!dir.is_frozen());
+}
+
+#[test]
+fn frozen_is_not_said_while_a_kernel_runs() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    // Half a second of queued work: far longer than it takes to read a file a few times.
+    assert_eq!(shell.ask("spin 10000 50"), "ok");
+    dir.write("compute.freeze", 1);
+    let mut seen_running = false;
+    wait_until("it is drained", || {
+        let drained = dir.is_frozen();
+        // Asked after the file was read, so a drain that was announced must be over by now.
+        let idle = shell.ask("query") == "ok";
+        assert!(!drained || idle, "said frozen while kernels run");
+        seen_running |= !idle;
+        drained
+    });
+    assert!(seen_running, "the test saw it while it was draining");
+}
+
+#[test]
+fn a_thaw_before_the_drain_ends_withdraws_the_freeze() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(shell.ask("spin 10000 20"), "ok");
+    dir.write("compute.freeze", 1);
+    dir.write("compute.freeze", 0);
+    assert_eq!(shell.ask("spin 10 1"), "ok");
+    assert!(!dir.is_frozen());
+    dir.write("compute.freeze", 1);
+    wait_until("the second freeze is drained", || dir.is_frozen());
+}
+
+#[test]
+fn a_frozen_process_ends_by_sigterm() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    shell.tell("spin 1 1");
+    wait_until("the launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") >= 1
+    });
+    assert_eq!(shell.terminate().signal(), Some(libc::SIGTERM));
+    wait_until("its directory goes", || !dir.exists());
+}
+
+#[test]
+fn freezing_one_device_leaves_the_other_running() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    dir.gpu(0).write("compute.freeze", 1);
+    wait_until("device 0 is drained", || dir.gpu(0).is_frozen());
+    assert!(!dir.is_frozen(), "the process as a whole is not frozen");
+    assert_eq!(shell.ask("gpu 1"), "ok");
+    assert_eq!(shell.ask("spin 10 3"), "ok");
+    assert_eq!(dir.gpu(1).launches(), 3);
+    assert_eq!(shell.ask("gpu 0"), "ok");
+    shell.tell("spin 10 1");
+    wait_until("the launch waits at device 0's gate", || {
+        dir.key("compute.stat", "nr_frozen") >= 1
+    });
+    dir.gpu(0).write("compute.freeze", 0);
+    assert_eq!(shell.answer(), "ok");
+}
+
+#[test]
+fn memory_can_be_allocated_and_freed_while_frozen() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
+    assert_eq!(shell.ask("free 0"), "ok");
+    assert_eq!(shell.ask("sync"), "ok");
+}
+
+#[test]
+fn freezing_through_forks_execs_and_many_threads_leaves_nobody_stuck() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    shell.ask("spin 10 4");
+    for round in 0..10 {
+        let dir = Dir::of(&mount, shell.pid());
+        dir.write("compute.freeze", 1);
+        wait_until("it is drained", || dir.is_frozen());
+        dir.write("compute.freeze", 0);
+        shell.exec();
+        let dir = Dir::of(&mount, shell.pid());
+        wait_until("the new program is there", || dir.exists());
+        assert_eq!(shell.ask("spin 10 4"), "ok", "round {round}");
+    }
+}

@@ -1,0 +1,111 @@
+//! kill -9, of processes and of the daemon, at any moment.
+
+use support::{Config, Mount, wait_until};
+
+use crate::driver::{Dir, DriverShell, governed_pids};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn two_hundred_kills_under_churn_leak_nothing() {
+    let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "4G"));
+    let mut witness = DriverShell::start_bare(&mount);
+    let before = witness.ask("meminfo");
+    for round in 0..200_u64 {
+        let mut shell = DriverShell::start(&mount);
+        // The reply to a number of commands that differs from round to round is not waited for: the kill
+        // lands anywhere in them.
+        for i in 0..(round % 7) * 5 {
+            shell.tell(&format!("alloc linear {}", (i + 1) * 65536));
+            shell.tell(&format!("free {}", i / 2));
+            shell.tell("alloc async 100000");
+            shell.tell("spin 5 2");
+        }
+        shell.kill9();
+    }
+    wait_until("every directory goes", || governed_pids(&mount).is_empty());
+    assert_eq!(mount.number("", "memory.current", ""), 0);
+    assert_eq!(
+        witness.ask("meminfo"),
+        before,
+        "the card is as empty as at the start"
+    );
+    let exited = std::fs::read_to_string(mount.path().join("exited")).expect("reads");
+    assert_eq!(exited.lines().count(), 64, "the last 64 are remembered");
+}
+
+#[test]
+fn a_restarted_daemon_has_the_running_processes_back_with_their_settings() {
+    let mut mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let mut shells: Vec<_> = (0..5).map(|_| DriverShell::start(&mount)).collect();
+    for (shell, n) in shells.iter_mut().zip(1..) {
+        assert_eq!(shell.ask(&format!("alloc linear {}", n * MIB)), "ok 0");
+        shell.ask("spin 5 7");
+        let dir = Dir::of(&mount, shell.pid());
+        dir.write("memory.limit", n * 10 * MIB);
+        dir.gpu(1).write("memory.limit", n * 3 * MIB);
+        dir.write("compute.priority", n);
+    }
+    let first = shells[0].pid();
+    let frozen = Dir::of(&mount, first);
+    frozen.write("compute.freeze", 1);
+    wait_until("it is drained", || frozen.is_frozen());
+    for round in 1..=3 {
+        mount.kill9();
+        // Nobody notices: the limit still holds, allocation and launches go on.
+        assert_eq!(shells[1].ask(&format!("alloc linear {}", 19 * MIB)), "error 2");
+        assert_eq!(shells[1].ask("alloc linear 4096"), format!("ok {round}"));
+        assert_eq!(shells[1].ask("spin 5 1"), "ok");
+        mount.restart();
+        wait_until("all are back", || governed_pids(&mount).len() == shells.len());
+        for (shell, n) in shells.iter().zip(1..) {
+            let dir = Dir::of(&mount, shell.pid());
+            assert_eq!(dir.number("memory.limit"), n * 10 * MIB);
+            assert_eq!(dir.gpu(1).number("memory.limit"), n * 3 * MIB);
+            assert_eq!(dir.number("compute.priority"), n);
+            assert!(dir.number("memory.current") >= n * MIB);
+            assert!(dir.launches() >= 7);
+        }
+        wait_until("the frozen one still is", || Dir::of(&mount, first).is_frozen());
+        assert_eq!(shells[1].ask(&format!("free {round}")), "ok");
+    }
+    Dir::of(&mount, first).write("compute.freeze", 0);
+    assert_eq!(shells[0].ask("spin 5 1"), "ok");
+}
+
+#[test]
+fn a_setting_written_just_before_the_daemon_dies_is_not_lost() {
+    let mut mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    for n in 1..=10_u64 {
+        Dir::of(&mount, shell.pid()).write("memory.limit", n * MIB);
+        mount.kill9();
+        mount.restart();
+        wait_until("it is back", || Dir::of(&mount, shell.pid()).exists());
+        assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), n * MIB);
+    }
+}
+
+#[test]
+fn a_process_that_dies_while_the_daemon_is_away_is_not_there_afterwards() {
+    let mut mount = Mount::new();
+    let stays = DriverShell::start(&mount);
+    let dies = DriverShell::start(&mount);
+    mount.kill9();
+    let pid = dies.pid();
+    dies.kill9();
+    mount.restart();
+    wait_until("the survivor is back", || Dir::of(&mount, stays.pid()).exists());
+    assert!(!Dir::of(&mount, pid).exists());
+}
+
+#[test]
+fn a_process_started_without_a_daemon_is_governed_once_there_is_one() {
+    let mut mount = Mount::new();
+    mount.kill9();
+    let mut shell = DriverShell::start(&mount);
+    assert_eq!(shell.ask(&format!("alloc linear {}", 3 * MIB)), "ok 0");
+    mount.restart();
+    wait_until("it registers", || Dir::of(&mount, shell.pid()).exists());
+    assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), 3 * MIB);
+}

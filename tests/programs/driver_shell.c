@@ -1,0 +1,298 @@
+/* A shell on the driver API: one command a line on stdin, one line of answer on stdout. Tests drive it, so that
+ * what is allocated, freed and launched, and when, is theirs to say.
+ *
+ *   alloc KIND BYTES     linear managed async pool vmm array host          -> ok ID | error CODE
+ *   pitched WIDTH ROWS                                                     -> ok ID PITCH | error CODE
+ *   free ID | freeptr ADDRESS                                              -> ok | error CODE
+ *   race THREADS BYTES   each thread allocates blocks of BYTES until refused -> raced BLOCKS
+ *   spin MICROSECONDS N  N launches, not waited for                        -> ok | error CODE
+ *   sync                                                                   -> ok | error CODE
+ *   query                has everything on the default stream ended?      -> ok | error 600
+ *   meminfo | totalmem                                                     -> FREE TOTAL | TOTAL
+ *   gpu INDEX            use that device from now on                       -> ok | error CODE
+ *   fork                 the child answers the rest of the lines           -> parent PID / child
+ *   exec                 replace this program by itself                    -> (a new banner)
+ *   quit                 leave without freeing anything
+ */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct ctx *CUcontext;
+typedef struct mod *CUmodule;
+typedef struct func *CUfunction;
+typedef struct stream *CUstream;
+typedef struct array *CUarray;
+typedef struct pool *CUmemoryPool;
+typedef struct { size_t width, height; int format; unsigned channels; } array_descriptor;
+typedef struct { int type; int id; } location;
+typedef struct {
+    int type, requested_handles;
+    location where;
+    void *win32;
+    struct { unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; } flags;
+} allocation_properties;
+typedef struct {
+    int type, handles;
+    location where;
+    void *win32;
+    size_t max;
+    unsigned short usage;
+    unsigned char reserved[54];
+} pool_properties;
+
+CUresult cuInit(unsigned);
+CUresult cuDeviceGet(CUdevice *, int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuCtxSynchronize(void);
+CUresult cuStreamQuery(CUstream);
+CUresult cuModuleLoadData(CUmodule *, const void *);
+CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned);
+CUresult cuMemAllocPitch_v2(CUdeviceptr *, size_t *, size_t, size_t, unsigned);
+CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+CUresult cuMemPoolCreate(CUmemoryPool *, const pool_properties *);
+CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemCreate(unsigned long long *, size_t, const allocation_properties *, unsigned long long);
+CUresult cuMemRelease(unsigned long long);
+CUresult cuArrayCreate_v2(CUarray *, const array_descriptor *);
+CUresult cuArrayDestroy(CUarray);
+CUresult cuMemHostAlloc(void **, size_t, unsigned);
+CUresult cuMemFreeHost(void *);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
+
+enum { BLOCKS = 4096, DEVICES = 16, PINNED = 1, ON_DEVICE = 1 };
+enum kind { NONE, LINEAR, ASYNC, VMM, ARRAY, HOST };
+static struct { enum kind kind; unsigned long long what; } blocks[BLOCKS];
+static int nr_blocks;
+static CUdevice device;
+static CUcontext contexts[DEVICES];
+static CUfunction spin[DEVICES];
+static CUmemoryPool pools[DEVICES];
+
+static const char ptx[] =
+    ".version 7.8\n.target sm_75\n.address_size 64\n"
+    ".visible .entry gcgroup_spin(.param .u64 microseconds)\n"
+    "{\n"
+    ".reg .pred %p;\n.reg .b64 %now, %end, %length;\n"
+    "ld.param.u64 %length, [microseconds];\n"
+    "mul.lo.u64 %length, %length, 1000;\n"
+    "mov.u64 %end, %globaltimer;\n"
+    "add.u64 %end, %end, %length;\n"
+    "again:\n"
+    "mov.u64 %now, %globaltimer;\n"
+    "setp.lt.u64 %p, %now, %end;\n"
+    "@%p bra again;\n"
+    "ret;\n"
+    "}\n";
+
+static void answer(CUresult status)
+{
+    if (status)
+        printf("error %d\n", status);
+    else
+        printf("ok\n");
+}
+
+static void keep(CUresult status, enum kind kind, unsigned long long what)
+{
+    if (status) {
+        printf("error %d\n", status);
+    } else if (nr_blocks == BLOCKS) {
+        printf("full\n");
+    } else {
+        blocks[nr_blocks].kind = kind;
+        blocks[nr_blocks].what = what;
+        printf("ok %d\n", nr_blocks++);
+    }
+}
+
+static CUresult use(int index)
+{
+    CUresult status = cuDeviceGet(&device, index);
+    if (!status && index < DEVICES && !contexts[index])
+        status = cuDevicePrimaryCtxRetain(&contexts[index], device);
+    if (!status)
+        status = cuCtxSetCurrent(contexts[index]);
+    return status;
+}
+
+static void alloc(const char *kind, size_t bytes)
+{
+    CUdeviceptr pointer = 0;
+    CUresult status;
+    if (!strcmp(kind, "linear")) {
+        status = cuMemAlloc_v2(&pointer, bytes);
+        keep(status, LINEAR, pointer);
+    } else if (!strcmp(kind, "managed")) {
+        status = cuMemAllocManaged(&pointer, bytes, 1);
+        keep(status, LINEAR, pointer);
+    } else if (!strcmp(kind, "async")) {
+        status = cuMemAllocAsync(&pointer, bytes, NULL);
+        keep(status, ASYNC, pointer);
+    } else if (!strcmp(kind, "pool")) {
+        pool_properties properties = { .type = PINNED, .where = { ON_DEVICE, device } };
+        status = pools[device] ? 0 : cuMemPoolCreate(&pools[device], &properties);
+        if (!status)
+            status = cuMemAllocFromPoolAsync(&pointer, bytes, pools[device], NULL);
+        keep(status, ASYNC, pointer);
+    } else if (!strcmp(kind, "vmm")) {
+        allocation_properties properties = { .type = PINNED, .where = { ON_DEVICE, device } };
+        unsigned long long handle = 0;
+        status = cuMemCreate(&handle, bytes, &properties, 0);
+        keep(status, VMM, handle);
+    } else if (!strcmp(kind, "array")) {
+        /* One-dimensional, 8-bit. */
+        array_descriptor descriptor = { .width = bytes, .height = 0, .format = 1, .channels = 1 };
+        CUarray array = NULL;
+        status = cuArrayCreate_v2(&array, &descriptor);
+        keep(status, ARRAY, (unsigned long long)(uintptr_t)array);
+    } else if (!strcmp(kind, "host")) {
+        void *host = NULL;
+        status = cuMemHostAlloc(&host, bytes, 0);
+        keep(status, HOST, (unsigned long long)(uintptr_t)host);
+    } else {
+        printf("unknown kind %s\n", kind);
+    }
+}
+
+static CUresult release(int id)
+{
+    if (id < 0 || id >= nr_blocks)
+        return -1;
+    unsigned long long what = blocks[id].what;
+    switch (blocks[id].kind) {
+    case LINEAR: return cuMemFree_v2(what);
+    case ASYNC: return cuMemFreeAsync(what, NULL);
+    case VMM: return cuMemRelease(what);
+    case ARRAY: return cuArrayDestroy((CUarray)(uintptr_t)what);
+    case HOST: return cuMemFreeHost((void *)(uintptr_t)what);
+    default: return -1;
+    }
+}
+
+static pthread_barrier_t start;
+
+static void *racer(void *bytes)
+{
+    size_t got = 0;
+    CUdeviceptr pointer;
+    cuCtxSetCurrent(contexts[device]);
+    pthread_barrier_wait(&start);
+    while (!cuMemAlloc_v2(&pointer, *(size_t *)bytes))
+        got++;
+    return (void *)got;
+}
+
+static void race(int threads, size_t bytes)
+{
+    pthread_t thread[64];
+    size_t all = 0;
+    void *got;
+    if (threads > 64)
+        threads = 64;
+    pthread_barrier_init(&start, NULL, (unsigned)threads);
+    for (int i = 0; i < threads; i++)
+        pthread_create(&thread[i], NULL, racer, &bytes);
+    for (int i = 0; i < threads; i++) {
+        pthread_join(thread[i], &got);
+        all += (size_t)got;
+    }
+    printf("raced %zu\n", all);
+}
+
+static CUresult launch(unsigned long long microseconds, long count)
+{
+    void *parameters[] = { &microseconds };
+    CUresult status = 0;
+    if (!spin[device]) {
+        CUmodule module;
+        status = cuModuleLoadData(&module, ptx);
+        if (!status)
+            status = cuModuleGetFunction(&spin[device], module, "gcgroup_spin");
+    }
+    for (long i = 0; i < count && !status; i++)
+        status = cuLaunchKernel(spin[device], 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    char line[256], kind[32];
+    unsigned long long a, b;
+    size_t free_bytes, total, pitch;
+    CUdeviceptr pointer;
+    (void)argc;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    CUresult status = cuInit(0);
+    if (!status)
+        status = use(0);
+    printf("ready %d %d\n", (int)getpid(), status);
+    while (fgets(line, sizeof line, stdin)) {
+        if (sscanf(line, "alloc %31s %llu", kind, &a) == 2) {
+            alloc(kind, a);
+        } else if (sscanf(line, "pitched %llu %llu", &a, &b) == 2) {
+            status = cuMemAllocPitch_v2(&pointer, &pitch, a, b, 4);
+            if (!status && nr_blocks < BLOCKS) {
+                blocks[nr_blocks].kind = LINEAR;
+                blocks[nr_blocks].what = pointer;
+                printf("ok %d %zu\n", nr_blocks++, pitch);
+            } else {
+                printf("error %d\n", status);
+            }
+        } else if (sscanf(line, "freeptr %llx", &a) == 1) {
+            answer(cuMemFree_v2(a));
+        } else if (sscanf(line, "free %llu", &a) == 1) {
+            answer(release((int)a));
+        } else if (sscanf(line, "race %llu %llu", &a, &b) == 2) {
+            race((int)a, b);
+        } else if (sscanf(line, "spin %llu %llu", &a, &b) == 2) {
+            answer(launch(a, (long)b));
+        } else if (sscanf(line, "gpu %llu", &a) == 1) {
+            answer(use((int)a));
+        } else if (!strncmp(line, "sync", 4)) {
+            answer(cuCtxSynchronize());
+        } else if (!strncmp(line, "query", 5)) {
+            answer(cuStreamQuery(NULL));
+        } else if (!strncmp(line, "meminfo", 7)) {
+            status = cuMemGetInfo_v2(&free_bytes, &total);
+            if (status)
+                printf("error %d\n", status);
+            else
+                printf("%zu %zu\n", free_bytes, total);
+        } else if (!strncmp(line, "totalmem", 8)) {
+            status = cuDeviceTotalMem_v2(&total, device);
+            printf("%zu\n", status ? 0 : total);
+        } else if (!strncmp(line, "fork", 4)) {
+            pid_t child = fork();
+            if (child) {
+                int how;
+                printf("parent %d\n", (int)child);
+                waitpid(child, &how, 0);
+                return WIFEXITED(how) ? WEXITSTATUS(how) : 1;
+            }
+            printf("child %d\n", (int)getpid());
+        } else if (!strncmp(line, "exec", 4)) {
+            execv("/proc/self/exe", argv);
+            printf("exec failed\n");
+        } else if (!strncmp(line, "quit", 4)) {
+            return 0;
+        } else {
+            printf("unknown command\n");
+        }
+    }
+    return 0;
+}
