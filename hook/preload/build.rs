@@ -1,0 +1,68 @@
+//! Makes the list of exported names from the hook's table, so that there is one list of hooked functions.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+const TABLE: &str = "../src/table.rs";
+
+fn main() {
+    println!("cargo::rerun-if-changed={TABLE}");
+    // Loads beside any C library, and into programs that have none of ours: so it is linked with none.
+    println!("cargo::rustc-link-arg-cdylib=-nostdlib");
+    println!("cargo::rustc-link-arg-cdylib=-nostartfiles");
+    println!("cargo::rustc-link-arg-cdylib=-Wl,-soname,libgcgroup.so");
+    // Nothing to bind lazily, and pages that stay the file's own.
+    println!(
+        "cargo::rustc-link-arg-cdylib=-Wl,-z,now,-z,relro,-z,noexecstack,--hash-style=both,--build-id=none"
+    );
+
+    let table = fs::read_to_string(TABLE).expect("the hook's table lies beside this crate");
+    let mut names: Vec<&str> = table.lines().flat_map(names_of_row).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert!(
+        names.len() > 100,
+        "the rows of {TABLE} are not written as rows.rs says: {names:?}"
+    );
+
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    fs::write(out.join("names.rs"), source(&names)).expect("OUT_DIR can be written");
+    rerun_on(Path::new("build.rs"));
+}
+
+fn rerun_on(file: &Path) {
+    println!("cargo::rerun-if-changed={}", file.display());
+}
+
+/// The symbols of a row, from the line it begins on: `fn cuMemcpy [cuMemcpy_ptds](…`.
+fn names_of_row(line: &str) -> Vec<&str> {
+    let Some(row) = line.trim_start().strip_prefix("fn ") else {
+        return Vec::new();
+    };
+    let Some((head, _)) = row.split_once('(') else {
+        return Vec::new();
+    };
+    head.split([' ', '[', ']'])
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+/// All names one after the other, where each begins, and a stub for each.
+fn source(names: &[&str]) -> String {
+    let mut text = String::from("/// Sorted, each ended by a zero.\nstatic NAMES: &[u8] = b\"");
+    let mut starts = Vec::new();
+    let mut at = 0;
+    for name in names {
+        starts.push(at);
+        at += name.len() + 1;
+        let _ = write!(text, "{name}\\0");
+    }
+    let _ = writeln!(text, "\";\n\n/// Where in `NAMES` each name begins.");
+    let _ = writeln!(text, "static STARTS: [u16; {}] = {starts:?};\n", names.len());
+    let _ = writeln!(text, "mod stubs {{");
+    for (index, name) in names.iter().enumerate() {
+        let _ = writeln!(text, "    crate::arch::stub!({name}, {index});");
+    }
+    text + "}\n"
+}

@@ -1,0 +1,27 @@
+//! The names of the table, as `build.rs` has collected them, and an exported stub for each.
+
+use core::cmp::Ordering;
+use core::ffi::c_char;
+
+include!(concat!(env!("OUT_DIR"), "/names.rs"));
+
+/// The name with this index.
+pub(crate) fn name(index: usize) -> *const c_char {
+    let start = STARTS.get(index).copied().unwrap_or(0);
+    NAMES.as_ptr().wrapping_add(start.into()).cast()
+}
+
+/// Whether the table has exactly this name. Nearly every name that is ever looked up is not the driver's, and two
+/// letters tell.
+pub(crate) fn contains(wanted: *const c_char) -> bool {
+    let mut letters = crate::elf::bytes(wanted);
+    matches!(
+        (letters.next(), letters.next()),
+        (Some(b'c'), Some(b'u')) | (Some(b'n'), Some(b'v'))
+    ) && STARTS.binary_search_by(|start| compare(*start, wanted)).is_ok()
+}
+
+fn compare(start: u16, wanted: *const c_char) -> Ordering {
+    let name = NAMES.as_ptr().wrapping_add(start.into()).cast();
+    crate::elf::bytes(name).cmp(crate::elf::bytes(wanted))
+}

@@ -1,0 +1,165 @@
+//! Everything that is assembly, for x86-64 and the System V calling convention.
+//!
+//! No function of the table takes floating-point arguments, so the argument registers are the six integer ones.
+
+use core::arch::{global_asm, naked_asm};
+use core::ffi::c_void;
+
+// What every thread begins with (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Thread`) shared by all, with a gate
+// that is closed, so that a thread's first submission asks the hook for a slot of its own. By relocation rather than
+// at run time, since nothing runs at the start of a thread.
+global_asm!(
+    ".pushsection .data.gcgroup_unbound, \"aw\", @progbits",
+    ".hidden gcgroup_unbound",
+    ".globl gcgroup_unbound",
+    ".balign 128",
+    "gcgroup_unbound:",
+    ".quad gcgroup_closed",
+    ".zero {slot} - 8",
+    ".hidden gcgroup_closed",
+    ".globl gcgroup_closed",
+    "gcgroup_closed:",
+    ".long 0xffffffff",
+    ".long 0",
+    ".popsection",
+    ".pushsection .tdata.gcgroup_local, \"awT\", @progbits",
+    ".hidden gcgroup_local",
+    ".globl gcgroup_local",
+    ".type gcgroup_local, @object",
+    ".size gcgroup_local, {local}",
+    ".balign 16",
+    "gcgroup_local:",
+    ".quad gcgroup_unbound",
+    ".quad 0",
+    ".popsection",
+    slot = const size_of::<gcgroup_abi::Thread>(),
+    local = const size_of::<gcgroup_abi::Local>(),
+);
+
+/// Where a thread's `Local` lies from its thread pointer.
+#[unsafe(naked)]
+pub(crate) extern "C" fn thread_offset() -> isize {
+    naked_asm!(
+        ".cfi_startproc",
+        "mov rax, qword ptr [rip + gcgroup_local@GOTTPOFF]",
+        "ret",
+        ".cfi_endproc"
+    )
+}
+
+/// The slot that threads begin with.
+#[unsafe(naked)]
+pub(crate) extern "C" fn unbound() -> *mut gcgroup_abi::Thread {
+    naked_asm!(
+        ".cfi_startproc",
+        "lea rax, [rip + gcgroup_unbound]",
+        "ret",
+        ".cfi_endproc"
+    )
+}
+
+/// The C library's `dl_iterate_phdr`, or null: a reference that is weak never keeps a program from starting.
+#[unsafe(naked)]
+pub(crate) extern "C" fn dl_iterate_phdr() -> *const c_void {
+    naked_asm!(
+        ".cfi_startproc",
+        ".weak dl_iterate_phdr",
+        "mov rax, qword ptr [rip + dl_iterate_phdr@GOTPCREL]",
+        "ret",
+        ".cfi_endproc"
+    )
+}
+
+/// What to do with a look-up.
+#[repr(C)]
+pub(crate) struct Verdict {
+    /// The answer, or where to go.
+    pub(crate) address: *mut c_void,
+    /// Not zero: go there, with the arguments as they came and the caller's return address on top of the stack,
+    /// by which the C library knows whom `RTLD_NEXT` and `RTLD_DEFAULT` are meant for.
+    pub(crate) is_jump: usize,
+}
+
+/// Asks `$verdict` with the arguments and then, in `$caller`, the return address.
+macro_rules! look_up {
+    ($name:ident, $caller:literal, $verdict:path) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                ".irp register, rdi, rsi, rdx",
+                "push \\register",
+                ".cfi_adjust_cfa_offset 8",
+                ".endr",
+                concat!("mov ", $caller, ", qword ptr [rsp + 24]"),
+                "call {verdict}",
+                "mov r8, rdx",
+                ".irp register, rdx, rsi, rdi",
+                "pop \\register",
+                ".cfi_adjust_cfa_offset -8",
+                ".endr",
+                "test r8, r8",
+                "jz 2f",
+                "jmp rax",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                verdict = sym $verdict,
+            )
+        }
+    };
+}
+
+look_up!(dlsym, "rdx", crate::dlsym_verdict);
+look_up!(dlvsym, "rcx", crate::dlvsym_verdict);
+
+/// An exported symbol of the driver: a jump through a pointer, which leads to `resolve` until that has changed it.
+macro_rules! stub {
+    ($name:ident, $index:literal) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        #[allow(non_snake_case, reason = "the driver's spelling")]
+        pub extern "C" fn $name() {
+            ::core::arch::naked_asm!(
+                ".cfi_startproc",
+                concat!("jmp qword ptr [rip + .Lto_", stringify!($name), "]"),
+                concat!(".Lresolve_", stringify!($name), ":"),
+                concat!("lea r10, [rip + .Lto_", stringify!($name), "]"),
+                concat!("mov eax, ", $index),
+                "jmp {resolve}",
+                ".cfi_endproc",
+                ".pushsection .data.gcgroup_to, \"aw\", @progbits",
+                ".balign 8",
+                concat!(".Lto_", stringify!($name), ":"),
+                concat!(".quad .Lresolve_", stringify!($name)),
+                ".popsection",
+                resolve = sym $crate::arch::resolve,
+            )
+        }
+    };
+}
+
+pub(crate) use stub;
+
+/// The first call of a stub: asks for the address, with all arguments kept, and goes there.
+#[unsafe(naked)]
+pub(crate) extern "C" fn resolve() {
+    naked_asm!(
+        ".cfi_startproc",
+        ".irp register, rdi, rsi, rdx, rcx, r8, r9, r9",
+        "push \\register",
+        ".cfi_adjust_cfa_offset 8",
+        ".endr",
+        "mov edi, eax",
+        "mov rsi, r10",
+        "call {destination}",
+        ".irp register, r9, r9, r8, rcx, rdx, rsi, rdi",
+        "pop \\register",
+        ".cfi_adjust_cfa_offset -8",
+        ".endr",
+        "jmp rax",
+        ".cfi_endproc",
+        destination = sym crate::destination,
+    )
+}
