@@ -1,0 +1,52 @@
+#!/bin/sh
+# Everything that is checked, cheapest first; the same for a contributor and for CI.
+# What a machine lacks is named and left out, but for the tests: those fail without what they need
+# (scripts/setup-debian.sh installs it).
+set -eu
+
+usage() {
+    cat <<'EOF'
+usage: scripts/test.sh [--quick] [TEST-FILTER...]
+
+  --quick    the tests alone, without lints, documentation and release build
+  TEST-FILTER  as cargo test takes them
+EOF
+}
+
+quick=no
+case ${1-} in
+    -h | --help) usage; exit 0 ;;
+    --quick) quick=yes; shift ;;
+esac
+
+cd "$(dirname "$0")/.."
+
+step() {
+    began=$(date +%s)
+    printf '\n=== %s\n' "$*"
+    "$@"
+    echo "=== $(($(date +%s) - began)) s"
+}
+
+# have PROGRAM WHAT: whether it is there, with a note if not.
+have() {
+    command -v "$1" > /dev/null && return
+    echo "=== left out, no $1 here: $2"
+    return 1
+}
+
+if [ "$quick" = no ]; then
+    step cargo fmt --all --check
+    if have shellcheck "the scripts' lints"; then
+        step shellcheck scripts/* .ci/run
+    fi
+    if have cargo-deny "licences and advisories of dependencies"; then
+        step cargo deny --locked check
+    fi
+    step cargo clippy --locked --workspace --all-targets -- -D warnings
+    step env RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --quiet
+    # The sizes and the self-sufficiency of the libraries that are preloaded.
+    step scripts/build.sh
+fi
+# Without the preload library, which has no allocator or unwinder and so no test of its own kind.
+step cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
