@@ -101,6 +101,9 @@ pub(crate) fn call_address(known: &AtomicPtr<c_void>, name: &CStr) -> Option<*mu
         return (address != absent).then_some(address);
     }
     let address = Library::of(name).find(name)?;
+    if address.is_null() {
+        forget_error();
+    }
     known.store(if address.is_null() { absent } else { address }, Relaxed);
     (!address.is_null()).then_some(address)
 }
@@ -156,6 +159,9 @@ impl Library {
     fn loaded(&self, file: &CStr) -> Option<*mut c_void> {
         // SAFETY: the C library's dlopen, with a C string; it loads nothing.
         let handle = unsafe { (bridge()?.dlopen)(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if handle.is_null() {
+            forget_error();
+        }
         (!handle.is_null()).then_some(handle)
     }
 
@@ -186,6 +192,7 @@ impl Library {
                 .unwrap_or(null_mut());
             row.real.set(exported, given);
         }
+        forget_error();
         self.prepared.store(true, Release);
         Some(())
     }
@@ -225,6 +232,12 @@ fn ask_by_version(ask: *mut c_void, row: &Row) -> Option<*mut c_void> {
     }
     .ok()?;
     (!found.is_null()).then_some(found)
+}
+
+/// Takes back what a failed call of ours left for the program's next `dlerror`.
+fn forget_error() {
+    // SAFETY: it takes nothing; what it returns may be dropped.
+    unsafe { libc::dlerror() };
 }
 
 /// The file that `address` was loaded from.
