@@ -19,4 +19,6 @@ mod lookups;
 #[cfg(test)]
 mod shell;
 #[cfg(test)]
+mod simgpu_nvml;
+#[cfg(test)]
 mod simgpu_symbols;
