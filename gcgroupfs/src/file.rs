@@ -142,15 +142,13 @@ impl ControlFile {
     }
 }
 
-/// The files of a directory, in the table's order, each with its position in the table.
+/// The files of a directory, in the table's order.
 ///
 /// # Errors
 /// `ENODEV` if the directory is gone.
-pub fn files_in(tree: &Tree, place: Place) -> Result<impl Iterator<Item = (usize, &'static ControlFile)>> {
+pub fn files_in(tree: &Tree, place: Place) -> Result<impl Iterator<Item = &'static ControlFile>> {
     let level = tree.level(place)?;
-    Ok(files::all()
-        .enumerate()
-        .filter(move |(_, file)| file.on.has(level)))
+    Ok(files::all().filter(move |file| file.on.has(level)))
 }
 
 /// The file at a position of the table, if this directory has it.
@@ -199,7 +197,7 @@ pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
     match node {
         Node::Dir(place) => Ok(Attributes {
             owner: tree.owner(place)?,
-            mode: 0o555,
+            mode: 0o755,
             size: 0,
             constant: true,
         }),

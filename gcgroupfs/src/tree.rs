@@ -203,8 +203,10 @@ impl Tree {
             .and_then(|id| state.leave(id, identity.started, &mut notices));
         state.last += 1;
         let id = ProcessId(state.last);
-        let process = Process::new(id, identity, blocks, settings, &state.devices);
+        let mut process = Process::new(id, identity, blocks, settings, &state.devices);
         enforce::publish(&process, &state.devices);
+        // Nobody can have seen anything else yet.
+        process.note_events(&state.devices, &mut Vec::new());
         state.pids.insert(pid, id);
         state.processes.insert(id, process);
         drop(state);
@@ -443,6 +445,15 @@ impl State {
 }
 
 impl Place {
+    /// The directory this one is in; the root's is itself.
+    pub fn parent(self) -> Self {
+        if self.device.is_some() {
+            Self { device: None, ..self }
+        } else {
+            Self::ROOT
+        }
+    }
+
     fn on(self, device: usize) -> Option<Self> {
         let device = u8::try_from(device)
             .ok()

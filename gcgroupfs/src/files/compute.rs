@@ -16,7 +16,7 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(value(view.priority()?)),
             |edit, text| edit.set_priority(parse_priority(text)?),
         ),
-        doc: "0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices.",
+        doc: "A number from 0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices.",
     },
     ControlFile {
         name: "compute.freeze",

@@ -14,6 +14,12 @@ pub fn all() -> impl Iterator<Item = &'static ControlFile> {
     FILES.iter().copied().flatten()
 }
 
+/// A file's position in [`all`].
+pub fn position(file: &ControlFile) -> usize {
+    // Every row is of the table; there are no others.
+    all().position(|row| row.name == file.name).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -28,7 +34,7 @@ mod tests {
             let Node::Dir(place) = file::resolve(&world.tree, directory).unwrap() else {
                 panic!()
             };
-            for (_, file) in file::files_in(&world.tree, place).unwrap() {
+            for file in file::files_in(&world.tree, place).unwrap() {
                 test(&format!("{directory}/{}", file.name), place, file);
             }
         }

@@ -192,7 +192,6 @@ fn without_devices_a_process_still_freezes() {
 fn a_lost_hook_shows_and_an_overwritten_block_counts_as_one() {
     let world = World::new(1);
     let id = world.join(100);
-    world.tree.rung(id);
     world.take_notices();
     world.tree.set_hook(id, false);
     assert_eq!(world.take_notices(), [Notice::Events(id)]);

@@ -1,0 +1,456 @@
+//! The FUSE adapter: kernel requests in, calls on the tree, replies out. The only module that imports fuser. It knows
+//! inodes, open files and replies, and neither a file by name nor a controller.
+//!
+//! No callback waits for anything but the tree's lock, and none touches the mount: it would wait for itself.
+
+mod handles;
+mod inode;
+mod invalidate;
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session,
+    SessionACL, TimeOrNow, WriteFlags,
+};
+
+use crate::error::{Error, Result};
+use crate::file::{self, Attributes, Node, PAGE};
+use crate::tree::{Caller, Tree};
+use handles::{Entry, Handles, OpenFile};
+use invalidate::Invalidator;
+
+/// How long the kernel may keep what it was told: until we say otherwise, which we do.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Request loops: a second one, so that one client's slow request is not everybody's.
+const LOOPS: usize = 2;
+
+/// Longest write(2) that reaches us in one piece, bytes. Must exceed [`PAGE`], or the kernel would cut an overlong
+/// command into several that are not.
+const MAX_WRITE: u32 = 128 << 10;
+
+/// Answers the requests that come over `device`, an open /dev/fuse that has been mounted, on threads of its own.
+/// Calls `ended` when the mount is gone, or with the error that ended it.
+///
+/// # Errors
+/// If the kernel's first message is not understood, or there are no threads to be had.
+pub fn serve(
+    tree: Arc<Tree>,
+    device: OwnedFd,
+    ended: impl FnOnce(io::Result<()>) + Send + 'static,
+) -> io::Result<()> {
+    let invalidator = Arc::new(Invalidator::default());
+    let adapter = Adapter {
+        tree: tree.clone(),
+        handles: Handles::default(),
+        invalidator: invalidator.clone(),
+        since: SystemTime::now(),
+    };
+    let mut config = fuser::Config::default();
+    config.n_threads = Some(LOOPS);
+    config.clone_fd = true;
+    // Who may come in is the kernel's to say, by the mount's options.
+    let session = Session::from_fd(adapter, device, SessionACL::All, config)?;
+    invalidator.start(session.notifier())?;
+    tree.listen(invalidator);
+    thread::Builder::new()
+        .name("fuse".to_owned())
+        .spawn(move || ended(session.run()))?;
+    Ok(())
+}
+
+struct Adapter {
+    tree: Arc<Tree>,
+    handles: Handles,
+    invalidator: Arc<Invalidator>,
+    /// The time every node shows.
+    since: SystemTime,
+}
+
+/// Runs the body of a callback. A panic in it must not take the loop down: it is the client's EIO.
+fn guarded<T>(body: impl FnOnce() -> Result<T>) -> std::result::Result<T, Errno> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(result) => result.map_err(|error| Errno::from_i32(error.errno())),
+        Err(_) => Err(Errno::EIO),
+    }
+}
+
+fn caller(request: &Request) -> Caller {
+    Caller {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+    }
+}
+
+impl Adapter {
+    fn attributes(&self, node: Node) -> Result<(Duration, FileAttr)> {
+        let Attributes {
+            owner,
+            mode,
+            size,
+            constant,
+        } = file::attributes(&self.tree, node)?;
+        let (kind, nlink) = match node {
+            Node::Dir(_) => (FileType::Directory, 2),
+            Node::File(..) => (FileType::RegularFile, 1),
+        };
+        let attr = FileAttr {
+            ino: inode::number(node),
+            size,
+            blocks: size.div_ceil(512),
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            crtime: self.since,
+            kind,
+            perm: mode,
+            nlink,
+            uid: owner.uid,
+            gid: owner.gid,
+            rdev: 0,
+            blksize: PAGE as u32,
+            flags: 0,
+        };
+        Ok((if constant { LONG } else { Duration::ZERO }, attr))
+    }
+
+    fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<(Node, Duration, FileAttr)> {
+        let Node::Dir(place) = inode::node(&self.tree, parent).map_err(|_| Error::NotFound)? else {
+            return Err(Error::NotDirectory);
+        };
+        let node = file::lookup(&self.tree, place, name.to_str().ok_or(Error::NotFound)?)?;
+        let (ttl, attr) = self.attributes(node).map_err(|_| Error::NotFound)?;
+        Ok((node, ttl, attr))
+    }
+
+    fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
+        let Node::File(_, file) = inode::node(&self.tree, ino)? else {
+            return Err(Error::IsDirectory);
+        };
+        let wanted = match flags.acc_mode() {
+            OpenAccMode::O_RDONLY => 0o400,
+            OpenAccMode::O_WRONLY => 0o200,
+            OpenAccMode::O_RDWR => 0o600,
+        };
+        // The kernel has compared the mode with the caller, but lets root pass whatever it says.
+        if file.mode() & wanted != wanted {
+            return Err(Error::WrongAccess);
+        }
+        Ok(self.handles.open_file(OpenFile::new(caller)))
+    }
+
+    fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64, size: u32) -> Result<Arc<str>> {
+        let Node::File(place, file) = inode::node(&self.tree, ino)? else {
+            return Err(Error::IsDirectory);
+        };
+        // Even of a text that is kept, nothing is read once the directory is gone.
+        self.tree.level(place)?;
+        let _ = size;
+        match self.handles.text(handle).filter(|_| offset > 0) {
+            Some(text) => Ok(text),
+            None => {
+                let text = Arc::<str>::from(file.show(&self.tree, place)?);
+                self.handles.keep_text(handle, text.clone());
+                Ok(text)
+            }
+        }
+    }
+
+    fn write(&self, caller: Caller, ino: INodeNo, handle: FileHandle, data: &[u8]) -> Result<()> {
+        let Node::File(place, file) = inode::node(&self.tree, ino)? else {
+            return Err(Error::IsDirectory);
+        };
+        // Whoever opened the file is asking, as with cgroups: a descriptor handed to a more powerful program
+        // does not borrow its power.
+        let caller = self.handles.opener(handle).unwrap_or(caller);
+        file.store(&self.tree, place, caller, data).inspect_err(|error| {
+            tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
+        })
+    }
+
+    fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {
+        let Node::Dir(place) = inode::node(&self.tree, ino)? else {
+            return Err(Error::NotDirectory);
+        };
+        let entry = |node, name: &str| Entry {
+            ino: inode::number(node),
+            kind: match node {
+                Node::Dir(_) => FileType::Directory,
+                Node::File(..) => FileType::RegularFile,
+            },
+            name: name.into(),
+        };
+        let mut entries = vec![
+            entry(Node::Dir(place), "."),
+            entry(Node::Dir(place.parent()), ".."),
+        ];
+        entries
+            .extend(file::files_in(&self.tree, place)?.map(|file| entry(Node::File(place, file), file.name)));
+        let directories = self.tree.directories(place)?;
+        entries.extend(
+            directories
+                .iter()
+                .map(|(name, place)| entry(Node::Dir(*place), name)),
+        );
+        Ok(entries)
+    }
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Each is an optimisation, and a kernel without it does without.
+        for capability in [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_ATOMIC_O_TRUNC] {
+            let _ = config.add_capabilities(capability);
+        }
+        config
+            .set_max_write(MAX_WRITE)
+            .map(drop)
+            .map_err(|_| io::ErrorKind::Unsupported.into())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match guarded(|| self.lookup(parent, name)) {
+            Ok((node, ttl, attr)) => {
+                reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0));
+                // Had the directory gone between look-up and reply, nothing would tell the kernel a second time.
+                self.invalidator.recheck(&self.tree, parent, name, node);
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match guarded(|| self.attributes(inode::node(&self.tree, ino)?)) {
+            Ok((ttl, attr)) => reply.attr(&ttl, &attr),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// Size and times are accepted and nothing is done: `echo 1 > file` truncates first. Mode and owner follow from
+    /// the process.
+    fn setattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        _size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let result = guarded(|| {
+            let attributes = self.attributes(inode::node(&self.tree, ino)?)?;
+            if mode.is_some() || uid.is_some() || gid.is_some() {
+                return Err(Error::FixedShape);
+            }
+            Ok(attributes)
+        });
+        match result {
+            Ok((ttl, attr)) => reply.attr(&ttl, &attr),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match guarded(|| self.open(caller(request), ino, flags)) {
+            // Contents change at any time, so no page is kept; nothing is ever committed by close(2).
+            Ok(handle) => reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match guarded(|| self.read(ino, handle, offset, size)) {
+            Ok(text) => reply.data(slice(text.as_bytes(), offset, size)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        _offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match guarded(|| self.write(caller(request), ino, handle, data)) {
+            // Not longer than a page, or it would have been refused.
+            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(0)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.handles.close_file(handle);
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        match guarded(|| Ok(self.handles.open_dir(self.entries(ino)?))) {
+            Ok(handle) => reply.opened(handle, FopenFlags::empty()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// Cookies are positions in the snapshot, so no entry comes twice and none is missed.
+    fn readdir(&self, _: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let Ok(entries) = guarded(|| match self.handles.entries(handle, offset == 0) {
+            Some(entries) => Ok(entries),
+            // Rewound: a new snapshot.
+            None => Ok(self.handles.keep_entries(handle, self.entries(ino)?)),
+        }) else {
+            return reply.error(Errno::ENODEV);
+        };
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (position, entry) in entries.iter().enumerate().skip(start) {
+            if reply.add(entry.ino, position as u64 + 1, entry.kind, &*entry.name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.handles.close_dir(handle);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        reply.statfs(0, 0, 0, 0, 0, PAGE as u32, 255, PAGE as u32);
+    }
+
+    fn create(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
+        reply.error(errno(&Error::NoCreate));
+    }
+
+    fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, mode: u32, _: u32, _: u32, reply: ReplyEntry) {
+        let regular = mode & libc::S_IFMT == libc::S_IFREG;
+        reply.error(errno(if regular {
+            &Error::NoCreate
+        } else {
+            &Error::FixedShape
+        }));
+    }
+
+    fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn symlink(&self, _: &Request, _: INodeNo, _: &OsStr, _: &Path, reply: ReplyEntry) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: &OsStr,
+        _: INodeNo,
+        _: &OsStr,
+        _: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(errno(&Error::FixedShape));
+    }
+}
+
+fn errno(error: &Error) -> Errno {
+    Errno::from_i32(error.errno())
+}
+
+/// At most `size` bytes from `offset` on; past the end there are none.
+fn slice(text: &[u8], offset: u64, size: u32) -> &[u8] {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
+    let end = start.saturating_add(size as usize).min(text.len());
+    &text[start..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_past_the_end_is_empty() {
+        assert_eq!(slice(b"hello", 0, 4096), b"hello");
+        assert_eq!(slice(b"hello", 1, 3), b"ell");
+        assert_eq!(slice(b"hello", 5, 4096), b"");
+        assert_eq!(slice(b"hello", u64::MAX, u32::MAX), b"");
+        assert_eq!(slice(b"", 0, 1), b"");
+    }
+
+    #[test]
+    fn a_panic_is_an_input_output_error() {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let result = guarded(|| -> Result<()> { panic!("on purpose") });
+        std::panic::set_hook(before);
+        assert_eq!(result.map_err(Errno::code), Err(libc::EIO));
+    }
+}

@@ -1,0 +1,104 @@
+//! Inode numbers: a node's position in the tree, and nothing else. There is no inode map, no reference count and
+//! nothing to leak; entities are never numbered twice, so a stale inode reaches nobody.
+//!
+//! From the top: the entity, seven bits for the device (zero: none), eight bits for the slot. Slot 1 is the directory
+//! itself, slot `2 + n` the n-th file of the table. The root is entity 0, and so inode 1, as FUSE wants it.
+
+use fuser::INodeNo;
+
+use crate::error::{Error, Result};
+use crate::file::{self, Node};
+use crate::files;
+use crate::tree::{Place, Tree};
+
+const SLOT_BITS: u32 = 8;
+const DEVICE_BITS: u32 = 7;
+const DIRECTORY: u64 = 1;
+
+/// The inode number of a node.
+pub(super) fn number(node: Node) -> INodeNo {
+    let (place, slot) = match node {
+        Node::Dir(place) => (place, DIRECTORY),
+        Node::File(place, file) => (place, DIRECTORY + 1 + files::position(file) as u64),
+    };
+    let device = place.device.map_or(0, |device| u64::from(device) + 1);
+    INodeNo(((place.entity << DEVICE_BITS | device) << SLOT_BITS) | slot)
+}
+
+/// The node of an inode number.
+///
+/// # Errors
+/// `ENODEV` if it is gone, `ENOENT` if there never was one.
+pub(super) fn node(tree: &Tree, INodeNo(number): INodeNo) -> Result<Node> {
+    let (directory, slot) = (number >> SLOT_BITS, number & ((1 << SLOT_BITS) - 1));
+    let device = directory & ((1 << DEVICE_BITS) - 1);
+    let place = Place {
+        entity: directory >> DEVICE_BITS,
+        device: device.checked_sub(1).and_then(|device| u8::try_from(device).ok()),
+    };
+    match slot.checked_sub(DIRECTORY).ok_or(Error::NotFound)?.checked_sub(1) {
+        None => tree.level(place).map(|_| Node::Dir(place)),
+        Some(position) => {
+            let position = usize::try_from(position).map_err(|_| Error::NotFound)?;
+            file::file_at(tree, place, position).map(|file| Node::File(place, file))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::tree::fixture::World;
+
+    #[test]
+    fn the_root_is_inode_1() {
+        assert_eq!(number(Node::Dir(Place::ROOT)), INodeNo::ROOT);
+    }
+
+    #[test]
+    fn numbers_lead_back_to_their_nodes_and_no_two_are_the_same() {
+        let world = World::new(3);
+        world.join(100);
+        world.join(101);
+        let mut seen = HashSet::new();
+        for path in ["", "100", "100/0", "100/2", "101", "101/0"] {
+            let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
+                panic!()
+            };
+            let files = file::files_in(&world.tree, place)
+                .unwrap()
+                .map(|file| Node::File(place, file));
+            for expected in files.chain([Node::Dir(place)]) {
+                let ino = number(expected);
+                assert!(seen.insert(ino), "{ino:?}");
+                match (expected, node(&world.tree, ino).unwrap()) {
+                    (Node::Dir(expected), Node::Dir(place)) => assert_eq!(place, expected),
+                    (Node::File(expected, row), Node::File(place, file)) => {
+                        assert_eq!((place, file.name), (expected, row.name));
+                    }
+                    (expected, got) => panic!("{expected:?} became {got:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn made_up_numbers_are_errors() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let process = number(Node::Dir(Place::process(id))).0;
+        for ino in [
+            0,
+            2 + 254,
+            process + 254,
+            process - 1,
+            process + (5 << SLOT_BITS),
+            process << 1,
+            u64::MAX,
+        ] {
+            assert!(node(&world.tree, INodeNo(ino)).is_err(), "{ino:#x}");
+        }
+    }
+}

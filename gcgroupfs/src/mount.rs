@@ -1,0 +1,273 @@
+//! Mounting and unmounting at a path. It knows neither FUSE messages nor what is in the tree.
+//!
+//! We call mount(2) and umount2(2) ourselves: unmounting must work while clients hold files open, and starting must
+//! work on what a killed predecessor has left, a dead mount on which every path look-up fails. So the mount point
+//! is never looked at before /proc/self/mountinfo has been.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::unistd::{getegid, geteuid};
+
+mod helper;
+
+/// The type under which the kernel lists the mount.
+const TYPE: &str = "fuse.gcgroup";
+
+/// How long a mount at our place may take to show whether anybody answers for it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is mounted; dropping it unmounts.
+#[derive(Debug)]
+pub struct Mount {
+    point: PathBuf,
+    /// The kernel's number for it, so that we never unmount what somebody else has mounted there since.
+    id: Option<u64>,
+}
+
+impl Mount {
+    /// Mounts at `point`, which is made if it does not exist, and replaces dead mounts there. Gives the open
+    /// /dev/fuse over which the kernel will ask, and which must be answered from now on.
+    ///
+    /// Without `allow_other`, the kernel lets nobody in but who mounts.
+    ///
+    /// # Errors
+    /// `EBUSY` if another daemon answers there; what mount(2) or, for others than root, fusermount3 says.
+    pub fn new(point: &Path, allow_other: bool) -> io::Result<(Self, OwnedFd)> {
+        let point = absolute(point)?;
+        replace_dead(&point)?;
+        // Parents made on the way are for everybody to pass through, as /run and /sys/fs/cgroup are.
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(&point)?;
+        let device = if geteuid().is_root() {
+            mount_as_root(&point, allow_other)?
+        } else {
+            helper::mount(&point, allow_other)?
+        };
+        let id = ours(&point)?.last().map(|entry| entry.id);
+        Ok((Self { point, id }, device))
+    }
+
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
+    /// Takes the mount out of the file system at once, also while clients hold files open. Theirs go on working for as
+    /// long as the daemon does.
+    ///
+    /// # Errors
+    /// What umount2(2) or fusermount3 says. None if it has been unmounted already.
+    pub fn unmount(&mut self) -> io::Result<()> {
+        let Some(id) = self.id.take() else { return Ok(()) };
+        match mounts(&self.point)?.last() {
+            Some(top) if top.id == id => detach(&self.point),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Err(error) = self.unmount() {
+            tracing::warn!(point = %self.point.display(), %error, "cannot unmount");
+        }
+    }
+}
+
+fn mount_as_root(point: &Path, allow_other: bool) -> io::Result<OwnedFd> {
+    let device: OwnedFd = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")?
+        .into();
+    let mut options = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        geteuid(),
+        getegid()
+    );
+    if allow_other {
+        options.push_str(",allow_other");
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(
+        Some("gcgroupfs"),
+        point,
+        Some(TYPE),
+        flags,
+        Some(options.as_str()),
+    )?;
+    Ok(device)
+}
+
+fn detach(point: &Path) -> io::Result<()> {
+    if geteuid().is_root() {
+        Ok(umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?)
+    } else {
+        helper::unmount(point)
+    }
+}
+
+/// Detaches every mount of ours at `point` that nobody answers for any more.
+fn replace_dead(point: &Path) -> io::Result<()> {
+    while let Some(top) = mounts(point)?.last().filter(|top| top.is_ours) {
+        if is_alive(point)? {
+            return Err(io::Error::new(
+                ErrorKind::ResourceBusy,
+                format!("{} is served by another daemon", point.display()),
+            ));
+        }
+        tracing::info!(point = %point.display(), id = top.id, "replacing a dead mount");
+        detach(point)?;
+    }
+    Ok(())
+}
+
+/// Whether a daemon answers for the mount at `point`. Asked on a thread of its own, since one that neither answers nor
+/// dies would keep us for ever.
+fn is_alive(point: &Path) -> io::Result<bool> {
+    let (sender, receiver) = channel();
+    let point = point.to_owned();
+    thread::Builder::new()
+        .name("probe".to_owned())
+        // Opening asks the daemon; attributes alone may come from the kernel's memory.
+        .spawn(move || sender.send(File::open(point)))?;
+    match receiver.recv_timeout(PATIENCE) {
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(error)) => Ok(!matches!(
+            error.raw_os_error(),
+            Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO | libc::ENODEV)
+        )),
+        Err(RecvTimeoutError::Timeout) => Ok(true),
+        Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the probe ended without an answer")),
+    }
+}
+
+/// One line of /proc/self/mountinfo.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    id: u64,
+    is_ours: bool,
+}
+
+/// What is mounted at `point`, the visible one last.
+fn mounts(point: &Path) -> io::Result<Vec<Entry>> {
+    Ok(at(&fs::read_to_string("/proc/self/mountinfo")?, point))
+}
+
+fn ours(point: &Path) -> io::Result<Vec<Entry>> {
+    Ok(mounts(point)?.into_iter().filter(|entry| entry.is_ours).collect())
+}
+
+/// The mounts at `point`, of the text of /proc/self/mountinfo (proc(5)).
+fn at(mountinfo: &str, point: &Path) -> Vec<Entry> {
+    mountinfo
+        .lines()
+        .filter_map(|line| {
+            let (fields, kind) = line.split_once(" - ")?;
+            let mut fields = fields.split(' ');
+            let id = fields.next()?.parse().ok()?;
+            let here = Path::new(&unescaped(fields.nth(3)?)) == point;
+            here.then(|| Entry {
+                id,
+                is_ours: kind.split(' ').next() == Some(TYPE),
+            })
+        })
+        .collect()
+}
+
+/// A path as the kernel writes it there: blanks, tabs, newlines and backslashes are `\ooo`.
+fn unescaped(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |mut out, part| {
+        match part.get(..3).and_then(|octal| u8::from_str_radix(octal, 8).ok()) {
+            Some(byte) => {
+                out.push(char::from(byte));
+                out.push_str(&part[3..]);
+            }
+            None => {
+                out.push('\\');
+                out.push_str(part);
+            }
+        }
+        out
+    })
+}
+
+/// The path as the kernel lists mounts under it: absolute, without links, and without a look at its last component, on
+/// which a dead mount may sit.
+fn absolute(point: &Path) -> io::Result<PathBuf> {
+    let point = std::path::absolute(point)?;
+    match point.components().next_back() {
+        Some(Component::Normal(name)) => match point.parent().map(fs::canonicalize) {
+            Some(Ok(parent)) => Ok(parent.join(name)),
+            // Nothing can be mounted in a directory that does not exist.
+            Some(Err(error)) if error.kind() == ErrorKind::NotFound => Ok(point),
+            Some(Err(error)) => Err(error),
+            None => Ok(point),
+        },
+        _ => Err(io::Error::new(
+            ErrorKind::InvalidInput,
+            format!("{} cannot be mounted on", point.display()),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTINFO: &str = "\
+        22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
+        91 22 0:47 / /gcgroup rw,nosuid,nodev - fuse.gcgroup gcgroupfs rw,user_id=0,group_id=0\n\
+        92 91 0:48 / /gcgroup rw - tmpfs none rw\n\
+        93 92 0:49 / /gcgroup rw,nosuid shared:7 master:1 - fuse.gcgroup gcgroupfs rw\n\
+        94 22 0:50 / /with\\040blank\\134 rw - fuse.gcgroup gcgroupfs rw\n\
+        95 22 0:51 / /other rw - fuse.sshfs host: rw\n";
+
+    #[test]
+    fn mounts_are_found_by_place_in_order_and_by_type() {
+        let found: Vec<_> = at(MOUNTINFO, Path::new("/gcgroup"))
+            .iter()
+            .map(|entry| (entry.id, entry.is_ours))
+            .collect();
+        assert_eq!(found, [(91, true), (92, false), (93, true)]);
+        assert_eq!(
+            at(MOUNTINFO, Path::new("/with blank\\")),
+            [Entry {
+                id: 94,
+                is_ours: true
+            }]
+        );
+        assert_eq!(
+            at(MOUNTINFO, Path::new("/other")),
+            [Entry {
+                id: 95,
+                is_ours: false
+            }]
+        );
+        assert_eq!(at(MOUNTINFO, Path::new("/gc")), []);
+    }
+
+    #[test]
+    fn a_mount_point_is_resolved_but_for_its_last_component() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
+        assert_eq!(absolute(&real.join("link/point")).unwrap(), real.join("point"));
+        assert_eq!(absolute(&real.join("point/")).unwrap(), real.join("point"));
+        assert_eq!(
+            absolute(&real.join("none/point")).unwrap(),
+            real.join("none/point")
+        );
+        assert!(absolute(Path::new("/")).is_err());
+        assert!(absolute(&real.join("x/..")).is_err());
+    }
+}
