@@ -3,14 +3,21 @@
 #![deny(unsafe_code)]
 
 mod block;
+mod cli;
 mod devices;
 mod error;
 mod file;
 mod files;
+mod fuse;
 mod journal;
+mod mount;
 mod process;
+mod protocol;
+mod server;
 mod sys;
 mod text;
 mod tree;
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

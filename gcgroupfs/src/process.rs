@@ -32,9 +32,9 @@ pub struct Stat {
     pub comm: String,
     /// In clock ticks since boot (field 22). With the pid, it names a process for as long as the machine is up.
     pub start_time: u64,
-    /// Where its program begins and where its stack does (fields 26 and 28): another pair after an exec.
-    /// Zeros where we may not look.
-    pub image: (u64, u64),
+    /// Where its program begins and where its stack does (fields 26 and 28): another pair after an exec, none
+    /// while it executes or exits, or where we may not look.
+    pub image: Option<(u64, u64)>,
 }
 
 /// The owner of the socket's other end: uid and gid.
@@ -113,7 +113,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
             .map(|c| if c.is_control() { '?' } else { c })
             .collect(),
         start_time: field(22)?,
-        image: (field(26)?, field(28)?),
+        image: Some((field(26)?, field(28)?)).filter(|(_, stack)| *stack != 0),
     })
 }
 
@@ -132,7 +132,7 @@ mod tests {
             Stat {
                 comm: "a) S (b?c)".into(),
                 start_time: 22,
-                image: (26, 28)
+                image: Some((26, 28))
             }
         );
     }

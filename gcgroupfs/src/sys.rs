@@ -160,3 +160,39 @@ pub fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> nix::Result<Received> {
         truncated,
     })
 }
+
+/// What tests of the other side need: a hook's view of a control block, and a hook's publishing.
+#[cfg(test)]
+#[derive(Debug)]
+pub struct ControlReader(MmapRaw);
+
+#[cfg(test)]
+impl ControlReader {
+    pub fn new(file: &impl AsFd) -> io::Result<Self> {
+        let file = file.as_fd().as_raw_fd();
+        Ok(Self(
+            MmapOptions::new()
+                .len(map::CONTROL_SIZE)
+                .map_raw_read_only(file)?,
+        ))
+    }
+}
+
+#[cfg(test)]
+impl Deref for ControlReader {
+    type Target = Control;
+
+    fn deref(&self) -> &Control {
+        // SAFETY: page-aligned, CONTROL_SIZE long, mapped for as long as `self` lives; tests only load.
+        unsafe { map::control(self.0.as_ptr()) }
+    }
+}
+
+/// Publishes a usage block as its hook does.
+#[cfg(test)]
+pub fn publish_usage(file: &impl AsFd) {
+    let file = file.as_fd().as_raw_fd();
+    let mapping = MmapOptions::new().len(map::USAGE_SIZE).map_raw(file).unwrap();
+    // SAFETY: page-aligned, USAGE_SIZE long, mapped until the end of this function.
+    unsafe { map::usage(mapping.as_ptr()) }.publish();
+}

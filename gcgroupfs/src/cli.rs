@@ -1,0 +1,102 @@
+//! The command line: one enum of commands, of which the help and the completions are made.
+
+mod client;
+mod ls;
+mod mount;
+mod run;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+
+use self::client::Client;
+
+/// Governs processes that use a GPU, by control files: limits of memory, freezing, counts.
+#[derive(Debug, Parser)]
+#[command(name = "gcgroupfs", version)]
+struct Cli {
+    /// The daemon's socket.
+    #[arg(long, global = true, value_name = "PATH", env = "GCGROUP_SOCKET",
+        default_value = gcgroup_abi::DEFAULT_SOCKET)]
+    socket: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the daemon in the foreground and shows its control files at a mount point.
+    Mount(mount::Arguments),
+    /// Prints what a control file shows, without the mount.
+    Get {
+        /// Below the mount point, as 1234/memory.current
+        path: String,
+    },
+    /// Writes a value to a control file, without the mount.
+    Set {
+        /// Below the mount point, as 1234/memory.limit
+        path: String,
+        /// As one would echo it
+        #[arg(allow_hyphen_values = true)]
+        value: String,
+    },
+    /// Lists the governed processes.
+    Ls {
+        /// All there is to know, as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Runs a program governed, with settings that hold from its first use of the GPU.
+    Run(run::Arguments),
+    /// Prints completions for a shell.
+    Completions { shell: Shell },
+}
+
+/// Does what the arguments say; what goes wrong is said on standard error.
+pub fn main() -> ExitCode {
+    let Cli { socket, command } = Cli::parse();
+    let done = match command {
+        Command::Mount(arguments) => mount::run(&socket, &arguments),
+        Command::Get { path } => Client::connect(&socket).and_then(|mut client| print(&client.get(&path)?)),
+        Command::Set { path, value } => {
+            Client::connect(&socket).and_then(|mut client| client.set(&path, &value))
+        }
+        Command::Ls { json } => {
+            Client::connect(&socket).and_then(|mut client| print(&ls::list(&mut client, json)?))
+        }
+        Command::Run(arguments) => return run::run(&socket, &arguments),
+        Command::Completions { shell } => {
+            let mut out = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);
+            print(&out)
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gcgroupfs: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints; a reader that has gone (`| head -1`) is no failure.
+fn print(bytes: &[u8]) -> anyhow::Result<()> {
+    match io::stdout().write_all(bytes) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_fit_together() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,116 @@
+//! The command line's end of the socket.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use anyhow::{Context, anyhow, bail};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, SockFlag, UnixAddr, connect, recv, send, setsockopt, sockopt};
+use nix::sys::time::TimeVal;
+
+use crate::protocol::{Answer, MAX_ANSWER, Operation, Request};
+use crate::server::new_socket;
+
+/// Seconds to wait for an answer.
+const PATIENCE: i64 = 10;
+
+#[derive(Debug)]
+pub struct Client {
+    socket: OwnedFd,
+}
+
+impl Client {
+    /// # Errors
+    /// Nobody listens there.
+    pub fn connect(path: &Path) -> anyhow::Result<Self> {
+        let connected = || {
+            let socket = new_socket(SockFlag::empty())?;
+            let patience = TimeVal::new(PATIENCE, 0);
+            setsockopt(&socket, sockopt::ReceiveTimeout, &patience)?;
+            setsockopt(&socket, sockopt::SendTimeout, &patience)?;
+            connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+            Ok::<_, Errno>(socket)
+        };
+        let socket =
+            connected().map_err(|errno| anyhow!("no daemon at {}: {}", path.display(), errno.desc()))?;
+        Ok(Self { socket })
+    }
+
+    /// What a control file shows.
+    ///
+    /// # Errors
+    /// As reading it at the mount.
+    pub fn get(&mut self, path: &str) -> anyhow::Result<Vec<u8>> {
+        self.read(Operation::Get, path)?
+            .map_err(|errno| anyhow!("{path}: {}", errno.desc()))
+    }
+
+    /// Writes a control file.
+    ///
+    /// # Errors
+    /// As writing it at the mount.
+    pub fn set(&mut self, path: &str, value: &str) -> anyhow::Result<()> {
+        let request = Request {
+            operation: Operation::Set,
+            offset: 0,
+            name: path,
+            value: value.as_bytes(),
+        };
+        let mut buffer = vec![0; MAX_ANSWER];
+        match self.ask(&request, &mut buffer)?.status {
+            0 => Ok(()),
+            status => bail!("{path}: {}", errno(status).desc()),
+        }
+    }
+
+    /// A JSON line for each process and device, with these files' contents.
+    ///
+    /// # Errors
+    /// The daemon is gone, or is none.
+    pub fn list(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
+        self.read(Operation::List, &names.join("\n"))?
+            .map_err(|errno| anyhow!("{}", errno.desc()))
+    }
+
+    /// Reads a text in as many parts as it takes.
+    fn read(&mut self, operation: Operation, name: &str) -> anyhow::Result<Result<Vec<u8>, Errno>> {
+        let mut text = Vec::new();
+        let mut buffer = vec![0; MAX_ANSWER];
+        loop {
+            let offset = u32::try_from(text.len())?;
+            let answer = self.ask(
+                &Request {
+                    operation,
+                    offset,
+                    name,
+                    value: &[],
+                },
+                &mut buffer,
+            )?;
+            if answer.status != 0 {
+                return Ok(Err(errno(answer.status)));
+            }
+            text.extend(answer.part);
+            if answer.part.is_empty() || u64::from(answer.total) <= text.len() as u64 {
+                return Ok(Ok(text));
+            }
+        }
+    }
+
+    fn ask<'a>(&mut self, request: &Request<'_>, buffer: &'a mut [u8]) -> anyhow::Result<Answer<'a>> {
+        send(
+            self.socket.as_raw_fd(),
+            &request.to_bytes(),
+            MsgFlags::MSG_NOSIGNAL,
+        )
+        .context("the daemon does not listen")?;
+        let length =
+            recv(self.socket.as_raw_fd(), buffer, MsgFlags::empty()).context("the daemon does not answer")?;
+        let packet = buffer.get(..length).unwrap_or_default();
+        Answer::from_bytes(packet).map_err(|_| anyhow!("the daemon does not answer such requests"))
+    }
+}
+
+fn errno(status: u32) -> Errno {
+    Errno::from_raw(i32::try_from(status).unwrap_or(libc::EIO))
+}

@@ -1,0 +1,313 @@
+//! `gcgroupfs ls`: a table for the eye, made of what control files show.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use gcgroup_abi::NO_LIMIT;
+use serde::{Deserialize, Serialize};
+
+use super::client::Client;
+
+/// A line of the daemon's answer: a process, or a process on one device.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Line {
+    pid: String,
+    device: Option<String>,
+    uid: u32,
+    comm: String,
+    files: BTreeMap<String, String>,
+}
+
+/// A row: a process on a device, and the process as a whole.
+#[derive(Debug, Clone, Copy)]
+struct Row<'a> {
+    process: &'a Line,
+    /// None for a process that has not used any.
+    device: Option<&'a Line>,
+}
+
+struct Column {
+    title: &'static str,
+    is_number: bool,
+    cell: fn(&Row<'_>) -> String,
+}
+
+/// What `ls` shows; a new column is a row here.
+const COLUMNS: &[Column] = &[
+    Column {
+        title: "PID",
+        is_number: true,
+        cell: |row| row.process.pid.clone(),
+    },
+    Column {
+        title: "USER",
+        is_number: false,
+        cell: |row| user(row.process.uid),
+    },
+    Column {
+        title: "COMM",
+        is_number: false,
+        cell: |row| row.process.comm.clone(),
+    },
+    Column {
+        title: "GPU",
+        is_number: true,
+        cell: |row| row.gpu(),
+    },
+    Column {
+        title: "MEMORY",
+        is_number: true,
+        cell: |row| size(row.place().number("memory.current")),
+    },
+    Column {
+        title: "LIMIT",
+        is_number: true,
+        cell: |row| row.limit(),
+    },
+    Column {
+        title: "PRIORITY",
+        is_number: true,
+        cell: |row| row.place().text("compute.priority"),
+    },
+    Column {
+        title: "FROZEN",
+        is_number: false,
+        cell: |row| row.frozen().to_owned(),
+    },
+    Column {
+        title: "KERNELS",
+        is_number: true,
+        cell: |row| row.place().key("compute.stat", "nr_launches"),
+    },
+];
+
+/// The control files that the columns are made of.
+const FILES: &[&str] = &[
+    "memory.current",
+    "memory.limit",
+    "compute.priority",
+    "compute.freeze",
+    "compute.stat",
+    "gcgroup.events",
+];
+
+/// The governed processes, as a table or as JSON.
+///
+/// # Errors
+/// The daemon does not answer.
+pub fn list(client: &mut Client, json: bool) -> anyhow::Result<Vec<u8>> {
+    let text = client.list(FILES)?;
+    let lines = text
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(serde_json::from_slice)
+        .collect::<Result<Vec<Line>, _>>()?;
+    if json {
+        let mut out = serde_json::to_vec_pretty(&lines)?;
+        out.push(b'\n');
+        return Ok(out);
+    }
+    Ok(table(&rows(&lines)).into_bytes())
+}
+
+/// A row for each device that a process has used, or one if it has used none.
+fn rows(lines: &[Line]) -> Vec<Row<'_>> {
+    let mut rows = Vec::new();
+    for process in lines.iter().filter(|line| line.device.is_none()) {
+        let before = rows.len();
+        let devices = lines
+            .iter()
+            .filter(|line| line.pid == process.pid && line.device.is_some());
+        rows.extend(devices.filter(|d| d.is_used()).map(|device| Row {
+            process,
+            device: Some(device),
+        }));
+        if rows.len() == before {
+            rows.push(Row {
+                process,
+                device: None,
+            });
+        }
+    }
+    rows
+}
+
+fn table(rows: &[Row<'_>]) -> String {
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| COLUMNS.iter().map(|column| (column.cell)(row)).collect())
+        .collect();
+    let titles = COLUMNS.iter().map(|column| column.title.to_owned()).collect();
+    let lines: Vec<Vec<String>> = [titles].into_iter().chain(cells).collect();
+    let mut out = String::new();
+    for line in &lines {
+        let mut text = String::new();
+        for (at, (cell, column)) in line.iter().zip(COLUMNS).enumerate() {
+            let width = lines
+                .iter()
+                .filter_map(|line| line.get(at))
+                .map(|c| c.chars().count())
+                .max()
+                .unwrap_or(0);
+            // Writing to a String cannot fail.
+            let _ = match column.is_number {
+                true => write!(text, "{cell:>width$}  "),
+                false => write!(text, "{cell:<width$}  "),
+            };
+        }
+        out.push_str(text.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+impl Line {
+    fn text(&self, file: &str) -> String {
+        self.files
+            .get(file)
+            .map_or_else(|| "-".to_owned(), |text| text.trim().to_owned())
+    }
+
+    fn number(&self, file: &str) -> u64 {
+        self.text(file).parse().unwrap_or(NO_LIMIT)
+    }
+
+    /// The value of a key in a flat-keyed file.
+    fn key(&self, file: &str, key: &str) -> String {
+        let text = self.files.get(file).map_or("", String::as_str);
+        let found = text
+            .lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+        found.unwrap_or("-").to_owned()
+    }
+
+    fn is_used(&self) -> bool {
+        self.number("memory.current") > 0 || self.key("compute.stat", "nr_launches") != "0"
+    }
+}
+
+impl Row<'_> {
+    fn place(&self) -> &Line {
+        self.device.unwrap_or(self.process)
+    }
+
+    fn gpu(&self) -> String {
+        self.device
+            .and_then(|line| line.device.clone())
+            .unwrap_or_else(|| "-".to_owned())
+    }
+
+    /// The tighter one.
+    fn limit(&self) -> String {
+        size(
+            self.process
+                .number("memory.limit")
+                .min(self.place().number("memory.limit")),
+        )
+    }
+
+    fn frozen(&self) -> &'static str {
+        let asked = |line: &Line| line.text("compute.freeze") == "1";
+        match (
+            asked(self.process) || asked(self.place()),
+            self.place().key("gcgroup.events", "frozen") == "1",
+        ) {
+            (true, true) => "yes",
+            (true, false) => "soon",
+            (false, _) => "no",
+        }
+    }
+}
+
+/// Bytes in the largest unit that leaves a number of at least one.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["", "K", "M", "G", "T", "P"];
+    if bytes == NO_LIMIT {
+        return "max".to_owned();
+    }
+    let unit = (bytes.max(1).ilog2() / 10).min(5) as usize;
+    let shift = 10 * unit;
+    match (unit, bytes & ((1_u64 << shift) - 1)) {
+        (_, 0) => format!("{}{}", bytes >> shift, UNITS[unit]),
+        // Tenths, cut off: never more than there is.
+        (_, rest) => format!(
+            "{}.{}{}",
+            bytes >> shift,
+            (rest >> (shift - 10)) * 10 >> 10,
+            UNITS[unit]
+        ),
+    }
+}
+
+fn user(uid: u32) -> String {
+    match nix::unistd::User::from_uid(uid.into()) {
+        Ok(Some(user)) => user.name,
+        _ => uid.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(device: Option<&str>, files: &[(&str, &str)]) -> Line {
+        Line {
+            pid: "100".into(),
+            device: device.map(str::to_owned),
+            uid: 4_000_000,
+            comm: "train".into(),
+            files: files
+                .iter()
+                .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn sizes_are_short_and_never_too_large() {
+        for (bytes, expected) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1K"),
+            (1536, "1.5K"),
+            (2047, "1.9K"),
+            ((8 << 30) - 1, "7.9G"),
+            (8 << 30, "8G"),
+            (NO_LIMIT - 1, "16383.9P"),
+            (NO_LIMIT, "max"),
+        ] {
+            assert_eq!(size(bytes), expected);
+        }
+    }
+
+    #[test]
+    fn there_is_a_row_for_each_device_in_use_or_one_for_the_process() {
+        let idle = [("memory.current", "0\n"), ("compute.stat", "nr_launches 0\n")];
+        let busy = [
+            ("memory.current", "1024\n"),
+            ("compute.stat", "nr_launches 7\n"),
+            ("memory.limit", "max\n"),
+        ];
+        let whole = [
+            ("memory.limit", "2048\n"),
+            ("compute.freeze", "1\n"),
+            ("compute.priority", "8\n"),
+        ];
+        let lines = [line(None, &whole), line(Some("0"), &idle), line(Some("1"), &busy)];
+        assert_eq!(
+            table(&rows(&lines)),
+            "PID  USER     COMM   GPU  MEMORY  LIMIT  PRIORITY  FROZEN  KERNELS\n\
+             100  4000000  train    1      1K     2K         -  soon          7\n"
+        );
+        let rows = rows(&lines[..2]);
+        assert_eq!(rows.len(), 1);
+        assert!(rows[0].device.is_none());
+    }
+
+    #[test]
+    fn every_file_that_is_asked_for_exists() {
+        for file in FILES {
+            assert!(crate::files::all().any(|row| row.name == *file), "{file}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! `gcgroupfs mount`: the daemon, from its start to its end.
+
+use std::env;
+use std::io::{self, IsTerminal, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tracing::{error, info, warn};
+use tracing_subscriber::EnvFilter;
+
+use crate::devices;
+use crate::fuse;
+use crate::journal::Journal;
+use crate::mount::Mount;
+use crate::process;
+use crate::server::Server;
+use crate::tree::{Owner, Tree};
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the control files are shown; made if it is not there
+    #[arg(default_value = "/gcgroup")]
+    mountpoint: PathBuf,
+    /// Where settings are kept over a restart; by default where the socket is
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Let other users see the control files
+    #[arg(long)]
+    allow_other: bool,
+    /// What frozen processes do when the daemon is gone for longer than the grace time
+    #[arg(long, value_name = "WHAT", default_value = "open")]
+    on_daemon_loss: OnDaemonLoss,
+    /// Milliseconds without a daemon before that
+    #[arg(long, value_name = "MS", default_value_t = 5000)]
+    grace: u32,
+    /// Serve the socket alone
+    #[arg(long)]
+    no_fuse: bool,
+    /// What is logged: error, warn, info, debug, trace, or by module
+    #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
+    log: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OnDaemonLoss {
+    /// Go on
+    Open,
+    /// Stay frozen
+    Hold,
+}
+
+impl Arguments {
+    /// As the control block has it: all ones is never.
+    fn grace_msec(&self) -> u32 {
+        match self.on_daemon_loss {
+            OnDaemonLoss::Open => self.grace.min(u32::MAX - 1),
+            OnDaemonLoss::Hold => u32::MAX,
+        }
+    }
+}
+
+/// Runs until SIGTERM or SIGINT.
+///
+/// # Errors
+/// The socket, the state file or the mount cannot be had.
+pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_new(&arguments.log).context("cannot understand --log")?)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    raise_descriptor_limit();
+    let socket = std::path::absolute(socket)?;
+    let state_dir = arguments
+        .state_dir
+        .as_deref()
+        .or(socket.parent())
+        .unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(state_dir).with_context(|| format!("cannot make {}", state_dir.display()))?;
+
+    let (_nvml, found) = devices::find();
+    let tree = Arc::new(Tree::new(owner(), found));
+    let (journal, remembered) = Journal::open(state_dir, |key| process::is_alive(key.pid, key.start_time))?;
+    let grace = arguments.grace_msec();
+    let mut server = Server::new(&socket, tree.clone(), Arc::new(journal), remembered, grace)?;
+    let stop = Stop::on_signals(server.waker()?)?;
+    let mount = if arguments.no_fuse {
+        None
+    } else {
+        Some(mount(
+            &arguments.mountpoint,
+            arguments.allow_other,
+            tree,
+            stop.clone(),
+        )?)
+    };
+    tell_ready();
+    let place = mount
+        .as_ref()
+        .map_or_else(String::new, |mount| format!("{}, ", mount.point().display()));
+    eprintln!("gcgroupfs: ready: {place}socket {}", socket.display());
+    server.run(|| !stop.is_asked())?;
+    info!("stopping");
+    Ok(())
+}
+
+/// Shows the tree at `point`. When somebody else unmounts it, the daemon is to stop.
+fn mount(point: &Path, allow_other: bool, tree: Arc<Tree>, stop: Stop) -> anyhow::Result<Mount> {
+    let cannot = || format!("cannot mount at {}", point.display());
+    let (mount, device) = Mount::new(point, allow_other).with_context(cannot)?;
+    let ended = move |result: io::Result<()>| {
+        match result {
+            Ok(()) => info!("unmounted"),
+            Err(error) => error!("the mount has failed: {error}"),
+        }
+        stop.ask();
+    };
+    fuse::serve(tree, device, ended).with_context(cannot)?;
+    Ok(mount)
+}
+
+/// Whoever runs the daemon owns its root.
+fn owner() -> Owner {
+    Owner {
+        uid: nix::unistd::geteuid().as_raw(),
+        gid: nix::unistd::getegid().as_raw(),
+    }
+}
+
+/// Every process costs two descriptors; the usual soft limit is for programs that use select(2).
+fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    if let Err(error) = raised {
+        warn!("cannot raise the limit of open descriptors: {error}");
+    }
+}
+
+/// Whether to stop, and how to make the server look.
+#[derive(Debug, Clone)]
+struct Stop {
+    asked: Arc<AtomicBool>,
+    waker: Arc<UnixStream>,
+}
+
+impl Stop {
+    /// Asked for by SIGTERM and SIGINT. SIGHUP is kept for the day there is a configuration to read again.
+    fn on_signals(waker: UnixStream) -> anyhow::Result<Self> {
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [SIGTERM, SIGINT] {
+            signal_hook::flag::register(signal, asked.clone())?;
+            signal_hook::low_level::pipe::register(signal, waker.try_clone()?)?;
+        }
+        signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false)))?;
+        Ok(Self {
+            asked,
+            waker: Arc::new(waker),
+        })
+    }
+
+    fn ask(&self) {
+        self.asked.store(true, Relaxed);
+        // If it is full, the server is woken already.
+        let _ = (&*self.waker).write(&[0]);
+    }
+
+    fn is_asked(&self) -> bool {
+        self.asked.load(Relaxed)
+    }
+}
+
+/// Tells a service manager that started us, as sd_notify(3) does.
+fn tell_ready() {
+    let Some(path) = env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let address = match path.as_bytes().split_first() {
+        Some((b'@', name)) => SocketAddr::from_abstract_name(name),
+        _ => SocketAddr::from_pathname(&path),
+    };
+    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
+    if let Err(error) = told {
+        warn!(
+            "cannot tell {} that the daemon is ready: {error}",
+            path.to_string_lossy()
+        );
+    }
+}

@@ -1,0 +1,454 @@
+//! The state file: every setting, so that a daemon that starts again has it.
+//!
+//! A header line, then one JSON line for each change, appended by one write(2) and so on file as soon as the write
+//! that caused it is answered; a daemon killed at any point loses at most the line it was writing. Each line holds
+//! all settings of one process and a number; of several for one process the highest number counts, so that lines
+//! may be appended in any order. What settings are, it does not know.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use anyhow::{Context, bail};
+use nix::fcntl::{Flock, FlockArg};
+use parking_lot::RwLock;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+/// The file's name in the state directory.
+const NAME: &str = "settings.jsonl";
+
+/// Of the file's format. A daemon sets another's aside.
+const VERSION: u32 = 1;
+
+/// Bytes appended since the last compaction that call for another.
+const COMPACT_AFTER: u64 = 1 << 20;
+
+/// A process for as long as the machine is up: its pid (as the daemon sees it) and its start time in clock ticks
+/// since boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Key {
+    pub pid: u32,
+    pub start_time: u64,
+}
+
+/// The first line.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Header {
+    gcgroupfs_settings: u32,
+    /// Start times mean nothing after a reboot.
+    boot_id: String,
+}
+
+/// Every other line.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record<S> {
+    seq: u64,
+    #[serde(flatten)]
+    key: Key,
+    settings: S,
+}
+
+/// An open state file. Locked for as long as it is open, so that no other daemon writes it.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    /// Read-locked to append, write-locked only to put a compacted file in its place.
+    file: RwLock<Flock<File>>,
+    next: AtomicU64,
+    appended: AtomicU64,
+    failed: AtomicBool,
+}
+
+impl Journal {
+    /// Opens or begins the state file in `directory` and returns the settings of the processes that still live.
+    ///
+    /// # Errors
+    /// The directory is not to be written, the file belongs to somebody else, or another daemon holds it.
+    pub fn open<S: Serialize + DeserializeOwned>(
+        directory: &Path,
+        is_alive: impl Fn(Key) -> bool,
+    ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
+        let path = directory.join(NAME);
+        let mut old = lock(&path)?;
+        let mut text = Vec::new();
+        old.read_to_end(&mut text)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+
+        let mut replay = Replay::of(&text);
+        if let Some(fault) = replay.fault.filter(|_| !text.is_empty()) {
+            let aside = path.with_extension("corrupt");
+            fs::write(&aside, &text).with_context(|| format!("cannot write {}", aside.display()))?;
+            warn!(
+                "{}: {fault}; a copy is in {}, {} processes' settings could be read",
+                path.display(),
+                aside.display(),
+                replay.latest.len()
+            );
+        }
+        replay.latest.retain(|key, _| is_alive(*key));
+        let file = write_compacted(&path, &replay.latest)?;
+        fs::rename(compacted(&path), &path)?;
+        let journal = Self {
+            path,
+            file: RwLock::new(file),
+            next: AtomicU64::new(replay.highest + 1),
+            appended: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+        };
+        info!(
+            "settings of {} processes restored from {}",
+            replay.latest.len(),
+            journal.path.display()
+        );
+        Ok((
+            journal,
+            replay
+                .latest
+                .into_iter()
+                .map(|(key, record)| (key, record.settings))
+                .collect(),
+        ))
+    }
+
+    /// The number for a change: take it where changes are ordered, before [`Self::append`].
+    pub fn number(&self) -> u64 {
+        self.next.fetch_add(1, Relaxed)
+    }
+
+    /// Puts all settings of a process on file. A failure (a full disk) is logged once: the settings hold as long as
+    /// the daemon does.
+    pub fn append<S: Serialize>(&self, seq: u64, key: Key, settings: &S) {
+        let written = line(&Record { seq, key, settings }).and_then(|mut line| {
+            if self.failed.load(Relaxed) {
+                // What failed may have left half a line.
+                line.insert(0, b'\n');
+            }
+            // One write(2) to a file opened with O_APPEND: lines of several threads do not mix.
+            (&**self.file.read()).write_all(&line)?;
+            Ok(self.appended.fetch_add(line.len() as u64, Relaxed))
+        });
+        match written {
+            Ok(_) => self.failed.store(false, Relaxed),
+            Err(error) if !self.failed.swap(true, Relaxed) => {
+                warn!("{}: settings are not saved: {error}", self.path.display());
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Whether enough has been appended for [`Self::compact`] to be worth its while.
+    pub fn is_long(&self) -> bool {
+        self.appended.load(Relaxed) >= COMPACT_AFTER
+    }
+
+    /// Rewrites the file without what is superseded or of dead processes. Appending goes on meanwhile: only the lines
+    /// that came during the rewriting are copied under the lock. Call from one thread at a time.
+    ///
+    /// # Errors
+    /// The directory cannot be written; the old file is then still in place.
+    pub fn compact(&self, is_alive: impl Fn(Key) -> bool) -> anyhow::Result<()> {
+        self.appended.store(0, Relaxed);
+        let text = fs::read(&self.path)?;
+        // A line may be half written: it belongs to what comes after.
+        let end = text
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |at| at + 1);
+        let mut replay = Replay::<serde_json::Value>::of(text.get(..end).unwrap_or_default());
+        replay.latest.retain(|key, _| is_alive(*key));
+        let mut file = write_compacted(&self.path, &replay.latest)?;
+
+        let mut current = self.file.write();
+        current.seek(SeekFrom::Start(end as u64))?;
+        io::copy(&mut **current, &mut *file)?;
+        fs::rename(compacted(&self.path), &self.path)?;
+        *current = file;
+        Ok(())
+    }
+}
+
+/// What a file says.
+struct Replay<S> {
+    latest: BTreeMap<Key, Record<S>>,
+    highest: u64,
+    /// What is wrong with it, beyond a last line that was not finished.
+    fault: Option<&'static str>,
+}
+
+impl<S: DeserializeOwned> Replay<S> {
+    fn of(text: &[u8]) -> Self {
+        let mut replay = Self {
+            latest: BTreeMap::new(),
+            highest: 0,
+            fault: None,
+        };
+        let mut lines = text.split_inclusive(|byte| *byte == b'\n');
+        match lines.next().map(serde_json::from_slice::<Header>) {
+            Some(Ok(header)) if header.gcgroupfs_settings != VERSION => {
+                replay.fault = Some("written by another version");
+                return replay;
+            }
+            Some(Ok(header)) if header.boot_id != boot_id() => return replay,
+            Some(Ok(_)) => {}
+            _ => {
+                replay.fault = Some("not a file of settings");
+                return replay;
+            }
+        }
+        for line in lines {
+            if line == b"\n" {
+                continue;
+            }
+            match serde_json::from_slice::<Record<S>>(line) {
+                Ok(record) => replay.take(record),
+                Err(_) if !line.ends_with(b"\n") => {}
+                Err(_) => replay.fault = Some("damaged"),
+            }
+        }
+        replay
+    }
+
+    fn take(&mut self, record: Record<S>) {
+        self.highest = self.highest.max(record.seq);
+        if self
+            .latest
+            .get(&record.key)
+            .is_none_or(|known| known.seq < record.seq)
+        {
+            self.latest.insert(record.key, record);
+        }
+    }
+}
+
+/// Opens the file and locks it, and makes sure that it is still the one of that name.
+fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
+    loop {
+        let file = open(path, false).with_context(|| format!("cannot open {}", path.display()))?;
+        let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+            bail!(
+                "{} is in use by another gcgroupfs (give this one another --state-dir)",
+                path.display()
+            );
+        };
+        let ours = file.metadata()?;
+        if ours.uid() != nix::unistd::geteuid().as_raw() {
+            bail!("{} belongs to somebody else", path.display());
+        }
+        if fs::metadata(path).is_ok_and(|named| named.ino() == ours.ino() && named.dev() == ours.dev()) {
+            return Ok(file);
+        }
+    }
+}
+
+/// Never follows a link: the directory may be one that others write.
+fn open(path: &Path, truncate: bool) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(path)?;
+    if truncate {
+        file.set_len(0)?;
+    }
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    Ok(file)
+}
+
+fn compacted(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
+/// Writes a fresh file beside `path`, locked before it can have that name.
+fn write_compacted<S: Serialize>(
+    path: &Path,
+    latest: &BTreeMap<Key, Record<S>>,
+) -> anyhow::Result<Flock<File>> {
+    let path = compacted(path);
+    let fresh = open(&path, true).with_context(|| format!("cannot write {}", path.display()))?;
+    let Ok(mut fresh) = Flock::lock(fresh, FlockArg::LockExclusiveNonblock) else {
+        bail!("{} is in use by another gcgroupfs", path.display());
+    };
+    let mut text = line(&Header {
+        gcgroupfs_settings: VERSION,
+        boot_id: boot_id(),
+    })?;
+    for record in latest.values() {
+        text.extend(line(record)?);
+    }
+    fresh.write_all(&text)?;
+    Ok(fresh)
+}
+
+fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Key = Key {
+        pid: 1,
+        start_time: 10,
+    };
+    const B: Key = Key {
+        pid: 2,
+        start_time: 20,
+    };
+
+    fn reopen(directory: &Path) -> BTreeMap<Key, u32> {
+        Journal::open(directory, |_| true).unwrap().1
+    }
+
+    fn append(journal: &Journal, key: Key, settings: u32) {
+        journal.append(journal.number(), key, &settings);
+    }
+
+    #[test]
+    fn the_last_settings_of_each_process_come_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let (journal, found) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+        assert!(found.is_empty());
+        append(&journal, A, 1);
+        append(&journal, B, 2);
+        append(&journal, A, 3);
+        drop(journal);
+        assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 3), (B, 2)]));
+        assert_eq!(
+            reopen(directory.path()),
+            BTreeMap::from([(A, 3), (B, 2)]),
+            "compacted"
+        );
+    }
+
+    #[test]
+    fn the_number_decides_and_not_the_order_on_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+        let (first, second) = (journal.number(), journal.number());
+        journal.append(second, A, &2);
+        journal.append(first, A, &1);
+        drop(journal);
+        let (journal, found) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+        assert_eq!(found, BTreeMap::from([(A, 2)]));
+        append(&journal, A, 3);
+        drop(journal);
+        assert_eq!(
+            reopen(directory.path()),
+            BTreeMap::from([(A, 3)]),
+            "numbers go on after a restart"
+        );
+    }
+
+    #[test]
+    fn the_dead_are_dropped() {
+        let directory = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+        append(&journal, A, 1);
+        append(&journal, B, 2);
+        drop(journal);
+        let (_, found) = Journal::open::<u32>(directory.path(), |key| key == B).unwrap();
+        assert_eq!(found, BTreeMap::from([(B, 2)]));
+        assert_eq!(reopen(directory.path()), BTreeMap::from([(B, 2)]));
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_keeps_the_lines_before_the_cut() {
+        let directory = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+        append(&journal, A, 1);
+        append(&journal, A, 2);
+        let whole = fs::read(&journal.path).unwrap();
+        let path = journal.path.clone();
+        drop(journal);
+        let ends: Vec<usize> = (1..=whole.len()).filter(|end| whole[end - 1] == b'\n').collect();
+        for cut in ends[0]..=whole.len() {
+            fs::write(&path, &whole[..cut]).unwrap();
+            // A line is whole with its last brace, newline or not.
+            let lines = ends[1..].iter().filter(|end| cut + 1 >= **end).count();
+            let found = reopen(directory.path());
+            assert_eq!(
+                found.get(&A).copied(),
+                [None, Some(1), Some(2)][lines],
+                "cut at {cut}"
+            );
+            assert!(!path.with_extension("corrupt").exists(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_set_aside_and_what_can_be_read_of_it_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+        append(&journal, A, 1);
+        (&**journal.file.read()).write_all(b"\0\0\0\n").unwrap();
+        append(&journal, B, 2);
+        let path = journal.path.clone();
+        drop(journal);
+        assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 1), (B, 2)]));
+        assert!(path.with_extension("corrupt").exists());
+
+        fs::write(&path, b"something else altogether\n").unwrap();
+        assert_eq!(reopen(directory.path()), BTreeMap::new());
+        assert_eq!(
+            fs::read(path.with_extension("corrupt")).unwrap(),
+            b"something else altogether\n"
+        );
+    }
+
+    #[test]
+    fn settings_of_another_boot_are_not_restored() {
+        let directory = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+        append(&journal, A, 1);
+        let path = journal.path.clone();
+        drop(journal);
+        let text = fs::read_to_string(&path).unwrap().replace(&boot_id(), "another");
+        fs::write(&path, text).unwrap();
+        assert_eq!(reopen(directory.path()), BTreeMap::new());
+    }
+
+    #[test]
+    fn what_is_appended_during_a_compaction_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+        append(&journal, A, 1);
+        append(&journal, A, 2);
+        let before = fs::metadata(&journal.path).unwrap().len();
+        // Liveness is asked for between the reading and the replacing.
+        journal
+            .compact(|_| {
+                append(&journal, B, 3);
+                true
+            })
+            .unwrap();
+        append(&journal, B, 4);
+        assert!(fs::metadata(&journal.path).unwrap().len() < before + 2 * 60);
+        drop(journal);
+        assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 2), (B, 4)]));
+    }
+
+    #[test]
+    fn a_second_daemon_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+        let error = Journal::open::<u32>(directory.path(), |_| true).unwrap_err();
+        assert!(error.to_string().contains("in use"), "{error}");
+    }
+}

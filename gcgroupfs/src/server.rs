@@ -1,0 +1,287 @@
+//! The socket: hooks register on it, the command line asks on it. One thread, one epoll loop, which never waits for
+//! anybody: not for a client that does not read, not for the closing of what a client sent.
+//!
+//! Everything that arrives is hostile until it has been checked. What a control file means, it does not know.
+
+mod answer;
+mod bells;
+mod closer;
+mod connection;
+mod listener;
+mod registry;
+mod scribe;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use tracing::{debug, warn};
+
+use self::bells::Bells;
+use self::closer::Closer;
+use self::connection::Connection;
+use self::listener::Listener;
+use self::registry::Registry;
+use self::scribe::Scribe;
+use crate::journal::{Journal, Key};
+use crate::process;
+use crate::sys;
+use crate::tree::{Settings, Tree};
+
+pub use self::listener::new_socket;
+
+/// Connections of one user that are not (or not yet) those of a registered process.
+const MAX_VISITORS_PER_UID: usize = 256;
+
+/// How often what depends on time is looked at, while there is any.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How often connections lost without a death are looked at.
+const TEND: Duration = Duration::from_secs(1);
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Token {
+    Listener,
+    Wake,
+    Connection(u64),
+    /// A pidfd: readable when the process has ended.
+    Process(u64),
+}
+
+impl From<Token> for u64 {
+    fn from(token: Token) -> Self {
+        match token {
+            Token::Listener => 0,
+            Token::Wake => 1,
+            Token::Connection(number) => number << 1,
+            Token::Process(number) => (number << 1) | 1,
+        }
+    }
+}
+
+impl From<u64> for Token {
+    /// Numbers begin at 1, so 0 and 1 are free for the others.
+    fn from(word: u64) -> Self {
+        match (word, word & 1) {
+            (0, _) => Self::Listener,
+            (1, _) => Self::Wake,
+            (_, 0) => Self::Connection(word >> 1),
+            _ => Self::Process(word >> 1),
+        }
+    }
+}
+
+/// The daemon's end of the socket.
+#[derive(Debug)]
+pub struct Server {
+    epoll: Arc<Epoll>,
+    listener: Listener,
+    /// Something to read here means: look whether to go on.
+    woken: UnixStream,
+    waker: UnixStream,
+    tree: Arc<Tree>,
+    journal: Arc<Journal>,
+    closer: Closer,
+    registry: Registry,
+    connections: HashMap<u64, Connection>,
+    /// Those for which time matters: all but well-behaved hooks.
+    timed: HashSet<u64>,
+    last_number: u64,
+    /// Nobody is accepted before: there is no room.
+    full_until: Option<Instant>,
+    next_tend: Option<Instant>,
+}
+
+impl Server {
+    /// Takes the socket's place and restores what the journal remembers; serves nobody yet.
+    ///
+    /// # Errors
+    /// Another daemon is there, or the socket cannot be made.
+    pub fn new(
+        socket: &Path,
+        tree: Arc<Tree>,
+        journal: Arc<Journal>,
+        remembered: BTreeMap<Key, Settings>,
+        grace_msec: u32,
+    ) -> anyhow::Result<Self> {
+        let listener = Listener::bind(socket)?;
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("cannot watch descriptors")?);
+        let (woken, waker) = UnixStream::pair()?;
+        woken.set_nonblocking(true)?;
+        waker.set_nonblocking(true)?;
+        epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into()))?;
+        epoll.add(&woken, EpollEvent::new(EpollFlags::EPOLLIN, Token::Wake.into()))?;
+        let bells = Arc::new(Bells::default());
+        // The bells first: a thaw should not wait for the disk.
+        tree.listen(bells.clone());
+        tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
+        let registry = Registry::new(tree.clone(), bells, epoll.clone(), grace_msec, remembered);
+        Ok(Self {
+            epoll,
+            listener,
+            woken,
+            waker,
+            tree,
+            journal,
+            closer: Closer::default(),
+            registry,
+            connections: HashMap::new(),
+            timed: HashSet::new(),
+            last_number: 0,
+            full_until: None,
+            next_tend: None,
+        })
+    }
+
+    /// A byte written to it makes [`Self::run`] look whether to go on.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn waker(&self) -> std::io::Result<UnixStream> {
+        self.waker.try_clone()
+    }
+
+    /// Serves until `go_on`, asked after each wake-up, says no.
+    ///
+    /// # Errors
+    /// The kernel refuses to tell of events.
+    pub fn run(&mut self, go_on: impl Fn() -> bool) -> anyhow::Result<()> {
+        let mut events = [EpollEvent::empty(); 64];
+        while go_on() {
+            let ready = match self.epoll.wait(&mut events, self.timeout()) {
+                Ok(ready) => ready,
+                Err(Errno::EINTR) => continue,
+                Err(error) => return Err(error).context("cannot wait for events"),
+            };
+            for event in events.iter().take(ready) {
+                match Token::from(event.data()) {
+                    Token::Listener => self.accept(),
+                    Token::Wake => self.drain_wake(),
+                    Token::Connection(number) => self.serve(number),
+                    Token::Process(number) => self.registry.died(number),
+                }
+            }
+            self.tick();
+            if self.journal.is_long() {
+                self.compact();
+            }
+        }
+        Ok(())
+    }
+
+    /// Without anything that depends on time the loop sleeps until something happens.
+    fn timeout(&self) -> EpollTimeout {
+        let now = Instant::now();
+        let tick = (!self.timed.is_empty()).then(|| now + TICK);
+        match [tick, self.full_until, self.next_tend].into_iter().flatten().min() {
+            // Rounded up, or the loop would spin through the last millisecond.
+            Some(next) => u16::try_from(next.saturating_duration_since(now).as_millis() + 1)
+                .map_or(EpollTimeout::ZERO, EpollTimeout::from),
+            None => EpollTimeout::NONE,
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        for number in self.timed.iter().copied().collect::<Vec<_>>() {
+            match self.connections.get_mut(&number) {
+                Some(connection) if connection.is_expired(now) => self.hang_up(number),
+                Some(connection) => {
+                    connection.unmute(now, |socket| watch(&self.epoll, socket, number, EpollFlags::EPOLLIN));
+                    if !connection.depends_on_time() {
+                        self.timed.remove(&number);
+                    }
+                }
+                None => {
+                    self.timed.remove(&number);
+                }
+            }
+        }
+        if self.next_tend.is_some_and(|when| when <= now) {
+            self.next_tend = self.registry.tend_lost().then_some(now + TEND);
+        }
+        if self.full_until.is_some_and(|when| when <= now) {
+            self.full_until = None;
+            self.listen(EpollFlags::EPOLLIN);
+        }
+    }
+
+    fn drain_wake(&mut self) {
+        // Empty or closed: either way there is nothing more to know.
+        while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
+    }
+
+    fn accept(&mut self) {
+        if self.closer.is_crowded() {
+            return self.pause();
+        }
+        match sys::accept(&self.listener) {
+            Ok(socket) => self.welcome(socket),
+            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
+                warn!("no room for another connection: clients wait");
+                self.pause();
+            }
+            // Nobody there any more, or gone before being accepted.
+            Err(error) => debug!("accept: {error}"),
+        }
+    }
+
+    fn welcome(&mut self, socket: OwnedFd) {
+        let Ok((uid, gid)) = process::owner(&socket) else { return self.closer.close(socket) };
+        let timed = self.timed.iter().filter_map(|number| self.connections.get(number));
+        if timed.filter(|c| c.is_visitor() && c.uid() == uid).count() >= MAX_VISITORS_PER_UID {
+            debug!("user {uid} has too many connections");
+            return self.dismiss(Arc::new(socket));
+        }
+        let number = self.new_number();
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Connection(number).into());
+        if let Err(error) = self.epoll.add(&socket, event) {
+            warn!("cannot watch a connection: {error}");
+            return self.dismiss(Arc::new(socket));
+        }
+        self.connections.insert(number, Connection::new(socket, uid, gid));
+        self.timed.insert(number);
+    }
+
+    /// Accepts nobody for a while.
+    fn pause(&mut self) {
+        self.full_until = Some(Instant::now() + TICK);
+        self.listen(EpollFlags::empty());
+    }
+
+    fn listen(&self, flags: EpollFlags) {
+        let mut event = EpollEvent::new(flags, Token::Listener.into());
+        if let Err(error) = self.epoll.modify(&self.listener, &mut event) {
+            warn!("cannot watch the socket: {error}");
+        }
+    }
+
+    fn compact(&self) {
+        if let Err(error) = self.journal.compact(|key| process::is_alive(key.pid, key.start_time)) {
+            warn!("cannot compact the settings' file: {error:#}");
+        }
+    }
+
+    fn new_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+}
+
+/// Changes what of a connection the loop is told.
+fn watch(epoll: &Epoll, socket: &OwnedFd, number: u64, flags: EpollFlags) {
+    let mut event = EpollEvent::new(flags, Token::Connection(number).into());
+    if let Err(error) = epoll.modify(socket, &mut event) {
+        warn!("cannot watch a connection: {error}");
+    }
+}

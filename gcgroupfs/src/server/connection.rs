@@ -1,0 +1,299 @@
+//! One connection: of a hook, of the command line, or of somebody who has not said yet.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use std::io::IoSlice;
+
+use gcgroup_abi::message::{self, Hello, Tag, Welcome};
+use nix::errno::Errno;
+use nix::sys::epoll::EpollFlags;
+use nix::sys::socket::{ControlMessage, MsgFlags, Shutdown, send, sendmsg, shutdown};
+use tracing::{debug, info};
+
+use super::{Server, TEND, watch};
+use crate::block;
+use crate::process::{self, Peer};
+use crate::protocol::MAX_REQUEST;
+use crate::sys::{self, Received};
+use crate::tree::ProcessId;
+
+/// How long somebody may be connected without saying what for, or without asking anything more.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Doorbells that a hook may ring in one [`super::TICK`]; then it is not listened to for the rest of it.
+const MAX_RINGS: u32 = 64;
+
+#[derive(Debug)]
+pub struct Connection {
+    socket: Arc<OwnedFd>,
+    uid: u32,
+    gid: u32,
+    kind: Kind,
+    /// When it last said something that counts.
+    last: Instant,
+    nr_rings: u32,
+    muted: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Has not said anything.
+    New,
+    /// The command line: the text it is reading.
+    Client(Vec<u8>),
+    /// A registered process.
+    Hook { process: u64, id: ProcessId },
+}
+
+impl Connection {
+    pub fn new(socket: OwnedFd, uid: u32, gid: u32) -> Self {
+        let socket = Arc::new(socket);
+        Self {
+            socket,
+            uid,
+            gid,
+            kind: Kind::New,
+            last: Instant::now(),
+            nr_rings: 0,
+            muted: false,
+        }
+    }
+
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    fn is_new(&self) -> bool {
+        matches!(self.kind, Kind::New)
+    }
+
+    pub fn is_visitor(&self) -> bool {
+        !matches!(self.kind, Kind::Hook { .. })
+    }
+
+    pub fn depends_on_time(&self) -> bool {
+        self.is_visitor() || self.muted
+    }
+
+    pub fn is_expired(&self, now: Instant) -> bool {
+        self.is_visitor() && now.duration_since(self.last) > PATIENCE
+    }
+
+    /// Listens again to a hook that rang too often.
+    pub fn unmute(&mut self, now: Instant, watch: impl FnOnce(&OwnedFd)) {
+        if self.muted && now.duration_since(self.last) >= super::TICK {
+            self.muted = false;
+            watch(&self.socket);
+        }
+    }
+
+    /// Counts a doorbell; says whether it was one too many.
+    fn is_ringing_too_often(&mut self) -> bool {
+        let now = Instant::now();
+        if now.duration_since(self.last) >= super::TICK {
+            (self.last, self.nr_rings) = (now, 0);
+        }
+        self.nr_rings += 1;
+        self.nr_rings > MAX_RINGS
+    }
+}
+
+impl Server {
+    /// Takes one packet, so that everybody gets a turn.
+    pub(super) fn serve(&mut self, number: u64) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        let mut buffer = [0; MAX_REQUEST];
+        match sys::receive(&*connection.socket, &mut buffer) {
+            Ok(received) => {
+                let Received {
+                    length,
+                    descriptors,
+                    truncated,
+                } = received;
+                let packet = buffer.get(..length).unwrap_or_default();
+                // A packet of no bytes is how the end looks; no packet of ours has none.
+                if truncated || length == 0 {
+                    self.discard(descriptors);
+                    self.hang_up(number);
+                } else if !self.take(number, packet, descriptors) {
+                    self.hang_up(number);
+                }
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(_) => self.hang_up(number),
+        }
+    }
+
+    /// Whether the packet made sense from this connection.
+    fn take(&mut self, number: u64, packet: &[u8], descriptors: Vec<OwnedFd>) -> bool {
+        let tag = message::tag(packet);
+        if tag == Ok(Tag::Hello) && self.connections.get(&number).is_some_and(Connection::is_new) {
+            return self.take_hello(number, packet, descriptors);
+        }
+        if !descriptors.is_empty() {
+            self.discard(descriptors);
+            return false;
+        }
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return false;
+        };
+        match (tag, &connection.kind) {
+            (Ok(Tag::Doorbell), Kind::Hook { id, .. })
+                if packet.len() == message::bare(Tag::Doorbell).len() =>
+            {
+                let id = *id;
+                if connection.is_ringing_too_often() {
+                    connection.muted = true;
+                    self.timed.insert(number);
+                    watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
+                }
+                self.tree.rung(id);
+                true
+            }
+            (Ok(Tag::Request), Kind::New | Kind::Client(_)) => self.take_request(number, packet),
+            _ => false,
+        }
+    }
+
+    /// Registers the process, or tells it why not. Whatever happens, no descriptor that came along is closed here.
+    fn take_hello(&mut self, number: u64, packet: &[u8], mut descriptors: Vec<OwnedFd>) -> bool {
+        let refusal = match Hello::from_bytes(packet) {
+            Ok(hello) if hello.abi != gcgroup_abi::VERSION => Errno::EPROTONOSUPPORT,
+            Ok(hello) => match <[OwnedFd; 1]>::try_from(std::mem::take(&mut descriptors)) {
+                Ok([usage]) => {
+                    let registered = self.register(number, &hello, &usage);
+                    self.closer.close(usage);
+                    match registered {
+                        Ok(()) => return true,
+                        Err(errno) => errno,
+                    }
+                }
+                Err(others) => {
+                    descriptors = others;
+                    Errno::EINVAL
+                }
+            },
+            Err(_) => Errno::EPROTO,
+        };
+        self.discard(descriptors);
+        self.refuse(number, refusal);
+        false
+    }
+
+    fn register(&mut self, number: u64, hello: &Hello, usage: &OwnedFd) -> nix::Result<()> {
+        let Some(connection) = self.connections.get(&number) else {
+            return Err(Errno::ENOTCONN);
+        };
+        let socket = connection.socket.clone();
+        let usage = block::map_usage(usage)?;
+        let peer: Peer = process::peer(&*socket)?;
+        let registered = self
+            .registry
+            .register(number, peer, hello, usage, socket.clone())?;
+        if let Some(superseded) = registered.superseded {
+            self.forget(superseded);
+        }
+        let welcome = Welcome {
+            abi: gcgroup_abi::VERSION,
+            status: 0,
+        }
+        .to_bytes();
+        let control = [registered.control.as_raw_fd()];
+        let sent = sendmsg::<()>(
+            socket.as_raw_fd(),
+            &[IoSlice::new(&welcome)],
+            &[ControlMessage::ScmRights(&control)],
+            MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+            None,
+        );
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.kind = Kind::Hook {
+                process: registered.number,
+                id: registered.id,
+            };
+        }
+        if let Err(error) = sent {
+            // It has gone already: its end will be noticed as any other's.
+            debug!("a process left while it registered: {error}");
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, number: u64, errno: Errno) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        info!("a process of user {} was refused: {errno}", connection.uid);
+        let status = (errno as i32).unsigned_abs();
+        let welcome = Welcome {
+            abi: gcgroup_abi::VERSION,
+            status,
+        }
+        .to_bytes();
+        // Who does not read it learns by the end of the connection.
+        let _ = send(
+            connection.socket.as_raw_fd(),
+            &welcome,
+            MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+        );
+    }
+
+    /// Answers a request; nobody is waited for, so who does not read the answers is hung up on.
+    fn take_request(&mut self, number: u64, packet: &[u8]) -> bool {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return false;
+        };
+        let text = match &mut connection.kind {
+            Kind::Client(text) => std::mem::take(text),
+            _ => Vec::new(),
+        };
+        let asker = super::answer::Asker {
+            uid: connection.uid,
+            gid: connection.gid,
+        };
+        let Some((answer, text)) = super::answer::answer(&self.tree, asker, text, packet) else {
+            return false;
+        };
+        connection.kind = Kind::Client(text);
+        connection.last = Instant::now();
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        send(connection.socket.as_raw_fd(), &answer, flags).is_ok()
+    }
+
+    /// Ends a connection, and with it what it stood for.
+    pub(super) fn hang_up(&mut self, number: u64) {
+        let process = match self.connections.get(&number).map(|connection| &connection.kind) {
+            Some(Kind::Hook { process, .. }) => Some(*process),
+            _ => None,
+        };
+        if let Some(process) = process {
+            self.registry.lost(process, number);
+            self.next_tend = self.next_tend.or(Some(Instant::now() + TEND));
+        }
+        self.forget(number);
+    }
+
+    fn discard(&self, descriptors: Vec<OwnedFd>) {
+        if !descriptors.is_empty() {
+            self.closer.close(descriptors);
+        }
+    }
+
+    fn forget(&mut self, number: u64) {
+        if let Some(connection) = self.connections.remove(&number) {
+            // The set goes by the file, which lives until the closer gets to it.
+            let _ = self.epoll.delete(&*connection.socket);
+            self.dismiss(connection.socket);
+        }
+    }
+
+    /// Lets the other end know at once; what lies unread in the socket is closed elsewhere.
+    pub(super) fn dismiss(&self, socket: Arc<OwnedFd>) {
+        let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+        self.closer.close(socket);
+    }
+}

@@ -1,0 +1,180 @@
+//! The socket's place in the filesystem: taken over from a dead daemon, never from a living one.
+
+use std::fs::{self, DirBuilder, File, Metadata, Permissions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
+
+/// Connections that may wait to be accepted; the kernel lowers it to `net.core.somaxconn`.
+const BACKLOG: i32 = 4096;
+
+/// How long to wait for another daemon that is being started at the same place.
+const TAKEOVER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Device, inode, and time of the last change, since inode numbers are soon used again.
+type FileId = (u64, u64, i64, i64);
+
+fn id(file: &Metadata) -> FileId {
+    (file.dev(), file.ino(), file.ctime(), file.ctime_nsec())
+}
+
+/// A listening `SOCK_SEQPACKET` socket, open to everyone; its file goes with it.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Which file it was, so that a successor's is not removed.
+    file: FileId,
+}
+
+impl Listener {
+    /// Makes the directory if there is none, and the socket in it.
+    ///
+    /// # Errors
+    /// Somebody listens there already, what is there is no socket, or the place cannot be written.
+    pub fn bind(path: &Path) -> anyhow::Result<Self> {
+        let address = UnixAddr::new(path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        let directory = match path.parent() {
+            Some(directory) if !directory.as_os_str().is_empty() => directory,
+            _ => Path::new("."),
+        };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        // Looking and taking over are several steps; two daemons must not take them at once.
+        let _turn = turn(directory)?;
+        clear(path, &address)?;
+        let socket = new_socket(SockFlag::SOCK_NONBLOCK)?;
+        bind(socket.as_raw_fd(), &address).with_context(|| format!("cannot make {}", path.display()))?;
+        fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        let file = fs::symlink_metadata(path)?;
+        listen(&socket, Backlog::new(BACKLOG)?)?;
+        Ok(Self {
+            socket,
+            path: path.to_owned(),
+            file: id(&file),
+        })
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|file| id(&file) == self.file) {
+            // Nobody is left to be told of a failure; the next daemon clears it away.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+pub fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
+    socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        flags | SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+}
+
+/// Waits for the directory's lock, but not for ever: anybody who can open the directory can hold it.
+fn turn(directory: &Path) -> anyhow::Result<Option<Flock<File>>> {
+    let mut file = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
+    let deadline = Instant::now() + TAKEOVER_PATIENCE;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(turn) => return Ok(Some(turn)),
+            Err(_) if Instant::now() > deadline => return Ok(None),
+            Err((back, _)) => file = back,
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Removes a socket that nobody listens on.
+fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
+        Ok(file) if !file.file_type().is_socket() => bail!("{} is there and is no socket", path.display()),
+        Ok(_) => {}
+    }
+    let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
+    match connect(probe.as_raw_fd(), address) {
+        Err(Errno::ECONNREFUSED) => {
+            fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()))
+        }
+        Err(Errno::ENOENT) => Ok(()),
+        // Also a full backlog, or a socket of another type: there is somebody.
+        _ => bail!(
+            "another daemon listens on {} (give this one another --socket)",
+            path.display()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_open_to_all_and_goes_with_its_listener() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("new/s.sock");
+        let listener = Listener::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_living_daemons_socket_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let _listener = Listener::bind(&path).unwrap();
+        let error = Listener::bind(&path).unwrap_err().to_string();
+        assert!(error.contains("another daemon"), "{error}");
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_dead_daemons_socket_is_replaced_and_the_successors_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut dead = Listener::bind(&path).unwrap();
+        // As after kill -9: the file stays and nobody listens.
+        dead.socket = new_socket(SockFlag::empty()).unwrap();
+        let _successor = Listener::bind(&path).unwrap();
+        drop(dead);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn what_is_no_socket_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        fs::write(&path, "precious").unwrap();
+        assert!(Listener::bind(&path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_says_so() {
+        let path = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        let error = format!("{:#}", Listener::bind(&path).unwrap_err());
+        assert!(error.contains("File name too long"), "{error}");
+    }
+}

@@ -1,0 +1,289 @@
+//! Which processes are registered, by whom the kernel says they are; and what is remembered of them between
+//! registrations.
+//!
+//! A process is named by pid and start time. It keeps its settings for as long as it lives: over an exec, over a
+//! lost connection, over a restart of the daemon.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use gcgroup_abi::message::Hello;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use tracing::{debug, info};
+
+use super::Token;
+use super::bells::{Bells, Mapped};
+use crate::block;
+use crate::journal::Key;
+use crate::process::{self, Peer};
+use crate::sys::UsageMap;
+use crate::tree::{Identity, ProcessId, Settings, Tree};
+
+/// Registered processes of one user. The other users' share is theirs.
+const MAX_PER_UID: usize = 4096;
+
+#[derive(Debug)]
+pub struct Registry {
+    tree: Arc<Tree>,
+    bells: Arc<Bells>,
+    epoll: Arc<Epoll>,
+    /// For the control blocks: how long gates stay closed without a daemon.
+    grace_msec: u32,
+    processes: HashMap<u64, Known>,
+    numbers: HashMap<Key, u64>,
+    /// Of those that are not registered now.
+    remembered: BTreeMap<Key, Settings>,
+}
+
+/// A living process that is or was registered.
+#[derive(Debug)]
+struct Known {
+    key: Key,
+    uid: u32,
+    pidfd: OwnedFd,
+    registration: Option<Registration>,
+}
+
+#[derive(Debug)]
+struct Registration {
+    id: ProcessId,
+    /// The hook's connection; none when it is lost.
+    connection: Option<u64>,
+    /// What the process was executing.
+    image: Option<(u64, u64)>,
+}
+
+/// What a registration gives.
+#[derive(Debug)]
+pub struct Registered {
+    /// The process's number.
+    pub number: u64,
+    pub id: ProcessId,
+    /// The control block, to be sent.
+    pub control: OwnedFd,
+    /// The connection of an earlier registration, to be closed.
+    pub superseded: Option<u64>,
+}
+
+impl Registry {
+    pub fn new(
+        tree: Arc<Tree>,
+        bells: Arc<Bells>,
+        epoll: Arc<Epoll>,
+        grace_msec: u32,
+        remembered: BTreeMap<Key, Settings>,
+    ) -> Self {
+        let (processes, numbers) = (HashMap::new(), HashMap::new());
+        Self {
+            tree,
+            bells,
+            epoll,
+            grace_msec,
+            processes,
+            numbers,
+            remembered,
+        }
+    }
+
+    /// Gives a process its directory, in place of the one it may have.
+    ///
+    /// # Errors
+    /// `EDQUOT` if its user has too many; out of memory or descriptors.
+    pub fn register(
+        &mut self,
+        number: u64,
+        peer: Peer,
+        hello: &Hello,
+        usage: UsageMap,
+        socket: Arc<OwnedFd>,
+    ) -> nix::Result<Registered> {
+        let key = Key {
+            pid: peer.pid,
+            start_time: peer.stat.start_time,
+        };
+        if !self.numbers.contains_key(&key) && self.nr_of(peer.uid) >= MAX_PER_UID {
+            return Err(Errno::EDQUOT);
+        }
+        let (control, file) = block::new_control()?;
+        control.grace_msec.store(self.grace_msec, Relaxed);
+        let process = self.know(number, key, peer.uid, peer.pidfd)?;
+        let settings = self
+            .settings(process, key)
+            .unwrap_or_else(|| Settings::wished(hello));
+        let identity = Identity {
+            pid: peer.pid,
+            start_time: peer.stat.start_time,
+            started: now(),
+            uid: peer.uid,
+            gid: peer.gid,
+            comm: peer.stat.comm,
+        };
+        info!(
+            "{} ({}) of user {} joined",
+            identity.pid, identity.comm, identity.uid
+        );
+        let blocks = Arc::new(Mapped { control, usage });
+        let id = self.tree.join(identity, blocks.clone(), settings);
+        self.bells.hang(id, blocks, socket);
+        let registration = Registration {
+            id,
+            connection: Some(number),
+            image: peer.stat.image,
+        };
+        let known = self.processes.get_mut(&process).ok_or(Errno::ESRCH)?;
+        let old = known.registration.replace(registration);
+        self.remembered.remove(&key);
+        if let Some(old) = &old {
+            self.bells.remove(old.id);
+        }
+        Ok(Registered {
+            number: process,
+            id,
+            control: file,
+            superseded: old.and_then(|old| old.connection),
+        })
+    }
+
+    /// The process's connection has closed. It has ended, or executes another program, or has closed what it did not
+    /// know: in the last case its directory stays, and what is written there still holds it by shared memory.
+    pub fn lost(&mut self, process: u64, connection: u64) {
+        let Some(known) = self.processes.get_mut(&process) else {
+            return;
+        };
+        let Some(registration) = &mut known.registration else {
+            return;
+        };
+        if registration.connection != Some(connection) {
+            return;
+        }
+        registration.connection = None;
+        let id = registration.id;
+        self.bells.mute(id);
+        if self.is_same_program(process) {
+            info!("{}: connection to its hook lost", self.pid(process));
+            self.tree.set_hook(id, false);
+        } else {
+            self.end_registration(process);
+        }
+    }
+
+    /// The pidfd says that the process has ended.
+    pub fn died(&mut self, process: u64) {
+        self.end_registration(process);
+        let Some(known) = self.processes.remove(&process) else {
+            return;
+        };
+        // Closing the last descriptor of it takes the pidfd out of the epoll set too; this is for form.
+        let _ = self.epoll.delete(&known.pidfd);
+        self.remembered.remove(&known.key);
+        if self.numbers.get(&known.key) == Some(&process) {
+            self.numbers.remove(&known.key);
+        }
+    }
+
+    /// Looks after those whose connection is lost: an exec may have followed. Returns whether there are any left.
+    pub fn tend_lost(&mut self) -> bool {
+        let is_lost = |known: &Known| {
+            known
+                .registration
+                .as_ref()
+                .is_some_and(|r| r.connection.is_none())
+        };
+        let lost: Vec<u64> = self
+            .processes
+            .iter()
+            .filter(|(_, known)| is_lost(known))
+            .map(|(n, _)| *n)
+            .collect();
+        let (same, gone): (Vec<_>, Vec<_>) =
+            lost.into_iter().partition(|number| self.is_same_program(*number));
+        gone.into_iter().for_each(|number| self.end_registration(number));
+        !same.is_empty()
+    }
+
+    /// Removes the directory; the settings stay in mind until the process dies.
+    fn end_registration(&mut self, process: u64) {
+        let Some(known) = self.processes.get_mut(&process) else {
+            return;
+        };
+        let Some(registration) = known.registration.take() else {
+            return;
+        };
+        if let Some((identity, settings)) = self.tree.settings(registration.id) {
+            info!("{} ({}) left", identity.pid, identity.comm);
+            if !settings.is_default() {
+                self.remembered.insert(known.key, settings);
+            }
+        }
+        self.tree.leave(registration.id, now());
+        self.bells.remove(registration.id);
+    }
+
+    /// The process's number: the one it has, or `number`, and then its death is watched for.
+    fn know(&mut self, number: u64, key: Key, uid: u32, pidfd: OwnedFd) -> nix::Result<u64> {
+        if let Some(number) = self.numbers.get(&key) {
+            return Ok(*number);
+        }
+        self.epoll.add(
+            &pidfd,
+            EpollEvent::new(EpollFlags::EPOLLIN, Token::Process(number).into()),
+        )?;
+        self.numbers.insert(key, number);
+        self.processes.insert(
+            number,
+            Known {
+                key,
+                uid,
+                pidfd,
+                registration: None,
+            },
+        );
+        Ok(number)
+    }
+
+    /// What holds for a process that registers again: as it was when it last was registered.
+    fn settings(&self, process: u64, key: Key) -> Option<Settings> {
+        let registered = self
+            .processes
+            .get(&process)
+            .and_then(|known| known.registration.as_ref());
+        match registered.and_then(|registration| self.tree.settings(registration.id)) {
+            Some((_, settings)) => Some(settings),
+            None => self.remembered.get(&key).cloned(),
+        }
+    }
+
+    fn is_same_program(&self, process: u64) -> bool {
+        let Some(known) = self.processes.get(&process) else {
+            return false;
+        };
+        let Some(Registration {
+            image: Some(image), ..
+        }) = known.registration
+        else {
+            return false;
+        };
+        let now = process::stat(known.key.pid).filter(|stat| stat.start_time == known.key.start_time);
+        debug!("{}: was {image:x?}, is {now:x?}", known.key.pid);
+        now.is_some_and(|stat| stat.image == Some(image))
+    }
+
+    fn pid(&self, process: u64) -> u32 {
+        self.processes.get(&process).map_or(0, |known| known.key.pid)
+    }
+
+    fn nr_of(&self, uid: u32) -> usize {
+        self.processes.values().filter(|known| known.uid == uid).count()
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

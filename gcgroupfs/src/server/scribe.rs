@@ -1,0 +1,49 @@
+//! Puts settings on file when they change, on the thread that changed them, before its caller is answered.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Weak};
+
+use crate::journal::{Journal, Key};
+use crate::tree::{Listener, Notice, Tree};
+
+#[derive(Debug)]
+pub struct Scribe {
+    /// The tree owns its listeners.
+    tree: Weak<Tree>,
+    journal: Arc<Journal>,
+    /// Of the event loop, which keeps the file short.
+    waker: UnixStream,
+}
+
+impl Scribe {
+    pub fn new(tree: &Arc<Tree>, journal: Arc<Journal>, waker: UnixStream) -> Self {
+        Self {
+            tree: Arc::downgrade(tree),
+            journal,
+            waker,
+        }
+    }
+}
+
+impl Listener for Scribe {
+    fn notice(&self, notice: &Notice) {
+        let Notice::SettingsChanged(id) = notice else {
+            return;
+        };
+        // First the number, then the settings: so a higher number never comes with older settings.
+        let number = self.journal.number();
+        let Some((identity, settings)) = self.tree.upgrade().and_then(|tree| tree.settings(*id)) else {
+            return;
+        };
+        let key = Key {
+            pid: identity.pid,
+            start_time: identity.start_time,
+        };
+        self.journal.append(number, key, &settings);
+        if self.journal.is_long() {
+            // A full pipe wakes as well as one byte more.
+            let _ = (&self.waker).write(&[0]);
+        }
+    }
+}
