@@ -13,102 +13,55 @@
 #[path = "x86_64.rs"]
 mod arch;
 mod elf;
+mod hook;
 mod names;
+mod objects;
 
 use core::ffi::{c_char, c_int, c_void};
-use core::mem::{MaybeUninit, offset_of};
 use core::ptr::{null_mut, without_provenance_mut};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use arch::Verdict;
-use gcgroup_abi::{Bridge, Resolve, START_SYMBOL, VERSION};
 
-const RTLD_NOW: c_int = 2;
-/// What `RTLD_NEXT` is in glibc and musl alike; `RTLD_DEFAULT` is null.
+/// What `RTLD_DEFAULT` and `RTLD_NEXT` are in glibc and musl alike.
+const RTLD_DEFAULT: usize = 0;
 const RTLD_NEXT: usize = usize::MAX;
 
 const CUDA_ERROR_NO_DEVICE: c_int = 100;
 const NVML_ERROR_LIBRARY_NOT_FOUND: c_int = 12;
 
-const HOOK: &[u8] = b"libgcgroup_hook.so\0";
-const LONGEST_PATH: usize = 4096;
-
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
-type Dlerror = unsafe extern "C" fn() -> *mut c_char;
-type Start = unsafe extern "C" fn(*const Bridge) -> Option<Resolve>;
 
-/// A function of the C library, found once. Null: not there, or not yet; libraries come later, so it is asked again.
-struct Function(AtomicPtr<c_void>);
+/// A function that we stand before: the C library's, or that of another library that stands before it too. Null: not
+/// there, or not yet; libraries come later, so it is asked again.
+struct Shadowed(AtomicPtr<c_void>);
 
-static DLSYM: Function = Function(AtomicPtr::new(null_mut()));
-static DLVSYM: Function = Function(AtomicPtr::new(null_mut()));
+static DLSYM: Shadowed = Shadowed(AtomicPtr::new(null_mut()));
+static DLVSYM: Shadowed = Shadowed(AtomicPtr::new(null_mut()));
 
-impl Function {
+impl Shadowed {
     fn address(&self, name: *const c_char) -> *mut c_void {
         let known = self.0.load(Relaxed);
         if !known.is_null() {
             return known;
         }
-        let found = next(name).or_else(|| anywhere_else(name)).unwrap_or(null_mut());
+        // musl lists itself before us.
+        let found = objects::next_definition(name).or_else(|| objects::definition_elsewhere(name));
+        let found = found.unwrap_or(null_mut());
         self.0.store(found, Relaxed);
         found
     }
 }
 
 fn real_dlsym() -> Option<Dlsym> {
-    // SAFETY: null or the C library's function (or that of another library before it) of this name.
+    // SAFETY: null or a function of this name.
     unsafe { core::mem::transmute::<*mut c_void, Option<Dlsym>>(DLSYM.address(c"dlsym".as_ptr())) }
 }
 
 fn real_dlvsym() -> Option<Dlvsym> {
-    // SAFETY: as above. musl has none.
+    // SAFETY: null (as in musl) or a function of this name.
     unsafe { core::mem::transmute::<*mut c_void, Option<Dlvsym>>(DLVSYM.address(c"dlvsym".as_ptr())) }
-}
-
-/// Any address in this library.
-fn here() -> usize {
-    arch::unbound().addr()
-}
-
-/// The definition of `name` that the object at `address` shadows: the first in an object loaded after it.
-fn after(address: usize, name: *const c_char) -> Option<*mut c_void> {
-    let (mut is_past, mut found) = (false, None);
-    elf::visit_objects(|object| {
-        if is_past {
-            found = object.find(name);
-        } else {
-            is_past = object.contains(address);
-        }
-        found.is_some()
-    });
-    found
-}
-
-fn next(name: *const c_char) -> Option<*mut c_void> {
-    after(here(), name)
-}
-
-/// A definition of `name` in any object but this.
-fn anywhere_else(name: *const c_char) -> Option<*mut c_void> {
-    let mut found = None;
-    elf::visit_objects(|object| {
-        if !object.contains(here()) {
-            found = object.find(name);
-        }
-        found.is_some()
-    });
-    found
-}
-
-fn is_ours(address: *mut c_void) -> bool {
-    let mut is_ours = false;
-    elf::visit_objects(|object| {
-        is_ours = object.contains(here()) && object.contains(address.addr());
-        object.contains(here())
-    });
-    is_ours
 }
 
 /// Decides on `dlsym(handle, name)`.
@@ -157,44 +110,47 @@ fn verdict(
         return jump;
     }
     match handle.addr() {
-        // We must not make a driver seem to be there.
-        0 if anywhere_else(name).is_none() => answer(absent(name)),
-        0 => jump,
-        RTLD_NEXT => match after(caller, name) {
-            Some(found) if is_ours(found) && next(name).is_none() => answer(absent(name)),
-            // Who stands between us and the driver: another interposer. What the C library would answer by itself
-            // would lead past us.
-            Some(found) if !is_ours(found) && substitute(name, found) != found => {
-                answer(substitute(name, found))
-            }
+        RTLD_DEFAULT => match objects::definition(name) {
+            Some(found) if objects::is_ours(found) => answer(ours(name, found)),
             _ => jump,
         },
-        _ => {
-            let found = look_up();
-            if found.is_null() {
-                answer(found)
-            } else if is_ours(found) {
-                answer(if next(name).is_some() { found } else { absent(name) })
-            } else {
-                answer(substitute(name, found))
-            }
-        }
+        RTLD_NEXT => match objects::definition_after(caller, name) {
+            Some(found) if objects::is_ours(found) => answer(ours(name, found)),
+            // Between us and the driver there may be another that stands before it: to it, we are the driver.
+            Some(found) => match hook::substitute(name, found) {
+                substitute if substitute != found => answer(substitute),
+                _ => jump,
+            },
+            None => jump,
+        },
+        _ => match look_up() {
+            found if found.is_null() => answer(found),
+            found if objects::is_ours(found) => answer(ours(name, found)),
+            found => answer(hook::substitute(name, found)),
+        },
     }
 }
 
-/// Null, with the error that the C library has for a symbol that nobody defines.
-fn absent(name: *const c_char) -> *mut c_void {
-    match real_dlsym() {
-        // SAFETY: the caller, by whom RTLD_NEXT is understood, is this library: whatever comes after it.
-        Some(dlsym) => unsafe { dlsym(without_provenance_mut(RTLD_NEXT), name) },
-        None => null_mut(),
+/// A look-up has found `stub`, of our own: the answer, if there is a driver behind it. We must not make one seem to be
+/// there.
+fn ours(name: *const c_char, stub: *mut c_void) -> *mut c_void {
+    if objects::next_definition(name).is_some() {
+        return stub;
     }
+    let Some(dlsym) = objects::c_library(c"dlsym".as_ptr()) else {
+        return null_mut();
+    };
+    // SAFETY: the C library's function of this name.
+    let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(dlsym) };
+    // Null, with the error that the C library has for it: what comes after us, who are the caller, has no such symbol.
+    // SAFETY: the program's own string.
+    unsafe { dlsym(without_provenance_mut(RTLD_NEXT), name) }
 }
 
 /// Where the stub of the name with this index leads; kept in `to` once there is a driver.
 unsafe extern "C" fn destination(index: u32, to: *const AtomicPtr<c_void>) -> *mut c_void {
     let name = names::name(index as usize);
-    let Some(found) = next(name) else {
+    let Some(found) = objects::next_definition(name) else {
         let is_nvml = elf::bytes(name).next() == Some(b'n');
         return if is_nvml {
             no_nvml as *mut c_void
@@ -202,7 +158,7 @@ unsafe extern "C" fn destination(index: u32, to: *const AtomicPtr<c_void>) -> *m
             no_cuda as *mut c_void
         };
     };
-    let destination = substitute(name, found);
+    let destination = hook::substitute(name, found);
     // SAFETY: the stub's own pointer, which lasts as long as this library.
     unsafe { &*to }.store(destination, Relaxed);
     destination
@@ -215,125 +171,6 @@ extern "C" fn no_cuda() -> c_int {
 
 extern "C" fn no_nvml() -> c_int {
     NVML_ERROR_LIBRARY_NOT_FOUND
-}
-
-/// The hook's function in place of the driver's at `found`; anything else, or without a hook, as it is.
-fn substitute(name: *const c_char, found: *mut c_void) -> *mut c_void {
-    match hook() {
-        // SAFETY: a C string and what a look-up of it found.
-        Some(resolve) => unsafe { resolve(name, found) },
-        None => found,
-    }
-}
-
-/// What the hook gave for answering look-ups. Null: not loaded yet; all ones: it cannot be.
-static RESOLVE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-
-/// A [`Bridge`], in a form that several threads may fill in at a time, all with the same.
-static BRIDGE: [AtomicUsize; size_of::<Bridge>() / 8] =
-    [const { AtomicUsize::new(0) }; size_of::<Bridge>() / 8];
-
-/// Loads the hook, the first time. Takes no lock of our own: this may run inside the dynamic linker's.
-fn hook() -> Option<Resolve> {
-    let unusable = without_provenance_mut(usize::MAX);
-    let mut resolve = RESOLVE.load(Acquire);
-    if resolve.is_null() {
-        resolve = load_hook().map_or(unusable, |resolve| resolve as *mut c_void);
-        RESOLVE.store(resolve, Release);
-    }
-    if resolve == unusable {
-        return None;
-    }
-    // SAFETY: what the hook's start has given.
-    Some(unsafe { core::mem::transmute::<*mut c_void, Resolve>(resolve) })
-}
-
-fn load_hook() -> Option<Resolve> {
-    let (dlsym, dlopen) = (
-        real_dlsym()?,
-        next(c"dlopen".as_ptr()).or_else(|| anywhere_else(c"dlopen".as_ptr()))?,
-    );
-    let bridge = fill_bridge(dlsym as *mut c_void, dlopen);
-    // SAFETY: the C library's function of this name.
-    let dlopen = unsafe { core::mem::transmute::<*mut c_void, Dlopen>(dlopen) };
-    let start = with_hook_path(|path| {
-        // SAFETY: a C string.
-        let handle = unsafe { dlopen(path, RTLD_NOW) };
-        if handle.is_null() {
-            return null_mut();
-        }
-        // SAFETY: a handle and a C string.
-        unsafe { dlsym(handle, START_SYMBOL.as_ptr()) }
-    });
-    if start.is_null() {
-        forget_error();
-        return None;
-    }
-    // SAFETY: the one function the hook exports has this signature.
-    let start = unsafe { core::mem::transmute::<*mut c_void, Start>(start) };
-    // SAFETY: filled in, and static.
-    unsafe { start(bridge) }
-}
-
-fn fill_bridge(dlsym: *mut c_void, dlopen: *mut c_void) -> *const Bridge {
-    let dlvsym = DLVSYM.address(c"dlvsym".as_ptr());
-    let fields = [
-        // The version is the lower half of the first word, on a little-endian machine.
-        (offset_of!(Bridge, version), VERSION as usize),
-        (
-            offset_of!(Bridge, thread_offset),
-            arch::thread_offset().cast_unsigned(),
-        ),
-        (offset_of!(Bridge, unbound), arch::unbound().expose_provenance()),
-        (offset_of!(Bridge, dlsym), dlsym.expose_provenance()),
-        (offset_of!(Bridge, dlvsym), dlvsym.expose_provenance()),
-        (offset_of!(Bridge, dlopen), dlopen.expose_provenance()),
-    ];
-    for (offset, value) in fields {
-        if let Some(word) = BRIDGE.get(offset / 8) {
-            word.store(value, Relaxed);
-        }
-    }
-    BRIDGE.as_ptr().cast()
-}
-
-/// Takes back what a failed call of ours left for the program's next `dlerror`.
-fn forget_error() {
-    let name = c"dlerror".as_ptr();
-    if let Some(address) = next(name).or_else(|| anywhere_else(name)) {
-        // SAFETY: the C library's function of this name.
-        let dlerror = unsafe { core::mem::transmute::<*mut c_void, Dlerror>(address) };
-        // SAFETY: it takes nothing; what it returns may be dropped.
-        unsafe { dlerror() };
-    }
-}
-
-/// Calls `with` with the path of the hook: beside this library. Null if that cannot be told.
-fn with_hook_path(with: impl FnOnce(*const c_char) -> *mut c_void) -> *mut c_void {
-    // Not filled: that would be a call of the C library's memset, and a reference that is not weak.
-    let mut path = [const { MaybeUninit::<u8>::uninit() }; LONGEST_PATH];
-    let mut directory = 0;
-    elf::visit_objects(|object| {
-        let is_here = object.contains(here());
-        if is_here {
-            for (index, (place, byte)) in path.iter_mut().zip(elf::bytes(object.file())).enumerate() {
-                place.write(byte);
-                if byte == b'/' {
-                    directory = index + 1;
-                }
-            }
-        }
-        is_here
-    });
-    match path.get_mut(directory..) {
-        Some(tail) if directory > 0 && tail.len() >= HOOK.len() => {
-            for (place, byte) in tail.iter_mut().zip(HOOK) {
-                place.write(*byte);
-            }
-            with(path.as_ptr().cast())
-        }
-        _ => null_mut(),
-    }
 }
 
 #[cfg(panic = "abort")]

@@ -1,0 +1,135 @@
+//! Loading `libgcgroup_hook.so`, once, from this library's own directory.
+//!
+//! Takes no lock: this may run inside the dynamic linker's. Threads that come at the same time do the same.
+
+use core::ffi::{c_char, c_int, c_void};
+use core::mem::{MaybeUninit, offset_of};
+use core::ptr::{null_mut, without_provenance_mut};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use gcgroup_abi::{Bridge, Resolve, START_SYMBOL, VERSION};
+
+use crate::{arch, elf, objects};
+
+const RTLD_NOW: c_int = 2;
+const FILE: &[u8] = b"libgcgroup_hook.so\0";
+const LONGEST_PATH: usize = 4096;
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+type Dlerror = unsafe extern "C" fn() -> *mut c_char;
+type Start = unsafe extern "C" fn(*const Bridge) -> Option<Resolve>;
+
+/// What the hook gave for answering look-ups. Null: not loaded yet; all ones: it cannot be.
+static RESOLVE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// A [`Bridge`], in a form that several threads may fill in at a time, all with the same.
+static BRIDGE: [AtomicUsize; size_of::<Bridge>() / 8] =
+    [const { AtomicUsize::new(0) }; size_of::<Bridge>() / 8];
+
+/// The hook's function in place of the driver's at `found`; anything else, or without a hook, as it is.
+pub(crate) fn substitute(name: *const c_char, found: *mut c_void) -> *mut c_void {
+    match resolve() {
+        // SAFETY: a C string and what a look-up of it found.
+        Some(resolve) => unsafe { resolve(name, found) },
+        None => found,
+    }
+}
+
+fn resolve() -> Option<Resolve> {
+    let unusable = without_provenance_mut(usize::MAX);
+    let mut resolve = RESOLVE.load(Acquire);
+    if resolve.is_null() {
+        resolve = load().map_or(unusable, |resolve| resolve as *mut c_void);
+        RESOLVE.store(resolve, Release);
+    }
+    if resolve == unusable {
+        return None;
+    }
+    // SAFETY: what the hook's start has given.
+    Some(unsafe { core::mem::transmute::<*mut c_void, Resolve>(resolve) })
+}
+
+fn load() -> Option<Resolve> {
+    let dlsym = objects::c_library(c"dlsym".as_ptr())?;
+    let dlopen = objects::c_library(c"dlopen".as_ptr())?;
+    let bridge = fill_bridge(dlsym, dlopen);
+    // SAFETY: the C library's function of this name.
+    let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(dlsym) };
+    // SAFETY: likewise.
+    let dlopen = unsafe { core::mem::transmute::<*mut c_void, Dlopen>(dlopen) };
+    let start = with_path(|path| {
+        // SAFETY: a C string.
+        let handle = unsafe { dlopen(path, RTLD_NOW) };
+        if handle.is_null() {
+            return null_mut();
+        }
+        // SAFETY: a handle and a C string.
+        unsafe { dlsym(handle, START_SYMBOL.as_ptr()) }
+    });
+    if start.is_null() {
+        forget_error();
+        return None;
+    }
+    // SAFETY: the one function the hook exports has this signature.
+    let start = unsafe { core::mem::transmute::<*mut c_void, Start>(start) };
+    // SAFETY: filled in, and static.
+    unsafe { start(bridge) }
+}
+
+fn fill_bridge(dlsym: *mut c_void, dlopen: *mut c_void) -> *const Bridge {
+    let dlvsym = objects::c_library(c"dlvsym".as_ptr()).unwrap_or(null_mut());
+    let fields = [
+        // The version is the lower half of the first word, on a little-endian machine.
+        (offset_of!(Bridge, version), VERSION as usize),
+        (
+            offset_of!(Bridge, thread_offset),
+            arch::thread_offset().cast_unsigned(),
+        ),
+        (offset_of!(Bridge, unbound), arch::unbound().expose_provenance()),
+        (offset_of!(Bridge, dlsym), dlsym.expose_provenance()),
+        (offset_of!(Bridge, dlvsym), dlvsym.expose_provenance()),
+        (offset_of!(Bridge, dlopen), dlopen.expose_provenance()),
+    ];
+    for (offset, value) in fields {
+        if let Some(word) = BRIDGE.get(offset / 8) {
+            word.store(value, Relaxed);
+        }
+    }
+    BRIDGE.as_ptr().cast()
+}
+
+/// Takes back what a failed call of ours left for the program's next `dlerror`.
+fn forget_error() {
+    if let Some(address) = objects::c_library(c"dlerror".as_ptr()) {
+        // SAFETY: the C library's function of this name.
+        let dlerror = unsafe { core::mem::transmute::<*mut c_void, Dlerror>(address) };
+        // SAFETY: it takes nothing; what it returns may be dropped.
+        unsafe { dlerror() };
+    }
+}
+
+/// Calls `with` with the path of the hook: beside this library. Null if that cannot be told.
+fn with_path(with: impl FnOnce(*const c_char) -> *mut c_void) -> *mut c_void {
+    // Not filled: that would be a call of the C library's memset, and a reference that is not weak.
+    let mut path = [const { MaybeUninit::<u8>::uninit() }; LONGEST_PATH];
+    let directory = objects::this(|object| {
+        let mut end = 0;
+        for (index, (place, byte)) in path.iter_mut().zip(elf::bytes(object.file())).enumerate() {
+            place.write(byte);
+            if byte == b'/' {
+                end = index + 1;
+            }
+        }
+        end
+    });
+    match path.get_mut(directory.unwrap_or(0)..) {
+        Some(tail) if directory > Some(0) && tail.len() >= FILE.len() => {
+            for (place, byte) in tail.iter_mut().zip(FILE) {
+                place.write(*byte);
+            }
+            with(path.as_ptr().cast())
+        }
+        _ => null_mut(),
+    }
+}
