@@ -264,6 +264,15 @@ impl Driver {
         Ok(driver)
     }
 
+    /// The driver's own start, before anything else is asked of it.
+    ///
+    /// # Errors
+    /// The driver's: no device, the wrong kernel module.
+    pub fn initialise(&self) -> Result<()> {
+        // SAFETY: no pointers.
+        unsafe { self.cuInit(0) }
+    }
+
     #[cold]
     fn error(&self, call: &'static str, code: CUresult) -> CudaError {
         let mut name = std::ptr::null();

@@ -34,7 +34,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Takes the device of this ordinal (as the driver counts) and makes its context the thread's current one.
+    /// Takes the device of this ordinal (as the initialised driver counts) and makes its context the thread's current one.
     ///
     /// # Errors
     /// The driver's.
@@ -44,7 +44,6 @@ impl Gpu {
         let (mut uuid, mut version) = ([0; 16], 0);
         // SAFETY: each call gets places that outlive it, and what the calls before it made.
         unsafe {
-            driver.cuInit(0)?;
             driver.cuDriverGetVersion(&mut version)?;
             driver.cuDeviceGet(&mut device, ordinal)?;
             let length = c_int::try_from(name.len()).unwrap_or(0);

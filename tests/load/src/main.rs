@@ -1,6 +1,7 @@
 //! gcgroup-load: a workload on the driver API, the same on simulated and real GPUs.
 //!
-//! It says what it does on stdout, a line at a time: `pid`, the device, `ready`, then what the command prints,
+//! It says what it does on stdout, a line at a time: `pid`, how long the
+//! driver took to start, the device, `ready`, then what the command prints,
 //! and last one line of JSON. It knows nothing of gcgroupfs.
 
 mod block;
@@ -19,6 +20,7 @@ mod touch;
 use std::ffi::CString;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -66,7 +68,17 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<()> {
     say::line(format_args!("pid {}", std::process::id()))?;
+    let begin = Instant::now();
     let driver = Arc::new(driver::Driver::open(&CString::new(arguments.library)?)?);
+    let opened = begin.elapsed();
+    driver.initialise()?;
+    let initialised = begin.elapsed() - opened;
+    let usec = |took: Duration| took.as_nanos() as f64 / 1e3;
+    say::line(format_args!(
+        "opened in {:.1} usec, initialised in {:.1} usec",
+        usec(opened),
+        usec(initialised)
+    ))?;
     let gpu = gpu::Gpu::open(driver, arguments.device)?;
     say::line(gpu.describe())?;
     match &arguments.command {

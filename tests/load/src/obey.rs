@@ -49,6 +49,7 @@ pub const COMMANDS: &str = "Reads one command a line, answers each with one line
   free ID|all         freed COUNT
   verify              verified COUNT
   launch N [USEC]     launched N             (submitted, not waited for)
+  stamp               stamped NS             (after one launch; CLOCK_MONOTONIC, nanoseconds)
   copy N              copied N               (N copies of four bytes, in and out by turns, waited for)
   set N               set N
   sync                synchronised
@@ -111,6 +112,10 @@ impl Obedient<'_> {
             }
             ["launch", count] => self.launch(number(count)?, 0)?,
             ["launch", count, usec] => self.launch(number(count)?, number(usec)?)?,
+            ["stamp"] => {
+                self.gpu.spin(self.stream.raw, 0)?;
+                format!("stamped {}", monotonic())
+            }
             ["copy", count] => {
                 let (pointer, mut word) = (self.pointer()?, [0; 4]);
                 for turn in 0..number::<u64>(count)? {
@@ -200,4 +205,15 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
     text.parse()
         .ok()
         .with_context(|| format!("{text:?} is no number"))
+}
+
+/// CLOCK_MONOTONIC, nanoseconds: comparable between processes.
+fn monotonic() -> i128 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a place that outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
 }
