@@ -1,0 +1,62 @@
+//! Instructions that the hook adds to a launch whose gate is open, counted by callgrind.
+
+use std::process::Command;
+
+use serde_json::json;
+use support::{Config, Mount, artifacts};
+
+use crate::report::Report;
+
+const NAME: &str = "launch, added instructions";
+
+pub fn run(report: &mut Report) {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return report.skip(NAME, "no valgrind here");
+    }
+    let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
+    let bare = launch(&mount.bare_command(artifacts().load()));
+    let hooked = launch(&mount.command(artifacts().load()));
+    report.add(
+        NAME,
+        hooked - bare,
+        "instructions",
+        10.0,
+        json!({ "bare": bare, "hooked": hooked }),
+    );
+}
+
+/// Instructions of one more launch: those of a longer run less those of a shorter one.
+fn launch(command: &Command) -> f64 {
+    let (few, many) = (1_000, 11_000);
+    (count(command, many) - count(command, few)) / f64::from(many - few)
+}
+
+/// Instructions of a whole run with so many launches.
+fn count(command: &Command, launches: u32) -> f64 {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--"]);
+    valgrind.arg(command.get_program());
+    // One round; the warming one takes at most a hundred.
+    valgrind.args([
+        "overhead",
+        "--call",
+        "launch",
+        "--rounds",
+        "1",
+        "--calls",
+        &launches.to_string(),
+    ]);
+    for (name, value) in command.get_envs() {
+        value.map(|value| valgrind.env(name, value));
+    }
+    let output = valgrind.output().expect("valgrind runs");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words}");
+    let total = words
+        .lines()
+        .find_map(|line| line.split_once("Collected : "))
+        .map(|(_, count)| count.trim());
+    total
+        .and_then(|total| total.parse().ok())
+        .unwrap_or_else(|| panic!("no count in {words}"))
+}

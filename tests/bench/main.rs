@@ -1,0 +1,58 @@
+//! What the library and the daemon cost, each against its budget: `scripts/bench.sh`.
+//!
+//! Prints one JSON object. Everything is hooked over bare, or mount over kernel, in one run on one CPU, so that
+//! the machine's own speed cancels out; the driver is the simulated one in null mode, whose calls check nothing
+//! and return at once, so that its time does not hide ours.
+
+mod calls;
+mod crowd;
+mod files;
+mod instructions;
+mod report;
+mod thaw;
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use report::Report;
+
+fn main() {
+    // `cargo bench` passes `--bench`.
+    let only: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    stay_on_one_cpu();
+    let mut report = Report::default();
+    type Subject = (&'static str, fn(&mut Report));
+    let subjects: [Subject; 5] = [
+        ("calls", calls::run),
+        ("instructions", instructions::run),
+        ("thaw", thaw::run),
+        ("files", files::run),
+        ("crowd", crowd::run),
+    ];
+    for (name, run) in subjects {
+        if only.is_empty() || only.iter().any(|wanted| wanted == name) {
+            eprintln!("{name} ...");
+            run(&mut report);
+        }
+    }
+    report.print();
+    if !report.all_within() {
+        std::process::exit(1);
+    }
+}
+
+/// This process and all it starts: what is compared then runs on the same CPU.
+fn stay_on_one_cpu() {
+    let here = Pid::from_raw(0);
+    let allowed = sched_getaffinity(here).expect("every process has an affinity");
+    let last = (0..CpuSet::count())
+        .rev()
+        .find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    let mut one = CpuSet::new();
+    one.set(last.expect("some CPU is allowed"))
+        .expect("it was a CPU before");
+    sched_setaffinity(here, &one).expect("a subset of what is allowed");
+}

@@ -1,0 +1,51 @@
+//! Measured values against their budgets.
+
+use serde_json::{Value, json};
+
+#[derive(Debug, Default)]
+pub struct Report {
+    rows: Vec<Value>,
+    exceeded: bool,
+}
+
+impl Report {
+    /// Takes down a value that must not pass its budget, and where it comes from.
+    pub fn add(&mut self, name: &str, value: f64, unit: &str, budget: f64, detail: Value) {
+        let within = value <= budget;
+        self.exceeded |= !within;
+        let rounded = (value * 100.0).round() / 100.0;
+        eprintln!(
+            "  {name}: {rounded} {unit} of {budget}{}",
+            if within { "" } else { "  EXCEEDED" }
+        );
+        self.rows.push(json!({
+            "name": name, "value": rounded, "unit": unit, "budget": budget, "within": within, "detail": detail,
+        }));
+    }
+
+    /// Takes down that something could not be measured here, and why.
+    pub fn skip(&mut self, name: &str, why: &str) {
+        eprintln!("  {name}: not measured: {why}");
+        self.rows.push(json!({ "name": name, "skipped": why }));
+    }
+
+    pub fn print(&self) {
+        println!("{:#}", json!({ "budgets": self.rows }));
+    }
+
+    pub fn all_within(&self) -> bool {
+        !self.exceeded
+    }
+}
+
+/// The value below which this share of the values lies (nearest rank).
+pub fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of a length"
+    )]
+    let rank = (share * values.len() as f64).ceil() as usize;
+    values[rank.clamp(1, values.len()) - 1]
+}
