@@ -17,13 +17,16 @@ for arg; do
 done
 
 repo=$(cd "$(dirname "$0")/.." && pwd -P)
-dist=${DIST:-$repo/target/dist}
+# GCGROUP_BUILT: a tree that is built already.
+dist=${GCGROUP_BUILT:-${DIST:-$repo/target/dist}}
 if [ "$gpu" = real ] && ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
     echo "demo.sh: no libcuda.so.1 here; without --gpu it runs on the simulated GPU" >&2
     exit 1
 fi
-echo "Building (once; a few minutes the first time) …"
-DIST=$dist "$repo/scripts/build.sh" > /dev/null
+if [ -z "${GCGROUP_BUILT-}" ]; then
+    echo "Building (once; a few minutes the first time) ..."
+    DIST=$dist "$repo/scripts/build.sh" > /dev/null
+fi
 
 tmp=$(mktemp -d)
 daemon=''

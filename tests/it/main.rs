@@ -5,6 +5,8 @@ mod cap;
 #[cfg(test)]
 mod clients;
 #[cfg(test)]
+mod docs;
+#[cfg(test)]
 mod driver;
 #[cfg(test)]
 mod end_to_end;
@@ -16,6 +18,8 @@ mod freeze;
 mod kill;
 #[cfg(test)]
 mod lookups;
+#[cfg(test)]
+mod scripts;
 #[cfg(test)]
 mod shell;
 #[cfg(test)]
