@@ -1,21 +1,22 @@
 //! Makes the list of exported names from the hook's table, so that there is one list of hooked functions.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::{env, fs};
 
 const TABLE: &str = "../src/table.rs";
 
 fn main() {
     println!("cargo::rerun-if-changed={TABLE}");
+    println!("cargo::rerun-if-changed=build.rs");
     // Loads beside any C library, and into programs that have none of ours: so it is linked with none.
     println!("cargo::rustc-link-arg-cdylib=-nostdlib");
     println!("cargo::rustc-link-arg-cdylib=-nostartfiles");
     println!("cargo::rustc-link-arg-cdylib=-Wl,-soname,libgcgroup.so");
-    // Nothing to bind lazily, and pages that stay the file's own.
-    println!(
-        "cargo::rustc-link-arg-cdylib=-Wl,-z,now,-z,relro,-z,noexecstack,--hash-style=both,--build-id=none"
-    );
+    // As few mappings as can be, for every exec on the machine pays for each: no segment for constants alone, none to
+    // protect after relocation (what is left in it are the stubs' pointers, which change). One hash table will do.
+    println!("cargo::rustc-link-arg-cdylib=-Wl,--no-rosegment,-z,norelro,-z,now,-z,noexecstack");
+    println!("cargo::rustc-link-arg-cdylib=-Wl,--hash-style=gnu,--build-id=none");
 
     let table = fs::read_to_string(TABLE).expect("the hook's table lies beside this crate");
     let mut names: Vec<&str> = table.lines().flat_map(names_of_row).collect();
@@ -28,11 +29,6 @@ fn main() {
 
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     fs::write(out.join("names.rs"), source(&names)).expect("OUT_DIR can be written");
-    rerun_on(Path::new("build.rs"));
-}
-
-fn rerun_on(file: &Path) {
-    println!("cargo::rerun-if-changed={}", file.display());
 }
 
 /// The symbols of a row, from the line it begins on: `fn cuMemcpy [cuMemcpy_ptds](…`.
