@@ -62,13 +62,15 @@ impl On {
     }
 }
 
-/// How long the contents can be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Length {
+/// What the contents are like.
+#[derive(Debug, Clone, Copy)]
+pub enum Contents {
     /// At most [`PAGE`] bytes.
     Page,
     /// As long as there are entries.
     List,
+    /// At most [`PAGE`] bytes, and poll(2) waits for changes. The function counts them.
+    Events(fn(&View<'_>) -> Result<u64>),
 }
 
 /// One row of the table of control files.
@@ -76,7 +78,7 @@ pub enum Length {
 pub struct ControlFile {
     pub name: &'static str,
     pub on: On,
-    pub length: Length,
+    pub contents: Contents,
     pub io: Io,
     /// The entry in the manual, and the file's line in README.md.
     pub doc: &'static str,
@@ -113,8 +115,31 @@ impl ControlFile {
     /// # Errors
     /// `ENODEV` if its directory is gone.
     pub fn show(&self, tree: &Tree, place: Place) -> Result<String> {
+        self.show_and_count(tree, place).map(|(text, _)| text)
+    }
+
+    /// The file's contents, and the number of changes up to these; always zero if they are not [`Contents::Events`].
+    ///
+    /// # Errors
+    /// As [`show`](Self::show).
+    pub fn show_and_count(&self, tree: &Tree, place: Place) -> Result<(String, u64)> {
         let (Io::Read(show) | Io::ReadWrite(show, _)) = self.io;
-        tree.view(place, show)
+        tree.view(place, |view| Ok((show(view)?, self.count(view)?)))
+    }
+
+    /// The number of changes so far.
+    ///
+    /// # Errors
+    /// As [`show`](Self::show).
+    pub fn nr_changes(&self, tree: &Tree, place: Place) -> Result<u64> {
+        tree.view(place, |view| self.count(view))
+    }
+
+    fn count(&self, view: &View<'_>) -> Result<u64> {
+        match self.contents {
+            Contents::Page | Contents::List => Ok(0),
+            Contents::Events(count) => count(view),
+        }
     }
 
     /// Takes one write as one command: blanks around it and the newline that ends it do not count, and it holds
@@ -202,7 +227,7 @@ pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
             constant: true,
         }),
         Node::File(place, file) => {
-            let constant = file.length == Length::Page;
+            let constant = !matches!(file.contents, Contents::List);
             let length = if constant {
                 PAGE
             } else {

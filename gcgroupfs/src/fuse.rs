@@ -6,6 +6,7 @@
 mod handles;
 mod inode;
 mod invalidate;
+mod wake;
 
 use std::ffi::OsStr;
 use std::io;
@@ -18,16 +19,17 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session,
-    SessionACL, TimeOrNow, WriteFlags,
+    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyPoll, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 
 use crate::error::{Error, Result};
-use crate::file::{self, Attributes, Node, PAGE};
+use crate::file::{self, Attributes, Contents, Node, PAGE};
 use crate::tree::{Caller, Tree};
 use handles::{Entry, Handles, OpenFile};
 use invalidate::Invalidator;
+use wake::Waker;
 
 /// How long the kernel may keep what it was told: until we say otherwise, which we do.
 const LONG: Duration = Duration::from_secs(3600);
@@ -52,9 +54,10 @@ pub fn serve(
     ended: impl FnOnce(io::Result<()>) + Send + 'static,
 ) -> io::Result<()> {
     let invalidator = Arc::new(Invalidator::default());
+    let handles = Arc::new(Handles::default());
     let adapter = Adapter {
         tree: tree.clone(),
-        handles: Handles::default(),
+        handles: handles.clone(),
         invalidator: invalidator.clone(),
         since: SystemTime::now(),
     };
@@ -64,6 +67,7 @@ pub fn serve(
     let session = Session::from_fd(adapter, device, SessionACL::All, config)?;
     invalidator.start(session.notifier())?;
     tree.listen(invalidator);
+    tree.listen(Arc::new(Waker::start(handles)?));
     thread::Builder::new()
         .name("fuse".to_owned())
         .spawn(move || ended(session.run()))?;
@@ -72,7 +76,7 @@ pub fn serve(
 
 struct Adapter {
     tree: Arc<Tree>,
-    handles: Handles,
+    handles: Arc<Handles>,
     invalidator: Arc<Invalidator>,
     /// The time every node shows.
     since: SystemTime,
@@ -136,7 +140,7 @@ impl Adapter {
     }
 
     fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
-        let Node::File(_, file) = inode::node(&self.tree, ino)? else {
+        let Node::File(place, file) = inode::node(&self.tree, ino)? else {
             return Err(Error::IsDirectory);
         };
         let wanted = match flags.acc_mode() {
@@ -148,24 +152,43 @@ impl Adapter {
         if file.mode() & wanted != wanted {
             return Err(Error::WrongAccess);
         }
-        Ok(self.handles.open_file(OpenFile::new(caller)))
+        Ok(self.handles.open_file(OpenFile::new(caller, place)))
     }
 
-    fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64, size: u32) -> Result<Arc<str>> {
+    /// The text to read from: rendered at offset 0, as it was then after that.
+    fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64) -> Result<Arc<str>> {
+        // Even of a text that is kept, nothing is read once the directory is gone.
         let Node::File(place, file) = inode::node(&self.tree, ino)? else {
             return Err(Error::IsDirectory);
         };
-        // Even of a text that is kept, nothing is read once the directory is gone.
-        self.tree.level(place)?;
-        let _ = size;
-        match self.handles.text(handle).filter(|_| offset > 0) {
-            Some(text) => Ok(text),
-            None => {
-                let text = Arc::<str>::from(file.show(&self.tree, place)?);
-                self.handles.keep_text(handle, text.clone());
-                Ok(text)
-            }
+        if let Some(text) = self.handles.text(handle).filter(|_| offset > 0) {
+            return Ok(text);
         }
+        let (text, nr_changes) = file.show_and_count(&self.tree, place)?;
+        let text = Arc::<str>::from(text);
+        self.handles.keep_text(handle, text.clone(), nr_changes);
+        Ok(text)
+    }
+
+    /// Whether there is something new in an events file. Of other files there always is, as for poll(2) of any plain file.
+    fn poll(&self, ino: INodeNo, handle: FileHandle, notifier: PollNotifier) -> Result<PollEvents> {
+        const PLAIN: PollEvents = PollEvents::POLLIN
+            .union(PollEvents::POLLRDNORM)
+            .union(PollEvents::POLLOUT)
+            .union(PollEvents::POLLWRNORM);
+        const CHANGED: PollEvents = PLAIN.union(PollEvents::POLLPRI).union(PollEvents::POLLERR);
+        let Ok(Node::File(place, file)) = inode::node(&self.tree, ino) else {
+            return Ok(CHANGED);
+        };
+        if !matches!(file.contents, Contents::Events(_)) {
+            return Ok(PLAIN);
+        }
+        // In this order: what changes after the count has somebody to wake.
+        let seen = self.handles.wait(handle, notifier);
+        let is_seen = file
+            .nr_changes(&self.tree, place)
+            .is_ok_and(|count| Some(count) == seen);
+        Ok(if is_seen { PLAIN } else { CHANGED })
     }
 
     fn write(&self, caller: Caller, ino: INodeNo, handle: FileHandle, data: &[u8]) -> Result<()> {
@@ -290,7 +313,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match guarded(|| self.read(ino, handle, offset, size)) {
+        match guarded(|| self.read(ino, handle, offset)) {
             Ok(text) => reply.data(slice(text.as_bytes(), offset, size)),
             Err(errno) => reply.error(errno),
         }
@@ -311,6 +334,22 @@ impl Filesystem for Adapter {
         match guarded(|| self.write(caller(request), ino, handle, data)) {
             // Not longer than a page, or it would have been refused.
             Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(0)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn poll(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        notifier: PollNotifier,
+        _: PollEvents,
+        _: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        match guarded(|| self.poll(ino, handle, notifier)) {
+            Ok(events) => reply.poll(events),
             Err(errno) => reply.error(errno),
         }
     }

@@ -3,7 +3,8 @@
 use gcgroup_abi::Submission;
 
 use crate::error::Result;
-use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Length, On};
+use crate::file::Contents::Page;
+use crate::file::{ControlFile, Io::Read, Io::ReadWrite, On};
 use crate::text::{flag, flat_keyed, parse_flag, parse_priority, value};
 use crate::tree::View;
 
@@ -11,7 +12,7 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "compute.priority",
         on: On::GOVERNED,
-        length: Length::Page,
+        contents: Page,
         io: ReadWrite(
             |view| Ok(value(view.priority()?)),
             |edit, text| edit.set_priority(parse_priority(text)?),
@@ -21,7 +22,7 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "compute.freeze",
         on: On::GOVERNED,
-        length: Length::Page,
+        contents: Page,
         io: ReadWrite(
             |view| Ok(flag(view.freeze()?)),
             |edit, text| edit.set_freeze(parse_flag(text)?),
@@ -32,7 +33,7 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "compute.stat",
         on: On::EVERY,
-        length: Length::Page,
+        contents: Page,
         io: Read(stat),
         doc: "Flat keys: nr_launches, nr_graphs, nr_copies (submitted so far), \
               nr_frozen and frozen_usec (submissions that a freeze held back, and for how long).",

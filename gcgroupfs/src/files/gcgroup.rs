@@ -5,7 +5,8 @@ use std::fmt::Write;
 use gcgroup_abi::Submission;
 
 use crate::error::Result;
-use crate::file::{ControlFile, Io::Read, Length, On};
+use crate::file::Contents::{Events, List, Page};
+use crate::file::{ControlFile, Io::Read, On};
 use crate::text::{flat_keyed, word};
 use crate::tree::View;
 
@@ -13,14 +14,14 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "devices",
         on: On::ROOT,
-        length: Length::List,
+        contents: List,
         io: Read(devices),
         doc: "The GPUs, one line each: INDEX UUID PCI-ADDRESS TOTAL-BYTES NAME; INDEX names the device's directories.",
     },
     ControlFile {
         name: "exited",
         on: On::ROOT,
-        length: Length::List,
+        contents: List,
         io: Read(|view| Ok(view.exited().map(|exited| format!("{exited}\n")).collect())),
         doc: "The last 64 processes that left, the latest first, one line each: \
               the pid, then KEY=VALUE pairs (times in seconds since 1970).",
@@ -28,22 +29,22 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "gcgroup.procs",
         on: On::MEMBERS,
-        length: Length::List,
+        contents: List,
         io: Read(|view| Ok(view.pids().iter().map(|pid| format!("{pid}\n")).collect())),
         doc: "The governed processes here, one pid a line.",
     },
     ControlFile {
         name: "gcgroup.events",
         on: On::GOVERNED,
-        length: Length::Page,
+        contents: Events(|view| view.nr_standing_changes()),
         io: Read(events),
         doc: "Flat keys: populated (1 while the process lives), frozen (1 once all work has drained after a freeze), \
-              hook (ok, or lost if the process does not answer any more).",
+              hook (ok, or lost if the process does not answer any more); poll(2) wakes on each change.",
     },
     ControlFile {
         name: "gcgroup.stat",
         on: On::EVERY,
-        length: Length::Page,
+        contents: Page,
         io: Read(stat),
         doc: "Kernels submitted, ended and pending, in the format of GVM; \
               reading it has the process look which have ended, so that the next read knows.",

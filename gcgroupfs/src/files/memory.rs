@@ -3,7 +3,8 @@
 use gcgroup_abi::Kind;
 
 use crate::error::Result;
-use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Length, On};
+use crate::file::Contents::{Events, Page};
+use crate::file::{ControlFile, Io::Read, Io::ReadWrite, On};
 use crate::text::{bytes, flat_keyed, parse_bytes, value};
 use crate::tree::View;
 
@@ -11,7 +12,7 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "memory.limit",
         on: On::GOVERNED,
-        length: Length::Page,
+        contents: Page,
         io: ReadWrite(
             |view| Ok(bytes(view.memory_limit()?)),
             |edit, text| edit.set_memory_limit(parse_bytes(text)?),
@@ -22,21 +23,21 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "memory.current",
         on: On::EVERY,
-        length: Length::Page,
+        contents: Page,
         io: Read(|view| Ok(value(view.sums().current()))),
         doc: "Bytes of device memory charged now, with what the driver holds for contexts.",
     },
     ControlFile {
         name: "memory.peak",
         on: On::GOVERNED,
-        length: Length::Page,
+        contents: Page,
         io: ReadWrite(|view| Ok(value(view.memory_peak()?)), |edit, _| edit.reset_peak()),
         doc: "Highest memory.current so far; writing anything starts anew.",
     },
     ControlFile {
         name: "memory.swap.current",
         on: On::EVERY,
-        length: Length::Page,
+        contents: Page,
         // No memory is ever moved to the host yet.
         io: Read(|_| Ok(value(0))),
         doc: "Bytes of device allocations that live in host memory now.",
@@ -44,15 +45,15 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "memory.events",
         on: On::GOVERNED,
-        length: Length::Page,
+        contents: Events(|view| view.nr_count_changes()),
         io: Read(events),
         doc: "Flat keys: max (allocations that hit a limit), oom (allocations refused for it), \
-              over_limit (times a limit was set below usage).",
+              over_limit (times a limit was set below usage); poll(2) wakes on each change.",
     },
     ControlFile {
         name: "memory.stat",
         on: On::EVERY,
-        length: Length::Page,
+        contents: Page,
         io: Read(stat),
         doc: "Flat keys: bytes by kind of memory (ipc and host are shown, not charged; context is what the driver \
               holds beyond the allocations), and counts of allocations, frees and failed allocations.",

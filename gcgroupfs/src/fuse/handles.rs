@@ -4,22 +4,35 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fuser::{FileHandle, FileType, INodeNo};
+use fuser::{FileHandle, FileType, INodeNo, PollNotifier};
 use parking_lot::Mutex;
 
-use crate::tree::Caller;
+use crate::tree::{Caller, Place};
 
 /// An open control file.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     opener: Caller,
+    /// The directory's entity, whose events the file may be waiting for.
+    entity: u64,
     /// What the last read at offset 0 rendered; later offsets are slices of it.
     text: Option<Arc<str>>,
+    /// The number of changes up to that read. None before it, so that the first poll is answered at once, as kernfs
+    /// does.
+    seen: Option<u64>,
+    /// How to wake who polls.
+    waiting: Option<PollNotifier>,
 }
 
 impl OpenFile {
-    pub(super) fn new(opener: Caller) -> Self {
-        Self { opener, text: None }
+    pub(super) fn new(opener: Caller, place: Place) -> Self {
+        Self {
+            opener,
+            entity: place.entity,
+            text: None,
+            seen: None,
+            waiting: None,
+        }
     }
 }
 
@@ -70,10 +83,30 @@ impl Handles {
         self.files.lock().get(&handle)?.text.clone()
     }
 
-    pub(super) fn keep_text(&self, FileHandle(handle): FileHandle, text: Arc<str>) {
+    /// Notes what was read, and the number of changes up to it.
+    pub(super) fn keep_text(&self, FileHandle(handle): FileHandle, text: Arc<str>, nr_changes: u64) {
         if let Some(file) = self.files.lock().get_mut(&handle) {
             file.text = Some(text);
+            file.seen = Some(nr_changes);
         }
+    }
+
+    /// Has `notifier` woken at the next [`wake`](Self::wake). Returns the number of changes up to the last read.
+    pub(super) fn wait(&self, FileHandle(handle): FileHandle, notifier: PollNotifier) -> Option<u64> {
+        let mut files = self.files.lock();
+        let file = files.get_mut(&handle)?;
+        file.waiting = Some(notifier);
+        file.seen
+    }
+
+    /// Takes those who wait for an entity's events.
+    pub(super) fn wake(&self, entity: u64) -> Vec<PollNotifier> {
+        let mut files = self.files.lock();
+        files
+            .values_mut()
+            .filter(|file| file.entity == entity)
+            .filter_map(|file| file.waiting.take())
+            .collect()
     }
 
     pub(super) fn open_dir(&self, entries: Vec<Entry>) -> FileHandle {

@@ -1,37 +1,98 @@
-//! What events files show, reduced to what must be compared to know that it has changed.
+//! What events files show, reduced to what must be compared to know that it has changed, and how often it has.
 
 use super::process::Process;
-use super::{Device, Sums};
+use super::{Device, Notice, Sums};
 
-/// What all events files of a process showed at one time.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Seen {
-    hook_ok: bool,
-    /// Of the process, then by device: whether it stands still, and its counts.
-    directories: Vec<(bool, [u64; 3])>,
+/// What the events files of one directory show, each with the number of changes so far: a poller compares that with
+/// what it was when it last read.
+#[derive(Debug, Clone, Copy, Default)]
+struct Directory {
+    standing: Standing,
+    nr_standing: u64,
+    counts: Counts,
+    nr_counts: u64,
 }
 
-impl Seen {
-    pub(super) fn of(process: &Process, devices: &[Device]) -> Self {
-        let places = [None].into_iter().chain((0..devices.len()).map(Some));
-        let directories = places
-            .map(|device| {
-                let sums = Sums::of(process, device, devices);
-                let over_limit = process.nr_over_limit(device);
-                (
-                    process.is_frozen(device, devices.len()),
-                    [sums.nr_max, sums.nr_oom, over_limit],
-                )
-            })
-            .collect();
-        Self {
-            hook_ok: process.is_hook_ok(),
-            directories,
-        }
+/// `gcgroup.events`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Standing {
+    is_frozen: bool,
+    is_hook_ok: bool,
+}
+
+/// `memory.events`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Counts {
+    nr_max: u64,
+    nr_oom: u64,
+    nr_over_limit: u64,
+}
+
+/// All events files of a process: its own first, then those of each device.
+#[derive(Debug, Default)]
+pub(super) struct Events(Vec<Directory>);
+
+impl Events {
+    fn at(&self, device: Option<usize>) -> Directory {
+        self.0
+            .get(device.map_or(0, |index| index + 1))
+            .copied()
+            .unwrap_or_default()
     }
 }
 
 impl Process {
+    /// How often `gcgroup.events` has changed.
+    pub(super) fn nr_standing_changes(&self, device: Option<usize>) -> u64 {
+        self.events.at(device).nr_standing
+    }
+
+    /// How often `memory.events` has changed.
+    pub(super) fn nr_count_changes(&self, device: Option<usize>) -> u64 {
+        self.events.at(device).nr_counts
+    }
+
+    /// Counts and tells of changes since the last call.
+    pub(super) fn note_events(&mut self, devices: &[Device], notices: &mut Vec<Notice>) {
+        let places = [None].into_iter().chain((0..devices.len()).map(Some));
+        let now: Vec<_> = places
+            .map(|device| (self.standing(device, devices), self.counts(device, devices)))
+            .collect();
+        self.events.0.resize_with(now.len(), Directory::default);
+        let mut changed = false;
+        for (directory, (standing, counts)) in self.events.0.iter_mut().zip(now) {
+            if directory.standing != standing {
+                directory.standing = standing;
+                directory.nr_standing += 1;
+                changed = true;
+            }
+            if directory.counts != counts {
+                directory.counts = counts;
+                directory.nr_counts += 1;
+                changed = true;
+            }
+        }
+        if changed {
+            notices.push(Notice::Events(self.id));
+        }
+    }
+
+    fn standing(&self, device: Option<usize>, devices: &[Device]) -> Standing {
+        Standing {
+            is_frozen: self.is_frozen(device, devices.len()),
+            is_hook_ok: self.is_hook_ok(),
+        }
+    }
+
+    fn counts(&self, device: Option<usize>, devices: &[Device]) -> Counts {
+        let Sums { nr_max, nr_oom, .. } = Sums::of(self, device, devices);
+        Counts {
+            nr_max,
+            nr_oom,
+            nr_over_limit: self.nr_over_limit(device),
+        }
+    }
+
     /// Times a limit was set below usage: on the device, or, as a whole, anywhere.
     pub(super) fn nr_over_limit(&self, device: Option<usize>) -> u64 {
         match device {

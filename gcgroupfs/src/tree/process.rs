@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
 
-use super::{Blocks, Device, Notice, Owner, ProcessId, Settings, enforce, events};
+use super::events::Events;
+use super::{Blocks, Device, Owner, ProcessId, Settings, enforce};
 
 /// Who a process is, by the kernel's account.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,8 +52,7 @@ pub struct Process {
     pub(super) whole: Kept,
     /// By device.
     pub(super) devices: Vec<Kept>,
-    /// What events files showed when listeners were last told.
-    events: events::Seen,
+    pub(super) events: Events,
 }
 
 impl Process {
@@ -64,7 +64,6 @@ impl Process {
         devices: &[Device],
     ) -> Self {
         let kept = vec![Kept::default(); devices.len()];
-        let events = events::Seen::default();
         Self {
             id,
             identity,
@@ -73,7 +72,7 @@ impl Process {
             hook_ok: true,
             whole: Kept::default(),
             devices: kept,
-            events,
+            events: Events::default(),
         }
     }
 
@@ -117,15 +116,6 @@ impl Process {
         };
         enforce::is_closed(control)
             && usage.drained_generation.load(Relaxed) == control.freeze_generation.load(Relaxed)
-    }
-
-    /// Tells of events that listeners have not been told of.
-    pub(super) fn note_events(&mut self, devices: &[Device], notices: &mut Vec<Notice>) {
-        let now = events::Seen::of(self, devices);
-        if now != self.events {
-            self.events = now;
-            notices.push(Notice::Events(self.id));
-        }
     }
 }
 

@@ -115,6 +115,24 @@ impl<'a> View<'a> {
         Ok(process.nr_over_limit(device))
     }
 
+    /// How often what `gcgroup.events` shows has changed.
+    ///
+    /// # Errors
+    /// At the root, which has none.
+    pub fn nr_standing_changes(&self) -> Result<u64> {
+        let (process, device) = self.governed()?;
+        Ok(process.nr_standing_changes(device))
+    }
+
+    /// How often what `memory.events` shows has changed.
+    ///
+    /// # Errors
+    /// At the root, which has none.
+    pub fn nr_count_changes(&self) -> Result<u64> {
+        let (process, device) = self.governed()?;
+        Ok(process.nr_count_changes(device))
+    }
+
     /// Whether what was frozen here stands still.
     ///
     /// # Errors
