@@ -161,6 +161,8 @@ pub(crate) use {c_name, entry, function, hooks};
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::ROWS;
+    use std::collections::{HashMap, HashSet};
 
     #[test]
     fn a_name_comes_apart_into_base_version_and_twin() {
@@ -173,5 +175,52 @@ mod tests {
         assert_eq!(base("cuStreamWaitValue64_v2_ptsz"), b"cuStreamWaitValue64");
         assert!(parts(b"cuLaunchKernel_ptsz").per_thread);
         assert!(!parts(b"cuLaunchKernel").per_thread);
+    }
+
+    #[test]
+    fn every_row_is_a_symbol_of_the_driver() {
+        let known = concat!(
+            include_str!("../../tests/data/libcuda-13.5.symbols"),
+            include_str!("../../tests/data/libnvidia-ml-12.9.symbols"),
+        );
+        let known: HashSet<&str> = known.lines().collect();
+        for row in ROWS {
+            let name = row.name.to_str().unwrap();
+            assert!(known.contains(name), "{name}");
+        }
+    }
+
+    /// The list is of `cuGetProcAddress`: base name, version, flavour, symbol.
+    #[test]
+    fn every_row_has_the_version_that_the_drivers_list_has() {
+        let list = include_str!("../../tests/simgpu/data/cuda-names.tsv");
+        let mut versions = HashMap::new();
+        for line in list.lines().filter(|line| !line.starts_with('#')) {
+            let fields: Vec<&str> = line.split('\t').collect();
+            let [base, version, flavour, symbol] = fields[..] else {
+                panic!("{line}")
+            };
+            versions.insert(
+                symbol,
+                (base, version.parse::<u32>().unwrap(), flavour != "legacy"),
+            );
+        }
+        for row in ROWS {
+            let name = row.name.to_str().unwrap();
+            let Some(&(base, version, per_thread)) = versions.get(name) else {
+                assert!(row.version == 0 || parts(name.as_bytes()).per_thread, "{name}");
+                continue;
+            };
+            let parts = parts(name.as_bytes());
+            assert_eq!(parts.base, base.as_bytes(), "{name}");
+            assert_eq!(parts.per_thread, per_thread, "{name}");
+            // A twin is in the row of the function it is a twin of, and is as old or younger.
+            let is_right = if per_thread {
+                row.version.max(7000) == version
+            } else {
+                row.version == version
+            };
+            assert!(is_right, "{name}: {} here, {version} in the list", row.version);
+        }
     }
 }
