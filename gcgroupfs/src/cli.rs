@@ -13,6 +13,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use self::client::Client;
+use crate::manual;
 
 /// Governs processes that use a GPU, by control files: limits of memory, freezing, counts.
 #[derive(Debug, Parser)]
@@ -51,6 +52,10 @@ enum Command {
     },
     /// Runs a program governed, with settings that hold from its first use of the GPU.
     Run(run::Arguments),
+    /// Prints the table of control files, in Markdown.
+    Files,
+    /// Prints the manual page of the control files, for man(1): gcgroupfs manual | man -l -
+    Manual,
     /// Prints completions for a shell.
     Completions { shell: Shell },
 }
@@ -68,6 +73,8 @@ pub fn main() -> ExitCode {
             Client::connect(&socket).and_then(|mut client| print(&ls::list(&mut client, json)?))
         }
         Command::Run(arguments) => return run::run(&socket, &arguments),
+        Command::Files => print(manual::table().as_bytes()),
+        Command::Manual => print(manual::page().as_bytes()),
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);

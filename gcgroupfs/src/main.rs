@@ -10,6 +10,7 @@ mod file;
 mod files;
 mod fuse;
 mod journal;
+mod manual;
 mod mount;
 mod process;
 mod protocol;

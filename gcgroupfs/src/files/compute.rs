@@ -17,7 +17,7 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(value(view.priority()?)),
             |edit, text| edit.set_priority(parse_priority(text)?),
         ),
-        doc: "A number from 0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices.",
+        doc: "A number from 0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices. It is kept and published; nothing is arbitrated by it yet.",
     },
     ControlFile {
         name: "compute.freeze",

@@ -1,0 +1,110 @@
+//! README's table of control files and the manual page gcgroupfs(5), made from the table of files.
+
+use std::fmt::Write;
+
+use crate::file::{ControlFile, On};
+use crate::files;
+
+/// The manual page, but for the files.
+const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
+
+/// Stands in the template where the files go.
+const PLACE: &str = "@FILES@\n";
+
+/// The control files as a Markdown table, one row each.
+pub fn table() -> String {
+    let header = "| file | mode | in | what |\n| --- | --- | --- | --- |\n".to_owned();
+    files::all().fold(header, |mut out, file| {
+        let ControlFile { name, doc, .. } = file;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            out,
+            "| `{name}` | {} | `{}` | {doc} |",
+            access(file),
+            places(file.on, "` `")
+        );
+        out
+    })
+}
+
+/// gcgroupfs(5), for man(1).
+pub fn page() -> String {
+    let files = files::all().fold(String::new(), |mut out, file| {
+        let _ = writeln!(
+            out,
+            ".TP\n.BR {} \" ({}; {})\"\n{}",
+            roff(file.name),
+            access(file),
+            roff(&places(file.on, ", ")),
+            roff(file.doc)
+        );
+        out
+    });
+    TEMPLATE.replace(PLACE, &files)
+}
+
+fn access(file: &ControlFile) -> &'static str {
+    if file.mode() & 0o200 == 0 { "r" } else { "rw" }
+}
+
+/// The directories that have a file.
+fn places(on: On, separator: &str) -> String {
+    let places = [
+        (on.root, "/"),
+        (on.process, "<pid>/"),
+        (on.device, "<pid>/<gpu>/"),
+    ];
+    places
+        .into_iter()
+        .filter_map(|(has, place)| has.then_some(place))
+        .collect::<Vec<_>>()
+        .join(separator)
+}
+
+/// Text as man(1) shows it unchanged.
+fn roff(text: &str) -> String {
+    text.replace('\\', "\\e").replace('-', "\\-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_has_its_row_and_its_entry() {
+        let (table, page) = (table(), page());
+        for file in files::all() {
+            assert_eq!(
+                table.matches(&format!("| `{}` |", file.name)).count(),
+                1,
+                "{}",
+                file.name
+            );
+            assert_eq!(
+                page.matches(&format!("\n.BR {} \" (", file.name)).count(),
+                1,
+                "{}",
+                file.name
+            );
+        }
+        assert_eq!(table.lines().count(), 2 + files::all().count());
+        assert!(!page.contains(PLACE.trim()));
+    }
+
+    #[test]
+    fn the_table_says_where_and_how() {
+        assert!(table().contains("| `memory.limit` | rw | `<pid>/` `<pid>/<gpu>/` | Most bytes"));
+        assert!(table().contains("| `devices` | r | `/` | "));
+    }
+
+    #[test]
+    fn no_line_of_the_page_is_a_request_by_accident() {
+        let known = [
+            ".TH", ".SH", ".TP", ".BR", ".B", ".I", ".PP", ".nf", ".fi", ".RS", ".RE", ".EX", ".EE",
+        ];
+        for line in page().lines().filter(|line| line.starts_with(['.', '\''])) {
+            let request = line.split(' ').next().unwrap();
+            assert!(known.contains(&request), "{line}");
+        }
+    }
+}
