@@ -29,6 +29,7 @@ errors! {
     NOT_FOUND = 500;
     NOT_READY = 600;
     NOT_SUPPORTED = 801;
+    SYSTEM_NOT_READY = 802;
     NVML_FUNCTION_NOT_FOUND = 13;
 }
 
@@ -67,7 +68,9 @@ handles! {
     CUcontext;
     CUevent;
     CUfunction;
+    CUgraph;
     CUgraphExec;
+    CUgraphNode;
     CUgreenCtx;
     CUmemoryPool;
     CUmipmappedArray;
@@ -87,9 +90,6 @@ macro_rules! opaque {
 }
 
 opaque! {
-    CUDA_ARRAY3D_DESCRIPTOR_v1;
-    CUDA_ARRAY_DESCRIPTOR;
-    CUDA_ARRAY_DESCRIPTOR_v1;
     CUDA_LAUNCH_PARAMS;
     CUDA_MEMCPY2D;
     CUDA_MEMCPY2D_v1;
@@ -99,8 +99,8 @@ opaque! {
     CUDA_MEMCPY3D_v1;
     CUctxCreateParams;
     CUexecAffinityParam;
+    CUgraphEdgeData;
     CUlaunchConfig;
-    CUmemPoolProps;
     CUmemcpyAttributes;
 }
 
@@ -168,6 +168,35 @@ pub struct CUmemAllocationProp {
 
 const _: () = assert!(size_of::<CUmemAllocationProp>() == 32);
 
+impl CUmemAllocationProp {
+    /// Nothing: for the driver to fill in.
+    pub const NONE: Self = Self {
+        kind: 0,
+        requested_handle_types: 0,
+        location: CUmemLocation { kind: 0, id: 0 },
+        win32_handle_meta_data: std::ptr::null_mut(),
+        compression_type: 0,
+        gpu_direct_rdma_capable: 0,
+        usage: 0,
+        reserved: [0; 4],
+    };
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUmemPoolProps {
+    /// `CU_MEM_ALLOCATION_TYPE_*`.
+    pub kind: u32,
+    pub handle_types: u32,
+    pub location: CUmemLocation,
+    pub win32_security_attributes: *mut c_void,
+    pub max_size: usize,
+    pub usage: u16,
+    pub reserved: [u8; 54],
+}
+
+const _: () = assert!(size_of::<CUmemPoolProps>() == 88);
+
 /// What `cuArrayGetMemoryRequirements` answers.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -193,6 +222,40 @@ pub struct CUDA_ARRAY3D_DESCRIPTOR {
 
 const _: () = assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR>() == 40);
 
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CUDA_ARRAY_DESCRIPTOR {
+    pub width: usize,
+    pub height: usize,
+    /// `CU_AD_FORMAT_*`.
+    pub format: u32,
+    pub num_channels: u32,
+}
+
+const _: () = assert!(size_of::<CUDA_ARRAY_DESCRIPTOR>() == 24);
+
+/// As before CUDA 3.2.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CUDA_ARRAY3D_DESCRIPTOR_v1 {
+    pub width: u32,
+    pub height: u32,
+    pub depth: u32,
+    pub format: u32,
+    pub num_channels: u32,
+    pub flags: u32,
+}
+
+/// As before CUDA 3.2.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CUDA_ARRAY_DESCRIPTOR_v1 {
+    pub width: u32,
+    pub height: u32,
+    pub format: u32,
+    pub num_channels: u32,
+}
+
 pub const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: u32 = 5;
 pub const CU_EVENT_DISABLE_TIMING: u32 = 2;
 pub const CU_STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
@@ -200,6 +263,13 @@ pub const CU_STREAM_CAPTURE_STATUS_NONE: u32 = 0;
 
 /// The flag of `cuGetProcAddress` that asks for the `_ptsz` and `_ptds` functions.
 pub const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: u64 = 2;
+
+/// Passed by value.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUipcMemHandle {
+    pub reserved: [u8; 64],
+}
 
 /// What NVML tells of a device's memory.
 #[repr(C)]

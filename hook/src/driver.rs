@@ -39,12 +39,14 @@ calls! {
     fn cuCtxGetCurrent(context: &mut CUcontext);
     fn cuCtxPushCurrent_v2(context: CUcontext);
     fn cuCtxPopCurrent_v2(context: &mut CUcontext);
+    fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: &mut c_uint, is_active: &mut c_int);
     fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
 
     fn cuEventCreate(event: &mut CUevent, flags: c_uint);
     fn cuEventRecord(event: CUevent, stream: CUstream);
     fn cuEventQuery(event: CUevent);
     fn cuEventDestroy_v2(event: CUevent);
+    fn cuStreamQuery(stream: CUstream);
     fn cuStreamIsCapturing(stream: CUstream, status: &mut c_uint);
     fn cuStreamGetFlags(stream: CUstream, flags: &mut c_uint);
     fn cuStreamGetCtx(stream: CUstream, context: &mut CUcontext);
@@ -64,6 +66,8 @@ calls! {
     fn cuMemRelease(handle: CUmemGenericAllocationHandle);
     fn cuMemRetainAllocationHandle(handle: &mut CUmemGenericAllocationHandle, address: CUdeviceptr);
     fn cuMemFree_v2(address: CUdeviceptr);
+    fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream);
+    fn cuMemGetAddressRange_v2(base: &mut CUdeviceptr, bytes: &mut usize, address: CUdeviceptr);
     fn cuArrayGetMemoryRequirements(
         requirements: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS,
         array: CUarray,
@@ -75,6 +79,12 @@ calls! {
         device: CUdevice,
     );
     fn cuArray3DGetDescriptor_v2(descriptor: &mut CUDA_ARRAY3D_DESCRIPTOR, array: CUarray);
+    fn cuArray3DCreate_v2(array: &mut CUarray, description: &CUDA_ARRAY3D_DESCRIPTOR);
+    fn cuMipmappedArrayCreate(
+        array: &mut CUmipmappedArray,
+        description: &CUDA_ARRAY3D_DESCRIPTOR,
+        levels: c_uint,
+    );
     fn cuArrayDestroy(array: CUarray);
     fn cuMipmappedArrayDestroy(array: CUmipmappedArray);
     /// For the attributes that are 64 bits wide or less; `value` begins zeroed.

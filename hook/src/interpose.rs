@@ -171,6 +171,11 @@ impl Drop for Inside {
     }
 }
 
+/// Whether a handler of ours runs on this thread.
+pub(crate) fn is_inside() -> bool {
+    local().inside.get() != 0
+}
+
 /// Runs `body` in place of `real`. Calls that the driver makes of its own functions go straight through, and if
 /// `body` panics the driver's answer stands. `errno` is as the driver left it.
 pub(crate) fn around(real: Next<'_>, body: &mut dyn FnMut(Next<'_>) -> CUresult) -> CUresult {

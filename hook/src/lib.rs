@@ -6,10 +6,19 @@
 //!
 //! Every failure ends in the driver's own answer, except a refused charge.
 
+mod block;
+mod client;
 pub mod compute;
 pub mod cuda;
+mod device;
 pub mod driver;
+mod helper;
 pub mod interpose;
+pub mod memory;
+mod place;
+mod process;
 pub mod rows;
 pub mod symbols;
+mod sys;
 pub mod table;
+mod wishes;

@@ -3,7 +3,12 @@
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
+use gcgroup_abi::Kind;
+
+use crate::compute::{capture, progress, slots, streams};
 use crate::cuda::*;
+use crate::memory::{array, host, linear, nvml, pool, report, vmm};
+use crate::process;
 pub(crate) use crate::rows::c_name;
 use crate::rows::hooks;
 use crate::symbols;
@@ -21,127 +26,176 @@ hooks! {
 
     // Contexts: which device a thread submits to, and what goes when they go.
 
-    fn cuInit(flags: c_uint) @2000 => |next| next();
-    fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| next();
-    fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| next();
+    fn cuInit(flags: c_uint) @2000 => |next| process::init(next);
+    fn cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| slots::switch(next);
+    fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| slots::switch(next);
     fn cuCtxCreate_v3(
        context: *mut CUcontext, params_array: *mut CUexecAffinityParam, num_params: c_int, flags: c_uint,
         device: CUdevice,
-    ) @11040 => |next| next();
+    ) @11040 => |next| slots::switch(next);
     fn cuCtxCreate_v4(
        context: *mut CUcontext, ctx_create_params: *mut CUctxCreateParams, flags: c_uint, device: CUdevice,
-    ) @12050 => |next| next();
-    fn cuCtxDestroy(context: CUcontext) @2000 => |next| next();
-    fn cuCtxDestroy_v2(context: CUcontext) @4000 => |next| next();
-    fn cuCtxAttach(context: *mut CUcontext, flags: c_uint) @2000 => |next| next();
-    fn cuCtxDetach(context: CUcontext) @2000 => |next| next();
-    fn cuCtxPushCurrent(context: CUcontext) @2000 => |next| next();
-    fn cuCtxPushCurrent_v2(context: CUcontext) @4000 => |next| next();
-    fn cuCtxPopCurrent(context: *mut CUcontext) @2000 => |next| next();
-    fn cuCtxPopCurrent_v2(context: *mut CUcontext) @4000 => |next| next();
-    fn cuCtxSetCurrent(context: CUcontext) @4000 => |next| next();
-    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) @7000 => |next| next();
-    fn cuDevicePrimaryCtxRelease(device: CUdevice) @7000 => |next| next();
-    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) @11000 => |next| next();
-    fn cuDevicePrimaryCtxReset(device: CUdevice) @7000 => |next| next();
-    fn cuDevicePrimaryCtxReset_v2(device: CUdevice) @11000 => |next| next();
+    ) @12050 => |next| slots::switch(next);
+    fn cuCtxDestroy(context: CUcontext) @2000 => |next| streams::destroy_context(context, next);
+    fn cuCtxDestroy_v2(context: CUcontext) @4000 => |next| streams::destroy_context(context, next);
+    fn cuCtxAttach(context: *mut CUcontext, flags: c_uint) @2000 => |next| streams::attach(context, next);
+    fn cuCtxDetach(context: CUcontext) @2000 => |next| streams::detach(context, next);
+    fn cuCtxPushCurrent(context: CUcontext) @2000 => |next| slots::switch(next);
+    fn cuCtxPushCurrent_v2(context: CUcontext) @4000 => |next| slots::switch(next);
+    fn cuCtxPopCurrent(context: *mut CUcontext) @2000 => |next| slots::switch(next);
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext) @4000 => |next| slots::switch(next);
+    fn cuCtxSetCurrent(context: CUcontext) @4000 => |next| slots::switch(next);
+    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) @7000 => |next| streams::retain_primary(context, device, next);
+    fn cuDevicePrimaryCtxRelease(device: CUdevice) @7000 => |next| streams::release_primary(device, next);
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) @11000 => |next| streams::release_primary(device, next);
+    fn cuDevicePrimaryCtxReset(device: CUdevice) @7000 => |next| streams::reset_primary(device, next);
+    fn cuDevicePrimaryCtxReset_v2(device: CUdevice) @11000 => |next| streams::reset_primary(device, next);
 
     // Streams: what a drain waits for.
 
-    fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) @2000 => |next| next();
+    fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) @2000 => |next| streams::create(stream, flags, next);
     fn cuStreamCreateWithPriority(
         stream: *mut CUstream, flags: c_uint, priority: c_int,
-    ) @5050 => |next| next();
-    fn cuStreamDestroy(stream: CUstream) @2000 => |next| next();
-    fn cuStreamDestroy_v2(stream: CUstream) @4000 => |next| next();
+    ) @5050 => |next| streams::create(stream, flags, next);
+    fn cuGreenCtxStreamCreate(
+        stream: *mut CUstream, context: CUgreenCtx, flags: c_uint, priority: c_int,
+    ) @12050 => |next| streams::create_green(stream, context, next);
+    fn cuStreamDestroy(stream: CUstream) @2000 => |next| streams::destroy(stream, next);
+    fn cuStreamDestroy_v2(stream: CUstream) @4000 => |next| streams::destroy(stream, next);
+
+    // Captures: nothing that is submitted to them runs.
+
+    fn cuStreamBeginCapture [cuStreamBeginCapture_ptsz](
+        stream: CUstream,
+    ) @10000 => |next| capture::begin(stream, next);
+    fn cuStreamBeginCapture_v2 [cuStreamBeginCapture_v2_ptsz](
+        stream: CUstream, mode: c_uint,
+    ) @10010 => |next| capture::begin(stream, next);
+    fn cuStreamBeginCaptureToGraph [cuStreamBeginCaptureToGraph_ptsz](
+        stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode,
+        dependency_data: *const CUgraphEdgeData, num_dependencies: usize, mode: c_uint,
+    ) @12030 => |next| capture::begin(stream, next);
+    fn cuStreamBeginRecaptureToGraph [cuStreamBeginRecaptureToGraph_ptsz](
+        stream: CUstream, mode: c_uint, graph: CUgraph, callback: *mut c_void, user_data: *mut c_void,
+    ) @13030 => |next| capture::begin(stream, next);
+    fn cuStreamEndCapture [cuStreamEndCapture_ptsz](
+        stream: CUstream, graph: *mut CUgraph,
+    ) @10000 => |next| capture::end(stream, next);
+
+    // Waiting: what was submitted has ended, and pools give memory back.
+
+    fn cuCtxSynchronize() @2000 => |next| progress::synchronize(next);
+    fn cuCtxSynchronize_v2(context: CUcontext) @13000 => |next| pool::synchronize(next);
+    fn cuStreamSynchronize [cuStreamSynchronize_ptsz](
+        stream: CUstream,
+    ) @2000 => |next| pool::synchronize(next);
+    fn cuEventSynchronize(event: CUevent) @2000 => |next| pool::synchronize(next);
 
     // Linear memory.
 
-    fn cuMemAlloc(address: *mut CUdeviceptr_v1, bytes: c_uint) @2000 => |next| next();
-    fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) @3020 => |next| next();
+    fn cuMemAlloc(address: *mut CUdeviceptr_v1, bytes: c_uint) @2000 => |next| linear::alloc(Kind::Linear, address, bytes, next);
+    fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) @3020 => |next| linear::alloc(Kind::Linear, address, bytes as u64, next);
     fn cuMemAllocPitch(
         address: *mut CUdeviceptr_v1, pitch: *mut c_uint, width_in_bytes: c_uint, height: c_uint,
         element_size_bytes: c_uint,
-    ) @2000 => |next| next();
+    ) @2000 => |next| linear::alloc_pitched(address, pitch, width_in_bytes, height, next);
     fn cuMemAllocPitch_v2(
         address: *mut CUdeviceptr, pitch: *mut usize, width_in_bytes: usize, height: usize,
         element_size_bytes: c_uint,
-    ) @3020 => |next| next();
-    fn cuMemAllocManaged(address: *mut CUdeviceptr, bytes: usize, flags: c_uint) @6000 => |next| next();
-    fn cuMemFree(address: CUdeviceptr_v1) @2000 => |next| next();
-    fn cuMemFree_v2(address: CUdeviceptr) @3020 => |next| next();
+    ) @3020 => |next| linear::alloc_pitched(address, pitch, width_in_bytes as u64, height as u64, next);
+    fn cuMemAllocManaged(address: *mut CUdeviceptr, bytes: usize, flags: c_uint) @6000 => |next| linear::alloc(Kind::Managed, address, bytes as u64, next);
+    fn cuMemFree(address: CUdeviceptr_v1) @2000 => |next| linear::free(address, next);
+    fn cuMemFree_v2(address: CUdeviceptr) @3020 => |next| linear::free(address, next);
+
+    // Other processes' memory: shown, charged to its owner.
+
+    fn cuIpcOpenMemHandle(
+        address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint,
+    ) @4010 => |next| linear::import(address, next);
+    fn cuIpcOpenMemHandle_v2(
+        address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint,
+    ) @11000 => |next| linear::import(address, next);
+    fn cuIpcCloseMemHandle(address: CUdeviceptr) @4010 => |next| linear::free(address, next);
 
     // Page-locked host memory: counted, not charged.
 
-    fn cuMemAllocHost(address: *mut *mut c_void, bytes: c_uint) @2000 => |next| next();
-    fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) @3020 => |next| next();
-    fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) @2020 => |next| next();
-    fn cuMemFreeHost(address: *mut c_void) @2000 => |next| next();
+    fn cuMemAllocHost(address: *mut *mut c_void, bytes: c_uint) @2000 => |next| host::alloc(address, bytes, next);
+    fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) @3020 => |next| host::alloc(address, bytes as u64, next);
+    fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) @2020 => |next| host::alloc(address, bytes as u64, next);
+    fn cuMemHostRegister(address: *mut c_void, bytes: usize, flags: c_uint) @4000
+        => |next| host::register(address, bytes as u64, next);
+    fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: c_uint) @6050
+        => |next| host::register(address, bytes as u64, next);
+    fn cuMemHostUnregister(address: *mut c_void) @4000 => |next| host::free(address, next);
+    fn cuMemFreeHost(address: *mut c_void) @2000 => |next| host::free(address, next);
 
     // Pools: charged by what they reserve.
 
     fn cuMemAllocAsync [cuMemAllocAsync_ptsz](
         address: *mut CUdeviceptr, bytes: usize, stream: CUstream,
-    ) @11020 => |next| next();
+    ) @11020 => |next| pool::alloc(address, bytes, stream, next);
     fn cuMemAllocFromPoolAsync [cuMemAllocFromPoolAsync_ptsz](
         address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream,
-    ) @11020 => |next| next();
-    fn cuMemFreeAsync [cuMemFreeAsync_ptsz](address: CUdeviceptr, stream: CUstream) @11020 => |next| next();
-    fn cuMemPoolCreate(pool: *mut CUmemoryPool, pool_props: *const CUmemPoolProps) @11020 => |next| next();
-    fn cuMemPoolDestroy(pool: CUmemoryPool) @11020 => |next| next();
-    fn cuMemPoolTrimTo(pool: CUmemoryPool, min_bytes_to_keep: usize) @11020 => |next| next();
+    ) @11020 => |next| pool::alloc_from_pool(address, bytes, pool, stream, next);
+    fn cuMemFreeAsync [cuMemFreeAsync_ptsz](address: CUdeviceptr, stream: CUstream) @11020 => |next| pool::free(address, next);
+    fn cuMemPoolCreate(pool: *mut CUmemoryPool, pool_props: *const CUmemPoolProps) @11020 => |next| pool::create(pool, pool_props, next);
+    fn cuMemPoolDestroy(pool: CUmemoryPool) @11020 => |next| pool::destroy(pool, next);
+    fn cuMemPoolImportFromShareableHandle(
+        pool: *mut CUmemoryPool, handle: *mut c_void, handle_type: c_uint, flags: c_ulonglong,
+    ) @11020 => |next| pool::import(pool, next);
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, min_bytes_to_keep: usize) @11020 => |next| pool::change(pool, next);
     fn cuMemPoolSetAttribute(
         pool: CUmemoryPool, attr: c_uint, value: *mut c_void,
-    ) @11020 => |next| next();
+    ) @11020 => |next| pool::change(pool, next);
 
     // Physical memory by handle.
 
     fn cuMemCreate(
         handle: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp,
         flags: c_ulonglong,
-    ) @10020 => |next| next();
-    fn cuMemRelease(handle: CUmemGenericAllocationHandle) @10020 => |next| next();
+    ) @10020 => |next| vmm::create(handle, size, prop, next);
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle) @10020 => |next| vmm::release(handle, next);
     fn cuMemMap(
         ptr: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle,
         flags: c_ulonglong,
-    ) @10020 => |next| next();
-    fn cuMemUnmap(ptr: CUdeviceptr, size: usize) @10020 => |next| next();
+    ) @10020 => |next| vmm::map(ptr, size, handle, next);
+    fn cuMemUnmap(ptr: CUdeviceptr, size: usize) @10020 => |next| vmm::unmap(ptr, size, next);
     fn cuMemRetainAllocationHandle(
         handle: *mut CUmemGenericAllocationHandle, addr: *mut c_void,
-    ) @11000 => |next| next();
+    ) @11000 => |next| vmm::retain(handle, addr.addr() as u64, next);
     fn cuMemImportFromShareableHandle(
         handle: *mut CUmemGenericAllocationHandle, os_handle: *mut c_void, sh_handle_type: c_uint,
-    ) @10020 => |next| next();
+    ) @10020 => |next| vmm::import(handle, next);
 
     // Arrays.
 
     fn cuArrayCreate(
         handle: *mut CUarray, allocate_array: *const CUDA_ARRAY_DESCRIPTOR_v1,
-    ) @2000 => |next| next();
+    ) @2000 => |next| array::create(handle, allocate_array, next);
     fn cuArrayCreate_v2(
         handle: *mut CUarray, allocate_array: *const CUDA_ARRAY_DESCRIPTOR,
-    ) @3020 => |next| next();
+    ) @3020 => |next| array::create(handle, allocate_array, next);
     fn cuArray3DCreate(
         handle: *mut CUarray, allocate_array: *const CUDA_ARRAY3D_DESCRIPTOR_v1,
-    ) @2000 => |next| next();
+    ) @2000 => |next| array::create(handle, allocate_array, next);
     fn cuArray3DCreate_v2(
         handle: *mut CUarray, allocate_array: *const CUDA_ARRAY3D_DESCRIPTOR,
-    ) @3020 => |next| next();
-    fn cuArrayDestroy(array: CUarray) @2000 => |next| next();
+    ) @3020 => |next| array::create(handle, allocate_array, next);
+    fn cuArrayDestroy(array: CUarray) @2000 => |next| array::destroy(array, next);
     fn cuMipmappedArrayCreate(
         handle: *mut CUmipmappedArray, mipmapped_array_desc: *const CUDA_ARRAY3D_DESCRIPTOR,
         num_mipmap_levels: c_uint,
-    ) @5000 => |next| next();
-    fn cuMipmappedArrayDestroy(mipmapped_array: CUmipmappedArray) @5000 => |next| next();
+    ) @5000 => |next| array::create_mipmapped(handle, mipmapped_array_desc, num_mipmap_levels, next);
+    fn cuMipmappedArrayDestroy(mipmapped_array: CUmipmappedArray) @5000 => |next| array::destroy_mipmapped(mipmapped_array, next);
 
     // The program is told of its limit, not of the card.
 
-    fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) @2000 => |next| next();
-    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) @3020 => |next| next();
-    fn cuDeviceTotalMem(bytes: *mut c_uint, device: CUdevice) @2000 => |next| next();
-    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) @3020 => |next| next();
-    fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) @0 => |next| next();
-    fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) @0 => |next| next();
+    fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) @2000 => |next| report::info(free, total, next);
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) @3020 => |next| report::info(free, total, next);
+    fn cuDeviceTotalMem(bytes: *mut c_uint, device: CUdevice) @2000 => |next| report::total(bytes, device, next);
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) @3020 => |next| report::total(bytes, device, next);
+    fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) @0 => |next| nvml::info(device, memory, next);
+    fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) @0 => |next| nvml::info_v2(device, memory, next);
 
     // Launches.
 

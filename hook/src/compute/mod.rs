@@ -1,4 +1,24 @@
 //! Work for the device: let through, counted, held back.
+//!
+//! `fast` is the path of a submission while its gate is open; everything else is here: `slots` says where a thread
+//! counts, `gate` what it does at a gate that is not open, `streams` what there is to wait for, `drain` and `progress`
+//! wait for it in the helper thread.
 
+use std::time::Duration;
+
+pub mod capture;
+pub mod drain;
 pub mod fast;
 pub mod gate;
+pub mod progress;
+pub mod slots;
+pub mod streams;
+
+/// What a step of the helper's work came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// When it wants the next one; `None`: when the daemon rings.
+    pub(crate) wake: Option<Duration>,
+    /// Whether the daemon should look at the usage block.
+    pub(crate) has_news: bool,
+}

@@ -1,0 +1,207 @@
+//! This process's two blocks: where they are mapped, and what is mapped there.
+//!
+//! Both keep their addresses for the life of the process, whatever happens to the daemon, so that pointers to gates
+//! and counters stay good. Knows no socket: `client` brings the daemon's control block.
+
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::map::{self, CONTROL_SIZE, USAGE_SIZE};
+use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, Usage};
+
+use crate::sys::{self, Descriptor, Mapping};
+
+/// The daemon's block is not what we understand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotOurs {
+    /// Not of the size, seals or kind that a control block has.
+    Kind,
+    /// A block of another version.
+    Version(u32),
+}
+
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    usage: Mapping,
+    /// None where memory files are refused: then no daemon can see our usage, but the limits still hold.
+    usage_file: Option<Descriptor>,
+    control: Mapping,
+}
+
+impl Blocks {
+    /// New blocks, not yet the daemon's: every gate open, no limit but `memory_limit`.
+    pub(crate) fn new(memory_limit: u64) -> io::Result<Self> {
+        let (usage, usage_file) = match shared_usage() {
+            Ok((usage, file)) => (usage, Some(file)),
+            Err(_) => (Mapping::anonymous(USAGE_SIZE)?, None),
+        };
+        let control = Mapping::anonymous(CONTROL_SIZE)?;
+        let blocks = Self {
+            usage,
+            usage_file,
+            control,
+        };
+        let fresh = blocks.control();
+        fresh.memory_limit.store(memory_limit, Relaxed);
+        fresh.grace_msec.store(u32::MAX, Relaxed);
+        for device in &fresh.devices {
+            device.memory_limit.store(NO_LIMIT, Relaxed);
+            device.priority.store(DEFAULT_PRIORITY, Relaxed);
+        }
+        fresh.publish();
+        blocks.control.protect();
+        blocks.usage().publish();
+        Ok(blocks)
+    }
+
+    pub(crate) fn usage(&self) -> &Usage {
+        // SAFETY: page-aligned, of this size, mapped as long as `self` is; nobody can shrink the file.
+        unsafe { map::usage(self.usage.address()) }
+    }
+
+    /// Read only: a store through it is fatal.
+    pub(crate) fn control(&self) -> &Control {
+        // SAFETY: page-aligned, of this size, mapped as long as `self` is; what replaces it has the same size.
+        unsafe { map::control(self.control.address()) }
+    }
+
+    /// The usage block's file, unless the program closed it.
+    pub(crate) fn usage_file(&self) -> Option<RawFd> {
+        self.usage_file.as_ref()?.get()
+    }
+
+    /// Gives the descriptor up, in a forked child, whose parent the block belongs to.
+    pub(crate) fn close_file(&self) {
+        if let Some(file) = &self.usage_file {
+            file.close();
+        }
+    }
+
+    /// Has the daemon's control block take the place of what governed before.
+    pub(crate) fn adopt(&self, file: &OwnedFd) -> Result<(), NotOurs> {
+        if !sys::has_fixed_size(file, CONTROL_SIZE) {
+            return Err(NotOurs::Kind);
+        }
+        let new = Mapping::shared(file, CONTROL_SIZE, false).map_err(|_| NotOurs::Kind)?;
+        // SAFETY: page-aligned, of this size, and mapped until it is moved below.
+        let control = unsafe { map::control(new.address()) };
+        if !control.is_understood() {
+            return Err(NotOurs::Version(control.version()));
+        }
+        new.replace(&self.control).map_err(|_| NotOurs::Kind)
+    }
+
+    /// Keeps every setting but opens the gates: nobody is left who could.
+    ///
+    /// Threads that wait on the block that is replaced find out when they next look, within
+    /// [`gate::RECHECK`](crate::compute::gate::RECHECK).
+    pub(crate) fn open_gates(&self) -> io::Result<()> {
+        let copy = Mapping::anonymous(CONTROL_SIZE)?;
+        for (to, from) in words(&copy).iter().zip(words(&self.control)) {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        // SAFETY: page-aligned, of this size, and mapped until it is moved below.
+        let control = unsafe { map::control(copy.address()) };
+        for device in &control.devices {
+            device.gate.store(Gate::Run as u32, Relaxed);
+        }
+        copy.protect();
+        copy.replace(&self.control)
+    }
+}
+
+/// A block as the words it is made of.
+fn words(block: &Mapping) -> &[AtomicU64] {
+    // SAFETY: a control block's mapping, page-aligned and of this size; words can have any value.
+    unsafe { std::slice::from_raw_parts(block.address().cast::<AtomicU64>(), CONTROL_SIZE / 8) }
+}
+
+fn shared_usage() -> io::Result<(Mapping, Descriptor)> {
+    let file = sys::sealed_file(c"gcgroup-usage", USAGE_SIZE)?;
+    let usage = Mapping::shared(&file, USAGE_SIZE, true)?;
+    Ok((usage, Descriptor::new(file)?))
+}
+
+/// Blocks of a test's own.
+#[cfg(test)]
+pub(crate) fn of_test(memory_limit: u64) -> &'static Blocks {
+    Box::leak(Box::new(Blocks::new(memory_limit).unwrap()))
+}
+
+/// A control block as a daemon makes it, and the daemon's view of it.
+#[cfg(test)]
+pub(crate) fn of_daemon() -> (&'static Control, OwnedFd) {
+    let file = sys::sealed_file(c"gcgroup-control", CONTROL_SIZE).unwrap();
+    let mapping: &'static Mapping = Box::leak(Box::new(Mapping::shared(&file, CONTROL_SIZE, true).unwrap()));
+    // SAFETY: page-aligned, of this size, never unmapped, writable.
+    (unsafe { map::control(mapping.address()) }, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_daemon_everything_passes_and_the_wished_limit_holds() {
+        let blocks = of_test(4096);
+        assert!(blocks.control().is_understood() && blocks.usage().is_understood());
+        assert_eq!(blocks.control().memory_limit.load(Relaxed), 4096);
+        assert!(
+            blocks
+                .control()
+                .devices
+                .iter()
+                .all(|d| d.memory_limit.load(Relaxed) == NO_LIMIT)
+        );
+        assert!(
+            blocks
+                .control()
+                .devices
+                .iter()
+                .all(|d| d.gate.load(Relaxed) == Gate::Run as u32)
+        );
+        assert!(blocks.usage_file().is_some());
+    }
+
+    #[test]
+    fn the_daemons_block_takes_the_place_and_what_it_stores_is_seen() {
+        let blocks = of_test(4096);
+        let seen = blocks.control();
+        let (daemon, file) = of_daemon();
+        assert_eq!(blocks.adopt(&file), Err(NotOurs::Version(0)), "not published yet");
+        assert_eq!(seen.memory_limit.load(Relaxed), 4096);
+        daemon.publish();
+        assert_eq!(blocks.adopt(&file), Ok(()));
+        daemon.memory_limit.store(8192, Relaxed);
+        assert_eq!(seen.memory_limit.load(Relaxed), 8192);
+    }
+
+    #[test]
+    fn a_file_that_could_shrink_is_no_control_block() {
+        let blocks = of_test(NO_LIMIT);
+        let file = sys::sealed_file(c"short", CONTROL_SIZE / 2).unwrap();
+        assert_eq!(blocks.adopt(&file), Err(NotOurs::Kind));
+    }
+
+    #[test]
+    fn opening_the_gates_keeps_the_limits() {
+        let blocks = of_test(NO_LIMIT);
+        let (daemon, file) = of_daemon();
+        daemon.memory_limit.store(8192, Relaxed);
+        daemon.devices[3].gate.store(Gate::Frozen as u32, Relaxed);
+        daemon.publish();
+        blocks.adopt(&file).unwrap();
+        let seen = blocks.control();
+        assert_eq!(seen.devices[3].gate.load(Relaxed), Gate::Frozen as u32);
+        blocks.open_gates().unwrap();
+        assert_eq!(seen.devices[3].gate.load(Relaxed), Gate::Run as u32);
+        assert_eq!(seen.memory_limit.load(Relaxed), 8192);
+        daemon.memory_limit.store(1, Relaxed);
+        assert_eq!(
+            seen.memory_limit.load(Relaxed),
+            8192,
+            "the lost daemon's block is not ours any more"
+        );
+    }
+}

@@ -1,0 +1,366 @@
+//! Talking to the daemon: one `SOCK_SEQPACKET` connection, two descriptors at its beginning, doorbells after.
+//!
+//! Knows nothing of what the blocks mean. Every wait here ends.
+
+use std::ffi::OsStr;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::VERSION;
+use gcgroup_abi::message::{self, Hello, MAX_LENGTH, Tag, Welcome};
+
+use crate::sys::{self, Descriptor};
+
+/// Why there is no daemon for this process.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Nobody listens, or nobody answers in time.
+    Absent,
+    /// It means something else by its blocks.
+    Version(u32),
+    /// It will not have this process.
+    Refused,
+}
+
+impl From<io::Error> for Refusal {
+    fn from(_: io::Error) -> Self {
+        Self::Absent
+    }
+}
+
+/// Introduces the process; returns the connection and the control block's file.
+pub(crate) fn register(
+    path: &OsStr,
+    hello: &Hello,
+    usage: RawFd,
+    patience: Duration,
+) -> Result<(Descriptor, OwnedFd), Refusal> {
+    let deadline = Instant::now() + patience;
+    let socket = connect(path, patience)?;
+    send_with_file(&socket, &hello.to_bytes(), usage)?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Refusal::Absent);
+        }
+        if !sys::poll(Some(socket.as_raw_fd()), Some(left)) {
+            continue;
+        }
+        match receive(socket.as_raw_fd())? {
+            Some(packet) => return welcomed(socket, packet),
+            None => continue,
+        }
+    }
+}
+
+fn welcomed(socket: OwnedFd, packet: Packet) -> Result<(Descriptor, OwnedFd), Refusal> {
+    let welcome = Welcome::from_bytes(packet.bytes()).map_err(|_| Refusal::Absent)?;
+    if welcome.abi != VERSION {
+        return Err(Refusal::Version(welcome.abi));
+    }
+    if welcome.status != 0 {
+        return Err(Refusal::Refused);
+    }
+    let control = packet.file.ok_or(Refusal::Absent)?;
+    Ok((Descriptor::new(socket)?, control))
+}
+
+/// What came of looking at the connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    Nothing,
+    Doorbell,
+    /// The daemon is gone, or the program closed our socket.
+    Lost,
+}
+
+/// Reads one packet, if there is one.
+pub(crate) fn listen(connection: &Descriptor) -> Heard {
+    let Some(fd) = connection.get() else {
+        return Heard::Lost;
+    };
+    match receive(fd) {
+        Ok(None) => Heard::Nothing,
+        Ok(Some(packet)) if packet.bytes().is_empty() => Heard::Lost,
+        // A kind of packet that a later daemon sends asks for no more than a look at the block.
+        Ok(Some(_)) => Heard::Doorbell,
+        Err(_) => Heard::Lost,
+    }
+}
+
+/// Has the daemon look at the usage block. If the socket is full, it has been asked already.
+pub(crate) fn ring(connection: &Descriptor) {
+    let Some(fd) = connection.get() else { return };
+    let packet = message::bare(Tag::Doorbell);
+    // SAFETY: the packet outlives the call.
+    unsafe {
+        libc::send(
+            fd,
+            packet.as_ptr().cast(),
+            packet.len(),
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    };
+}
+
+/// A type's size as socket calls want it.
+#[expect(clippy::cast_possible_truncation, reason = "small structures only")]
+const fn length<T>() -> libc::socklen_t {
+    assert!(size_of::<T>() < 4096);
+    size_of::<T>() as libc::socklen_t
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "one")]
+const AF_UNIX: libc::sa_family_t = libc::AF_UNIX as libc::sa_family_t;
+
+fn connect(path: &OsStr, patience: Duration) -> io::Result<OwnedFd> {
+    // SAFETY: numbers only.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut address = libc::sockaddr_un {
+        sun_family: AF_UNIX,
+        sun_path: [0; 108],
+    };
+    let path = path.as_bytes();
+    if path.len() >= address.sun_path.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(path) {
+        *to = from.cast_signed();
+    }
+    // A full queue of a daemon that is stuck must not hold up the program: unix(7), SO_SNDTIMEO.
+    let timeout = libc::timeval {
+        tv_sec: libc::time_t::try_from(patience.as_secs()).unwrap_or(1),
+        tv_usec: patience.subsec_micros().into(),
+    };
+    // SAFETY: option and address are of the sizes given, and outlive the calls.
+    let answer = unsafe {
+        libc::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_SNDTIMEO,
+            (&raw const timeout).cast(),
+            length::<libc::timeval>(),
+        );
+        libc::connect(fd, (&raw const address).cast(), length::<libc::sockaddr_un>())
+    };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(socket)
+}
+
+/// Room for one descriptor in a control message, aligned as cmsg(3) wants it.
+type Ancillary = [u64; 4];
+const _: () = {
+    // SAFETY: arithmetic only.
+    assert!(unsafe { libc::CMSG_SPACE(length::<RawFd>()) } as usize <= size_of::<Ancillary>());
+};
+
+fn send_with_file(socket: &OwnedFd, bytes: &[u8], file: RawFd) -> io::Result<()> {
+    let mut ancillary: Ancillary = [0; 4];
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut header = header(&mut part, &mut ancillary);
+    // SAFETY: the header names `ancillary`, which has room for one message with one descriptor, asserted above.
+    let sent = unsafe {
+        header.msg_controllen = libc::CMSG_SPACE(length::<RawFd>()) as usize;
+        let message = libc::CMSG_FIRSTHDR(&raw const header);
+        (*message).cmsg_level = libc::SOL_SOCKET;
+        (*message).cmsg_type = libc::SCM_RIGHTS;
+        (*message).cmsg_len = libc::CMSG_LEN(length::<RawFd>()) as usize;
+        libc::CMSG_DATA(message).cast::<RawFd>().write_unaligned(file);
+        libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
+    };
+    if sent == bytes.len().cast_signed() {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+struct Packet {
+    buffer: [u8; MAX_LENGTH],
+    length: usize,
+    file: Option<OwnedFd>,
+}
+
+impl Packet {
+    /// Empty if the other end is closed.
+    fn bytes(&self) -> &[u8] {
+        self.buffer.get(..self.length).unwrap_or(&[])
+    }
+}
+
+/// The next packet, with its descriptor if it has one; `None` if there is none yet.
+fn receive(socket: RawFd) -> io::Result<Option<Packet>> {
+    let mut packet = Packet {
+        buffer: [0; MAX_LENGTH],
+        length: 0,
+        file: None,
+    };
+    let mut ancillary: Ancillary = [0; 4];
+    let mut part = libc::iovec {
+        iov_base: packet.buffer.as_mut_ptr().cast(),
+        iov_len: packet.buffer.len(),
+    };
+    let mut header = header(&mut part, &mut ancillary);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header names a buffer and room for control messages that outlive the call.
+    let length = unsafe { libc::recvmsg(socket, &raw mut header, flags) };
+    let Ok(length) = usize::try_from(length) else {
+        let error = io::Error::last_os_error();
+        return match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(error),
+        };
+    };
+    packet.length = length;
+    // SAFETY: the kernel filled in the header and `ancillary`; a null pointer means no message.
+    let message = unsafe { libc::CMSG_FIRSTHDR(&raw const header).as_ref() };
+    if let Some(message) =
+        message.filter(|m| m.cmsg_type == libc::SCM_RIGHTS && m.cmsg_level == libc::SOL_SOCKET)
+    {
+        // SAFETY: a message of this type carries at least one descriptor, just opened for us.
+        packet.file =
+            Some(unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(message).cast::<RawFd>().read_unaligned()) });
+    }
+    Ok(Some(packet))
+}
+
+fn header(part: &mut libc::iovec, ancillary: &mut Ancillary) -> libc::msghdr {
+    // SAFETY: all zeroes is an empty header.
+    let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    header.msg_iov = part;
+    header.msg_iovlen = 1;
+    header.msg_control = ancillary.as_mut_ptr().cast();
+    header.msg_controllen = size_of::<Ancillary>();
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gcgroup_abi::map::{CONTROL_SIZE, USAGE_SIZE};
+
+    /// Two ends of a connection such as the daemon's.
+    fn pair() -> (Descriptor, OwnedFd) {
+        let mut ends = [0; 2];
+        // SAFETY: room for two descriptors.
+        let answer = unsafe {
+            libc::socketpair(
+                libc::AF_UNIX,
+                libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
+                0,
+                ends.as_mut_ptr(),
+            )
+        };
+        assert_eq!(answer, 0);
+        // SAFETY: just made.
+        let [ours, theirs] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        (Descriptor::new(ours).unwrap(), theirs)
+    }
+
+    #[test]
+    fn nobody_listening_is_no_daemon() {
+        let usage = sys::sealed_file(c"usage", USAGE_SIZE).unwrap();
+        let path = std::env::temp_dir().join(format!("gcgroup-nobody-{}", std::process::id()));
+        let answer = register(
+            path.as_os_str(),
+            &Hello::PLAIN,
+            usage.as_raw_fd(),
+            Duration::from_secs(1),
+        );
+        assert!(matches!(answer, Err(Refusal::Absent)));
+        let long = "x".repeat(200);
+        let answer = register(
+            long.as_ref(),
+            &Hello::PLAIN,
+            usage.as_raw_fd(),
+            Duration::from_secs(1),
+        );
+        assert!(matches!(answer, Err(Refusal::Absent)));
+    }
+
+    #[test]
+    fn a_descriptor_travels_with_its_packet() {
+        let (ours, theirs) = pair();
+        let file = sys::sealed_file(c"control", CONTROL_SIZE).unwrap();
+        send_with_file(
+            &theirs,
+            &Welcome {
+                abi: VERSION,
+                status: 0,
+            }
+            .to_bytes(),
+            file.as_raw_fd(),
+        )
+        .unwrap();
+        let packet = receive(ours.get().unwrap()).unwrap().unwrap();
+        assert!(Welcome::from_bytes(packet.bytes()).is_ok());
+        assert!(sys::has_fixed_size(packet.file.as_ref().unwrap(), CONTROL_SIZE));
+    }
+
+    #[test]
+    fn refusals_keep_their_reason() {
+        for (welcome, want) in [
+            (
+                Welcome {
+                    abi: VERSION + 1,
+                    status: 0,
+                },
+                "Version(2)",
+            ),
+            (
+                Welcome {
+                    abi: VERSION,
+                    status: 95,
+                },
+                "Refused",
+            ),
+            (
+                Welcome {
+                    abi: VERSION,
+                    status: 0,
+                },
+                "Absent",
+            ),
+        ] {
+            let (_ours, theirs) = pair();
+            let mut buffer = [0; MAX_LENGTH];
+            buffer[..Welcome::LENGTH].copy_from_slice(&welcome.to_bytes());
+            let answer = welcomed(
+                theirs,
+                Packet {
+                    buffer,
+                    length: Welcome::LENGTH,
+                    file: None,
+                },
+            );
+            assert_eq!(format!("{:?}", answer.unwrap_err()), want);
+        }
+    }
+
+    #[test]
+    fn doorbells_are_heard_and_a_closed_end_is_a_loss() {
+        let (ours, theirs) = pair();
+        assert_eq!(listen(&ours), Heard::Nothing);
+        ring(&ours);
+        let packet = receive(theirs.as_raw_fd()).unwrap().unwrap();
+        assert_eq!(message::tag(packet.bytes()), Ok(Tag::Doorbell));
+        let theirs = Descriptor::new(theirs).unwrap();
+        ring(&theirs);
+        assert_eq!(listen(&ours), Heard::Doorbell);
+        drop(theirs);
+        assert_eq!(listen(&ours), Heard::Lost);
+    }
+}

@@ -1,0 +1,257 @@
+//! A frozen device is drained when nothing is submitted to it any more and all that was has ended.
+//!
+//! Runs in the helper thread, in steps that do not wait, so that a thaw ends it at once. A device is said to be drained
+//! only for the freeze during which all of this held, one after the other:
+//! the gate is frozen; every thread has passed a memory barrier since, and so sees it; no capture is under way, and none
+//! can begin; no thread is inside a submission; marks set after that, on every context and stream, have passed.
+//!
+//! Not seen: a thread whose current context is on another device and submits a copy to this one. That device's gate
+//! holds it, which matters only where one device of a process is frozen and another is not.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
+
+use gcgroup_abi::{Gate, MAX_DEVICES};
+
+use super::Step;
+use super::streams::{Mark, Passed};
+use crate::process::Process;
+use crate::{helper, sys};
+
+/// The helper looks again this soon at first, then less and less often.
+const SOON: Duration = Duration::from_micros(20);
+const SELDOM: Duration = Duration::from_millis(1);
+
+#[derive(Debug)]
+enum Phase {
+    /// Nothing is asked, or what was asked is done.
+    Rest,
+    /// Threads may be inside submissions.
+    Outside,
+    /// Waiting for what was submitted.
+    Marks(Vec<Mark>),
+}
+
+#[derive(Debug)]
+struct Device {
+    generation: u32,
+    phase: Phase,
+}
+
+#[derive(Debug)]
+pub(crate) struct Drain {
+    devices: Vec<Device>,
+    pause: Duration,
+}
+
+impl Drain {
+    pub(crate) fn new() -> Self {
+        let devices = (0..MAX_DEVICES)
+            .map(|_| Device {
+                generation: 0,
+                phase: Phase::Rest,
+            })
+            .collect();
+        Self { devices, pause: SOON }
+    }
+
+    /// Goes on as far as it gets without waiting.
+    pub(crate) fn step(&mut self, process: &Process) -> Step {
+        let mut step = Step::default();
+        if self.follow(process) {
+            sys::barrier();
+            self.pause = SOON;
+        }
+        for (index, device) in self.devices.iter_mut().enumerate() {
+            if device.advance(process, index) {
+                step.has_news = true;
+            }
+        }
+        if self
+            .devices
+            .iter()
+            .any(|device| !matches!(device.phase, Phase::Rest))
+        {
+            step.wake = Some(self.pause);
+            self.pause = (self.pause * 2).min(SELDOM);
+        }
+        step
+    }
+
+    /// Takes up freezes and drops what was thawed; whether a freeze was taken up.
+    fn follow(&mut self, process: &Process) -> bool {
+        let mut has_begun = false;
+        for ((device, control), usage) in self
+            .devices
+            .iter_mut()
+            .zip(&process.control().devices)
+            .zip(&process.usage().devices)
+        {
+            let generation = control.freeze_generation.load(Acquire);
+            let is_frozen = Gate::from_word(control.gate.load(Acquire)) == Gate::Frozen;
+            let is_wanted = is_frozen && usage.drained_generation.load(Relaxed) != generation;
+            let is_under_way = !matches!(device.phase, Phase::Rest);
+            if is_under_way && (!is_wanted || device.generation != generation) {
+                device.give_up();
+            }
+            if is_wanted && matches!(device.phase, Phase::Rest) {
+                *device = Device {
+                    generation,
+                    phase: Phase::Outside,
+                };
+                has_begun = true;
+            }
+        }
+        has_begun
+    }
+}
+
+impl Device {
+    fn give_up(&mut self) {
+        if let Phase::Marks(marks) = std::mem::replace(&mut self.phase, Phase::Rest) {
+            marks.into_iter().for_each(Mark::abandon);
+        }
+    }
+
+    /// Whether the device has become drained.
+    fn advance(&mut self, process: &Process, index: usize) -> bool {
+        if matches!(self.phase, Phase::Outside) && !self.set_marks(process, index) {
+            return false;
+        }
+        let Phase::Marks(marks) = &mut self.phase else {
+            return false;
+        };
+        let asked = helper::in_driver(|| marks.retain(|mark| mark.ask() == Passed::NotYet));
+        if asked.is_none() || !marks.is_empty() {
+            return false;
+        }
+        self.phase = Phase::Rest;
+        self.publish(process, index)
+    }
+
+    /// Whether all marks are set.
+    fn set_marks(&mut self, process: &Process, index: usize) -> bool {
+        // In this order: a thread that passed the gate because it captures is inside until it has submitted.
+        let is_quiet = process.contexts.captures.unless_any(|| ()).is_some()
+            && !process.slots.is_any_inside(process, index);
+        if !is_quiet {
+            return false;
+        }
+        let contexts = process.contexts.on(|local| process.devices.index(local) == index);
+        let mut marks = Vec::new();
+        let set = helper::in_driver(|| {
+            contexts
+                .iter()
+                .map(|context| context.mark(&mut marks))
+                .fold(Passed::Yes, |all, one| match all {
+                    Passed::Yes => one,
+                    Passed::NotYet => Passed::NotYet,
+                })
+        });
+        self.phase = Phase::Marks(marks);
+        if set == Some(Passed::Yes) {
+            return true;
+        }
+        self.give_up();
+        self.phase = Phase::Outside;
+        false
+    }
+
+    /// Says so, unless it was thawed meanwhile.
+    fn publish(&self, process: &Process, index: usize) -> bool {
+        let (Some(control), Some(usage)) = (
+            process.control().devices.get(index),
+            process.usage().devices.get(index),
+        ) else {
+            return false;
+        };
+        let is_frozen = Gate::from_word(control.gate.load(Acquire)) == Gate::Frozen;
+        if !is_frozen || control.freeze_generation.load(Acquire) != self.generation {
+            return false;
+        }
+        usage.drained_generation.store(self.generation, Release);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block;
+    use crate::device::LocalDevice;
+    use gcgroup_abi::{Control, NO_LIMIT, OTHER_DEVICE, Submission};
+
+    fn governed() -> (&'static Process, &'static Control) {
+        let process = Process::of_test(NO_LIMIT);
+        let (control, file) = block::of_daemon();
+        control.publish();
+        process.adopt(&file);
+        (process, control)
+    }
+
+    fn set(control: &Control, gate: Gate) {
+        let device = &control.devices[OTHER_DEVICE];
+        device.freeze_generation.fetch_add(1, Relaxed);
+        device.gate.store(gate as u32, Relaxed);
+    }
+
+    fn drained(process: &Process) -> u32 {
+        process.usage().devices[OTHER_DEVICE]
+            .drained_generation
+            .load(Relaxed)
+    }
+
+    #[test]
+    fn a_process_that_submitted_nothing_is_drained_at_once() {
+        let (process, control) = governed();
+        let mut drain = Drain::new();
+        assert_eq!(drain.step(process), Step::default());
+        set(control, Gate::Frozen);
+        assert_eq!(
+            drain.step(process),
+            Step {
+                wake: None,
+                has_news: true
+            }
+        );
+        assert_eq!(drained(process), 1);
+        assert_eq!(drain.step(process), Step::default());
+    }
+
+    #[test]
+    fn a_thread_inside_a_submission_is_waited_for() {
+        let (process, control) = governed();
+        let slot = process
+            .slots
+            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        slot.enter(Submission::Kernel);
+        set(control, Gate::Frozen);
+        let mut drain = Drain::new();
+        let step = drain.step(process);
+        assert!(step.wake.is_some() && !step.has_news);
+        assert_eq!(drained(process), 0);
+        slot.uncount(Submission::Kernel);
+        assert!(drain.step(process).has_news);
+        assert_eq!(drained(process), 1);
+    }
+
+    #[test]
+    fn a_thaw_ends_it_and_the_next_freeze_begins_anew() {
+        let (process, control) = governed();
+        let slot = process
+            .slots
+            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        slot.enter(Submission::Kernel);
+        let mut drain = Drain::new();
+        set(control, Gate::Frozen);
+        drain.step(process);
+        set(control, Gate::Run);
+        assert_eq!(drain.step(process), Step::default());
+        slot.uncount(Submission::Kernel);
+        assert_eq!(drain.step(process), Step::default());
+        assert_eq!(drained(process), 0, "never said of a freeze that is over");
+        set(control, Gate::Frozen);
+        assert!(drain.step(process).has_news);
+        assert_eq!(drained(process), 3);
+    }
+}

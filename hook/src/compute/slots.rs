@@ -1,0 +1,522 @@
+//! Which slot a thread counts its submissions in: one for each (thread, device), in the usage block while there is room.
+//!
+//! A slot belongs to the thread whose id it carries until that thread is gone. Threads beyond the block's room get a slot
+//! of the heap, whose gate is always closed, so that each of their submissions passes `gate::admit`, which adds its
+//! counts to the device's shared ones.
+
+use std::ptr;
+use std::sync::atomic::{
+    AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
+
+use gcgroup_abi::{Gate, MAX_THREADS, Submission, Thread, UsageDevice};
+use parking_lot::Mutex;
+
+use crate::cuda::{CUcontext, CUresult};
+use crate::device::LocalDevice;
+use crate::interpose::{self, Next};
+use crate::process::{self, Process};
+use crate::{driver, sys};
+
+/// What the process alone knows of a slot: which context its thread has current.
+#[derive(Debug)]
+struct Side {
+    local: AtomicU32,
+    context: AtomicU32,
+    handle: AtomicUsize,
+    epoch: AtomicU32,
+}
+
+impl Side {
+    const fn new() -> Self {
+        Self {
+            local: AtomicU32::new(0),
+            context: AtomicU32::new(0),
+            handle: AtomicUsize::new(0),
+            epoch: AtomicU32::new(0),
+        }
+    }
+}
+
+/// A slot of the heap.
+#[repr(C)]
+#[derive(Debug)]
+struct Extra {
+    thread: Thread,
+    side: Side,
+    /// What of the counts is already in the device's shared ones.
+    folded: [[AtomicU64; 2]; Submission::COUNT],
+}
+
+/// What the gate pointers of heap slots point to.
+static CLOSED: AtomicU32 = AtomicU32::new(Gate::Track as u32);
+
+/// The slot of the calling thread, or of a thread that is being looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bound<'a> {
+    pub(crate) thread: &'a Thread,
+    side: &'a Side,
+    extra: Option<&'a Extra>,
+}
+
+impl Bound<'_> {
+    /// The device's index in the blocks.
+    pub(crate) fn index(&self) -> usize {
+        self.thread.device.load(Relaxed) as usize
+    }
+
+    pub(crate) fn local(&self) -> Option<LocalDevice> {
+        LocalDevice::of(self.side.local.load(Relaxed).cast_signed())
+    }
+
+    /// The number of the context that is current to the thread.
+    pub(crate) fn context(&self) -> u32 {
+        self.side.context.load(Relaxed)
+    }
+
+    pub(crate) fn enter(&self, what: Submission) {
+        add(self.thread.entered(what), 1);
+    }
+
+    /// Takes an [`Self::enter`] back.
+    pub(crate) fn uncount(&self, what: Submission) {
+        add(self.thread.entered(what), u64::MAX);
+    }
+
+    /// Brings a heap slot's counts to where the daemon sees them.
+    pub(crate) fn fold(&self, process: &Process) {
+        if let (Some(extra), Some(device)) = (self.extra, process.usage().devices.get(self.index())) {
+            extra.fold(device);
+        }
+    }
+}
+
+/// Only a slot's own thread counts in it.
+fn add(count: &AtomicU64, amount: u64) {
+    count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
+}
+
+fn shared(device: &UsageDevice) -> impl Iterator<Item = [&AtomicU64; 2]> {
+    device
+        .shared_entered
+        .iter()
+        .zip(&device.shared_exited)
+        .map(|(entered, exited)| [entered, exited])
+}
+
+impl Extra {
+    fn new() -> &'static Self {
+        // SAFETY: atomics only, for which all zeroes are a value.
+        let extra: Box<Self> = unsafe { Box::new(std::mem::MaybeUninit::zeroed().assume_init()) };
+        extra
+            .thread
+            .gate
+            .store(ptr::from_ref(&CLOSED).expose_provenance() as u64, Relaxed);
+        Box::leak(extra)
+    }
+
+    /// Two threads may do this at once: what the swaps return adds up to what is counted, in whatever order.
+    fn fold(&self, device: &UsageDevice) {
+        let counts = self.thread.submissions.iter().zip(&self.folded);
+        for ((counts, folded), shared) in counts.zip(shared(device)) {
+            for ((count, folded), shared) in counts.iter().zip(folded).zip(shared) {
+                let now = count.load(Acquire);
+                shared.fetch_add(now.wrapping_sub(folded.swap(now, AcqRel)), Relaxed);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Slots {
+    sides: [Side; MAX_THREADS],
+    /// Held by who takes a slot; also keeps the heap slots.
+    extras: Mutex<Vec<&'static Extra>>,
+}
+
+impl Slots {
+    pub(crate) fn new() -> Self {
+        Self {
+            sides: [const { Side::new() }; MAX_THREADS],
+            extras: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The calling thread's slot, if it has one on its current device.
+    pub(crate) fn current<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
+        let slot = interpose::thread();
+        if slot == interpose::unbound() || slot.is_null() {
+            return None;
+        }
+        let threads = &process.usage().threads;
+        let offset = slot.addr().wrapping_sub(threads.as_ptr().addr());
+        if let (Some(thread), Some(side)) = (
+            threads.get(offset / size_of::<Thread>()),
+            self.sides.get(offset / size_of::<Thread>()),
+        ) {
+            return Some(Bound {
+                thread,
+                side,
+                extra: None,
+            });
+        }
+        // SAFETY: a thread's slot that is neither the unbound one nor in the block is the first field of one of our
+        // own, which are never freed.
+        let extra = unsafe { &*slot.cast::<Extra>() };
+        Some(Bound {
+            thread: &extra.thread,
+            side: &extra.side,
+            extra: Some(extra),
+        })
+    }
+
+    /// The calling thread's slot, found or taken; `None` if it has no current context.
+    pub(crate) fn bind<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
+        self.current(process)
+            .or_else(|| self.rebind(process, current_context()?))
+    }
+
+    /// The calling thread's context may have become another: from here on it counts where it should.
+    pub(crate) fn moved(&self, process: &Process) {
+        let Some(context) = current_context() else {
+            return interpose::set_thread(interpose::unbound());
+        };
+        let epoch = process.contexts.epoch();
+        let is_same = |bound: &Bound<'_>| {
+            bound.side.handle.load(Relaxed) == context.0.addr() && bound.side.epoch.load(Relaxed) == epoch
+        };
+        if !self.current(process).is_some_and(|bound| is_same(&bound)) {
+            interpose::set_thread(interpose::unbound());
+            self.rebind(process, context);
+        }
+    }
+
+    fn rebind<'a>(&'a self, process: &'a Process, context: CUcontext) -> Option<Bound<'a>> {
+        let epoch = process.contexts.epoch();
+        let mut device = 0;
+        driver::cuCtxGetDevice(&mut device).ok()?;
+        let local = LocalDevice::of(device)?;
+        let index = process.devices.learn(process.control(), local);
+        let known = process.contexts.known(context, local);
+        let bound = self.take(process, sys::gettid(), local, index);
+        bound.side.context.store(known.id(), Relaxed);
+        bound.side.handle.store(context.0.addr(), Relaxed);
+        bound.side.epoch.store(epoch, Relaxed);
+        interpose::set_thread(ptr::from_ref(bound.thread).cast_mut());
+        Some(bound)
+    }
+
+    /// The slot of that thread on that device.
+    fn take<'a>(&'a self, process: &'a Process, tid: u32, local: LocalDevice, index: usize) -> Bound<'a> {
+        let is_own = |bound: &Bound<'_>| {
+            bound.thread.tid.load(Relaxed) == tid
+                && bound.side.local.load(Relaxed) == u32::from(local.number())
+        };
+        // A slot with our id was taken by us, or left by a namesake who is gone: nobody else touches it.
+        if let Some(own) = self.in_block(process).find(is_own) {
+            return own;
+        }
+        let mut extras = self.extras.lock();
+        if let Some(own) = extras.iter().map(|extra| extra.bound()).find(is_own) {
+            return own;
+        }
+        let free = self
+            .free(process, index)
+            .or_else(|| self.fresh(process))
+            .or_else(|| {
+                self.release_dead(process);
+                self.free(process, index)
+            })
+            .or_else(|| {
+                extras
+                    .iter()
+                    .map(|extra| extra.bound())
+                    .find(|slot| is_dead(slot.thread))
+            });
+        let bound = free.unwrap_or_else(|| {
+            let extra = Extra::new();
+            extras.push(extra);
+            extra.bound()
+        });
+        self.give(process, bound, tid, local, index);
+        bound
+    }
+
+    fn in_block<'a>(&'a self, process: &'a Process) -> impl Iterator<Item = Bound<'a>> {
+        let threads = process.usage().used_threads();
+        threads.zip(&self.sides).map(|(thread, side)| Bound {
+            thread,
+            side,
+            extra: None,
+        })
+    }
+
+    /// A slot of the block whose thread is gone; best one whose counts may stay, being the same device's.
+    fn free<'a>(&'a self, process: &'a Process, index: usize) -> Option<Bound<'a>> {
+        let is_free = |bound: &Bound<'_>| bound.thread.tid.load(Relaxed) == 0;
+        self.in_block(process)
+            .find(|bound| is_free(bound) && bound.index() == index)
+            .or_else(|| self.in_block(process).find(is_free))
+    }
+
+    /// A slot of the block that nobody ever had.
+    fn fresh<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
+        let usage = process.usage();
+        let used = usage.nr_threads.load(Relaxed);
+        let (thread, side) = usage
+            .threads
+            .get(used as usize)
+            .zip(self.sides.get(used as usize))?;
+        // Taken before anybody can see it: a slot that is not free yet has no thread of ours.
+        thread.tid.store(u32::MAX, Relaxed);
+        usage.nr_threads.store(used + 1, Release);
+        Some(Bound {
+            thread,
+            side,
+            extra: None,
+        })
+    }
+
+    fn release_dead(&self, process: &Process) {
+        for bound in self.in_block(process).filter(|bound| is_dead(bound.thread)) {
+            settle(bound.thread);
+            bound.thread.tid.store(0, Release);
+        }
+    }
+
+    fn give(&self, process: &Process, bound: Bound<'_>, tid: u32, local: LocalDevice, index: usize) {
+        settle(bound.thread);
+        let moves = bound.index() != index;
+        match (bound.extra, process.usage().devices.get(bound.index())) {
+            (Some(extra), Some(device)) => extra.fold(device),
+            (None, Some(device)) if moves => leave_behind(bound.thread, device),
+            _ => {}
+        }
+        bound.side.local.store(u32::from(local.number()), Relaxed);
+        point(process, bound, index);
+        bound.thread.tid.store(tid, Release);
+    }
+
+    /// Has every slot look at the right device's gate, in a new control block.
+    pub(crate) fn renumber(&self, process: &Process) {
+        let extras = self.extras.lock();
+        for bound in self
+            .in_block(process)
+            .chain(extras.iter().map(|extra| extra.bound()))
+        {
+            let Some(local) = bound.local() else { continue };
+            let index = process.devices.index(local);
+            if bound.index() != index && bound.thread.tid.load(Acquire) != 0 {
+                bound.fold(process);
+                point(process, bound, index);
+            }
+        }
+    }
+
+    /// Whether any thread is inside a submission to that device. Exact if no thread can enter any more.
+    pub(crate) fn is_any_inside(&self, process: &Process, index: usize) -> bool {
+        let extras = self.extras.lock();
+        self.in_block(process)
+            .chain(extras.iter().map(|extra| extra.bound()))
+            .filter(|bound| bound.index() == index)
+            .any(|bound| {
+                bound.fold(process);
+                // A thread that died inside the driver never comes out.
+                bound.thread.is_inside() && !is_dead(bound.thread)
+            })
+    }
+
+    /// Brings the counts of heap slots to where the daemon sees them.
+    pub(crate) fn fold(&self, process: &Process) {
+        for extra in self.extras.lock().iter() {
+            extra.bound().fold(process);
+        }
+    }
+}
+
+impl Extra {
+    fn bound(&'static self) -> Bound<'static> {
+        Bound {
+            thread: &self.thread,
+            side: &self.side,
+            extra: Some(self),
+        }
+    }
+}
+
+fn is_dead(thread: &Thread) -> bool {
+    let tid = thread.tid.load(Acquire);
+    tid == 0 || (tid != u32::MAX && !sys::is_thread_alive(tid))
+}
+
+/// A slot whose thread is gone is outside the driver, whatever it counted last.
+fn settle(thread: &Thread) {
+    for [entered, exited] in &thread.submissions {
+        exited.store(entered.load(Relaxed), Relaxed);
+    }
+}
+
+/// The counts stay with the device when the slot goes to another.
+fn leave_behind(thread: &Thread, device: &UsageDevice) {
+    for (counts, shared) in thread.submissions.iter().zip(shared(device)) {
+        for (count, shared) in counts.iter().zip(shared) {
+            shared.fetch_add(count.swap(0, Relaxed), Relaxed);
+        }
+    }
+}
+
+fn point(process: &Process, bound: Bound<'_>, index: usize) {
+    let Some(device) = process.control().devices.get(index) else {
+        return;
+    };
+    if bound.extra.is_none() {
+        bound
+            .thread
+            .gate
+            .store(ptr::from_ref(&device.gate).expose_provenance() as u64, Release);
+    }
+    bound
+        .thread
+        .device
+        .store(u32::try_from(index).unwrap_or(0), Release);
+}
+
+fn current_context() -> Option<CUcontext> {
+    let mut context = CUcontext::NULL;
+    driver::cuCtxGetCurrent(&mut context).ok()?;
+    (!context.is_null()).then_some(context)
+}
+
+/// Around calls after which another context is current: set, push, pop.
+pub(crate) fn switch(next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(process) = process::get() {
+        process.slots.moved(process);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+impl Slots {
+    /// The calling thread's slot there, as if it had been bound.
+    pub(crate) fn of_test<'a>(&'a self, process: &'a Process, local: LocalDevice, index: usize) -> Bound<'a> {
+        self.take(process, sys::gettid(), local, index)
+    }
+}
+
+#[cfg(test)]
+impl Bound<'_> {
+    /// As if that many submissions had come and gone.
+    pub(crate) fn submit(&self, what: Submission, times: u64) {
+        add(self.thread.entered(what), times);
+        add(self.thread.exited(what), times);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block;
+    use gcgroup_abi::NO_LIMIT;
+
+    fn local(number: i32) -> LocalDevice {
+        LocalDevice::of(number).unwrap()
+    }
+
+    fn submit(bound: Bound<'_>, times: u64) {
+        bound.submit(Submission::Kernel, times);
+    }
+
+    /// An id that no thread of this process has.
+    const DEAD: u32 = 0x3fff_fff0;
+
+    #[test]
+    fn a_thread_keeps_its_slot_on_each_device() {
+        let process = Process::of_test(NO_LIMIT);
+        let me = sys::gettid();
+        let slots = &process.slots;
+        let first = slots.take(process, me, local(0), 0);
+        let second = slots.take(process, me, local(1), 1);
+        assert!(!ptr::eq(first.thread, second.thread));
+        assert!(ptr::eq(first.thread, slots.take(process, me, local(0), 0).thread));
+        assert_eq!(process.usage().nr_threads.load(Relaxed), 2);
+        let gate = ptr::from_ref(&process.control().devices[1].gate);
+        assert_eq!(second.thread.gate.load(Relaxed), gate.expose_provenance() as u64);
+    }
+
+    #[test]
+    fn slots_of_dead_threads_are_taken_over_and_their_counts_stay_with_the_device() {
+        let process = Process::of_test(NO_LIMIT);
+        let slots = &process.slots;
+        for number in 0..MAX_THREADS {
+            let slot = slots.take(process, DEAD - u32::try_from(number).unwrap(), local(0), 0);
+            submit(slot, 10);
+        }
+        let submitted = |device| process.usage().submitted(device, Submission::Kernel);
+        assert_eq!(submitted(0), 10 * MAX_THREADS as u64);
+        let mine = slots.take(process, sys::gettid(), local(1), 1);
+        assert!(mine.extra.is_none());
+        submit(mine, 1);
+        assert_eq!((submitted(0), submitted(1)), (10 * MAX_THREADS as u64, 1));
+        let again = slots.take(process, sys::gettid(), local(0), 0);
+        submit(again, 1);
+        assert_eq!(submitted(0), 10 * MAX_THREADS as u64 + 1);
+    }
+
+    #[test]
+    fn a_thread_that_died_inside_the_driver_holds_up_no_drain() {
+        let process = Process::of_test(NO_LIMIT);
+        let slots = &process.slots;
+        let dead = slots.take(process, DEAD, local(0), 0);
+        dead.enter(Submission::Copy);
+        assert!(!slots.is_any_inside(process, 0));
+        let mine = slots.take(process, sys::gettid(), local(0), 0);
+        mine.enter(Submission::Kernel);
+        assert!(slots.is_any_inside(process, 0));
+        assert!(!slots.is_any_inside(process, 1));
+        mine.uncount(Submission::Kernel);
+        assert!(!slots.is_any_inside(process, 0));
+    }
+
+    #[test]
+    fn threads_beyond_the_room_count_all_the_same() {
+        let process = Process::of_test(NO_LIMIT);
+        let slots = &process.slots;
+        let me = sys::gettid();
+        // One living thread on many devices stands for many living threads on one.
+        for number in 0..MAX_THREADS {
+            let slot = slots.take(process, me, local(0), 0);
+            slot.side
+                .local
+                .store(u32::try_from(number).unwrap() + 1000, Relaxed);
+        }
+        let extra = slots.take(process, me, local(0), 0);
+        assert!(extra.extra.is_some());
+        assert!(ptr::eq(extra.thread, slots.take(process, me, local(0), 0).thread));
+        submit(extra, 3);
+        extra.enter(Submission::Kernel);
+        assert!(slots.is_any_inside(process, 0));
+        assert_eq!(process.usage().submitted(0, Submission::Kernel), 3);
+        add(extra.thread.exited(Submission::Kernel), 1);
+        slots.fold(process);
+        slots.fold(process);
+        assert_eq!(process.usage().submitted(0, Submission::Kernel), 4);
+    }
+
+    #[test]
+    fn a_new_daemon_moves_slots_with_their_counts() {
+        let process = Process::of_test(NO_LIMIT);
+        let (control, file) = block::of_daemon();
+        let slot = process
+            .slots
+            .take(process, sys::gettid(), local(0), gcgroup_abi::OTHER_DEVICE);
+        submit(slot, 5);
+        control.publish();
+        // The driver was never asked for a UUID here, so the device stays unknown and the slot where it is.
+        process.adopt(&file);
+        assert_eq!(slot.index(), gcgroup_abi::OTHER_DEVICE);
+        point(process, slot, 2);
+        assert_eq!(process.usage().submitted(2, Submission::Kernel), 5);
+    }
+}

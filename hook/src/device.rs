@@ -1,0 +1,172 @@
+//! Which devices the program has, and which slots of the blocks they are.
+//!
+//! The program counts devices its own way (`CUDA_VISIBLE_DEVICES`), the daemon by NVML; the UUID joins the two.
+//! Before a daemon comes, and for devices it does not know, the slot is [`OTHER_DEVICE`].
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use gcgroup_abi::{Control, MAX_DEVICES, OTHER_DEVICE};
+
+use crate::cuda::{CUdevice, CUuuid};
+use crate::driver;
+
+/// A device as the program counts, from zero: what `CUdevice` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LocalDevice(u8);
+
+impl LocalDevice {
+    /// `None` for more devices than any machine has.
+    pub(crate) fn of(device: CUdevice) -> Option<Self> {
+        let number = u8::try_from(device).ok()?;
+        (usize::from(number) < MAX_DEVICES).then_some(Self(number))
+    }
+
+    pub(crate) fn number(self) -> u8 {
+        self.0
+    }
+
+    pub(crate) fn device(self) -> CUdevice {
+        self.0.into()
+    }
+}
+
+/// The two words of a UUID as `ControlDevice::uuid` has them.
+pub(crate) fn uuid_words(uuid: CUuuid) -> [u64; 2] {
+    let both = u128::from_le_bytes(uuid.bytes);
+    #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+    [both as u64, (both >> 64) as u64]
+}
+
+/// The slot of the device with that UUID.
+pub(crate) fn index_of(control: &Control, uuid: [u64; 2]) -> usize {
+    let known = control.nr_devices.load(Relaxed) as usize;
+    let is_it = |device: &gcgroup_abi::ControlDevice| {
+        uuid != [0, 0]
+            && device
+                .uuid
+                .iter()
+                .zip(uuid)
+                .all(|(has, want)| has.load(Relaxed) == want)
+    };
+    control
+        .devices
+        .iter()
+        .take(known.min(OTHER_DEVICE))
+        .position(is_it)
+        .unwrap_or(OTHER_DEVICE)
+}
+
+#[derive(Debug)]
+struct Known {
+    /// Zero: not asked yet.
+    is_known: AtomicU32,
+    index: AtomicU32,
+    uuid: [AtomicU64; 2],
+}
+
+#[derive(Debug)]
+pub(crate) struct Devices([Known; MAX_DEVICES]);
+
+impl Devices {
+    pub(crate) fn new() -> Self {
+        Self(std::array::from_fn(|_| Known {
+            is_known: AtomicU32::new(0),
+            index: AtomicU32::new(u32::try_from(OTHER_DEVICE).unwrap_or(0)),
+            uuid: [const { AtomicU64::new(0) }; 2],
+        }))
+    }
+
+    /// The device's slot in the blocks.
+    pub(crate) fn index(&self, local: LocalDevice) -> usize {
+        self.0
+            .get(usize::from(local.0))
+            .map_or(OTHER_DEVICE, |known| known.index.load(Relaxed) as usize)
+    }
+
+    /// The device's slot, asking the driver for the device's UUID the first time.
+    pub(crate) fn learn(&self, control: &Control, local: LocalDevice) -> usize {
+        let Some(known) = self.0.get(usize::from(local.0)) else {
+            return OTHER_DEVICE;
+        };
+        if known.is_known.load(Acquire) == 0 {
+            let mut uuid = CUuuid::default();
+            let answer = driver::cuDeviceGetUuid_v2(&mut uuid, local.device());
+            if answer
+                .or_else(|_| driver::cuDeviceGetUuid(&mut uuid, local.device()))
+                .is_ok()
+            {
+                self.enter(control, local, uuid_words(uuid));
+            }
+        }
+        self.index(local)
+    }
+
+    fn enter(&self, control: &Control, local: LocalDevice, uuid: [u64; 2]) {
+        let Some(known) = self.0.get(usize::from(local.0)) else {
+            return;
+        };
+        for (word, value) in known.uuid.iter().zip(uuid) {
+            word.store(value, Relaxed);
+        }
+        known.is_known.store(1, Release);
+        known.place(control);
+    }
+
+    /// Looks every device up again, in a new control block.
+    pub(crate) fn refresh(&self, control: &Control) {
+        for known in self.0.iter().filter(|known| known.is_known.load(Acquire) != 0) {
+            known.place(control);
+        }
+    }
+}
+
+impl Known {
+    fn place(&self, control: &Control) {
+        let [low, high] = &self.uuid;
+        let index = index_of(control, [low.load(Relaxed), high.load(Relaxed)]);
+        self.index.store(u32::try_from(index).unwrap_or(0), Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block;
+
+    #[test]
+    fn a_device_is_found_by_its_uuid_and_not_by_its_number() {
+        let (control, _file) = block::of_daemon();
+        control.nr_devices.store(2, Relaxed);
+        for (device, byte) in control.devices.iter().zip([7, 9]) {
+            for (word, value) in device.uuid.iter().zip(uuid_words(CUuuid { bytes: [byte; 16] })) {
+                word.store(value, Relaxed);
+            }
+        }
+        let devices = Devices::new();
+        let first = LocalDevice::of(0).unwrap();
+        assert_eq!(devices.index(first), OTHER_DEVICE, "nothing known yet");
+        devices.enter(control, first, uuid_words(CUuuid { bytes: [9; 16] }));
+        assert_eq!(devices.index(first), 1);
+        devices.enter(control, first, uuid_words(CUuuid { bytes: [8; 16] }));
+        assert_eq!(devices.index(first), OTHER_DEVICE);
+        control.nr_devices.store(u32::MAX, Relaxed);
+        devices.enter(control, first, [0, 0]);
+        assert_eq!(devices.index(first), OTHER_DEVICE, "an empty slot is nobody's");
+    }
+
+    #[test]
+    fn a_new_control_block_may_number_devices_anew() {
+        let (control, _file) = block::of_daemon();
+        let devices = Devices::new();
+        let local = LocalDevice::of(3).unwrap();
+        devices.enter(control, local, [1, 2]);
+        assert_eq!(devices.index(local), OTHER_DEVICE);
+        control.nr_devices.store(5, Relaxed);
+        control.devices[4].uuid[0].store(1, Relaxed);
+        control.devices[4].uuid[1].store(2, Relaxed);
+        devices.refresh(control);
+        assert_eq!(devices.index(local), 4);
+        assert_eq!(LocalDevice::of(-1), None);
+        assert_eq!(LocalDevice::of(64), None);
+    }
+}

@@ -1,0 +1,194 @@
+//! The helper thread: hears the daemon's doorbell, drains, tells what has ended, finds the daemon again.
+//!
+//! Asleep in poll(2) while nothing is asked. Holds no lock while it calls the driver, except a context's for as long as
+//! it takes to set or ask for a mark there (see `compute::streams`).
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use crate::client::{self, Heard};
+use crate::compute::drain::Drain;
+use crate::compute::progress::Progress;
+use crate::interpose;
+use crate::process::{self, Process};
+use crate::sys;
+
+/// Not zero while the helper is in the driver.
+static IN_DRIVER: AtomicU32 = AtomicU32::new(0);
+
+/// Runs `body`, which calls the driver, unless the program exits and the driver with it.
+pub(crate) fn in_driver<T>(body: impl FnOnce() -> T) -> Option<T> {
+    struct Visit;
+    impl Drop for Visit {
+        fn drop(&mut self) {
+            IN_DRIVER.store(0, SeqCst);
+            if process::is_exiting() {
+                sys::futex_wake(&IN_DRIVER);
+            }
+        }
+    }
+    IN_DRIVER.store(1, SeqCst);
+    let visit = Visit;
+    let result = (!process::is_exiting()).then(body);
+    drop(visit);
+    result
+}
+
+/// Waits a moment for the helper to be out of the driver, which is about to be torn down. The driver's handlers run
+/// after ours, since it registered them before its `cuInit` returned.
+pub(crate) fn leave_driver() {
+    std::sync::atomic::fence(SeqCst);
+    for _ in 0..10 {
+        if IN_DRIVER.load(SeqCst) == 0 {
+            return;
+        }
+        sys::futex_wait(&IN_DRIVER, 1, Duration::from_millis(10));
+    }
+}
+
+/// A forked child has no helper.
+pub(crate) fn forget() {
+    IN_DRIVER.store(0, Relaxed);
+}
+
+/// After a loss the daemon is looked for this often at first, and this seldom later.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_LOST: Duration = Duration::from_millis(500);
+const RETRY_ABSENT: Duration = Duration::from_secs(2);
+/// How long a daemon that listens may take to answer the helper.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The thread's whole life.
+pub(crate) fn run() {
+    let Some(process) = process::get() else { return };
+    // A panic costs a round, not the thread, and the program nothing.
+    let mut helper = Helper::new(process);
+    while process::get().is_some() {
+        if interpose::guarded(|| helper.round()).is_none() {
+            helper = Helper::new(process);
+            sys::poll(None, Some(RETRY_LOST));
+        }
+    }
+}
+
+struct Helper {
+    process: &'static Process,
+    drain: Drain,
+    progress: Progress,
+    /// When the daemon was lost, until the gates have been opened for it.
+    lost: Option<Instant>,
+    /// Whether there ever was one.
+    had_daemon: bool,
+    next_try: Instant,
+    retry: Duration,
+    /// When the work on hand wants to be looked at again.
+    wake: Option<Duration>,
+}
+
+impl Helper {
+    fn new(process: &'static Process) -> Self {
+        Self {
+            process,
+            drain: Drain::new(),
+            progress: Progress::new(),
+            lost: None,
+            had_daemon: process.connection.lock().is_some(),
+            next_try: Instant::now(),
+            retry: RETRY_FIRST,
+            // A process may be frozen from its first moment on.
+            wake: Some(Duration::ZERO),
+        }
+    }
+
+    /// Sleeps until there is something to do, and does it.
+    fn round(&mut self) {
+        let connected = self
+            .process
+            .connection
+            .lock()
+            .as_ref()
+            .map(|connection| connection.get());
+        let now = Instant::now();
+        match connected {
+            Some(Some(fd)) => {
+                sys::poll(Some(fd), self.wake);
+                self.listen();
+            }
+            // The program closed our socket: to the daemon that is as if we had left.
+            Some(None) => self.lose(),
+            None => {
+                let until = self.next_try.min(self.grace_ends().unwrap_or(self.next_try));
+                let pause = until.saturating_duration_since(now);
+                sys::poll(None, Some(self.wake.map_or(pause, |wake| wake.min(pause))));
+                self.seek();
+            }
+        }
+        self.work();
+    }
+
+    fn listen(&mut self) {
+        loop {
+            let heard = self
+                .process
+                .connection
+                .lock()
+                .as_ref()
+                .map_or(Heard::Lost, client::listen);
+            match heard {
+                Heard::Nothing => return,
+                Heard::Doorbell => {}
+                Heard::Lost => return self.lose(),
+            }
+        }
+    }
+
+    fn lose(&mut self) {
+        drop(self.process.connection.lock().take());
+        let now = Instant::now();
+        self.lost = Some(now);
+        self.retry = RETRY_FIRST;
+        self.next_try = now;
+    }
+
+    fn grace_ends(&self) -> Option<Instant> {
+        let grace = self.process.control().grace_msec.load(Relaxed);
+        (grace != u32::MAX).then(|| self.lost.map(|lost| lost + Duration::from_millis(grace.into())))?
+    }
+
+    fn seek(&mut self) {
+        let now = Instant::now();
+        if self.grace_ends().is_some_and(|end| end <= now) {
+            self.lost = None;
+            self.process.open_gates();
+        }
+        if now < self.next_try {
+            return;
+        }
+        if let Some(connection) = self.process.register(PATIENCE) {
+            *self.process.connection.lock() = Some(connection);
+            self.had_daemon = true;
+            self.lost = None;
+            return;
+        }
+        let seldom = if self.had_daemon { RETRY_LOST } else { RETRY_ABSENT };
+        self.next_try = Instant::now() + self.retry;
+        self.retry = (self.retry * 2).min(seldom);
+    }
+
+    /// One step of whatever the control block asks for.
+    fn work(&mut self) {
+        let drain = self.drain.step(self.process);
+        let progress = self.progress.step(self.process);
+        if drain.has_news || progress.has_news {
+            self.process
+                .connection
+                .lock()
+                .as_ref()
+                .inspect(|connection| client::ring(connection));
+        }
+        self.wake = match (drain.wake, progress.wake) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+    }
+}

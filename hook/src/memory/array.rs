@@ -1,0 +1,201 @@
+//! CUDA arrays: what one takes is the driver's secret until it is made.
+//!
+//! So the driver is asked first with the same description for an array without memory
+//! (`CUDA_ARRAY3D_DEFERRED_MAPPING`), which tells what it would need. Where it cannot, the array is made, asked, and
+//! destroyed again if it is too large. One that answers neither way is not charged here; the daemon sees it among
+//! what the process holds beyond its charges.
+
+use gcgroup_abi::Kind;
+
+use super::Place;
+use super::ledger::Entry;
+use crate::cuda::{
+    CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUmipmappedArray, CUresult,
+};
+use crate::device::LocalDevice;
+use crate::interpose::Next;
+use crate::place::{given, written};
+use crate::{driver, process};
+
+const CUDA_ARRAY3D_SPARSE: u32 = 0x40;
+const CUDA_ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
+
+/// A sort of array: how to make, ask and destroy one.
+trait Array: Copy {
+    fn key(self) -> u64;
+    /// Makes one of that description.
+    fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<Self, crate::cuda::CUerror>;
+    fn ask(self, answer: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS, local: LocalDevice) -> CUresult;
+    fn destroy(self) -> CUresult;
+
+    fn bytes(self, local: LocalDevice) -> Option<u64> {
+        let mut answer = CUDA_ARRAY_MEMORY_REQUIREMENTS::default();
+        self.ask(&mut answer, local).ok()?;
+        Some(answer.size as u64)
+    }
+}
+
+impl Array for CUarray {
+    fn key(self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+
+    fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, _levels: u32) -> Result<Self, crate::cuda::CUerror> {
+        let mut made = Self::NULL;
+        driver::cuArray3DCreate_v2(&mut made, wanted).map(|()| made)
+    }
+
+    fn ask(self, answer: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS, local: LocalDevice) -> CUresult {
+        driver::cuArrayGetMemoryRequirements(answer, self, local.device())
+    }
+
+    fn destroy(self) -> CUresult {
+        driver::cuArrayDestroy(self)
+    }
+}
+
+impl Array for CUmipmappedArray {
+    fn key(self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+
+    fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<Self, crate::cuda::CUerror> {
+        let mut made = Self::NULL;
+        driver::cuMipmappedArrayCreate(&mut made, wanted, levels).map(|()| made)
+    }
+
+    fn ask(self, answer: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS, local: LocalDevice) -> CUresult {
+        driver::cuMipmappedArrayGetMemoryRequirements(answer, self, local.device())
+    }
+
+    fn destroy(self) -> CUresult {
+        driver::cuMipmappedArrayDestroy(self)
+    }
+}
+
+/// What a program describes an array by, in whichever version of the structure.
+pub(crate) trait Describe: Copy {
+    fn full(self) -> CUDA_ARRAY3D_DESCRIPTOR;
+}
+
+impl Describe for CUDA_ARRAY3D_DESCRIPTOR {
+    fn full(self) -> Self {
+        self
+    }
+}
+
+impl Describe for crate::cuda::CUDA_ARRAY_DESCRIPTOR {
+    fn full(self) -> CUDA_ARRAY3D_DESCRIPTOR {
+        CUDA_ARRAY3D_DESCRIPTOR {
+            width: self.width,
+            height: self.height,
+            depth: 0,
+            format: self.format,
+            num_channels: self.num_channels,
+            flags: 0,
+        }
+    }
+}
+
+impl Describe for crate::cuda::CUDA_ARRAY_DESCRIPTOR_v1 {
+    fn full(self) -> CUDA_ARRAY3D_DESCRIPTOR {
+        CUDA_ARRAY3D_DESCRIPTOR {
+            width: self.width as usize,
+            height: self.height as usize,
+            depth: 0,
+            format: self.format,
+            num_channels: self.num_channels,
+            flags: 0,
+        }
+    }
+}
+
+impl Describe for crate::cuda::CUDA_ARRAY3D_DESCRIPTOR_v1 {
+    fn full(self) -> CUDA_ARRAY3D_DESCRIPTOR {
+        CUDA_ARRAY3D_DESCRIPTOR {
+            width: self.width as usize,
+            height: self.height as usize,
+            depth: self.depth as usize,
+            format: self.format,
+            num_channels: self.num_channels,
+            flags: self.flags,
+        }
+    }
+}
+
+/// `cuArrayCreate`, `cuArray3DCreate`.
+pub(crate) fn create<D: Describe>(made: *mut CUarray, wanted: *const D, next: Next<'_>) -> CUresult {
+    charge(made, wanted, 0, next)
+}
+
+/// `cuMipmappedArrayCreate`.
+pub(crate) fn create_mipmapped(
+    made: *mut CUmipmappedArray,
+    wanted: *const CUDA_ARRAY3D_DESCRIPTOR,
+    levels: u32,
+    next: Next<'_>,
+) -> CUresult {
+    charge(made, wanted, levels, next)
+}
+
+fn charge<A: Array, D: Describe>(made: *mut A, wanted: *const D, levels: u32, next: Next<'_>) -> CUresult {
+    let Some(process) = process::get() else {
+        return next();
+    };
+    let Some((place, wanted)) = process.place().zip(given(wanted)) else {
+        return next();
+    };
+    let wanted = wanted.full();
+    // Mapped to memory of cuMemCreate's, charged there.
+    if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
+        return next();
+    }
+    let expected = expected::<A>(wanted, levels, place);
+    let charge = process.try_charge(place.index, expected.unwrap_or(0))?;
+    next().inspect_err(|_| process.count_failure(place.index))?;
+    let Some(array) = written(made) else { return Ok(()) };
+    let mut charge = charge;
+    let mut bytes = expected;
+    if expected.is_none() {
+        bytes = array.bytes(place.local);
+        if let Err(refused) = charge.extend(bytes.unwrap_or(0)) {
+            array.destroy()?;
+            return Err(refused);
+        }
+    }
+    charge.keep();
+    if let Some(bytes) = bytes {
+        let entry = Entry::new(Kind::Array, bytes, place.local, place.index, place.context);
+        process.remember(&process.memory.arrays, array.key(), entry);
+    }
+    Ok(())
+}
+
+/// What the driver says that an array of that description takes, asked of one without memory.
+fn expected<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> Option<u64> {
+    let deferred = CUDA_ARRAY3D_DESCRIPTOR {
+        flags: wanted.flags | CUDA_ARRAY3D_DEFERRED_MAPPING,
+        ..wanted
+    };
+    let probe = A::make(&deferred, levels).ok()?;
+    let bytes = probe.bytes(place.local);
+    probe.destroy().ok()?;
+    bytes
+}
+
+fn destroy_any<A: Array>(array: A, next: Next<'_>) -> CUresult {
+    let Some(process) = process::get() else {
+        return next();
+    };
+    process.free(&process.memory.arrays, array.key(), next).0
+}
+
+/// `cuArrayDestroy`.
+pub(crate) fn destroy(array: CUarray, next: Next<'_>) -> CUresult {
+    destroy_any(array, next)
+}
+
+/// `cuMipmappedArrayDestroy`.
+pub(crate) fn destroy_mipmapped(array: CUmipmappedArray, next: Next<'_>) -> CUresult {
+    destroy_any(array, next)
+}

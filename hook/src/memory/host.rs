@@ -1,0 +1,44 @@
+//! Page-locked host memory: counted for `memory.stat`, not charged, since it takes nothing of a device.
+
+use std::ffi::c_void;
+
+use gcgroup_abi::Kind;
+
+use super::ledger::Entry;
+use crate::cuda::CUresult;
+use crate::interpose::Next;
+use crate::place::written;
+use crate::process::{self, Process};
+
+fn remember(process: &Process, address: *mut c_void, bytes: u64) {
+    if let Some(place) = process.place() {
+        let entry = Entry::new(Kind::Host, bytes, place.local, place.index, place.context);
+        process.remember(&process.memory.host, address.expose_provenance() as u64, entry);
+    }
+}
+
+/// `cuMemHostAlloc`, `cuMemAllocHost`.
+pub(crate) fn alloc(address: *mut *mut c_void, bytes: impl Into<u64>, next: Next<'_>) -> CUresult {
+    next()?;
+    if let (Some(process), Some(address)) = (process::get(), written(address)) {
+        remember(process, address, bytes.into());
+    }
+    Ok(())
+}
+
+/// `cuMemHostRegister`: the program's own memory, pinned.
+pub(crate) fn register(address: *mut c_void, bytes: impl Into<u64>, next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(process) = process::get() {
+        remember(process, address, bytes.into());
+    }
+    Ok(())
+}
+
+/// `cuMemFreeHost`, `cuMemHostUnregister`.
+pub(crate) fn free(address: *mut c_void, next: Next<'_>) -> CUresult {
+    let Some(process) = process::get() else {
+        return next();
+    };
+    process.free(&process.memory.host, address.addr() as u64, next).0
+}

@@ -1,0 +1,209 @@
+//! What is allocated, by address or handle: how large, what it is, on which device, in which context.
+//!
+//! Cut into shards by a hash of the key, so that threads seldom meet; 24 bytes an entry. Knows no limits.
+
+use gcgroup_abi::{Kind, OTHER_DEVICE};
+use hashbrown::HashTable;
+use parking_lot::Mutex;
+
+use crate::device::LocalDevice;
+
+/// One allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Bytes.
+    pub(crate) size: u64,
+    /// The context's number; for [`Kind::Pool`], the pool's.
+    pub(crate) owner: u32,
+    pub(crate) local: LocalDevice,
+    /// The slot that the bytes are counted in.
+    index: u8,
+    /// The kind's place in [`Kind::ALL`], which takes less room than a [`Kind`].
+    kind: u8,
+}
+
+impl Entry {
+    pub(crate) fn new(kind: Kind, size: u64, local: LocalDevice, index: usize, owner: u32) -> Self {
+        let kind = u8::try_from(kind as usize).unwrap_or(0);
+        let mut entry = Self {
+            size,
+            owner,
+            local,
+            index: 0,
+            kind,
+        };
+        entry.set_index(index);
+        entry
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        Kind::ALL
+            .get(usize::from(self.kind))
+            .map_or(Kind::Linear, |(kind, ..)| *kind)
+    }
+
+    pub(crate) fn index(&self) -> usize {
+        self.index.into()
+    }
+
+    pub(crate) fn set_index(&mut self, index: usize) {
+        self.index = u8::try_from(index.min(OTHER_DEVICE)).unwrap_or(u8::MAX);
+    }
+
+    /// Whether its bytes are charged one by one. A pool is charged as a whole.
+    pub(crate) fn is_charged(&self) -> bool {
+        self.kind() != Kind::Pool
+            && Kind::ALL
+                .get(usize::from(self.kind))
+                .is_some_and(|(.., charged)| *charged)
+    }
+}
+
+/// A shard has cache lines of its own.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Shard(Mutex<HashTable<(u64, Entry)>>);
+
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    shards: Box<[Shard]>,
+}
+
+/// Spreads addresses, whose low bits are all alike, over all bits: a multiplication folded onto itself.
+fn hash(key: u64) -> u64 {
+    let product = u128::from(key ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
+    #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
+    {
+        (product >> 64) as u64 ^ product as u64
+    }
+}
+
+impl Ledger {
+    pub(crate) fn new(shards: usize) -> Self {
+        Self {
+            shards: (0..shards.max(1)).map(|_| Shard::default()).collect(),
+        }
+    }
+
+    fn shard(&self, hash: u64) -> Option<&Mutex<HashTable<(u64, Entry)>>> {
+        // The table itself uses the lowest and the highest bits.
+        let number = usize::try_from(hash >> 32 & 0xffff).unwrap_or(0) % self.shards.len();
+        self.shards.get(number).map(|shard| &shard.0)
+    }
+
+    /// Remembers what `entry` makes, which is made under the shard's lock; returns what was there.
+    pub(crate) fn insert(&self, key: u64, entry: impl FnOnce() -> Entry) -> Option<Entry> {
+        let hash = hash(key);
+        let mut table = self.shard(hash)?.lock();
+        let entry = entry();
+        match table.entry(hash, |(other, _)| *other == key, |(other, _)| self::hash(*other)) {
+            hashbrown::hash_table::Entry::Occupied(mut there) => {
+                Some(std::mem::replace(there.get_mut(), (key, entry)).1)
+            }
+            hashbrown::hash_table::Entry::Vacant(place) => {
+                place.insert((key, entry));
+                None
+            }
+        }
+    }
+
+    pub(crate) fn remove(&self, key: u64) -> Option<Entry> {
+        let hash = hash(key);
+        let mut table = self.shard(hash)?.lock();
+        let found = table.find_entry(hash, |(other, _)| *other == key).ok()?;
+        Some(found.remove().0.1)
+    }
+
+    /// Removes all that `is_wanted`.
+    pub(crate) fn take_all(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        let mut taken = Vec::new();
+        for shard in &self.shards {
+            taken.extend(
+                shard
+                    .0
+                    .lock()
+                    .extract_if(|(_, entry)| is_wanted(entry))
+                    .map(|(_, entry)| entry),
+            );
+        }
+        taken
+    }
+
+    /// Shows every entry, which may be changed, under its shard's lock.
+    pub(crate) fn each(&self, mut change: impl FnMut(&mut Entry)) {
+        for shard in &self.shards {
+            shard.0.lock().iter_mut().for_each(|(_, entry)| change(entry));
+        }
+    }
+}
+
+const _: () = assert!(size_of::<(u64, Entry)>() == 24);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn entry(size: u64, owner: u32) -> Entry {
+        Entry::new(Kind::Linear, size, LocalDevice::of(0).unwrap(), 0, owner)
+    }
+
+    #[test]
+    fn it_agrees_with_a_map_over_random_operations() {
+        let ledger = Ledger::new(8);
+        let mut model = HashMap::new();
+        let mut random = 1_u64;
+        for _ in 0..20_000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let key = 0x7f00_0000_0000 + (random % 500) * 512;
+            match random >> 60 {
+                0..9 => assert_eq!(
+                    ledger.insert(key, || entry(random, 0)),
+                    model.insert(key, entry(random, 0))
+                ),
+                9..15 => assert_eq!(ledger.remove(key), model.remove(&key)),
+                _ => {
+                    let limit = random / 4;
+                    let mut taken = ledger.take_all(|entry| entry.size < limit);
+                    let mut expected: Vec<_> = model
+                        .extract_if(|_, entry| entry.size < limit)
+                        .map(|(_, entry)| entry)
+                        .collect();
+                    taken.sort_by_key(|entry| entry.size);
+                    expected.sort_by_key(|entry| entry.size);
+                    assert_eq!(taken, expected);
+                }
+            }
+        }
+        let mut left = 0;
+        ledger.each(|_| left += 1);
+        assert_eq!(left, model.len());
+    }
+
+    #[test]
+    fn blocks_as_a_driver_hands_them_out_spread_over_all_shards() {
+        let ledger = Ledger::new(64);
+        for number in 0..64_000 {
+            ledger.insert(0x7f12_0000_0000 + number * (2 << 20), || entry(1, 1));
+        }
+        for shard in &ledger.shards {
+            let live = shard.0.lock().len();
+            assert!((700..1300).contains(&live), "{live} of 64000 in one of 64 shards");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_and_not_charged_is_known() {
+        for (kind, charged) in [
+            (Kind::Linear, true),
+            (Kind::Pool, false),
+            (Kind::Host, false),
+            (Kind::Ipc, false),
+        ] {
+            let entry = Entry::new(kind, 1, LocalDevice::of(0).unwrap(), 0, 0);
+            assert_eq!(entry.is_charged(), charged, "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Counting bytes against every limit that applies: first the device's, then the process's as a whole.
+//!
+//! Knows the blocks and nothing of who allocates what.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::{Control, NO_LIMIT, Usage, UsageDevice, try_charge, uncharge};
+use parking_lot::Mutex;
+
+use super::ledger::Entry;
+
+/// Which limit had no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Full {
+    Device(usize),
+    Process,
+}
+
+impl Full {
+    /// An allocation came up against the limit (`memory.events`: max).
+    pub(crate) fn count_hit(self, usage: &Usage) {
+        match self {
+            Self::Device(index) => count(usage, index, |device| &device.nr_max),
+            Self::Process => drop(usage.nr_max.fetch_add(1, Relaxed)),
+        }
+    }
+
+    /// It was refused for that (`memory.events`: oom).
+    pub(crate) fn count_refusal(self, usage: &Usage) {
+        match self {
+            Self::Device(index) => count(usage, index, |device| &device.nr_oom),
+            Self::Process => drop(usage.nr_oom.fetch_add(1, Relaxed)),
+        }
+    }
+}
+
+/// Adds one to a device's counter.
+pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) -> &AtomicU64) {
+    if let Some(device) = usage.devices.get(index) {
+        counter(device).fetch_add(1, Relaxed);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Levels {
+    /// Taken where two limits apply at once: whoever passes the first but not the second has then held nothing of the
+    /// first that another could have used.
+    both: Mutex<()>,
+    /// Taken to begin a new peak.
+    peak: Mutex<()>,
+}
+
+impl Levels {
+    /// Charges `bytes` to the device and the process, or to neither.
+    pub(crate) fn try_charge(
+        &self,
+        usage: &Usage,
+        control: &Control,
+        index: usize,
+        bytes: u64,
+    ) -> Result<(), Full> {
+        let Some(device) = usage.devices.get(index) else {
+            return Ok(());
+        };
+        let (on_device, on_process) = (device_limit(control, index), process_limit(control));
+        let _both = (on_device != NO_LIMIT && on_process != NO_LIMIT).then(|| self.both.lock());
+        let in_device =
+            try_charge(&device.memory_current, bytes, on_device).map_err(|_| Full::Device(index))?;
+        let Ok(in_process) = try_charge(&usage.memory_current, bytes, on_process) else {
+            uncharge(&device.memory_current, bytes);
+            return Err(Full::Process);
+        };
+        self.raise_peaks(usage, control, index, in_device, in_process);
+        Ok(())
+    }
+
+    /// Charges what is there already, limit or not.
+    pub(crate) fn charge(&self, usage: &Usage, control: &Control, index: usize, bytes: u64) {
+        let Some(device) = usage.devices.get(index) else {
+            return;
+        };
+        let in_device = device
+            .memory_current
+            .fetch_add(bytes, Relaxed)
+            .wrapping_add(bytes);
+        let in_process = usage.memory_current.fetch_add(bytes, Relaxed).wrapping_add(bytes);
+        self.raise_peaks(usage, control, index, in_device, in_process);
+    }
+
+    pub(crate) fn uncharge(&self, usage: &Usage, index: usize, bytes: u64) {
+        if let Some(device) = usage.devices.get(index) {
+            uncharge(&device.memory_current, bytes);
+            uncharge(&usage.memory_current, bytes);
+        }
+    }
+
+    /// Counts an allocation of that kind.
+    pub(crate) fn enter(&self, usage: &Usage, entry: &Entry) {
+        let Some(device) = usage.devices.get(entry.index()) else {
+            return;
+        };
+        device.nr_alloc.fetch_add(1, Relaxed);
+        self.add_kind(device, entry, entry.size);
+    }
+
+    /// Counts its end.
+    pub(crate) fn leave(&self, usage: &Usage, entry: &Entry) {
+        let Some(device) = usage.devices.get(entry.index()) else {
+            return;
+        };
+        device.nr_free.fetch_add(1, Relaxed);
+        self.add_kind(device, entry, entry.size.wrapping_neg());
+    }
+
+    /// What is allocated from a pool is not counted by itself: the pool's reservation is.
+    fn add_kind(&self, device: &UsageDevice, entry: &Entry, bytes: u64) {
+        if entry.kind() == gcgroup_abi::Kind::Pool {
+            return;
+        }
+        if let Some(kind) = device.kinds.get(entry.kind() as usize) {
+            kind.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Moves an entry's bytes to another device's counts; the process's stay.
+    pub(crate) fn transfer(&self, usage: &Usage, control: &Control, entry: &Entry, to: usize) {
+        let (Some(from), Some(into)) = (usage.devices.get(entry.index()), usage.devices.get(to)) else {
+            return;
+        };
+        self.add_kind(into, entry, entry.size);
+        self.add_kind(from, entry, entry.size.wrapping_neg());
+        if entry.is_charged() {
+            self.transfer_bytes(usage, control, entry.index(), to, entry.size);
+        }
+    }
+
+    pub(crate) fn transfer_bytes(
+        &self,
+        usage: &Usage,
+        control: &Control,
+        from: usize,
+        to: usize,
+        bytes: u64,
+    ) {
+        let (Some(from), Some(into)) = (usage.devices.get(from), usage.devices.get(to)) else {
+            return;
+        };
+        let now = into.memory_current.fetch_add(bytes, Relaxed).wrapping_add(bytes);
+        uncharge(&from.memory_current, bytes);
+        self.raise_peaks(usage, control, to, now, 0);
+    }
+
+    fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, in_device: u64, in_process: u64) {
+        if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
+            let peak = Peak {
+                current: &used.memory_current,
+                peak: &used.memory_peak,
+                seen: &used.peak_generation,
+            };
+            self.raise(peak, &set.peak_generation, in_device);
+        }
+        let peak = Peak {
+            current: &usage.memory_current,
+            peak: &usage.memory_peak,
+            seen: &usage.peak_generation,
+        };
+        self.raise(peak, &control.peak_generation, in_process);
+    }
+
+    /// Has the peak be at least `sum`, since the reset that was asked for last. Under the lock, so that nobody who has
+    /// seen the new reset stores a peak that another then overwrites.
+    fn raise(&self, peak: Peak<'_>, reset: &AtomicU32, sum: u64) {
+        if peak.seen.load(Relaxed) != reset.load(Relaxed) {
+            let _begin = self.peak.lock();
+            let reset = reset.load(Relaxed);
+            if peak.seen.load(Relaxed) != reset {
+                peak.peak.store(peak.current.load(Relaxed), Relaxed);
+                peak.seen.store(reset, Relaxed);
+            }
+        }
+        if peak.peak.load(Relaxed) < sum {
+            peak.peak.fetch_max(sum, Relaxed);
+        }
+    }
+}
+
+struct Peak<'a> {
+    current: &'a AtomicU64,
+    peak: &'a AtomicU64,
+    seen: &'a AtomicU32,
+}
+
+/// Most bytes the ledger may have on the device: what the limit leaves beside contexts and modules.
+pub(crate) fn device_limit(control: &Control, index: usize) -> u64 {
+    let Some(device) = control.devices.get(index) else {
+        return NO_LIMIT;
+    };
+    match device.memory_limit.load(Relaxed) {
+        NO_LIMIT => NO_LIMIT,
+        limit => limit.saturating_sub(device.memory_overhead.load(Relaxed)),
+    }
+}
+
+/// The same of the process as a whole.
+pub(crate) fn process_limit(control: &Control) -> u64 {
+    match control.memory_limit.load(Relaxed) {
+        NO_LIMIT => NO_LIMIT,
+        limit => {
+            let known = control.nr_devices.load(Relaxed) as usize;
+            let overheads = control
+                .devices
+                .iter()
+                .take(known)
+                .map(|device| device.memory_overhead.load(Relaxed));
+            limit.saturating_sub(overheads.fold(0, u64::saturating_add))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block;
+    use std::thread;
+
+    fn blocks() -> (&'static Usage, &'static Control) {
+        let (control, _file) = block::of_daemon();
+        for device in &control.devices {
+            device.memory_limit.store(NO_LIMIT, Relaxed);
+        }
+        control.memory_limit.store(NO_LIMIT, Relaxed);
+        (block::of_test(NO_LIMIT).usage(), control)
+    }
+
+    fn current(usage: &Usage, index: usize) -> (u64, u64) {
+        (
+            usage.devices[index].memory_current.load(Relaxed),
+            usage.memory_current.load(Relaxed),
+        )
+    }
+
+    #[test]
+    fn each_limit_holds_to_the_byte_and_a_refusal_charges_nothing() {
+        let (usage, control) = blocks();
+        let levels = Levels::default();
+        control.devices[1].memory_limit.store(100, Relaxed);
+        control.memory_limit.store(150, Relaxed);
+        assert_eq!(levels.try_charge(usage, control, 1, 101), Err(Full::Device(1)));
+        assert_eq!(levels.try_charge(usage, control, 1, 100), Ok(()));
+        assert_eq!(levels.try_charge(usage, control, 0, 51), Err(Full::Process));
+        assert_eq!(current(usage, 0), (0, 100));
+        assert_eq!(levels.try_charge(usage, control, 0, 50), Ok(()));
+        assert_eq!(levels.try_charge(usage, control, 2, 1), Err(Full::Process));
+        levels.uncharge(usage, 1, 100);
+        assert_eq!(current(usage, 1), (0, 50));
+    }
+
+    #[test]
+    fn contexts_and_modules_take_their_part_of_the_limit() {
+        let (usage, control) = blocks();
+        let levels = Levels::default();
+        control.nr_devices.store(2, Relaxed);
+        control.devices[0].memory_limit.store(100, Relaxed);
+        control.devices[0].memory_overhead.store(30, Relaxed);
+        assert_eq!(levels.try_charge(usage, control, 0, 71), Err(Full::Device(0)));
+        assert_eq!(levels.try_charge(usage, control, 0, 70), Ok(()));
+        control.devices[0].memory_overhead.store(200, Relaxed);
+        assert_eq!(device_limit(control, 0), 0);
+        control.memory_limit.store(250, Relaxed);
+        assert_eq!(process_limit(control), 50);
+    }
+
+    #[test]
+    fn racing_threads_fill_two_limits_to_the_last_byte_and_not_further() {
+        let (usage, control) = blocks();
+        let levels = Levels::default();
+        control.devices[0].memory_limit.store(700, Relaxed);
+        control.devices[1].memory_limit.store(700, Relaxed);
+        control.memory_limit.store(1000, Relaxed);
+        let granted: u64 = thread::scope(|scope| {
+            let levels = &levels;
+            let threads: Vec<_> = (0..4)
+                .map(|number| {
+                    scope.spawn(move || {
+                        let mut granted = 0;
+                        for round in 0..2000 {
+                            let index = (number + round) % 2;
+                            if levels.try_charge(usage, control, index, 1).is_ok() {
+                                granted += 1;
+                            }
+                            assert!(usage.devices[index].memory_current.load(Relaxed) <= 700);
+                        }
+                        granted
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(
+            granted, 1000,
+            "not one of the last bytes was refused to everybody"
+        );
+        assert_eq!(usage.memory_current.load(Relaxed), 1000);
+    }
+
+    #[test]
+    fn a_peak_starts_again_from_what_is_charged_when_it_is_reset() {
+        let (usage, control) = blocks();
+        let levels = Levels::default();
+        levels.try_charge(usage, control, 0, 50).unwrap();
+        levels.uncharge(usage, 0, 40);
+        assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 50);
+        control.devices[0].peak_generation.store(1, Relaxed);
+        levels.try_charge(usage, control, 0, 5).unwrap();
+        assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 15);
+        assert_eq!(usage.devices[0].peak_generation.load(Relaxed), 1);
+        assert_eq!(
+            usage.memory_peak.load(Relaxed),
+            50,
+            "the process's own was not reset"
+        );
+    }
+}

@@ -1,0 +1,225 @@
+//! What the program keeps on the device: charged before the driver is asked, remembered, given back.
+//!
+//! A charge goes to (process, device) and to the process; what exceeds either limit is refused with
+//! `CUDA_ERROR_OUT_OF_MEMORY`, and the driver is not asked. `levels` counts, `ledger` remembers, the others say what
+//! a call takes.
+
+use gcgroup_abi::Kind;
+
+use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUerror, CUresult};
+use crate::device::LocalDevice;
+use crate::process::Process;
+
+pub mod array;
+pub mod host;
+pub mod ledger;
+pub mod levels;
+pub mod linear;
+pub mod nvml;
+pub mod pool;
+pub mod report;
+pub mod vmm;
+
+use ledger::{Entry, Ledger};
+use levels::Levels;
+use pool::Pools;
+use vmm::Physical;
+
+/// Everything charged and remembered.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) levels: Levels,
+    /// By device address: linear, pitched, managed, imported, and allocations from pools.
+    blocks: Ledger,
+    /// By host address.
+    host: Ledger,
+    /// By handle of the array or mipmapped array.
+    arrays: Ledger,
+    pub(crate) pools: Pools,
+    physical: Physical,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self {
+            levels: Levels::default(),
+            blocks: Ledger::new(64),
+            host: Ledger::new(4),
+            arrays: Ledger::new(4),
+            pools: Pools::default(),
+            physical: Physical::default(),
+        }
+    }
+
+    /// Takes off what a context owned that is no more.
+    pub(crate) fn context_gone(&self, process: &Process, context: u32) {
+        for ledger in [&self.blocks, &self.arrays] {
+            let owned = |entry: &Entry| entry.owner == context && entry.kind() != Kind::Pool;
+            for entry in ledger.take_all(owned) {
+                process.discharge(&entry);
+            }
+        }
+        self.pools.settle_all(process);
+    }
+
+    /// Brings every charge to the slot that its device has now.
+    pub(crate) fn renumber(&self, process: &Process) {
+        for ledger in [&self.blocks, &self.host, &self.arrays] {
+            ledger.each(|entry| process.follow(entry));
+        }
+        self.pools.renumber(process);
+        self.physical.renumber(process);
+    }
+}
+
+/// Which device and context an allocation is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) local: LocalDevice,
+    /// The device's slot in the blocks.
+    pub(crate) index: usize,
+    pub(crate) context: u32,
+}
+
+impl Process {
+    /// Where the calling thread allocates; `None` without a current context, which the driver refuses by itself.
+    fn place(&self) -> Option<Place> {
+        let bound = self.slots.bind(self)?;
+        Some(Place {
+            local: bound.local()?,
+            index: bound.index(),
+            context: bound.context(),
+        })
+    }
+
+    /// Charges `bytes` before the driver is asked for them.
+    fn try_charge(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
+        match self
+            .memory
+            .levels
+            .try_charge(self.usage(), self.control(), index, bytes)
+        {
+            Ok(()) => Ok(Charge {
+                process: self,
+                index,
+                bytes,
+            }),
+            Err(full) => {
+                full.count_hit(self.usage());
+                full.count_refusal(self.usage());
+                self.count_failure(index);
+                Err(CUerror::OUT_OF_MEMORY)
+            }
+        }
+    }
+
+    fn count_failure(&self, index: usize) {
+        levels::count(self.usage(), index, |device| &device.nr_alloc_fail);
+    }
+
+    /// Enters an allocation that was charged or needs no charge.
+    fn remember(&self, ledger: &Ledger, key: u64, mut entry: Entry) {
+        self.memory.levels.enter(self.usage(), &entry);
+        let displaced = ledger.insert(key, || {
+            self.follow(&mut entry);
+            entry
+        });
+        // The driver gave the address out anew, so what was there is gone: with a context, or by a call we do not know.
+        if let Some(gone) = displaced {
+            self.discharge(&gone);
+        }
+    }
+
+    /// Moves an entry's charge to the slot that its device has now, if that is another.
+    fn follow(&self, entry: &mut Entry) {
+        let index = self.devices.index(entry.local);
+        if index != entry.index() {
+            self.memory
+                .levels
+                .transfer(self.usage(), self.control(), entry, index);
+            entry.set_index(index);
+        }
+    }
+
+    /// Takes an entry off again.
+    fn discharge(&self, entry: &Entry) {
+        self.memory.levels.leave(self.usage(), entry);
+        if entry.is_charged() {
+            self.memory
+                .levels
+                .uncharge(self.usage(), entry.index(), entry.size);
+        }
+        if entry.kind() == Kind::Pool {
+            self.memory.pools.freed(self, entry);
+        }
+    }
+
+    /// Runs a freeing call: what it frees stays charged until the driver has freed it, and if it fails.
+    ///
+    /// Taken out before, since another thread may be given the address as soon as the driver has it back.
+    fn free(&self, ledger: &Ledger, key: u64, next: crate::interpose::Next<'_>) -> (CUresult, Option<Entry>) {
+        let Some(entry) = ledger.remove(key) else {
+            return (next(), None);
+        };
+        let result = next();
+        match result {
+            Ok(()) => self.discharge(&entry),
+            Err(_) => {
+                let mut entry = entry;
+                ledger.insert(key, || {
+                    self.follow(&mut entry);
+                    entry
+                });
+            }
+        }
+        (result, Some(entry))
+    }
+}
+
+/// Bytes that are charged for an allocation that the driver has not yet made. Given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Charge<'a> {
+    process: &'a Process,
+    index: usize,
+    bytes: u64,
+}
+
+impl Charge<'_> {
+    /// The allocation was made: the charge is now the ledger's.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+
+    /// The allocation turned out larger.
+    fn extend(&mut self, bytes: u64) -> Result<(), CUerror> {
+        self.process.try_charge(self.index, bytes)?.keep();
+        self.bytes += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        self.process
+            .memory
+            .levels
+            .uncharge(self.process.usage(), self.index, self.bytes);
+    }
+}
+
+/// A device address, of either width.
+pub(crate) trait Address: Copy {
+    fn key(self) -> u64;
+}
+
+impl Address for CUdeviceptr {
+    fn key(self) -> u64 {
+        self.0
+    }
+}
+
+impl Address for CUdeviceptr_v1 {
+    fn key(self) -> u64 {
+        self.0.into()
+    }
+}

@@ -1,0 +1,163 @@
+//! What the program is told of memory: its limit, not the card. Never more than there is, never an error of ours.
+
+use std::ffi::c_uint;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::NO_LIMIT;
+
+use crate::cuda::{CUdevice, CUresult};
+use crate::device::LocalDevice;
+use crate::interpose::Next;
+use crate::place::rewrite;
+use crate::process::{self, Process};
+
+/// What limits leave of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) total: u64,
+    pub(crate) free: u64,
+}
+
+impl Room {
+    /// No limit: the driver's answer stands.
+    const ALL: Self = Self {
+        total: NO_LIMIT,
+        free: NO_LIMIT,
+    };
+
+    /// The tightest limit on the device with that slot, and what is left of each.
+    pub(crate) fn on(process: &Process, index: usize) -> Self {
+        let (control, usage) = (process.control(), process.usage());
+        let (Some(set), Some(used)) = (control.devices.get(index), usage.devices.get(index)) else {
+            return Self::ALL;
+        };
+        let device = set.memory_limit.load(Relaxed);
+        let whole = control.memory_limit.load(Relaxed);
+        if device == NO_LIMIT && whole == NO_LIMIT {
+            return Self::ALL;
+        }
+        // What contexts and modules take is part of what is used.
+        let left_of = |limit: u64, usable: u64, current: u64| {
+            if limit == NO_LIMIT {
+                NO_LIMIT
+            } else {
+                usable.saturating_sub(current)
+            }
+        };
+        let on_device = left_of(
+            device,
+            super::levels::device_limit(control, index),
+            used.memory_current.load(Relaxed),
+        );
+        let on_process = left_of(
+            whole,
+            super::levels::process_limit(control),
+            usage.memory_current.load(Relaxed),
+        );
+        Self {
+            total: device.min(whole),
+            free: on_device.min(on_process),
+        }
+    }
+}
+
+/// A number the width the caller has room for.
+pub(crate) trait Bytes: Copy {
+    /// The smaller of the two.
+    fn at_most(self, bytes: u64) -> Self;
+}
+
+macro_rules! bytes {
+    ($($ty:ty),*) => {$(
+        impl Bytes for $ty {
+            fn at_most(self, bytes: u64) -> Self {
+                Self::try_from(bytes).map_or(self, |bytes| self.min(bytes))
+            }
+        }
+    )*};
+}
+
+bytes!(c_uint, usize, u64);
+
+/// `cuMemGetInfo`.
+pub(crate) fn info<B: Bytes>(free: *mut B, total: *mut B, next: Next<'_>) -> CUresult {
+    next()?;
+    let Some(process) = process::get() else {
+        return Ok(());
+    };
+    if let Some(bound) = process.slots.bind(process) {
+        let room = Room::on(process, bound.index());
+        rewrite(free, |bytes| bytes.at_most(room.free));
+        rewrite(total, |bytes| bytes.at_most(room.total));
+    }
+    Ok(())
+}
+
+/// `cuDeviceTotalMem`.
+pub(crate) fn total<B: Bytes>(total: *mut B, device: CUdevice, next: Next<'_>) -> CUresult {
+    next()?;
+    if let (Some(process), Some(local)) = (process::get(), LocalDevice::of(device)) {
+        let index = process.devices.learn(process.control(), local);
+        rewrite(total, |bytes| bytes.at_most(Room::on(process, index).total));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block;
+
+    fn governed() -> (&'static Process, &'static gcgroup_abi::Control) {
+        let process = Process::of_test(NO_LIMIT);
+        let (control, file) = block::of_daemon();
+        for device in &control.devices {
+            device.memory_limit.store(NO_LIMIT, Relaxed);
+        }
+        control.memory_limit.store(NO_LIMIT, Relaxed);
+        control.nr_devices.store(2, Relaxed);
+        control.publish();
+        process.adopt(&file);
+        (process, control)
+    }
+
+    #[test]
+    fn without_a_limit_the_drivers_answer_stands() {
+        let (process, _) = governed();
+        assert_eq!(Room::on(process, 0), Room::ALL);
+        assert_eq!(7_usize.at_most(Room::ALL.total), 7);
+        assert_eq!(7_u32.at_most(Room::ALL.free), 7, "more than fits is no less");
+    }
+
+    #[test]
+    fn the_tightest_limit_is_the_total_and_the_least_that_is_left_is_free() {
+        let (process, control) = governed();
+        control.devices[0].memory_limit.store(1000, Relaxed);
+        control.memory_limit.store(1200, Relaxed);
+        process.usage().devices[0].memory_current.store(100, Relaxed);
+        process.usage().memory_current.store(700, Relaxed);
+        assert_eq!(
+            Room::on(process, 0),
+            Room {
+                total: 1000,
+                free: 500
+            }
+        );
+        control.devices[0].memory_overhead.store(60, Relaxed);
+        assert_eq!(
+            Room::on(process, 0),
+            Room {
+                total: 1000,
+                free: 440
+            }
+        );
+    }
+
+    #[test]
+    fn usage_above_the_limit_leaves_nothing_free_and_not_less() {
+        let (process, control) = governed();
+        control.devices[1].memory_limit.store(50, Relaxed);
+        process.usage().devices[1].memory_current.store(80, Relaxed);
+        assert_eq!(Room::on(process, 1), Room { total: 50, free: 0 });
+    }
+}

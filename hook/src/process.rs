@@ -1,0 +1,276 @@
+//! This process, once it uses CUDA: everything the hook knows of it, in one place that a forked child can turn its
+//! back on.
+//!
+//! It is made by the first successful `cuInit` and never goes. A child that fork(2) or clone(2) made finds none, since
+//! the blocks, the locks and the driver's state are its parent's.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::null_mut;
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
+use std::time::Duration;
+
+use gcgroup_abi::{Control, Usage};
+use parking_lot::Mutex;
+
+use crate::block::{Blocks, NotOurs};
+use crate::client::{self, Refusal};
+use crate::compute::slots::Slots;
+use crate::compute::streams::Contexts;
+use crate::cuda::{CUerror, CUresult};
+use crate::device::Devices;
+use crate::helper;
+use crate::interpose::{self, Next};
+use crate::memory::Memory;
+use crate::sys::{self, Descriptor, Mapping, PAGE};
+use crate::wishes::Wishes;
+
+#[derive(Debug)]
+pub(crate) struct Process {
+    blocks: Blocks,
+    wishes: Wishes,
+    /// A word that is not zero, except in a child: its page is wiped on fork.
+    own: Mapping,
+    pub(crate) devices: Devices,
+    pub(crate) memory: Memory,
+    pub(crate) contexts: Contexts,
+    pub(crate) slots: Slots,
+    /// The helper thread's, except for whoever makes it, and for a child that closes its copy.
+    pub(crate) connection: Mutex<Option<Descriptor>>,
+    /// Whether a daemon ever accepted this process.
+    is_governed: AtomicBool,
+    has_complained: AtomicBool,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+
+/// [`IDLE`], or [`BUSY`] while some thread makes the process. A word and not a lock, so that a child can reset it.
+static STARTING: AtomicU32 = AtomicU32::new(IDLE);
+const IDLE: u32 = 0;
+const BUSY: u32 = 1;
+
+/// Set when the program exits normally: nothing waits from then on.
+static IS_EXITING: AtomicBool = AtomicBool::new(false);
+
+/// How long the first `cuInit` waits for a daemon that listens but does not answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// This process, if it is one that uses CUDA.
+pub(crate) fn get() -> Option<&'static Process> {
+    // SAFETY: null or a process that was leaked.
+    let process = unsafe { PROCESS.load(Acquire).as_ref() }?;
+    if process.is_own() {
+        return Some(process);
+    }
+    forget();
+    None
+}
+
+/// Whether the program is on its way out.
+pub(crate) fn is_exiting() -> bool {
+    IS_EXITING.load(Relaxed)
+}
+
+/// `cuInit`: the first that succeeds puts the process under the daemon's eyes.
+pub(crate) fn init(next: Next<'_>) -> CUresult {
+    next()?;
+    let process = get().or_else(start);
+    if process.map_or_else(|| Wishes::from_environment().required, Process::lacks_daemon) {
+        return Err(CUerror::SYSTEM_NOT_READY);
+    }
+    Ok(())
+}
+
+fn start() -> Option<&'static Process> {
+    struct Starting;
+    impl Drop for Starting {
+        fn drop(&mut self) {
+            STARTING.store(IDLE, Release);
+            sys::futex_wake(&STARTING);
+        }
+    }
+    while STARTING.compare_exchange(IDLE, BUSY, AcqRel, Relaxed).is_err() {
+        sys::futex_wait(&STARTING, BUSY, Duration::from_millis(100));
+    }
+    let _starting = Starting;
+    get().or_else(|| make().ok())
+}
+
+fn make() -> io::Result<&'static Process> {
+    static ARE_HANDLERS_SET: AtomicBool = AtomicBool::new(false);
+    if !ARE_HANDLERS_SET.swap(true, Relaxed) {
+        sys::on_fork_and_exit(in_child, at_exit);
+    }
+    sys::register_barrier();
+    let process: &'static Process = Box::leak(Box::new(Process::new(Wishes::from_environment())?));
+    PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
+    let connection = process.register(PATIENCE);
+    *process.connection.lock() = connection;
+    sys::spawn(c"gcgroup", helper::run)?;
+    Ok(process)
+}
+
+/// In a forked child: nothing here is its own. Async-signal-safe, since other threads may have held any lock.
+unsafe extern "C" fn in_child() {
+    // SAFETY: null or a process that was leaked; the child has a copy of its memory.
+    if let Some(process) = unsafe { PROCESS.load(Relaxed).as_ref() } {
+        process.blocks.close_file();
+        if let Some(connection) = process.connection.try_lock() {
+            connection.as_ref().inspect(|descriptor| descriptor.close());
+        }
+    }
+    helper::forget();
+    STARTING.store(IDLE, Relaxed);
+    forget();
+}
+
+fn forget() {
+    PROCESS.store(null_mut(), Relaxed);
+    interpose::set_thread(interpose::unbound());
+}
+
+extern "C" fn at_exit() {
+    IS_EXITING.store(true, Relaxed);
+    helper::leave_driver();
+}
+
+impl Process {
+    fn new(wishes: Wishes) -> io::Result<Self> {
+        let blocks = Blocks::new(wishes.hello.memory_limit)?;
+        let own = Mapping::anonymous(PAGE)?;
+        own.wipe_on_fork()?;
+        own_word(&own).store(1, Relaxed);
+        Ok(Self {
+            blocks,
+            wishes,
+            own,
+            devices: Devices::new(),
+            memory: Memory::new(),
+            contexts: Contexts::new(),
+            slots: Slots::new(),
+            connection: Mutex::new(None),
+            is_governed: AtomicBool::new(false),
+            has_complained: AtomicBool::new(false),
+        })
+    }
+
+    fn is_own(&self) -> bool {
+        own_word(&self.own).load(Relaxed) != 0
+    }
+
+    pub(crate) fn usage(&self) -> &Usage {
+        self.blocks.usage()
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        self.blocks.control()
+    }
+
+    /// Whether the program must not run like this: `GCGROUP_REQUIRED`, and no daemon has ever accepted it.
+    fn lacks_daemon(&self) -> bool {
+        self.wishes.required && !self.is_governed.load(Relaxed)
+    }
+
+    /// Registers with the daemon and takes its control block; `None` if there is no daemon for this process.
+    pub(crate) fn register(&self, patience: Duration) -> Option<Descriptor> {
+        let usage = self.blocks.usage_file()?;
+        match client::register(&self.wishes.socket, &self.wishes.hello, usage, patience) {
+            Ok((connection, control)) => self.govern(connection, &control),
+            Err(Refusal::Absent | Refusal::Refused) => None,
+            Err(Refusal::Version(theirs)) => {
+                self.complain_of(theirs);
+                None
+            }
+        }
+    }
+
+    fn govern(&self, connection: Descriptor, control: &OwnedFd) -> Option<Descriptor> {
+        match self.blocks.adopt(control) {
+            Ok(()) => {
+                self.is_governed.store(true, Relaxed);
+                self.renumber();
+                Some(connection)
+            }
+            Err(NotOurs::Version(theirs)) => {
+                self.complain_of(theirs);
+                None
+            }
+            Err(NotOurs::Kind) => None,
+        }
+    }
+
+    /// A new control block may know devices that the last one did not, or number them otherwise.
+    fn renumber(&self) {
+        self.devices.refresh(self.control());
+        self.memory.renumber(self);
+        self.slots.renumber(self);
+    }
+
+    /// The daemon has been away for longer than it said it would be.
+    pub(crate) fn open_gates(&self) {
+        // If memory is short the gates stay as they were: nothing better is to be had.
+        let _ = self.blocks.open_gates();
+    }
+
+    fn complain_of(&self, theirs: u32) {
+        if !self.has_complained.swap(true, Relaxed) {
+            let ours = gcgroup_abi::VERSION;
+            sys::complain(&format!(
+                "the daemon speaks version {theirs}, this hook {ours}: not governed"
+            ));
+        }
+    }
+}
+
+fn own_word(page: &Mapping) -> &AtomicU32 {
+    // SAFETY: the beginning of a page of ours that is mapped as long as the mapping lives.
+    unsafe { &*page.address().cast::<AtomicU32>() }
+}
+
+#[cfg(test)]
+impl Process {
+    /// A process of a test's own, without a daemon, a helper or a driver; `limit` bytes for all devices together.
+    pub(crate) fn of_test(limit: u64) -> &'static Self {
+        let wishes = Wishes {
+            socket: "".into(),
+            hello: gcgroup_abi::message::Hello {
+                memory_limit: limit,
+                ..gcgroup_abi::message::Hello::PLAIN
+            },
+            required: false,
+        };
+        Box::leak(Box::new(Self::new(wishes).unwrap()))
+    }
+
+    /// As if a daemon had answered with that file.
+    pub(crate) fn adopt(&self, control: &OwnedFd) {
+        self.blocks.adopt(control).unwrap();
+        self.renumber();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gcgroup_abi::NO_LIMIT;
+
+    #[test]
+    fn a_child_that_no_handler_ran_in_is_known_all_the_same() {
+        let process = Process::of_test(NO_LIMIT);
+        assert!(process.is_own());
+        // SAFETY: the child only reads a word and leaves.
+        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+        if child == 0 {
+            let status = i32::from(process.is_own());
+            // SAFETY: leaves without running anything of the parent's.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = -1;
+        // SAFETY: room for the status of a child of ours.
+        unsafe { libc::waitpid(i32::try_from(child).unwrap(), &raw mut status, 0) };
+        assert_eq!(status, 0);
+    }
+}

@@ -1,0 +1,121 @@
+//! What the environment asks for: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`, `GCGROUP_REQUIRED`,
+//! `GCGROUP_SOCKET`. Wishes only: with a daemon, the daemon decides.
+
+use std::ffi::OsString;
+
+use gcgroup_abi::message::Hello;
+use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
+
+#[derive(Debug)]
+pub(crate) struct Wishes {
+    pub(crate) socket: OsString,
+    pub(crate) hello: Hello,
+    /// Rather refuse CUDA than go without a daemon.
+    pub(crate) required: bool,
+}
+
+impl Wishes {
+    /// Reads the environment. What cannot be understood is as if it were not set.
+    pub(crate) fn from_environment() -> Self {
+        Self::from(|name| std::env::var_os(name))
+    }
+
+    fn from(get: impl Fn(&str) -> Option<OsString>) -> Self {
+        let text = |name| get(name).and_then(|value| value.into_string().ok());
+        let is_set = |name| text(name).is_some_and(|value| value.trim() == "1");
+        let priority = text("GCGROUP_PRIORITY").and_then(|value| value.trim().parse().ok());
+        Self {
+            socket: get("GCGROUP_SOCKET")
+                .filter(|path| !path.is_empty())
+                .unwrap_or(DEFAULT_SOCKET.into()),
+            hello: Hello {
+                memory_limit: text("GCGROUP_MEMORY_LIMIT")
+                    .and_then(|value| bytes(&value))
+                    .unwrap_or(NO_LIMIT),
+                priority: priority.filter(|priority| *priority < 16).unwrap_or(u32::MAX),
+                freeze: is_set("GCGROUP_FREEZE").into(),
+                ..Hello::PLAIN
+            },
+            required: is_set("GCGROUP_REQUIRED"),
+        }
+    }
+}
+
+/// A size as `memory.limit` accepts it: decimal, with K, M, G or T (powers of 1024; also `Ki`, `KiB`), or `max`.
+fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim().to_ascii_lowercase();
+    if text == "max" {
+        return Some(NO_LIMIT);
+    }
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" => 0,
+        "k" | "ki" | "kib" => 10,
+        "m" | "mi" | "mib" => 20,
+        "g" | "gi" | "gib" => 30,
+        "t" | "ti" | "tib" => 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_memory_limit() {
+        for (text, want) in [
+            ("4096", Some(4096)),
+            (" 010\n", Some(10)),
+            ("3K", Some(3072)),
+            ("3ki", Some(3072)),
+            ("2GiB", Some(2 << 30)),
+            ("1t", Some(1 << 40)),
+            ("max", Some(NO_LIMIT)),
+            ("18446744073709551615", Some(NO_LIMIT)),
+            ("16777216T", None),
+            ("", None),
+            ("-1", None),
+            ("0x10", None),
+            ("1.5G", None),
+            ("G", None),
+        ] {
+            assert_eq!(bytes(text), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_not_wished_for() {
+        let wishes = Wishes::from(|name| (name != "GCGROUP_SOCKET").then(|| "16".into()));
+        assert_eq!(
+            wishes.hello,
+            Hello {
+                memory_limit: 16,
+                ..Hello::PLAIN
+            }
+        );
+        assert_eq!(wishes.socket, DEFAULT_SOCKET);
+        assert!(!wishes.required);
+    }
+
+    #[test]
+    fn wishes_travel_in_the_hello() {
+        let wishes = Wishes::from(|name| match name {
+            "GCGROUP_PRIORITY" => Some("3".into()),
+            "GCGROUP_FREEZE" => Some("1".into()),
+            "GCGROUP_SOCKET" => Some("/run/other".into()),
+            _ => None,
+        });
+        assert_eq!(
+            wishes.hello,
+            Hello {
+                priority: 3,
+                freeze: 1,
+                ..Hello::PLAIN
+            }
+        );
+        assert_eq!(wishes.socket, "/run/other");
+    }
+}
