@@ -8,23 +8,27 @@ use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
+/// A client in Python, from `tests/clients`.
 #[track_caller]
-fn client(mount: &Mount, script: &str, arguments: &[&str]) -> Governed {
-    let mut command: Command = mount.command(python());
+fn python_client(mount: &Mount, script: &str, arguments: &[&str]) -> Governed {
+    let mut command = mount.command(python());
     command
         .arg(repository().join("tests/clients").join(script))
         .args(arguments);
     command.env("PYTHONDONTWRITEBYTECODE", "1");
+    ready(command)
+}
+
+#[track_caller]
+fn ready(command: Command) -> Governed {
     let mut client = Governed::spawn(command);
     client.expect("ready");
     client
 }
 
 #[track_caller]
-fn is_governed(script: &str) {
-    let mount = Mount::new();
-    let mut client = client(&mount, script, &[]);
-    let dir = Dir::of(&mount, client.pid());
+fn is_governed(mount: &Mount, mut client: Governed) {
+    let dir = Dir::of(mount, client.pid());
     let limit = dir.number("memory.current") + 256 * MIB;
     dir.write("memory.limit", limit);
     for total in client.ask("total").split(' ') {
@@ -52,24 +56,40 @@ fn is_governed(script: &str) {
 
 #[test]
 fn cuda_bindings_is_governed() {
-    is_governed("bindings.py");
+    let mount = Mount::new();
+    is_governed(&mount, python_client(&mount, "bindings.py", &[]));
 }
 
 #[test]
 fn cuda_core_is_governed() {
-    is_governed("core_client.py");
+    let mount = Mount::new();
+    is_governed(&mount, python_client(&mount, "core_client.py", &[]));
 }
 
 #[test]
 fn numba_cuda_is_governed() {
-    is_governed("numba_client.py");
+    let mount = Mount::new();
+    is_governed(&mount, python_client(&mount, "numba_client.py", &[]));
+}
+
+#[test]
+fn cudarc_is_governed() {
+    let mount = Mount::new();
+    // Built with the tests, as every example of this crate is.
+    let program = std::env::current_exe().expect("a program has a path");
+    let program = program
+        .ancestors()
+        .nth(2)
+        .expect("it lies in debug/deps")
+        .join("examples/cudarc_client");
+    is_governed(&mount, ready(mount.command(program)));
 }
 
 #[test]
 fn nvidia_ml_py_shows_a_governed_process_its_limit_and_everybody_else_the_card() {
     let mount = Mount::new();
-    let mut monitor = client(&mount, "nvml_client.py", &[]);
-    let mut governed = client(&mount, "nvml_client.py", &["cuda"]);
+    let mut monitor = python_client(&mount, "nvml_client.py", &[]);
+    let mut governed = python_client(&mount, "nvml_client.py", &["cuda"]);
     let card = monitor.ask("");
     let dir = Dir::of(&mount, governed.pid());
     dir.write("memory.limit", 512 * MIB);

@@ -139,11 +139,6 @@ impl<'m> Dir<'m> {
         self.path().exists()
     }
 
-    #[track_caller]
-    pub fn read(&self, file: &str) -> String {
-        self.mount.read(&self.name, file)
-    }
-
     /// The number that is all of a file.
     #[track_caller]
     pub fn number(&self, file: &str) -> u64 {

@@ -168,7 +168,7 @@ fn the_tree_cannot_be_rearranged() {
     assert_eq!(errno(nix_mkfifo(&dir.join("fifo"))), Some(libc::EPERM));
     assert_eq!(errno(fs::remove_dir(&dir)), Some(libc::EPERM));
     assert_eq!(errno(fs::remove_dir(dir.join("0"))), Some(libc::EPERM));
-    assert_eq!(errno(fs::create_dir(mount.path().join("12345"))).is_some(), true);
+    assert!(errno(fs::create_dir(mount.path().join("12345"))).is_some());
     assert!(file.exists());
 }
 
@@ -267,6 +267,19 @@ fn every_writer_is_understood() {
             "{script}"
         );
     }
+}
+
+#[test]
+fn the_libcgroups_crate_reads_and_writes_single_values() {
+    use libcgroups::common::{read_cgroup_file, write_cgroup_file, write_cgroup_file_str};
+    let (_mount, _process, dir) = node();
+    let file = dir.join("memory.limit");
+    write_cgroup_file(&file, 1_u64 << 30).expect("writes a number");
+    assert_eq!(read_cgroup_file(&file).expect("reads"), "1073741824\n");
+    write_cgroup_file_str(&file, "max").expect("writes a word");
+    assert_eq!(read_cgroup_file(&file).expect("reads"), "max\n");
+    let error = write_cgroup_file_str(&file, "much").expect_err("refused");
+    assert_eq!(error.inner().raw_os_error(), Some(libc::EINVAL));
 }
 
 #[test]
