@@ -17,7 +17,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,6 @@ use tracing::{debug, warn};
 use self::bells::Bells;
 use self::closer::Closer;
 use self::connection::Connection;
-use self::listener::Listener;
 use self::registry::Registry;
 use self::scribe::Scribe;
 use crate::journal::{Journal, Key};
@@ -37,7 +35,7 @@ use crate::process;
 use crate::sys;
 use crate::tree::{Settings, Tree};
 
-pub use self::listener::new_socket;
+pub use self::listener::{Listener, new_socket};
 
 /// Connections of one user that are not (or not yet) those of a registered process.
 const MAX_VISITORS_PER_UID: usize = 256;
@@ -103,18 +101,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the socket's place and restores what the journal remembers; serves nobody yet.
+    /// Begins to watch, with what the journal remembers; serves nobody yet.
     ///
     /// # Errors
-    /// Another daemon is there, or the socket cannot be made.
+    /// Out of descriptors.
     pub fn new(
-        socket: &Path,
+        listener: Listener,
         tree: Arc<Tree>,
         journal: Arc<Journal>,
         remembered: BTreeMap<Key, Settings>,
         grace_msec: u32,
     ) -> anyhow::Result<Self> {
-        let listener = Listener::bind(socket)?;
         let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("cannot watch descriptors")?);
         let (woken, waker) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;

@@ -21,7 +21,7 @@ use crate::fuse;
 use crate::journal::Journal;
 use crate::mount::Mount;
 use crate::process;
-use crate::server::Server;
+use crate::server::{Listener, Server};
 use crate::tree::{Owner, Tree};
 
 #[derive(Debug, Args)]
@@ -87,11 +87,13 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .unwrap_or(Path::new("/"));
     std::fs::create_dir_all(state_dir).with_context(|| format!("cannot make {}", state_dir.display()))?;
 
+    // First of all, so that of two daemons the second leaves everything alone.
+    let listener = Listener::bind(&socket)?;
     let (_nvml, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found));
     let (journal, remembered) = Journal::open(state_dir, |key| process::is_alive(key.pid, key.start_time))?;
     let grace = arguments.grace_msec();
-    let mut server = Server::new(&socket, tree.clone(), Arc::new(journal), remembered, grace)?;
+    let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, grace)?;
     let stop = Stop::on_signals(server.waker()?)?;
     let mount = if arguments.no_fuse {
         None

@@ -59,8 +59,8 @@ impl World {
         let tree = Arc::new(Tree::new(owner, vec![device]));
         let alive = |key: Key| process::is_alive(key.pid, key.start_time);
         let (journal, remembered) = Journal::open(directory.path(), alive).unwrap();
-        let socket = directory.path().join("s");
-        let mut server = Server::new(&socket, tree.clone(), Arc::new(journal), remembered, 5000).unwrap();
+        let listener = Listener::bind(&directory.path().join("s")).unwrap();
+        let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, 5000).unwrap();
         let (stop, waker) = (Arc::new(AtomicBool::new(false)), server.waker().unwrap());
         let asked = stop.clone();
         let thread = std::thread::spawn(move || server.run(|| !asked.load(Relaxed)).unwrap());
