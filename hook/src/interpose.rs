@@ -108,10 +108,18 @@ fn local() -> &'static Local {
 #[cfg(test)]
 fn local() -> &'static Local {
     thread_local! {
-        static LOCAL: &'static Local =
-            Box::leak(Box::new(Local { slot: Cell::new(unbound()), inside: Cell::new(0) }));
+        static LOCAL: Local = const { Local { slot: Cell::new(null_mut()), inside: Cell::new(0) } };
     }
-    LOCAL.with(|local| *local)
+    let thread_pointer: usize;
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, pure, readonly));
+    }
+    let local = LOCAL.with(std::ptr::from_ref);
+    // In a program, as opposed to a library, the same in every thread.
+    THREAD_OFFSET.store(local.addr().wrapping_sub(thread_pointer).cast_signed(), Relaxed);
+    // SAFETY: there for as long as the thread, and of no use to another.
+    unsafe { &*local }
 }
 
 /// The calling thread's slot: a real one, or [`unbound`].

@@ -102,3 +102,85 @@ pub(crate) unsafe extern "C" fn closed() {
         admit = sym super::gate::admit,
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+    use gcgroup_abi::{Submission, Thread};
+
+    use crate::cuda::{CUerror, CUresult};
+    use crate::interpose::{self, Real};
+
+    /// Checks that the driver gets every argument, on an aligned stack and while the call is marked.
+    macro_rules! passes_on {
+        ($test:ident, $what:ident, $($arg:ident = $value:literal),*) => {
+            mod $test {
+                use super::*;
+
+                static REAL: Real = Real::libcuda();
+                crate::compute::fast::submission!(REAL, $what, ($($arg: u64),*));
+
+                extern "C" fn driver($($arg: u64),*) -> CUresult {
+                    assert_eq!([$($arg),*], [$($value),*]);
+                    // SAFETY: the test's own slot, below.
+                    let slot = unsafe { &*interpose::thread() };
+                    assert!(slot.is_inside());
+                    assert_aligned();
+                    Err(CUerror::NOT_READY)
+                }
+
+                #[test]
+                fn passes_its_arguments_on_and_marks_the_call() {
+                    let gate = AtomicU32::new(0);
+                    let slot = slot(&gate);
+                    interpose::set_thread(std::ptr::from_ref(&slot).cast_mut());
+                    REAL.set(driver as *mut _, std::ptr::null_mut());
+                    for call in 1..=3 {
+                        // SAFETY: the function above has the same arguments.
+                        assert_eq!(unsafe { ours($($value),*) }, Err(CUerror::NOT_READY));
+                        assert_eq!(slot.entered(Submission::$what).load(Relaxed), call);
+                        assert_eq!(slot.exited(Submission::$what).load(Relaxed), call);
+                        assert!(!slot.is_inside());
+                    }
+                    interpose::set_thread(std::ptr::null_mut());
+                }
+            }
+        };
+    }
+
+    fn slot(gate: &AtomicU32) -> Thread {
+        // SAFETY: a slot is all atomic integers, for which zero is a value.
+        let slot: Thread = unsafe { std::mem::zeroed() };
+        slot.gate.store(std::ptr::from_ref(gate).expose_provenance() as u64, Relaxed);
+        slot
+    }
+
+    /// The compiler relies on the stack's alignment for this, so a wrong one is a fault or a wrong address.
+    fn assert_aligned() {
+        #[repr(align(16))]
+        struct Aligned(AtomicU64);
+        let here = Aligned(AtomicU64::new(1));
+        assert_eq!(std::hint::black_box(&raw const here.0).addr() % 16, 0);
+    }
+
+    passes_on!(in_registers, Copy, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6);
+    passes_on!(one_on_the_stack, Copy, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6, g = 7);
+    passes_on!(two_on_the_stack, Graph, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6, g = 7, h = 8);
+    passes_on!(three_on_the_stack, Copy, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6, g = 7, h = 8, i = 9);
+    passes_on!(
+        five_on_the_stack,
+        Kernel,
+        a = 1,
+        b = 2,
+        c = 3,
+        d = 4,
+        e = 5,
+        f = 6,
+        g = 7,
+        h = 8,
+        i = 9,
+        j = 10,
+        k = 11
+    );
+}
