@@ -152,7 +152,8 @@ mod tests {
     fn slot(gate: &AtomicU32) -> Thread {
         // SAFETY: a slot is all atomic integers, for which zero is a value.
         let slot: Thread = unsafe { std::mem::zeroed() };
-        slot.gate.store(std::ptr::from_ref(gate).expose_provenance() as u64, Relaxed);
+        slot.gate
+            .store(std::ptr::from_ref(gate).expose_provenance() as u64, Relaxed);
         slot
     }
 
@@ -165,9 +166,42 @@ mod tests {
     }
 
     passes_on!(in_registers, Copy, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6);
-    passes_on!(one_on_the_stack, Copy, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6, g = 7);
-    passes_on!(two_on_the_stack, Graph, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6, g = 7, h = 8);
-    passes_on!(three_on_the_stack, Copy, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6, g = 7, h = 8, i = 9);
+    passes_on!(
+        one_on_the_stack,
+        Copy,
+        a = 1,
+        b = 2,
+        c = 3,
+        d = 4,
+        e = 5,
+        f = 6,
+        g = 7
+    );
+    passes_on!(
+        two_on_the_stack,
+        Graph,
+        a = 1,
+        b = 2,
+        c = 3,
+        d = 4,
+        e = 5,
+        f = 6,
+        g = 7,
+        h = 8
+    );
+    passes_on!(
+        three_on_the_stack,
+        Copy,
+        a = 1,
+        b = 2,
+        c = 3,
+        d = 4,
+        e = 5,
+        f = 6,
+        g = 7,
+        h = 8,
+        i = 9
+    );
     passes_on!(
         five_on_the_stack,
         Kernel,
