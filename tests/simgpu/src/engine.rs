@@ -49,9 +49,18 @@ pub enum Work {
     Do(Box<dyn FnOnce(u64) + Send>),
     /// Something the program does: on a thread of its own, for it may take long.
     Host(Box<dyn FnOnce() + Send>),
-    /// Nothing goes on until this is true. Asked again after every other progress, and some ten
-    /// thousand times a second.
-    Wait(Box<dyn FnMut() -> bool + Send>),
+    /// The stream does not go on until this is true. Asked after all other progress of the engine, when
+    /// it is nudged, and, for what rings no bell, some ten thousand times a second.
+    Wait(Box<dyn FnMut() -> bool + Send>, Watch),
+}
+
+/// How a [`Work::Wait`] is to be noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Whoever makes it true nudges the engine.
+    Nudged,
+    /// It is to be polled.
+    Polled,
 }
 
 impl fmt::Debug for Work {
@@ -60,7 +69,7 @@ impl fmt::Debug for Work {
             Work::Kernel(..) => "Kernel",
             Work::Do(_) => "Do",
             Work::Host(_) => "Host",
-            Work::Wait(_) => "Wait",
+            Work::Wait(..) => "Wait",
         })
     }
 }

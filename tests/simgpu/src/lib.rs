@@ -15,6 +15,6 @@ mod turn;
 
 pub use config::Config;
 pub use device::{Device, NAME, Process};
-pub use engine::{Cost, Engine, StreamId, StreamKind, Work};
+pub use engine::{Cost, Engine, StreamId, StreamKind, Watch, Work};
 pub use member::Member;
 pub use state::{CUDA_VERSION, DRIVER_VERSION, Machine};

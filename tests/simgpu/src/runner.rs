@@ -5,7 +5,7 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 
 use crate::clock::now_ns;
-use crate::engine::{Cost, Engine, Queues, StreamId, Work};
+use crate::engine::{Cost, Engine, Queues, StreamId, Watch, Work};
 use crate::turn::{Grant, Turn};
 
 /// Sleeps shorter than this end too late to be worth it.
@@ -145,13 +145,13 @@ impl Runner {
                     self.engine.hand_to_host(id, work);
                     moved = true;
                 }
-                Some(Work::Wait(mut reached)) => {
+                Some(Work::Wait(mut reached, watch)) => {
                     if MutexGuard::unlocked(queues, &mut reached) {
                         self.engine.finish(queues, id, now_ns());
                         moved = true;
                     } else if let Some(op) = queues.streams.get_mut(&id).and_then(|s| s.queue.front_mut()) {
-                        op.work = Some(Work::Wait(reached));
-                        waits = true;
+                        op.work = Some(Work::Wait(reached, watch));
+                        waits |= watch == Watch::Polled;
                     }
                 }
                 other => op.work = other,

@@ -1,3 +1,33 @@
-//! The simulated `libcuda.so.1`.
+//! The simulated `libcuda.so.1`: the driver API on the simulated machine of the crate `simgpu`.
+//!
+//! Each function is a row of a `driver!` table, in the module of its subject. What is in no row is a
+//! stub that answers `CUDA_ERROR_NOT_SUPPORTED` (see `names`).
 
+mod abi;
+mod array;
+mod bytes;
+mod call;
+mod capture;
+mod context;
+mod copy;
+mod device;
+mod error;
+mod event;
+mod exec;
+mod graph;
+mod graph_memory;
+mod image;
+mod kernel;
+mod memory;
+mod module;
 mod names;
+mod nodes;
+mod null;
+mod occupancy;
+mod op;
+mod pool;
+mod process;
+mod registry;
+mod stream;
+mod vmm;
+mod word;

@@ -5,15 +5,14 @@
 //! by a null pointer and the status. The older function of four arguments has no status and answers
 //! `CUDA_ERROR_NOT_FOUND`. What the real driver does with flags that do not exist is not documented; here they are invalid.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use simgpu::CUDA_VERSION as DRIVER;
 
-const SUCCESS: u32 = 0;
-const INVALID_VALUE: u32 = 1;
-const NOT_FOUND: u32 = 500;
-const NOT_SUPPORTED: u32 = 801;
+use crate::abi::{CUerror, CUresult, Out, Text};
+use crate::call::{answer, driver};
+use crate::error::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`; 0 and 1 are both the legacy stream.
 const PER_THREAD: u64 = 2;
@@ -60,9 +59,9 @@ macro_rules! stubs {
         $(
             // SAFETY: the driver's symbol of that name; a caller who relies on its arguments is told that it does nothing.
             #[unsafe(no_mangle)]
-            extern "C" fn $symbol() -> u32 {
+            extern "C" fn $symbol() -> CUresult {
                 static SAID: AtomicBool = AtomicBool::new(false);
-                unsupported(&SAID, stringify!($symbol))
+                answer(stringify!($symbol), || unsupported(&SAID, stringify!($symbol)))
             }
         )*
     };
@@ -73,20 +72,17 @@ include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
 /// Answers for a function that is not simulated, and says so the first time.
 #[cold]
-fn unsupported(said: &AtomicBool, symbol: &str) -> u32 {
+fn unsupported(said: &AtomicBool, symbol: &str) -> CUresult {
     if !said.swap(true, Relaxed) {
         eprintln!("simgpu: {symbol} is not simulated");
     }
-    NOT_SUPPORTED
+    Err(NOT_SUPPORTED)
 }
 
 /// The newest function of `name` not newer than `version`; the names are sorted.
-fn find(name: &[u8], version: i32, per_thread: bool) -> Result<*mut c_void, Status> {
-    let from = NAMES.partition_point(|row| row.name.as_bytes() < name);
-    let mut rows = NAMES[from..]
-        .iter()
-        .take_while(|row| row.name.as_bytes() == name)
-        .peekable();
+fn find(name: &str, version: i32, per_thread: bool) -> Result<*mut c_void, Status> {
+    let from = NAMES.partition_point(|row| row.name < name);
+    let mut rows = NAMES[from..].iter().take_while(|row| row.name == name).peekable();
     if rows.peek().is_none_or(|oldest| oldest.since > DRIVER) {
         return Err(Status::NoSuchName);
     }
@@ -96,69 +92,41 @@ fn find(name: &[u8], version: i32, per_thread: bool) -> Result<*mut c_void, Stat
         .ok_or(Status::NoSuchVersion)
 }
 
-/// The newest function of that name that a program built for `version` can call.
-///
-/// # Safety
-/// `symbol` is null or a string; `pfn` and `status` are null or writable.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetProcAddress_v2(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
-    version: c_int,
-    flags: u64,
-    status: *mut c_int,
-) -> u32 {
-    if symbol.is_null() || pfn.is_null() || flags > PER_THREAD {
-        return INVALID_VALUE;
-    }
+/// Stores what was found, if anything, and says what came of it.
+fn look_up(symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64) -> Result<Status, CUerror> {
     // From CUDA 13 on, a program may not ask for what is newer than the driver.
-    if DRIVER >= 13000 && version > DRIVER {
-        return INVALID_VALUE;
+    let too_new = DRIVER >= 13000 && version > DRIVER;
+    if pfn.is_null() || flags > PER_THREAD || too_new {
+        return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so a string by the contract.
-    let name = unsafe { CStr::from_ptr(symbol) };
-    let found = find(name.to_bytes(), version, flags == PER_THREAD);
-    // SAFETY: not null, so writable by the contract.
-    unsafe { *pfn = found.unwrap_or(core::ptr::null_mut()) };
-    if !status.is_null() {
-        // SAFETY: likewise.
-        unsafe { *status = found.err().unwrap_or(Status::Found) as c_int };
-    }
-    SUCCESS
+    let found = find(symbol.get()?, version, flags == PER_THREAD);
+    pfn.set_if(found.unwrap_or(std::ptr::null_mut()));
+    Ok(found.err().unwrap_or(Status::Found))
 }
 
-/// The same for programs built before CUDA 12, without a status.
-///
-/// # Safety
-/// As for [`cuGetProcAddress_v2`].
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetProcAddress(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
-    version: c_int,
-    flags: u64,
-) -> u32 {
-    let mut status = 0;
-    // SAFETY: the caller's arguments under the same contract, and a status of our own.
-    match unsafe { cuGetProcAddress_v2(symbol, pfn, version, flags, &raw mut status) } {
-        SUCCESS if status != Status::Found as c_int => NOT_FOUND,
-        answer => answer,
+driver! {
+    /// The newest function of that name that a program built for `version` can call.
+    early fn cuGetProcAddress_v2(
+        symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>,
+    ) {
+        status.set_if(look_up(symbol, pfn, version, flags)? as c_int);
+        Ok(())
     }
-}
 
-/// The same for programs whose null stream is the thread's own: flag 0 means flag 2.
-///
-/// # Safety
-/// As for [`cuGetProcAddress_v2`].
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetProcAddress_v2_ptsz(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
-    version: c_int,
-    flags: u64,
-    status: *mut c_int,
-) -> u32 {
-    let flags = if flags == 0 { PER_THREAD } else { flags };
-    // SAFETY: the caller's arguments under the same contract.
-    unsafe { cuGetProcAddress_v2(symbol, pfn, version, flags, status) }
+    /// The same for programs built before CUDA 12, without a status.
+    early fn cuGetProcAddress(symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64) {
+        match look_up(symbol, pfn, version, flags)? {
+            Status::Found => Ok(()),
+            Status::NoSuchName | Status::NoSuchVersion => Err(NOT_FOUND),
+        }
+    }
+
+    /// The same for programs whose null stream is the thread's own: flag 0 means flag 2.
+    early fn cuGetProcAddress_v2_ptsz(
+        symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>,
+    ) {
+        let flags = if flags == 0 { PER_THREAD } else { flags };
+        status.set_if(look_up(symbol, pfn, version, flags)? as c_int);
+        Ok(())
+    }
 }

@@ -26,14 +26,16 @@ pub enum Kind {
     Linear,
     /// Device memory from the pool of that handle.
     Pool(usize),
+    /// Device memory of a graph.
+    Graph,
     /// Memory that host and device both address.
     Managed,
     /// Page-locked host memory of the driver's.
     Host,
     /// Host memory of the program's, registered.
     Registered,
-    /// Part of a reserved address range with physical memory behind it.
-    Mapped,
+    /// Part of a reserved address range with the physical memory of that handle behind it.
+    Mapped(usize),
 }
 
 /// A block of memory at a device address.
@@ -162,10 +164,10 @@ impl Space {
         self.linear.give(base, size);
     }
 
-    /// Makes a block at addresses that `take_linear` gave.
-    pub fn make_pooled(&self, base: u64, size: u64, pool: usize, device: usize, context: u64) {
+    /// Makes a block at addresses that `take_linear` gave, of a pool or a graph.
+    pub fn make_within(&self, base: u64, size: u64, kind: Kind, device: usize, context: u64) {
         let bytes = base - self.linear.start() + self.linear_bytes;
-        self.insert(block(base, size, Kind::Pool(pool), device, context, bytes));
+        self.insert(block(base, size, kind, device, context, bytes));
     }
 
     /// Makes a block that host and device both address.
@@ -233,7 +235,7 @@ impl Space {
                 self.linear.give(block.base, block.size.max(1));
             }
             Kind::Managed | Kind::Host => self.physical.give(block.base, block.size.next_multiple_of(4096)),
-            Kind::Pool(_) | Kind::Registered | Kind::Mapped => (),
+            Kind::Pool(_) | Kind::Graph | Kind::Registered | Kind::Mapped(_) => (),
         }
     }
 
@@ -261,20 +263,12 @@ impl Space {
         }))
     }
 
-    /// Puts part of physical memory at reserved addresses. Fails where something is mapped already.
-    pub fn map(
-        &self,
-        base: u64,
-        size: u64,
-        physical: &Arc<Physical>,
-        offset: u64,
-        device: usize,
-        context: u64,
-    ) -> bool {
+    /// Puts the beginning of physical memory at reserved addresses. Fails where something is mapped already.
+    pub fn map(&self, base: u64, size: u64, physical: &Arc<Physical>, handle: usize, device: usize) -> bool {
         if self.overlaps(base, size) {
             return false;
         }
-        let block = block(base, size, Kind::Mapped, device, context, physical.bytes + offset);
+        let block = block(base, size, Kind::Mapped(handle), device, 0, physical.bytes);
         self.insert(Block {
             physical: Some(Arc::clone(physical)),
             accessible: false,
@@ -337,7 +331,8 @@ impl Space {
         Some(chunks)
     }
 
-    fn overlaps(&self, base: u64, size: u64) -> bool {
+    /// Whether there is a block in any part of a range.
+    pub fn overlaps(&self, base: u64, size: u64) -> bool {
         let blocks = self.blocks.read();
         let end = base.saturating_add(size);
         blocks
@@ -367,7 +362,10 @@ impl Blocks {
         let mut at = base;
         let mut bases = Vec::new();
         while at < end {
-            let block = self.by_base.get(&at).filter(|block| block.kind == Kind::Mapped)?;
+            let block = self
+                .by_base
+                .get(&at)
+                .filter(|block| matches!(block.kind, Kind::Mapped(_)))?;
             bases.push(at);
             at += block.size;
         }
@@ -424,9 +422,9 @@ mod tests {
         let unit = 2 << 20;
         let physical = space.make_physical(unit, Box::new(Nobody)).unwrap();
         let base = space.reserve(2 * unit, unit, 0).unwrap();
-        assert!(space.map(base, unit, &physical, 0, 0, 1));
-        assert!(space.map(base + unit, unit, &physical, 0, 0, 1));
-        assert!(!space.map(base, unit, &physical, 0, 0, 1));
+        assert!(space.map(base, unit, &physical, 7, 0));
+        assert!(space.map(base + unit, unit, &physical, 7, 0));
+        assert!(!space.map(base, unit, &physical, 7, 0));
         assert_eq!(space.chunks(base, 1), None, "no access yet");
         assert!(space.set_access(base, 2 * unit, true));
         let chunks = space.chunks(base + unit - 8, 16).unwrap();

@@ -1,0 +1,248 @@
+//! Copies and fills: what they move, checked when they are asked for and moved when their turn comes.
+
+use std::ptr;
+use std::sync::Arc;
+
+use simgpu::memory::{Chunk, Space};
+
+use crate::abi::CUresult;
+use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
+
+/// Where a copy reads or writes.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// The program's own memory.
+    Host(u64),
+    /// An address of the unified address space.
+    Space(u64),
+    /// A copy of the program's memory, taken when the copy was asked for.
+    Staged(Arc<[u8]>),
+}
+
+/// One side of a copy: rows `pitch` apart, in layers `layer` apart, all in bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Side {
+    pub(crate) place: Place,
+    pub(crate) pitch: u64,
+    pub(crate) layer: u64,
+}
+
+/// A copy of `depth` layers of `height` rows of `width` bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Copy {
+    pub(crate) dst: Side,
+    pub(crate) src: Side,
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+    pub(crate) depth: u64,
+}
+
+/// A fill of rows with a value of one, two or four bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fill {
+    pub(crate) address: u64,
+    pub(crate) pitch: u64,
+    pub(crate) value: u32,
+    pub(crate) value_size: u64,
+    /// Values in a row.
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+}
+
+impl Place {
+    /// The place an address means, whoever's it is.
+    pub(crate) fn of(space: &Space, address: u64) -> Place {
+        if space.owns(address) {
+            Place::Space(address)
+        } else {
+            Place::Host(address)
+        }
+    }
+
+    fn chunks(&self, space: &Space, offset: u64, length: u64) -> Option<Vec<Chunk>> {
+        let whole = |address: u64| -> Option<Vec<Chunk>> {
+            let bytes = address.checked_add(offset)? as *mut u8;
+            Some(vec![Chunk {
+                bytes,
+                length: usize::try_from(length).ok()?,
+            }])
+        };
+        match self {
+            Place::Host(address) => whole(*address),
+            Place::Staged(bytes) => whole(bytes.as_ptr() as u64),
+            Place::Space(address) => space.chunks(address.checked_add(offset)?, length),
+        }
+    }
+}
+
+impl Side {
+    /// A side of a copy that is one row.
+    pub(crate) fn row(place: Place) -> Side {
+        Side {
+            place,
+            pitch: 0,
+            layer: 0,
+        }
+    }
+}
+
+impl Copy {
+    /// A copy of `length` bytes in a row.
+    pub(crate) fn row(dst: Place, src: Place, length: u64) -> Copy {
+        Copy {
+            dst: Side::row(dst),
+            src: Side::row(src),
+            width: length,
+            height: 1,
+            depth: 1,
+        }
+    }
+
+    /// Bytes that are moved.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.width.saturating_mul(self.height).saturating_mul(self.depth)
+    }
+
+    /// Whether all of both sides is there; the program's own memory is taken on trust.
+    pub(crate) fn check(&self, space: &Space) -> CUresult {
+        if self.bytes() == 0 {
+            return Ok(());
+        }
+        for side in [&self.dst, &self.src] {
+            if matches!(side.place, Place::Host(0)) {
+                return Err(INVALID_VALUE);
+            }
+            for offset in [0, (self.depth - 1) * side.layer + (self.height - 1) * side.pitch] {
+                side.place
+                    .chunks(space, offset, self.width)
+                    .ok_or(INVALID_VALUE)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the bytes.
+    pub(crate) fn run(&self, space: &Space) -> CUresult {
+        if self.bytes() == 0 {
+            return Ok(());
+        }
+        for layer in 0..self.depth {
+            for row in 0..self.height {
+                let chunks = |side: &Side| {
+                    let offset = layer * side.layer + row * side.pitch;
+                    side.place
+                        .chunks(space, offset, self.width)
+                        .ok_or(ILLEGAL_ADDRESS)
+                };
+                transfer(&chunks(&self.dst)?, &chunks(&self.src)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn transfer(dst: &[Chunk], src: &[Chunk]) {
+    let (mut dst, mut src) = (dst.iter().copied(), src.iter().copied());
+    let (Some(mut to), Some(mut from)) = (dst.next(), src.next()) else {
+        return;
+    };
+    loop {
+        let length = to.length.min(from.length);
+        // SAFETY: chunks are `length` bytes of an arena, which stays mapped, or of the program's memory,
+        // which it promises to keep; the two may overlap.
+        unsafe { ptr::copy(from.bytes, to.bytes, length) };
+        match advance(to, length).or_else(|| dst.next()) {
+            Some(next) => to = next,
+            None => return,
+        }
+        match advance(from, length).or_else(|| src.next()) {
+            Some(next) => from = next,
+            None => return,
+        }
+    }
+}
+
+fn advance(chunk: Chunk, by: usize) -> Option<Chunk> {
+    (chunk.length > by).then(|| Chunk {
+        bytes: chunk.bytes.wrapping_add(by),
+        length: chunk.length - by,
+    })
+}
+
+impl Fill {
+    /// Whether all of it is there.
+    pub(crate) fn check(&self, space: &Space) -> CUresult {
+        if self.address % self.value_size != 0
+            || (self.height > 1 && self.pitch < self.width * self.value_size)
+        {
+            return Err(INVALID_VALUE);
+        }
+        if self.width == 0 || self.height == 0 {
+            return Ok(());
+        }
+        for row in [0, self.height - 1] {
+            self.row(space, row).ok_or(INVALID_VALUE)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the bytes.
+    pub(crate) fn run(&self, space: &Space) -> CUresult {
+        let value = self.value.to_le_bytes();
+        let size = usize::try_from(self.value_size).unwrap_or(4);
+        for row in 0..if self.width == 0 { 0 } else { self.height } {
+            let mut phase = 0;
+            for chunk in self.row(space, row).ok_or(ILLEGAL_ADDRESS)? {
+                for index in 0..chunk.length {
+                    // SAFETY: within a chunk of an arena, which stays mapped.
+                    unsafe { chunk.bytes.add(index).write(value[(phase + index) % size]) };
+                }
+                phase += chunk.length;
+            }
+        }
+        Ok(())
+    }
+
+    fn row(&self, space: &Space, row: u64) -> Option<Vec<Chunk>> {
+        let address = self.address.checked_add(row * self.pitch)?;
+        match Place::of(space, address) {
+            Place::Space(address) => space.chunks(address, self.width.checked_mul(self.value_size)?),
+            // Registered memory is the program's, but the device may write it.
+            _ => space.chunks(address, self.width.checked_mul(self.value_size)?),
+        }
+    }
+}
+
+/// The bytes of device memory, copied out.
+pub(crate) fn read(space: &Space, address: u64, length: u64) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(usize::try_from(length).ok()?);
+    for chunk in space.chunks(address, length)? {
+        // SAFETY: a chunk of an arena, which stays mapped; bytes have no invalid values.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(chunk.bytes, chunk.length) });
+    }
+    Some(bytes)
+}
+
+/// Puts bytes into device memory.
+pub(crate) fn write(space: &Space, address: u64, bytes: &[u8]) -> bool {
+    let Some(chunks) = space.chunks(address, bytes.len() as u64) else {
+        return false;
+    };
+    transfer(
+        &chunks,
+        &[Chunk {
+            bytes: bytes.as_ptr().cast_mut(),
+            length: bytes.len(),
+        }],
+    );
+    true
+}
+
+/// The program's own bytes, copied out.
+pub(crate) fn from_host(address: u64, length: u64) -> Vec<u8> {
+    let length = usize::try_from(length).unwrap_or(0);
+    let mut bytes = vec![0; length];
+    // SAFETY: the program promises that a copy's source can be read.
+    unsafe { ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), length) };
+    bytes
+}

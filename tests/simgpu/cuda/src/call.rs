@@ -1,0 +1,193 @@
+//! How a driver function is written: the exported symbol, its twin for the per-thread default stream,
+//! the checks common to all, null mode, faults asked for and the trace.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use parking_lot::Mutex;
+
+use crate::abi::{CUerror, CUresult};
+use crate::process::Process;
+
+/// What the body of a driver function is given.
+#[derive(Clone, Copy)]
+pub(crate) struct Call {
+    /// Whether the null stream is the calling thread's own.
+    pub(crate) per_thread: bool,
+    pub(crate) process: &'static Process,
+}
+
+/// How the functions behave in this process.
+static MODE: AtomicU32 = AtomicU32::new(UNKNOWN);
+const UNKNOWN: u32 = 0;
+const PLAIN: u32 = 1;
+const WATCHED: u32 = 2;
+const NULL: u32 = 3;
+
+/// Whether calls check nothing and return at once.
+#[inline]
+pub(crate) fn is_null_mode() -> bool {
+    MODE.load(Relaxed) == NULL
+}
+
+/// Begins null mode. Only `cuInit` does.
+pub(crate) fn set_null_mode() {
+    MODE.store(NULL, Relaxed);
+}
+
+/// Answers a call by `body`, unless a fault was asked for.
+pub(crate) fn answer(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
+    if MODE.load(Relaxed) == PLAIN {
+        return body();
+    }
+    watched(name, body)
+}
+
+#[cold]
+fn watched(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
+    let watch = watch();
+    if MODE.load(Relaxed) == UNKNOWN {
+        let mode = if watch.faults.is_empty() && watch.trace.is_none() {
+            PLAIN
+        } else {
+            WATCHED
+        };
+        MODE.store(mode, Relaxed);
+    }
+    let fault = watch.faults.iter().find_map(|fault| fault.strikes(name));
+    let result = match fault {
+        Some(error) => Err(error),
+        None => body(),
+    };
+    if let Some(trace) = &watch.trace {
+        let number = result.err().map_or(0, |error| error.0.get());
+        let line = format!("{} {name} {number}\n", std::process::id());
+        // One write, so that lines of several processes do not mix; a full disk only loses lines.
+        let _ = trace.lock().write_all(line.as_bytes());
+    }
+    result
+}
+
+/// What the environment asks of this process.
+struct Watch {
+    faults: Vec<Fault>,
+    trace: Option<Mutex<File>>,
+}
+
+/// `NAME=ERROR@N`: the N-th call of NAME in this process answers ERROR. `NAME=ERROR`: every call.
+struct Fault {
+    name: String,
+    error: CUerror,
+    at: Option<u32>,
+    calls: AtomicU32,
+}
+
+impl Fault {
+    fn parse(text: &str) -> Option<Fault> {
+        let (name, rest) = text.trim().split_once('=')?;
+        let (error, at) = match rest.split_once('@') {
+            Some((error, at)) => (error, Some(at.parse().ok()?)),
+            None => (rest, None),
+        };
+        let error = CUerror::new(error.parse().ok().filter(|&number| number != 0)?);
+        Some(Fault {
+            name: name.to_owned(),
+            error,
+            at,
+            calls: AtomicU32::new(0),
+        })
+    }
+
+    fn strikes(&self, name: &str) -> Option<CUerror> {
+        if self.name != name {
+            return None;
+        }
+        let call = self.calls.fetch_add(1, Relaxed) + 1;
+        self.at.is_none_or(|at| at == call).then_some(self.error)
+    }
+}
+
+fn watch() -> &'static Watch {
+    static WATCH: OnceLock<Watch> = OnceLock::new();
+    WATCH.get_or_init(|| {
+        let faults = std::env::var("SIMGPU_FAULTS").unwrap_or_default();
+        let parsed = faults.split(',').filter(|text| !text.trim().is_empty());
+        let faults = parsed.filter_map(|text| {
+            let fault = Fault::parse(text);
+            if fault.is_none() {
+                eprintln!("simgpu: SIMGPU_FAULTS: expected NAME=ERROR or NAME=ERROR@N, got {text}");
+            }
+            fault
+        });
+        let trace = std::env::var_os("SIMGPU_TRACE").and_then(|path| {
+            let file = OpenOptions::new().append(true).create(true).open(path);
+            file.map_err(|error| eprintln!("simgpu: SIMGPU_TRACE: {error}"))
+                .ok()
+        });
+        Watch {
+            faults: faults.collect(),
+            trace: trace.map(Mutex::new),
+        }
+    })
+}
+
+/// Driver functions, one a row:
+///
+/// ```text
+/// fn cuName(argument: Type, …) twin cuName_ptsz null { … } |call| { … }
+/// ```
+///
+/// `twin` names the symbol that is the same with the per-thread default stream. `null` is done instead
+/// of all else in null mode. The body sees the arguments and a [`Call`] and answers a `CUresult`.
+/// `early fn` is for those that may be called before `cuInit`; they get no `Call`.
+macro_rules! driver {
+    () => {};
+    ($(#[$doc:meta])* early fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block $($rest:tt)*) => {
+        $(#[$doc])*
+        // SAFETY: the driver's symbol of this name with the driver's signature; pointers are as `abi` says.
+        #[unsafe(no_mangle)]
+        pub(crate) extern "C" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
+            $crate::call::answer(stringify!($name), || $body)
+        }
+        $crate::call::driver! { $($rest)* }
+    };
+    (
+        $(#[$doc:meta])* fn $name:ident $args:tt twin $twin:ident $(null $null:block)? |$call:pat_param| $body:block
+        $($rest:tt)*
+    ) => {
+        $crate::call::driver! { @one $(#[$doc])* $name false $args ($($null)?) $call, $body }
+        $crate::call::driver! { @one $(#[$doc])* $twin true $args ($($null)?) $call, $body }
+        $crate::call::driver! { $($rest)* }
+    };
+    (
+        $(#[$doc:meta])* fn $name:ident $args:tt $(null $null:block)? |$call:pat_param| $body:block $($rest:tt)*
+    ) => {
+        $crate::call::driver! { @one $(#[$doc])* $name false $args ($($null)?) $call, $body }
+        $crate::call::driver! { $($rest)* }
+    };
+    (
+        @one $(#[$doc:meta])* $name:ident $per_thread:literal ($($arg:ident: $ty:ty),* $(,)?) ($($null:block)?)
+        $call:pat_param, $body:block
+    ) => {
+        $(#[$doc])*
+        // SAFETY: as above.
+        #[unsafe(no_mangle)]
+        pub(crate) extern "C" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
+            $(
+                if $crate::call::is_null_mode() {
+                    $null
+                    return Ok(());
+                }
+            )?
+            $crate::call::answer(stringify!($name), || {
+                let $call = $crate::call::Call { per_thread: $per_thread, process: $crate::process::get()? };
+                $body
+            })
+        }
+    };
+}
+
+pub(crate) use driver;

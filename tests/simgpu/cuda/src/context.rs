@@ -1,0 +1,404 @@
+//! Contexts: which are current to a thread, and what goes with them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use parking_lot::Mutex;
+use simgpu::{Engine, StreamKind};
+
+use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, CUstream, Out, Raw};
+use crate::call::{Call, driver};
+use crate::error::{
+    CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY,
+    PRIMARY_CONTEXT_ACTIVE, UNSUPPORTED_LIMIT,
+};
+use crate::process::Process;
+use crate::stream::Stream;
+
+/// A context.
+pub(crate) struct Context {
+    pub(crate) handle: CUcontext,
+    /// The device as the process numbers it.
+    pub(crate) device: CUdevice,
+    /// The device as the machine numbers it.
+    pub(crate) index: usize,
+    pub(crate) engine: &'static Engine,
+    is_primary: bool,
+    flags: AtomicU32,
+    api_version: u32,
+    is_alive: AtomicBool,
+    /// A device-side fault, which every later call in the context answers with; 0 is none.
+    fault: AtomicU32,
+    limits: [AtomicU64; 11],
+    pub(crate) legacy: Arc<Stream>,
+    per_thread: Mutex<HashMap<u64, Arc<Stream>>>,
+    /// Contexts of other devices whose memory it may use.
+    peers: Mutex<Vec<CUcontext>>,
+}
+
+/// A device's primary context.
+#[derive(Default)]
+pub(crate) struct Primary {
+    context: Option<Arc<Context>>,
+    retained: u32,
+    flags: u32,
+}
+
+// Neither has a destructor, so that both still work when other thread-locals are gone.
+thread_local! {
+    static STACK: RefCell<ManuallyDrop<Vec<Arc<Context>>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+    static THREAD: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The values limits have in a fresh context, by `CUlimit`; 0: not supported.
+const LIMITS: [u64; 11] = [1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0, 0];
+
+const STREAM_NON_BLOCKING: u32 = 1;
+
+impl Context {
+    fn make(
+        process: &'static Process,
+        device: CUdevice,
+        flags: u32,
+        is_primary: bool,
+    ) -> Result<Arc<Context>, CUerror> {
+        let one = process.device(device)?;
+        let cost = process.member.machine().config().context_memory;
+        if !process.member.try_charge(one.index, cost) {
+            return Err(OUT_OF_MEMORY);
+        }
+        let handle = process.contexts.reserve();
+        let legacy = Arc::new(Stream::open(handle, one.engine, StreamKind::Legacy, 0, 0));
+        let context = Arc::new(Context {
+            handle,
+            device,
+            index: one.index,
+            engine: one.engine,
+            is_primary,
+            flags: AtomicU32::new(flags),
+            api_version: 3020,
+            is_alive: AtomicBool::new(true),
+            fault: AtomicU32::new(0),
+            limits: LIMITS.map(AtomicU64::new),
+            legacy,
+            per_thread: Mutex::default(),
+            peers: Mutex::default(),
+        });
+        process.member.count_context(one.index, 1);
+        process.contexts.insert_at(handle, Arc::clone(&context));
+        Ok(context)
+    }
+
+    /// Ends the context and all it owns.
+    fn destroy(&self, process: &'static Process) {
+        if !self.is_alive.swap(false, Acquire) {
+            return;
+        }
+        self.engine.drop_domain(self.domain());
+        self.engine.wait_domain(self.domain());
+        crate::memory::free_all_of(process, self.domain());
+        process.streams.remove_all(|stream| stream.context == self.handle);
+        process.events.remove_all(|event| event.context == self.handle);
+        process.modules.remove_all(|module| module.context == self.handle);
+        process
+            .functions
+            .remove_all(|function| function.context == self.handle);
+        let cost = process.member.machine().config().context_memory;
+        process.member.uncharge(self.index, cost);
+        process.member.count_context(self.index, -1);
+        let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
+    }
+
+    /// What streams and memory know the context by.
+    pub(crate) fn domain(&self) -> u64 {
+        self.handle as u64
+    }
+
+    /// Records a device-side fault. The first one stays.
+    pub(crate) fn set_fault(&self, error: CUerror) {
+        let _ = self.fault.compare_exchange(0, error.0.get(), Release, Relaxed);
+    }
+
+    /// The device-side fault, if there was one.
+    pub(crate) fn check_fault(&self) -> CUresult {
+        match self.fault.load(Acquire) {
+            0 => Ok(()),
+            number => Err(CUerror::new(number)),
+        }
+    }
+
+    /// Allows access to a peer's memory. Whether it was not allowed before.
+    pub(crate) fn add_peer(&self, peer: CUcontext) -> bool {
+        let mut peers = self.peers.lock();
+        let is_new = !peers.contains(&peer);
+        if is_new {
+            peers.push(peer);
+        }
+        is_new
+    }
+
+    /// Forbids it. Whether it was allowed before.
+    pub(crate) fn remove_peer(&self, peer: CUcontext) -> bool {
+        let mut peers = self.peers.lock();
+        let before = peers.len();
+        peers.retain(|other| *other != peer);
+        peers.len() < before
+    }
+
+    /// The calling thread's own default stream.
+    pub(crate) fn of_this_thread(&self) -> Arc<Stream> {
+        let mut streams = self.per_thread.lock();
+        let open = || {
+            Arc::new(Stream::open(
+                self.handle,
+                self.engine,
+                StreamKind::Blocking,
+                0,
+                STREAM_NON_BLOCKING,
+            ))
+        };
+        Arc::clone(streams.entry(thread()).or_insert_with(open))
+    }
+}
+
+/// A number for the calling thread that no other has.
+pub(crate) fn thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    THREAD.with(|thread| {
+        if thread.get() == 0 {
+            thread.set(NEXT.fetch_add(1, Relaxed));
+        }
+        thread.get()
+    })
+}
+
+impl Call {
+    /// The calling thread's current context.
+    pub(crate) fn context(&self) -> Result<Arc<Context>, CUerror> {
+        let context = top().ok_or(INVALID_CONTEXT)?;
+        if !context.is_alive.load(Relaxed) {
+            return Err(CONTEXT_IS_DESTROYED);
+        }
+        context.check_fault()?;
+        Ok(context)
+    }
+
+    /// The context of that handle.
+    pub(crate) fn context_of(&self, handle: CUcontext) -> Result<Arc<Context>, CUerror> {
+        self.process.contexts.get(handle, INVALID_CONTEXT)
+    }
+
+    /// The stream of that handle in the current context; for small numbers one of the default streams.
+    pub(crate) fn stream(&self, handle: CUstream) -> Result<Arc<Stream>, CUerror> {
+        match handle {
+            0 if self.per_thread => Ok(self.context()?.of_this_thread()),
+            0 | 1 => Ok(Arc::clone(&self.context()?.legacy)),
+            2 => Ok(self.context()?.of_this_thread()),
+            _ => {
+                let stream = self.process.streams.get(handle, INVALID_HANDLE)?;
+                self.context_of(stream.context)?.check_fault()?;
+                Ok(stream)
+            }
+        }
+    }
+}
+
+fn top() -> Option<Arc<Context>> {
+    STACK.with_borrow(|stack| stack.last().cloned())
+}
+
+fn push(context: Arc<Context>) {
+    STACK.with_borrow_mut(|stack| stack.push(context));
+}
+
+/// Makes a context current in place of the one that is; `None` only takes that away.
+fn replace(context: Option<Arc<Context>>) {
+    STACK.with_borrow_mut(|stack| {
+        stack.pop();
+        stack.extend(context);
+    });
+}
+
+fn create(call: Call, out: Out<CUcontext>, flags: u32, device: CUdevice) -> CUresult {
+    if out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let context = Context::make(call.process, device, flags, false)?;
+    out.set_if(context.handle);
+    push(context);
+    Ok(())
+}
+
+fn destroy(call: Call, handle: CUcontext) -> CUresult {
+    let context = call.context_of(handle)?;
+    if context.is_primary {
+        return Err(INVALID_CONTEXT);
+    }
+    context.destroy(call.process);
+    if top().is_some_and(|top| top.handle == handle) {
+        replace(None);
+    }
+    Ok(())
+}
+
+fn retain(call: Call, out: Out<CUcontext>, device: CUdevice) -> CUresult {
+    let mut primary = call.process.device(device)?.primary.lock();
+    if out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let context = match &primary.context {
+        Some(context) => Arc::clone(context),
+        None => Context::make(call.process, device, primary.flags, true)?,
+    };
+    primary.retained += 1;
+    out.set_if(context.handle);
+    primary.context = Some(context);
+    Ok(())
+}
+
+fn release(call: Call, device: CUdevice) -> CUresult {
+    let mut primary = call.process.device(device)?.primary.lock();
+    if primary.retained == 0 {
+        return Err(INVALID_CONTEXT);
+    }
+    primary.retained -= 1;
+    if primary.retained == 0
+        && let Some(context) = primary.context.take()
+    {
+        context.destroy(call.process);
+    }
+    Ok(())
+}
+
+fn reset(call: Call, device: CUdevice) -> CUresult {
+    let mut primary = call.process.device(device)?.primary.lock();
+    if let Some(context) = primary.context.take() {
+        context.destroy(call.process);
+        // Who retained it may release it, and finds a fresh one behind the next retain.
+        primary.retained = 0;
+    }
+    Ok(())
+}
+
+fn set_flags(call: Call, device: CUdevice, flags: u32) -> CUresult {
+    let mut primary = call.process.device(device)?.primary.lock();
+    primary.flags = flags;
+    if let Some(context) = &primary.context {
+        context.flags.store(flags, Relaxed);
+    }
+    Ok(())
+}
+
+driver! {
+    fn cuCtxCreate(context: Out<CUcontext>, flags: u32, device: CUdevice) |call| { create(call, context, flags, device) }
+    fn cuCtxCreate_v2(context: Out<CUcontext>, flags: u32, device: CUdevice) |call| { create(call, context, flags, device) }
+    fn cuCtxCreate_v3(context: Out<CUcontext>, _params: Raw, _count: i32, flags: u32, device: CUdevice) |call| {
+        create(call, context, flags, device)
+    }
+    fn cuCtxCreate_v4(context: Out<CUcontext>, _params: Raw, flags: u32, device: CUdevice) |call| {
+        create(call, context, flags, device)
+    }
+    fn cuCtxDestroy(context: CUcontext) |call| { destroy(call, context) }
+    fn cuCtxDestroy_v2(context: CUcontext) |call| { destroy(call, context) }
+    fn cuCtxAttach(context: Out<CUcontext>, _flags: u32) |call| { context.set(call.context()?.handle) }
+    fn cuCtxDetach(_context: CUcontext) |call| { call.context().map(|_| ()) }
+
+    fn cuCtxPushCurrent(context: CUcontext) |call| { call.context_of(context).map(push) }
+    fn cuCtxPushCurrent_v2(context: CUcontext) |call| { call.context_of(context).map(push) }
+    fn cuCtxPopCurrent(context: Out<CUcontext>) |_| { pop(context) }
+    fn cuCtxPopCurrent_v2(context: Out<CUcontext>) |_| { pop(context) }
+    fn cuCtxSetCurrent(context: CUcontext) |call| {
+        replace(if context == 0 { None } else { Some(call.context_of(context)?) });
+        Ok(())
+    }
+    fn cuCtxGetCurrent(context: Out<CUcontext>) |_| { context.set(top().map_or(0, |context| context.handle)) }
+    fn cuCtxGetDevice(device: Out<CUdevice>) |call| { device.set(call.context()?.device) }
+    fn cuCtxGetDevice_v2(device: Out<CUdevice>, context: CUcontext) |call| {
+        let context = if context == 0 { call.context()? } else { call.context_of(context)? };
+        device.set(context.device)
+    }
+    fn cuCtxGetFlags(flags: Out<u32>) |call| { flags.set(call.context()?.flags.load(Relaxed)) }
+    fn cuCtxSetFlags(flags: u32) |call| {
+        call.context()?.flags.store(flags, Relaxed);
+        Ok(())
+    }
+    fn cuCtxGetId(context: CUcontext, id: Out<u64>) |call| {
+        let context = if context == 0 { call.context()? } else { call.context_of(context)? };
+        id.set(context.domain() >> 4 & 0xffff_ffff)
+    }
+    fn cuCtxGetApiVersion(context: CUcontext, version: Out<u32>) |call| {
+        let context = if context == 0 { call.context()? } else { call.context_of(context)? };
+        version.set(context.api_version)
+    }
+    fn cuCtxSynchronize() null {} |call| { synchronize(call, &*call.context()?) }
+    fn cuCtxSynchronize_v2(context: CUcontext) null {} |call| {
+        let context = if context == 0 { call.context()? } else { call.context_of(context)? };
+        synchronize(call, &context)
+    }
+    fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) |call| {
+        call.context()?;
+        least.set_if(0);
+        greatest.set_if(-5);
+        Ok(())
+    }
+    fn cuCtxGetLimit(value: Out<usize>, limit: u32) |call| {
+        let context = call.context()?;
+        let now = supported(&context, limit)?.load(Relaxed);
+        value.set(usize::try_from(now).unwrap_or(usize::MAX))
+    }
+    fn cuCtxSetLimit(limit: u32, value: usize) |call| {
+        supported(&*call.context()?, limit)?.store(value as u64, Relaxed);
+        Ok(())
+    }
+    fn cuCtxGetCacheConfig(config: Out<u32>) |call| { call.context()?; config.set(0) }
+    fn cuCtxSetCacheConfig(_config: u32) |call| { call.context().map(|_| ()) }
+    fn cuCtxGetSharedMemConfig(config: Out<u32>) |call| { call.context()?; config.set(1) }
+    fn cuCtxSetSharedMemConfig(_config: u32) |call| { call.context().map(|_| ()) }
+    fn cuCtxResetPersistingL2Cache() |call| { call.context().map(|_| ()) }
+
+    fn cuDevicePrimaryCtxRetain(context: Out<CUcontext>, device: CUdevice) |call| { retain(call, context, device) }
+    fn cuDevicePrimaryCtxRelease(device: CUdevice) |call| { release(call, device) }
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) |call| { release(call, device) }
+    fn cuDevicePrimaryCtxReset(device: CUdevice) |call| { reset(call, device) }
+    fn cuDevicePrimaryCtxReset_v2(device: CUdevice) |call| { reset(call, device) }
+    fn cuDevicePrimaryCtxSetFlags(device: CUdevice, flags: u32) |call| {
+        if call.process.device(device)?.primary.lock().context.is_some() {
+            return Err(PRIMARY_CONTEXT_ACTIVE);
+        }
+        set_flags(call, device, flags)
+    }
+    fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: u32) |call| { set_flags(call, device, flags) }
+    fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: Out<u32>, active: Out<i32>) |call| {
+        let primary = call.process.device(device)?.primary.lock();
+        flags.set(primary.flags)?;
+        active.set(i32::from(primary.context.is_some()))
+    }
+}
+
+fn pop(out: Out<CUcontext>) -> CUresult {
+    let popped = STACK
+        .with_borrow_mut(|stack| stack.pop())
+        .ok_or(INVALID_CONTEXT)?;
+    out.set_if(popped.handle);
+    Ok(())
+}
+
+fn synchronize(call: Call, context: &Context) -> CUresult {
+    context.engine.wait_domain(context.domain());
+    crate::pool::settle(call.process);
+    context.check_fault()
+}
+
+fn supported(context: &Context, limit: u32) -> Result<&AtomicU64, CUerror> {
+    let index = usize::try_from(limit).unwrap_or(usize::MAX);
+    match LIMITS.get(index) {
+        Some(1..) => Ok(&context.limits[index]),
+        _ => Err(UNSUPPORTED_LIMIT),
+    }
+}

@@ -1,0 +1,162 @@
+//! Events: points in a stream's time.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::abi::{CUcontext, CUerror, CUevent, CUresult, CUstream, Out};
+use crate::call::{Call, driver};
+use crate::context::Context;
+use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use crate::op::Op;
+use crate::process::Process;
+use crate::{capture, pool};
+
+const DISABLE_TIMING: u32 = 2;
+
+/// An event.
+pub(crate) struct Event {
+    pub(crate) context: CUcontext,
+    flags: u32,
+    state: Mutex<State>,
+    reached: Condvar,
+    /// Where the event stands in a graph being captured.
+    pub(crate) captured: Mutex<Option<capture::Fork>>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct State {
+    /// How often it was recorded.
+    begun: u64,
+    /// The last recording that was reached.
+    done: u64,
+    /// When it was, in nanoseconds.
+    at: u64,
+}
+
+impl Event {
+    fn new(context: &Context, flags: u32) -> Event {
+        let captured = Mutex::new(None);
+        Event {
+            context: context.handle,
+            flags,
+            state: Mutex::default(),
+            reached: Condvar::new(),
+            captured,
+        }
+    }
+
+    /// Counts a recording and returns its number.
+    pub(crate) fn begin(&self, _context: &Context) -> u64 {
+        let mut state = self.state.lock();
+        state.begun += 1;
+        state.begun
+    }
+
+    /// The number of the last recording; 0 if there was none.
+    pub(crate) fn last(&self) -> u64 {
+        self.state.lock().begun
+    }
+
+    /// Tells that a recording was reached.
+    pub(crate) fn complete(&self, process: &Process, turn: u64, at: u64) {
+        let mut state = self.state.lock();
+        if turn > state.done {
+            (state.done, state.at) = (turn, at);
+        }
+        drop(state);
+        self.reached.notify_all();
+        if process.devices.len() > 1 {
+            process.nudge_engines();
+        }
+    }
+
+    /// Whether that recording was reached.
+    pub(crate) fn is_complete(&self, turn: u64) -> bool {
+        self.state.lock().done >= turn
+    }
+
+    fn wait(&self) {
+        let mut state = self.state.lock();
+        let turn = state.begun;
+        while state.done < turn {
+            self.reached.wait(&mut state);
+        }
+    }
+
+    /// When it was reached; nothing for one that keeps no time or was never recorded.
+    fn time(&self) -> Result<u64, CUerror> {
+        let state = *self.state.lock();
+        match state {
+            _ if self.flags & DISABLE_TIMING != 0 => Err(INVALID_HANDLE),
+            State { begun: 0, .. } => Err(INVALID_HANDLE),
+            State { begun, done, at } if done == begun => Ok(at),
+            _ => Err(NOT_READY),
+        }
+    }
+}
+
+impl Call {
+    pub(crate) fn event(&self, event: CUevent) -> Result<Arc<Event>, CUerror> {
+        self.process.events.get(event, INVALID_HANDLE)
+    }
+}
+
+fn record(call: Call, event: CUevent, stream: CUstream) -> CUresult {
+    let event = call.event(event)?;
+    let stream = call.stream(stream)?;
+    if capture::record(&stream, &event) {
+        return Ok(());
+    }
+    *event.captured.lock() = None;
+    call.enqueue(&stream, Op::Record(event))
+}
+
+fn elapsed(call: Call, milliseconds: Out<f32>, start: CUevent, end: CUevent) -> CUresult {
+    let (start, end) = (call.event(start)?.time()?, call.event(end)?.time()?);
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "the driver's own precision"
+    )]
+    milliseconds.set((end.cast_signed() - start.cast_signed()) as f32 / 1e6)
+}
+
+driver! {
+    fn cuEventCreate(event: Out<CUevent>, flags: u32) |call| {
+        let context = call.context()?;
+        if event.is_null() || flags > 7 {
+            return Err(INVALID_VALUE);
+        }
+        event.set(call.process.events.insert(Event::new(&context, flags)))
+    }
+    fn cuEventDestroy(event: CUevent) |call| { call.process.events.remove(event, INVALID_HANDLE).map(|_| ()) }
+    fn cuEventDestroy_v2(event: CUevent) |call| { call.process.events.remove(event, INVALID_HANDLE).map(|_| ()) }
+    fn cuEventRecord(event: CUevent, stream: CUstream) twin cuEventRecord_ptsz null {} |call| { record(call, event, stream) }
+    fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, _flags: u32) twin cuEventRecordWithFlags_ptsz null {} |call| {
+        record(call, event, stream)
+    }
+    fn cuEventQuery(event: CUevent) null {} |call| {
+        let event = call.event(event)?;
+        if event.is_complete(event.last()) { Ok(()) } else { Err(NOT_READY) }
+    }
+    fn cuEventSynchronize(event: CUevent) null {} |call| {
+        call.event(event)?.wait();
+        pool::settle(call.process);
+        Ok(())
+    }
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: CUevent, end: CUevent) |call| {
+        elapsed(call, milliseconds, start, end)
+    }
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: CUevent, end: CUevent) |call| {
+        elapsed(call, milliseconds, start, end)
+    }
+    fn cuCtxRecordEvent(context: CUcontext, event: CUevent) |call| {
+        let context = call.context_of(context)?;
+        call.enqueue(&context.legacy, Op::Record(call.event(event)?))
+    }
+    fn cuCtxWaitEvent(context: CUcontext, event: CUevent) |call| {
+        let context = call.context_of(context)?;
+        call.enqueue(&context.legacy, Op::Wait(call.event(event)?))
+    }
+}

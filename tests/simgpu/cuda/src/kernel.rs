@@ -1,0 +1,238 @@
+//! Kernels: what a launch does and how long it takes.
+
+use simgpu::Cost;
+use simgpu::memory::Space;
+
+use crate::abi::{CUerror, CUfunction, CUlaunchConfig, CUresult, CUstream, In, Raw};
+use crate::bytes;
+use crate::call::{Call, driver};
+use crate::error::{COOPERATIVE_LAUNCH_TOO_LARGE, ILLEGAL_ADDRESS, INVALID_VALUE};
+use crate::module::Code;
+use crate::op::Op;
+
+/// What a kernel is known to do. To teach another, add a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// Nothing that can be seen.
+    Nothing,
+    /// `gcgroup_spin(u64 microseconds)`: runs until so much time has passed.
+    Spin,
+    /// `gcgroup_fill(u64 dst, u64 n_words, u32 value)`: `dst[i] = value + i`.
+    Fill,
+    /// `gcgroup_checksum(u64 src, u64 n_words, u64 out)`: adds the sum of `src[i] * (i + 1)` to `*out`.
+    Checksum,
+}
+
+const KNOWN: &[(&str, Known)] = &[
+    ("gcgroup_spin", Known::Spin),
+    ("gcgroup_fill", Known::Fill),
+    ("gcgroup_checksum", Known::Checksum),
+];
+
+/// A launch, arguments and all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    pub(crate) cost: Cost,
+    known: Known,
+    arguments: [u64; 3],
+}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+}
+
+/// Nanoseconds of the shortest kernel, of a wave of blocks, and bytes of memory traffic in a nanosecond.
+const SHORTEST_NS: u64 = 5_000;
+const WAVE_NS: u64 = 2_000;
+const BYTES_PER_NS: u64 = 1_000;
+/// Threads the device runs at once: 132 multiprocessors of 2048.
+const THREADS: u64 = 132 * 2048;
+
+const LARGEST_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+const LARGEST_BLOCK: [u32; 3] = [1024, 1024, 64];
+const MOST_THREADS: u64 = 1024;
+
+impl Known {
+    pub(crate) fn by_name(name: &str) -> Known {
+        KNOWN
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or(Known::Nothing, |(_, known)| *known)
+    }
+
+    fn sizes(self) -> &'static [usize] {
+        match self {
+            Known::Nothing => &[],
+            Known::Spin => &[8],
+            Known::Fill => &[8, 8, 4],
+            Known::Checksum => &[8, 8, 8],
+        }
+    }
+}
+
+impl Shape {
+    fn check(&self, code: &Code) -> CUresult {
+        let fits = |size: [u32; 3], limit: [u32; 3]| (0..3).all(|i| (1..=limit[i]).contains(&size[i]));
+        let threads: u64 = self.block.iter().map(|&n| u64::from(n)).product();
+        let sound =
+            fits(self.grid, LARGEST_GRID) && fits(self.block, LARGEST_BLOCK) && threads <= MOST_THREADS;
+        (sound && self.shared <= code.most_shared())
+            .then_some(())
+            .ok_or(INVALID_VALUE)
+    }
+
+    fn waves(&self) -> u64 {
+        let all = self
+            .grid
+            .iter()
+            .chain(&self.block)
+            .fold(1_u64, |all, &n| all.saturating_mul(u64::from(n)));
+        all.div_ceil(THREADS)
+    }
+}
+
+/// Checks a launch and reads its arguments, which may be gone when it runs.
+pub(crate) fn prepare(
+    call: Call,
+    function: CUfunction,
+    shape: Shape,
+    params: Raw,
+    extra: Raw,
+) -> Result<Launch, CUerror> {
+    let code = call.code(function)?;
+    shape.check(&code)?;
+    let mut arguments = [0; 3];
+    for (index, size) in code.known.sizes().iter().enumerate() {
+        let at = argument(index, params, extra)?;
+        arguments[index] = match size {
+            4 => u64::from(at.as_in::<u32>().get()?),
+            _ => at.as_in::<u64>().get()?,
+        };
+    }
+    let traffic = arguments[1].saturating_mul(4) / BYTES_PER_NS;
+    let cost = match code.known {
+        Known::Spin => Cost::Elapsed(arguments[0].saturating_mul(1000)),
+        Known::Fill | Known::Checksum => Cost::Device(SHORTEST_NS.saturating_add(traffic)),
+        Known::Nothing => {
+            Cost::Device(SHORTEST_NS.saturating_add((shape.waves() - 1).saturating_mul(WAVE_NS)))
+        }
+    };
+    Ok(Launch {
+        cost,
+        known: code.known,
+        arguments,
+    })
+}
+
+/// Where an argument is: behind the pointer of its index, or in the buffer that `extra` describes. All
+/// known kernels have arguments of up to eight bytes at multiples of eight.
+fn argument(index: usize, params: Raw, extra: Raw) -> Result<Raw, CUerror> {
+    const BUFFER_POINTER: usize = 1;
+    const END: usize = 0;
+    if !params.is_null() {
+        let list: In<*mut std::ffi::c_void> = Raw(params.0.wrapping_byte_add(index * 8)).as_in();
+        return Ok(Raw(list.get()?));
+    }
+    let mut at = 0;
+    loop {
+        let field = |offset: usize| Raw(extra.0.wrapping_byte_add(offset)).as_in::<usize>();
+        if extra.is_null() || field(at).get()? == END {
+            return Err(INVALID_VALUE);
+        }
+        if field(at).get()? == BUFFER_POINTER {
+            return Ok(Raw((field(at + 8).get()? + index * 8) as *mut _));
+        }
+        at += 16;
+    }
+}
+
+/// Does what a kernel does to memory.
+pub(crate) fn run(space: &Space, launch: &Launch) -> CUresult {
+    let [first, words, third] = launch.arguments;
+    match launch.known {
+        Known::Nothing | Known::Spin => Ok(()),
+        Known::Fill => fill(space, first, words, third),
+        Known::Checksum => checksum(space, first, words, third),
+    }
+}
+
+/// Words worked on at a time, so that a large fill needs no large buffer.
+const BATCH: u64 = 1 << 16;
+
+fn fill(space: &Space, dst: u64, words: u64, value: u64) -> CUresult {
+    for start in (0..words).step_by(1 << 16) {
+        let batch = start..words.min(start + BATCH);
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "the kernel's own arithmetic wraps at 32 bits"
+        )]
+        let bytes: Vec<u8> = batch
+            .flat_map(|index| (value.wrapping_add(index) as u32).to_le_bytes())
+            .collect();
+        let at = dst.checked_add(start * 4).ok_or(ILLEGAL_ADDRESS)?;
+        bytes::write(space, at, &bytes)
+            .then_some(())
+            .ok_or(ILLEGAL_ADDRESS)?;
+    }
+    Ok(())
+}
+
+fn checksum(space: &Space, src: u64, words: u64, out: u64) -> CUresult {
+    let mut sum = 0_u64;
+    for start in (0..words).step_by(1 << 16) {
+        let count = BATCH.min(words - start);
+        let at = src.checked_add(start * 4).ok_or(ILLEGAL_ADDRESS)?;
+        let bytes = bytes::read(space, at, count * 4).ok_or(ILLEGAL_ADDRESS)?;
+        for (word, index) in bytes.chunks_exact(4).zip(start + 1..) {
+            let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+            sum = sum.wrapping_add(u64::from(word).wrapping_mul(index));
+        }
+    }
+    let before = bytes::read(space, out, 8).ok_or(ILLEGAL_ADDRESS)?;
+    let before = before.try_into().map_or(0, u64::from_le_bytes);
+    bytes::write(space, out, &before.wrapping_add(sum).to_le_bytes())
+        .then_some(())
+        .ok_or(ILLEGAL_ADDRESS)
+}
+
+fn launch(
+    call: Call,
+    function: CUfunction,
+    shape: Shape,
+    stream: CUstream,
+    params: Raw,
+    extra: Raw,
+) -> CUresult {
+    let stream = call.stream(stream)?;
+    let launch = prepare(call, function, shape, params, extra)?;
+    call.enqueue(&stream, Op::Kernel(launch))
+}
+
+driver! {
+    fn cuLaunchKernel(
+        function: CUfunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        shared: u32, stream: CUstream, params: Raw, extra: Raw,
+    ) twin cuLaunchKernel_ptsz null {} |call| {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared };
+        launch(call, function, shape, stream, params, extra)
+    }
+    fn cuLaunchKernelEx(config: In<CUlaunchConfig>, function: CUfunction, params: Raw, extra: Raw) twin cuLaunchKernelEx_ptsz null {} |call| {
+        let config = config.get()?;
+        let shape = Shape { grid: config.grid, block: config.block, shared: config.shared_mem_bytes };
+        launch(call, function, shape, config.stream, params, extra)
+    }
+    fn cuLaunchCooperativeKernel(
+        function: CUfunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        shared: u32, stream: CUstream, params: Raw,
+    ) twin cuLaunchCooperativeKernel_ptsz null {} |call| {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared };
+        if shape.waves() > 1 {
+            return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+        launch(call, function, shape, stream, params, Raw(std::ptr::null_mut()))
+    }
+}

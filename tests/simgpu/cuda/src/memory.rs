@@ -1,0 +1,313 @@
+//! Linear, pitched, managed and host memory, and what can be asked about an address.
+
+use simgpu::memory::{Block, Kind};
+
+use crate::abi::{CUdeviceptr, CUerror, CUresult, In, Out, Raw};
+use crate::call::{Call, driver};
+use crate::context::Context;
+use crate::error::{
+    HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_CONTEXT, INVALID_VALUE, NOT_FOUND,
+    OUT_OF_MEMORY,
+};
+use crate::process::Process;
+use crate::{graph_memory, null, pool};
+
+/// Rows of pitched memory begin at multiples of this.
+const PITCH: usize = 512;
+
+/// Charges a device, after giving back what the process's pools keep unused if that is what it takes.
+pub(crate) fn charge(process: &Process, device: usize, bytes: u64) -> Result<(), CUerror> {
+    if process.member.try_charge(device, bytes) {
+        return Ok(());
+    }
+    pool::give_up_unused(process, device);
+    process
+        .member
+        .try_charge(device, bytes)
+        .then_some(())
+        .ok_or(OUT_OF_MEMORY)
+}
+
+/// Makes a block of device memory.
+pub(crate) fn allocate(call: Call, context: &Context, bytes: usize) -> Result<CUdeviceptr, CUerror> {
+    let bytes = u64::try_from(bytes)
+        .ok()
+        .filter(|&bytes| bytes > 0)
+        .ok_or(INVALID_VALUE)?;
+    charge(call.process, context.index, bytes)?;
+    let made = call
+        .process
+        .space
+        .make_device(bytes, Kind::Linear, context.index, context.domain(), bytes);
+    made.ok_or_else(|| {
+        call.process.member.uncharge(context.index, bytes);
+        OUT_OF_MEMORY
+    })
+}
+
+/// Ends a block that begins at an address and that `wanted` agrees to. Whether there was one.
+pub(crate) fn free_block(
+    process: &'static Process,
+    address: CUdeviceptr,
+    wanted: impl Fn(&Block) -> bool,
+) -> bool {
+    let Some(block) = process.space.remove(address, wanted) else {
+        return false;
+    };
+    end(process, &block);
+    true
+}
+
+/// Ends all blocks of a context.
+pub(crate) fn free_all_of(process: &'static Process, context: u64) {
+    let owned = |block: &Block| {
+        block.context == context
+            && matches!(
+                block.kind,
+                Kind::Linear | Kind::Managed | Kind::Host | Kind::Registered
+            )
+    };
+    process
+        .space
+        .remove_all(owned)
+        .iter()
+        .for_each(|block| end(process, block));
+}
+
+fn end(process: &'static Process, block: &Block) {
+    process.space.release(block);
+    process.member.uncharge(block.device, block.charged);
+}
+
+fn free(call: Call, address: CUdeviceptr) -> CUresult {
+    if address == 0 {
+        return Ok(());
+    }
+    let block = call
+        .process
+        .space
+        .find(address)
+        .filter(|block| block.base == address)
+        .ok_or(INVALID_VALUE)?;
+    match block.kind {
+        Kind::Linear | Kind::Managed | Kind::Pool(_) | Kind::Graph => (),
+        Kind::Host | Kind::Registered | Kind::Mapped(_) => return Err(INVALID_VALUE),
+    }
+    // What the memory may still be used by comes first.
+    if let Ok(context) = call.context_of(usize::try_from(block.context).unwrap_or(0)) {
+        context.engine.wait_domain(context.domain());
+    }
+    match block.kind {
+        Kind::Pool(_) => pool::free_now(call.process, address),
+        Kind::Graph => graph_memory::free(call.process, address),
+        _ => drop(free_block(call.process, address, |found| found.id == block.id)),
+    }
+    Ok(())
+}
+
+fn allocate_host(call: Call, out: Out<u64>, bytes: usize, flags: u32) -> CUresult {
+    let context = call.context()?;
+    let bytes = u64::try_from(bytes)
+        .ok()
+        .filter(|&bytes| bytes > 0 && !out.is_null())
+        .ok_or(INVALID_VALUE)?;
+    let made = call
+        .process
+        .space
+        .make_shared(bytes, Kind::Host, context.index, context.domain(), 0, flags);
+    out.set(made.ok_or(OUT_OF_MEMORY)?)
+}
+
+fn register(call: Call, address: u64, bytes: usize, flags: u32) -> CUresult {
+    let context = call.context()?;
+    let size = u64::try_from(bytes)
+        .ok()
+        .filter(|&size| size > 0 && address != 0)
+        .ok_or(INVALID_VALUE)?;
+    let space = call.process.space;
+    if space.owns(address) {
+        return Err(INVALID_VALUE);
+    }
+    space
+        .register(address, size, context.index, context.domain(), flags)
+        .then_some(())
+        .ok_or(HOST_MEMORY_ALREADY_REGISTERED)
+}
+
+fn info(call: Call, free: Out<usize>, total: Out<usize>) -> CUresult {
+    let context = call.context()?;
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    free.set_if(size(call.process.member.free(context.index)));
+    total.set_if(size(call.process.member.machine().config().memory));
+    Ok(())
+}
+
+fn pitched(
+    call: Call,
+    address: Out<CUdeviceptr>,
+    pitch: Out<usize>,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> CUresult {
+    let context = call.context()?;
+    if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) || address.is_null() || pitch.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let row = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
+    let bytes = row.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
+    address.set_if(allocate(call, &context, bytes)?);
+    pitch.set(row)
+}
+
+fn managed(call: Call, address: Out<CUdeviceptr>, bytes: usize, flags: u32) -> CUresult {
+    let context = call.context()?;
+    let bytes = u64::try_from(bytes)
+        .ok()
+        .filter(|&bytes| bytes > 0 && !address.is_null())
+        .ok_or(INVALID_VALUE)?;
+    if !matches!(flags, 1 | 2 | 4) {
+        return Err(INVALID_VALUE);
+    }
+    charge(call.process, context.index, bytes)?;
+    let made = call.process.space.make_shared(
+        bytes,
+        Kind::Managed,
+        context.index,
+        context.domain(),
+        bytes,
+        flags,
+    );
+    let made = made.ok_or_else(|| {
+        call.process.member.uncharge(context.index, bytes);
+        OUT_OF_MEMORY
+    })?;
+    address.set(made)
+}
+
+fn range(call: Call, base: Out<CUdeviceptr>, size: Out<usize>, address: CUdeviceptr) -> CUresult {
+    call.context()?;
+    let block = call.process.space.find(address).ok_or(NOT_FOUND)?;
+    base.set_if(block.base);
+    size.set_if(usize::try_from(block.size).unwrap_or(usize::MAX));
+    Ok(())
+}
+
+/// Answers one pointer attribute into a place of its size.
+fn attribute(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> CUresult {
+    let block = call.process.space.find(address).ok_or(INVALID_VALUE)?;
+    let is_host = matches!(block.kind, Kind::Host | Kind::Registered);
+    let host = match block.kind {
+        Kind::Host | Kind::Registered | Kind::Managed => Some(address),
+        Kind::Linear | Kind::Pool(_) | Kind::Graph | Kind::Mapped(_) => None,
+    };
+    match attribute {
+        1 => data.as_out::<u64>().set(block.context),
+        2 => data.as_out::<u32>().set(if is_host { 1 } else { 2 }),
+        3 => data.as_out::<u64>().set(address),
+        4 => data.as_out::<u64>().set(host.ok_or(INVALID_VALUE)?),
+        6 => data.as_out::<u32>().set(0),
+        7 => data.as_out::<u64>().set(block.id),
+        8 => data.as_out::<u8>().set(u8::from(block.kind == Kind::Managed)),
+        9 => data
+            .as_out::<i32>()
+            .set(call.process.ordinal(block.device).unwrap_or(-1)),
+        10 => data.as_out::<u8>().set(u8::from(block.kind == Kind::Linear)),
+        11 | 19 => data.as_out::<u64>().set(block.base),
+        12 | 18 => data.as_out::<u64>().set(block.size),
+        13 => data.as_out::<u8>().set(1),
+        14 => data.as_out::<u64>().set(0),
+        15 => data.as_out::<u8>().set(0),
+        16 => data.as_out::<u32>().set(3),
+        17 => data.as_out::<usize>().set(match block.kind {
+            Kind::Pool(pool) => pool,
+            _ => 0,
+        }),
+        20 => data.as_out::<u64>().set(block.id),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+driver! {
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) null { null::info(free, total) } |call| { info(call, free, total) }
+    fn cuMemAlloc_v2(address: Out<CUdeviceptr>, bytes: usize) null { null::allocate(address, bytes) } |call| {
+        let context = call.context()?;
+        if address.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        address.set(allocate(call, &context, bytes)?)
+    }
+    fn cuMemAllocPitch_v2(
+        address: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize, element: u32,
+    ) null { pitch.set_if(width); null::allocate(address, width.saturating_mul(height)) } |call| {
+        pitched(call, address, pitch, width, height, element)
+    }
+    fn cuMemAllocManaged(address: Out<CUdeviceptr>, bytes: usize, flags: u32) null { null::allocate(address, bytes) } |call| {
+        managed(call, address, bytes, flags)
+    }
+    fn cuMemFree_v2(address: CUdeviceptr) null {} |call| { free(call, address) }
+
+    fn cuMemAllocHost_v2(out: Out<u64>, bytes: usize) |call| { allocate_host(call, out, bytes, 0) }
+    fn cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: u32) |call| {
+        if flags > 7 {
+            return Err(INVALID_VALUE);
+        }
+        allocate_host(call, out, bytes, flags)
+    }
+    fn cuMemFreeHost(address: u64) |call| {
+        free_block(call.process, address, |block| block.kind == Kind::Host).then_some(()).ok_or(INVALID_VALUE)
+    }
+    fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: u32) |call| { register(call, address, bytes, flags) }
+    fn cuMemHostUnregister(address: u64) |call| {
+        let is_it = |block: &Block| block.kind == Kind::Registered;
+        free_block(call.process, address, is_it).then_some(()).ok_or(HOST_MEMORY_NOT_REGISTERED)
+    }
+    fn cuMemHostGetDevicePointer_v2(device: Out<CUdeviceptr>, address: u64, _flags: u32) |call| {
+        let block = call.process.space.find(address).ok_or(INVALID_VALUE)?;
+        match block.kind {
+            Kind::Host | Kind::Registered | Kind::Managed => device.set(address),
+            Kind::Linear | Kind::Pool(_) | Kind::Graph | Kind::Mapped(_) => Err(INVALID_VALUE),
+        }
+    }
+    fn cuMemHostGetFlags(flags: Out<u32>, address: u64) |call| {
+        flags.set(call.process.space.find(address).filter(|block| block.kind == Kind::Host).ok_or(INVALID_VALUE)?.flags)
+    }
+
+    fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, size: Out<usize>, address: CUdeviceptr) |call| {
+        range(call, base, size, address)
+    }
+    fn cuPointerGetAttribute(data: Raw, attr: u32, address: CUdeviceptr) |call| {
+        if top_is_missing(call) {
+            return Err(INVALID_CONTEXT);
+        }
+        attribute(call, data, attr, address)
+    }
+    fn cuPointerGetAttributes(count: u32, attributes: In<u32>, data: In<*mut std::ffi::c_void>, address: CUdeviceptr) |call| {
+        let count = usize::try_from(count).unwrap_or(0);
+        for (attr, place) in attributes.list(count)?.into_iter().zip(data.list(count)?) {
+            // As the driver documents it: what an address has not, or an unknown address, reads as zero.
+            if attribute(call, Raw(place), attr, address).is_err() {
+                zero(Raw(place), attr)?;
+            }
+        }
+        Ok(())
+    }
+    fn cuPointerSetAttribute(_value: Raw, _attribute: u32, address: CUdeviceptr) |call| {
+        call.process.space.find(address).map(|_| ()).ok_or(INVALID_VALUE)
+    }
+    fn cuMemAdvise(_address: CUdeviceptr, _bytes: usize, _advice: u32, _device: i32) |_| { Ok(()) }
+    fn cuMemAdvise_v2(_address: CUdeviceptr, _bytes: usize, _advice: u32, _location: crate::abi::CUmemLocation) |_| { Ok(()) }
+}
+
+fn top_is_missing(call: Call) -> bool {
+    call.context().is_err_and(|error| error == INVALID_CONTEXT)
+}
+
+fn zero(data: Raw, attribute: u32) -> CUresult {
+    match attribute {
+        2 | 6 | 16 => data.as_out::<u32>().set(0),
+        9 => data.as_out::<i32>().set(-2),
+        8 | 10 | 13 | 15 => data.as_out::<u8>().set(0),
+        _ => data.as_out::<u64>().set(0),
+    }
+}

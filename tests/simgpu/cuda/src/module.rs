@@ -1,0 +1,377 @@
+//! Modules, libraries, and the functions and kernels in them.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use parking_lot::Mutex;
+use simgpu::memory::Kind;
+
+use crate::abi::{
+    CUcontext, CUdevice, CUdeviceptr, CUerror, CUfunction, CUkernel, CUlibrary, CUmodule, CUresult, In, Out,
+    Raw, Text,
+};
+use crate::call::{Call, driver};
+use crate::error::{FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
+use crate::image::{self, Image};
+use crate::kernel::Known;
+
+/// A module loaded into a context.
+pub(crate) struct Module {
+    pub(crate) context: CUcontext,
+    image: Image,
+    functions: Mutex<HashMap<String, CUfunction>>,
+    globals: Mutex<HashMap<String, (CUdeviceptr, u64)>>,
+}
+
+/// A function of a module.
+pub(crate) struct Function {
+    pub(crate) context: CUcontext,
+    module: CUmodule,
+    pub(crate) code: Arc<Code>,
+}
+
+/// A library, which belongs to no context.
+pub(crate) struct Library {
+    image: Image,
+    kernels: Mutex<HashMap<String, CUkernel>>,
+    /// The module it is in each context that has used it.
+    modules: Mutex<HashMap<CUcontext, CUmodule>>,
+}
+
+/// A kernel of a library.
+pub(crate) struct Kernel {
+    library: CUlibrary,
+    pub(crate) code: Arc<Code>,
+}
+
+/// What there is to know of a kernel's code.
+pub(crate) struct Code {
+    name: CString,
+    pub(crate) known: Known,
+    /// Most bytes of dynamic shared memory, as the program set it.
+    shared: AtomicU32,
+}
+
+/// Code being linked: what was added.
+#[derive(Default)]
+pub(crate) struct Link {
+    bytes: Vec<u8>,
+}
+
+const SHARED_BY_DEFAULT: u32 = 48 << 10;
+/// The most of the simulated card, `MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
+pub(crate) const SHARED_AT_MOST: u32 = 227 << 10;
+
+impl Code {
+    fn new(name: &str) -> Arc<Code> {
+        let c_name = CString::new(name).unwrap_or_default();
+        Arc::new(Code {
+            name: c_name,
+            known: Known::by_name(name),
+            shared: AtomicU32::new(SHARED_BY_DEFAULT),
+        })
+    }
+
+    /// Most bytes of dynamic shared memory a launch may ask for.
+    pub(crate) fn most_shared(&self) -> u32 {
+        self.shared.load(Relaxed)
+    }
+
+    /// A function attribute, by `CUfunction_attribute`.
+    fn attribute(&self, attribute: u32) -> Result<i32, CUerror> {
+        Ok(match attribute {
+            0 => 1024,                             // MAX_THREADS_PER_BLOCK
+            1..=3 => 0,                            // SHARED, CONST and LOCAL_SIZE_BYTES
+            4 => 16,                               // NUM_REGS
+            5 | 6 => 90,                           // PTX_VERSION, BINARY_VERSION
+            7 => 0,                                // CACHE_MODE_CA
+            8 => self.most_shared().cast_signed(), // MAX_DYNAMIC_SHARED_SIZE_BYTES
+            9 => -1,                               // PREFERRED_SHARED_MEMORY_CARVEOUT
+            10..=17 => 0,                          // clusters, node updates
+            _ => return Err(INVALID_VALUE),
+        })
+    }
+
+    fn set_attribute(&self, attribute: u32, value: i32) -> CUresult {
+        match (attribute, u32::try_from(value)) {
+            (8, Ok(bytes)) if bytes <= SHARED_AT_MOST => self.shared.store(bytes, Relaxed),
+            (8, _) | (18.., _) => return Err(INVALID_VALUE),
+            _ => (),
+        }
+        Ok(())
+    }
+}
+
+impl Call {
+    /// The code behind a function or a kernel: launches take either.
+    pub(crate) fn code(&self, function: CUfunction) -> Result<Arc<Code>, CUerror> {
+        if let Ok(function) = self.process.functions.get(function, INVALID_HANDLE) {
+            return Ok(Arc::clone(&function.code));
+        }
+        self.process
+            .kernels
+            .get(function, INVALID_HANDLE)
+            .map(|kernel| Arc::clone(&kernel.code))
+    }
+}
+
+fn load(call: Call, out: Out<CUmodule>, image: Image) -> CUresult {
+    let context = call.context()?;
+    let module = Module {
+        context: context.handle,
+        image,
+        functions: Mutex::default(),
+        globals: Mutex::default(),
+    };
+    if out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    out.set(call.process.modules.insert(module))
+}
+
+fn unload(call: Call, module: CUmodule) -> CUresult {
+    let gone = call.process.modules.remove(module, INVALID_HANDLE)?;
+    call.process
+        .functions
+        .remove_all(|function| function.module == module);
+    for (address, _) in gone.globals.lock().values() {
+        crate::memory::free_block(call.process, *address, |_| true);
+    }
+    Ok(())
+}
+
+fn get_function(call: Call, module: CUmodule, name: &str) -> Result<CUfunction, CUerror> {
+    let object = call.process.modules.get(module, INVALID_HANDLE)?;
+    if !object.image.kernels.iter().any(|kernel| kernel == name) {
+        return Err(NOT_FOUND);
+    }
+    let mut functions = object.functions.lock();
+    let make = || {
+        call.process.functions.insert(Function {
+            context: object.context,
+            module,
+            code: Code::new(name),
+        })
+    };
+    Ok(*functions.entry(name.to_owned()).or_insert_with(make))
+}
+
+fn get_global(
+    call: Call,
+    module: CUmodule,
+    name: &str,
+    address: Out<CUdeviceptr>,
+    bytes: Out<usize>,
+) -> CUresult {
+    let object = call.process.modules.get(module, INVALID_HANDLE)?;
+    let size = object
+        .image
+        .globals
+        .iter()
+        .find(|(global, _)| global == name)
+        .ok_or(NOT_FOUND)?
+        .1;
+    let mut globals = object.globals.lock();
+    let (at, size) = match globals.get(name) {
+        Some(global) => *global,
+        None => {
+            let context = call.context_of(object.context)?;
+            // Part of the module, and so of what a context costs.
+            let space = call.process.space;
+            let at = space
+                .make_device(size, Kind::Linear, context.index, context.domain(), 0)
+                .ok_or(OUT_OF_MEMORY)?;
+            globals.insert(name.to_owned(), (at, size));
+            (at, size)
+        }
+    };
+    address.set_if(at);
+    bytes.set_if(usize::try_from(size).unwrap_or(0));
+    Ok(())
+}
+
+fn load_library(call: Call, out: Out<CUlibrary>, image: Image) -> CUresult {
+    if out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let library = Library {
+        image,
+        kernels: Mutex::default(),
+        modules: Mutex::default(),
+    };
+    out.set(call.process.libraries.insert(library))
+}
+
+fn read_file(path: &str) -> Result<Image, CUerror> {
+    image::parse(&std::fs::read(path).map_err(|_| FILE_NOT_FOUND)?)
+}
+
+fn get_kernel(call: Call, library: CUlibrary, name: &str) -> Result<CUkernel, CUerror> {
+    let object = call.process.libraries.get(library, INVALID_HANDLE)?;
+    if !object.image.kernels.iter().any(|kernel| kernel == name) {
+        return Err(NOT_FOUND);
+    }
+    let mut kernels = object.kernels.lock();
+    let make = || {
+        call.process.kernels.insert(Kernel {
+            library,
+            code: Code::new(name),
+        })
+    };
+    Ok(*kernels.entry(name.to_owned()).or_insert_with(make))
+}
+
+/// The module that a library is in the current context.
+fn module_of(call: Call, library: CUlibrary) -> Result<CUmodule, CUerror> {
+    let object = call.process.libraries.get(library, INVALID_HANDLE)?;
+    let context = call.context()?.handle;
+    let mut modules = object.modules.lock();
+    let make = || {
+        let (functions, globals) = (Mutex::default(), Mutex::default());
+        call.process.modules.insert(Module {
+            context,
+            image: object.image.clone(),
+            functions,
+            globals,
+        })
+    };
+    Ok(*modules.entry(context).or_insert_with(make))
+}
+
+fn attribute(call: Call, value: Out<i32>, attribute: u32, function: CUfunction) -> CUresult {
+    value.set(call.code(function)?.attribute(attribute)?)
+}
+
+driver! {
+    fn cuModuleLoad(module: Out<CUmodule>, path: Text) |call| { load(call, module, read_file(path.get()?)?) }
+    fn cuModuleLoadData(module: Out<CUmodule>, code: Raw) |call| { load(call, module, image::at(code)?) }
+    fn cuModuleLoadDataEx(module: Out<CUmodule>, code: Raw, _count: u32, _options: Raw, _values: Raw) |call| {
+        load(call, module, image::at(code)?)
+    }
+    fn cuModuleLoadFatBinary(module: Out<CUmodule>, code: Raw) |call| { load(call, module, image::at(code)?) }
+    fn cuModuleUnload(module: CUmodule) |call| { unload(call, module) }
+    fn cuModuleGetLoadingMode(mode: Out<u32>) |_| { mode.set(1) }
+    fn cuModuleGetFunction(function: Out<CUfunction>, module: CUmodule, name: Text) |call| {
+        function.set(get_function(call, module, name.get()?)?)
+    }
+    fn cuModuleGetFunctionCount(count: Out<u32>, module: CUmodule) |call| {
+        let module = call.process.modules.get(module, INVALID_HANDLE)?;
+        count.set(u32::try_from(module.image.kernels.len()).unwrap_or(u32::MAX))
+    }
+    fn cuModuleEnumerateFunctions(functions: Out<CUfunction>, count: u32, module: CUmodule) |call| {
+        let object = call.process.modules.get(module, INVALID_HANDLE)?;
+        for (index, name) in object.image.kernels.iter().enumerate().take(usize::try_from(count).unwrap_or(0)) {
+            functions.set_at(index, get_function(call, module, name)?);
+        }
+        Ok(())
+    }
+    fn cuModuleGetGlobal_v2(address: Out<CUdeviceptr>, bytes: Out<usize>, module: CUmodule, name: Text) |call| {
+        get_global(call, module, name.get()?, address, bytes)
+    }
+
+    fn cuLibraryLoadData(
+        library: Out<CUlibrary>, code: Raw, _jit_options: Raw, _jit_values: Raw, _jit_count: u32, _options: Raw,
+        _values: Raw, _count: u32,
+    ) |call| {
+        load_library(call, library, image::at(code)?)
+    }
+    fn cuLibraryLoadFromFile(
+        library: Out<CUlibrary>, path: Text, _jit_options: Raw, _jit_values: Raw, _jit_count: u32, _options: Raw,
+        _values: Raw, _count: u32,
+    ) |call| {
+        load_library(call, library, read_file(path.get()?)?)
+    }
+    fn cuLibraryUnload(library: CUlibrary) |call| {
+        let gone = call.process.libraries.remove(library, INVALID_HANDLE)?;
+        call.process.kernels.remove_all(|kernel| kernel.library == library);
+        let modules: Vec<_> = gone.modules.lock().values().copied().collect();
+        modules.into_iter().try_for_each(|module| unload(call, module))
+    }
+    fn cuLibraryGetKernel(kernel: Out<CUkernel>, library: CUlibrary, name: Text) |call| {
+        kernel.set(get_kernel(call, library, name.get()?)?)
+    }
+    fn cuLibraryGetKernelCount(count: Out<u32>, library: CUlibrary) |call| {
+        let library = call.process.libraries.get(library, INVALID_HANDLE)?;
+        count.set(u32::try_from(library.image.kernels.len()).unwrap_or(u32::MAX))
+    }
+    fn cuLibraryEnumerateKernels(kernels: Out<CUkernel>, count: u32, library: CUlibrary) |call| {
+        let object = call.process.libraries.get(library, INVALID_HANDLE)?;
+        for (index, name) in object.image.kernels.iter().enumerate().take(usize::try_from(count).unwrap_or(0)) {
+            kernels.set_at(index, get_kernel(call, library, name)?);
+        }
+        Ok(())
+    }
+    fn cuLibraryGetModule(module: Out<CUmodule>, library: CUlibrary) |call| { module.set(module_of(call, library)?) }
+    fn cuLibraryGetGlobal(address: Out<CUdeviceptr>, bytes: Out<usize>, library: CUlibrary, name: Text) |call| {
+        get_global(call, module_of(call, library)?, name.get()?, address, bytes)
+    }
+    fn cuKernelGetFunction(function: Out<CUfunction>, kernel: CUkernel) |call| {
+        let kernel = call.process.kernels.get(kernel, INVALID_HANDLE)?;
+        let module = module_of(call, kernel.library)?;
+        function.set(get_function(call, module, kernel.code.name.to_str().map_err(|_| NOT_FOUND)?)?)
+    }
+    fn cuKernelGetLibrary(library: Out<CUlibrary>, kernel: CUkernel) |call| {
+        library.set(call.process.kernels.get(kernel, INVALID_HANDLE)?.library)
+    }
+    fn cuKernelGetName(name: Out<*const std::ffi::c_char>, kernel: CUkernel) |call| { name.set(call.code(kernel)?.name.as_ptr()) }
+    fn cuKernelGetAttribute(value: Out<i32>, attr: u32, kernel: CUkernel, device: CUdevice) |call| {
+        call.process.device(device)?;
+        attribute(call, value, attr, kernel)
+    }
+    fn cuKernelSetAttribute(attribute: u32, value: i32, kernel: CUkernel, device: CUdevice) |call| {
+        call.process.device(device)?;
+        call.code(kernel)?.set_attribute(attribute, value)
+    }
+    fn cuKernelSetCacheConfig(kernel: CUkernel, _config: u32, _device: CUdevice) |call| { call.code(kernel).map(|_| ()) }
+
+    fn cuFuncGetName(name: Out<*const std::ffi::c_char>, function: CUfunction) |call| {
+        name.set(call.code(function)?.name.as_ptr())
+    }
+    fn cuFuncGetModule(module: Out<CUmodule>, function: CUfunction) |call| {
+        module.set(call.process.functions.get(function, INVALID_HANDLE)?.module)
+    }
+    fn cuFuncGetAttribute(value: Out<i32>, attr: u32, function: CUfunction) |call| { attribute(call, value, attr, function) }
+    fn cuFuncSetAttribute(function: CUfunction, attribute: u32, value: i32) |call| {
+        call.code(function)?.set_attribute(attribute, value)
+    }
+    fn cuFuncSetCacheConfig(function: CUfunction, _config: u32) |call| { call.code(function).map(|_| ()) }
+    fn cuFuncSetSharedMemConfig(function: CUfunction, _config: u32) |call| { call.code(function).map(|_| ()) }
+    fn cuFuncIsLoaded(state: Out<u32>, function: CUfunction) |call| { call.code(function)?; state.set(1) }
+    fn cuFuncLoad(function: CUfunction) |call| { call.code(function).map(|_| ()) }
+
+    fn cuLinkCreate_v2(_count: u32, _options: Raw, _values: Raw, state: Out<usize>) |call| {
+        state.set(call.process.links.insert(Mutex::default()))
+    }
+    fn cuLinkAddData_v2(
+        state: usize, _kind: u32, data: In<u8>, size: usize, _name: Text, _count: u32, _options: Raw, _values: Raw,
+    ) |call| {
+        add(call, state, data.list(size)?)
+    }
+    fn cuLinkAddFile_v2(state: usize, _kind: u32, path: Text, _count: u32, _options: Raw, _values: Raw) |call| {
+        add(call, state, std::fs::read(path.get()?).map_err(|_| FILE_NOT_FOUND)?)
+    }
+    fn cuLinkComplete(state: usize, code: Out<*const u8>, size: Out<usize>) |call| {
+        let link = call.process.links.get(state, INVALID_HANDLE)?;
+        let link = link.lock();
+        code.set(link.bytes.as_ptr())?;
+        size.set_if(link.bytes.len());
+        Ok(())
+    }
+    fn cuLinkDestroy(state: usize) |call| { call.process.links.remove(state, INVALID_HANDLE).map(|_| ()) }
+}
+
+/// Adds an input. Linking keeps the first with kernels in it, which is then its own result.
+fn add(call: Call, state: usize, data: Vec<u8>) -> CUresult {
+    let link = call.process.links.get(state, INVALID_HANDLE)?;
+    let image = image::parse(&data)?;
+    let mut link = link.lock();
+    if link.bytes.is_empty() || !image.kernels.is_empty() {
+        link.bytes = data;
+        // A text handed out must end.
+        link.bytes.push(0);
+    }
+    Ok(())
+}

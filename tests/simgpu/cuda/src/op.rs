@@ -1,0 +1,112 @@
+//! What a stream can be told to do, in a form that can be kept in a graph and done again.
+
+use std::sync::Arc;
+
+use simgpu::{Watch, Work};
+
+use crate::abi::{CUerror, CUresult, Raw};
+use crate::bytes::{Copy, Fill};
+use crate::call::Call;
+use crate::context::Context;
+use crate::error::INVALID_CONTEXT;
+use crate::event::Event;
+use crate::graph_memory::Memory;
+use crate::kernel::Launch;
+use crate::process::Process;
+use crate::stream::Stream;
+use crate::word::{Condition, Store};
+use crate::{capture, kernel, pool};
+
+/// An operation of a stream.
+#[derive(Clone)]
+pub(crate) enum Op {
+    Kernel(Launch),
+    Copy(Copy),
+    Fill(Fill),
+    /// A function of the program's and its argument.
+    Host(extern "C" fn(Raw), Raw),
+    /// A callback of the older kind: stream, status, argument.
+    Callback(extern "C" fn(usize, u32, Raw), usize, Raw),
+    Record(Arc<Event>),
+    Wait(Arc<Event>),
+    /// Writes a word.
+    Store(Store),
+    /// Waits for a word.
+    Until(Condition),
+    /// The end of a pool's block: the number of the freeing, and its address.
+    Free(u64, u64),
+    /// Memory of a graph, and the end of it.
+    GraphAllocate(Arc<Memory>),
+    GraphFree(u64),
+    Nothing,
+}
+
+impl Op {
+    /// The work of doing this once in a context.
+    pub(crate) fn work(&self, process: &'static Process, context: &Arc<Context>) -> Work {
+        let or_fault = |run: Box<dyn FnOnce() -> CUresult + Send>| {
+            let context = Arc::clone(context);
+            move || {
+                if let Err(error) = run() {
+                    context.set_fault(error);
+                }
+            }
+        };
+        match self.clone() {
+            Op::Kernel(launch) => {
+                let cost = launch.cost;
+                let effect = or_fault(Box::new(move || kernel::run(process.space, &launch)));
+                Work::Kernel(cost, Box::new(effect))
+            }
+            Op::Copy(copy) => {
+                let run = or_fault(Box::new(move || copy.run(process.space)));
+                Work::Do(Box::new(move |_| run()))
+            }
+            Op::Fill(fill) => {
+                let run = or_fault(Box::new(move || fill.run(process.space)));
+                Work::Do(Box::new(move |_| run()))
+            }
+            Op::Host(function, argument) => Work::Host(Box::new(move || {
+                let argument = argument;
+                function(argument);
+            })),
+            Op::Callback(function, stream, argument) => Work::Host(Box::new(move || {
+                let argument = argument;
+                function(stream, 0, argument);
+            })),
+            Op::Record(event) => {
+                let turn = event.begin(context);
+                Work::Do(Box::new(move |at| event.complete(process, turn, at)))
+            }
+            Op::Wait(event) => {
+                let turn = event.last();
+                Work::Wait(Box::new(move || event.is_complete(turn)), Watch::Nudged)
+            }
+            Op::Store(store) => {
+                let run = or_fault(Box::new(move || store.run(process.space)));
+                Work::Do(Box::new(move |_| run()))
+            }
+            Op::Until(condition) => {
+                Work::Wait(Box::new(move || condition.is_met(process.space)), Watch::Polled)
+            }
+            Op::Free(number, address) => {
+                Work::Do(Box::new(move |_| pool::free_in_order(process, number, address)))
+            }
+            Op::GraphAllocate(_) | Op::GraphFree(_) | Op::Nothing => Work::Do(Box::new(|_| ())),
+        }
+    }
+}
+
+impl Call {
+    /// Puts an operation at the end of a stream, or into the graph the stream captures to.
+    pub(crate) fn enqueue(&self, stream: &Stream, op: Op) -> CUresult {
+        if let Some(result) = capture::intercept(self, stream, &op) {
+            return result;
+        }
+        let context = self
+            .context_of(stream.context)
+            .map_err(|_: CUerror| INVALID_CONTEXT)?;
+        stream.engine.submit(stream.id, [op.work(self.process, &context)]);
+        Ok(())
+    }
+}

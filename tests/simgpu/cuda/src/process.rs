@@ -1,0 +1,203 @@
+//! The driver's state in this process, from `cuInit` on.
+
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use parking_lot::Mutex;
+use simgpu::memory::Space;
+use simgpu::{Device, Engine, Machine, Member};
+
+use crate::abi::{CUdevice, CUerror};
+use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
+use crate::registry::Registry;
+use crate::{array, context, event, graph, module, pool, stream, vmm};
+
+/// Everything a process has of the driver.
+pub(crate) struct Process {
+    pub(crate) member: &'static Member,
+    pub(crate) space: &'static Space,
+    /// The devices the process may see, in its own order.
+    pub(crate) devices: Vec<OneDevice>,
+    pub(crate) contexts: Registry<context::Context>,
+    pub(crate) streams: Registry<stream::Stream>,
+    pub(crate) events: Registry<event::Event>,
+    pub(crate) modules: Registry<module::Module>,
+    pub(crate) functions: Registry<module::Function>,
+    pub(crate) libraries: Registry<module::Library>,
+    pub(crate) kernels: Registry<module::Kernel>,
+    pub(crate) links: Registry<Mutex<module::Link>>,
+    pub(crate) pools: Registry<pool::Pool>,
+    pub(crate) handles: Registry<vmm::Handle>,
+    /// Reserved address ranges: start and length.
+    pub(crate) reservations: Mutex<BTreeMap<u64, u64>>,
+    pub(crate) arrays: Registry<array::Array>,
+    pub(crate) mipmaps: Registry<array::Mipmap>,
+    pub(crate) graphs: Registry<graph::Graph>,
+    pub(crate) nodes: Registry<graph::Node>,
+    pub(crate) execs: Registry<graph::Exec>,
+}
+
+/// A device the process may see.
+pub(crate) struct OneDevice {
+    /// Its place on the machine.
+    pub(crate) index: usize,
+    pub(crate) engine: &'static Engine,
+    pub(crate) primary: Mutex<context::Primary>,
+    pub(crate) pools: Mutex<pool::OfDevice>,
+    pub(crate) graph_memory: Mutex<pool::Gauge>,
+}
+
+static PROCESS: OnceLock<Result<Process, CUerror>> = OnceLock::new();
+
+/// A word that is 1 in the process that called `cuInit` and 0 in its fork children, for which the
+/// kernel wipes it.
+static OURS: OnceLock<&'static AtomicU32> = OnceLock::new();
+
+/// The driver's state, if `cuInit` has made it in this very process.
+pub(crate) fn get() -> Result<&'static Process, CUerror> {
+    if is_forked() {
+        return Err(NOT_INITIALIZED);
+    }
+    match PROCESS.get() {
+        Some(Ok(process)) => Ok(process),
+        _ => Err(NOT_INITIALIZED),
+    }
+}
+
+/// Makes the driver's state, once; a fork child of a process that has called this gets none.
+pub(crate) fn init() -> Result<(), CUerror> {
+    if is_forked() {
+        return Err(NOT_INITIALIZED);
+    }
+    let process = PROCESS.get_or_init(|| {
+        OURS.get_or_init(wiped_on_fork).store(1, SeqCst);
+        Process::new()
+    });
+    process.as_ref().map(|_| ()).map_err(|error| *error)
+}
+
+fn is_forked() -> bool {
+    OURS.get().is_some_and(|ours| ours.load(Relaxed) == 0)
+}
+
+fn wiped_on_fork() -> &'static AtomicU32 {
+    const PAGE: usize = 4096;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh anonymous mapping replaces nothing.
+    let page = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            PAGE,
+            protection,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if page == libc::MAP_FAILED {
+        return Box::leak(Box::new(AtomicU32::new(0)));
+    }
+    // SAFETY: exactly the page mapped above.
+    unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) };
+    // SAFETY: mapped for good, zeroed and aligned.
+    unsafe { &*page.cast::<AtomicU32>() }
+}
+
+impl Process {
+    fn new() -> Result<Process, CUerror> {
+        let complain = |what: &str, error: std::io::Error| {
+            eprintln!("simgpu: {what}: {error}");
+            UNKNOWN
+        };
+        let machine = Machine::attached().map_err(|e| complain("no simulated machine", e))?;
+        if machine.config().null {
+            crate::call::set_null_mode();
+        }
+        let visible = visible(machine, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+        if visible.is_empty() {
+            return Err(NO_DEVICE);
+        }
+        let member: &'static Member = Box::leak(Box::new(
+            Member::join(machine).map_err(|e| complain("no place on the machine", e))?,
+        ));
+        let space: &'static Space = Box::leak(Box::new(Space::new().map_err(|_| OUT_OF_MEMORY)?));
+        let device = |index| OneDevice {
+            index,
+            engine: Engine::new(member, index),
+            primary: Mutex::default(),
+            pools: Mutex::default(),
+            graph_memory: Mutex::default(),
+        };
+        Ok(Process {
+            member,
+            space,
+            devices: visible.into_iter().map(device).collect(),
+            contexts: Registry::new(0x51),
+            streams: Registry::new(0x52),
+            events: Registry::new(0x53),
+            modules: Registry::new(0x54),
+            functions: Registry::new(0x55),
+            libraries: Registry::new(0x56),
+            kernels: Registry::new(0x57),
+            links: Registry::new(0x58),
+            pools: Registry::new(0x59),
+            handles: Registry::new(0x5a),
+            reservations: Mutex::default(),
+            arrays: Registry::new(0x5b),
+            mipmaps: Registry::new(0x5c),
+            graphs: Registry::new(0x5d),
+            nodes: Registry::new(0x5e),
+            execs: Registry::new(0x5f),
+        })
+    }
+
+    pub(crate) fn device(&self, device: CUdevice) -> Result<&OneDevice, CUerror> {
+        usize::try_from(device)
+            .ok()
+            .and_then(|ordinal| self.devices.get(ordinal))
+            .ok_or(INVALID_DEVICE)
+    }
+
+    /// The device as the whole machine sees it.
+    pub(crate) fn on_machine(&self, device: CUdevice) -> Result<Device<'static>, CUerror> {
+        let index = self.device(device)?.index;
+        self.member.machine().device(index).ok_or(INVALID_DEVICE)
+    }
+
+    /// The ordinal of a device of the machine.
+    pub(crate) fn ordinal(&self, index: usize) -> Option<CUdevice> {
+        let ordinal = self.devices.iter().position(|device| device.index == index)?;
+        CUdevice::try_from(ordinal).ok()
+    }
+
+    /// Tells every device's engine to look again at what its streams wait for.
+    pub(crate) fn nudge_engines(&self) {
+        self.devices.iter().for_each(|device| device.engine.nudge());
+    }
+}
+
+/// The devices that `CUDA_VISIBLE_DEVICES` leaves, in its order: all without it; by index or by the
+/// beginning of a UUID, up to the first that is none. One named twice leaves none at all.
+fn visible(machine: &Machine, wish: Option<&str>) -> Vec<usize> {
+    let Some(wish) = wish else {
+        return machine.devices().map(|device| device.index()).collect();
+    };
+    let mut visible = Vec::new();
+    for name in wish.split(',').map(str::trim) {
+        let is_it = |device: &Device<'_>| match name.parse::<usize>() {
+            Ok(index) => device.index() == index,
+            Err(_) => name.len() > 4 && device.uuid_string().starts_with(name),
+        };
+        let Some(device) = machine.devices().find(is_it) else {
+            break;
+        };
+        if visible.contains(&device.index()) {
+            return Vec::new();
+        }
+        visible.push(device.index());
+    }
+    visible
+}

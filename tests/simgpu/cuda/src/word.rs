@@ -1,0 +1,177 @@
+//! Stream memory operations: words written and waited for in the order of a stream.
+
+use simgpu::memory::Space;
+
+use crate::abi::{CUdeviceptr, CUresult, CUstream, In, Raw};
+use crate::bytes;
+use crate::call::{Call, driver};
+use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
+use crate::op::Op;
+
+/// A word to be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Store {
+    address: u64,
+    value: u64,
+    size: u64,
+}
+
+/// A word to be waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Condition {
+    word: Store,
+    compare: u32,
+}
+
+const WAIT_GEQ: u32 = 0;
+const WAIT_EQ: u32 = 1;
+const WAIT_AND: u32 = 2;
+const WAIT_NOR: u32 = 3;
+/// `CU_STREAM_WAIT_VALUE_FLUSH`, which changes nothing here.
+const WAIT_FLUSH: u32 = 1 << 30;
+
+impl Store {
+    fn new(call: Call, address: u64, value: u64, size: u64) -> Result<Store, crate::abi::CUerror> {
+        let reachable = address % size == 0 && call.process.space.chunks(address, size).is_some();
+        reachable
+            .then_some(Store { address, value, size })
+            .ok_or(INVALID_VALUE)
+    }
+
+    /// Writes the word.
+    pub(crate) fn run(&self, space: &Space) -> CUresult {
+        let bytes = self.value.to_le_bytes();
+        let size = usize::try_from(self.size).unwrap_or(4);
+        // In one piece: words are aligned and the program may be polling them.
+        let chunk = space
+            .chunks(self.address, self.size)
+            .and_then(|chunks| chunks.first().copied());
+        let chunk = chunk.ok_or(ILLEGAL_ADDRESS)?;
+        match size {
+            // SAFETY: an aligned word of an arena or of registered memory.
+            8 => unsafe { chunk.bytes.cast::<u64>().write_volatile(self.value) },
+            _ => {
+                let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                // SAFETY: likewise.
+                unsafe { chunk.bytes.cast::<u32>().write_volatile(word) };
+            }
+        }
+        Ok(())
+    }
+
+    fn mask(&self) -> u64 {
+        if self.size == 8 {
+            u64::MAX
+        } else {
+            u64::from(u32::MAX)
+        }
+    }
+}
+
+impl Condition {
+    fn new(word: Store, flags: u32) -> Result<Condition, crate::abi::CUerror> {
+        let compare = flags & !WAIT_FLUSH;
+        (compare <= WAIT_NOR)
+            .then_some(Condition { word, compare })
+            .ok_or(INVALID_VALUE)
+    }
+
+    /// Whether the word is as it should be. Memory that is gone keeps nobody waiting.
+    pub(crate) fn is_met(&self, space: &Space) -> bool {
+        let Some(now) = bytes::read(space, self.word.address, self.word.size) else {
+            return true;
+        };
+        let mut word = [0; 8];
+        word[..now.len()].copy_from_slice(&now);
+        let (now, value, mask) = (u64::from_le_bytes(word), self.word.value, self.word.mask());
+        match self.compare {
+            // Cyclic, as the driver documents it: the difference, taken as signed, is not negative.
+            WAIT_GEQ => now.wrapping_sub(value) & mask <= mask >> 1,
+            WAIT_EQ => now == value,
+            WAIT_AND => now & value != 0,
+            _ => !(now | value) & mask != 0,
+        }
+    }
+}
+
+fn write(call: Call, stream: CUstream, address: CUdeviceptr, value: u64, size: u64) -> CUresult {
+    let stream = call.stream(stream)?;
+    call.enqueue(&stream, Op::Store(Store::new(call, address, value, size)?))
+}
+
+fn wait(call: Call, stream: CUstream, address: CUdeviceptr, value: u64, size: u64, flags: u32) -> CUresult {
+    let stream = call.stream(stream)?;
+    call.enqueue(
+        &stream,
+        Op::Until(Condition::new(Store::new(call, address, value, size)?, flags)?),
+    )
+}
+
+/// One of the operations of `cuStreamBatchMemOp`, a union of 48 bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BatchOp {
+    operation: u32,
+    address: u64,
+    value: u64,
+    flags: u32,
+    rest: [u32; 5],
+}
+
+const _: () = assert!(size_of::<BatchOp>() == 48);
+
+const OP_WAIT_32: u32 = 1;
+const OP_WRITE_32: u32 = 2;
+const OP_WAIT_64: u32 = 4;
+const OP_WRITE_64: u32 = 5;
+const OP_BARRIER: u32 = 6;
+const OP_FLUSH: u32 = 3;
+
+fn batch(call: Call, stream: CUstream, count: u32, list: Raw) -> CUresult {
+    let list: In<BatchOp> = list.as_in();
+    for op in list.list(usize::try_from(count).unwrap_or(0))? {
+        let low = op.value & u64::from(u32::MAX);
+        match op.operation {
+            OP_WAIT_32 => wait(call, stream, op.address, low, 4, op.flags)?,
+            OP_WAIT_64 => wait(call, stream, op.address, op.value, 8, op.flags)?,
+            OP_WRITE_32 => write(call, stream, op.address, low, 4)?,
+            OP_WRITE_64 => write(call, stream, op.address, op.value, 8)?,
+            OP_BARRIER | OP_FLUSH => (),
+            _ => return Err(INVALID_VALUE),
+        }
+    }
+    Ok(())
+}
+
+driver! {
+    fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) twin cuStreamWriteValue32_ptsz null {} |call| {
+        write(call, stream, address, u64::from(value), 4)
+    }
+    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) twin cuStreamWriteValue32_v2_ptsz null {} |call| {
+        write(call, stream, address, u64::from(value), 4)
+    }
+    fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) twin cuStreamWriteValue64_ptsz null {} |call| {
+        write(call, stream, address, value, 8)
+    }
+    fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) twin cuStreamWriteValue64_v2_ptsz null {} |call| {
+        write(call, stream, address, value, 8)
+    }
+    fn cuStreamWaitValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) twin cuStreamWaitValue32_ptsz null {} |call| {
+        wait(call, stream, address, u64::from(value), 4, flags)
+    }
+    fn cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) twin cuStreamWaitValue32_v2_ptsz null {} |call| {
+        wait(call, stream, address, u64::from(value), 4, flags)
+    }
+    fn cuStreamWaitValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) twin cuStreamWaitValue64_ptsz null {} |call| {
+        wait(call, stream, address, value, 8, flags)
+    }
+    fn cuStreamWaitValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) twin cuStreamWaitValue64_v2_ptsz null {} |call| {
+        wait(call, stream, address, value, 8, flags)
+    }
+    fn cuStreamBatchMemOp(stream: CUstream, count: u32, list: Raw, _flags: u32) twin cuStreamBatchMemOp_ptsz null {} |call| {
+        batch(call, stream, count, list)
+    }
+    fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, list: Raw, _flags: u32) twin cuStreamBatchMemOp_v2_ptsz null {} |call| {
+        batch(call, stream, count, list)
+    }
+}
