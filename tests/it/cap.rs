@@ -187,7 +187,7 @@ fn the_program_is_told_of_its_limit() {
         format!("0 {}", 10 * MIB),
         "free never falls below zero"
     );
-    dir.write("memory.limit", "8E");
+    dir.write("memory.limit", "1000T");
     assert_eq!(shell.ask("totalmem"), card, "never more than the card has");
     dir.write("memory.limit", "max");
     assert_eq!(shell.ask("totalmem"), card);
