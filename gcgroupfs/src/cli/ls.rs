@@ -233,7 +233,7 @@ fn size(bytes: u64) -> String {
         (_, rest) => format!(
             "{}.{}{}",
             bytes >> shift,
-            (rest >> (shift - 10)) * 10 >> 10,
+            ((rest >> (shift - 10)) * 10) >> 10,
             UNITS[unit]
         ),
     }
