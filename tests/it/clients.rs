@@ -75,14 +75,7 @@ fn numba_cuda_is_governed() {
 #[test]
 fn cudarc_is_governed() {
     let mount = Mount::new();
-    // Built with the tests, as every example of this crate is.
-    let program = std::env::current_exe().expect("a program has a path");
-    let program = program
-        .ancestors()
-        .nth(2)
-        .expect("it lies in debug/deps")
-        .join("examples/cudarc_client");
-    is_governed(&mount, ready(mount.command(program)));
+    is_governed(&mount, ready(mount.command(env!("CARGO_BIN_EXE_cudarc_client"))));
 }
 
 #[test]
