@@ -11,11 +11,14 @@ use crate::capture;
 use crate::error::{GRAPH_EXEC_UPDATE_FAILURE, INVALID_VALUE};
 use crate::graph::{Graph, Task};
 use crate::op::Op;
+use crate::user_object::UserObject;
 
 /// An executable graph: what it does, in an order that keeps every dependency.
 pub(crate) struct Exec {
     flags: u64,
     steps: Mutex<Vec<Step>>,
+    /// What the program has tied to the graph it was made from.
+    _objects: Vec<Arc<UserObject>>,
 }
 
 struct Step {
@@ -127,7 +130,12 @@ fn instantiate(call: Call, out: Out<CUgraphExec>, graph: CUgraph, flags: u64) ->
         return Err(INVALID_VALUE);
     }
     let steps = Mutex::new(steps(call, &graph)?);
-    out.set(call.process.execs.insert(Exec { flags, steps }))
+    let objects = graph.objects.lock().clone();
+    out.set(call.process.execs.insert(Exec {
+        flags,
+        steps,
+        _objects: objects,
+    }))
 }
 
 fn instantiate_logged(

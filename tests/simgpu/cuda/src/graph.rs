@@ -12,6 +12,7 @@ use crate::call::{Call, driver};
 use crate::error::INVALID_VALUE;
 use crate::op::Op;
 use crate::process::Process;
+use crate::user_object::UserObject;
 
 pub(crate) use crate::exec::Exec;
 
@@ -20,6 +21,8 @@ pub(crate) struct Graph {
     handle: CUgraph,
     /// In the order of their making.
     nodes: Mutex<Vec<Arc<Node>>>,
+    /// What the program has tied to it.
+    pub(crate) objects: Mutex<Vec<Arc<UserObject>>>,
 }
 
 /// A node of a graph.
@@ -69,6 +72,7 @@ impl Graph {
         let graph = Arc::new(Graph {
             handle,
             nodes: Mutex::default(),
+            objects: Mutex::default(),
         });
         process.graphs.insert_at(handle, Arc::clone(&graph));
         graph
@@ -166,6 +170,7 @@ impl Graph {
     /// A graph like this one; graphs within it are copied too.
     pub(crate) fn copy(&self, process: &Process) -> Result<Arc<Graph>, CUerror> {
         let copy = Graph::make(process);
+        copy.objects.lock().clone_from(&self.objects.lock());
         let mut new = HashMap::new();
         for node in self.order().ok_or(INVALID_VALUE)? {
             let task = match node.task.lock().clone() {

@@ -29,5 +29,6 @@ mod pool;
 mod process;
 mod registry;
 mod stream;
+mod user_object;
 mod vmm;
 mod word;

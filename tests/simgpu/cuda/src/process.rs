@@ -13,7 +13,7 @@ use simgpu::{Device, Engine, Machine, Member};
 use crate::abi::{CUdevice, CUerror};
 use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
 use crate::registry::Registry;
-use crate::{array, context, event, graph, module, pool, stream, vmm};
+use crate::{array, context, event, graph, module, pool, stream, user_object, vmm};
 
 /// Everything a process has of the driver.
 pub(crate) struct Process {
@@ -38,6 +38,7 @@ pub(crate) struct Process {
     pub(crate) graphs: Registry<graph::Graph>,
     pub(crate) nodes: Registry<graph::Node>,
     pub(crate) execs: Registry<graph::Exec>,
+    pub(crate) user_objects: Registry<user_object::Held>,
 }
 
 /// A device the process may see.
@@ -151,6 +152,7 @@ impl Process {
             graphs: Registry::new(0x5d),
             nodes: Registry::new(0x5e),
             execs: Registry::new(0x5f),
+            user_objects: Registry::new(0x60),
         })
     }
 
