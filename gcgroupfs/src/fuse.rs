@@ -6,6 +6,8 @@
 mod handles;
 mod inode;
 mod invalidate;
+mod nodes;
+mod store;
 mod wake;
 
 use std::ffi::OsStr;
@@ -15,32 +17,29 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyPoll, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
+    Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 
 use crate::error::{Error, Result};
-use crate::file::{self, Attributes, Contents, Node, PAGE};
 use crate::tree::{Caller, Tree};
-use handles::{Entry, Handles, OpenFile};
 use invalidate::Invalidator;
+use nodes::{BLOCK, LONG, Nodes};
+use store::Stores;
 use wake::Waker;
-
-/// How long the kernel may keep what it was told: until we say otherwise, which we do.
-const LONG: Duration = Duration::from_secs(3600);
 
 /// Request loops. One, since no callback waits and a panic in one is caught. A second costs every `cat` a third more
 /// (25 us instead of 18: the kernel wakes it for the release that nobody waits for, between two requests that
 /// somebody does).
 const LOOPS: usize = 1;
 
-/// Longest write(2) that reaches us in one piece, bytes. Must exceed [`PAGE`], or the kernel would cut an overlong
-/// command into several that are not.
+/// Longest write(2) that reaches us in one piece, bytes. Must exceed the longest command, or the kernel would cut an
+/// overlong one into several that are not.
 const MAX_WRITE: u32 = 128 << 10;
 
 /// Answers the requests that come over `device`, an open /dev/fuse that has been mounted, on threads of its own.
@@ -53,13 +52,13 @@ pub fn serve(
     device: OwnedFd,
     ended: impl FnOnce(io::Result<()>) + Send + 'static,
 ) -> io::Result<()> {
+    let nodes = Arc::new(Nodes::new(tree.clone()));
     let invalidator = Arc::new(Invalidator::default());
-    let handles = Arc::new(Handles::default());
+    let stores = Stores::start(nodes.clone())?;
     let adapter = Adapter {
-        tree: tree.clone(),
-        handles: handles.clone(),
+        nodes: nodes.clone(),
         invalidator: invalidator.clone(),
-        since: SystemTime::now(),
+        stores,
     };
     let mut config = fuser::Config::default();
     config.n_threads = Some(LOOPS);
@@ -67,7 +66,7 @@ pub fn serve(
     let session = Session::from_fd(adapter, device, SessionACL::All, config)?;
     invalidator.start(session.notifier())?;
     tree.listen(invalidator);
-    tree.listen(Arc::new(Waker::start(handles)?));
+    tree.listen(Arc::new(Waker::start(nodes)?));
     thread::Builder::new()
         .name("fuse".to_owned())
         .spawn(move || ended(session.run()))?;
@@ -75,11 +74,9 @@ pub fn serve(
 }
 
 struct Adapter {
-    tree: Arc<Tree>,
-    handles: Arc<Handles>,
+    nodes: Arc<Nodes>,
     invalidator: Arc<Invalidator>,
-    /// The time every node shows.
-    since: SystemTime,
+    stores: Stores,
 }
 
 /// Runs the body of a callback. A panic in it must not take the loop down: it is the client's EIO.
@@ -98,139 +95,6 @@ fn caller(request: &Request) -> Caller {
     }
 }
 
-impl Adapter {
-    fn attributes(&self, node: Node) -> Result<(Duration, FileAttr)> {
-        let Attributes {
-            owner,
-            mode,
-            size,
-            constant,
-        } = file::attributes(&self.tree, node)?;
-        let (kind, nlink) = match node {
-            Node::Dir(_) => (FileType::Directory, 2),
-            Node::File(..) => (FileType::RegularFile, 1),
-        };
-        let attr = FileAttr {
-            ino: inode::number(node),
-            size,
-            blocks: size.div_ceil(512),
-            atime: self.since,
-            mtime: self.since,
-            ctime: self.since,
-            crtime: self.since,
-            kind,
-            perm: mode,
-            nlink,
-            uid: owner.uid,
-            gid: owner.gid,
-            rdev: 0,
-            blksize: PAGE as u32,
-            flags: 0,
-        };
-        Ok((if constant { LONG } else { Duration::ZERO }, attr))
-    }
-
-    fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<(Node, Duration, FileAttr)> {
-        let Node::Dir(place) = inode::node(&self.tree, parent).map_err(|_| Error::NotFound)? else {
-            return Err(Error::NotDirectory);
-        };
-        let node = file::lookup(&self.tree, place, name.to_str().ok_or(Error::NotFound)?)?;
-        let (ttl, attr) = self.attributes(node).map_err(|_| Error::NotFound)?;
-        Ok((node, ttl, attr))
-    }
-
-    fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
-        let Node::File(place, file) = inode::node(&self.tree, ino)? else {
-            return Err(Error::IsDirectory);
-        };
-        let wanted = match flags.acc_mode() {
-            OpenAccMode::O_RDONLY => 0o400,
-            OpenAccMode::O_WRONLY => 0o200,
-            OpenAccMode::O_RDWR => 0o600,
-        };
-        // The kernel has compared the mode with the caller, but lets root pass whatever it says.
-        if file.mode() & wanted != wanted {
-            return Err(Error::WrongAccess);
-        }
-        Ok(self.handles.open_file(OpenFile::new(caller, place)))
-    }
-
-    /// The text to read from: rendered at offset 0, as it was then after that.
-    fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64) -> Result<Arc<str>> {
-        // Even of a text that is kept, nothing is read once the directory is gone.
-        let Node::File(place, file) = inode::node(&self.tree, ino)? else {
-            return Err(Error::IsDirectory);
-        };
-        if let Some(text) = self.handles.text(handle).filter(|_| offset > 0) {
-            return Ok(text);
-        }
-        let (text, nr_changes) = file.show_and_count(&self.tree, place)?;
-        let text = Arc::<str>::from(text);
-        self.handles.keep_text(handle, text.clone(), nr_changes);
-        Ok(text)
-    }
-
-    /// Whether there is something new in an events file. Of other files there always is, as for poll(2) of any plain file.
-    fn poll(&self, ino: INodeNo, handle: FileHandle, notifier: PollNotifier) -> Result<PollEvents> {
-        const PLAIN: PollEvents = PollEvents::POLLIN
-            .union(PollEvents::POLLRDNORM)
-            .union(PollEvents::POLLOUT)
-            .union(PollEvents::POLLWRNORM);
-        const CHANGED: PollEvents = PLAIN.union(PollEvents::POLLPRI).union(PollEvents::POLLERR);
-        let Ok(Node::File(place, file)) = inode::node(&self.tree, ino) else {
-            return Ok(CHANGED);
-        };
-        if !matches!(file.contents, Contents::Events(_)) {
-            return Ok(PLAIN);
-        }
-        // In this order: what changes after the count has somebody to wake.
-        let seen = self.handles.wait(handle, notifier);
-        let is_seen = file
-            .nr_changes(&self.tree, place)
-            .is_ok_and(|count| Some(count) == seen);
-        Ok(if is_seen { PLAIN } else { CHANGED })
-    }
-
-    fn write(&self, caller: Caller, ino: INodeNo, handle: FileHandle, data: &[u8]) -> Result<()> {
-        let Node::File(place, file) = inode::node(&self.tree, ino)? else {
-            return Err(Error::IsDirectory);
-        };
-        // Whoever opened the file is asking, as with cgroups: a descriptor handed to a more powerful program
-        // does not borrow its power.
-        let caller = self.handles.opener(handle).unwrap_or(caller);
-        file.store(&self.tree, place, caller, data).inspect_err(|error| {
-            tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
-        })
-    }
-
-    fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {
-        let Node::Dir(place) = inode::node(&self.tree, ino)? else {
-            return Err(Error::NotDirectory);
-        };
-        let entry = |node, name: &str| Entry {
-            ino: inode::number(node),
-            kind: match node {
-                Node::Dir(_) => FileType::Directory,
-                Node::File(..) => FileType::RegularFile,
-            },
-            name: name.into(),
-        };
-        let mut entries = vec![
-            entry(Node::Dir(place), "."),
-            entry(Node::Dir(place.parent()), ".."),
-        ];
-        entries
-            .extend(file::files_in(&self.tree, place)?.map(|file| entry(Node::File(place, file), file.name)));
-        let directories = self.tree.directories(place)?;
-        entries.extend(
-            directories
-                .iter()
-                .map(|(name, place)| entry(Node::Dir(*place), name)),
-        );
-        Ok(entries)
-    }
-}
-
 impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Each is an optimisation, and a kernel without it does without.
@@ -244,18 +108,20 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match guarded(|| self.lookup(parent, name)) {
+        match guarded(|| self.nodes.lookup(parent, name)) {
             Ok((node, ttl, attr)) => {
                 reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0));
                 // Had the directory gone between look-up and reply, nothing would tell the kernel a second time.
-                self.invalidator.recheck(&self.tree, parent, name, node);
+                if self.nodes.is_gone(node) {
+                    self.invalidator.forget(parent, name, node);
+                }
             }
             Err(errno) => reply.error(errno),
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match guarded(|| self.attributes(inode::node(&self.tree, ino)?)) {
+        match guarded(|| self.nodes.attributes(self.nodes.node(ino)?)) {
             Ok((ttl, attr)) => reply.attr(&ttl, &attr),
             Err(errno) => reply.error(errno),
         }
@@ -282,7 +148,7 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let result = guarded(|| {
-            let attributes = self.attributes(inode::node(&self.tree, ino)?)?;
+            let attributes = self.nodes.attributes(self.nodes.node(ino)?)?;
             if mode.is_some() || uid.is_some() || gid.is_some() {
                 return Err(Error::FixedShape);
             }
@@ -295,7 +161,7 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match guarded(|| self.open(caller(request), ino, flags)) {
+        match guarded(|| self.nodes.open(caller(request), ino, flags)) {
             // Contents change at any time, so no page is kept; nothing is ever committed by close(2).
             Ok(handle) => reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH),
             Err(errno) => reply.error(errno),
@@ -313,7 +179,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match guarded(|| self.read(ino, handle, offset)) {
+        match guarded(|| self.nodes.read(ino, handle, offset)) {
             Ok(text) => reply.data(slice(text.as_bytes(), offset, size)),
             Err(errno) => reply.error(errno),
         }
@@ -331,11 +197,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match guarded(|| self.write(caller(request), ino, handle, data)) {
-            // Not longer than a page, or it would have been refused.
-            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(0)),
-            Err(errno) => reply.error(errno),
-        }
+        self.stores.push(caller(request), ino, handle, data, reply);
     }
 
     fn poll(
@@ -348,7 +210,7 @@ impl Filesystem for Adapter {
         _: PollFlags,
         reply: ReplyPoll,
     ) {
-        match guarded(|| self.poll(ino, handle, notifier)) {
+        match guarded(|| self.nodes.poll(ino, handle, notifier)) {
             Ok(events) => reply.poll(events),
             Err(errno) => reply.error(errno),
         }
@@ -368,7 +230,7 @@ impl Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        self.handles.close_file(handle);
+        self.nodes.handles.close_file(handle);
         reply.ok();
     }
 
@@ -377,7 +239,7 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        match guarded(|| Ok(self.handles.open_dir(self.entries(ino)?))) {
+        match guarded(|| Ok(self.nodes.handles.open_dir(self.nodes.entries(ino)?))) {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(errno) => reply.error(errno),
         }
@@ -385,10 +247,10 @@ impl Filesystem for Adapter {
 
     /// Cookies are positions in the snapshot, so no entry comes twice and none is missed.
     fn readdir(&self, _: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let Ok(entries) = guarded(|| match self.handles.entries(handle, offset == 0) {
+        let Ok(entries) = guarded(|| match self.nodes.handles.entries(handle, offset == 0) {
             Some(entries) => Ok(entries),
             // Rewound: a new snapshot.
-            None => Ok(self.handles.keep_entries(handle, self.entries(ino)?)),
+            None => Ok(self.nodes.handles.keep_entries(handle, self.nodes.entries(ino)?)),
         }) else {
             return reply.error(Errno::ENODEV);
         };
@@ -402,7 +264,7 @@ impl Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        self.handles.close_dir(handle);
+        self.nodes.handles.close_dir(handle);
         reply.ok();
     }
 
@@ -411,7 +273,7 @@ impl Filesystem for Adapter {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        reply.statfs(0, 0, 0, 0, 0, PAGE as u32, 255, PAGE as u32);
+        reply.statfs(0, 0, 0, 0, 0, BLOCK, 255, BLOCK);
     }
 
     fn create(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {

@@ -25,7 +25,7 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::EVERY,
         contents: Page,
         io: Read(|view| Ok(value(view.sums().current()))),
-        doc: "Bytes of device memory charged now, with what the driver holds for contexts.",
+        doc: "Bytes of device memory charged now, with what the driver is known to hold for contexts.",
     },
     ControlFile {
         name: "memory.peak",
@@ -56,7 +56,7 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Page,
         io: Read(stat),
         doc: "Flat keys: bytes by kind of memory (ipc and host are shown, not charged; context is what the driver \
-              holds beyond the allocations), and counts of allocations, frees and failed allocations.",
+              was measured to hold beyond the allocations), and counts of allocations, frees and failed allocations.",
     },
 ];
 

@@ -14,7 +14,7 @@ use fuser::{INodeNo, Notifier};
 
 use super::inode;
 use crate::file::Node;
-use crate::tree::{Listener, Notice, Place, Tree};
+use crate::tree::{Listener, Notice, Place};
 
 /// A directory entry that the kernel is to forget.
 #[derive(Debug)]
@@ -36,28 +36,25 @@ impl Invalidator {
         let (sender, receiver) = channel();
         thread::Builder::new()
             .name("fuse-forget".to_owned())
-            .spawn(move || receiver.into_iter().for_each(|what| forget(&notifier, &what)))?;
+            .spawn(move || receiver.into_iter().for_each(|entry| forget(&notifier, &entry)))?;
         // Called once.
         let _ = self.queue.set(sender);
         Ok(())
     }
 
-    /// Has an entry forgotten that has gone while the kernel was being told of it.
-    pub(super) fn recheck(&self, tree: &Tree, parent: INodeNo, name: &OsStr, node: Node) {
-        let (Node::Dir(place) | Node::File(place, _)) = node;
-        if tree.level(place).is_err() {
-            self.push(Forget {
-                parent,
-                child: inode::number(node),
-                name: name.into(),
-            });
-        }
+    /// Has an entry forgotten that had gone by the time the kernel was told of it: nothing would tell it again.
+    pub(super) fn forget(&self, parent: INodeNo, name: &OsStr, node: Node) {
+        self.push(Forget {
+            parent,
+            child: inode::number(node),
+            name: name.into(),
+        });
     }
 
-    fn push(&self, what: Forget) {
+    fn push(&self, entry: Forget) {
         if let Some(queue) = self.queue.get() {
             // The thread ends with the daemon.
-            let _ = queue.send(what);
+            let _ = queue.send(entry);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use super::handles::Handles;
+use super::nodes::Nodes;
 use crate::tree::{Listener, Notice};
 
 /// The least time between two wake-ups of the same sleeper: what happens meanwhile it sees all at once. A process
@@ -21,14 +21,14 @@ pub(super) struct Waker(Sender<u64>);
 
 impl Waker {
     /// Starts the thread that wakes.
-    pub(super) fn start(handles: Arc<Handles>) -> io::Result<Self> {
+    pub(super) fn start(nodes: Arc<Nodes>) -> io::Result<Self> {
         let (sender, receiver) = channel();
         thread::Builder::new()
             .name("fuse-wake".to_owned())
             .spawn(move || {
                 while let Ok(first) = receiver.recv() {
                     let entities: BTreeSet<u64> = receiver.try_iter().chain([first]).collect();
-                    for notifier in entities.into_iter().flat_map(|entity| handles.wake(entity)) {
+                    for notifier in entities.into_iter().flat_map(|entity| nodes.handles.wake(entity)) {
                         if let Err(error) = notifier.notify() {
                             tracing::debug!(%error, "cannot wake a poller");
                         }

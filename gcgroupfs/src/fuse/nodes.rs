@@ -1,0 +1,184 @@
+//! What the adapter's callbacks do, each with a value or an error for an answer.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, PollEvents, PollNotifier};
+
+use super::handles::{Entry, Handles, OpenFile};
+use super::inode;
+use crate::error::{Error, Result};
+use crate::file::{self, Attributes, Contents, Node};
+use crate::tree::{Caller, Tree};
+
+/// How long the kernel may keep what it was told: until we say otherwise, which we do.
+pub(super) const LONG: Duration = Duration::from_secs(3600);
+
+/// Block size that is shown, bytes.
+pub(super) const BLOCK: u32 = 4096;
+
+/// The tree as inodes and open files.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    tree: Arc<Tree>,
+    pub(super) handles: Handles,
+    /// The time every node shows.
+    since: SystemTime,
+}
+
+impl Nodes {
+    pub(super) fn new(tree: Arc<Tree>) -> Self {
+        Self {
+            tree,
+            handles: Handles::default(),
+            since: SystemTime::now(),
+        }
+    }
+
+    pub(super) fn node(&self, ino: INodeNo) -> Result<Node> {
+        inode::node(&self.tree, ino)
+    }
+
+    /// Whether a node has gone.
+    pub(super) fn is_gone(&self, node: Node) -> bool {
+        let (Node::Dir(place) | Node::File(place, _)) = node;
+        self.tree.level(place).is_err()
+    }
+
+    pub(super) fn attributes(&self, node: Node) -> Result<(Duration, FileAttr)> {
+        let Attributes {
+            owner,
+            mode,
+            size,
+            constant,
+        } = file::attributes(&self.tree, node)?;
+        let (kind, nlink) = match node {
+            Node::Dir(_) => (FileType::Directory, 2),
+            Node::File(..) => (FileType::RegularFile, 1),
+        };
+        let attr = FileAttr {
+            ino: inode::number(node),
+            size,
+            blocks: size.div_ceil(512),
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            crtime: self.since,
+            kind,
+            perm: mode,
+            nlink,
+            uid: owner.uid,
+            gid: owner.gid,
+            rdev: 0,
+            blksize: BLOCK,
+            flags: 0,
+        };
+        Ok((if constant { LONG } else { Duration::ZERO }, attr))
+    }
+
+    pub(super) fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<(Node, Duration, FileAttr)> {
+        let Node::Dir(place) = self.node(parent).map_err(|_| Error::NotFound)? else {
+            return Err(Error::NotDirectory);
+        };
+        let node = file::lookup(&self.tree, place, name.to_str().ok_or(Error::NotFound)?)?;
+        let (ttl, attr) = self.attributes(node).map_err(|_| Error::NotFound)?;
+        Ok((node, ttl, attr))
+    }
+
+    pub(super) fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
+        let Node::File(place, file) = self.node(ino)? else {
+            return Err(Error::IsDirectory);
+        };
+        let wanted = match flags.acc_mode() {
+            OpenAccMode::O_RDONLY => 0o400,
+            OpenAccMode::O_WRONLY => 0o200,
+            OpenAccMode::O_RDWR => 0o600,
+        };
+        // The kernel has compared the mode with the caller, but lets root pass whatever it says.
+        if file.mode() & wanted != wanted {
+            return Err(Error::WrongAccess);
+        }
+        Ok(self.handles.open_file(OpenFile::new(caller, place)))
+    }
+
+    /// The text to read from: rendered at offset 0, as it was then after that.
+    pub(super) fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64) -> Result<Arc<str>> {
+        // Even of a text that is kept, nothing is read once the directory is gone.
+        let Node::File(place, file) = self.node(ino)? else {
+            return Err(Error::IsDirectory);
+        };
+        if let Some(text) = self.handles.text(handle).filter(|_| offset > 0) {
+            return Ok(text);
+        }
+        let (text, nr_changes) = file.show_and_count(&self.tree, place)?;
+        let text = Arc::<str>::from(text);
+        self.handles.keep_text(handle, text.clone(), nr_changes);
+        Ok(text)
+    }
+
+    /// Whether there is something new in an events file. In other files there always is, as in any plain file.
+    pub(super) fn poll(
+        &self,
+        ino: INodeNo,
+        handle: FileHandle,
+        notifier: PollNotifier,
+    ) -> Result<PollEvents> {
+        const PLAIN: PollEvents = PollEvents::POLLIN
+            .union(PollEvents::POLLRDNORM)
+            .union(PollEvents::POLLOUT)
+            .union(PollEvents::POLLWRNORM);
+        const CHANGED: PollEvents = PLAIN.union(PollEvents::POLLPRI).union(PollEvents::POLLERR);
+        let Ok(Node::File(place, file)) = self.node(ino) else {
+            return Ok(CHANGED);
+        };
+        if !matches!(file.contents, Contents::Events(_)) {
+            return Ok(PLAIN);
+        }
+        // In this order: what changes after the count has somebody to wake.
+        let seen = self.handles.wait(handle, notifier);
+        let is_seen = file
+            .nr_changes(&self.tree, place)
+            .is_ok_and(|count| Some(count) == seen);
+        Ok(if is_seen { PLAIN } else { CHANGED })
+    }
+
+    pub(super) fn write(&self, caller: Caller, ino: INodeNo, handle: FileHandle, data: &[u8]) -> Result<()> {
+        let Node::File(place, file) = self.node(ino)? else {
+            return Err(Error::IsDirectory);
+        };
+        // Whoever opened the file is asking, as with cgroups: a descriptor handed to a more powerful program
+        // does not borrow its power.
+        let caller = self.handles.opener(handle).unwrap_or(caller);
+        file.store(&self.tree, place, caller, data).inspect_err(|error| {
+            tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
+        })
+    }
+
+    pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {
+        let Node::Dir(place) = self.node(ino)? else {
+            return Err(Error::NotDirectory);
+        };
+        let entry = |node, name: &str| Entry {
+            ino: inode::number(node),
+            kind: match node {
+                Node::Dir(_) => FileType::Directory,
+                Node::File(..) => FileType::RegularFile,
+            },
+            name: name.into(),
+        };
+        let mut entries = vec![
+            entry(Node::Dir(place), "."),
+            entry(Node::Dir(place.parent()), ".."),
+        ];
+        entries
+            .extend(file::files_in(&self.tree, place)?.map(|file| entry(Node::File(place, file), file.name)));
+        let directories = self.tree.directories(place)?;
+        entries.extend(
+            directories
+                .iter()
+                .map(|(name, place)| entry(Node::Dir(*place), name)),
+        );
+        Ok(entries)
+    }
+}
