@@ -15,6 +15,8 @@ mod everywhere;
 #[cfg(test)]
 mod freeze;
 #[cfg(test)]
+mod interception;
+#[cfg(test)]
 mod kill;
 #[cfg(test)]
 mod lookups;

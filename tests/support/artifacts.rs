@@ -10,12 +10,13 @@ use std::time::SystemTime;
 use nix::fcntl::{Flock, FlockArg};
 
 /// What a change of must be followed by a build.
-const INPUTS: [&str; 7] = [
+const INPUTS: [&str; 8] = [
     "Cargo.toml",
     "Cargo.lock",
     "gcgroupfs",
     "hook",
     "scripts/build.sh",
+    "tests/data",
     "tests/load",
     "tests/simgpu",
 ];
