@@ -12,6 +12,8 @@ const NAMES: &str = "../data/cuda-names.tsv";
 
 fn main() -> io::Result<()> {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // Its threads outlive a dlclose(3), as the real driver does.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     // The table must hold our own functions, also where a preloaded library exports the same names.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     for input in [SYMBOLS, NAMES, "src"] {

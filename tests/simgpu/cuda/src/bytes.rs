@@ -172,7 +172,7 @@ fn advance(chunk: Chunk, by: usize) -> Option<Chunk> {
 impl Fill {
     /// Whether all of it is there.
     pub(crate) fn check(&self, space: &Space) -> CUresult {
-        if self.address % self.value_size != 0
+        if !self.address.is_multiple_of(self.value_size)
             || (self.height > 1 && self.pitch < self.width * self.value_size)
         {
             return Err(INVALID_VALUE);

@@ -168,20 +168,34 @@ macro_rules! driver {
         $crate::call::driver! { @one $(#[$doc])* $name false $args ($($null)?) $call, $body }
         $crate::call::driver! { $($rest)* }
     };
+    (@one $(#[$doc:meta])* $name:ident $per_thread:literal $args:tt () $call:pat_param, $body:block) => {
+        $crate::call::driver! { @whole $(#[$doc])* #[unsafe(no_mangle)] $name $name $per_thread $args $call, $body }
+    };
+    // In null mode the function must be no more than its look at the mode: all else is elsewhere.
     (
-        @one $(#[$doc:meta])* $name:ident $per_thread:literal ($($arg:ident: $ty:ty),* $(,)?) ($($null:block)?)
+        @one $(#[$doc:meta])* $name:ident $per_thread:literal ($($arg:ident: $ty:ty),* $(,)?) ($null:block)
         $call:pat_param, $body:block
     ) => {
         $(#[$doc])*
-        // SAFETY: as above.
+        // SAFETY: the driver's symbol of this name with the driver's signature; pointers are as `abi` says.
         #[unsafe(no_mangle)]
         pub(crate) extern "C" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
-            $(
-                if $crate::call::is_null_mode() {
-                    $null
-                    return Ok(());
-                }
-            )?
+            if $crate::call::is_null_mode() {
+                $null
+                return Ok(());
+            }
+            $crate::call::driver! {
+                @whole #[inline(never)] $name full $per_thread ($($arg: $ty),*) $call, $body
+            }
+            full($($arg),*)
+        }
+    };
+    (
+        @whole $(#[$attribute:meta])* $name:ident $symbol:ident $per_thread:literal ($($arg:ident: $ty:ty),* $(,)?)
+        $call:pat_param, $body:block
+    ) => {
+        $(#[$attribute])*
+        pub(crate) extern "C" fn $symbol($($arg: $ty),*) -> $crate::abi::CUresult {
             $crate::call::answer(stringify!($name), || {
                 let $call = $crate::call::Call { per_thread: $per_thread, process: $crate::process::get()? };
                 $body

@@ -15,8 +15,7 @@ use simgpu::{Engine, StreamKind};
 use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, CUstream, Out, Raw};
 use crate::call::{Call, driver};
 use crate::error::{
-    CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY,
-    PRIMARY_CONTEXT_ACTIVE, UNSUPPORTED_LIMIT,
+    CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, UNSUPPORTED_LIMIT,
 };
 use crate::process::Process;
 use crate::stream::Stream;
@@ -30,7 +29,7 @@ pub(crate) struct Context {
     pub(crate) index: usize,
     pub(crate) engine: &'static Engine,
     is_primary: bool,
-    flags: AtomicU32,
+    pub(crate) flags: AtomicU32,
     api_version: u32,
     is_alive: AtomicBool,
     /// A device-side fault, which every later call in the context answers with; 0 is none.
@@ -40,14 +39,6 @@ pub(crate) struct Context {
     per_thread: Mutex<HashMap<u64, Arc<Stream>>>,
     /// Contexts of other devices whose memory it may use.
     peers: Mutex<Vec<CUcontext>>,
-}
-
-/// A device's primary context.
-#[derive(Default)]
-pub(crate) struct Primary {
-    context: Option<Arc<Context>>,
-    retained: u32,
-    flags: u32,
 }
 
 // Neither has a destructor, so that both still work when other thread-locals are gone.
@@ -62,7 +53,7 @@ const LIMITS: [u64; 11] = [1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0, 0];
 const STREAM_NON_BLOCKING: u32 = 1;
 
 impl Context {
-    fn make(
+    pub(crate) fn make(
         process: &'static Process,
         device: CUdevice,
         flags: u32,
@@ -96,7 +87,7 @@ impl Context {
     }
 
     /// Ends the context and all it owns.
-    fn destroy(&self, process: &'static Process) {
+    pub(crate) fn destroy(&self, process: &'static Process) {
         if !self.is_alive.swap(false, Acquire) {
             return;
         }
@@ -247,54 +238,6 @@ fn destroy(call: Call, handle: CUcontext) -> CUresult {
     Ok(())
 }
 
-fn retain(call: Call, out: Out<CUcontext>, device: CUdevice) -> CUresult {
-    let mut primary = call.process.device(device)?.primary.lock();
-    if out.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let context = match &primary.context {
-        Some(context) => Arc::clone(context),
-        None => Context::make(call.process, device, primary.flags, true)?,
-    };
-    primary.retained += 1;
-    out.set_if(context.handle);
-    primary.context = Some(context);
-    Ok(())
-}
-
-fn release(call: Call, device: CUdevice) -> CUresult {
-    let mut primary = call.process.device(device)?.primary.lock();
-    if primary.retained == 0 {
-        return Err(INVALID_CONTEXT);
-    }
-    primary.retained -= 1;
-    if primary.retained == 0
-        && let Some(context) = primary.context.take()
-    {
-        context.destroy(call.process);
-    }
-    Ok(())
-}
-
-fn reset(call: Call, device: CUdevice) -> CUresult {
-    let mut primary = call.process.device(device)?.primary.lock();
-    if let Some(context) = primary.context.take() {
-        context.destroy(call.process);
-        // Who retained it may release it, and finds a fresh one behind the next retain.
-        primary.retained = 0;
-    }
-    Ok(())
-}
-
-fn set_flags(call: Call, device: CUdevice, flags: u32) -> CUresult {
-    let mut primary = call.process.device(device)?.primary.lock();
-    primary.flags = flags;
-    if let Some(context) = &primary.context {
-        context.flags.store(flags, Relaxed);
-    }
-    Ok(())
-}
-
 driver! {
     fn cuCtxCreate(context: Out<CUcontext>, flags: u32, device: CUdevice) |call| { create(call, context, flags, device) }
     fn cuCtxCreate_v2(context: Out<CUcontext>, flags: u32, device: CUdevice) |call| { create(call, context, flags, device) }
@@ -361,24 +304,6 @@ driver! {
     fn cuCtxGetSharedMemConfig(config: Out<u32>) |call| { call.context()?; config.set(1) }
     fn cuCtxSetSharedMemConfig(_config: u32) |call| { call.context().map(|_| ()) }
     fn cuCtxResetPersistingL2Cache() |call| { call.context().map(|_| ()) }
-
-    fn cuDevicePrimaryCtxRetain(context: Out<CUcontext>, device: CUdevice) |call| { retain(call, context, device) }
-    fn cuDevicePrimaryCtxRelease(device: CUdevice) |call| { release(call, device) }
-    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) |call| { release(call, device) }
-    fn cuDevicePrimaryCtxReset(device: CUdevice) |call| { reset(call, device) }
-    fn cuDevicePrimaryCtxReset_v2(device: CUdevice) |call| { reset(call, device) }
-    fn cuDevicePrimaryCtxSetFlags(device: CUdevice, flags: u32) |call| {
-        if call.process.device(device)?.primary.lock().context.is_some() {
-            return Err(PRIMARY_CONTEXT_ACTIVE);
-        }
-        set_flags(call, device, flags)
-    }
-    fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: u32) |call| { set_flags(call, device, flags) }
-    fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: Out<u32>, active: Out<i32>) |call| {
-        let primary = call.process.device(device)?.primary.lock();
-        flags.set(primary.flags)?;
-        active.set(i32::from(primary.context.is_some()))
-    }
 }
 
 fn pop(out: Out<CUcontext>) -> CUresult {

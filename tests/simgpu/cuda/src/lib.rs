@@ -26,6 +26,8 @@ mod null;
 mod occupancy;
 mod op;
 mod pool;
+mod pool_calls;
+mod primary;
 mod process;
 mod registry;
 mod stream;

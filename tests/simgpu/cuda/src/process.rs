@@ -13,7 +13,7 @@ use simgpu::{Device, Engine, Machine, Member};
 use crate::abi::{CUdevice, CUerror};
 use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
 use crate::registry::Registry;
-use crate::{array, context, event, graph, module, pool, stream, user_object, vmm};
+use crate::{array, context, event, graph, module, pool, primary, stream, user_object, vmm};
 
 /// Everything a process has of the driver.
 pub(crate) struct Process {
@@ -46,7 +46,7 @@ pub(crate) struct OneDevice {
     /// Its place on the machine.
     pub(crate) index: usize,
     pub(crate) engine: &'static Engine,
-    pub(crate) primary: Mutex<context::Primary>,
+    pub(crate) primary: Mutex<primary::Primary>,
     pub(crate) pools: Mutex<pool::OfDevice>,
     pub(crate) graph_memory: Mutex<pool::Gauge>,
 }

@@ -32,7 +32,7 @@ const WAIT_FLUSH: u32 = 1 << 30;
 
 impl Store {
     fn new(call: Call, address: u64, value: u64, size: u64) -> Result<Store, crate::abi::CUerror> {
-        let reachable = address % size == 0 && call.process.space.chunks(address, size).is_some();
+        let reachable = address.is_multiple_of(size) && call.process.space.chunks(address, size).is_some();
         reachable
             .then_some(Store { address, value, size })
             .ok_or(INVALID_VALUE)

@@ -8,6 +8,7 @@ use parking_lot::RwLock;
 
 use super::Arena;
 use super::arena::discard;
+use super::block::{Block, Chunk, Kind, Physical, PhysicalOwner, block};
 
 /// Addresses of device memory. They cannot be dereferenced: the bytes are `LINEAR` further up.
 const LINEAR: usize = 4 << 40;
@@ -19,91 +20,6 @@ const PHYSICAL: usize = 4 << 40;
 /// Alignment of what is allocated.
 const ALIGN: u64 = 512;
 
-/// What a block of memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Device memory from the linear allocator.
-    Linear,
-    /// Device memory from the pool of that handle.
-    Pool(usize),
-    /// Device memory of a graph.
-    Graph,
-    /// Memory that host and device both address.
-    Managed,
-    /// Page-locked host memory of the driver's.
-    Host,
-    /// Host memory of the program's, registered.
-    Registered,
-    /// Part of a reserved address range with the physical memory of that handle behind it.
-    Mapped(usize),
-}
-
-/// A block of memory at a device address.
-#[derive(Clone, Debug)]
-pub struct Block {
-    /// Its first address.
-    pub base: u64,
-    /// Its length in bytes, as asked for.
-    pub size: u64,
-    /// What it is.
-    pub kind: Kind,
-    /// The device it was made for.
-    pub device: usize,
-    /// The context it was made in.
-    pub context: u64,
-    /// A number no other block of this process ever has.
-    pub id: u64,
-    /// Flags it was made with.
-    pub flags: u32,
-    /// Bytes charged to the device for it, to be taken back when it goes.
-    pub charged: u64,
-    /// Where its bytes are.
-    bytes: u64,
-    /// The physical memory behind a mapped block, held by it.
-    pub physical: Option<Arc<Physical>>,
-    /// Whether it may be read and written.
-    pub accessible: bool,
-}
-
-/// A run of bytes of this process that stand for device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
-    /// Where they are.
-    pub bytes: *mut u8,
-    /// How many.
-    pub length: usize,
-}
-
-/// Physical memory without an address.
-#[derive(Debug)]
-pub struct Physical {
-    space: &'static Space,
-    bytes: u64,
-    size: u64,
-    /// Told when the last holder lets go.
-    released: Box<dyn PhysicalOwner>,
-}
-
-/// Takes a charge for physical memory back.
-pub trait PhysicalOwner: Send + Sync + std::fmt::Debug {
-    /// The memory is gone.
-    fn released(&self, size: u64);
-}
-
-impl Drop for Physical {
-    fn drop(&mut self) {
-        self.space.physical.give(self.bytes, self.size);
-        self.released.released(self.size);
-    }
-}
-
-impl Physical {
-    /// Its length in bytes.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-}
-
 /// The unified address space of a process.
 #[derive(Debug)]
 pub struct Space {
@@ -111,7 +27,7 @@ pub struct Space {
     linear: Arena,
     linear_bytes: u64,
     reserved: Arena,
-    physical: Arena,
+    pub(super) physical: Arena,
     blocks: RwLock<Blocks>,
 }
 
@@ -370,23 +286,6 @@ impl Blocks {
             at += block.size;
         }
         (at == end && size > 0).then_some(bases)
-    }
-}
-
-fn block(base: u64, size: u64, kind: Kind, device: usize, context: u64, bytes: u64) -> Block {
-    let (flags, charged, physical, accessible) = (0, 0, None, true);
-    Block {
-        base,
-        size,
-        kind,
-        device,
-        context,
-        id: 0,
-        flags,
-        charged,
-        bytes,
-        physical,
-        accessible,
     }
 }
 
