@@ -1,17 +1,20 @@
 //! Stream capture: streams that put what they are told into a graph instead of doing it.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::cell::Cell;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use simgpu::StreamKind;
 
 use crate::abi::{CUerror, CUgraph, CUgraphNode, CUresult, CUstream, In, Out};
 use crate::call::{Call, driver};
+use crate::context::{self, Context};
 use crate::error::{
-    ILLEGAL_STATE, INVALID_VALUE, STREAM_CAPTURE_INVALIDATED, STREAM_CAPTURE_ISOLATION, STREAM_CAPTURE_MERGE,
-    STREAM_CAPTURE_UNJOINED, STREAM_CAPTURE_UNMATCHED, STREAM_CAPTURE_UNSUPPORTED,
+    CAPTURED_EVENT, ILLEGAL_STATE, INVALID_VALUE, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED,
+    STREAM_CAPTURE_ISOLATION, STREAM_CAPTURE_MERGE, STREAM_CAPTURE_UNJOINED, STREAM_CAPTURE_UNMATCHED,
+    STREAM_CAPTURE_UNSUPPORTED, STREAM_CAPTURE_WRONG_THREAD,
 };
 use crate::event::Event;
 use crate::graph::{Graph, Task};
@@ -21,7 +24,7 @@ use crate::stream::Stream;
 /// What a capturing stream knows.
 pub(crate) struct Capture {
     fork: Fork,
-    /// Whether the capture began with this stream.
+    /// Whether the capture began with this stream, and so ends with it.
     is_origin: bool,
     /// What `cuStreamGetCaptureInfo` last gave out: it stays until the next operation.
     shown: Vec<CUgraphNode>,
@@ -30,14 +33,154 @@ pub(crate) struct Capture {
 /// A point in a capture: what is captured next depends on the nodes of `tail`.
 #[derive(Clone)]
 pub(crate) struct Fork {
+    sequence: Arc<Sequence>,
+    tail: Vec<CUgraphNode>,
+}
+
+/// A capture from its beginning to its end, whatever streams take part.
+struct Sequence {
     id: u64,
     graph: CUgraph,
-    tail: Vec<CUgraphNode>,
-    is_invalid: Arc<AtomicBool>,
+    mode: u32,
+    thread: u64,
+    is_invalid: AtomicBool,
+    is_over: AtomicBool,
+    streams: Mutex<Vec<Weak<Stream>>>,
 }
 
 const ACTIVE: u32 = 1;
 const INVALIDATED: u32 = 2;
+
+const GLOBAL: u32 = 0;
+const RELAXED: u32 = 2;
+
+/// The captures that have begun and not ended; while there are none, asking costs one load.
+static UNDER_WAY: Mutex<Vec<Arc<Sequence>>> = Mutex::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// What the calling thread thinks of calls that may harm a capture.
+    static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
+}
+
+impl Sequence {
+    fn begin(graph: CUgraph, mode: u32, stream: &Arc<Stream>) -> Arc<Sequence> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let sequence = Arc::new(Sequence {
+            id: NEXT.fetch_add(1, Relaxed),
+            graph,
+            mode,
+            thread: context::thread(),
+            is_invalid: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+            streams: Mutex::new(vec![Arc::downgrade(stream)]),
+        });
+        UNDER_WAY.lock().push(Arc::clone(&sequence));
+        COUNT.fetch_add(1, AcqRel);
+        sequence
+    }
+
+    fn end(&self) {
+        if self.is_over.swap(true, AcqRel) {
+            return;
+        }
+        COUNT.fetch_sub(1, AcqRel);
+        UNDER_WAY.lock().retain(|other| other.id != self.id);
+    }
+
+    fn invalidate(&self) {
+        self.is_invalid.store(true, Release);
+    }
+
+    fn is_invalid(&self) -> bool {
+        self.is_invalid.load(Acquire)
+    }
+
+    fn has(&self, wanted: impl Fn(&Stream) -> bool) -> bool {
+        self.streams
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .any(|stream| wanted(&stream))
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if self.is_origin {
+            self.fork.sequence.end();
+        }
+    }
+}
+
+/// The captures under way that `wanted` agrees to.
+fn find(wanted: impl Fn(&Sequence) -> bool) -> Vec<Arc<Sequence>> {
+    if COUNT.load(Relaxed) == 0 {
+        return Vec::new();
+    }
+    let all = UNDER_WAY.lock().clone();
+    all.into_iter().filter(|sequence| wanted(sequence)).collect()
+}
+
+/// Spoils captures and answers for it, if there are any.
+fn spoil(captures: &[Arc<Sequence>], error: CUerror) -> CUresult {
+    captures.iter().for_each(|sequence| sequence.invalidate());
+    if captures.is_empty() { Ok(()) } else { Err(error) }
+}
+
+/// The captures that the legacy stream must stay away from: those of blocking streams of its context.
+fn beside_legacy(stream: &Stream) -> Vec<Arc<Sequence>> {
+    if stream.kind != StreamKind::Legacy {
+        return Vec::new();
+    }
+    let is_blocking = |other: &Stream| other.kind == StreamKind::Blocking && other.context == stream.context;
+    find(|sequence| sequence.has(is_blocking))
+}
+
+/// Refuses a use of the legacy stream that would have to wait for a capture, and spoils the capture.
+pub(crate) fn check_legacy(stream: &Stream) -> CUresult {
+    spoil(&beside_legacy(stream), STREAM_CAPTURE_IMPLICIT)
+}
+
+/// Refuses to wait for a stream that captures, or to ask whether it is idle.
+pub(crate) fn check_wait(stream: &Stream) -> CUresult {
+    if is_capturing(stream) {
+        invalidate(stream);
+        return Err(STREAM_CAPTURE_UNSUPPORTED);
+    }
+    check_legacy(stream)
+}
+
+/// Refuses to wait for a context of which a stream captures.
+pub(crate) fn check_context(context: &Context) -> CUresult {
+    let captures = find(|sequence| sequence.has(|stream| stream.context == context.handle));
+    spoil(&captures, STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Refuses what may harm a capture, by the rules of `cuThreadExchangeStreamCaptureMode`.
+pub(crate) fn check_unsafe() -> CUresult {
+    if COUNT.load(Relaxed) == 0 {
+        return Ok(());
+    }
+    let (thread, mode) = (context::thread(), MODE.get());
+    let captures = find(|sequence| match mode {
+        RELAXED => false,
+        GLOBAL if sequence.mode == GLOBAL => true,
+        _ => sequence.thread == thread && sequence.mode != RELAXED,
+    });
+    spoil(&captures, STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Refuses a question about an event that stands for a point in a capture.
+pub(crate) fn check_event(event: &Event) -> CUresult {
+    match &*event.captured.lock() {
+        None => Ok(()),
+        Some(fork) => {
+            fork.sequence.invalidate();
+            Err(CAPTURED_EVENT)
+        }
+    }
+}
 
 pub(crate) fn is_capturing(stream: &Stream) -> bool {
     stream.capture.lock().is_some()
@@ -46,15 +189,18 @@ pub(crate) fn is_capturing(stream: &Stream) -> bool {
 /// Spoils a capture: its end will be an error.
 pub(crate) fn invalidate(stream: &Stream) {
     if let Some(capture) = &*stream.capture.lock() {
-        capture.fork.is_invalid.store(true, Relaxed);
+        capture.fork.sequence.invalidate();
     }
 }
 
 /// Captures an operation, if the stream is capturing.
 pub(crate) fn intercept(call: &Call, stream: &Stream, op: &Op) -> Option<CUresult> {
+    if let Err(error) = check_legacy(stream) {
+        return Some(Err(error));
+    }
     let mut capture = stream.capture.lock();
     let fork = &mut capture.as_mut()?.fork;
-    if fork.is_invalid.load(Relaxed) {
+    if fork.sequence.is_invalid() {
         return Some(Err(STREAM_CAPTURE_INVALIDATED));
     }
     Some(fork.add(call, op))
@@ -62,6 +208,9 @@ pub(crate) fn intercept(call: &Call, stream: &Stream, op: &Op) -> Option<CUresul
 
 /// Captures the operations of a graph, if the stream is capturing.
 pub(crate) fn intercept_graph(call: Call, stream: &Stream, ops: &[Op]) -> Option<CUresult> {
+    if let Err(error) = check_legacy(stream) {
+        return Some(Err(error));
+    }
     if !is_capturing(stream) {
         return None;
     }
@@ -74,30 +223,43 @@ pub(crate) fn intercept_graph(call: Call, stream: &Stream, ops: &[Op]) -> Option
 impl Fork {
     /// Adds a node behind the tail, and makes it the tail.
     fn add(&mut self, call: &Call, op: &Op) -> CUresult {
-        let node = call
-            .graph(self.graph)?
-            .add(call.process, Task::Op(op.clone()), self.tail.clone())?;
+        let graph = call.graph(self.sequence.graph)?;
+        let node = graph.add(call.process, Task::Op(op.clone()), self.tail.clone())?;
         self.tail = vec![node];
         Ok(())
     }
 }
 
-/// Marks the point in a capture that a recorded event stands for. Whether the stream is capturing.
-pub(crate) fn record(stream: &Stream, event: &Event) -> bool {
+/// Has a recorded event stand for a point in a capture, if the stream is capturing.
+pub(crate) fn record(stream: &Stream, event: &Event) -> Option<CUresult> {
     let capture = stream.capture.lock();
-    let Some(capture) = &*capture else { return false };
-    *event.captured.lock() = Some(capture.fork.clone());
-    true
+    let fork = &capture.as_ref()?.fork;
+    if fork.sequence.is_invalid() {
+        return Some(Err(STREAM_CAPTURE_INVALIDATED));
+    }
+    *event.captured.lock() = Some(fork.clone());
+    Some(Ok(()))
 }
 
 /// Has a stream that waits for an event join the event's capture, if either is part of one.
-pub(crate) fn wait(stream: &Stream, event: &Event) -> Option<CUresult> {
+pub(crate) fn wait(stream: &Arc<Stream>, event: &Event) -> Option<CUresult> {
     let fork = event.captured.lock().clone();
     let mut capture = stream.capture.lock();
     match (fork, &mut *capture) {
         (None, None) => None,
-        (None, Some(_)) => Some(Err(STREAM_CAPTURE_ISOLATION)),
+        // An event never recorded is nothing to wait for.
+        (None, Some(_)) if event.last() == 0 => Some(Ok(())),
+        (None, Some(capture)) => {
+            capture.fork.sequence.invalidate();
+            Some(Err(STREAM_CAPTURE_ISOLATION))
+        }
+        (Some(fork), _) if fork.sequence.is_over.load(Acquire) => Some(Err(CAPTURED_EVENT)),
+        (Some(fork), None) if stream.kind == StreamKind::Legacy => {
+            fork.sequence.invalidate();
+            Some(Err(STREAM_CAPTURE_IMPLICIT))
+        }
         (Some(fork), none @ None) => {
+            fork.sequence.streams.lock().push(Arc::downgrade(stream));
             *none = Some(Capture {
                 fork,
                 is_origin: false,
@@ -105,7 +267,11 @@ pub(crate) fn wait(stream: &Stream, event: &Event) -> Option<CUresult> {
             });
             Some(Ok(()))
         }
-        (Some(fork), Some(capture)) if fork.id != capture.fork.id => Some(Err(STREAM_CAPTURE_MERGE)),
+        (Some(fork), Some(capture)) if fork.sequence.id != capture.fork.sequence.id => {
+            fork.sequence.invalidate();
+            capture.fork.sequence.invalidate();
+            Some(Err(STREAM_CAPTURE_MERGE))
+        }
         (Some(fork), Some(capture)) => {
             for node in fork.tail {
                 if !capture.fork.tail.contains(&node) {
@@ -117,9 +283,17 @@ pub(crate) fn wait(stream: &Stream, event: &Event) -> Option<CUresult> {
     }
 }
 
-fn begin(call: Call, stream: CUstream, graph: Option<CUgraph>, tail: Vec<CUgraphNode>) -> CUresult {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
+fn begin(
+    call: Call,
+    stream: CUstream,
+    graph: Option<CUgraph>,
+    tail: Vec<CUgraphNode>,
+    mode: u32,
+) -> CUresult {
     let stream = call.stream(stream)?;
+    if mode > RELAXED {
+        return Err(INVALID_VALUE);
+    }
     if stream.kind == StreamKind::Legacy {
         return Err(STREAM_CAPTURE_UNSUPPORTED);
     }
@@ -128,17 +302,16 @@ fn begin(call: Call, stream: CUstream, graph: Option<CUgraph>, tail: Vec<CUgraph
         return Err(ILLEGAL_STATE);
     }
     let graph = match graph {
-        Some(graph) => call.graph(graph)?.handle(),
-        None => Graph::make(call.process).handle(),
+        Some(graph) => call.graph(graph)?,
+        None => Graph::make(call.process),
     };
-    let fork = Fork {
-        id: NEXT.fetch_add(1, Relaxed),
-        graph,
-        tail,
-        is_invalid: Arc::default(),
-    };
+    let known = graph.handles();
+    if !tail.iter().all(|node| known.contains(node)) {
+        return Err(INVALID_VALUE);
+    }
+    let sequence = Sequence::begin(graph.handle(), mode, &stream);
     *capture = Some(Capture {
-        fork,
+        fork: Fork { sequence, tail },
         is_origin: true,
         shown: Vec::new(),
     });
@@ -147,28 +320,32 @@ fn begin(call: Call, stream: CUstream, graph: Option<CUgraph>, tail: Vec<CUgraph
 
 fn end(call: Call, stream: CUstream, out: Out<CUgraph>) -> CUresult {
     let stream = call.stream(stream)?;
-    let Some(capture) = stream.capture.lock().take() else {
-        return Err(ILLEGAL_STATE);
+    let mut ours = stream.capture.lock();
+    let sequence = match &*ours {
+        None => return Err(ILLEGAL_STATE),
+        Some(capture) if !capture.is_origin => return Err(STREAM_CAPTURE_UNMATCHED),
+        Some(capture) => Arc::clone(&capture.fork.sequence),
     };
-    if !capture.is_origin {
-        *stream.capture.lock() = Some(capture);
-        return Err(STREAM_CAPTURE_UNMATCHED);
+    if sequence.mode != RELAXED && sequence.thread != context::thread() {
+        return Err(STREAM_CAPTURE_WRONG_THREAD);
     }
-    let graph = call.graph(capture.fork.graph)?;
-    let reached = graph.ancestors(&capture.fork.tail);
+    let tail = ours.take().map(|capture| capture.fork.tail.clone());
+    drop(ours);
+    let graph = call.graph(sequence.graph)?;
+    let reached = graph.ancestors(&tail.unwrap_or_default());
     let mut is_joined = true;
-    for (_, other) in call.process.streams.all() {
+    let streams = std::mem::take(&mut *sequence.streams.lock());
+    for other in streams.iter().filter_map(Weak::upgrade) {
         let mut theirs = other.capture.lock();
-        if theirs
-            .as_ref()
-            .is_some_and(|theirs| theirs.fork.id == capture.fork.id)
+        let is_part = |theirs: &Capture| theirs.fork.sequence.id == sequence.id;
+        if theirs.as_ref().is_some_and(is_part)
             && let Some(theirs) = theirs.take()
         {
             is_joined &= theirs.fork.tail.iter().all(|node| reached.contains(node));
         }
     }
     let failure = match () {
-        () if capture.fork.is_invalid.load(Relaxed) => Some(STREAM_CAPTURE_INVALIDATED),
+        () if sequence.is_invalid() => Some(STREAM_CAPTURE_INVALIDATED),
         () if !is_joined => Some(STREAM_CAPTURE_UNJOINED),
         () => None,
     };
@@ -177,15 +354,19 @@ fn end(call: Call, stream: CUstream, out: Out<CUgraph>) -> CUresult {
         graph.destroy(call.process);
         return Err(error);
     }
-    out.set(capture.fork.graph)
+    out.set(sequence.graph)
 }
 
-fn status(stream: &Stream) -> u32 {
-    match &*stream.capture.lock() {
-        None => 0,
-        Some(capture) if capture.fork.is_invalid.load(Relaxed) => INVALIDATED,
-        Some(_) => ACTIVE,
+/// What a stream has to do with captures. Asking spoils none.
+fn status(stream: &Stream) -> Result<u32, CUerror> {
+    if !beside_legacy(stream).is_empty() {
+        return Err(STREAM_CAPTURE_IMPLICIT);
     }
+    Ok(match &*stream.capture.lock() {
+        None => 0,
+        Some(capture) if capture.fork.sequence.is_invalid() => INVALIDATED,
+        Some(_) => ACTIVE,
+    })
 }
 
 struct Info {
@@ -198,11 +379,11 @@ struct Info {
 
 fn info(call: Call, stream: CUstream, out: &Info) -> CUresult {
     let stream = call.stream(stream)?;
-    out.status.set(status(&stream))?;
+    out.status.set(status(&stream)?)?;
     if let Some(capture) = &mut *stream.capture.lock() {
         capture.shown.clone_from(&capture.fork.tail);
-        out.id.set_if(capture.fork.id);
-        out.graph.set_if(capture.fork.graph);
+        out.id.set_if(capture.fork.sequence.id);
+        out.graph.set_if(capture.fork.sequence.graph);
         out.dependencies.set_if(capture.shown.as_ptr());
         out.count.set_if(capture.shown.len());
     }
@@ -227,32 +408,28 @@ fn nowhere<T>() -> Out<T> {
     crate::abi::Raw(std::ptr::null_mut()).as_out()
 }
 
-/// Exchanges the calling thread's capture mode. It is kept but changes nothing: no call is refused for
-/// a capture that another thread has begun.
-fn exchange_mode(mode: Out<u32>) -> Result<(), CUerror> {
-    thread_local! {
-        static MODE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-    }
+/// Exchanges the calling thread's capture mode.
+fn exchange_mode(mode: Out<u32>) -> CUresult {
     let wanted = mode.get()?;
-    if wanted > 2 {
+    if wanted > RELAXED {
         return Err(INVALID_VALUE);
     }
     mode.set(MODE.replace(wanted))
 }
 
 driver! {
-    fn cuStreamBeginCapture(stream: CUstream) twin cuStreamBeginCapture_ptsz |call| { begin(call, stream, None, Vec::new()) }
-    fn cuStreamBeginCapture_v2(stream: CUstream, _mode: u32) twin cuStreamBeginCapture_v2_ptsz |call| {
-        begin(call, stream, None, Vec::new())
+    fn cuStreamBeginCapture(stream: CUstream) twin cuStreamBeginCapture_ptsz |call| { begin(call, stream, None, Vec::new(), GLOBAL) }
+    fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) twin cuStreamBeginCapture_v2_ptsz |call| {
+        begin(call, stream, None, Vec::new(), mode)
     }
     fn cuStreamBeginCaptureToGraph(
-        stream: CUstream, graph: CUgraph, dependencies: In<CUgraphNode>, _edges: usize, count: usize, _mode: u32,
+        stream: CUstream, graph: CUgraph, dependencies: In<CUgraphNode>, _edges: usize, count: usize, mode: u32,
     ) twin cuStreamBeginCaptureToGraph_ptsz |call| {
-        begin(call, stream, Some(graph), dependencies.list(count)?)
+        begin(call, stream, Some(graph), dependencies.list(count)?, mode)
     }
     fn cuStreamEndCapture(stream: CUstream, graph: Out<CUgraph>) twin cuStreamEndCapture_ptsz |call| { end(call, stream, graph) }
     fn cuStreamIsCapturing(stream: CUstream, out: Out<u32>) twin cuStreamIsCapturing_ptsz null { out.set_if(0); } |call| {
-        out.set(status(&*call.stream(stream)?))
+        out.set(status(&*call.stream(stream)?)?)
     }
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) |_| { exchange_mode(mode) }
     fn cuStreamGetCaptureInfo(stream: CUstream, status: Out<u32>, id: Out<u64>) twin cuStreamGetCaptureInfo_ptsz |call| {

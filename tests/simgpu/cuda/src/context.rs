@@ -315,6 +315,7 @@ fn pop(out: Out<CUcontext>) -> CUresult {
 }
 
 fn synchronize(call: Call, context: &Context) -> CUresult {
+    crate::capture::check_context(context)?;
     context.engine.wait_domain(context.domain());
     crate::pool::settle(call.process);
     context.check_fault()

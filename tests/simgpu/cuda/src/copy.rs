@@ -10,16 +10,14 @@ use crate::abi::{
 use crate::bytes::{self, Copy, Fill, Place, Side};
 use crate::call::{Call, driver};
 use crate::capture;
-use crate::error::{INVALID_HANDLE, INVALID_VALUE, STREAM_CAPTURE_IMPLICIT};
+use crate::error::{INVALID_HANDLE, INVALID_VALUE};
 use crate::op::Op;
 use crate::stream::Stream;
 
 /// Does a copy in the order of the default stream and returns when it is done.
 fn copy_now(call: Call, copy: &Copy) -> CUresult {
     let stream = call.stream(0)?;
-    if capture::is_capturing(&stream) {
-        return Err(STREAM_CAPTURE_IMPLICIT);
-    }
+    capture::check_wait(&stream)?;
     copy.check(call.process.space)?;
     if stream.engine.is_idle(stream.id) {
         return copy.run(call.process.space);
@@ -35,6 +33,7 @@ fn copy_later(call: Call, mut copy: Copy, stream: CUstream) -> CUresult {
     if capture::is_capturing(&stream) {
         return call.enqueue(&stream, Op::Copy(copy));
     }
+    capture::check_legacy(&stream)?;
     if is_pageable(call, &copy.src) {
         if stream.engine.is_idle(stream.id) {
             return copy.run(call.process.space);

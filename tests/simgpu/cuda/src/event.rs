@@ -105,8 +105,8 @@ impl Call {
 fn record(call: Call, event: CUevent, stream: CUstream) -> CUresult {
     let event = call.event(event)?;
     let stream = call.stream(stream)?;
-    if capture::record(&stream, &event) {
-        return Ok(());
+    if let Some(result) = capture::record(&stream, &event) {
+        return result;
     }
     *event.captured.lock() = None;
     call.enqueue(&stream, Op::Record(event))
@@ -137,11 +137,15 @@ driver! {
         record(call, event, stream)
     }
     fn cuEventQuery(event: CUevent) null {} |call| {
+        capture::check_unsafe()?;
         let event = call.event(event)?;
+        capture::check_event(&event)?;
         if event.is_complete(event.last()) { Ok(()) } else { Err(NOT_READY) }
     }
     fn cuEventSynchronize(event: CUevent) null {} |call| {
-        call.event(event)?.wait();
+        let event = call.event(event)?;
+        capture::check_event(&event)?;
+        event.wait();
         pool::settle(call.process);
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::error::{
     OUT_OF_MEMORY,
 };
 use crate::process::Process;
-use crate::{graph_memory, null, pool};
+use crate::{capture, graph_memory, null, pool};
 
 /// Rows of pitched memory begin at multiples of this.
 const PITCH: usize = 512;
@@ -30,6 +30,7 @@ pub(crate) fn charge(process: &Process, device: usize, bytes: u64) -> Result<(),
 
 /// Makes a block of device memory.
 pub(crate) fn allocate(call: Call, context: &Context, bytes: usize) -> Result<CUdeviceptr, CUerror> {
+    capture::check_unsafe()?;
     let bytes = u64::try_from(bytes)
         .ok()
         .filter(|&bytes| bytes > 0)
@@ -83,6 +84,7 @@ fn free(call: Call, address: CUdeviceptr) -> CUresult {
     if address == 0 {
         return Ok(());
     }
+    capture::check_unsafe()?;
     let block = call
         .process
         .space
@@ -107,6 +109,7 @@ fn free(call: Call, address: CUdeviceptr) -> CUresult {
 
 fn allocate_host(call: Call, out: Out<u64>, bytes: usize, flags: u32) -> CUresult {
     let context = call.context()?;
+    capture::check_unsafe()?;
     let bytes = u64::try_from(bytes)
         .ok()
         .filter(|&bytes| bytes > 0 && !out.is_null())
@@ -162,6 +165,7 @@ fn pitched(
 
 fn managed(call: Call, address: Out<CUdeviceptr>, bytes: usize, flags: u32) -> CUresult {
     let context = call.context()?;
+    capture::check_unsafe()?;
     let bytes = u64::try_from(bytes)
         .ok()
         .filter(|&bytes| bytes > 0 && !address.is_null())
@@ -255,6 +259,7 @@ driver! {
         allocate_host(call, out, bytes, flags)
     }
     fn cuMemFreeHost(address: u64) |call| {
+        capture::check_unsafe()?;
         free_block(call.process, address, |block| block.kind == Kind::Host).then_some(()).ok_or(INVALID_VALUE)
     }
     fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: u32) |call| { register(call, address, bytes, flags) }

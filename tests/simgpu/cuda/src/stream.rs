@@ -70,10 +70,7 @@ fn create(call: Call, out: Out<CUstream>, flags: u32, priority: i32) -> CUresult
 
 fn synchronize(call: Call, stream: CUstream) -> CUresult {
     let stream = call.stream(stream)?;
-    if capture::is_capturing(&stream) {
-        capture::invalidate(&stream);
-        return Err(STREAM_CAPTURE_UNSUPPORTED);
-    }
+    capture::check_wait(&stream)?;
     stream.engine.wait(stream.id);
     pool::settle(call.process);
     call.context_of(stream.context)?.check_fault()
@@ -81,10 +78,7 @@ fn synchronize(call: Call, stream: CUstream) -> CUresult {
 
 fn query(call: Call, stream: CUstream) -> CUresult {
     let stream = call.stream(stream)?;
-    if capture::is_capturing(&stream) {
-        capture::invalidate(&stream);
-        return Err(STREAM_CAPTURE_UNSUPPORTED);
-    }
+    capture::check_wait(&stream)?;
     call.context_of(stream.context)?.check_fault()?;
     if stream.engine.is_idle(stream.id) {
         Ok(())
