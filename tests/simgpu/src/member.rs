@@ -24,11 +24,6 @@ impl Member {
         })
     }
 
-    #[cfg(test)]
-    pub(crate) fn in_slot(machine: &'static Machine, slot: usize) -> Member {
-        Member { machine, slot }
-    }
-
     /// The machine.
     pub fn machine(&self) -> &'static Machine {
         self.machine
@@ -112,5 +107,19 @@ impl Member {
     /// The bell of another process on a device.
     pub(crate) fn bell_of(&self, slot: usize, device: usize) -> &'static AtomicU32 {
         &self.machine.layout().slot[slot].device[device].bell
+    }
+}
+
+#[cfg(test)]
+impl Member {
+    /// Two places on a fresh machine. In one process they are not told apart by their locks, which only
+    /// charging looks at.
+    pub(crate) fn two() -> [&'static Member; 2] {
+        let thread = std::thread::current().id();
+        let dir = std::env::temp_dir().join(format!("simgpu-test-{}-{thread:?}", std::process::id()));
+        let machine: &'static Machine =
+            Box::leak(Box::new(Machine::attach(&dir, crate::Config::default()).unwrap()));
+        std::fs::remove_dir_all(dir).unwrap();
+        [0, 1].map(|slot| &*Box::leak(Box::new(Member { machine, slot })))
     }
 }

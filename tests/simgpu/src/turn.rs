@@ -181,21 +181,10 @@ const _: () = assert!(MAX_PROCESSES < (1 << OWNER_BITS) - 1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, Machine};
 
-    /// Two places on one machine. In one process they are not told apart by their locks, which the
-    /// turn does not look at.
     fn two() -> (Turn, Turn) {
-        let dir = std::env::temp_dir().join(format!(
-            "simgpu-turn-{}-{:?}",
-            std::process::id(),
-            std::thread::current().id()
-        ));
-        let machine = Box::leak(Box::new(Machine::attach(&dir, Config::default()).unwrap()));
-        let turn = |slot| Turn::new(Box::leak(Box::new(Member::in_slot(machine, slot))), 0);
-        let both = (turn(0), turn(1));
-        std::fs::remove_dir_all(dir).unwrap();
-        both
+        let [a, b] = Member::two();
+        (Turn::new(a, 0), Turn::new(b, 0))
     }
 
     const SLICE: u64 = 2_000_000;

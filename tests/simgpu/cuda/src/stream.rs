@@ -101,6 +101,13 @@ fn host(call: Call, stream: CUstream, function: Option<extern "C" fn(Raw)>, argu
     call.enqueue(&stream, Op::Host(function.ok_or(INVALID_VALUE)?, argument))
 }
 
+/// In null mode, where all earlier work of any stream is done.
+fn at_once(function: Option<extern "C" fn(Raw)>, argument: Raw) {
+    if let Some(function) = function {
+        function(argument);
+    }
+}
+
 fn get_context(call: Call, stream: CUstream, context: Out<CUcontext>) -> CUresult {
     context.set(call.stream(stream)?.context)
 }
@@ -157,12 +164,12 @@ driver! {
     fn cuStreamSetAttribute(stream: CUstream, _attribute: u32, _value: Raw) twin cuStreamSetAttribute_ptsz |call| {
         call.stream(stream).map(|_| ())
     }
-    fn cuLaunchHostFunc(stream: CUstream, function: Option<extern "C" fn(Raw)>, argument: Raw) twin cuLaunchHostFunc_ptsz null {} |call| {
+    fn cuLaunchHostFunc(stream: CUstream, function: Option<extern "C" fn(Raw)>, argument: Raw) twin cuLaunchHostFunc_ptsz null { at_once(function, argument); } |call| {
         host(call, stream, function, argument)
     }
     fn cuLaunchHostFunc_v2(
         stream: CUstream, function: Option<extern "C" fn(Raw)>, argument: Raw, _sync_mode: u32,
-    ) twin cuLaunchHostFunc_v2_ptsz null {} |call| {
+    ) twin cuLaunchHostFunc_v2_ptsz null { at_once(function, argument); } |call| {
         host(call, stream, function, argument)
     }
 }

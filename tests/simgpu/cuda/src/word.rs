@@ -7,6 +7,7 @@ use crate::bytes;
 use crate::call::{Call, driver};
 use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
 use crate::op::Op;
+use crate::process;
 
 /// A word to be written.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +100,13 @@ fn write(call: Call, stream: CUstream, address: CUdeviceptr, value: u64, size: u
     call.enqueue(&stream, Op::Store(Store::new(call, address, value, size)?))
 }
 
+/// In null mode, where all earlier work of any stream is done.
+fn write_at_once(address: CUdeviceptr, value: u64, size: u64) {
+    if let Ok(process) = process::get() {
+        let _ = Store { address, value, size }.run(process.space);
+    }
+}
+
 fn wait(call: Call, stream: CUstream, address: CUdeviceptr, value: u64, size: u64, flags: u32) -> CUresult {
     let stream = call.stream(stream)?;
     call.enqueue(
@@ -144,16 +152,16 @@ fn batch(call: Call, stream: CUstream, count: u32, list: Raw) -> CUresult {
 }
 
 driver! {
-    fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) twin cuStreamWriteValue32_ptsz null {} |call| {
+    fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) twin cuStreamWriteValue32_ptsz null { write_at_once(address, u64::from(value), 4); } |call| {
         write(call, stream, address, u64::from(value), 4)
     }
-    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) twin cuStreamWriteValue32_v2_ptsz null {} |call| {
+    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) twin cuStreamWriteValue32_v2_ptsz null { write_at_once(address, u64::from(value), 4); } |call| {
         write(call, stream, address, u64::from(value), 4)
     }
-    fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) twin cuStreamWriteValue64_ptsz null {} |call| {
+    fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) twin cuStreamWriteValue64_ptsz null { write_at_once(address, value, 8); } |call| {
         write(call, stream, address, value, 8)
     }
-    fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) twin cuStreamWriteValue64_v2_ptsz null {} |call| {
+    fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) twin cuStreamWriteValue64_v2_ptsz null { write_at_once(address, value, 8); } |call| {
         write(call, stream, address, value, 8)
     }
     fn cuStreamWaitValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) twin cuStreamWaitValue32_ptsz null {} |call| {
