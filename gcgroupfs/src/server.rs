@@ -8,6 +8,7 @@ mod bells;
 mod closer;
 mod connection;
 mod listener;
+mod rate;
 mod registry;
 mod scribe;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use tracing::{debug, warn};
 use self::bells::Bells;
 use self::closer::Closer;
 use self::connection::Connection;
+use self::rate::Rate;
 use self::registry::Registry;
 use self::scribe::Scribe;
 use crate::journal::{Journal, Key};
@@ -38,7 +40,10 @@ use crate::tree::{Settings, Tree};
 pub use self::listener::{Listener, new_socket};
 
 /// Connections of one user that are not (or not yet) those of a registered process.
-const MAX_VISITORS_PER_UID: usize = 256;
+const MAX_VISITORS_PER_UID: usize = 1024;
+
+/// Lines a second that clients can have us log by what they do wrong.
+const MAX_COMPLAINTS: u32 = 5;
 
 /// How often what depends on time is looked at, while there is any.
 const TICK: Duration = Duration::from_millis(100);
@@ -97,6 +102,7 @@ pub struct Server {
     last_number: u64,
     /// Nobody is accepted before: there is no room.
     full_until: Option<Instant>,
+    complaints: Rate,
     next_tend: Option<Instant>,
 }
 
@@ -136,6 +142,7 @@ impl Server {
             timed: HashSet::new(),
             last_number: 0,
             full_until: None,
+            complaints: Rate::new(MAX_COMPLAINTS),
             next_tend: None,
         })
     }
@@ -225,7 +232,9 @@ impl Server {
         match sys::accept(&self.listener) {
             Ok(socket) => self.welcome(socket),
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
-                warn!("no room for another connection: clients wait");
+                if self.complaints.allows(Instant::now()) {
+                    warn!("no room for another connection: clients wait");
+                }
                 self.pause();
             }
             // Nobody there any more, or gone before being accepted.

@@ -223,11 +223,13 @@ impl Server {
         Ok(())
     }
 
-    fn refuse(&self, number: u64, errno: Errno) {
+    fn refuse(&mut self, number: u64, errno: Errno) {
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
-        info!("a process of user {} was refused: {errno}", connection.uid);
+        if self.complaints.allows(Instant::now()) {
+            info!("a process of user {} was refused: {errno}", connection.uid);
+        }
         let status = (errno as i32).unsigned_abs();
         let welcome = Welcome {
             abi: gcgroup_abi::VERSION,

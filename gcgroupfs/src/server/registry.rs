@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use gcgroup_abi::message::Hello;
 use nix::errno::Errno;
@@ -17,6 +17,7 @@ use tracing::{debug, info};
 
 use super::Token;
 use super::bells::{Bells, Mapped};
+use super::rate::Rate;
 use crate::block;
 use crate::journal::Key;
 use crate::process::{self, Peer};
@@ -25,6 +26,9 @@ use crate::tree::{Identity, ProcessId, Settings, Tree};
 
 /// Registered processes of one user. The other users' share is theirs.
 const MAX_PER_UID: usize = 4096;
+
+/// Registrations of one process in a second. An honest one needs one for each program it executes.
+const MAX_PER_SECOND: u32 = 16;
 
 #[derive(Debug)]
 pub struct Registry {
@@ -46,6 +50,7 @@ struct Known {
     uid: u32,
     pidfd: OwnedFd,
     registration: Option<Registration>,
+    rate: Rate,
 }
 
 #[derive(Debug)]
@@ -92,7 +97,7 @@ impl Registry {
     /// Gives a process its directory, in place of the one it may have.
     ///
     /// # Errors
-    /// `EDQUOT` if its user has too many; out of memory or descriptors.
+    /// `EDQUOT` if its user has too many, `EAGAIN` if it comes too often; out of memory or descriptors.
     pub fn register(
         &mut self,
         number: u64,
@@ -108,9 +113,16 @@ impl Registry {
         if !self.numbers.contains_key(&key) && self.nr_of(peer.uid) >= MAX_PER_UID {
             return Err(Errno::EDQUOT);
         }
+        let process = self.know(number, key, peer.uid, peer.pidfd)?;
+        if self
+            .processes
+            .get_mut(&process)
+            .is_some_and(|known| !known.rate.allows(Instant::now()))
+        {
+            return Err(Errno::EAGAIN);
+        }
         let (control, file) = block::new_control()?;
         control.grace_msec.store(self.grace_msec, Relaxed);
-        let process = self.know(number, key, peer.uid, peer.pidfd)?;
         let settings = self
             .settings(process, key)
             .unwrap_or_else(|| Settings::wished(hello));
@@ -240,6 +252,7 @@ impl Registry {
                 uid,
                 pidfd,
                 registration: None,
+                rate: Rate::new(MAX_PER_SECOND),
             },
         );
         Ok(number)

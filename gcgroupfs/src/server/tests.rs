@@ -518,6 +518,21 @@ fn a_hook_that_never_reads_and_rings_without_end_holds_up_nobody() {
 }
 
 #[test]
+fn a_process_that_registers_without_end_is_refused_and_keeps_its_directory() {
+    let world = World::new();
+    let refused = (0..1000).find_map(|_| {
+        let (socket, usage) = (world.connect(), good_usage_file());
+        transmit(&socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
+        welcome(&socket)
+            .0
+            .map(|welcome| welcome.status)
+            .filter(|status| *status != 0)
+    });
+    assert_eq!(refused, Some(libc::EAGAIN.unsigned_abs()));
+    assert_eq!(world.pids(), [me()]);
+}
+
+#[test]
 fn requests_follow_the_rules_of_the_mount() {
     let world = World::new();
     let _hook = world.register();
