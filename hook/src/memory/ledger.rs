@@ -69,13 +69,17 @@ pub(crate) struct Ledger {
     shards: Box<[Shard]>,
 }
 
-/// Spreads addresses, whose low bits are all alike, over all bits: a multiplication folded onto itself.
+/// Spreads addresses over the table, but keeps neighbours together: a program with very many blocks has small ones, which
+/// the driver cuts one after the other, and a place near the last is likely in the cache.
 fn hash(key: u64) -> u64 {
-    let product = u128::from(key ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
+    let product = u128::from((key >> 16) ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
     #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
-    {
-        (product >> 64) as u64 ^ product as u64
-    }
+    let region = (product >> 64) as u64 ^ product as u64;
+    // A region of 64 KiB takes 128 places: the least that a driver gives out is 512 bytes.
+    let place = region.wrapping_add(key >> 9 & 0x7f);
+    // The highest seven bits tell entries in one place apart.
+    let tag = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
+    place & (u64::MAX >> 7) | tag << 57
 }
 
 impl Ledger {
@@ -86,7 +90,7 @@ impl Ledger {
     }
 
     fn shard(&self, hash: u64) -> Option<&Mutex<HashTable<(u64, Entry)>>> {
-        // The table itself uses the lowest and the highest bits.
+        // The table itself uses the lowest and the highest bits; neighbours share these.
         let number = usize::try_from(hash >> 32 & 0xffff).unwrap_or(0) % self.shards.len();
         self.shards.get(number).map(|shard| &shard.0)
     }
@@ -191,6 +195,17 @@ mod tests {
         for shard in &ledger.shards {
             let live = shard.0.lock().len();
             assert!((700..1300).contains(&live), "{live} of 64000 in one of 64 shards");
+        }
+    }
+
+    #[test]
+    fn neighbours_are_kept_together() {
+        let hashes: Vec<u64> = (0..128)
+            .map(|number| hash(0x7f12_3456_0000 + number * 512))
+            .collect();
+        for pair in hashes.windows(2) {
+            assert_eq!((pair[1] & 0xffff).wrapping_sub(pair[0] & 0xffff) & 0xffff, 1);
+            assert_ne!(pair[0] >> 57, pair[1] >> 57);
         }
     }
 
