@@ -50,6 +50,13 @@ impl Array {
         pitch(&self.descriptor).unwrap_or(0) as u64
     }
 
+    /// Whether a box of bytes, rows and layers that begins at a place in bytes, rows and layers is all in it.
+    pub(crate) fn contains(&self, at: [usize; 3], extent: [usize; 3]) -> bool {
+        let row = element(&self.descriptor).unwrap_or(0) * self.descriptor.width;
+        let size = [row, self.descriptor.height.max(1), self.descriptor.depth.max(1)];
+        (0..3).all(|i| at[i].checked_add(extent[i]).is_some_and(|end| end <= size[i]))
+    }
+
     /// Bytes from one layer to the next.
     pub(crate) fn layer(&self) -> u64 {
         self.pitch() * self.descriptor.height.max(1) as u64

@@ -90,6 +90,7 @@ impl Call {
 
     /// The copy that a structure of three dimensions describes.
     pub(crate) fn copy_3d(&self, c: &CUDA_MEMCPY3D) -> Result<Copy, CUerror> {
+        let extent = [c.width_in_bytes, c.height, c.depth];
         let dst = self.side(
             c.dst_memory_type,
             c.dst_host,
@@ -98,6 +99,7 @@ impl Call {
             c.dst_pitch,
             c.dst_height,
             [c.dst_x_in_bytes, c.dst_y, c.dst_z],
+            extent,
         )?;
         let src = self.side(
             c.src_memory_type,
@@ -107,6 +109,7 @@ impl Call {
             c.src_pitch,
             c.src_height,
             [c.src_x_in_bytes, c.src_y, c.src_z],
+            extent,
         )?;
         let size = |n: usize| n as u64;
         Ok(Copy {
@@ -131,6 +134,7 @@ impl Call {
         pitch: usize,
         height: usize,
         [x, y, z]: [usize; 3],
+        extent: [usize; 3],
     ) -> Result<Side, CUerror> {
         const HOST: u32 = 1;
         const DEVICE: u32 = 2;
@@ -141,6 +145,9 @@ impl Call {
             DEVICE | UNIFIED => (device, pitch as u64, (pitch * height.max(1)) as u64),
             ARRAY => {
                 let array = self.process.arrays.get(array, INVALID_HANDLE)?;
+                if !array.contains([x, y, z], extent) {
+                    return Err(INVALID_VALUE);
+                }
                 (array.base()?, array.pitch(), array.layer())
             }
             _ => return Err(INVALID_VALUE),

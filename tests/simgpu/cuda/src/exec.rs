@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 
 use crate::abi::{CUerror, CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream, Out};
 use crate::call::{Call, driver};
-use crate::capture;
 use crate::error::{GRAPH_EXEC_UPDATE_FAILURE, INVALID_VALUE};
 use crate::graph::{Graph, Task};
 use crate::op::Op;
 use crate::user_object::UserObject;
+use crate::{capture, graph_memory};
 
 /// An executable graph: what it does, in an order that keeps every dependency.
 pub(crate) struct Exec {
@@ -179,16 +179,13 @@ fn instantiate_with(
 
 fn launch(call: Call, exec: CUgraphExec, stream: CUstream) -> CUresult {
     let stream = call.stream(stream)?;
-    let ops = call.exec(exec)?.ops();
+    let exec = call.exec(exec)?;
+    let ops = exec.ops();
     if let Some(result) = capture::intercept_graph(call, &stream, &ops) {
         return result;
     }
     let context = call.context_of(stream.context)?;
-    for op in &ops {
-        if let Op::GraphAllocate(memory) = op {
-            memory.back()?;
-        }
-    }
+    graph_memory::prepare(&ops, exec.flags)?;
     let work: Vec<_> = ops.iter().map(|op| op.work(call.process, &context)).collect();
     stream.engine.submit(stream.id, work);
     Ok(())

@@ -1,31 +1,59 @@
-//! Memory that graphs allocate: captured allocations.
+//! Memory that graphs allocate and free: by captured calls, or by nodes for it.
+//!
+//! An allocation has its address from the start and room on the device from a launch until it is freed.
+//! A device keeps the room it has ever needed at one time until it is trimmed; graphs share it.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use simgpu::memory::{Block, Kind};
+use simgpu::memory::Kind;
 
-use crate::abi::{CUdevice, CUerror, CUresult, Out, Raw};
+use crate::abi::{
+    CUdevice, CUdeviceptr, CUerror, CUgraph, CUgraphNode, CUmemLocation, CUmemPoolProps, CUresult, In, Out,
+    Raw,
+};
 use crate::call::{Call, driver};
 use crate::context::Context;
-use crate::error::{INVALID_VALUE, OUT_OF_MEMORY};
+use crate::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::graph::Task;
 use crate::memory;
+use crate::op::Op;
 use crate::pool::Gauge;
-use crate::process::Process;
+use crate::process::{OneDevice, Process};
 
-/// Memory of a graph: it has an address from the start, and takes room on the device from the first
-/// launch until the graph and all made from it are gone.
+/// An allocation of a graph, held by the nodes that make it and, while it is in use, by its device.
 pub(crate) struct Memory {
     process: &'static Process,
-    index: usize,
+    device: &'static OneDevice,
     address: u64,
+    bytes: u64,
     size: u64,
-    /// The block's number, by which it is known not to have been freed by the program.
-    id: u64,
-    is_backed: AtomicBool,
+}
+
+/// What graphs have of a device's memory.
+#[derive(Default)]
+pub(crate) struct OfDevice {
+    reserved: Gauge,
+    used: Gauge,
+    in_use: BTreeMap<u64, InUse>,
+}
+
+/// An allocation that a launch has made.
+struct InUse {
+    memory: Arc<Memory>,
+    /// A stream has been told to free it.
+    is_freeing: bool,
 }
 
 const UNIT: u64 = 2 << 20;
+
+/// The flag of an executable graph that may be launched although its memory was not freed.
+const AUTO_FREE_ON_LAUNCH: u64 = 1;
+
+fn of_index(process: &'static Process, index: usize) -> Result<&'static OneDevice, CUerror> {
+    let mut devices = process.devices.iter();
+    devices.find(|device| device.index == index).ok_or(INVALID_DEVICE)
+}
 
 impl Memory {
     /// Takes addresses for `bytes` bytes.
@@ -35,19 +63,18 @@ impl Memory {
         index: usize,
         bytes: u64,
     ) -> Result<Memory, CUerror> {
+        let device = of_index(process, index)?;
         let size = bytes.checked_next_multiple_of(UNIT).ok_or(OUT_OF_MEMORY)?;
         let address = process.space.take_linear(size).ok_or(OUT_OF_MEMORY)?;
         process
             .space
             .make_within(address, bytes, Kind::Graph, index, context.domain());
-        let id = process.space.find(address).map_or(0, |block| block.id);
         Ok(Memory {
             process,
-            index,
+            device,
             address,
+            bytes,
             size,
-            id,
-            is_backed: AtomicBool::new(false),
         })
     }
 
@@ -55,29 +82,42 @@ impl Memory {
         self.address
     }
 
-    /// Takes room on the device, if it has none yet.
-    pub(crate) fn back(&self) -> CUresult {
-        if self.is_backed.load(Acquire) {
-            return Ok(());
+    /// Takes room on the device, if it has none. Whether it had none.
+    pub(crate) fn begin(self: &Arc<Self>) -> Result<bool, CUerror> {
+        let mut state = self.device.graph_memory.lock();
+        if state.in_use.contains_key(&self.address) {
+            return Ok(false);
         }
-        memory::charge(self.process, self.index, self.size)?;
-        if self.is_backed.swap(true, AcqRel) {
-            self.process.member.uncharge(self.index, self.size);
-        } else {
-            self.count(|gauge, size| gauge.add(size));
+        let wanted = state.used.current + self.size;
+        let missing = wanted.saturating_sub(state.reserved.current);
+        if missing > 0 {
+            memory::charge(self.process, self.device.index, missing)?;
+            state.reserved.add(missing);
         }
-        Ok(())
+        state.used.add(self.size);
+        let memory = Arc::clone(self);
+        let is_freeing = false;
+        state.in_use.insert(self.address, InUse { memory, is_freeing });
+        Ok(true)
     }
 
-    fn count(&self, change: impl FnOnce(&mut Gauge, u64)) {
-        if let Some(device) = self
-            .process
-            .devices
-            .iter()
-            .find(|device| device.index == self.index)
-        {
-            change(&mut device.graph_memory.lock(), self.size);
+    /// Whether it was made and nobody has asked to free it.
+    fn is_unfreed(&self) -> bool {
+        let state = self.device.graph_memory.lock();
+        state
+            .in_use
+            .get(&self.address)
+            .is_some_and(|block| !block.is_freeing)
+    }
+
+    fn end(&self) -> bool {
+        let mut state = self.device.graph_memory.lock();
+        let gone = state.in_use.remove(&self.address);
+        if gone.is_some() {
+            state.used.current -= self.size;
         }
+        drop(state);
+        gone.is_some()
     }
 }
 
@@ -85,20 +125,142 @@ impl Drop for Memory {
     fn drop(&mut self) {
         self.process
             .space
-            .remove(self.address, |block| block.id == self.id);
+            .remove(self.address, |block| block.kind == Kind::Graph);
         self.process.space.give_linear(self.address, self.size);
-        if *self.is_backed.get_mut() {
-            self.process.member.uncharge(self.index, self.size);
-            self.count(|gauge, size| gauge.current -= size);
-        }
     }
 }
 
-/// Ends a block of a graph for the program; the room stays the graph's.
-pub(crate) fn free(process: &'static Process, address: u64) {
-    process
+/// Makes what a launch of these operations allocates: all of it, or none.
+pub(crate) fn prepare(ops: &[Op], flags: u64) -> CUresult {
+    let is_freed = |address| {
+        ops.iter()
+            .any(|op| matches!(op, Op::GraphFree(at) if *at == address))
+    };
+    let made = || {
+        ops.iter().filter_map(|op| match op {
+            Op::GraphAllocate(memory) => Some(memory),
+            _ => None,
+        })
+    };
+    let may_stay = flags & AUTO_FREE_ON_LAUNCH != 0;
+    if !may_stay && made().any(|memory| memory.is_unfreed() && !is_freed(memory.address)) {
+        return Err(INVALID_VALUE);
+    }
+    let mut begun = Vec::new();
+    for memory in made() {
+        match memory.begin() {
+            Ok(true) => begun.push(memory),
+            Ok(false) => (),
+            Err(error) => {
+                for memory in begun {
+                    memory.end();
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn in_use(process: &'static Process, address: u64) -> Option<Arc<Memory>> {
+    let block = process
         .space
-        .remove(address, |block: &Block| block.kind == Kind::Graph);
+        .find(address)
+        .filter(|block| block.kind == Kind::Graph)?;
+    let state = of_index(process, block.device).ok()?.graph_memory.lock();
+    state.in_use.get(&address).map(|block| Arc::clone(&block.memory))
+}
+
+/// Ends an allocation. Whether there was one.
+pub(crate) fn free(process: &'static Process, address: u64) -> bool {
+    in_use(process, address).is_some_and(|memory| memory.end())
+}
+
+/// Notes that a stream is to end an allocation.
+pub(crate) fn begin_freeing(process: &'static Process, address: u64) -> CUresult {
+    let memory = in_use(process, address).ok_or(INVALID_VALUE)?;
+    let mut state = memory.device.graph_memory.lock();
+    let block = state.in_use.get_mut(&address).filter(|block| !block.is_freeing);
+    block.ok_or(INVALID_VALUE)?.is_freeing = true;
+    Ok(())
+}
+
+/// The operation, for a graph, of freeing what a graph allocates.
+pub(crate) fn free_op(call: Call, address: CUdeviceptr) -> Result<Op, CUerror> {
+    let block = call.process.space.find(address);
+    let is_ours = block.is_some_and(|block| block.base == address && block.kind == Kind::Graph);
+    is_ours.then_some(Op::GraphFree(address)).ok_or(INVALID_VALUE)
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`, all versions.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct AllocateParams {
+    pool: CUmemPoolProps,
+    access: Raw,
+    access_count: usize,
+    bytes: usize,
+    /// The driver's answer.
+    address: CUdeviceptr,
+}
+
+const _: () = assert!(size_of::<AllocateParams>() == 120);
+
+const ALLOCATION_PINNED: u32 = 1;
+const LOCATION_DEVICE: u32 = 1;
+
+/// Adds a node that allocates, and stores the address in its parameters.
+pub(crate) fn add_allocation(
+    call: Call,
+    out: Out<CUgraphNode>,
+    graph: CUgraph,
+    after: Vec<CUgraphNode>,
+    params: Out<AllocateParams>,
+) -> CUresult {
+    let context = call.context()?;
+    let wish = params.get()?;
+    if wish.bytes == 0 || wish.pool.alloc_type != ALLOCATION_PINNED || out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    if wish.pool.location.kind != LOCATION_DEVICE || wish.pool.handle_types != 0 {
+        return Err(NOT_SUPPORTED);
+    }
+    let index = call.process.device(wish.pool.location.id)?.index;
+    let graph = call.graph(graph)?;
+    let memory = Memory::reserve(call.process, &context, index, wish.bytes as u64)?;
+    let address = memory.address;
+    let task = Task::Op(Op::GraphAllocate(Arc::new(memory)));
+    out.set_if(graph.add(call.process, task, after)?);
+    params.set(AllocateParams { address, ..wish })
+}
+
+fn allocation(call: Call, node: CUgraphNode, params: Out<AllocateParams>) -> CUresult {
+    let node = call.node(node)?;
+    let task = node.task.lock();
+    let Task::Op(Op::GraphAllocate(memory)) = &*task else {
+        return Err(INVALID_VALUE);
+    };
+    let id = call.process.ordinal(memory.device.index).ok_or(INVALID_DEVICE)?;
+    let location = CUmemLocation {
+        kind: LOCATION_DEVICE,
+        id,
+    };
+    let pool = CUmemPoolProps {
+        alloc_type: ALLOCATION_PINNED,
+        handle_types: 0,
+        location,
+        win32_security_attributes: 0,
+        max_size: 0,
+        usage: 0,
+        reserved: [0; 54],
+    };
+    params.set(AllocateParams {
+        pool,
+        access: Raw(std::ptr::null_mut()),
+        access_count: 0,
+        bytes: usize::try_from(memory.bytes).unwrap_or(usize::MAX),
+        address: memory.address,
+    })
 }
 
 const USED: u32 = 0;
@@ -107,25 +269,52 @@ const RESERVED: u32 = 2;
 const RESERVED_HIGH: u32 = 3;
 
 fn attribute(call: Call, device: CUdevice, attribute: u32, value: Out<u64>) -> CUresult {
-    let gauge = *call.process.device(device)?.graph_memory.lock();
+    let state = call.process.device(device)?.graph_memory.lock();
     match attribute {
-        USED | RESERVED => value.set(gauge.current),
-        USED_HIGH | RESERVED_HIGH => value.set(gauge.high),
+        USED => value.set(state.used.current),
+        USED_HIGH => value.set(state.used.high),
+        RESERVED => value.set(state.reserved.current),
+        RESERVED_HIGH => value.set(state.reserved.high),
         _ => Err(INVALID_VALUE),
     }
 }
 
+fn reset(call: Call, device: CUdevice, attribute: u32, value: In<u64>) -> CUresult {
+    let mut state = call.process.device(device)?.graph_memory.lock();
+    match attribute {
+        USED_HIGH | RESERVED_HIGH if value.get()? != 0 => Err(INVALID_VALUE),
+        USED_HIGH => {
+            state.used.high = state.used.current;
+            Ok(())
+        }
+        RESERVED_HIGH => {
+            state.reserved.high = state.reserved.current;
+            Ok(())
+        }
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+/// Gives back what no allocation is in.
+fn trim(call: Call, device: CUdevice) -> CUresult {
+    let device = call.process.device(device)?;
+    let mut state = device.graph_memory.lock();
+    let unused = state.reserved.current - state.used.current;
+    state.reserved.current -= unused;
+    call.process.member.uncharge(device.index, unused);
+    Ok(())
+}
+
 driver! {
+    fn cuGraphAddMemAllocNode(
+        out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize, params: Out<AllocateParams>,
+    ) |call| {
+        add_allocation(call, out, graph, after.list(count)?, params)
+    }
+    fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, params: Out<AllocateParams>) |call| { allocation(call, node, params) }
     fn cuDeviceGetGraphMemAttribute(device: CUdevice, attr: u32, value: Out<u64>) |call| {
         attribute(call, device, attr, value)
     }
-    fn cuDeviceSetGraphMemAttribute(device: CUdevice, attr: u32, _value: Raw) |call| {
-        let mut gauge = call.process.device(device)?.graph_memory.lock();
-        if !matches!(attr, USED_HIGH | RESERVED_HIGH) {
-            return Err(INVALID_VALUE);
-        }
-        gauge.high = gauge.current;
-        Ok(())
-    }
-    fn cuDeviceGraphMemTrim(device: CUdevice) |call| { call.process.device(device).map(|_| ()) }
+    fn cuDeviceSetGraphMemAttribute(device: CUdevice, attr: u32, value: In<u64>) |call| { reset(call, device, attr, value) }
+    fn cuDeviceGraphMemTrim(device: CUdevice) |call| { trim(call, device) }
 }

@@ -101,7 +101,11 @@ fn free(call: Call, address: CUdeviceptr) -> CUresult {
     }
     match block.kind {
         Kind::Pool(_) => pool::free_now(call.process, address),
-        Kind::Graph => graph_memory::free(call.process, address),
+        Kind::Graph => {
+            return graph_memory::free(call.process, address)
+                .then_some(())
+                .ok_or(INVALID_VALUE);
+        }
         _ => drop(free_block(call.process, address, |found| found.id == block.id)),
     }
     Ok(())

@@ -8,6 +8,7 @@ use crate::bytes::Fill;
 use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED};
 use crate::graph::Task;
+use crate::graph_memory;
 use crate::kernel::{self, Shape};
 use crate::op::Op;
 
@@ -58,6 +59,7 @@ const GRAPH: u32 = 4;
 const EMPTY: u32 = 5;
 const WAIT_EVENT: u32 = 6;
 const EVENT_RECORD: u32 = 7;
+const MEM_ALLOC: u32 = 10;
 const MEM_FREE: u32 = 11;
 
 fn kernel_op(call: Call, p: KernelParams, kernel: CUkernel) -> Result<Op, CUerror> {
@@ -151,7 +153,10 @@ fn add_any(
         EMPTY => Op::Nothing,
         WAIT_EVENT => Op::Wait(call.event(params.as_in().get()?)?),
         EVENT_RECORD => Op::Record(call.event(params.as_in().get()?)?),
-        MEM_FREE => Op::GraphFree(params.as_in().get()?),
+        MEM_ALLOC => {
+            return graph_memory::add_allocation(call, out, graph, after.list(count)?, params.as_out());
+        }
+        MEM_FREE => graph_memory::free_op(call, params.as_in().get()?)?,
         GRAPH => return add_graph(call, out, graph, after, count, params.as_in().get()?),
         _ => return Err(NOT_SUPPORTED),
     };
@@ -203,12 +208,17 @@ driver! {
     fn cuGraphAddMemFreeNode(
         out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize, address: CUdeviceptr,
     ) |call| {
-        add(call, out, graph, after, count, Op::GraphFree(address))
+        add(call, out, graph, after, count, graph_memory::free_op(call, address)?)
     }
     fn cuGraphAddNode(out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize, params: Raw) |call| {
         add_any(call, out, graph, after, count, params)
     }
     fn cuGraphAddNode_v2(
+        out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, _edges: Raw, count: usize, params: Raw,
+    ) |call| {
+        add_any(call, out, graph, after, count, params)
+    }
+    fn cuGraphAddNode_v3(
         out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, _edges: Raw, count: usize, params: Raw,
     ) |call| {
         add_any(call, out, graph, after, count, params)

@@ -10,7 +10,7 @@ use crate::call::Call;
 use crate::context::Context;
 use crate::error::INVALID_CONTEXT;
 use crate::event::Event;
-use crate::graph_memory::Memory;
+use crate::graph_memory::{self, Memory};
 use crate::kernel::Launch;
 use crate::process::Process;
 use crate::stream::Stream;
@@ -92,7 +92,14 @@ impl Op {
             Op::Free(number, address) => {
                 Work::Do(Box::new(move |_| pool::free_in_order(process, number, address)))
             }
-            Op::GraphAllocate(_) | Op::GraphFree(_) | Op::Nothing => Work::Do(Box::new(|_| ())),
+            Op::GraphAllocate(memory) => {
+                let run = or_fault(Box::new(move || memory.begin().map(|_| ())));
+                Work::Do(Box::new(move |_| run()))
+            }
+            Op::GraphFree(address) => Work::Do(Box::new(move |_| {
+                graph_memory::free(process, address);
+            })),
+            Op::Nothing => Work::Do(Box::new(|_| ())),
         }
     }
 }

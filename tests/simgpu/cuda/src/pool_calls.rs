@@ -111,7 +111,7 @@ fn free(call: Call, address: CUdeviceptr, stream: CUstream) -> CUresult {
         .filter(|block| block.base == address)
         .ok_or(INVALID_VALUE)?;
     if capture::is_capturing(&stream) {
-        return call.enqueue(&stream, Op::GraphFree(address));
+        return call.enqueue(&stream, graph_memory::free_op(call, address)?);
     }
     let number = match block.kind {
         Kind::Pool(handle) => call
@@ -121,8 +121,8 @@ fn free(call: Call, address: CUdeviceptr, stream: CUstream) -> CUresult {
             .begin_freeing(stream.id, address, block.size)?,
         Kind::Linear => 0,
         Kind::Graph => {
-            graph_memory::free(call.process, address);
-            return Ok(());
+            graph_memory::begin_freeing(call.process, address)?;
+            return call.enqueue(&stream, Op::GraphFree(address));
         }
         Kind::Managed | Kind::Host | Kind::Registered | Kind::Mapped(_) => return Err(INVALID_VALUE),
     };

@@ -13,7 +13,7 @@ use simgpu::{Device, Engine, Machine, Member};
 use crate::abi::{CUdevice, CUerror};
 use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
 use crate::registry::Registry;
-use crate::{array, context, event, graph, module, pool, primary, stream, user_object, vmm};
+use crate::{array, context, event, graph, graph_memory, module, pool, primary, stream, user_object, vmm};
 
 /// Everything a process has of the driver.
 pub(crate) struct Process {
@@ -48,7 +48,7 @@ pub(crate) struct OneDevice {
     pub(crate) engine: &'static Engine,
     pub(crate) primary: Mutex<primary::Primary>,
     pub(crate) pools: Mutex<pool::OfDevice>,
-    pub(crate) graph_memory: Mutex<pool::Gauge>,
+    pub(crate) graph_memory: Mutex<graph_memory::OfDevice>,
 }
 
 static PROCESS: OnceLock<Result<Process, CUerror>> = OnceLock::new();
