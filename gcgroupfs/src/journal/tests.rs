@@ -1,0 +1,152 @@
+//! Files cut, damaged, shared and rewritten.
+
+use super::*;
+
+const A: Key = Key {
+    pid: 1,
+    start_time: 10,
+};
+const B: Key = Key {
+    pid: 2,
+    start_time: 20,
+};
+
+fn reopen(directory: &Path) -> BTreeMap<Key, u32> {
+    Journal::open(directory, |_| true).unwrap().1
+}
+
+fn append(journal: &Journal, key: Key, settings: u32) {
+    journal.append(journal.number(), key, &settings);
+}
+
+#[test]
+fn the_last_settings_of_each_process_come_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, found) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    assert!(found.is_empty());
+    append(&journal, A, 1);
+    append(&journal, B, 2);
+    append(&journal, A, 3);
+    drop(journal);
+    assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 3), (B, 2)]));
+    assert_eq!(
+        reopen(directory.path()),
+        BTreeMap::from([(A, 3), (B, 2)]),
+        "compacted"
+    );
+}
+
+#[test]
+fn the_number_decides_and_not_the_order_on_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (first, second) = (journal.number(), journal.number());
+    journal.append(second, A, &2);
+    journal.append(first, A, &1);
+    drop(journal);
+    let (journal, found) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    assert_eq!(found, BTreeMap::from([(A, 2)]));
+    append(&journal, A, 3);
+    drop(journal);
+    assert_eq!(
+        reopen(directory.path()),
+        BTreeMap::from([(A, 3)]),
+        "numbers go on after a restart"
+    );
+}
+
+#[test]
+fn the_dead_are_dropped() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    append(&journal, A, 1);
+    append(&journal, B, 2);
+    drop(journal);
+    let (_, found) = Journal::open::<u32>(directory.path(), |key| key == B).unwrap();
+    assert_eq!(found, BTreeMap::from([(B, 2)]));
+    assert_eq!(reopen(directory.path()), BTreeMap::from([(B, 2)]));
+}
+
+#[test]
+fn a_file_cut_anywhere_keeps_the_lines_before_the_cut() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    append(&journal, A, 1);
+    append(&journal, A, 2);
+    let whole = fs::read(&journal.path).unwrap();
+    let path = journal.path.clone();
+    drop(journal);
+    let ends: Vec<usize> = (1..=whole.len()).filter(|end| whole[end - 1] == b'\n').collect();
+    for cut in ends[0]..=whole.len() {
+        fs::write(&path, &whole[..cut]).unwrap();
+        // A line is whole with its last brace, newline or not.
+        let lines = ends[1..].iter().filter(|end| cut + 1 >= **end).count();
+        let found = reopen(directory.path());
+        assert_eq!(
+            found.get(&A).copied(),
+            [None, Some(1), Some(2)][lines],
+            "cut at {cut}"
+        );
+        assert!(!path.with_extension("corrupt").exists(), "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_damaged_file_is_set_aside_and_what_can_be_read_of_it_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    append(&journal, A, 1);
+    (&**journal.file.read()).write_all(b"\0\0\0\n").unwrap();
+    append(&journal, B, 2);
+    let path = journal.path.clone();
+    drop(journal);
+    assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 1), (B, 2)]));
+    assert!(path.with_extension("corrupt").exists());
+
+    fs::write(&path, b"something else altogether\n").unwrap();
+    assert_eq!(reopen(directory.path()), BTreeMap::new());
+    assert_eq!(
+        fs::read(path.with_extension("corrupt")).unwrap(),
+        b"something else altogether\n"
+    );
+}
+
+#[test]
+fn settings_of_another_boot_are_not_restored() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    append(&journal, A, 1);
+    let path = journal.path.clone();
+    drop(journal);
+    let text = fs::read_to_string(&path).unwrap().replace(&boot_id(), "another");
+    fs::write(&path, text).unwrap();
+    assert_eq!(reopen(directory.path()), BTreeMap::new());
+}
+
+#[test]
+fn what_is_appended_during_a_compaction_is_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    append(&journal, A, 1);
+    append(&journal, A, 2);
+    let before = fs::metadata(&journal.path).unwrap().len();
+    // Liveness is asked for between the reading and the replacing.
+    journal
+        .compact(|_| {
+            append(&journal, B, 3);
+            true
+        })
+        .unwrap();
+    append(&journal, B, 4);
+    assert!(fs::metadata(&journal.path).unwrap().len() < before + 2 * 60);
+    drop(journal);
+    assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 2), (B, 4)]));
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let error = Journal::open::<u32>(directory.path(), |_| true).unwrap_err();
+    assert!(error.to_string().contains("in use"), "{error}");
+}

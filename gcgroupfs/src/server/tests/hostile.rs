@@ -1,0 +1,209 @@
+//! What nobody should send, and what must not come of it.
+
+use super::*;
+
+#[test]
+fn blocks_that_are_not_what_they_should_be_are_refused_with_a_reason() {
+    let world = World::new();
+    let (pipe, _end) = nix::unistd::pipe().unwrap();
+    let small = usage_file(
+        4096,
+        nix::fcntl::SealFlag::all() - nix::fcntl::SealFlag::F_SEAL_FUTURE_WRITE,
+    );
+    let zero: OwnedFd = File::open("/dev/zero").unwrap().into();
+    let (one, other) = (good_usage_file(), good_usage_file());
+    let cases: [(&str, Vec<RawFd>); 5] = [
+        ("none", vec![]),
+        ("a pipe", vec![pipe.as_raw_fd()]),
+        ("a small one", vec![small.as_raw_fd()]),
+        ("a device", vec![zero.as_raw_fd()]),
+        ("two", vec![one.as_raw_fd(), other.as_raw_fd()]),
+    ];
+    for (what, descriptors) in cases {
+        let socket = world.connect();
+        transmit(&socket, &Hello::PLAIN.to_bytes(), &descriptors).unwrap();
+        let (welcome, control) = welcome(&socket);
+        assert_eq!(
+            welcome.map(|w| w.status),
+            Some(libc::EINVAL.unsigned_abs()),
+            "{what}"
+        );
+        assert!(control.is_none(), "{what}");
+    }
+    let socket = world.connect();
+    transmit(
+        &socket,
+        &Hello {
+            abi: 99,
+            ..Hello::PLAIN
+        }
+        .to_bytes(),
+        &[one.as_raw_fd()],
+    )
+    .unwrap();
+    assert_eq!(
+        welcome(&socket).0.map(|w| w.status),
+        Some(libc::EPROTONOSUPPORT.unsigned_abs())
+    );
+    assert!(world.pids().is_empty());
+    world.assert_well();
+}
+
+#[test]
+fn senseless_packets_end_the_connection_and_nothing_else() {
+    let world = World::new();
+    let usage = good_usage_file();
+    let long = vec![0x55; 64 << 10];
+    let mut many = Vec::new();
+    many.resize(200, usage.as_raw_fd());
+    let doorbell = bare(Tag::Doorbell);
+    let cut = &Hello::PLAIN.to_bytes()[..20];
+    let request = Request {
+        operation: Operation::Get,
+        offset: 0,
+        name: "devices",
+        value: b"",
+    }
+    .to_bytes();
+    let cases: [(&str, &[u8], &[RawFd]); 8] = [
+        ("junk", b"GET / HTTP/1.1\r\n\r\n", &[]),
+        ("too long", &long, &[]),
+        ("one byte", b"x", &[]),
+        ("a doorbell from nobody", &doorbell, &[]),
+        ("many descriptors with junk", b"junk", &many),
+        ("half a request", &request[..14], &[]),
+        ("a request with a descriptor", &request, &[usage.as_raw_fd()]),
+        ("nothing", b"", &[usage.as_raw_fd()]),
+    ];
+    for (what, packet, descriptors) in cases {
+        let socket = world.connect();
+        transmit(&socket, packet, descriptors).unwrap();
+        assert_eq!(
+            recv(socket.as_raw_fd(), &mut [0; 64], MsgFlags::empty()),
+            Ok(0),
+            "{what}"
+        );
+    }
+    let socket = world.connect();
+    transmit(&socket, cut, &[usage.as_raw_fd()]).unwrap();
+    assert_eq!(
+        welcome(&socket).0.map(|w| w.status),
+        Some(libc::EPROTO.unsigned_abs())
+    );
+    let hook = world.register();
+    transmit(&hook.socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
+    assert_eq!(
+        recv(hook.socket.as_raw_fd(), &mut [0; 64], MsgFlags::empty()),
+        Ok(0),
+        "a second hello"
+    );
+    world.assert_well();
+}
+
+#[test]
+fn a_descriptor_that_cannot_be_closed_holds_up_nobody() {
+    let world = World::new();
+    let (sent, _stuck) = lingering();
+    let socket = world.connect();
+    transmit(&socket, &Hello::PLAIN.to_bytes(), &[sent.as_raw_fd()]).unwrap();
+    close_aside(sent);
+    assert_eq!(
+        welcome(&socket).0.map(|w| w.status),
+        Some(libc::EINVAL.unsigned_abs())
+    );
+    world.assert_well();
+    // Unread in a connection that is closed, it is just as bad.
+    let (sent, _stuck) = lingering();
+    let socket = world.connect();
+    transmit(&socket, b"junk", &[]).unwrap();
+    let _ = transmit(&socket, &Hello::PLAIN.to_bytes(), &[sent.as_raw_fd()]);
+    drop(socket);
+    close_aside(sent);
+    world.assert_well();
+}
+
+/// Closes on another thread: if the daemon has closed its own first, it is we who wait for the peer.
+fn close_aside(sent: std::net::TcpStream) {
+    std::thread::spawn(move || drop(sent));
+}
+
+/// A TCP socket whose close(2) waits for a peer that does not read, and that peer.
+fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let sent = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 3600,
+    };
+    setsockopt(&sent, sockopt::Linger, &linger).unwrap();
+    sent.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut &sent, &[0; 64 << 10]).is_ok() {}
+    (sent, peer)
+}
+
+#[test]
+fn a_hook_that_never_reads_and_rings_without_end_holds_up_nobody() {
+    let world = World::new();
+    let hook = world.register();
+    for value in 0..5000 {
+        world.store(
+            &format!("{}/compute.freeze", me()),
+            if value % 2 == 0 { "1" } else { "0" },
+        );
+    }
+    for _ in 0..5000 {
+        if sendmsg::<()>(
+            hook.socket.as_raw_fd(),
+            &[std::io::IoSlice::new(&bare(Tag::Doorbell))],
+            &[],
+            MsgFlags::MSG_DONTWAIT,
+            None,
+        )
+        .is_err()
+        {
+            break;
+        }
+    }
+    world.assert_well();
+    assert_eq!(world.pids(), [me()]);
+}
+
+#[test]
+fn a_process_that_registers_without_end_is_refused_and_keeps_its_directory() {
+    let world = World::new();
+    let refused = (0..1000).find_map(|_| {
+        let (socket, usage) = (world.connect(), good_usage_file());
+        transmit(&socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
+        welcome(&socket)
+            .0
+            .map(|welcome| welcome.status)
+            .filter(|status| *status != 0)
+    });
+    assert_eq!(refused, Some(libc::EAGAIN.unsigned_abs()));
+    assert_eq!(world.pids(), [me()]);
+}
+
+#[test]
+fn one_user_cannot_take_all_connections() {
+    let world = World::new();
+    let held: Vec<OwnedFd> = (0..MAX_VISITORS_PER_UID).map(|_| world.connect()).collect();
+    let more = world.connect();
+    assert_eq!(
+        recv(more.as_raw_fd(), &mut [0; 8], MsgFlags::empty()),
+        Ok(0),
+        "hung up on"
+    );
+    drop(held);
+    world.until("room again", || {
+        let socket = world.connect();
+        let request = Request {
+            operation: Operation::Get,
+            offset: 0,
+            name: "devices",
+            value: b"",
+        };
+        let sent = transmit(&socket, &request.to_bytes(), &[]);
+        sent.is_ok() && recv(socket.as_raw_fd(), &mut [0; MAX_ANSWER], MsgFlags::empty()).unwrap_or(0) > 0
+    });
+}

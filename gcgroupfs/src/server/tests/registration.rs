@@ -1,0 +1,133 @@
+//! Processes that come, change, and go.
+
+use super::*;
+
+#[test]
+fn a_process_has_a_directory_from_its_registration_to_the_end_of_its_program() {
+    let world = World::new();
+    let hook = world.register();
+    assert_eq!(world.pids(), [me()]);
+    assert!(hook.control.is_understood());
+    assert_eq!(hook.control.pid.load(Relaxed), me());
+    assert_eq!(hook.control.grace_msec.load(Relaxed), 5000);
+    assert_eq!(world.show("gcgroup.procs"), format!("{}\n", me()));
+}
+
+#[test]
+fn a_lost_connection_is_shown_and_the_process_still_governed() {
+    let world = World::new();
+    let usage = good_usage_file();
+    sys::publish_usage(&usage);
+    let hook = Hook::register(world.connect(), &Hello::PLAIN, usage);
+    let events = format!("{}/gcgroup.events", me());
+    assert!(world.show(&events).contains("hook ok\n"));
+    drop(hook.socket);
+    world.until("hook lost", || world.show(&events).contains("hook lost\n"));
+    world.store(&format!("{}/compute.freeze", me()), "1");
+    assert_eq!(hook.control.devices[0].gate.load(Relaxed), Gate::Frozen as u32);
+
+    // It connects again: its own settings hold from the start.
+    let usage = good_usage_file();
+    sys::publish_usage(&usage);
+    let hook = Hook::register(world.connect(), &Hello::PLAIN, usage);
+    assert_eq!(hook.control.devices[0].gate.load(Relaxed), Gate::Frozen as u32);
+    assert_eq!(world.pids(), [me()]);
+    assert!(world.show(&events).contains("hook ok\n"));
+}
+
+#[test]
+fn a_change_is_in_the_block_and_rung_before_the_write_returns() {
+    let world = World::new();
+    let hook = world.register();
+    world.store(&format!("{}/0/memory.limit", me()), "4096");
+    assert_eq!(hook.control.devices[0].memory_limit.load(Relaxed), 4096);
+    world.store(&format!("{}/compute.freeze", me()), "1");
+    let mut buffer = [0; 64];
+    let length = recv(hook.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).unwrap();
+    assert_eq!(buffer[..length], bare(Tag::Doorbell));
+}
+
+#[test]
+fn wishes_hold_until_somebody_writes() {
+    let world = World::new();
+    let hello = Hello {
+        memory_limit: 1 << 20,
+        priority: 3,
+        ..Hello::PLAIN
+    };
+    let hook = Hook::register(world.connect(), &hello, good_usage_file());
+    assert_eq!(hook.control.memory_limit.load(Relaxed), 1 << 20);
+    assert_eq!(world.show(&format!("{}/compute.priority", me())), "3\n");
+    world.store(&format!("{}/memory.limit", me()), "2M");
+    let again = Hook::register(world.connect(), &hello, good_usage_file());
+    assert_eq!(again.control.memory_limit.load(Relaxed), 2 << 20);
+}
+
+#[test]
+fn a_restarted_daemon_has_the_settings_of_those_who_come_back() {
+    let world = World::new();
+    let _hook = world.register();
+    world.store(&format!("{}/memory.limit", me()), "12345");
+    world.store(&format!("{}/0/memory.limit", me()), "1234");
+    let world = world.restart();
+    assert!(world.pids().is_empty());
+    let hook = world.register();
+    assert_eq!(hook.control.memory_limit.load(Relaxed), 12345);
+    assert_eq!(hook.control.devices[0].memory_limit.load(Relaxed), 1234);
+}
+
+#[test]
+fn a_new_registration_takes_the_place_of_the_old_one() {
+    let world = World::new();
+    let old = world.register();
+    let new = world.register();
+    assert_eq!(world.pids(), [me()]);
+    assert_eq!(
+        recv(old.socket.as_raw_fd(), &mut [0; 64], MsgFlags::empty()),
+        Ok(0),
+        "the old one is hung up on"
+    );
+    world.store(&format!("{}/memory.limit", me()), "1");
+    assert_eq!(new.control.memory_limit.load(Relaxed), 1);
+    assert_eq!(old.control.memory_limit.load(Relaxed), NO_LIMIT);
+    assert!(
+        world
+            .show(&format!("{}/gcgroup.events", me()))
+            .contains("populated 1")
+    );
+}
+
+#[test]
+fn a_killed_process_leaves_no_directory() {
+    let world = World::new();
+    // A shell cannot send descriptors, so the socket is connected in its name: between fork and exec.
+    let mut child = std::process::Command::new("sleep")
+        .arg("600")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pidfd = sys::pidfd_open(child.id().try_into().unwrap()).unwrap();
+    let stat = process::stat(child.id()).unwrap();
+    let bells = Arc::new(Bells::default());
+    let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
+    let mut registry = Registry::new(world.tree.clone(), bells, epoll.clone(), 0, BTreeMap::new());
+    let peer = process::Peer {
+        pid: child.id(),
+        uid: 0,
+        gid: 0,
+        stat,
+        pidfd,
+    };
+    let usage = crate::block::map_usage(&good_usage_file()).unwrap();
+    let socket = Arc::new(new_socket(SockFlag::empty()).unwrap());
+    registry.register(9, peer, &Hello::PLAIN, usage, socket).unwrap();
+    assert_eq!(world.pids(), [child.id()]);
+
+    child.kill().unwrap();
+    let mut events = [EpollEvent::empty()];
+    assert_eq!(epoll.wait(&mut events, 60_000_u16), Ok(1));
+    assert_eq!(Token::from(events[0].data()), Token::Process(9));
+    registry.died(9);
+    assert!(world.pids().is_empty());
+    child.wait().unwrap();
+}
