@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod cap;
 #[cfg(test)]
+mod cli;
+#[cfg(test)]
 mod clients;
 #[cfg(test)]
 mod docs;
@@ -20,6 +22,8 @@ mod interception;
 mod kill;
 #[cfg(test)]
 mod lookups;
+#[cfg(test)]
+mod runtime_library;
 #[cfg(test)]
 mod scripts;
 #[cfg(test)]

@@ -284,9 +284,15 @@ impl Mount {
         }
         let daemon = self.daemon.insert(daemon);
         let (mut ended, root) = (None, self.root.path());
+        let is_fuse = !self
+            .config
+            .arguments
+            .iter()
+            .any(|argument| argument == "--no-fuse");
         wait_until("the daemon serves mount and socket", || {
             ended = daemon.try_wait().unwrap_or_default();
-            ended.is_some() || (is_mounted(&root.join("mnt")) && is_listening(&root.join("gcgroup.sock")))
+            ended.is_some()
+                || ((!is_fuse || is_mounted(&root.join("mnt"))) && is_listening(&root.join("gcgroup.sock")))
         });
         if let Some(status) = ended {
             self.daemon = None;

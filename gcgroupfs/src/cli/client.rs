@@ -32,7 +32,7 @@ impl Client {
             Ok::<_, Errno>(socket)
         };
         let socket =
-            connected().map_err(|errno| anyhow!("no daemon at {}: {}", path.display(), errno.desc()))?;
+            connected().map_err(|errno| anyhow!("no daemon at {}: {}", path.display(), strerror(errno)))?;
         Ok(Self { socket })
     }
 
@@ -42,7 +42,7 @@ impl Client {
     /// As reading it at the mount.
     pub fn get(&mut self, path: &str) -> anyhow::Result<Vec<u8>> {
         self.read(Operation::Get, path)?
-            .map_err(|errno| anyhow!("{path}: {}", errno.desc()))
+            .map_err(|errno| anyhow!("{path}: {}", strerror(errno)))
     }
 
     /// Writes a control file.
@@ -69,7 +69,7 @@ impl Client {
     /// The daemon is gone, or is none.
     pub fn list(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
         self.read(Operation::List, &names.join("\n"))?
-            .map_err(|errno| anyhow!("{}", errno.desc()))
+            .map_err(|errno| anyhow!("{}", strerror(errno)))
     }
 
     /// Reads a text in as many parts as it takes.
@@ -113,4 +113,12 @@ impl Client {
 
 fn errno(status: u32) -> Errno {
     Errno::from_raw(i32::try_from(status).unwrap_or(libc::EIO))
+}
+
+/// The errno in the C library's words, as a shell shows them.
+fn strerror(errno: Errno) -> String {
+    let text = std::io::Error::from(errno).to_string();
+    // The standard library adds " (os error N)".
+    text.rsplit_once(" (os error")
+        .map_or(text.clone(), |(words, _)| words.to_owned())
 }

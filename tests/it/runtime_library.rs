@@ -1,0 +1,75 @@
+//! NVIDIA's own libcudart beside the library: it makes its look-ups as ever, up to the check it makes of its driver.
+//! That check is its own affair: beyond it, runtime programs are for real GPUs.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use support::{Mount, python, repository};
+
+fn libcudart() -> PathBuf {
+    let venv = python()
+        .parent()
+        .and_then(|bin| bin.parent())
+        .expect("the venv's bin/python")
+        .to_owned();
+    let path = venv.join("cudart-12.8/nvidia/cuda_runtime/lib/libcudart.so.12");
+    assert!(
+        path.exists(),
+        "{} is missing: run scripts/setup-debian.sh",
+        path.display()
+    );
+    path
+}
+
+/// What the runtime's calls answered, and the driver calls that were made, each with its status.
+fn run(mut command: Command, trace: &std::path::Path) -> (String, Vec<String>) {
+    command
+        .arg(repository().join("tests/clients/cudart_client.py"))
+        .arg(libcudart());
+    let out = command.env("SIMGPU_TRACE", trace).output().expect("python runs");
+    assert!(
+        out.status.success(),
+        "{}: {}",
+        out.status,
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let calls = fs::read_to_string(trace).expect("a trace");
+    // Each line: PID FUNCTION STATUS.
+    let calls = calls
+        .lines()
+        .filter_map(|line| Some(line.split_once(' ')?.1.to_owned()))
+        .collect();
+    (String::from_utf8_lossy(&out.stdout).into_owned(), calls)
+}
+
+#[test]
+fn the_real_runtime_makes_its_look_ups_through_the_hook_and_ends_as_without() {
+    let mount = Mount::new();
+    let traces = tempfile::tempdir().expect("a directory");
+    let (bare, bare_calls) = run(mount.bare_command(python()), &traces.path().join("bare"));
+    let (hooked, hooked_calls) = run(mount.command(python()), &traces.path().join("hooked"));
+    assert_eq!(hooked, bare);
+    let looked_up = |calls: &[String]| {
+        calls
+            .iter()
+            .filter(|call| call.starts_with("cuGetProcAddress"))
+            .count()
+    };
+    let recorded =
+        fs::read_to_string(repository().join("tests/data/cudart-12.8.lookups.tsv")).expect("the record");
+    let recorded = recorded.lines().filter(|line| !line.starts_with('#')).count();
+    assert_eq!(looked_up(&bare_calls), recorded, "as recorded");
+    assert!(
+        looked_up(&hooked_calls) >= recorded,
+        "every one of them reaches the driver, besides the hook's own"
+    );
+    let others = |calls: &[String]| -> Vec<String> {
+        calls
+            .iter()
+            .filter(|call| !call.starts_with("cuGetProcAddress"))
+            .cloned()
+            .collect()
+    };
+    assert_eq!(others(&hooked_calls), others(&bare_calls));
+}
