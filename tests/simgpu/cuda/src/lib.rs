@@ -18,6 +18,7 @@ mod graph;
 mod graph_memory;
 mod image;
 mod kernel;
+mod link;
 mod memory;
 mod module;
 mod names;

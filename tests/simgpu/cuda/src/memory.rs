@@ -266,6 +266,7 @@ driver! {
         capture::check_unsafe()?;
         free_block(call.process, address, |block| block.kind == Kind::Host).then_some(()).ok_or(INVALID_VALUE)
     }
+    fn cuMemHostRegister(address: u64, bytes: usize, flags: u32) |call| { register(call, address, bytes, flags) }
     fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: u32) |call| { register(call, address, bytes, flags) }
     fn cuMemHostUnregister(address: u64) |call| {
         let is_it = |block: &Block| block.kind == Kind::Registered;

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use simgpu::memory::Kind;
 
 use crate::abi::{
-    CUcontext, CUdevice, CUdeviceptr, CUerror, CUfunction, CUkernel, CUlibrary, CUmodule, CUresult, In, Out,
-    Raw, Text,
+    CUcontext, CUdevice, CUdeviceptr, CUerror, CUfunction, CUkernel, CUlibrary, CUmodule, CUresult, Out, Raw,
+    Text,
 };
 use crate::call::{Call, driver};
 use crate::error::{FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
@@ -53,12 +53,6 @@ pub(crate) struct Code {
     pub(crate) known: Known,
     /// Most bytes of dynamic shared memory, as the program set it.
     shared: AtomicU32,
-}
-
-/// Code being linked: what was added.
-#[derive(Default)]
-pub(crate) struct Link {
-    bytes: Vec<u8>,
 }
 
 const SHARED_BY_DEFAULT: u32 = 48 << 10;
@@ -341,37 +335,4 @@ driver! {
     fn cuFuncSetSharedMemConfig(function: CUfunction, _config: u32) |call| { call.code(function).map(|_| ()) }
     fn cuFuncIsLoaded(state: Out<u32>, function: CUfunction) |call| { call.code(function)?; state.set(1) }
     fn cuFuncLoad(function: CUfunction) |call| { call.code(function).map(|_| ()) }
-
-    fn cuLinkCreate_v2(_count: u32, _options: Raw, _values: Raw, state: Out<usize>) |call| {
-        state.set(call.process.links.insert(Mutex::default()))
-    }
-    fn cuLinkAddData_v2(
-        state: usize, _kind: u32, data: In<u8>, size: usize, _name: Text, _count: u32, _options: Raw, _values: Raw,
-    ) |call| {
-        add(call, state, data.list(size)?)
-    }
-    fn cuLinkAddFile_v2(state: usize, _kind: u32, path: Text, _count: u32, _options: Raw, _values: Raw) |call| {
-        add(call, state, std::fs::read(path.get()?).map_err(|_| FILE_NOT_FOUND)?)
-    }
-    fn cuLinkComplete(state: usize, code: Out<*const u8>, size: Out<usize>) |call| {
-        let link = call.process.links.get(state, INVALID_HANDLE)?;
-        let link = link.lock();
-        code.set(link.bytes.as_ptr())?;
-        size.set_if(link.bytes.len());
-        Ok(())
-    }
-    fn cuLinkDestroy(state: usize) |call| { call.process.links.remove(state, INVALID_HANDLE).map(|_| ()) }
-}
-
-/// Adds an input. Linking keeps the first with kernels in it, which is then its own result.
-fn add(call: Call, state: usize, data: Vec<u8>) -> CUresult {
-    let link = call.process.links.get(state, INVALID_HANDLE)?;
-    let image = image::parse(&data)?;
-    let mut link = link.lock();
-    if link.bytes.is_empty() || !image.kernels.is_empty() {
-        link.bytes = data;
-        // A text handed out must end.
-        link.bytes.push(0);
-    }
-    Ok(())
 }

@@ -13,7 +13,9 @@ use simgpu::{Device, Engine, Machine, Member};
 use crate::abi::{CUdevice, CUerror};
 use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
 use crate::registry::Registry;
-use crate::{array, context, event, graph, graph_memory, module, pool, primary, stream, user_object, vmm};
+use crate::{
+    array, context, event, graph, graph_memory, link, module, pool, primary, stream, user_object, vmm,
+};
 
 /// Everything a process has of the driver.
 pub(crate) struct Process {
@@ -28,7 +30,7 @@ pub(crate) struct Process {
     pub(crate) functions: Registry<module::Function>,
     pub(crate) libraries: Registry<module::Library>,
     pub(crate) kernels: Registry<module::Kernel>,
-    pub(crate) links: Registry<Mutex<module::Link>>,
+    pub(crate) links: Registry<Mutex<link::Link>>,
     pub(crate) pools: Registry<pool::Pool>,
     pub(crate) handles: Registry<vmm::Handle>,
     /// Reserved address ranges: start and length.
