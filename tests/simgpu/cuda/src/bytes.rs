@@ -193,9 +193,17 @@ impl Fill {
         for row in 0..if self.width == 0 { 0 } else { self.height } {
             let mut phase = 0;
             for chunk in self.row(space, row).ok_or(ILLEGAL_ADDRESS)? {
-                for index in 0..chunk.length {
+                for index in 0..size.min(chunk.length) {
                     // SAFETY: within a chunk of an arena, which stays mapped.
                     unsafe { chunk.bytes.add(index).write(value[(phase + index) % size]) };
+                }
+                // What is there is repeated, twice as much each time.
+                let mut done = size;
+                while done < chunk.length {
+                    let more = done.min(chunk.length - done);
+                    // SAFETY: both within the chunk; they do not overlap, because `more` is at most `done`.
+                    unsafe { ptr::copy_nonoverlapping(chunk.bytes, chunk.bytes.add(done), more) };
+                    done += more;
                 }
                 phase += chunk.length;
             }
