@@ -59,7 +59,7 @@ impl Client {
         let mut buffer = vec![0; MAX_ANSWER];
         match self.ask(&request, &mut buffer)?.status {
             0 => Ok(()),
-            status => bail!("{path}: {}", errno(status).desc()),
+            status => bail!("{path}: {}", strerror(errno(status))),
         }
     }
 
