@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::map::{self, CONTROL_SIZE, USAGE_SIZE};
 use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, Usage};
+use parking_lot::Mutex;
 
 use crate::sys::{self, Descriptor, Mapping};
 
@@ -25,7 +26,7 @@ pub(crate) enum NotOurs {
 pub(crate) struct Blocks {
     usage: Mapping,
     /// None where memory files are refused: then no daemon can see our usage, but the limits still hold.
-    usage_file: Option<Descriptor>,
+    usage_file: Mutex<Option<Descriptor>>,
     control: Mapping,
 }
 
@@ -33,13 +34,13 @@ impl Blocks {
     /// New blocks, not yet the daemon's: every gate open, no limit but `memory_limit`.
     pub(crate) fn new(memory_limit: u64) -> io::Result<Self> {
         let (usage, usage_file) = match shared_usage() {
-            Ok((usage, file)) => (usage, Some(file)),
+            Ok((usage, file)) => (usage, Some(Descriptor::new(file)?)),
             Err(_) => (Mapping::anonymous(USAGE_SIZE)?, None),
         };
         let control = Mapping::anonymous(CONTROL_SIZE)?;
         let blocks = Self {
             usage,
-            usage_file,
+            usage_file: Mutex::new(usage_file),
             control,
         };
         let fresh = blocks.control();
@@ -66,15 +67,47 @@ impl Blocks {
         unsafe { map::control(self.control.address()) }
     }
 
-    /// The usage block's file, unless the program closed it.
-    pub(crate) fn usage_file(&self) -> Option<RawFd> {
-        self.usage_file.as_ref()?.get()
+    /// Lends the usage block's file, if it has one.
+    pub(crate) fn with_usage_file<T>(&self, body: impl FnOnce(RawFd) -> T) -> Option<T> {
+        let mut file = self.usage_file.lock();
+        let fd = match file.as_ref()?.get() {
+            Some(fd) => fd,
+            // The program closed what it thought nobody's. The block itself is still mapped.
+            None => {
+                let new = Descriptor::new(self.refile().ok()?).ok()?;
+                let fd = new.get()?;
+                *file = Some(new);
+                fd
+            }
+        };
+        Some(body(fd))
+    }
+
+    /// Puts a new file under the usage block, while other threads count in it.
+    ///
+    /// Every word that they change is a sum, so what was added between the copy and the exchange can be added after. It
+    /// is seen through a second mapping of the old file, see mremap(2), old size 0.
+    fn refile(&self) -> io::Result<OwnedFd> {
+        let old = self.usage.again()?;
+        let (new, file) = shared_usage()?;
+        let copied: Vec<u64> = words(&old).iter().map(|word| word.load(Relaxed)).collect();
+        for (to, value) in words(&new).iter().zip(&copied) {
+            to.store(*value, Relaxed);
+        }
+        new.replace(&self.usage)?;
+        for ((to, late), value) in words(&self.usage).iter().zip(words(&old)).zip(&copied) {
+            match late.load(Relaxed).wrapping_sub(*value) {
+                0 => {}
+                missing => drop(to.fetch_add(missing, Relaxed)),
+            }
+        }
+        Ok(file)
     }
 
     /// Gives the descriptor up, in a forked child, whose parent the block belongs to.
     pub(crate) fn close_file(&self) {
-        if let Some(file) = &self.usage_file {
-            file.close();
+        if let Some(file) = self.usage_file.try_lock() {
+            file.as_ref().inspect(|file| file.close());
         }
     }
 
@@ -113,14 +146,13 @@ impl Blocks {
 
 /// A block as the words it is made of.
 fn words(block: &Mapping) -> &[AtomicU64] {
-    // SAFETY: a control block's mapping, page-aligned and of this size; words can have any value.
-    unsafe { std::slice::from_raw_parts(block.address().cast::<AtomicU64>(), CONTROL_SIZE / 8) }
+    // SAFETY: a block's mapping, page-aligned and that large; words can have any value.
+    unsafe { std::slice::from_raw_parts(block.address().cast::<AtomicU64>(), block.size() / 8) }
 }
 
-fn shared_usage() -> io::Result<(Mapping, Descriptor)> {
+fn shared_usage() -> io::Result<(Mapping, OwnedFd)> {
     let file = sys::sealed_file(c"gcgroup-usage", USAGE_SIZE)?;
-    let usage = Mapping::shared(&file, USAGE_SIZE, true)?;
-    Ok((usage, Descriptor::new(file)?))
+    Ok((Mapping::shared(&file, USAGE_SIZE, true)?, file))
 }
 
 /// Blocks of a test's own.
@@ -141,6 +173,7 @@ pub(crate) fn of_daemon() -> (&'static Control, OwnedFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::BorrowedFd;
 
     #[test]
     fn without_a_daemon_everything_passes_and_the_wished_limit_holds() {
@@ -161,7 +194,39 @@ mod tests {
                 .iter()
                 .all(|d| d.gate.load(Relaxed) == Gate::Run as u32)
         );
-        assert!(blocks.usage_file().is_some());
+        assert_eq!(blocks.with_usage_file(|fd| fd >= 3), Some(true));
+    }
+
+    #[test]
+    fn a_usage_block_whose_file_the_program_closed_gets_another_and_loses_no_count() {
+        let blocks = of_test(NO_LIMIT);
+        let count = &blocks.usage().devices[2].nr_alloc;
+        std::thread::scope(|scope| {
+            let counting = scope.spawn(|| {
+                for _ in 0..200_000 {
+                    count.fetch_add(1, Relaxed);
+                }
+            });
+            while !counting.is_finished() {
+                blocks.usage_file.lock().as_ref().unwrap().close();
+                assert!(blocks.with_usage_file(|_| ()).is_some());
+            }
+        });
+        assert_eq!(count.load(Relaxed), 200_000);
+        let seen = blocks.with_usage_file(|fd| {
+            // SAFETY: a descriptor that is lent to us.
+            let file = unsafe { BorrowedFd::borrow_raw(fd) };
+            let mapping = Mapping::shared(&file, USAGE_SIZE, false).unwrap();
+            // SAFETY: page-aligned, of this size, and mapped meanwhile.
+            unsafe { map::usage(mapping.address()) }.devices[2]
+                .nr_alloc
+                .load(Relaxed)
+        });
+        assert_eq!(
+            seen,
+            Some(200_000),
+            "the daemon is sent the file that is counted in"
+        );
     }
 
     #[test]

@@ -176,8 +176,10 @@ impl Process {
 
     /// Registers with the daemon and takes its control block; `None` if there is no daemon for this process.
     pub(crate) fn register(&self, patience: Duration) -> Option<Descriptor> {
-        let usage = self.blocks.usage_file()?;
-        match client::register(&self.wishes.socket, &self.wishes.hello, usage, patience) {
+        let answer = self.blocks.with_usage_file(|usage| {
+            client::register(&self.wishes.socket, &self.wishes.hello, usage, patience)
+        })?;
+        match answer {
             Ok((connection, control)) => self.govern(connection, &control),
             Err(Refusal::Absent | Refusal::Refused) => None,
             Err(Refusal::Version(theirs)) => {

@@ -156,6 +156,17 @@ impl Mapping {
         self.address
     }
 
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The same memory mapped a second time; only for shared mappings. See mremap(2), old size 0.
+    pub(crate) fn again(&self) -> io::Result<Self> {
+        // SAFETY: leaves this mapping as it is and makes a new one where the kernel likes.
+        let address = unsafe { libc::mremap(self.address.cast(), 0, self.size, libc::MREMAP_MAYMOVE) };
+        Self::of(address, self.size)
+    }
+
     /// Takes the permission to write away.
     pub(crate) fn protect(&self) {
         // SAFETY: a mapping of ours; whoever writes to it from now on is wrong.

@@ -27,6 +27,8 @@ use crate::process::{self, Process};
 
 /// What pools grow by at least: the size of a page of device memory.
 const LEAST_GROWTH: u64 = 2 << 20;
+/// What they grow by at most for a small allocation; more is something else than a step.
+const MOST_GROWTH: u64 = 256 << 20;
 
 #[derive(Debug)]
 struct Account {
@@ -399,11 +401,10 @@ fn has_room(pool: &Pool, bytes: u64) -> bool {
     (account.paid - account.held).saturating_sub(account.live_bytes) >= bytes
 }
 
-/// A pool that grew by more than was foretold will do so again.
+/// A pool that grew by more than was foretold grows in larger steps: the least that explain what was seen.
 fn learn(account: &mut Account, bytes: u64, grown: u64) {
-    let is_more = grown > account.foretold(bytes) && grown.is_power_of_two();
-    if is_more && grown <= 1 << 30 {
-        account.growth = grown;
+    while account.foretold(bytes) < grown && account.growth < MOST_GROWTH {
+        account.growth *= 2;
     }
 }
 
@@ -565,10 +566,12 @@ mod tests {
         let mut one = account(0, 0);
         assert_eq!(one.foretold(1), 2 << 20);
         assert_eq!(one.foretold((2 << 20) + 1), 4 << 20);
-        learn(&mut one, 1, 32 << 20);
-        assert_eq!(one.foretold(1), 32 << 20);
+        learn(&mut one, 40 << 20, 64 << 20);
+        assert_eq!(one.foretold(1), 32 << 20, "the least step that takes 40 to 64");
         learn(&mut one, 1, 0);
         assert_eq!(one.foretold(33 << 20), 64 << 20);
+        learn(&mut one, 1, u64::MAX);
+        assert_eq!(one.foretold(1), MOST_GROWTH);
         assert_eq!(one.foretold(u64::MAX), u64::MAX);
     }
 }
