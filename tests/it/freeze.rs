@@ -110,7 +110,78 @@ fn memory_can_be_allocated_and_freed_while_frozen() {
 }
 
 #[test]
-fn freezing_through_forks_execs_and_many_threads_leaves_nobody_stuck() {
+fn threads_that_launch_without_pause_all_stop_and_all_go_on() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    let (threads, each) = (16, 4000);
+    shell.tell(&format!("busy {threads} {each}"));
+    for round in 1..=10 {
+        wait_until("they are at it", || dir.launches() > 16 * round);
+        dir.write("compute.freeze", 1);
+        wait_until("all are drained", || dir.is_frozen());
+        let stopped = dir.launches();
+        for _ in 0..100 {
+            assert!(
+                dir.is_frozen() && dir.launches() == stopped,
+                "nothing starts while frozen"
+            );
+        }
+        dir.write("compute.freeze", 0);
+    }
+    assert_eq!(shell.answer(), "ok");
+    assert_eq!(
+        dir.launches(),
+        threads * each,
+        "none is lost, none is counted twice"
+    );
+}
+
+#[test]
+fn a_child_of_a_frozen_process_is_a_process_of_its_own() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    shell.tell("fork");
+    let (mut child, mut parent) = (None, false);
+    for _ in 0..2 {
+        match shell.answer().split_once(' ') {
+            Some(("child", pid)) => child = pid.parse::<i32>().ok(),
+            Some(("parent", _)) => parent = true,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(parent);
+    // The driver answers a child of a process that has initialised it with an error; what matters is that it answers.
+    assert!(
+        shell.ask("spin 1 1").starts_with("error"),
+        "the child is not held at its parent's gate"
+    );
+    assert!(
+        !Dir::of(&mount, child.expect("a pid")).exists(),
+        "and is not governed as its parent"
+    );
+    assert!(dir.is_frozen(), "which stays as it was");
+    shell.quit();
+    wait_until("its directory goes", || !dir.exists());
+}
+
+#[test]
+fn a_frozen_process_may_exit() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    shell.ask("spin 100 5");
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    shell.quit();
+    wait_until("its directory goes", || !dir.exists());
+}
+
+#[test]
+fn freezing_through_execs_leaves_nobody_stuck() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     shell.ask("spin 10 4");

@@ -1,6 +1,8 @@
 //! Integration tests: one binary, a real mount, real processes. Each file has one subject.
 
 #[cfg(test)]
+mod built;
+#[cfg(test)]
 mod cap;
 #[cfg(test)]
 mod cli;

@@ -6,6 +6,7 @@
  *   free ID | freeptr ADDRESS                                              -> ok | error CODE
  *   race THREADS BYTES   each thread allocates blocks of BYTES until refused -> raced BLOCKS
  *   spin MICROSECONDS N  N launches, not waited for                        -> ok | error CODE
+ *   busy THREADS N       that many threads launch N kernels each             -> ok | error CODE
  *   sync                                                                   -> ok | error CODE
  *   query                has everything on the default stream ended?      -> ok | error 600
  *   meminfo | totalmem                                                     -> FREE TOTAL | TOTAL
@@ -229,6 +230,35 @@ static CUresult launch(unsigned long long microseconds, long count)
     return status;
 }
 
+static long each;
+
+static void *launcher(void *unused)
+{
+    (void)unused;
+    cuCtxSetCurrent(contexts[device]);
+    pthread_barrier_wait(&start);
+    return (void *)(intptr_t)launch(1, each);
+}
+
+static CUresult busy(int threads, long count)
+{
+    pthread_t thread[64];
+    CUresult status = launch(1, 0); /* The module, before there are several who would load it. */
+    void *answered;
+    if (threads > 64)
+        threads = 64;
+    each = count;
+    pthread_barrier_init(&start, NULL, (unsigned)threads);
+    for (int i = 0; i < threads; i++)
+        pthread_create(&thread[i], NULL, launcher, NULL);
+    for (int i = 0; i < threads; i++) {
+        pthread_join(thread[i], &answered);
+        if (answered)
+            status = (CUresult)(intptr_t)answered;
+    }
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     char line[256], kind[32];
@@ -263,6 +293,8 @@ int main(int argc, char **argv)
             answer(launch(a, (long)b));
         } else if (sscanf(line, "gpu %llu", &a) == 1) {
             answer(use((int)a));
+        } else if (sscanf(line, "busy %llu %llu", &a, &b) == 2) {
+            answer(busy((int)a, (long)b));
         } else if (!strncmp(line, "sync", 4)) {
             answer(cuCtxSynchronize());
         } else if (!strncmp(line, "query", 5)) {

@@ -1,0 +1,134 @@
+//! What the built libraries export and need: they enter processes that know nothing of us.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use support::{artifacts, repository};
+
+fn words(program: &str, arguments: &[&str]) -> String {
+    let out = Command::new(program)
+        .args(arguments)
+        .current_dir(repository())
+        .output()
+        .expect("it runs");
+    assert!(
+        out.status.success(),
+        "{program}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+fn symbols(library: &Path, which: &str) -> BTreeSet<String> {
+    let listing = words("nm", &["-D", which, library.to_str().expect("a path")]);
+    listing
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn needed(library: &Path) -> Vec<String> {
+    let dynamic = words("readelf", &["-d", library.to_str().expect("a path")]);
+    let names = dynamic.lines().filter(|line| line.contains("(NEEDED)"));
+    names
+        .filter_map(|line| Some(line.split_once('[')?.1.trim_end_matches(']').to_owned()))
+        .collect()
+}
+
+/// The names of the hook's table, read as the preload library's build reads them.
+fn table() -> BTreeSet<String> {
+    let text = std::fs::read_to_string(repository().join("hook/src/table.rs")).expect("the table");
+    let mut names = BTreeSet::new();
+    for row in text
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("fn "))
+    {
+        let head = row.split('(').next().unwrap_or(row);
+        let rest = head.split(['[', ']', ' ', ',']).filter(|name| !name.is_empty());
+        names.extend(rest.map(str::to_owned));
+    }
+    names
+}
+
+#[test]
+fn the_preload_library_exports_the_table_and_needs_nothing() {
+    let library = artifacts().preload();
+    let mut want = table();
+    assert!(want.len() > 100, "{want:?}");
+    want.extend(["dlsym", "dlvsym"].map(str::to_owned));
+    assert_eq!(symbols(&library, "--defined-only"), want);
+    assert_eq!(needed(&library), Vec::<String>::new());
+    let undefined = words(
+        "nm",
+        &["-D", "--undefined-only", library.to_str().expect("a path")],
+    );
+    for line in undefined.lines() {
+        assert!(
+            line.trim_start().starts_with("w "),
+            "only weak references: {line}"
+        );
+    }
+    let sections = words("readelf", &["-SW", library.to_str().expect("a path")]);
+    for constructor in [".init_array", ".ctors", ".init "] {
+        assert!(!sections.contains(constructor), "{constructor}");
+    }
+}
+
+#[test]
+fn the_hook_exports_one_symbol_and_needs_the_c_library() {
+    let library = artifacts().hook();
+    assert_eq!(
+        symbols(&library, "--defined-only"),
+        BTreeSet::from(["gcgroup_hook_start".to_owned()])
+    );
+    for name in needed(&library) {
+        assert!(
+            ["libc.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"].contains(&name.as_str()),
+            "{name} is not in every process"
+        );
+    }
+}
+
+#[test]
+fn the_hooks_dependencies_are_few_and_known() {
+    let tree = words(
+        env!("CARGO"),
+        &[
+            "tree",
+            "--locked",
+            "-p",
+            "gcgroup-hook",
+            "-e",
+            "normal",
+            "--prefix",
+            "none",
+            "--format",
+            "{lib}",
+        ],
+    );
+    let known = [
+        "allocator_api2",
+        "cfg_if",
+        "equivalent",
+        "foldhash",
+        "gcgroup_abi",
+        "gcgroup_hook",
+        "hashbrown",
+        "libc",
+        "lock_api",
+        "parking_lot",
+        "parking_lot_core",
+        "scopeguard",
+        "smallvec",
+    ];
+    for name in tree.lines().map(str::trim).filter(|name| !name.is_empty()) {
+        assert!(
+            known.contains(&name),
+            "{name} would enter other people's processes"
+        );
+    }
+    // It meets the daemon in memory only.
+    assert!(!tree.contains("gcgroupfs"));
+}
