@@ -23,6 +23,8 @@ mod interception;
 #[cfg(test)]
 mod kill;
 #[cfg(test)]
+mod load;
+#[cfg(test)]
 mod lookups;
 #[cfg(test)]
 mod runtime_library;

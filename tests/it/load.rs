@@ -1,0 +1,138 @@
+//! gcgroup-load does what it says, on the simulated driver, governed or not.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use support::{Config, Mount, artifacts};
+
+fn run(command: &mut Command) -> Output {
+    command.output().unwrap()
+}
+
+/// The lines before the last one, and the last one's JSON.
+#[track_caller]
+fn told(output: &Output) -> (Vec<String>, Value) {
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    let last = lines.pop().unwrap();
+    (lines, serde_json::from_str(&last).unwrap())
+}
+
+const APIS: [&str; 8] = [
+    "linear", "pitched", "managed", "async", "pool", "vmm", "array", "host",
+];
+
+#[test]
+fn memory_of_every_api_is_written_and_found_again() {
+    let mount = Mount::new();
+    for governed in [false, true] {
+        for api in APIS {
+            let load = artifacts().load();
+            let mut command = if governed {
+                mount.command(load)
+            } else {
+                mount.bare_command(load)
+            };
+            // Sizes that no granularity divides, so that the last block is another size.
+            command.args([
+                "memory", "--api", api, "--size", "300001", "--total", "1000000", "--hold", "0",
+            ]);
+            let (lines, result) = told(&run(&mut command));
+            assert!(
+                lines.iter().any(|line| line.starts_with("verified ")),
+                "{api}: {lines:?}"
+            );
+            assert!(result["bytes"].as_u64() >= Some(1_000_000), "{api}: {result}");
+            assert_eq!(result["refused"], Value::Null, "{api}");
+        }
+    }
+}
+
+#[test]
+fn memory_goes_on_until_it_is_refused() {
+    let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", 512 << 20));
+    let mut command = mount.bare_command(artifacts().load());
+    command.args(["memory", "--size", "16M", "--hold", "0", "--touch", "64K"]);
+    let (lines, result) = told(&run(&mut command));
+    assert_eq!(result["refused"], "CUDA_ERROR_OUT_OF_MEMORY");
+    let bytes = result["bytes"].as_u64().unwrap();
+    assert!(0 < bytes && bytes <= 512 << 20, "{bytes}");
+    let refused = format!("refused CUDA_ERROR_OUT_OF_MEMORY at {bytes} bytes");
+    assert!(lines.contains(&refused), "{lines:?}");
+}
+
+#[test]
+fn threads_that_race_get_the_card_and_no_more() {
+    let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", 512 << 20));
+    let mut command = mount.bare_command(artifacts().load());
+    command.args([
+        "memory",
+        "--size",
+        "4M",
+        "--threads",
+        "8",
+        "--hold",
+        "0",
+        "--touch",
+        "4K",
+    ]);
+    let (_, result) = told(&run(&mut command));
+    assert_eq!(result["refused"], "CUDA_ERROR_OUT_OF_MEMORY");
+    assert!(result["bytes"].as_u64() <= Some(512 << 20), "{result}");
+}
+
+#[test]
+fn bursts_take_at_least_their_kernels_time() {
+    let mount = Mount::new();
+    let mut command = mount.bare_command(artifacts().load());
+    command.args([
+        "latency",
+        "--count",
+        "10",
+        "--burst",
+        "3",
+        "--kernel-usec",
+        "100",
+        "--gap-ms",
+        "0.1",
+    ]);
+    let (_, result) = told(&run(&mut command));
+    assert_eq!(result["bursts"], 10);
+    let [p50, p99, max] = ["p50_usec", "p99_usec", "max_usec"].map(|key| result[key].as_f64().unwrap());
+    assert!(300.0 <= p50 && p50 <= p99 && p99 <= max, "{result}");
+}
+
+#[test]
+fn throughput_launches_what_it_says() {
+    let mount = Mount::new();
+    let mut command = mount.command(artifacts().load());
+    command.args(["throughput", "--duration", "0.2", "--kernel-usec", "100"]);
+    let (lines, result) = told(&run(&mut command));
+    let pid = lines[0].strip_prefix("pid ").unwrap();
+    let kernels = result["kernels"].as_u64().unwrap();
+    assert!(kernels > 0);
+    // It warmed up with one more.
+    let counted = format!("nr_launches={}", kernels + 1);
+    support::wait_until("it has left", || {
+        let exited = mount.read(".", "exited");
+        let line = exited
+            .lines()
+            .find(|line| line.split(' ').next() == Some(pid))
+            .map(str::to_owned);
+        line.inspect(|line| assert!(line.contains(&counted), "{counted}: {line}"))
+            .is_some()
+    });
+}
+
+#[test]
+fn without_a_driver_it_says_so() {
+    let mut command = Command::new(artifacts().load());
+    command.args(["--library", "libcuda-that-is-not-there.so", "launches", "1"]);
+    let output = run(&mut command);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("no CUDA driver"),
+        "{output:?}"
+    );
+}
