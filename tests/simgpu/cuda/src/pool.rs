@@ -326,9 +326,12 @@ pub(crate) fn free_in_order(process: &'static Process, number: u64, address: u64
             let Ok(pool) = process.pools.get(handle, INVALID_VALUE) else {
                 return;
             };
-            let is_due = |freeing: &Freeing| freeing.number == number;
-            let due = pool.state.lock().freeing.iter().any(is_due);
-            if due {
+            // Taken out at once, so that the stream cannot be given the block anew before it is gone.
+            let mut state = pool.state.lock();
+            let due = state.freeing.iter().position(|freeing| freeing.number == number);
+            let claimed = due.map(|at| state.freeing.swap_remove(at));
+            drop(state);
+            if claimed.is_some() {
                 free_now(process, address);
             }
         }
