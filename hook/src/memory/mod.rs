@@ -92,20 +92,28 @@ impl Process {
         })
     }
 
-    /// Charges `bytes` before the driver is asked for them.
+    /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
     fn try_charge(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
-        match self
-            .memory
-            .levels
-            .try_charge(self.usage(), self.control(), index, bytes)
-        {
+        let charge = || {
+            self.memory
+                .levels
+                .try_charge(self.usage(), self.control(), index, bytes)
+        };
+        let charged = charge().or_else(|full| {
+            full.count_hit(self.usage());
+            if self.memory.pools.trim(self) {
+                charge()
+            } else {
+                Err(full)
+            }
+        });
+        match charged {
             Ok(()) => Ok(Charge {
                 process: self,
                 index,
                 bytes,
             }),
             Err(full) => {
-                full.count_hit(self.usage());
                 full.count_refusal(self.usage());
                 self.count_failure(index);
                 Err(CUerror::OUT_OF_MEMORY)

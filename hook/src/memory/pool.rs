@@ -114,6 +114,12 @@ impl Pool {
         Some(bytes)
     }
 
+    fn trim(&self, process: &Process) {
+        let _ = driver::cuMemPoolTrimTo(self.handle(), 0);
+        // If it is over the limit still, it was before.
+        let _ = self.settle(process, 0);
+    }
+
     fn index(&self) -> usize {
         self.account.lock().index
     }
@@ -229,6 +235,21 @@ impl Pools {
             // A pool that is over stays so until its memory is freed.
             let _ = pool.settle(process, 0);
         }
+    }
+
+    /// Has every pool give back what it reserves beyond what is allocated; whether any had such.
+    pub(crate) fn trim(&self, process: &Process) -> bool {
+        let spare: Vec<_> = self
+            .list
+            .lock()
+            .iter()
+            .filter(|pool| has_room(pool, 1))
+            .cloned()
+            .collect();
+        for pool in &spare {
+            pool.trim(process);
+        }
+        !spare.is_empty()
     }
 
     /// An allocation of a pool is gone.
@@ -359,8 +380,7 @@ fn alloc_from(
         full.count_hit(process.usage());
         // What the pool has to spare may do, and then it does not grow at all.
         if !has_room(pool, bytes) {
-            let _ = driver::cuMemPoolTrimTo(pool.handle(), 0);
-            let _ = pool.settle(process, 0);
+            process.memory.pools.trim(process);
             if let Err(full) = pool.hold(process, foretold) {
                 full.count_refusal(process.usage());
                 process.count_failure(pool.index());
@@ -398,7 +418,7 @@ fn alloc_from(
 /// grows all the same.
 fn has_room(pool: &Pool, bytes: u64) -> bool {
     let account = pool.account.lock();
-    (account.paid - account.held).saturating_sub(account.live_bytes) >= bytes
+    !account.is_destroyed && (account.paid - account.held).saturating_sub(account.live_bytes) >= bytes
 }
 
 /// A pool that grew by more than was foretold grows in larger steps: the least that explain what was seen.
