@@ -69,6 +69,9 @@ pub enum Contents {
     Page,
     /// As long as there are entries.
     List,
+    /// At most [`PAGE`] bytes, which the processes are asked for when it is read. The function says whether they have
+    /// answered; a reader is kept waiting for that, a little.
+    Asked(fn(&View<'_>) -> bool),
     /// At most [`PAGE`] bytes, and poll(2) waits for changes. The function counts them.
     Events(fn(&View<'_>) -> Result<u64>),
 }
@@ -127,6 +130,32 @@ impl ControlFile {
         tree.view(place, |view| Ok((show(view)?, self.count(view)?)))
     }
 
+    /// Asks the processes, where the contents are theirs to tell. Whether a reader should wait for the answer.
+    ///
+    /// # Errors
+    /// As [`show`](Self::show).
+    pub fn ask(&self, tree: &Tree, place: Place) -> Result<bool> {
+        let Contents::Asked(_) = self.contents else {
+            return Ok(false);
+        };
+        tree.view(place, |view| {
+            view.ask_progress();
+            Ok(())
+        })?;
+        self.has_answer(tree, place).map(|answered| !answered)
+    }
+
+    /// Whether everybody who was asked has answered.
+    ///
+    /// # Errors
+    /// As [`show`](Self::show).
+    pub fn has_answer(&self, tree: &Tree, place: Place) -> Result<bool> {
+        let Contents::Asked(has_answered) = self.contents else {
+            return Ok(true);
+        };
+        tree.view(place, |view| Ok(has_answered(view)))
+    }
+
     /// The number of changes so far.
     ///
     /// # Errors
@@ -137,7 +166,7 @@ impl ControlFile {
 
     fn count(&self, view: &View<'_>) -> Result<u64> {
         match self.contents {
-            Contents::Page | Contents::List => Ok(0),
+            Contents::Page | Contents::List | Contents::Asked(_) => Ok(0),
             Contents::Events(count) => count(view),
         }
     }

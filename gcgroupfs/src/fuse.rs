@@ -3,6 +3,7 @@
 //!
 //! No callback waits for anything but the tree's lock, and none touches the mount: it would wait for itself.
 
+mod ask;
 mod handles;
 mod inode;
 mod invalidate;
@@ -28,6 +29,7 @@ use fuser::{
 
 use crate::error::{Error, Result};
 use crate::tree::{Caller, Tree};
+use ask::Asks;
 use invalidate::Invalidator;
 use nodes::{BLOCK, LONG, Nodes};
 use store::Stores;
@@ -55,10 +57,12 @@ pub fn serve(
     let nodes = Arc::new(Nodes::new(tree.clone()));
     let invalidator = Arc::new(Invalidator::default());
     let stores = Stores::start(nodes.clone())?;
+    let asks = Asks::start(nodes.clone())?;
     let adapter = Adapter {
         nodes: nodes.clone(),
         invalidator: invalidator.clone(),
         stores,
+        asks,
     };
     let mut config = fuser::Config::default();
     config.n_threads = Some(LOOPS);
@@ -77,6 +81,7 @@ struct Adapter {
     nodes: Arc<Nodes>,
     invalidator: Arc<Invalidator>,
     stores: Stores,
+    asks: Asks,
 }
 
 /// Runs the body of a callback. A panic in it must not take the loop down: it is the client's EIO.
@@ -179,9 +184,10 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match guarded(|| self.nodes.read(ino, handle, offset)) {
-            Ok(text) => reply.data(slice(text.as_bytes(), offset, size)),
-            Err(errno) => reply.error(errno),
+        match guarded(|| self.nodes.ask(ino, offset)) {
+            Ok(true) => self.asks.push(ino, handle, size, reply),
+            // What is wrong, reading says too.
+            Ok(false) | Err(_) => ask::answer(&self.nodes, ino, handle, offset, size, reply),
         }
     }
 

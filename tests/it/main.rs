@@ -36,3 +36,5 @@ mod shell;
 mod simgpu_nvml;
 #[cfg(test)]
 mod simgpu_symbols;
+#[cfg(test)]
+mod statistics;

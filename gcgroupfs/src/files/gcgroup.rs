@@ -5,7 +5,7 @@ use std::fmt::Write;
 use gcgroup_abi::Submission;
 
 use crate::error::Result;
-use crate::file::Contents::{Events, List, Page};
+use crate::file::Contents::{Asked, Events, List};
 use crate::file::{ControlFile, Io::Read, On};
 use crate::text::{flat_keyed, word};
 use crate::tree::View;
@@ -44,7 +44,7 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "gcgroup.stat",
         on: On::EVERY,
-        contents: Page,
+        contents: Asked(|view| view.has_progress()),
         io: Read(stat),
         doc: "Kernels submitted, ended and pending, in the format of GVM; \
               reading it has the process look which have ended, so that the next read knows.",

@@ -117,6 +117,22 @@ impl Nodes {
         Ok(text)
     }
 
+    /// Asks for what a read from the start would show. Whether to wait for the answer.
+    pub(super) fn ask(&self, ino: INodeNo, offset: u64) -> Result<bool> {
+        match self.node(ino)? {
+            Node::File(place, file) if offset == 0 => file.ask(&self.tree, place),
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether the answer is there. It is, too, when it no longer matters.
+    pub(super) fn has_answer(&self, ino: INodeNo) -> bool {
+        match self.node(ino) {
+            Ok(Node::File(place, file)) => file.has_answer(&self.tree, place).unwrap_or(true),
+            _ => true,
+        }
+    }
+
     /// Whether there is something new in an events file. In other files there always is, as in any plain file.
     pub(super) fn poll(
         &self,

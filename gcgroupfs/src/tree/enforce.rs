@@ -103,6 +103,11 @@ pub(super) fn ask_progress(process: &Process) {
     process.control().progress_generation.fetch_add(1, Relaxed);
 }
 
+/// Whether the process says that it has found out since it was last asked.
+pub(super) fn has_progress(process: &Process) -> bool {
+    process.usage().progress_generation.load(Relaxed) == process.control().progress_generation.load(Relaxed)
+}
+
 /// Publishes what the process holds on a device beyond its ledger.
 pub(super) fn store_overhead(process: &Process, device: usize, bytes: u64) {
     if let Some(control) = process

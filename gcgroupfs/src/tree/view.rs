@@ -81,6 +81,17 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Whether those that were asked have answered, or have nothing left to tell of.
+    pub fn has_progress(&self) -> bool {
+        let has = |process: &Process| {
+            enforce::has_progress(process) || Sums::of(process, None, self.devices()).nr_pending() == 0
+        };
+        match self.process() {
+            Some((process, _)) => has(process),
+            None => self.state.processes.values().all(has),
+        }
+    }
+
     /// # Errors
     /// At the root, which has none.
     pub fn memory_limit(&self) -> Result<u64> {

@@ -1,0 +1,58 @@
+//! What is counted, and that it is true.
+
+use support::{Mount, wait_until};
+
+use crate::driver::{Dir, DriverShell};
+
+/// Submitted, ended, pending.
+fn kernels(dir: &Dir<'_>) -> [u64; 3] {
+    ["nr_submitted_kernels", "nr_ended_kernels", "nr_pending_kernels"].map(|key| dir.key("gcgroup.stat", key))
+}
+
+#[test]
+fn kernels_end_without_the_program_waiting_for_them() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    for round in 1..=5 {
+        // Nothing but the launches: no call of the program's tells that they have ended.
+        assert_eq!(shell.ask("spin 100 20"), "ok");
+        wait_until("none is pending", || {
+            let [submitted, _, pending] = kernels(&dir);
+            assert_eq!(submitted, 20 * round);
+            assert!(pending <= submitted);
+            pending == 0
+        });
+        assert_eq!(kernels(&dir), [20 * round, 20 * round, 0]);
+    }
+}
+
+#[test]
+fn a_program_that_waits_has_none_pending_at_once() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    for round in 1..=5 {
+        assert_eq!(shell.ask("spin 100 20"), "ok");
+        assert_eq!(shell.ask("sync"), "ok");
+        assert_eq!(kernels(&dir), [20 * round, 20 * round, 0]);
+    }
+}
+
+#[test]
+fn kernels_are_pending_while_they_run() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(shell.ask("spin 20000 30"), "ok");
+    let mut most = 0;
+    wait_until("none is pending", || {
+        // First what has not ended by then, then what is said to have.
+        let is_idle = shell.ask("query") == "ok";
+        let [submitted, ended, pending] = kernels(&dir);
+        assert_eq!((submitted, ended + pending), (30, 30));
+        most = most.max(pending);
+        is_idle && pending == 0
+    });
+    assert!(most > 0);
+}
