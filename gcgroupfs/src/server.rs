@@ -118,11 +118,15 @@ impl Server {
         remembered: BTreeMap<Key, Settings>,
         grace_msec: u32,
     ) -> anyhow::Result<Self> {
-        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("cannot watch descriptors")?);
+        let epoll =
+            Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("cannot watch descriptors")?);
         let (woken, waker) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
         waker.set_nonblocking(true)?;
-        epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into()))?;
+        epoll.add(
+            &listener,
+            EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into()),
+        )?;
         epoll.add(&woken, EpollEvent::new(EpollFlags::EPOLLIN, Token::Wake.into()))?;
         let bells = Arc::new(Bells::default());
         // The bells first: a thaw should not wait for the disk.
@@ -187,7 +191,11 @@ impl Server {
     fn timeout(&self) -> EpollTimeout {
         let now = Instant::now();
         let tick = (!self.timed.is_empty()).then(|| now + TICK);
-        match [tick, self.full_until, self.next_tend].into_iter().flatten().min() {
+        match [tick, self.full_until, self.next_tend]
+            .into_iter()
+            .flatten()
+            .min()
+        {
             // Rounded up, or the loop would spin through the last millisecond.
             Some(next) => u16::try_from(next.saturating_duration_since(now).as_millis() + 1)
                 .map_or(EpollTimeout::ZERO, EpollTimeout::from),
@@ -201,7 +209,9 @@ impl Server {
             match self.connections.get_mut(&number) {
                 Some(connection) if connection.is_expired(now) => self.hang_up(number),
                 Some(connection) => {
-                    connection.unmute(now, |socket| watch(&self.epoll, socket, number, EpollFlags::EPOLLIN));
+                    connection.unmute(now, |socket| {
+                        watch(&self.epoll, socket, number, EpollFlags::EPOLLIN)
+                    });
                     if !connection.depends_on_time() {
                         self.timed.remove(&number);
                     }
@@ -243,8 +253,13 @@ impl Server {
     }
 
     fn welcome(&mut self, socket: OwnedFd) {
-        let Ok((uid, gid)) = process::owner(&socket) else { return self.closer.close(socket) };
-        let timed = self.timed.iter().filter_map(|number| self.connections.get(number));
+        let Ok((uid, gid)) = process::owner(&socket) else {
+            return self.closer.close(socket);
+        };
+        let timed = self
+            .timed
+            .iter()
+            .filter_map(|number| self.connections.get(number));
         if timed.filter(|c| c.is_visitor() && c.uid() == uid).count() >= MAX_VISITORS_PER_UID {
             debug!("user {uid} has too many connections");
             return self.dismiss(Arc::new(socket));
@@ -273,7 +288,10 @@ impl Server {
     }
 
     fn compact(&self) {
-        if let Err(error) = self.journal.compact(|key| process::is_alive(key.pid, key.start_time)) {
+        if let Err(error) = self
+            .journal
+            .compact(|key| process::is_alive(key.pid, key.start_time))
+        {
             warn!("cannot compact the settings' file: {error:#}");
         }
     }

@@ -13,7 +13,10 @@ pub struct Refused;
 pub fn try_charge(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refused> {
     let mut now = current.load(Relaxed);
     loop {
-        let sum = now.checked_add(bytes).filter(|sum| *sum <= limit).ok_or(Refused)?;
+        let sum = now
+            .checked_add(bytes)
+            .filter(|sum| *sum <= limit)
+            .ok_or(Refused)?;
         match current.compare_exchange_weak(now, sum, Relaxed, Relaxed) {
             Ok(_) => return Ok(sum),
             Err(seen) => now = seen,

@@ -53,8 +53,12 @@ pub struct Hello {
 
 impl Hello {
     /// No wishes.
-    pub const PLAIN: Hello =
-        Hello { abi: crate::VERSION, memory_limit: NO_LIMIT, priority: u32::MAX, freeze: 0 };
+    pub const PLAIN: Hello = Hello {
+        abi: crate::VERSION,
+        memory_limit: NO_LIMIT,
+        priority: u32::MAX,
+        freeze: 0,
+    };
     pub const LENGTH: usize = 8 + 24;
 
     #[must_use]
@@ -75,7 +79,12 @@ impl Hello {
     pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
         let mut at = Reader::of(packet, Tag::Hello, Self::LENGTH)?;
         let (abi, priority, memory_limit, freeze) = (at.u32()?, at.u32()?, at.u64()?, at.u32()?);
-        Ok(Self { abi, memory_limit, priority, freeze })
+        Ok(Self {
+            abi,
+            memory_limit,
+            priority,
+            freeze,
+        })
     }
 }
 
@@ -105,7 +114,10 @@ impl Welcome {
     /// What is wrong with the packet.
     pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
         let mut at = Reader::of(packet, Tag::Welcome, Self::LENGTH)?;
-        Ok(Self { abi: at.u32()?, status: at.u32()? })
+        Ok(Self {
+            abi: at.u32()?,
+            status: at.u32()?,
+        })
     }
 }
 
@@ -175,7 +187,9 @@ impl<'a> Reader<'a> {
         if packet.len() != length {
             return Err(Malformed::Length);
         }
-        Ok(Self { rest: packet.get(8..).unwrap_or(&[]) })
+        Ok(Self {
+            rest: packet.get(8..).unwrap_or(&[]),
+        })
     }
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
@@ -199,7 +213,12 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_went() {
-        let hello = Hello { abi: 7, memory_limit: 1 << 40, priority: 3, freeze: 1 };
+        let hello = Hello {
+            abi: 7,
+            memory_limit: 1 << 40,
+            priority: 3,
+            freeze: 1,
+        };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
         let welcome = Welcome { abi: 7, status: 95 };
         assert_eq!(Welcome::from_bytes(&welcome.to_bytes()), Ok(welcome));
@@ -215,7 +234,10 @@ mod tests {
         let mut longer = [0; Hello::LENGTH + 1];
         longer[..Hello::LENGTH].copy_from_slice(&hello);
         assert_eq!(Hello::from_bytes(&longer), Err(Malformed::Length));
-        assert_eq!(Hello::from_bytes(&Welcome { abi: 1, status: 0 }.to_bytes()), Err(Malformed::Tag));
+        assert_eq!(
+            Hello::from_bytes(&Welcome { abi: 1, status: 0 }.to_bytes()),
+            Err(Malformed::Tag)
+        );
     }
 
     #[test]

@@ -115,7 +115,9 @@ impl Thread {
 
     /// Whether the thread is in a submitting call, by its own account.
     pub fn is_inside(&self) -> bool {
-        self.submissions.iter().any(|[entered, exited]| entered.load(Acquire) != exited.load(Acquire))
+        self.submissions
+            .iter()
+            .any(|[entered, exited]| entered.load(Acquire) != exited.load(Acquire))
     }
 }
 
@@ -159,10 +161,15 @@ impl Usage {
     /// Submissions of one sort on one device that the driver has taken: the sum over threads.
     /// Wraps rather than overflows, since the counts are the process's word.
     pub fn submitted(&self, device: usize, what: Submission) -> u64 {
-        let shared = self.devices.get(device).map_or(0, |d| d.shared_exited[what as usize].load(Relaxed));
+        let shared = self
+            .devices
+            .get(device)
+            .map_or(0, |d| d.shared_exited[what as usize].load(Relaxed));
         self.used_threads()
             .filter(|slot| slot.device.load(Relaxed) as usize == device)
-            .fold(shared, |sum, slot| sum.wrapping_add(slot.exited(what).load(Relaxed)))
+            .fold(shared, |sum, slot| {
+                sum.wrapping_add(slot.exited(what).load(Relaxed))
+            })
     }
 
     /// The slots that were ever taken.
