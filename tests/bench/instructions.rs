@@ -7,6 +7,9 @@ use support::{Config, Mount, artifacts};
 
 use crate::report::Report;
 
+/// A bare jump to the driver would be ten. The mark on the way out makes it a call: cuLaunchKernel's five arguments on
+/// the stack are pushed again (ARCHITECTURE.md says what that buys).
+const BUDGET: f64 = 18.0;
 const NAME: &str = "launch, added instructions";
 
 pub fn run(report: &mut Report) {
@@ -20,7 +23,7 @@ pub fn run(report: &mut Report) {
         NAME,
         hooked - bare,
         "instructions",
-        10.0,
+        BUDGET,
         json!({ "bare": bare, "hooked": hooked }),
     );
 }
