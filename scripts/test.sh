@@ -1,7 +1,7 @@
 #!/bin/sh
 # Everything that is checked, cheapest first; the same for a contributor and for CI.
-# What a machine lacks is named and left out, but for the tests: those fail without what they need
-# (scripts/setup-debian.sh installs it).
+# Sets a Debian machine up first. What a machine lacks even so is named and left out, but for the tests: those fail
+# without what they need.
 set -eu
 
 usage() {
@@ -36,6 +36,9 @@ have() {
 }
 
 if [ "$quick" = no ]; then
+    if have apt-get "packages and Python clients, which the tests expect to be there"; then
+        step scripts/setup-debian.sh
+    fi
     step cargo fmt --all --check
     if have shellcheck "the scripts' lints"; then
         step shellcheck scripts/* .ci/run

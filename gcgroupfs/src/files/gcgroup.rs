@@ -47,7 +47,7 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Asked(|view| view.has_progress()),
         io: Read(stat),
         doc: "Kernels submitted, ended and pending, in the format of GVM; \
-              reading it has the process look which have ended, so that the next read knows.",
+              a read has the process look which have ended, and waits for that 10 ms at most.",
     },
 ];
 
