@@ -6,6 +6,7 @@
 
 mod calls;
 mod crowd;
+mod exec;
 mod files;
 mod instructions;
 mod report;
@@ -25,9 +26,10 @@ fn main() {
     stay_on_one_cpu();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 5] = [
+    let subjects: [Subject; 6] = [
         ("calls", calls::run),
         ("instructions", instructions::run),
+        ("exec", exec::run),
         ("thaw", thaw::run),
         ("files", files::run),
         ("crowd", crowd::run),
