@@ -27,6 +27,8 @@ mod load;
 #[cfg(test)]
 mod lookups;
 #[cfg(test)]
+mod peers;
+#[cfg(test)]
 mod runtime_library;
 #[cfg(test)]
 mod scripts;

@@ -1,0 +1,212 @@
+//! Faults found in other tools of this kind, each a test by its name.
+
+use support::{Config, Mount, artifacts, c_program, wait_until};
+
+use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
+
+const MIB: u64 = 1 << 20;
+
+/// A governed `driver_shell` with one more variable in its environment.
+fn with_env(mount: &Mount, name: &str, value: &str) -> DriverShell {
+    let mut command = mount.command(driver_shell());
+    command.env(name, value);
+    DriverShell::spawn(command)
+}
+
+#[test]
+fn limits_are_kept_by_uuid_not_by_the_programs_index() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 3));
+    for (visible, index, real) in [("1", 0, 1), ("2,0", 0, 2), ("2,0", 1, 0)] {
+        let mut shell = with_env(&mount, "CUDA_VISIBLE_DEVICES", visible);
+        let dir = Dir::of(&mount, shell.pid());
+        dir.gpu(real).write("memory.limit", 4 * MIB);
+        assert_eq!(shell.ask(&format!("gpu {index}")), "ok");
+        assert_eq!(
+            shell.ask(&format!("alloc linear {}", 4 * MIB + 1)),
+            "error 2",
+            "{visible}"
+        );
+        assert_eq!(
+            shell.ask(&format!("alloc linear {}", 4 * MIB)),
+            "ok 0",
+            "{visible}"
+        );
+        assert_eq!(dir.gpu(real).number("memory.current"), 4 * MIB, "{visible}");
+        assert_eq!(dir.number("memory.current"), 4 * MIB, "{visible}");
+        shell.quit();
+    }
+}
+
+#[test]
+fn pools_and_arrays_do_not_pass_the_cap() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    Dir::of(&mount, shell.pid()).write("memory.limit", 1024 * MIB);
+    for kind in ["pool", "async", "array"] {
+        assert_eq!(
+            shell.ask(&format!("alloc {kind} {}", 4096 * MIB)),
+            "error 2",
+            "{kind}"
+        );
+    }
+}
+
+#[test]
+fn the_ninth_process_and_the_fortieth_are_limited_too() {
+    let mount = Mount::new();
+    let mut shells: Vec<_> = (0..40)
+        .map(|_| with_env(&mount, "GCGROUP_MEMORY_LIMIT", "1M"))
+        .collect();
+    // Some of the first leave, so that places in any table have been given up before the rest are asked.
+    shells.drain(..5).for_each(DriverShell::kill9);
+    wait_until("they are gone", || governed_pids(&mount).len() == 35);
+    for shell in &mut shells {
+        assert_eq!(shell.ask(&format!("alloc linear {}", MIB + 1)), "error 2");
+        assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
+    }
+}
+
+#[test]
+fn a_killed_process_is_charged_no_longer_and_lets_nobody_exceed() {
+    let mount = Mount::new();
+    let mut stays = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, stays.pid());
+    dir.write("memory.limit", 10 * MIB);
+    let mut dies = DriverShell::start(&mount);
+    assert_eq!(dies.ask(&format!("alloc linear {}", 100 * MIB)), "ok 0");
+    assert_eq!(mount.number("", "memory.current", ""), 100 * MIB);
+    dies.kill9();
+    wait_until("its charge goes", || mount.number("", "memory.current", "") == 0);
+    assert_eq!(stays.ask(&format!("alloc linear {}", 10 * MIB + 1)), "error 2");
+    assert_eq!(stays.ask(&format!("alloc linear {}", 10 * MIB)), "ok 0");
+}
+
+#[test]
+fn a_charge_too_large_for_a_number_is_refused() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
+    for bytes in [
+        "18446744073709551615",
+        "9223372036854775808",
+        "18446744073708503040",
+    ] {
+        assert!(
+            shell.ask(&format!("alloc linear {bytes}")).starts_with("error"),
+            "{bytes}"
+        );
+        assert!(
+            shell.ask(&format!("pitched {bytes} 2")).starts_with("error"),
+            "{bytes}"
+        );
+        assert_eq!(dir.number("memory.current"), MIB, "{bytes}");
+    }
+}
+
+#[test]
+fn device_total_without_a_limit_is_the_cards() {
+    let mount = Mount::new();
+    let mut governed = DriverShell::start(&mount);
+    let mut bare = DriverShell::start_bare(&mount);
+    assert_eq!(governed.ask("totalmem"), bare.ask("totalmem"));
+    let total = |text: String| text.split(' ').nth(1).map(str::to_owned);
+    assert_eq!(total(governed.ask("meminfo")), total(bare.ask("meminfo")));
+}
+
+#[test]
+fn a_launch_error_is_the_drivers_own() {
+    let mount = Mount::with(Config::default().env("SIMGPU_FAULTS", "cuLaunchKernel=719@3"));
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(shell.ask("spin 1 2"), "ok");
+    assert_eq!(shell.ask("spin 1 1"), "error 719");
+    // The hook's own calls in between (it is asked for its progress, frozen and thawed) put nothing in its place.
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    dir.write("compute.freeze", 0);
+    assert_eq!(shell.ask("spin 1 1"), "ok");
+}
+
+#[test]
+fn a_failed_allocation_of_the_drivers_is_not_charged() {
+    for call in [
+        "cuMemAlloc_v2",
+        "cuMemAllocManaged",
+        "cuMemCreate",
+        "cuArrayCreate_v2",
+        "cuMemAllocAsync",
+    ] {
+        let mount = Mount::with(Config::default().env("SIMGPU_FAULTS", format!("{call}=999")));
+        let mut shell = DriverShell::start(&mount);
+        let dir = Dir::of(&mount, shell.pid());
+        let kind = match call {
+            "cuMemAlloc_v2" => "linear",
+            "cuMemAllocManaged" => "managed",
+            "cuMemCreate" => "vmm",
+            "cuArrayCreate_v2" => "array",
+            _ => "async",
+        };
+        assert_eq!(
+            shell.ask(&format!("alloc {kind} {}", 32 * MIB)),
+            "error 999",
+            "{call}"
+        );
+        assert_eq!(dir.number("memory.current"), 0, "{call}");
+        assert_eq!(dir.key("memory.stat", "nr_alloc_fail"), 1, "{call}");
+    }
+}
+
+#[test]
+fn nothing_of_ours_reaches_the_programs_stdout_or_stderr() {
+    let mount = Mount::new();
+    let path = format!("-L{}", artifacts().simgpu().display());
+    let program = c_program("ways.c", &["-DLINKED", &path, "-lcuda", "-ldl"]);
+    let output = |mut command: std::process::Command| {
+        let out = command
+            .args(["linked", "3"])
+            .stdin(std::process::Stdio::null())
+            .output()
+            .expect("it runs");
+        assert!(out.status.success());
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        // All but the pid.
+        (text.split_once('\n').map(|(_, rest)| rest.to_owned()), out.stderr)
+    };
+    assert_eq!(
+        output(mount.command(&program)),
+        output(mount.bare_command(&program))
+    );
+}
+
+#[test]
+fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    shell.ask("spin 1 10");
+    shell.ask("sync");
+    let helper = std::fs::read_dir(format!("/proc/{}/task", shell.pid()))
+        .expect("it lives")
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "gcgroup"))
+        .expect("the hook's helper thread");
+    // Times it was put on a CPU: each wake-up is one.
+    let switches = || -> u64 {
+        let status = std::fs::read_to_string(helper.join("status")).expect("it lives");
+        let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
+        counts
+            .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok())
+            .sum()
+    };
+    let asleep = || std::fs::read_to_string(helper.join("stat")).is_ok_and(|stat| stat.contains(") S "));
+    wait_until("it sleeps", asleep);
+    let before = switches();
+    // The program goes on with work that concerns the helper in nothing.
+    for _ in 0..200 {
+        assert_eq!(shell.ask("spin 1 10"), "ok");
+        let answer = shell.ask(&format!("alloc linear {MIB}"));
+        assert_eq!(shell.ask(&answer.replace("ok", "free")), "ok");
+    }
+    assert_eq!(switches(), before, "not once woken");
+}
