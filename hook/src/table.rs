@@ -85,11 +85,11 @@ hooks! {
     // Waiting: what was submitted has ended, and pools give memory back.
 
     fn cuCtxSynchronize() @2000 => |next| progress::synchronize(next);
-    fn cuCtxSynchronize_v2(context: CUcontext) @13000 => |next| pool::synchronize(next);
+    fn cuCtxSynchronize_v2(context: CUcontext) @13000 => |next| pool::synchronize_all(next);
     fn cuStreamSynchronize [cuStreamSynchronize_ptsz](
         stream: CUstream,
-    ) @2000 => |next| pool::synchronize(next);
-    fn cuEventSynchronize(event: CUevent) @2000 => |next| pool::synchronize(next);
+    ) @2000 => |next| pool::synchronize(stream, next);
+    fn cuEventSynchronize(event: CUevent) @2000 => |next| pool::synchronize_all(next);
 
     // Linear memory.
 
@@ -137,7 +137,7 @@ hooks! {
     fn cuMemAllocFromPoolAsync [cuMemAllocFromPoolAsync_ptsz](
         address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream,
     ) @11020 => |next| pool::alloc_from_pool(address, bytes, pool, stream, next);
-    fn cuMemFreeAsync [cuMemFreeAsync_ptsz](address: CUdeviceptr, stream: CUstream) @11020 => |next| pool::free(address, next);
+    fn cuMemFreeAsync [cuMemFreeAsync_ptsz](address: CUdeviceptr, stream: CUstream) @11020 => |next| pool::free(address, stream, next);
     fn cuMemPoolCreate(pool: *mut CUmemoryPool, pool_props: *const CUmemPoolProps) @11020 => |next| pool::create(pool, pool_props, next);
     fn cuMemPoolDestroy(pool: CUmemoryPool) @11020 => |next| pool::destroy(pool, next);
     fn cuMemPoolImportFromShareableHandle(

@@ -1,5 +1,6 @@
 //! What the preloaded library adds to the start of every program.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -12,20 +13,46 @@ use crate::report::{Report, quantile};
 const STARTS: usize = 1000;
 
 pub fn run(report: &mut Report) {
-    let library = artifacts().preload();
-    let (mut bares, mut preloadeds) = (Vec::new(), Vec::new());
+    let ours = artifacts().preload();
+    let directory = tempfile::tempdir().expect("a directory");
+    let empty = empty_library(directory.path());
+    let mut kinds = [
+        ("LD_PRELOAX", &ours),
+        ("LD_PRELOAD", &ours),
+        ("LD_PRELOAD", &empty),
+    ]
+    .map(|kind| (kind, Vec::new()));
     for _ in 0..STARTS {
-        bares.push(start(&mut Command::new("/bin/true")));
-        preloadeds.push(start(Command::new("/bin/true").env("LD_PRELOAD", &library)));
+        for ((variable, library), took) in &mut kinds {
+            took.push(start(variable, library));
+        }
     }
-    let (bare, preloaded) = (quantile(bares, 0.5), quantile(preloadeds, 0.5));
-    let detail = json!({ "bare": bare, "preloaded": preloaded, "of": "/bin/true, start to end, median" });
+    let [bare, preloaded, floor] = kinds.map(|(_, took)| quantile(took, 0.5));
+    let detail = json!({
+        "bare": bare,
+        "preloaded": preloaded,
+        "with a library that has nothing in it": floor,
+        "of": "/bin/true, start to end, median",
+    });
     report.add("exec, added", preloaded - bare, "usec", 30.0, detail);
 }
 
+/// The least that any preloaded library costs: the loader's own work.
+fn empty_library(directory: &Path) -> PathBuf {
+    let library = directory.join("libempty.so");
+    let status = Command::new("gcc")
+        .args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-o"])
+        .arg(&library)
+        .status()
+        .expect("gcc runs");
+    assert!(status.success());
+    library
+}
+
 /// Microseconds from before the fork to after the end.
-fn start(command: &mut Command) -> f64 {
-    command.stdin(Stdio::null());
+fn start(variable: &str, library: &Path) -> f64 {
+    let mut command = Command::new("/bin/true");
+    command.env(variable, library).stdin(Stdio::null());
     let began = Instant::now();
     let status = command.status().expect("/bin/true runs");
     let took = began.elapsed();

@@ -8,8 +8,8 @@ use support::{Config, Mount, artifacts};
 use crate::report::Report;
 
 /// A bare jump to the driver would be ten. The mark on the way out makes it a call: cuLaunchKernel's five arguments on
-/// the stack are pushed again (ARCHITECTURE.md says what that buys).
-const BUDGET: f64 = 18.0;
+/// the stack are pushed again, eighteen in all (ARCHITECTURE.md says what that buys). The half is the count's noise.
+const BUDGET: f64 = 18.5;
 const NAME: &str = "launch, added instructions";
 
 pub fn run(report: &mut Report) {

@@ -8,8 +8,10 @@ use gcgroup_abi::Kind;
 
 use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUerror, CUresult};
 use crate::device::LocalDevice;
+use crate::interpose::Next;
 use crate::process::Process;
 
+mod account;
 pub mod array;
 pub mod host;
 pub mod ledger;
@@ -151,6 +153,10 @@ impl Process {
 
     /// Takes an entry off again.
     fn discharge(&self, entry: &Entry) {
+        self.discharge_on(entry, None);
+    }
+
+    fn discharge_on(&self, entry: &Entry, stream: Option<usize>) {
         self.memory.levels.leave(self.usage(), entry);
         if entry.is_charged() {
             self.memory
@@ -158,20 +164,31 @@ impl Process {
                 .uncharge(self.usage(), entry.index(), entry.size);
         }
         if entry.kind() == Kind::Pool {
-            self.memory.pools.freed(self, entry);
+            self.memory.pools.freed(self, entry, stream);
         }
     }
 
     /// Runs a freeing call: what it frees stays charged until the driver has freed it, and if it fails.
     ///
     /// Taken out before, since another thread may be given the address as soon as the driver has it back.
-    fn free(&self, ledger: &Ledger, key: u64, next: crate::interpose::Next<'_>) -> (CUresult, Option<Entry>) {
+    fn free(&self, ledger: &Ledger, key: u64, next: Next<'_>) -> (CUresult, Option<Entry>) {
+        self.free_on(ledger, key, None, next)
+    }
+
+    /// The same for a call that frees when a stream has come so far.
+    fn free_on(
+        &self,
+        ledger: &Ledger,
+        key: u64,
+        stream: Option<usize>,
+        next: Next<'_>,
+    ) -> (CUresult, Option<Entry>) {
         let Some(entry) = ledger.remove(key) else {
             return (next(), None);
         };
         let result = next();
         match result {
-            Ok(()) => self.discharge(&entry),
+            Ok(()) => self.discharge_on(&entry, stream),
             Err(_) => {
                 let mut entry = entry;
                 ledger.insert(key, || {

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use gcgroup_abi::Kind;
 use parking_lot::Mutex;
 
+use super::account::{Account, Over};
 use super::ledger::Entry;
 use super::levels::{self, Full};
 use crate::cuda::{
@@ -24,29 +25,6 @@ use crate::driver;
 use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};
-
-/// What pools grow by at least: the size of a page of device memory.
-const LEAST_GROWTH: u64 = 2 << 20;
-/// What they grow by at most for a small allocation; more is something else than a step.
-const MOST_GROWTH: u64 = 256 << 20;
-
-#[derive(Debug)]
-struct Account {
-    /// Bytes charged for the pool, and the part of them that calls under way hold in advance.
-    paid: u64,
-    held: u64,
-    /// The last measurement that was settled; an older one is void.
-    settled: u64,
-    /// What is allocated from the pool now.
-    live_bytes: u64,
-    live: u64,
-    /// The pool's handle is gone; it lives until nothing is allocated from it.
-    is_destroyed: bool,
-    /// What it grows by, as far as seen.
-    growth: u64,
-    /// The slot that it is charged in.
-    index: usize,
-}
 
 #[derive(Debug)]
 struct Pool {
@@ -62,44 +40,6 @@ struct Pool {
 #[derive(Debug, Default)]
 pub(crate) struct Pools {
     list: Mutex<Vec<Arc<Pool>>>,
-}
-
-/// The reservation is larger than the limit allows.
-#[derive(Debug, PartialEq, Eq)]
-struct Over;
-
-impl Account {
-    /// Bytes that growing for an allocation of that size takes.
-    fn foretold(&self, bytes: u64) -> u64 {
-        bytes.checked_next_multiple_of(self.growth).unwrap_or(u64::MAX)
-    }
-
-    /// Ends a call that held `held`, with `reserved` measured after it: charges what is missing, gives back what is
-    /// too much. What does not fit is charged all the same, since it is there.
-    fn settle(
-        &mut self,
-        held: u64,
-        reserved: u64,
-        try_charge: impl FnOnce(u64) -> bool,
-        charge: impl FnOnce(u64),
-        uncharge: impl FnOnce(u64),
-    ) -> Result<(), Over> {
-        self.held -= held;
-        if reserved <= self.paid {
-            // What others hold in advance they may still need.
-            let keep = self.paid.min(reserved.saturating_add(self.held));
-            uncharge(self.paid - keep);
-            self.paid = keep;
-            return Ok(());
-        }
-        let missing = reserved - self.paid;
-        self.paid = reserved;
-        if try_charge(missing) {
-            return Ok(());
-        }
-        charge(missing);
-        Err(Over)
-    }
 }
 
 impl Pool {
@@ -132,8 +72,7 @@ impl Pool {
             .memory
             .levels
             .try_charge(usage, control, account.index, bytes)?;
-        account.paid += bytes;
-        account.held += bytes;
+        account.hold(bytes);
         add_kind(process, account.index, bytes);
         Ok(())
     }
@@ -150,7 +89,7 @@ impl Pool {
             let reserved = match reserved {
                 Some(reserved) if !account.is_destroyed => reserved,
                 // Nobody can say any more: what was charged stays until all is freed.
-                _ => account.paid - account.held,
+                _ => account.reserved(),
             };
             if number < account.settled {
                 continue;
@@ -199,23 +138,13 @@ impl Pools {
             .map(|pool| pool.id)
             .max()
             .map_or(0, |last| last.wrapping_add(1));
-        let account = Account {
-            paid: 0,
-            held: 0,
-            settled: 0,
-            live_bytes: 0,
-            live: 0,
-            is_destroyed: false,
-            growth: LEAST_GROWTH,
-            index,
-        };
         let pool = Arc::new(Pool {
             handle: handle.0.expose_provenance(),
             id,
             local,
             is_imported,
             measurements: AtomicU64::new(0),
-            account: Mutex::new(account),
+            account: Mutex::new(Account::new(index)),
         });
         list.push(Arc::clone(&pool));
         pool
@@ -243,7 +172,7 @@ impl Pools {
             .list
             .lock()
             .iter()
-            .filter(|pool| has_room(pool, 1))
+            .filter(|pool| pool.account.lock().has_spare())
             .cloned()
             .collect();
         for pool in &spare {
@@ -252,8 +181,8 @@ impl Pools {
         !spare.is_empty()
     }
 
-    /// An allocation of a pool is gone.
-    pub(crate) fn freed(&self, process: &Process, entry: &Entry) {
+    /// An allocation of a pool is gone, or will be when that stream has come so far.
+    pub(crate) fn freed(&self, process: &Process, entry: &Entry, stream: Option<usize>) {
         let pool = self
             .list
             .lock()
@@ -263,12 +192,18 @@ impl Pools {
         let Some(pool) = pool else { return };
         let is_over = {
             let mut account = pool.account.lock();
-            account.live = account.live.saturating_sub(1);
-            account.live_bytes = account.live_bytes.saturating_sub(entry.size);
-            account.is_destroyed && account.live == 0
+            account.end(entry.size, stream);
+            account.is_over()
         };
         if is_over {
             self.end(process, &pool);
+        }
+    }
+
+    /// That stream has come to where it frees what it was to.
+    fn passed(&self, stream: usize) {
+        for pool in self.list.lock().iter() {
+            pool.account.lock().passed(stream);
         }
     }
 
@@ -373,66 +308,66 @@ fn alloc_from(
     stream: CUstream,
     next: Next<'_>,
 ) -> CUresult {
-    let foretold = pool.account.lock().foretold(bytes);
-    let mut held = foretold;
-    if let Err(full) = pool.hold(process, held) {
-        held = 0;
-        full.count_hit(process.usage());
-        // What the pool has to spare may do, and then it does not grow at all.
-        if !has_room(pool, bytes) {
-            process.memory.pools.trim(process);
-            if let Err(full) = pool.hold(process, foretold) {
-                full.count_refusal(process.usage());
-                process.count_failure(pool.index());
-                return Err(CUerror::OUT_OF_MEMORY);
+    let (may_do, foretold, before) = {
+        let mut account = pool.account.lock();
+        (
+            account.begin(bytes, stream.0.addr()),
+            account.foretold(bytes),
+            account.reserved(),
+        )
+    };
+    let held = match pool.hold(process, foretold) {
+        Ok(()) => foretold,
+        Err(full) => {
+            full.count_hit(process.usage());
+            if may_do {
+                0
+            } else {
+                make_room(process, pool, bytes, foretold)?
             }
-            held = foretold;
         }
-    }
-    let before = pool.account.lock().paid - held;
+    };
     let result = next();
-    if result.is_err() {
-        let _ = pool.settle(process, held);
+    let settled = pool.settle(process, held);
+    let made = result.ok().and_then(|()| written(address));
+    let Some(address) = made else {
+        pool.account.lock().end(bytes, None);
         process.count_failure(pool.index());
         return result;
-    }
-    let Some(address) = written(address) else {
-        return pool.settle(process, held).or(Ok(()));
     };
-    if pool.settle(process, held).is_err() {
-        return give_back(process, pool, address, stream, before);
-    }
-    {
-        let mut account = pool.account.lock();
-        account.live += 1;
-        account.live_bytes += bytes;
-        let grown = account.paid.saturating_sub(account.held).saturating_sub(before);
-        learn(&mut account, bytes, grown);
+    pool.account.lock().learn(bytes, before);
+    if settled.is_err() {
+        return give_back(process, pool, address, bytes, stream, before);
     }
     let entry = Entry::new(Kind::Pool, bytes, pool.local, pool.index(), pool.id);
     process.remember(&process.memory.blocks, address.0, entry);
     Ok(())
 }
 
-/// Whether the pool reserves enough that is not allocated. It may be in pieces, or waiting for a stream: then the pool
-/// grows all the same.
-fn has_room(pool: &Pool, bytes: u64) -> bool {
-    let account = pool.account.lock();
-    !account.is_destroyed && (account.paid - account.held).saturating_sub(account.live_bytes) >= bytes
-}
-
-/// A pool that grew by more than was foretold grows in larger steps: the least that explain what was seen.
-fn learn(account: &mut Account, bytes: u64, grown: u64) {
-    while account.foretold(bytes) < grown && account.growth < MOST_GROWTH {
-        account.growth *= 2;
-    }
+/// Holds what an allocation takes after trimming every pool, or refuses it.
+fn make_room(process: &Process, pool: &Pool, bytes: u64, foretold: u64) -> Result<u64, CUerror> {
+    process.memory.pools.trim(process);
+    let Err(full) = pool.hold(process, foretold) else {
+        return Ok(foretold);
+    };
+    pool.account.lock().end(bytes, None);
+    full.count_refusal(process.usage());
+    process.count_failure(pool.index());
+    Err(CUerror::OUT_OF_MEMORY)
 }
 
 /// The pool grew over the limit: undoes the allocation.
-fn give_back(process: &Process, pool: &Pool, address: CUdeviceptr, stream: CUstream, keep: u64) -> CUresult {
+fn give_back(
+    process: &Process,
+    pool: &Pool,
+    address: CUdeviceptr,
+    bytes: u64,
+    stream: CUstream,
+    keep: u64,
+) -> CUresult {
     driver::cuMemFreeAsync(address, stream)?;
-    let keep = usize::try_from(keep).unwrap_or(0);
-    let _ = driver::cuMemPoolTrimTo(pool.handle(), keep);
+    pool.account.lock().mistaken(bytes, stream.0.addr());
+    let _ = driver::cuMemPoolTrimTo(pool.handle(), usize::try_from(keep).unwrap_or(0));
     let _ = pool.settle(process, 0);
     levels::count(process.usage(), pool.index(), |device| &device.nr_oom);
     process.count_failure(pool.index());
@@ -440,11 +375,13 @@ fn give_back(process: &Process, pool: &Pool, address: CUdeviceptr, stream: CUstr
 }
 
 /// `cuMemFreeAsync`: the pool keeps what it reserves. Also frees linear memory, which is then gone.
-pub(crate) fn free(address: CUdeviceptr, next: Next<'_>) -> CUresult {
+pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    process.free(&process.memory.blocks, address.0, next).0
+    process
+        .free_on(&process.memory.blocks, address.0, Some(stream.0.addr()), next)
+        .0
 }
 
 /// `cuMemPoolCreate`. Pools of host memory are not a device's.
@@ -484,7 +421,7 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     let is_over = {
         let mut account = pool.account.lock();
         account.is_destroyed = result.is_ok();
-        account.is_destroyed && account.live == 0
+        account.is_over()
     };
     if is_over {
         process.memory.pools.end(process, &pool);
@@ -503,95 +440,21 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     Ok(())
 }
 
-/// Calls that wait for streams: pools give memory back there.
-pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
+/// `cuStreamSynchronize`: pools give memory back there.
+pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get() {
+        process.memory.pools.passed(stream.0.addr());
         process.memory.pools.settle_all(process);
     }
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::Cell;
-
-    fn account(paid: u64, held: u64) -> Account {
-        Account {
-            paid,
-            held,
-            settled: 0,
-            live_bytes: 0,
-            live: 0,
-            is_destroyed: false,
-            growth: LEAST_GROWTH,
-            index: 0,
-        }
+/// Calls that wait for all of a context, or for an event: how far streams have come is not known.
+pub(crate) fn synchronize_all(next: Next<'_>) -> CUresult {
+    next()?;
+    if let Some(process) = process::get() {
+        process.memory.pools.settle_all(process);
     }
-
-    /// Settles against a ledger with room for `room` more bytes; returns what was charged (less what was given back).
-    fn settle(account: &mut Account, held: u64, reserved: u64, room: i64) -> (Result<(), Over>, i64) {
-        let charged = Cell::new(0_i64);
-        let add = |bytes: u64| charged.set(charged.get() + i64::try_from(bytes).unwrap());
-        let result = account.settle(
-            held,
-            reserved,
-            |bytes| {
-                let fits = i64::try_from(bytes).unwrap() <= room;
-                if fits {
-                    add(bytes);
-                }
-                fits
-            },
-            add,
-            |bytes| charged.set(charged.get() - i64::try_from(bytes).unwrap()),
-        );
-        (result, charged.get())
-    }
-
-    #[test]
-    fn a_call_pays_for_the_growth_that_was_measured() {
-        let mut one = account(100 + 32, 32);
-        assert_eq!(settle(&mut one, 32, 120, 0), (Ok(()), -12));
-        assert_eq!((one.paid, one.held), (120, 0));
-        assert_eq!(settle(&mut one, 0, 40, 0), (Ok(()), -80), "trimmed");
-        assert_eq!(settle(&mut one, 0, 50, 10), (Ok(()), 10));
-    }
-
-    #[test]
-    fn growth_that_does_not_fit_is_said_and_charged() {
-        let mut one = account(100 + 32, 32);
-        assert_eq!(settle(&mut one, 32, 164, 31), (Err(Over), 32));
-        assert_eq!((one.paid, one.held), (164, 0));
-    }
-
-    #[test]
-    fn calls_under_way_keep_what_they_hold() {
-        let mut both = account(100 + 32 + 32, 64);
-        assert_eq!(
-            settle(&mut both, 32, 164, 0),
-            (Ok(()), 0),
-            "the other's growth was measured too"
-        );
-        assert_eq!((both.paid, both.held), (164, 32));
-        assert_eq!(settle(&mut both, 32, 164, 0), (Ok(()), 0));
-        let mut both = account(100 + 32 + 32, 64);
-        assert_eq!(settle(&mut both, 32, 100, 0), (Ok(()), -32));
-        assert_eq!((both.paid, both.held), (132, 32));
-    }
-
-    #[test]
-    fn growth_is_foretold_in_steps_that_are_learnt() {
-        let mut one = account(0, 0);
-        assert_eq!(one.foretold(1), 2 << 20);
-        assert_eq!(one.foretold((2 << 20) + 1), 4 << 20);
-        learn(&mut one, 40 << 20, 64 << 20);
-        assert_eq!(one.foretold(1), 32 << 20, "the least step that takes 40 to 64");
-        learn(&mut one, 1, 0);
-        assert_eq!(one.foretold(33 << 20), 64 << 20);
-        learn(&mut one, 1, u64::MAX);
-        assert_eq!(one.foretold(1), MOST_GROWTH);
-        assert_eq!(one.foretold(u64::MAX), u64::MAX);
-    }
+    Ok(())
 }
