@@ -180,11 +180,7 @@ impl Helper {
         let drain = self.drain.step(self.process);
         let progress = self.progress.step(self.process);
         if drain.has_news || progress.has_news {
-            self.process
-                .connection
-                .lock()
-                .as_ref()
-                .inspect(|connection| client::ring(connection));
+            self.process.ring();
         }
         self.wake = match (drain.wake, progress.wake) {
             (Some(one), Some(other)) => Some(one.min(other)),

@@ -189,6 +189,14 @@ impl Process {
         }
     }
 
+    /// Has the daemon look at the usage block. The lock is never held for longer than a packet takes.
+    pub(crate) fn ring(&self) {
+        self.connection
+            .lock()
+            .as_ref()
+            .inspect(|connection| client::ring(connection));
+    }
+
     fn govern(&self, connection: Descriptor, control: &OwnedFd) -> Option<Descriptor> {
         match self.blocks.adopt(control) {
             Ok(()) => {

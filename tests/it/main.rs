@@ -15,6 +15,8 @@ mod driver;
 #[cfg(test)]
 mod end_to_end;
 #[cfg(test)]
+mod events;
+#[cfg(test)]
 mod everywhere;
 #[cfg(test)]
 mod freeze;

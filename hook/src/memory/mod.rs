@@ -123,8 +123,10 @@ impl Process {
         }
     }
 
+    /// Counts an allocation that failed, and has the daemon tell whoever waits for such events.
     fn count_failure(&self, index: usize) {
         levels::count(self.usage(), index, |device| &device.nr_alloc_fail);
+        self.ring();
     }
 
     /// Enters an allocation that was charged or needs no charge.
