@@ -24,6 +24,9 @@ sudo=
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
 tests="busybox inotify-tools libjemalloc2 musl-tools perl shellcheck strace valgrind"
 
+# Often there from elsewhere.
+command -v node > /dev/null || tests="$tests nodejs"
+
 missing=
 for package in $needs $tests; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
