@@ -350,6 +350,10 @@ fn make_room(process: &Process, pool: &Pool, bytes: u64, foretold: u64) -> Resul
     let Err(full) = pool.hold(process, foretold) else {
         return Ok(foretold);
     };
+    let hoped = pool.account.lock().hoped(bytes);
+    if let Some(hoped) = hoped.filter(|hoped| pool.hold(process, *hoped).is_ok()) {
+        return Ok(hoped);
+    }
     pool.account.lock().end(bytes, None);
     full.count_refusal(process.usage());
     process.count_failure(pool.index());
@@ -444,8 +448,9 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
 pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get() {
-        process.memory.pools.passed(stream.0.addr());
+        // First: what the driver has just given back is not to spare.
         process.memory.pools.settle_all(process);
+        process.memory.pools.passed(stream.0.addr());
     }
     Ok(())
 }
