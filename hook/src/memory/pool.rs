@@ -323,7 +323,7 @@ fn alloc_from(
             if may_do {
                 0
             } else {
-                make_room(process, pool, bytes, foretold)?
+                make_room(process, pool, bytes, foretold, stream)?
             }
         }
     };
@@ -345,19 +345,26 @@ fn alloc_from(
 }
 
 /// Holds what an allocation takes after trimming every pool, or refuses it.
-fn make_room(process: &Process, pool: &Pool, bytes: u64, foretold: u64) -> Result<u64, CUerror> {
-    process.memory.pools.trim(process);
-    let Err(full) = pool.hold(process, foretold) else {
-        return Ok(foretold);
-    };
-    let hoped = pool.account.lock().hoped(bytes);
-    if let Some(hoped) = hoped.filter(|hoped| pool.hold(process, *hoped).is_ok()) {
-        return Ok(hoped);
-    }
+fn make_room(
+    process: &Process,
+    pool: &Pool,
+    bytes: u64,
+    foretold: u64,
+    stream: CUstream,
+) -> Result<u64, CUerror> {
+    // It is not counted meanwhile, or what the pool has to spare would seem to be in use.
     pool.account.lock().end(bytes, None);
-    full.count_refusal(process.usage());
-    process.count_failure(pool.index());
-    Err(CUerror::OUT_OF_MEMORY)
+    process.memory.pools.trim(process);
+    let held = pool.hold(process, foretold).map(|()| foretold).or_else(|full| {
+        let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
+        pool.hold(process, hoped).map(|()| hoped).map_err(|_| full)
+    });
+    held.inspect(|_| drop(pool.account.lock().begin(bytes, stream.0.addr())))
+        .map_err(|full| {
+            full.count_refusal(process.usage());
+            process.count_failure(pool.index());
+            CUerror::OUT_OF_MEMORY
+        })
 }
 
 /// The pool grew over the limit: undoes the allocation.
