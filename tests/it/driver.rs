@@ -139,6 +139,12 @@ impl<'m> Dir<'m> {
         self.path().exists()
     }
 
+    /// All of a file, as it is at one moment.
+    #[track_caller]
+    pub fn read(&self, file: &str) -> String {
+        self.mount.read(&self.name, file)
+    }
+
     /// The number that is all of a file.
     #[track_caller]
     pub fn number(&self, file: &str) -> u64 {
@@ -149,6 +155,16 @@ impl<'m> Dir<'m> {
     #[track_caller]
     pub fn key(&self, file: &str, key: &str) -> u64 {
         self.mount.number(&self.name, file, key)
+    }
+
+    /// Writes once the path leads to the program that runs now: after an exec the kernel takes a moment to forget the
+    /// directory that was there before.
+    #[track_caller]
+    pub fn write_when_there(&self, file: &str, value: impl ToString) {
+        let value = value.to_string();
+        support::wait_until("the file takes a value", || {
+            self.mount.try_write(&self.name, file, &value).is_ok()
+        });
     }
 
     #[track_caller]

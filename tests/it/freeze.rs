@@ -187,7 +187,7 @@ fn freezing_through_execs_leaves_nobody_stuck() {
     shell.ask("spin 10 4");
     for round in 0..10 {
         let dir = Dir::of(&mount, shell.pid());
-        dir.write("compute.freeze", 1);
+        dir.write_when_there("compute.freeze", 1);
         wait_until("it is drained", || dir.is_frozen());
         dir.write("compute.freeze", 0);
         shell.exec();
