@@ -11,7 +11,8 @@ use gcgroup_abi::map::{self, CONTROL_SIZE, USAGE_SIZE};
 use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, Usage};
 use parking_lot::Mutex;
 
-use crate::sys::{self, Descriptor, Mapping};
+use crate::descriptor::{self, Descriptor};
+use crate::mapping::Mapping;
 
 /// The daemon's block is not what we understand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +114,7 @@ impl Blocks {
 
     /// Has the daemon's control block take the place of what governed before.
     pub(crate) fn adopt(&self, file: &OwnedFd) -> Result<(), NotOurs> {
-        if !sys::has_fixed_size(file, CONTROL_SIZE) {
+        if !descriptor::has_fixed_size(file, CONTROL_SIZE) {
             return Err(NotOurs::Kind);
         }
         let new = Mapping::shared(file, CONTROL_SIZE, false).map_err(|_| NotOurs::Kind)?;
@@ -151,7 +152,7 @@ fn words(block: &Mapping) -> &[AtomicU64] {
 }
 
 fn shared_usage() -> io::Result<(Mapping, OwnedFd)> {
-    let file = sys::sealed_file(c"gcgroup-usage", USAGE_SIZE)?;
+    let file = descriptor::sealed_file(c"gcgroup-usage", USAGE_SIZE)?;
     Ok((Mapping::shared(&file, USAGE_SIZE, true)?, file))
 }
 
@@ -164,7 +165,7 @@ pub(crate) fn of_test(memory_limit: u64) -> &'static Blocks {
 /// A control block as a daemon makes it, and the daemon's view of it.
 #[cfg(test)]
 pub(crate) fn of_daemon() -> (&'static Control, OwnedFd) {
-    let file = sys::sealed_file(c"gcgroup-control", CONTROL_SIZE).unwrap();
+    let file = descriptor::sealed_file(c"gcgroup-control", CONTROL_SIZE).unwrap();
     let mapping: &'static Mapping = Box::leak(Box::new(Mapping::shared(&file, CONTROL_SIZE, true).unwrap()));
     // SAFETY: page-aligned, of this size, never unmapped, writable.
     (unsafe { map::control(mapping.address()) }, file)
@@ -245,7 +246,7 @@ mod tests {
     #[test]
     fn a_file_that_could_shrink_is_no_control_block() {
         let blocks = of_test(NO_LIMIT);
-        let file = sys::sealed_file(c"short", CONTROL_SIZE / 2).unwrap();
+        let file = descriptor::sealed_file(c"short", CONTROL_SIZE / 2).unwrap();
         assert_eq!(blocks.adopt(&file), Err(NotOurs::Kind));
     }
 

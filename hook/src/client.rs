@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::VERSION;
 use gcgroup_abi::message::{self, Hello, MAX_LENGTH, Tag, Welcome};
 
-use crate::sys::{self, Descriptor};
+use crate::descriptor::Descriptor;
+use crate::sys;
 
 /// Why there is no daemon for this process.
 #[derive(Debug)]
@@ -250,6 +251,7 @@ fn header(part: &mut libc::iovec, ancillary: &mut Ancillary) -> libc::msghdr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::descriptor;
     use gcgroup_abi::map::{CONTROL_SIZE, USAGE_SIZE};
 
     /// Two ends of a connection such as the daemon's.
@@ -272,7 +274,7 @@ mod tests {
 
     #[test]
     fn nobody_listening_is_no_daemon() {
-        let usage = sys::sealed_file(c"usage", USAGE_SIZE).unwrap();
+        let usage = descriptor::sealed_file(c"usage", USAGE_SIZE).unwrap();
         let path = std::env::temp_dir().join(format!("gcgroup-nobody-{}", std::process::id()));
         let answer = register(
             path.as_os_str(),
@@ -294,7 +296,7 @@ mod tests {
     #[test]
     fn a_descriptor_travels_with_its_packet() {
         let (ours, theirs) = pair();
-        let file = sys::sealed_file(c"control", CONTROL_SIZE).unwrap();
+        let file = descriptor::sealed_file(c"control", CONTROL_SIZE).unwrap();
         send_with_file(
             &theirs,
             &Welcome {
@@ -307,7 +309,10 @@ mod tests {
         .unwrap();
         let packet = receive(ours.get().unwrap()).unwrap().unwrap();
         assert!(Welcome::from_bytes(packet.bytes()).is_ok());
-        assert!(sys::has_fixed_size(packet.file.as_ref().unwrap(), CONTROL_SIZE));
+        assert!(descriptor::has_fixed_size(
+            packet.file.as_ref().unwrap(),
+            CONTROL_SIZE
+        ));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The helper thread: hears the daemon's doorbell, drains, tells what has ended, finds the daemon again.
 //!
 //! Asleep in poll(2) while nothing is asked. Holds no lock while it calls the driver, except a context's for as long as
-//! it takes to set or ask for a mark there (see `compute::streams`).
+//! it takes to set or ask for a mark there (see `compute::contexts`).
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};

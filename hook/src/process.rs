@@ -18,14 +18,16 @@ use parking_lot::Mutex;
 
 use crate::block::{Blocks, NotOurs};
 use crate::client::{self, Refusal};
+use crate::compute::contexts::Contexts;
 use crate::compute::slots::Slots;
-use crate::compute::streams::Contexts;
 use crate::cuda::{CUerror, CUresult};
+use crate::descriptor::Descriptor;
 use crate::device::Devices;
 use crate::helper;
 use crate::interpose::{self, Next};
+use crate::mapping::{Mapping, PAGE};
 use crate::memory::Memory;
-use crate::sys::{self, Descriptor, Mapping, PAGE};
+use crate::sys;
 use crate::wishes::Wishes;
 
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use gcgroup_abi::{Gate, MAX_DEVICES};
 
 use super::Step;
-use super::streams::{Mark, Passed};
+use super::contexts::{Mark, Passed};
 use crate::process::Process;
 use crate::{helper, sys};
 

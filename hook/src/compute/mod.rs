@@ -1,12 +1,14 @@
 //! Work for the device: let through, counted, held back.
 //!
 //! `fast` is the path of a submission while its gate is open; everything else is here: `slots` says where a thread
-//! counts, `gate` what it does at a gate that is not open, `streams` what there is to wait for, `drain` and `progress`
+//! counts, `gate` what it does at a gate that is not open, `contexts` what there is to wait for
+//! (and `streams` and `capture` keep it true), `drain` and `progress`
 //! wait for it in the helper thread.
 
 use std::time::Duration;
 
 pub mod capture;
+pub mod contexts;
 pub mod drain;
 pub mod fast;
 pub mod gate;

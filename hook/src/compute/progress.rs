@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::{MAX_DEVICES, Submission};
 
 use super::Step;
-use super::streams::{Mark, Passed};
+use super::contexts::{Mark, Passed};
 use crate::cuda::CUresult;
 use crate::helper;
 use crate::interpose::Next;

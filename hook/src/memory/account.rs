@@ -27,7 +27,8 @@ pub(crate) struct Account {
     /// Stream and bytes, the latest last.
     waiting: VecDeque<(usize, u64)>,
     waiting_bytes: u64,
-    /// Whether what the pool had to spare did not serve once: then only a block of the very size is relied on.
+    /// Whether what the pool has to spare did not serve: then only a block of the very size is relied on, until a stream
+    /// has ended or something was given back.
     is_scattered: bool,
     /// The pool's handle is gone; it lives until nothing is allocated from it.
     pub(crate) is_destroyed: bool,
@@ -126,6 +127,7 @@ impl Account {
 
     /// A stream has come to its end: nothing waits for it any more.
     pub(crate) fn passed(&mut self, stream: usize) {
+        self.is_scattered = false;
         while let Some(at) = self.waiting.iter().position(|block| block.0 == stream) {
             self.forget(at);
         }
@@ -171,6 +173,7 @@ impl Account {
         if reserved < self.reserved() {
             // Something was given back; whose it was, nobody says.
             self.waiting.clear();
+            self.is_scattered = false;
         }
         self.held -= held;
         // What is not reserved any more does not wait either.
@@ -301,6 +304,10 @@ mod tests {
         assert!(one.begin(50, 1));
         one.mistaken(50, 1);
         assert!(!one.begin(40, 1));
+        one.end(40, None);
         assert!(one.begin(50, 1));
+        one.end(50, None);
+        one.passed(7);
+        assert!(one.begin(40, 1), "it may be another matter now");
     }
 }
