@@ -193,20 +193,33 @@ impl Pool {
         self.state.lock().is_closed
     }
 
-    /// Gives a block back that is a block no more.
-    fn give(&self, address: u64, size: u64) -> bool {
+    /// Ends the block at `address` if it `is_due`, in one step for whoever allocates. Whether the pool ends with it.
+    fn end(&self, process: &Process, address: u64, is_due: impl FnOnce(&State) -> bool) -> bool {
+        let in_pool = |block: &simgpu::memory::Block| matches!(block.kind, Kind::Pool(_));
         let mut state = self.state.lock();
-        state.used.current -= size;
+        if !is_due(&state) {
+            return false;
+        }
+        let Some(block) = process.space.remove(address, in_pool) else {
+            return false;
+        };
+        state.freeing.retain(|freeing| freeing.address != address);
+        state.used.current -= block.size;
         if let Some((base, chunk)) = state.chunks.range_mut(..=address).next_back()
             && address < base + chunk.size
         {
-            chunk.free.give(address, size);
-            chunk.used -= size;
+            chunk.free.give(address, block.size);
+            chunk.used -= block.size;
             if chunk.used == 0 {
                 UNUSED.fetch_add(1, Relaxed);
             }
         }
-        state.is_closed && state.used.current == 0
+        let is_over = state.is_closed && state.used.current == 0;
+        drop(state);
+        if is_over {
+            self.trim(process, 0);
+        }
+        is_over
     }
 
     /// Returns unused chunks to the device while more than `keep` bytes are reserved.
@@ -298,20 +311,14 @@ pub(crate) fn give_up_unused(process: &Process, index: usize) {
 
 /// Ends a block of a pool.
 pub(crate) fn free_now(process: &'static Process, address: u64) {
-    let in_pool = |block: &simgpu::memory::Block| matches!(block.kind, Kind::Pool(_));
-    let Some(block) = process.space.remove(address, in_pool) else {
+    let Some(block) = process.space.find(address) else {
         return;
     };
     let Kind::Pool(handle) = block.kind else { return };
     let Ok(pool) = process.pools.get(handle, INVALID_VALUE) else {
         return;
     };
-    pool.state
-        .lock()
-        .freeing
-        .retain(|freeing| freeing.address != address);
-    if pool.give(address, block.size) {
-        pool.trim(process, 0);
+    if pool.end(process, address, |_| true) {
         let _ = process.pools.remove(handle, INVALID_VALUE);
     }
 }
@@ -326,13 +333,9 @@ pub(crate) fn free_in_order(process: &'static Process, number: u64, address: u64
             let Ok(pool) = process.pools.get(handle, INVALID_VALUE) else {
                 return;
             };
-            // Taken out at once, so that the stream cannot be given the block anew before it is gone.
-            let mut state = pool.state.lock();
-            let due = state.freeing.iter().position(|freeing| freeing.number == number);
-            let claimed = due.map(|at| state.freeing.swap_remove(at));
-            drop(state);
-            if claimed.is_some() {
-                free_now(process, address);
+            let is_due = |state: &State| state.freeing.iter().any(|freeing| freeing.number == number);
+            if pool.end(process, address, is_due) {
+                let _ = process.pools.remove(handle, INVALID_VALUE);
             }
         }
         Kind::Linear => drop(memory::free_block(process, address, |found| found.id == block.id)),
