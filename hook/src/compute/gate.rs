@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use gcgroup_abi::{Gate, Submission, Thread};
 
-use super::slots::Bound;
+use super::slot::Bound;
 use crate::process::{self, Process};
 use crate::{interpose, sys};
 

@@ -13,6 +13,7 @@ pub mod drain;
 pub mod fast;
 pub mod gate;
 pub mod progress;
+mod slot;
 pub mod slots;
 pub mod streams;
 

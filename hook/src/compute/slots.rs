@@ -5,128 +5,17 @@
 //! counts to the device's shared ones.
 
 use std::ptr;
-use std::sync::atomic::{
-    AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release,
-};
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use gcgroup_abi::{Gate, MAX_THREADS, Submission, Thread, UsageDevice};
+use gcgroup_abi::{MAX_THREADS, Thread};
 use parking_lot::Mutex;
 
+use super::slot::{Bound, Extra, Side, is_dead, leave_behind, point, settle};
 use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::{self, Next};
 use crate::process::{self, Process};
 use crate::{driver, sys};
-
-/// What the process alone knows of a slot: which context its thread has current.
-#[derive(Debug)]
-struct Side {
-    local: AtomicU32,
-    context: AtomicU32,
-    handle: AtomicUsize,
-    epoch: AtomicU32,
-}
-
-impl Side {
-    const fn new() -> Self {
-        Self {
-            local: AtomicU32::new(0),
-            context: AtomicU32::new(0),
-            handle: AtomicUsize::new(0),
-            epoch: AtomicU32::new(0),
-        }
-    }
-}
-
-/// A slot of the heap.
-#[repr(C)]
-#[derive(Debug)]
-struct Extra {
-    thread: Thread,
-    side: Side,
-    /// What of the counts is already in the device's shared ones.
-    folded: [[AtomicU64; 2]; Submission::COUNT],
-}
-
-/// What the gate pointers of heap slots point to.
-static CLOSED: AtomicU32 = AtomicU32::new(Gate::Track as u32);
-
-/// The slot of the calling thread, or of a thread that is being looked at.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Bound<'a> {
-    pub(crate) thread: &'a Thread,
-    side: &'a Side,
-    extra: Option<&'a Extra>,
-}
-
-impl Bound<'_> {
-    /// The device's index in the blocks.
-    pub(crate) fn index(&self) -> usize {
-        self.thread.device.load(Relaxed) as usize
-    }
-
-    pub(crate) fn local(&self) -> Option<LocalDevice> {
-        LocalDevice::of(self.side.local.load(Relaxed).cast_signed())
-    }
-
-    /// The number of the context that is current to the thread.
-    pub(crate) fn context(&self) -> u32 {
-        self.side.context.load(Relaxed)
-    }
-
-    pub(crate) fn enter(&self, what: Submission) {
-        add(self.thread.entered(what), 1);
-    }
-
-    /// Takes an [`Self::enter`] back.
-    pub(crate) fn uncount(&self, what: Submission) {
-        add(self.thread.entered(what), u64::MAX);
-    }
-
-    /// Brings a heap slot's counts to where the daemon sees them.
-    pub(crate) fn fold(&self, process: &Process) {
-        if let (Some(extra), Some(device)) = (self.extra, process.usage().devices.get(self.index())) {
-            extra.fold(device);
-        }
-    }
-}
-
-/// Only a slot's own thread counts in it.
-fn add(count: &AtomicU64, amount: u64) {
-    count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
-}
-
-fn shared(device: &UsageDevice) -> impl Iterator<Item = [&AtomicU64; 2]> {
-    device
-        .shared_entered
-        .iter()
-        .zip(&device.shared_exited)
-        .map(|(entered, exited)| [entered, exited])
-}
-
-impl Extra {
-    fn new() -> &'static Self {
-        // SAFETY: atomics only, for which all zeroes are a value.
-        let extra: Box<Self> = unsafe { Box::new(std::mem::MaybeUninit::zeroed().assume_init()) };
-        extra
-            .thread
-            .gate
-            .store(ptr::from_ref(&CLOSED).expose_provenance() as u64, Relaxed);
-        Box::leak(extra)
-    }
-
-    /// Two threads may do this at once: what the swaps return adds up to what is counted, in whatever order.
-    fn fold(&self, device: &UsageDevice) {
-        let counts = self.thread.submissions.iter().zip(&self.folded);
-        for ((counts, folded), shared) in counts.zip(shared(device)) {
-            for ((count, folded), shared) in counts.iter().zip(folded).zip(shared) {
-                let now = count.load(Acquire);
-                shared.fetch_add(now.wrapping_sub(folded.swap(now, AcqRel)), Relaxed);
-            }
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Slots {
@@ -335,53 +224,6 @@ impl Slots {
     }
 }
 
-impl Extra {
-    fn bound(&'static self) -> Bound<'static> {
-        Bound {
-            thread: &self.thread,
-            side: &self.side,
-            extra: Some(self),
-        }
-    }
-}
-
-fn is_dead(thread: &Thread) -> bool {
-    let tid = thread.tid.load(Acquire);
-    tid == 0 || (tid != u32::MAX && !sys::is_thread_alive(tid))
-}
-
-/// A slot whose thread is gone is outside the driver, whatever it counted last.
-fn settle(thread: &Thread) {
-    for [entered, exited] in &thread.submissions {
-        exited.store(entered.load(Relaxed), Relaxed);
-    }
-}
-
-/// The counts stay with the device when the slot goes to another.
-fn leave_behind(thread: &Thread, device: &UsageDevice) {
-    for (counts, shared) in thread.submissions.iter().zip(shared(device)) {
-        for (count, shared) in counts.iter().zip(shared) {
-            shared.fetch_add(count.swap(0, Relaxed), Relaxed);
-        }
-    }
-}
-
-fn point(process: &Process, bound: Bound<'_>, index: usize) {
-    let Some(device) = process.control().devices.get(index) else {
-        return;
-    };
-    if bound.extra.is_none() {
-        bound
-            .thread
-            .gate
-            .store(ptr::from_ref(&device.gate).expose_provenance() as u64, Release);
-    }
-    bound
-        .thread
-        .device
-        .store(u32::try_from(index).unwrap_or(0), Release);
-}
-
 fn current_context() -> Option<CUcontext> {
     let mut context = CUcontext::NULL;
     driver::cuCtxGetCurrent(&mut context).ok()?;
@@ -406,19 +248,11 @@ impl Slots {
 }
 
 #[cfg(test)]
-impl Bound<'_> {
-    /// As if that many submissions had come and gone.
-    pub(crate) fn submit(&self, what: Submission, times: u64) {
-        add(self.thread.entered(what), times);
-        add(self.thread.exited(what), times);
-    }
-}
-
-#[cfg(test)]
 mod tests {
+    use super::super::slot::add;
     use super::*;
     use crate::block;
-    use gcgroup_abi::NO_LIMIT;
+    use gcgroup_abi::{NO_LIMIT, Submission};
 
     fn local(number: i32) -> LocalDevice {
         LocalDevice::of(number).unwrap()

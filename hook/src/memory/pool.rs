@@ -359,12 +359,17 @@ fn make_room(
         let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
         pool.hold(process, hoped).map(|()| hoped).map_err(|_| full)
     });
-    held.inspect(|_| drop(pool.account.lock().begin(bytes, stream.0.addr())))
-        .map_err(|full| {
+    match held {
+        Ok(held) => {
+            pool.account.lock().begin(bytes, stream.0.addr());
+            Ok(held)
+        }
+        Err(full) => {
             full.count_refusal(process.usage());
             process.count_failure(pool.index());
-            CUerror::OUT_OF_MEMORY
-        })
+            Err(CUerror::OUT_OF_MEMORY)
+        }
+    }
 }
 
 /// The pool grew over the limit: undoes the allocation.
