@@ -74,7 +74,10 @@ fn a_refused_allocation_wakes() {
     let mut watch = Watch::open(dir.path().join("memory.events"));
     assert!(!watch.poll(PollTimeout::ZERO), "nothing has changed");
     assert_eq!(shell.ask("alloc linear 4097"), "error 2");
-    assert!(watch.poll(PollTimeout::try_from(DEADLINE).expect("fits")), "woken");
+    assert!(
+        watch.poll(PollTimeout::try_from(DEADLINE).expect("fits")),
+        "woken"
+    );
     watch.wait_for("oom 1");
     assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
     dir.write("memory.limit", 1);

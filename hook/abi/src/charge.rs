@@ -10,6 +10,7 @@ pub struct Refused;
 ///
 /// One compare-and-swap: two charges cannot both pass a limit that has room for one, and a refused charge
 /// is never visible, so a racing charge that fits is not refused because of it.
+#[inline]
 pub fn try_charge(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refused> {
     let mut now = current.load(Relaxed);
     loop {
@@ -25,6 +26,7 @@ pub fn try_charge(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Re
 }
 
 /// Takes `bytes` off `current`, stopping at zero.
+#[inline]
 pub fn uncharge(current: &AtomicU64, bytes: u64) {
     let mut now = current.load(Relaxed);
     while let Err(seen) = current.compare_exchange_weak(now, now.saturating_sub(bytes), Relaxed, Relaxed) {

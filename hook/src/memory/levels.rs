@@ -52,6 +52,7 @@ pub(crate) struct Levels {
 
 impl Levels {
     /// Charges `bytes` to the device and the process, or to neither.
+    #[inline]
     pub(crate) fn try_charge(
         &self,
         usage: &Usage,
@@ -87,6 +88,7 @@ impl Levels {
         self.raise_peaks(usage, control, index, in_device, in_process);
     }
 
+    #[inline]
     pub(crate) fn uncharge(&self, usage: &Usage, index: usize, bytes: u64) {
         if let Some(device) = usage.devices.get(index) {
             uncharge(&device.memory_current, bytes);
@@ -95,6 +97,7 @@ impl Levels {
     }
 
     /// Counts an allocation of that kind.
+    #[inline]
     pub(crate) fn enter(&self, usage: &Usage, entry: &Entry) {
         let Some(device) = usage.devices.get(entry.index()) else {
             return;
@@ -104,6 +107,7 @@ impl Levels {
     }
 
     /// Counts its end.
+    #[inline]
     pub(crate) fn leave(&self, usage: &Usage, entry: &Entry) {
         let Some(device) = usage.devices.get(entry.index()) else {
             return;
@@ -113,6 +117,7 @@ impl Levels {
     }
 
     /// What is allocated from a pool is not counted by itself: the pool's reservation is.
+    #[inline]
     fn add_kind(&self, device: &UsageDevice, entry: &Entry, bytes: u64) {
         if entry.kind() == gcgroup_abi::Kind::Pool {
             return;
@@ -150,6 +155,7 @@ impl Levels {
         self.raise_peaks(usage, control, to, now, 0);
     }
 
+    #[inline]
     fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, in_device: u64, in_process: u64) {
         if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
             let peak = Peak {
@@ -169,6 +175,7 @@ impl Levels {
 
     /// Has the peak be at least `sum`, since the reset that was asked for last. Under the lock, so that nobody who has
     /// seen the new reset stores a peak that another then overwrites.
+    #[inline]
     fn raise(&self, peak: Peak<'_>, reset: &AtomicU32, sum: u64) {
         if peak.seen.load(Relaxed) != reset.load(Relaxed) {
             let _begin = self.peak.lock();

@@ -23,7 +23,7 @@ pub mod report;
 pub mod vmm;
 
 use ledger::{Entry, Ledger};
-use levels::Levels;
+use levels::{Full, Levels};
 use pool::Pools;
 use vmm::Physical;
 
@@ -95,32 +95,46 @@ impl Process {
     }
 
     /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
+    #[inline]
     fn try_charge(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
-        let charge = || {
-            self.memory
-                .levels
-                .try_charge(self.usage(), self.control(), index, bytes)
+        let charge = Charge {
+            process: self,
+            index,
+            bytes,
         };
-        let charged = charge().or_else(|full| {
-            full.count_hit(self.usage());
-            if self.memory.pools.trim(self) {
-                charge()
-            } else {
-                Err(full)
-            }
-        });
-        match charged {
-            Ok(()) => Ok(Charge {
-                process: self,
-                index,
-                bytes,
-            }),
-            Err(full) => {
-                full.count_refusal(self.usage());
-                self.count_failure(index);
-                Err(CUerror::OUT_OF_MEMORY)
+        match self
+            .charge(index, bytes)
+            .or_else(|full| self.make_room(index, bytes, full))
+        {
+            Ok(()) => Ok(charge),
+            Err(refused) => {
+                charge.keep();
+                Err(refused)
             }
         }
+    }
+
+    #[inline]
+    fn charge(&self, index: usize, bytes: u64) -> Result<(), Full> {
+        self.memory
+            .levels
+            .try_charge(self.usage(), self.control(), index, bytes)
+    }
+
+    /// A limit was hit: charges after trimming every pool, or refuses.
+    #[cold]
+    fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<(), CUerror> {
+        full.count_hit(self.usage());
+        let charged = if self.memory.pools.trim(self) {
+            self.charge(index, bytes)
+        } else {
+            Err(full)
+        };
+        charged.map_err(|full| {
+            full.count_refusal(self.usage());
+            self.count_failure(index);
+            CUerror::OUT_OF_MEMORY
+        })
     }
 
     /// Counts an allocation that failed, and has the daemon tell whoever waits for such events.
@@ -130,6 +144,7 @@ impl Process {
     }
 
     /// Enters an allocation that was charged or needs no charge.
+    #[inline]
     fn remember(&self, ledger: &Ledger, key: u64, mut entry: Entry) {
         self.memory.levels.enter(self.usage(), &entry);
         let displaced = ledger.insert(key, || {
@@ -158,6 +173,7 @@ impl Process {
         self.discharge_on(entry, None);
     }
 
+    #[inline]
     fn discharge_on(&self, entry: &Entry, stream: Option<usize>) {
         self.memory.levels.leave(self.usage(), entry);
         if entry.is_charged() {
@@ -178,6 +194,7 @@ impl Process {
     }
 
     /// The same for a call that frees when a stream has come so far.
+    #[inline]
     fn free_on(
         &self,
         ledger: &Ledger,
