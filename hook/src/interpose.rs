@@ -138,22 +138,30 @@ pub fn unbound() -> *mut Thread {
 }
 
 /// The calling thread's `errno`, put back when dropped: the program must not see that of our own system calls.
-pub(crate) struct Errno(Cell<c_int>);
+pub(crate) struct Errno {
+    /// Asked for once: a call each time would cost as much as the rest.
+    place: &'static Cell<c_int>,
+    kept: Cell<c_int>,
+}
 
 impl Errno {
     pub(crate) fn keep() -> Self {
-        Self(Cell::new(errno().get()))
+        let place = errno();
+        Self {
+            place,
+            kept: Cell::new(place.get()),
+        }
     }
 
     /// Keeps what `errno` is now instead: the driver has just returned.
     fn renew(&self) {
-        self.0.set(errno().get());
+        self.kept.set(self.place.get());
     }
 }
 
 impl Drop for Errno {
     fn drop(&mut self) {
-        errno().set(self.0.get());
+        self.place.set(self.kept.get());
     }
 }
 
