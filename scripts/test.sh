@@ -41,7 +41,7 @@ if [ "$quick" = no ]; then
     fi
     step cargo fmt --all --check
     if have shellcheck "the scripts' lints"; then
-        step shellcheck scripts/* .ci/run
+        step shellcheck scripts/*.sh scripts/gc-* .ci/run
     fi
     if have cargo-deny "licences and advisories of dependencies"; then
         step cargo deny --locked --log-level error check bans licenses sources

@@ -21,6 +21,8 @@ mod everywhere;
 #[cfg(test)]
 mod freeze;
 #[cfg(test)]
+mod gpu_check;
+#[cfg(test)]
 mod interception;
 #[cfg(test)]
 mod kill;

@@ -1,0 +1,16 @@
+"""A job in numba."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+from governing import check
+from part import main, need
+
+
+def body(sim, facts):
+    need("numba", sim)
+    return check("numba", facts)
+
+
+main(body)

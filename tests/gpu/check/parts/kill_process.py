@@ -1,0 +1,30 @@
+"""kill -9 of a process that allocates and frees."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+import threading
+
+import control
+from part import load, main, nvml_bytes, require
+
+
+def body(sim, facts):
+    with load("overhead", "--call", "alloc-free", "--rounds", 1000000, "--size", "1M") as program:
+        program.until("ready")
+        pid = program.pid
+        control.until("it counts allocations", lambda: int(control.get(pid, "memory.peak")) > 0)
+        threading.Event().wait(0.3)
+        facts["nvml_before"] = nvml_bytes(pid)
+        program.process.kill()
+        program.process.wait()
+        control.until("its directory goes", lambda: not control.governed(pid))
+        control.until("NVML forgets it", lambda: nvml_bytes(pid) is None)
+    with load("obey") as program:
+        program.until("ready")
+        require(program.ask("alloc linear 1M", "allocated"), "no memory afterwards")
+    return "its directory went, its memory is free"
+
+
+main(body)

@@ -1,0 +1,16 @@
+"""PyTorch's allocator with backend:cudaMallocAsync."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+from governing import check
+from part import main, need
+
+
+def body(sim, facts):
+    need("torch", sim)
+    return check("torch", facts, env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
+
+
+main(body)

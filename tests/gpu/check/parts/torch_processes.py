@@ -1,0 +1,23 @@
+"""Two governed PyTorch jobs: a freeze of one leaves the other."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+import control
+from governing import Counter
+from part import job, main, need
+
+
+def body(sim, facts):
+    need("torch", sim)
+    with job("torch") as one, job("torch") as other:
+        steps = Counter(other)
+        facts["freeze_seconds"] = control.freeze(one.pid)
+        steps.go_on(20)
+        control.thaw(one.pid)
+        one.ask("hash", "hash")
+    return "one stands still, the other goes on"
+
+
+main(body)
