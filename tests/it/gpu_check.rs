@@ -30,7 +30,8 @@ fn the_gpu_check_passes_on_the_simulated_driver() {
     assert!(!said.lines().any(|line| line.starts_with("FAIL")), "{said}");
     for part in ON_ANY_DRIVER {
         assert!(
-            said.lines().any(|line| line.starts_with(&format!("PASS {part}:"))),
+            said.lines()
+                .any(|line| line.starts_with(&format!("PASS {part}:"))),
             "{part}: {said}"
         );
     }
