@@ -27,6 +27,9 @@ struct Cli {
     command: Command,
 }
 
+/// The hook's own report. Its text and not its table, since daemon and hook never depend on each other.
+const COVERAGE: &str = include_str!("../../hook/COVERAGE.md");
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Runs the daemon in the foreground and shows its control files at a mount point.
@@ -56,6 +59,8 @@ enum Command {
     Files,
     /// Prints the manual page of the control files, for man(1): gcgroupfs manual | man -l -
     Manual,
+    /// Prints what becomes of each function of the driver: counted, held, or passed, and why.
+    Coverage,
     /// Prints completions for a shell.
     Completions { shell: Shell },
 }
@@ -75,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Run(arguments) => return run::run(&socket, &arguments),
         Command::Files => print(manual::table().as_bytes()),
         Command::Manual => print(manual::page().as_bytes()),
+        Command::Coverage => print(COVERAGE.as_bytes()),
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);

@@ -9,6 +9,7 @@
 mod block;
 mod client;
 pub mod compute;
+mod coverage;
 pub mod cuda;
 mod descriptor;
 mod device;

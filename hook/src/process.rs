@@ -27,6 +27,7 @@ use crate::helper;
 use crate::interpose::{self, Next};
 use crate::mapping::{Mapping, PAGE};
 use crate::memory::Memory;
+use crate::symbols;
 use crate::sys;
 use crate::wishes::Wishes;
 
@@ -80,6 +81,7 @@ pub(crate) fn is_exiting() -> bool {
 pub(crate) fn init(next: Next<'_>) -> CUresult {
     next()?;
     let process = get().or_else(start);
+    process.inspect(|process| symbols::count_unknown(process));
     if process.map_or_else(|| Wishes::from_environment().required, Process::lacks_daemon) {
         return Err(CUerror::SYSTEM_NOT_READY);
     }

@@ -48,17 +48,21 @@ pub struct Parts<'a> {
 /// Takes a symbol's name apart.
 #[must_use]
 pub fn parts(name: &[u8]) -> Parts<'_> {
-    let twin = name
-        .strip_suffix(b"_ptsz")
-        .or_else(|| name.strip_suffix(b"_ptds"));
-    let rest = twin.unwrap_or(name);
+    let rest = without_twin(name);
     let unnumbered = rest
         .trim_suffix_digits()
         .and_then(|head| head.strip_suffix(b"_v"));
     Parts {
         base: unnumbered.unwrap_or(rest),
-        per_thread: twin.is_some(),
+        per_thread: rest.len() < name.len(),
     }
+}
+
+/// A symbol's name, or that of the function it is the twin of.
+pub(crate) fn without_twin(name: &[u8]) -> &[u8] {
+    name.strip_suffix(b"_ptsz")
+        .or_else(|| name.strip_suffix(b"_ptds"))
+        .unwrap_or(name)
 }
 
 trait TrimDigits {

@@ -8,12 +8,16 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 use gcgroup_abi::{Bridge, Resolve, VERSION};
 
+use crate::coverage;
 use crate::cuda::{CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, CUresult};
 use crate::interpose::{self, Next};
+use crate::process::{self, Process};
 use crate::rows::{Row, parts};
 use crate::table::ROWS;
 
@@ -71,8 +75,30 @@ pub(crate) fn get_proc_address(symbol: *const c_char, found: *mut *mut c_void, n
     let found = unsafe { &mut *found };
     if let Some(ours) = of_address(symbol, *found) {
         *found = ours;
+    } else if !found.is_null() && is_unknown(symbol) {
+        UNKNOWN.fetch_add(1, Relaxed);
+        process::get().inspect(|process| count_unknown(process));
     }
     Ok(())
+}
+
+/// Look-ups that the driver answered with a function that we know nothing of, and that are not in the usage block yet:
+/// programs look up before `cuInit`.
+static UNKNOWN: AtomicU64 = AtomicU64::new(0);
+
+/// Puts the look-ups so far into the usage block.
+pub(crate) fn count_unknown(process: &Process) {
+    let usage = process.usage();
+    usage
+        .nr_unknown_symbols
+        .fetch_add(UNKNOWN.swap(0, Relaxed), Relaxed);
+}
+
+/// Whether an answer for `symbol` that is of no row may be something to hook: a name of the driver's that is new, or a
+/// new version of a function that is hooked. A name with a version in it is looked up as it stands.
+fn is_unknown(symbol: &CStr) -> bool {
+    let name = symbol.to_bytes();
+    name.starts_with(CUDA.prefix) && CUDA.prepared.load(Relaxed) && !coverage::is_left_alone(name)
 }
 
 /// Our function for the driver's at `real`. The name must agree as well: a driver may answer many names that it does

@@ -9,6 +9,8 @@ mod cli;
 #[cfg(test)]
 mod clients;
 #[cfg(test)]
+mod coverage;
+#[cfg(test)]
 mod docs;
 #[cfg(test)]
 mod driver;

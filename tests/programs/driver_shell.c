@@ -9,6 +9,7 @@
  *   busy THREADS N       that many threads launch N kernels each             -> ok | error CODE
  *   sync                                                                   -> ok | error CODE
  *   query                has everything on the default stream ended?      -> ok | error 600
+ *   lookup NAME          cuGetProcAddress, for version 12.8               -> ok STATUS | error CODE
  *   meminfo | totalmem                                                     -> FREE TOTAL | TOTAL
  *   gpu INDEX            use that device from now on                       -> ok | error CODE
  *   fork                 the child answers the rest of the lines           -> parent PID / child
@@ -50,6 +51,7 @@ typedef struct {
 } pool_properties;
 
 CUresult cuInit(unsigned);
+CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 CUresult cuDeviceGet(CUdevice *, int);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
@@ -261,7 +263,7 @@ static CUresult busy(int threads, long count)
 
 int main(int argc, char **argv)
 {
-    char line[256], kind[32];
+    char line[256], kind[32], name[128];
     unsigned long long a, b;
     size_t free_bytes, total, pitch;
     CUdeviceptr pointer;
@@ -299,6 +301,14 @@ int main(int argc, char **argv)
             answer(cuCtxSynchronize());
         } else if (!strncmp(line, "query", 5)) {
             answer(cuStreamQuery(NULL));
+        } else if (sscanf(line, "lookup %127s", name) == 1) {
+            int status = -1;
+            void *function = NULL;
+            CUresult result = cuGetProcAddress_v2(name, &function, 12080, 0, &status);
+            if (result)
+                printf("error %d\n", result);
+            else
+                printf("ok %d\n", status);
         } else if (!strncmp(line, "meminfo", 7)) {
             status = cuMemGetInfo_v2(&free_bytes, &total);
             if (status)

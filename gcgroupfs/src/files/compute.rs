@@ -36,19 +36,24 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Page,
         io: Read(stat),
         doc: "Flat keys: nr_launches, nr_graphs, nr_copies (submitted so far), \
-              nr_frozen and frozen_usec (submissions that a freeze held back, and for how long).",
+              nr_frozen and frozen_usec (submissions that a freeze held back, and for how long); of a process as a whole also \
+              nr_unknown_symbols (look-ups of driver functions that are newer than the library).",
     },
 ];
 
 fn stat(view: &View<'_>) -> Result<String> {
     let sums = view.sums();
-    Ok(flat_keyed([
+    let unknown = view
+        .is_process()
+        .then_some(("nr_unknown_symbols", sums.nr_unknown_symbols));
+    let counts = [
         ("nr_launches", sums.submitted(Submission::Kernel)),
         ("nr_graphs", sums.submitted(Submission::Graph)),
         ("nr_copies", sums.submitted(Submission::Copy)),
         ("nr_frozen", sums.nr_frozen),
         ("frozen_usec", sums.frozen_usec),
-    ]))
+    ];
+    Ok(flat_keyed(counts.into_iter().chain(unknown)))
 }
 
 #[cfg(test)]
@@ -64,6 +69,21 @@ mod tests {
         [0, 1, OTHER_DEVICE].map(|device| {
             Gate::from_word(world.control(id).devices[device].gate.load(Relaxed)) == Gate::Frozen
         })
+    }
+
+    #[test]
+    fn unknown_symbols_are_counted_of_the_process_as_a_whole() {
+        let world = World::new(1);
+        let id = world.join(100);
+        world.usage(id).nr_unknown_symbols.store(3, Relaxed);
+        assert!(
+            world
+                .show("100/compute.stat")
+                .ends_with("\nnr_unknown_symbols 3\n")
+        );
+        for place in ["compute.stat", "100/0/compute.stat"] {
+            assert!(!world.show(place).contains("nr_unknown_symbols"), "{place}");
+        }
     }
 
     #[test]

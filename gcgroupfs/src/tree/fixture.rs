@@ -165,6 +165,7 @@ impl World {
             &usage.memory_peak,
             &usage.nr_max,
             &usage.nr_oom,
+            &usage.nr_unknown_symbols,
         ]);
         for device in &usage.devices {
             fill(&[

@@ -33,6 +33,8 @@ pub struct Sums {
     pub nr_ended: u64,
     pub nr_frozen: u64,
     pub frozen_usec: u64,
+    /// Of processes as a whole; 0 on a device.
+    pub nr_unknown_symbols: u64,
 }
 
 impl Sums {
@@ -46,6 +48,7 @@ impl Sums {
         if device.is_none() {
             sums.nr_max = sums.nr_max.saturating_add(count(&process.usage().nr_max));
             sums.nr_oom = sums.nr_oom.saturating_add(count(&process.usage().nr_oom));
+            sums.nr_unknown_symbols = count(&process.usage().nr_unknown_symbols);
         }
         sums.add_threads(process.usage(), device);
         sums
@@ -138,6 +141,7 @@ impl AddAssign for Sums {
             nr_ended,
             nr_frozen,
             frozen_usec,
+            nr_unknown_symbols,
         } = self;
         add(charged, other.charged);
         add(overhead, other.overhead);
@@ -157,6 +161,7 @@ impl AddAssign for Sums {
         add(nr_ended, other.nr_ended);
         add(nr_frozen, other.nr_frozen);
         add(frozen_usec, other.frozen_usec);
+        add(nr_unknown_symbols, other.nr_unknown_symbols);
     }
 }
 

@@ -54,6 +54,11 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Whether it is of one process, on all its devices.
+    pub fn is_process(&self) -> bool {
+        matches!(self.scope, Scope::Process(_))
+    }
+
     /// Everything that is counted, at the root with the counts of those that have left.
     pub fn sums(&self) -> Sums {
         if let Some((process, device)) = self.process() {

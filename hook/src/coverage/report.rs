@@ -1,0 +1,282 @@
+//! The report, and the tests that nothing is missing from it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use super::{Family, How, cuda, has, nvml};
+use crate::table::ROWS;
+
+const TABLE: &str = include_str!("../table.rs");
+const CUDA_12: &str = include_str!("../../../tests/data/libcuda-12.8.symbols");
+const CUDA_13: &str = include_str!("../../../tests/data/libcuda-13.5.symbols");
+const NVML_12: &str = include_str!("../../../tests/data/libnvidia-ml-12.9.symbols");
+const SURFACE: &str = include_str!("../../../tests/data/cuda-surface.tsv");
+/// What `cuGetProcAddress` answers, among it functions that are not in the lists.
+const ASKED: &str = include_str!("../../../tests/simgpu/data/cuda-names.tsv");
+const LOOKUPS: [&str; 3] = [
+    include_str!("../../../tests/data/cudart-12.8.lookups.tsv"),
+    include_str!("../../../tests/data/cudart-13.5.lookups.tsv"),
+    include_str!("../../../tests/data/numba-cuda-0.30.lookups.tsv"),
+];
+
+/// What the handlers of a module do, by the module's name in the table.
+const HANDLERS: &[(&str, &str, &str)] = &[
+    (
+        "linear",
+        "charged",
+        "linear memory; memory of other processes is shown as ipc",
+    ),
+    (
+        "pool",
+        "charged",
+        "pools, by what they reserve, and waits, after which they give back",
+    ),
+    ("vmm", "charged", "physical memory by handle"),
+    ("array", "charged", "arrays"),
+    ("Kernel", "gated", "launches of kernels"),
+    ("Graph", "gated", "launches of graphs"),
+    ("Copy", "gated", "copies and sets"),
+    (
+        "report",
+        "query",
+        "what the program is told of its memory: its limit",
+    ),
+    ("nvml", "query", "what NVML tells of memory: the limit"),
+    ("symbols", "query", "look-ups of functions: ours for the driver's"),
+    (
+        "host",
+        "tracked",
+        "page-locked memory of the host: counted, not charged",
+    ),
+    (
+        "process",
+        "tracked",
+        "the first use of the driver, at which a process registers",
+    ),
+    ("slots", "tracked", "the thread's current device"),
+    (
+        "streams",
+        "tracked",
+        "contexts and streams, for what goes with them and what a drain waits for",
+    ),
+    (
+        "capture",
+        "tracked",
+        "captures, to which nothing is submitted that runs",
+    ),
+    ("progress", "tracked", "waits, after which all has ended"),
+];
+
+fn lines(text: &'static str) -> impl Iterator<Item = &'static str> {
+    text.lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+fn rows() -> BTreeSet<&'static str> {
+    ROWS.iter().map(|row| row.name.to_str().unwrap()).collect()
+}
+
+/// What stands right of the arrow, by symbol: the handler's module, or the sort of submission.
+fn handlers() -> BTreeMap<&'static str, &'static str> {
+    let (_, table) = TABLE.split_once("hooks! {").unwrap();
+    let mut handlers = BTreeMap::new();
+    for row in table.split("\n    fn ").skip(1) {
+        let (head, rest) = row.split_once('(').unwrap();
+        let (_, around) = rest.split_once("=> ").unwrap();
+        let handler = match around.strip_prefix("|next| ") {
+            Some(body) => body.split("::").next().unwrap(),
+            None => around.strip_prefix("submit ").unwrap().split(';').next().unwrap(),
+        };
+        for name in head.split([' ', '[', ']']).filter(|name| !name.is_empty()) {
+            handlers.insert(name, handler);
+        }
+    }
+    assert_eq!(handlers.keys().copied().collect::<BTreeSet<_>>(), rows());
+    handlers
+}
+
+/// Every name there is to account for.
+fn names() -> BTreeSet<&'static str> {
+    let answered = lines(ASKED).map(|line| line.split('\t').nth(3).unwrap());
+    // Some are asked for that no list has.
+    let asked = LOOKUPS
+        .into_iter()
+        .flat_map(lines)
+        .map(|line| line.split('\t').next().unwrap());
+    [CUDA_12, CUDA_13, NVML_12]
+        .into_iter()
+        .flat_map(lines)
+        .chain(answered)
+        .chain(asked.filter(|name| name.starts_with("cu")))
+        .collect()
+}
+
+fn family(name: &str) -> Option<&'static Family> {
+    has(cuda::FAMILIES, name.as_bytes()).or_else(|| has(nvml::FAMILIES, name.as_bytes()))
+}
+
+/// By what becomes of them and why, the names; panics at a name that nobody knows.
+fn sorted() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
+    let handlers = handlers();
+    let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    let mut unknown = Vec::new();
+    for name in names() {
+        let group = if let Some(handler) = handlers.get(name) {
+            let (_, how, what) = HANDLERS
+                .iter()
+                .find(|(module, ..)| module == handler)
+                .unwrap_or_else(|| panic!("{handler}, which handles {name}, is not in HANDLERS"));
+            (*how, *what)
+        } else if let Some(family) = family(name) {
+            (
+                if family.how == How::Escapes {
+                    "escapes"
+                } else {
+                    "passed"
+                },
+                family.why,
+            )
+        } else {
+            unknown.push(name);
+            continue;
+        };
+        all.entry(group).or_default().push(name);
+    }
+    assert!(
+        unknown.is_empty(),
+        "neither in the table nor in a family: {unknown:?}"
+    );
+    all
+}
+
+fn report() -> String {
+    const SECTIONS: [(&str, &str); 6] = [
+        ("charged", "hooked: memory is charged, and refused over the limit"),
+        ("gated", "hooked: work is counted, and held by a freeze"),
+        ("query", "hooked: the answer is the process's own"),
+        ("tracked", "hooked: watched for what it says of memory and work"),
+        (
+            "escapes",
+            "not hooked: passes uncounted, or a freeze does not hold it",
+        ),
+        ("passed", "not hooked: nothing is lost by that"),
+    ];
+    let all = sorted();
+    let of = |section: &'static str| all.iter().filter(move |((how, _), _)| *how == section);
+    let mut text = String::from(
+        "# Coverage\n\nWhat becomes of every function of libcuda 12.8 and 13.5, of those that cuGetProcAddress is asked for \
+         beyond, and of NVML 12.9.\nMade by a test from `src/table.rs` and `src/coverage`: \
+         `UPDATE=1 cargo test -p gcgroup-hook coverage`.\n\n| | libcuda | NVML | |\n| --- | ---: | ---: | --- |\n",
+    );
+    for (section, what) in SECTIONS {
+        let is_nvml = |name: &&&str| name.starts_with("nvml");
+        let here = || of(section).flat_map(|(_, names)| names);
+        let nvml = here().filter(is_nvml).count();
+        let _ = writeln!(
+            text,
+            "| {section} | {} | {nvml} | {what} |",
+            here().count() - nvml
+        );
+    }
+    for (section, _) in SECTIONS {
+        let _ = writeln!(text, "\n## {section}");
+        for ((_, why), names) in of(section) {
+            let _ = writeln!(text, "\n{why}:\n");
+            for name in names {
+                let _ = writeln!(text, "- {name}");
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn the_report_is_of_these_tables() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/COVERAGE.md");
+    let report = report();
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(path, &report).unwrap();
+    }
+    let kept = std::fs::read_to_string(path).unwrap();
+    assert!(kept == report, "UPDATE=1 cargo test -p gcgroup-hook coverage");
+}
+
+#[test]
+fn families_are_sorted_and_share_no_name_with_each_other_or_the_table() {
+    let (rows, known) = (rows(), names());
+    let mut seen = BTreeSet::new();
+    for family in cuda::FAMILIES.iter().chain(nvml::FAMILIES) {
+        assert!(family.names.is_sorted(), "{}", family.why);
+        for name in family.names {
+            assert!(!rows.contains(name), "{name} is hooked, and in a family");
+            assert!(seen.insert(name), "{name} is in two families");
+            assert!(known.contains(name), "{name} is no function of the driver");
+        }
+    }
+}
+
+#[test]
+fn a_name_that_nobody_knows_is_in_no_family() {
+    for name in [
+        "cuMemAllocFuture",
+        "cuMemAlloc_v3",
+        "cuLaunchKernelEx_v2",
+        "cuEventRecord_v2_ptsz",
+        "cu",
+        "",
+    ] {
+        assert!(family(name).is_none(), "{name}");
+    }
+    assert!(family("cuEventRecord_ptsz").is_some());
+}
+
+/// The surface is a list made by hand of what takes memory or makes work.
+#[test]
+fn what_takes_memory_or_submits_work_is_accounted_for() {
+    let rows = rows();
+    let mut checked = 0;
+    for line in lines(SURFACE) {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [category, name, _, twin] = fields[..] else {
+            panic!("{line}")
+        };
+        for name in [name.to_owned(), format!("{name}{twin}")] {
+            let family = family(&name);
+            assert!(
+                rows.contains(name.as_str()) || family.is_some(),
+                "{category}: {name}"
+            );
+            // No family of getters may hold what submits.
+            if category.starts_with("submit.") {
+                assert!(family.is_none_or(|f| !f.why.starts_with("getter")), "{name}");
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 500, "{checked}");
+}
+
+#[test]
+fn allocations_launches_copies_and_sets_are_hooked() {
+    let rows = rows();
+    for line in lines(SURFACE) {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [category, name, _, twin] = fields[..] else {
+            panic!("{line}")
+        };
+        let is_host = name.starts_with("cuLaunchHostFunc");
+        if !is_host
+            && [
+                "memory.linear",
+                "memory.free",
+                "submit.launch",
+                "submit.memcpy",
+                "submit.memset",
+            ]
+            .contains(&category)
+        {
+            assert!(rows.contains(name), "{name}");
+            assert!(rows.contains(format!("{name}{twin}").as_str()), "{name}{twin}");
+        }
+    }
+}
