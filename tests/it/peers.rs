@@ -1,6 +1,6 @@
 //! Faults found in other tools of this kind, each a test by its name.
 
-use support::{Config, Mount, artifacts, c_program, wait_until};
+use support::{Config, Mount, artifacts, c_program, wait_for, wait_until};
 
 use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
 
@@ -185,12 +185,13 @@ fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
     let mut shell = DriverShell::start(&mount);
     shell.ask("spin 1 10");
     shell.ask("sync");
-    let helper = std::fs::read_dir(format!("/proc/{}/task", shell.pid()))
-        .expect("it lives")
-        .flatten()
-        .map(|entry| entry.path())
-        .find(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "gcgroup"))
-        .expect("the hook's helper thread");
+    // It takes its name when it first runs.
+    let helper = wait_for("the hook's helper thread", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", shell.pid())).expect("it lives");
+        tasks.flatten().map(|entry| entry.path()).find(|task| {
+            std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "gcgroup")
+        })
+    });
     // Times it was put on a CPU: each wake-up is one.
     let switches = || -> u64 {
         let status = std::fs::read_to_string(helper.join("status")).expect("it lives");
