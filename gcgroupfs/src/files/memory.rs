@@ -25,7 +25,7 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::EVERY,
         contents: Page,
         io: Read(|view| Ok(value(view.sums().current()))),
-        doc: "Bytes of device memory charged now, with what the driver is known to hold for contexts.",
+        doc: "Bytes of device memory charged now.",
     },
     ControlFile {
         name: "memory.peak",
@@ -55,8 +55,8 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::EVERY,
         contents: Page,
         io: Read(stat),
-        doc: "Flat keys: bytes by kind of memory (ipc and host are shown, not charged; context is what the driver \
-              was measured to hold beyond the allocations), and counts of allocations, frees and failed allocations.",
+        doc: "Flat keys: bytes by kind of memory (ipc and host are shown, not charged; context stays 0 until \
+              what contexts hold is measured), and counts of allocations, frees and failed allocations.",
     },
 ];
 
