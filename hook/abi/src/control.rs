@@ -17,6 +17,8 @@ pub enum Gate {
     Arbitrate = 2,
     /// Drain, acknowledge, wait.
     Frozen = 3,
+    /// Another's turn: wait, but no longer than `patience_usec`; then a batch goes through.
+    Throttled = 4,
 }
 
 impl Gate {
@@ -27,6 +29,7 @@ impl Gate {
             1 => Self::Track,
             2 => Self::Arbitrate,
             3 => Self::Frozen,
+            4 => Self::Throttled,
             _ => Self::Run,
         }
     }
@@ -42,9 +45,13 @@ pub struct ControlDevice {
     pub freeze_generation: AtomicU32,
     /// `compute.priority` in force here.
     pub priority: AtomicU32,
-    /// Longest run of queued work, microseconds, while the gate is [`Gate::Arbitrate`].
+    /// Longest run of queued work, microseconds, while the gate is [`Gate::Arbitrate`] or [`Gate::Throttled`].
     pub window_usec: AtomicU32,
-    reserved_gate: [AtomicU64; 6],
+    /// Longest wait, microseconds, while the gate is [`Gate::Throttled`].
+    pub patience_usec: AtomicU32,
+    /// Not zero: the daemon sleeps and wants the bell when work begins here (`busy_since` leaves zero).
+    pub wants_bell: AtomicU32,
+    reserved_gate: [AtomicU64; 5],
     /// The device's UUID as the driver gives it (16 bytes, little-endian halves); zero: no device here.
     pub uuid: [AtomicU64; 2],
     /// Most bytes the process may have charged on this device.
@@ -56,7 +63,9 @@ pub struct ControlDevice {
     /// Counts the resets of `memory.peak` on this device.
     pub peak_generation: AtomicU32,
     reserved_word: AtomicU32,
-    reserved: [AtomicU64; 2],
+    /// GPU time charged to the process here, nanoseconds: what the daemon made of its and its neighbours' `busy_nsec`.
+    pub usage_nsec: AtomicU64,
+    reserved: [AtomicU64; 1],
 }
 
 /// Written by the daemon, read by the hook.
@@ -108,11 +117,14 @@ const _: () = {
     assert!(offset_of!(ControlDevice, freeze_generation) == 4);
     assert!(offset_of!(ControlDevice, priority) == 8);
     assert!(offset_of!(ControlDevice, window_usec) == 12);
+    assert!(offset_of!(ControlDevice, patience_usec) == 16);
+    assert!(offset_of!(ControlDevice, wants_bell) == 20);
     assert!(offset_of!(ControlDevice, uuid) == 64);
     assert!(offset_of!(ControlDevice, memory_limit) == 80);
     assert!(offset_of!(ControlDevice, memory_total) == 88);
     assert!(offset_of!(ControlDevice, memory_overhead) == 96);
     assert!(offset_of!(ControlDevice, peak_generation) == 104);
+    assert!(offset_of!(ControlDevice, usage_nsec) == 112);
     assert!(size_of::<Control>() == 12288);
     assert!(offset_of!(Control, version) == 8);
     assert!(offset_of!(Control, nr_devices) == 12);

@@ -27,7 +27,7 @@ pub use usage::{Kind, Submission, Thread, Usage, UsageDevice};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gcgroup\x01");
 
 /// Bumped when a field moves, changes meaning or goes away. Taking a reserved word does not.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Devices a block has room for. A device keeps its index in every block of one daemon.
 pub const MAX_DEVICES: usize = 64;

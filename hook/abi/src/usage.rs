@@ -55,7 +55,7 @@ impl Submission {
 }
 
 /// One (process, device).
-#[repr(C, align(256))]
+#[repr(C, align(128))]
 #[derive(Debug)]
 pub struct UsageDevice {
     /// Bytes charged now.
@@ -83,7 +83,48 @@ pub struct UsageDevice {
     /// Submissions of threads that found no slot, by [`Submission`] (read-modify-write).
     pub shared_entered: [AtomicU64; Submission::COUNT],
     pub shared_exited: [AtomicU64; Submission::COUNT],
-    reserved: [AtomicU64; 3],
+    /// Kernels in the graphs that those threads launched.
+    pub shared_graph_kernels: AtomicU64,
+    reserved: [AtomicU64; 2],
+    /// Contexts the process has here.
+    pub nr_contexts: AtomicU32,
+    /// Threads that wait at this gate.
+    pub nr_waiting: AtomicU32,
+    /// Odd while `busy_since` and `busy_nsec` are being changed; they belong together.
+    pub busy_sequence: AtomicU32,
+    reserved_word: AtomicU32,
+    /// When work was submitted that has not been seen to end, by `CLOCK_MONOTONIC`, nanoseconds; zero: there is none.
+    /// Kept while the gate is not [`Gate::Run`](crate::Gate::Run).
+    pub busy_since: AtomicU64,
+    /// For how long there was work before `busy_since`, nanoseconds.
+    pub busy_nsec: AtomicU64,
+    /// The last `usage_nsec` of a control block that was replaced.
+    pub usage_nsec_before: AtomicU64,
+    /// Submissions that waited at a throttled gate or for a place in the window, and for how long.
+    pub nr_throttled: AtomicU64,
+    pub throttled_usec: AtomicU64,
+    /// Batches that passed a throttled gate because `patience_usec` was over.
+    pub gate_timeouts: AtomicU64,
+    reserved_compute: [AtomicU64; 8],
+}
+
+impl UsageDevice {
+    /// Nanoseconds for which there was work here up to `now` (`CLOCK_MONOTONIC`), and whether there is some.
+    /// Whoever writes it may be hostile: the result means nothing until it is clamped.
+    pub fn busy(&self, now: u64) -> (u64, bool) {
+        let mut pair = (0, 0);
+        // A writer that died in between leaves it odd for ever.
+        for _ in 0..8 {
+            let before = self.busy_sequence.load(Acquire);
+            pair = (self.busy_since.load(Acquire), self.busy_nsec.load(Acquire));
+            if before % 2 == 0 && self.busy_sequence.load(Relaxed) == before {
+                break;
+            }
+        }
+        let (since, closed) = pair;
+        let open = if since == 0 { 0 } else { now.saturating_sub(since) };
+        (closed.wrapping_add(open), since != 0)
+    }
 }
 
 /// One submitting thread on one device. Only that thread writes the counters, with plain adds.
@@ -101,7 +142,9 @@ pub struct Thread {
     pub device: AtomicU32,
     /// By [`Submission`], one pair each: submissions begun, submissions the driver has returned from.
     pub submissions: [[AtomicU64; 2]; Submission::COUNT],
-    reserved: [AtomicU64; 8],
+    /// Kernels in the graphs this thread launched.
+    pub graph_kernels: AtomicU64,
+    reserved: [AtomicU64; 7],
 }
 
 impl Thread {
@@ -172,6 +215,20 @@ impl Usage {
             })
     }
 
+    /// Kernels submitted to one device: launched by themselves, or in graphs.
+    pub fn kernels(&self, device: usize) -> u64 {
+        let shared = self
+            .devices
+            .get(device)
+            .map_or(0, |d| d.shared_graph_kernels.load(Relaxed));
+        self.used_threads()
+            .filter(|slot| slot.device.load(Relaxed) as usize == device)
+            .fold(shared, |sum, slot| {
+                sum.wrapping_add(slot.graph_kernels.load(Relaxed))
+            })
+            .wrapping_add(self.submitted(device, Submission::Kernel))
+    }
+
     /// The slots that were ever taken.
     pub fn used_threads(&self) -> impl Iterator<Item = &Thread> {
         self.threads.iter().take(self.nr_threads.load(Acquire) as usize)
@@ -180,7 +237,7 @@ impl Usage {
 
 // The layout is the contract: a change here is a change of VERSION.
 const _: () = {
-    assert!(size_of::<UsageDevice>() == 256);
+    assert!(size_of::<UsageDevice>() == 384);
     assert!(offset_of!(UsageDevice, memory_peak) == 8);
     assert!(offset_of!(UsageDevice, peak_generation) == 16);
     assert!(offset_of!(UsageDevice, drained_generation) == 20);
@@ -191,11 +248,18 @@ const _: () = {
     assert!(offset_of!(UsageDevice, nr_frozen) == 168);
     assert!(offset_of!(UsageDevice, shared_entered) == 184);
     assert!(offset_of!(UsageDevice, shared_exited) == 208);
+    assert!(offset_of!(UsageDevice, shared_graph_kernels) == 232);
+    assert!(offset_of!(UsageDevice, nr_contexts) == 256);
+    assert!(offset_of!(UsageDevice, busy_since) == 272);
+    assert!(offset_of!(UsageDevice, usage_nsec_before) == 288);
+    assert!(offset_of!(UsageDevice, nr_throttled) == 296);
+    assert!(offset_of!(UsageDevice, gate_timeouts) == 312);
     assert!(size_of::<Thread>() == 128);
     assert!(offset_of!(Thread, gate) == 0);
     assert!(offset_of!(Thread, tid) == 8);
     assert!(offset_of!(Thread, device) == 12);
     assert!(offset_of!(Thread, submissions) == 16);
+    assert!(offset_of!(Thread, graph_kernels) == 64);
     assert!(offset_of!(Usage, nr_threads) == 12);
     assert!(offset_of!(Usage, memory_current) == 16);
     assert!(offset_of!(Usage, memory_peak) == 24);
@@ -203,6 +267,6 @@ const _: () = {
     assert!(offset_of!(Usage, nr_max) == 40);
     assert!(offset_of!(Usage, nr_unknown_symbols) == 56);
     assert!(offset_of!(Usage, devices) == 256);
-    assert!(offset_of!(Usage, threads) == 256 + 256 * MAX_DEVICES);
-    assert!(size_of::<Usage>() == 53248);
+    assert!(offset_of!(Usage, threads) == 256 + 384 * MAX_DEVICES);
+    assert!(size_of::<Usage>() == 61440);
 };
