@@ -41,8 +41,14 @@ mod scripts;
 #[cfg(test)]
 mod shell;
 #[cfg(test)]
+mod simgpu;
+#[cfg(test)]
+mod simgpu_faults;
+#[cfg(test)]
 mod simgpu_nvml;
 #[cfg(test)]
 mod simgpu_symbols;
+#[cfg(test)]
+mod simgpu_versions;
 #[cfg(test)]
 mod statistics;

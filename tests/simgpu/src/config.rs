@@ -1,5 +1,20 @@
 //! What the simulated machine has: read from the environment by the first process that attaches,
 //! kept in the state file, and read from there by all that come later.
+//!
+//! Besides the variables of [`Config`], each process obeys some of its own:
+//!
+//! - `SIMGPU_DIR`: the directory that the machine lives in.
+//! - `SIMGPU_DRIVER`: the driver's version, `11.8`, `12.2`, `12.8` or `13.5` (the default), by the CUDA version that it
+//!   came with. What is newer than it is neither exported nor found by `cuGetProcAddress`.
+//! - `SIMGPU_FAULTS`: calls that answer an error and do nothing, a list of `NAME=ERROR` (every call), `NAME=ERROR@N`
+//!   (the N-th call in this process, from 1) and `NAME=ERROR@N+` (that one and all later). NAME is an exported name, such
+//!   as `cuMemAlloc_v2` or `cuLaunchKernel_ptsz`, or ends with `*` and stands for all that begin so, which are then
+//!   counted together. ERROR is a `CUresult` other than 0. Of several that strike the first is answered. Functions that
+//!   are not simulated have faults too.
+//! - `SIMGPU_TRACE`: a file to which a line is appended for each call: pid, name, answer.
+//! - `SIMGPU_FUTURE`: one more name that `cuGetProcAddress` finds, as of a driver newer than everybody's lists.
+//!
+//! Null mode has neither faults nor trace.
 
 use std::env;
 use std::path::PathBuf;

@@ -4,7 +4,9 @@
 pub mod clock;
 pub mod config;
 mod device;
+mod driver;
 mod engine;
+mod faults;
 mod layout;
 mod lock;
 mod member;
@@ -15,6 +17,8 @@ mod turn;
 
 pub use config::Config;
 pub use device::{Device, NAME, Process};
+pub use driver::Driver;
 pub use engine::{Cost, Engine, StreamId, StreamKind, Watch, Work};
+pub use faults::Faults;
 pub use member::Member;
-pub use state::{CUDA_VERSION, DRIVER_VERSION, Machine};
+pub use state::Machine;

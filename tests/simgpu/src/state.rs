@@ -15,12 +15,6 @@ use crate::device::Device;
 use crate::layout::{Layout, MAX_PROCESSES};
 use crate::lock::{Locks, open_shared};
 
-/// CUDA version the simulated driver reports, as `cuDriverGetVersion` counts.
-pub const CUDA_VERSION: i32 = 13050;
-
-/// Driver version the simulated driver reports, as NVML words it.
-pub const DRIVER_VERSION: &str = "615.10";
-
 /// An attached machine.
 #[derive(Debug)]
 pub struct Machine {

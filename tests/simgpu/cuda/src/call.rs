@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::Mutex;
+use simgpu::Faults;
 
 use crate::abi::{CUerror, CUresult};
 use crate::process::Process;
@@ -57,9 +58,8 @@ fn watched(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
         };
         MODE.store(mode, Relaxed);
     }
-    let fault = watch.faults.iter().find_map(|fault| fault.strikes(name));
-    let result = match fault {
-        Some(error) => Err(error),
+    let result = match watch.faults.strike(name) {
+        Some(error) => Err(CUerror::new(error)),
         None => body(),
     };
     if let Some(trace) = &watch.trace {
@@ -73,62 +73,21 @@ fn watched(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
 
 /// What the environment asks of this process.
 struct Watch {
-    faults: Vec<Fault>,
+    faults: Faults,
     trace: Option<Mutex<File>>,
-}
-
-/// `NAME=ERROR@N`: the N-th call of NAME in this process answers ERROR. `NAME=ERROR`: every call.
-struct Fault {
-    name: String,
-    error: CUerror,
-    at: Option<u32>,
-    calls: AtomicU32,
-}
-
-impl Fault {
-    fn parse(text: &str) -> Option<Fault> {
-        let (name, rest) = text.trim().split_once('=')?;
-        let (error, at) = match rest.split_once('@') {
-            Some((error, at)) => (error, Some(at.parse().ok()?)),
-            None => (rest, None),
-        };
-        let error = CUerror::new(error.parse().ok().filter(|&number| number != 0)?);
-        Some(Fault {
-            name: name.to_owned(),
-            error,
-            at,
-            calls: AtomicU32::new(0),
-        })
-    }
-
-    fn strikes(&self, name: &str) -> Option<CUerror> {
-        if self.name != name {
-            return None;
-        }
-        let call = self.calls.fetch_add(1, Relaxed) + 1;
-        self.at.is_none_or(|at| at == call).then_some(self.error)
-    }
 }
 
 fn watch() -> &'static Watch {
     static WATCH: OnceLock<Watch> = OnceLock::new();
     WATCH.get_or_init(|| {
         let faults = std::env::var("SIMGPU_FAULTS").unwrap_or_default();
-        let parsed = faults.split(',').filter(|text| !text.trim().is_empty());
-        let faults = parsed.filter_map(|text| {
-            let fault = Fault::parse(text);
-            if fault.is_none() {
-                eprintln!("simgpu: SIMGPU_FAULTS: expected NAME=ERROR or NAME=ERROR@N, got {text}");
-            }
-            fault
-        });
         let trace = std::env::var_os("SIMGPU_TRACE").and_then(|path| {
             let file = OpenOptions::new().append(true).create(true).open(path);
             file.map_err(|error| eprintln!("simgpu: SIMGPU_TRACE: {error}"))
                 .ok()
         });
         Watch {
-            faults: faults.collect(),
+            faults: Faults::parse(&faults),
             trace: trace.map(Mutex::new),
         }
     })

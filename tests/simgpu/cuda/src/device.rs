@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use simgpu::CUDA_VERSION;
+use simgpu::Driver;
 
 use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, CUuuid, Out, Raw, Text};
 use crate::call::{Call, driver};
@@ -183,7 +183,7 @@ fn describe(number: u32, text: Out<*const c_char>, name: bool) -> CUresult {
 
 driver! {
     early fn cuInit(flags: u32) { if flags == 0 { process::init() } else { Err(INVALID_VALUE) } }
-    early fn cuDriverGetVersion(version: Out<i32>) { version.set(CUDA_VERSION) }
+    early fn cuDriverGetVersion(version: Out<i32>) { version.set(Driver::of_process().cuda_version) }
     early fn cuGetErrorName(number: u32, text: Out<*const c_char>) { describe(number, text, true) }
     early fn cuGetErrorString(number: u32, text: Out<*const c_char>) { describe(number, text, false) }
     /// Tables of functions that are NVIDIA's own business: there are none.

@@ -3,10 +3,7 @@
 //! Each function is a row of a `driver!` table, in the module of its subject. What is in no row is a
 //! stub that answers `CUDA_ERROR_NOT_SUPPORTED` (see `names`).
 //!
-//! Besides the variables that describe the machine (see `simgpu::config`), which hold for all who share
-//! it, a process obeys `SIMGPU_FAULTS`, a list such as `cuMemAlloc_v2=2@3,cuCtxSynchronize=719` (the third
-//! call answers 2, every call answers 719), and `SIMGPU_TRACE`, a file to which it appends a line for each
-//! call: its pid, the name, the answer. Null mode has neither.
+//! What a process asks for by its environment is told in `simgpu::config`.
 
 mod abi;
 mod array;
@@ -19,6 +16,7 @@ mod device;
 mod error;
 mod event;
 mod exec;
+mod exports;
 mod graph;
 mod graph_memory;
 mod image;

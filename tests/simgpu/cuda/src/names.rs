@@ -3,12 +3,12 @@
 //! The build script writes both tables from the driver's lists of symbols (see `../data/cuda-names.tsv`).
 //! Behaviour as documented for CUDA 12 and 13: an unknown name is no error of `cuGetProcAddress_v2`, which tells of it
 //! by a null pointer and the status. The older function of four arguments has no status and answers
-//! `CUDA_ERROR_NOT_FOUND`. `SIMGPU_FUTURE=NAME` adds a name, as of a driver newer than everybody's lists. What the real driver does with flags that do not exist is not documented; here they are invalid.
+//! `CUDA_ERROR_NOT_FOUND`. What the real driver does with flags that do not exist is not documented; here they are invalid.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use simgpu::CUDA_VERSION as DRIVER;
+use simgpu::Driver;
 
 use crate::abi::{CUerror, CUresult, Out, Text};
 use crate::call::{answer, driver};
@@ -32,6 +32,7 @@ struct Name {
     since: i32,
     /// Whether the null stream is the calling thread's own.
     per_thread: bool,
+    symbol: &'static str,
     function: unsafe extern "C" fn(),
 }
 
@@ -49,7 +50,7 @@ macro_rules! symbols {
 macro_rules! names {
     ($($name:literal, $since:literal, $per_thread:literal, $symbol:ident;)*) => {
         static NAMES: &[Name] = &[
-            $( Name { name: $name, since: $since, per_thread: $per_thread, function: symbol::$symbol }, )*
+            $( Name { name: $name, since: $since, per_thread: $per_thread, symbol: stringify!($symbol), function: symbol::$symbol }, )*
         ];
     };
 }
@@ -79,14 +80,24 @@ fn unsupported(said: &AtomicBool, symbol: &str) -> CUresult {
     Err(NOT_SUPPORTED)
 }
 
-/// The newest function of `name` not newer than `version`; the names are sorted.
-fn find(name: &str, version: i32, per_thread: bool) -> Result<*mut c_void, Status> {
+/// Exported symbols that are in no row, and the CUDA version they came with.
+const UNNAMED: [(&str, i32); 1] = [("cuGetProcAddress_v2_ptsz", 12000)];
+
+/// The exported symbols that came after a CUDA version.
+pub(crate) fn newer_than(version: i32) -> impl Iterator<Item = &'static str> {
+    let rows = NAMES.iter().map(|row| (row.symbol, row.since)).chain(UNNAMED);
+    rows.filter(move |(_, since)| *since > version)
+        .map(|(symbol, _)| symbol)
+}
+
+/// The newest function of `name` not newer than `version` and `driver`; the names are sorted.
+fn find(name: &str, version: i32, driver: i32, per_thread: bool) -> Result<*mut c_void, Status> {
     let from = NAMES.partition_point(|row| row.name < name);
     let mut rows = NAMES[from..].iter().take_while(|row| row.name == name).peekable();
-    if rows.peek().is_none_or(|oldest| oldest.since > DRIVER) {
+    if rows.peek().is_none_or(|oldest| oldest.since > driver) {
         return Err(Status::NoSuchName);
     }
-    rows.filter(|row| row.since <= version.min(DRIVER) && (per_thread || !row.per_thread))
+    rows.filter(|row| row.since <= version.min(driver) && (per_thread || !row.per_thread))
         .max_by_key(|row| (row.since, row.per_thread))
         .map(|row| row.function as *mut c_void)
         .ok_or(Status::NoSuchVersion)
@@ -104,12 +115,13 @@ fn is_future(name: &str) -> bool {
 /// Stores what was found, if anything, and says what came of it.
 fn look_up(symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64) -> Result<Status, CUerror> {
     // From CUDA 13 on, a program may not ask for what is newer than the driver.
-    let too_new = DRIVER >= 13000 && version > DRIVER;
+    let driver = Driver::of_process().cuda_version;
+    let too_new = driver >= 13000 && version > driver;
     if pfn.is_null() || flags > PER_THREAD || too_new {
         return Err(INVALID_VALUE);
     }
     let name = symbol.get()?;
-    let found = match find(name, version, flags == PER_THREAD) {
+    let found = match find(name, version, driver, flags == PER_THREAD) {
         Err(Status::NoSuchName) if is_future(name) => Ok(future as *mut c_void),
         found => found,
     };

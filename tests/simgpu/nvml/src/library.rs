@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_int, c_uint};
 use std::fs;
 
 use parking_lot::Mutex;
-use simgpu::Machine;
+use simgpu::{Driver, Machine};
 
 use crate::call::{Error, Place, RESULTS, Result, code, nvml};
 use crate::sample;
@@ -77,14 +77,17 @@ extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
 
 nvml! {
     fn nvmlSystemGetDriverVersion(version: Place<u8>, length: c_uint) =>
-        |_| version.put_text(simgpu::DRIVER_VERSION, length);
+        |_| version.put_text(Driver::of_process().driver_version, length);
 
     /// NVML's own version is the driver's behind the number of its interface.
     fn nvmlSystemGetNVMLVersion(version: Place<u8>, length: c_uint) =>
-        |_| version.put_text(&format!("{}.{}", simgpu::CUDA_VERSION / 1000, simgpu::DRIVER_VERSION), length);
+        |_| {
+            let Driver { cuda_version, driver_version, .. } = Driver::of_process();
+            version.put_text(&format!("{}.{driver_version}", cuda_version / 1000), length)
+        };
 
     fn nvmlSystemGetCudaDriverVersion | nvmlSystemGetCudaDriverVersion_v2 (version: Place<c_int>) =>
-        |_| version.put(simgpu::CUDA_VERSION);
+        |_| version.put(Driver::of_process().cuda_version);
 
     /// The name a process was started by, cut to the caller's length.
     fn nvmlSystemGetProcessName(pid: c_uint, name: Place<u8>, length: c_uint) => |_| {

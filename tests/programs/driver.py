@@ -1,0 +1,186 @@
+"""A program on a lead that calls any function of the driver: each line of stdin is a statement or an expression of
+Python, answered by one line: what the expression is, or the exception.
+
+An argument of a call is a number, a string, bytes, None, or an object of ctypes, which is passed by its address. The
+answer of a call is the driver's.
+"""
+
+import ctypes
+import os
+import sys
+from ctypes import (POINTER, Structure, byref, c_byte, c_char, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64,
+                    c_ushort, c_void_p, sizeof)
+
+DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT = 1, 2, 3, 4
+PINNED = 1
+POSIX_FD = 1
+MIB = 1 << 20
+
+
+class Location(Structure):
+    _fields_ = [("type", c_int), ("id", c_int)]
+
+
+class Properties(Structure):
+    """CUmemAllocationProp."""
+    _fields_ = [("type", c_int), ("handles", c_int), ("location", Location), ("win32", c_void_p),
+                ("compression", c_ubyte), ("rdma", c_ubyte), ("usage", c_ushort), ("reserved", c_ubyte * 4)]
+
+
+class Access(Structure):
+    """CUmemAccessDesc."""
+    _fields_ = [("location", Location), ("flags", c_int)]
+
+
+class PoolProperties(Structure):
+    """CUmemPoolProps."""
+    _fields_ = [("type", c_int), ("handles", c_int), ("location", Location), ("win32", c_void_p),
+                ("max", c_size_t), ("usage", c_ushort), ("reserved", c_ubyte * 54)]
+
+
+class Driver:
+    """cu.NAME(...) calls the exported function of that name."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL("libcuda.so.1")
+
+    def has(self, name):
+        return hasattr(self.library, name)
+
+    def __getattr__(self, name):
+        function = getattr(self.library, name)
+        return lambda *arguments: function(*map(passed, arguments))
+
+
+def passed(argument):
+    if isinstance(argument, bool) or isinstance(argument, int):
+        return c_uint64(argument & (1 << 64) - 1)
+    if isinstance(argument, str):
+        return c_char_p(argument.encode())
+    if isinstance(argument, (bytes, type(None), float)):
+        return argument
+    if isinstance(argument, ctypes._Pointer) or isinstance(argument, ctypes._CFuncPtr):
+        return argument
+    return byref(argument)
+
+
+class Failed(Exception):
+    pass
+
+
+def ok(result):
+    """Of a call that must succeed."""
+    if result:
+        raise Failed(result)
+
+
+def got(kind, name, *arguments):
+    """What a call stores into its first argument, an object of that kind; `error N` where it fails."""
+    out = kind()
+    result = getattr(cu, name)(out, *arguments)
+    return getattr(out, "value", out) if result == 0 else f"error {result}"
+
+
+def place(kind, id=0):
+    return Location(kind, id)
+
+
+def properties(kind=DEVICE, id=0, handles=0):
+    return Properties(type=PINNED, handles=handles, location=place(kind, id))
+
+
+def pool_properties(kind=DEVICE, id=0, handles=0, most=0):
+    return PoolProperties(type=PINNED, handles=handles, location=place(kind, id), max=most)
+
+
+def start(device=0):
+    """Initialises the driver and makes the primary context of a device current."""
+    ok(cu.cuInit(0))
+    context = c_uint64()
+    ok(cu.cuDevicePrimaryCtxRetain(context, device))
+    ok(cu.cuCtxSetCurrent(context.value))
+    return context.value
+
+
+def alloc(size):
+    return got(c_uint64, "cuMemAlloc_v2", size)
+
+
+def put(address, data):
+    """Copies bytes to the device."""
+    ok(cu.cuMemcpyHtoD_v2(address, data, len(data)))
+
+
+def look(address, length):
+    """Copies bytes from the device."""
+    data = (c_char * length)()
+    ok(cu.cuMemcpyDtoH_v2(data, address, length))
+    return data.raw
+
+
+def free_memory():
+    free, total = c_size_t(), c_size_t()
+    ok(cu.cuMemGetInfo_v2(free, total))
+    return free.value
+
+
+def attribute(address, number, kind=c_uint64):
+    out = kind()
+    result = cu.cuPointerGetAttribute(out, number, address)
+    return out.value if result == 0 else f"error {result}"
+
+
+def map_new(size, kind=DEVICE, id=0, at=None, access=((DEVICE, 0),), handles=0):
+    """Memory mapped at an address, with access from some locations. Returns the address and the handle."""
+    handle = got(c_uint64, "cuMemCreate", size, properties(kind, id, handles), 0)
+    if at is None:
+        at = got(c_uint64, "cuMemAddressReserve", size, 0, 0, 0)
+    ok(cu.cuMemMap(at, size, 0, handle, 0))
+    allow(at, size, access)
+    return at, handle
+
+
+def allow(at, size, access=((DEVICE, 0),), flags=3):
+    list = (Access * len(access))(*(Access(place(*one), flags) for one in access))
+    ok(cu.cuMemSetAccess(at, size, list, len(access)))
+
+
+PTX = """.version 7.8
+.target sm_75
+.address_size 64
+.visible .entry gcgroup_spin(.param .u64 us) { ret; }
+.visible .entry gcgroup_fill(.param .u64 dst, .param .u64 n, .param .u32 value) { ret; }
+.visible .entry gcgroup_checksum(.param .u64 src, .param .u64 n, .param .u64 out) { ret; }
+"""
+
+
+def kernel(name):
+    module = got(c_uint64, "cuModuleLoadData", PTX)
+    return got(c_uint64, "cuModuleGetFunction", module, name)
+
+
+def launch(function, *arguments, stream=0):
+    values = [c_uint64(argument) for argument in arguments]
+    parameters = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    return cu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, None)
+
+
+def main():
+    names = globals()
+    # What the driver says on stdout is not an answer.
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        try:
+            try:
+                code = compile(line.strip(), "line", "eval")
+            except SyntaxError:
+                code = compile(line, "line", "exec")
+            answer = repr(eval(code, names))
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        answers.write(answer.replace("\n", " ") + "\n")
+        answers.flush()
+
+
+cu = Driver()
+main()

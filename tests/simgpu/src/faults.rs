@@ -1,0 +1,138 @@
+//! Faults that a process asks for: which call of which function answers what error, instead of being done.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The faults of a process, as `SIMGPU_FAULTS` lists them (see `config`).
+#[derive(Debug, Default)]
+pub struct Faults(Vec<Fault>);
+
+#[derive(Debug)]
+struct Fault {
+    /// A function's exported name, or the beginning of several functions' names.
+    name: String,
+    is_beginning: bool,
+    error: u32,
+    when: When,
+    /// Calls so far of the functions it is for.
+    calls: AtomicU32,
+}
+
+/// Calls count from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Always,
+    At(u32),
+    From(u32),
+}
+
+impl Faults {
+    /// Reads a list; what cannot be read is complained of and left out.
+    pub fn parse(list: &str) -> Faults {
+        let rows = list.split(',').map(str::trim).filter(|row| !row.is_empty());
+        let faults = rows.filter_map(|row| {
+            let fault = Fault::parse(row);
+            if fault.is_none() {
+                eprintln!(
+                    "simgpu: SIMGPU_FAULTS: expected NAME=ERROR, NAME=ERROR@N or NAME=ERROR@N+, got {row}"
+                );
+            }
+            fault
+        });
+        Faults(faults.collect())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Counts a call of a function, and gives the error it is to answer, if any: the first of the list.
+    pub fn strike(&self, name: &str) -> Option<u32> {
+        let struck = self.0.iter().map(|fault| fault.strike(name));
+        // Every fault counts its calls, also behind one that strikes.
+        struck.fold(None, |first, next| first.or(next))
+    }
+}
+
+impl Fault {
+    fn parse(row: &str) -> Option<Fault> {
+        let (name, rest) = row.split_once('=')?;
+        let (error, when) = match rest.split_once('@') {
+            None => (rest, When::Always),
+            Some((error, at)) => match at.strip_suffix('+') {
+                Some(from) => (error, When::From(count(from)?)),
+                None => (error, When::At(count(at)?)),
+            },
+        };
+        let (name, is_beginning) = match name.strip_suffix('*') {
+            Some(beginning) => (beginning, true),
+            None => (name, false),
+        };
+        Some(Fault {
+            name: name.to_owned(),
+            is_beginning,
+            error: count(error)?,
+            when,
+            calls: AtomicU32::new(0),
+        })
+    }
+
+    fn strike(&self, name: &str) -> Option<u32> {
+        let is_meant = if self.is_beginning {
+            name.starts_with(&self.name)
+        } else {
+            name == self.name
+        };
+        if !is_meant {
+            return None;
+        }
+        let call = self.calls.fetch_add(1, Relaxed) + 1;
+        let strikes = match self.when {
+            When::Always => true,
+            When::At(at) => call == at,
+            When::From(from) => call >= from,
+        };
+        strikes.then_some(self.error)
+    }
+}
+
+/// A positive number.
+fn count(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|&number| number > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answers(list: &str, calls: &[&str]) -> Vec<Option<u32>> {
+        let faults = Faults::parse(list);
+        calls.iter().map(|name| faults.strike(name)).collect()
+    }
+
+    #[test]
+    fn a_fault_strikes_always_once_or_from_a_call_on() {
+        let calls = ["a", "b", "a", "a"];
+        assert_eq!(answers("a=2", &calls), [Some(2), None, Some(2), Some(2)]);
+        assert_eq!(answers("a=2@2", &calls), [None, None, Some(2), None]);
+        assert_eq!(answers("a=2@2+", &calls), [None, None, Some(2), Some(2)]);
+    }
+
+    #[test]
+    fn a_beginning_stands_for_all_names_that_begin_so() {
+        let calls = ["cuMemAlloc_v2", "cuMemFree_v2", "cuInit"];
+        assert_eq!(answers("cuMem*=1", &calls), [Some(1), Some(1), None]);
+        assert_eq!(
+            answers("cuMem*=1@2,cuMemAlloc_v2=2", &calls),
+            [Some(2), Some(1), None]
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_out() {
+        for list in ["a", "a=", "a=0", "a=2@0", "a=2@x", "a=-1", ""] {
+            assert!(Faults::parse(list).is_empty(), "{list}");
+        }
+    }
+}
