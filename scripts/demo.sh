@@ -98,7 +98,7 @@ run cat "$batch/gcgroup.stat"
 
 say "Freeze it: no further launch is submitted, what was queued drains"
 run "echo 1 > $batch/compute.freeze"
-until_true "grep -q 'frozen 1' $batch/gcgroup.events"
+run gcgroupfs wait "$batch/gcgroup.events" frozen=1
 run cat "$batch/gcgroup.events"
 run cat "$batch/gcgroup.stat"
 run sleep 1

@@ -1,9 +1,11 @@
 //! The command line: one enum of commands, of which the help and the completions are made.
 
 mod client;
+mod expression;
 mod ls;
 mod mount;
 mod run;
+mod wait;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -47,6 +49,8 @@ enum Command {
         #[arg(allow_hyphen_values = true)]
         value: String,
     },
+    /// Waits until a control file says so: gcgroupfs wait 1234/gcgroup.events frozen=1
+    Wait(wait::Arguments),
     /// Lists the governed processes.
     Ls {
         /// All there is to know, as JSON
@@ -74,6 +78,7 @@ pub fn main() -> ExitCode {
         Command::Set { path, value } => {
             Client::connect(&socket).and_then(|mut client| client.set(&path, &value))
         }
+        Command::Wait(arguments) => return wait::run(&socket, &arguments),
         Command::Ls { json } => {
             Client::connect(&socket).and_then(|mut client| print(&ls::list(&mut client, json)?))
         }

@@ -4,6 +4,7 @@
 //! work on what a killed predecessor has left, a dead mount on which every path look-up fails. So the mount point
 //! is never looked at before /proc/self/mountinfo has been.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -36,19 +37,20 @@ impl Mount {
     /// Mounts at `point`, which is made if it does not exist, and replaces dead mounts there. Gives the open
     /// /dev/fuse over which the kernel will ask, and which must be answered from now on.
     ///
-    /// Without `allow_other`, the kernel lets nobody in but who mounts.
+    /// The kernel lists the mount as that of `source`, the daemon's socket, by which [`point_of`] finds it. Without
+    /// `allow_other`, it lets nobody in but who mounts.
     ///
     /// # Errors
     /// `EBUSY` if another daemon answers there; what mount(2) or, for others than root, fusermount3 says.
-    pub fn new(point: &Path, allow_other: bool) -> io::Result<(Self, OwnedFd)> {
+    pub fn new(point: &Path, source: &Path, allow_other: bool) -> io::Result<(Self, OwnedFd)> {
         let point = absolute(point)?;
         replace_dead(&point)?;
         // Parents made on the way are for everybody to pass through, as /run and /sys/fs/cgroup are.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(&point)?;
         let device = if geteuid().is_root() {
-            mount_as_root(&point, allow_other)?
+            mount_as_root(&point, source, allow_other)?
         } else {
-            helper::mount(&point, allow_other)?
+            helper::mount(&point, source, allow_other)?
         };
         let id = ours(&point)?.last().map(|entry| entry.id);
         Ok((Self { point, id }, device))
@@ -80,7 +82,7 @@ impl Drop for Mount {
     }
 }
 
-fn mount_as_root(point: &Path, allow_other: bool) -> io::Result<OwnedFd> {
+fn mount_as_root(point: &Path, source: &Path, allow_other: bool) -> io::Result<OwnedFd> {
     let device: OwnedFd = OpenOptions::new()
         .read(true)
         .write(true)
@@ -96,13 +98,7 @@ fn mount_as_root(point: &Path, allow_other: bool) -> io::Result<OwnedFd> {
         options.push_str(",allow_other");
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(
-        Some("gcgroupfs"),
-        point,
-        Some(TYPE),
-        flags,
-        Some(options.as_str()),
-    )?;
+    mount(Some(source), point, Some(TYPE), flags, Some(options.as_str()))?;
     Ok(device)
 }
 
@@ -149,11 +145,37 @@ fn is_alive(point: &Path) -> io::Result<bool> {
     }
 }
 
+/// Where the daemon that listens on `socket` shows its control files, if it shows them to us.
+pub fn point_of(socket: &Path) -> Option<PathBuf> {
+    let socket = std::path::absolute(socket).ok()?;
+    let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    visible(&text)
+        .into_iter()
+        .find(|entry| entry.is_ours && entry.is_whole && entry.source == socket)
+        .map(|entry| entry.point)
+}
+
+/// Whether `path`, an absolute one, lies on a mount of ours.
+pub fn has(path: &Path) -> bool {
+    fs::read_to_string("/proc/self/mountinfo").is_ok_and(|text| {
+        let entries = visible(&text);
+        let under = entries.iter().filter(|entry| path.starts_with(&entry.point));
+        under
+            .max_by_key(|entry| entry.point.components().count())
+            .is_some_and(|entry| entry.is_ours)
+    })
+}
+
 /// One line of /proc/self/mountinfo.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     id: u64,
+    point: PathBuf,
+    /// What is mounted, in its own words: of ours, the daemon's socket.
+    source: PathBuf,
     is_ours: bool,
+    /// Its root and not a directory in it.
+    is_whole: bool,
 }
 
 /// What is mounted at `point`, the visible one last.
@@ -165,21 +187,37 @@ fn ours(point: &Path) -> io::Result<Vec<Entry>> {
     Ok(mounts(point)?.into_iter().filter(|entry| entry.is_ours).collect())
 }
 
-/// The mounts at `point`, of the text of /proc/self/mountinfo (proc(5)).
+/// The mounts at `point`, of the text of /proc/self/mountinfo.
 fn at(mountinfo: &str, point: &Path) -> Vec<Entry> {
-    mountinfo
-        .lines()
-        .filter_map(|line| {
-            let (fields, kind) = line.split_once(" - ")?;
-            let mut fields = fields.split(' ');
-            let id = fields.next()?.parse().ok()?;
-            let here = Path::new(&unescaped(fields.nth(3)?)) == point;
-            here.then(|| Entry {
-                id,
-                is_ours: kind.split(' ').next() == Some(TYPE),
-            })
+    entries(mountinfo).filter(|entry| entry.point == point).collect()
+}
+
+/// Of several mounts at one point the last, which hides the others.
+fn visible(mountinfo: &str) -> Vec<Entry> {
+    let mut last = BTreeMap::new();
+    for entry in entries(mountinfo) {
+        last.insert(entry.point.clone(), entry);
+    }
+    last.into_values().collect()
+}
+
+/// The text of /proc/self/mountinfo (proc(5)).
+fn entries(mountinfo: &str) -> impl Iterator<Item = Entry> {
+    mountinfo.lines().filter_map(|line| {
+        let (fields, kind) = line.split_once(" - ")?;
+        let mut fields = fields.split(' ');
+        let id = fields.next()?.parse().ok()?;
+        let root = fields.nth(2)?;
+        let point = unescaped(fields.next()?).into();
+        let mut kind = kind.split(' ');
+        Some(Entry {
+            id,
+            point,
+            is_ours: kind.next() == Some(TYPE),
+            source: unescaped(kind.next()?).into(),
+            is_whole: root == "/",
         })
-        .collect()
+    })
 }
 
 /// A path as the kernel writes it there: blanks, tabs, newlines and backslashes are `\ooo`.
@@ -226,10 +264,11 @@ mod tests {
 
     const MOUNTINFO: &str = "\
         22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
-        91 22 0:47 / /gcgroup rw,nosuid,nodev - fuse.gcgroup gcgroupfs rw,user_id=0,group_id=0\n\
+        91 22 0:47 / /gcgroup rw,nosuid,nodev - fuse.gcgroup /run/g.sock rw,user_id=0,group_id=0\n\
         92 91 0:48 / /gcgroup rw - tmpfs none rw\n\
-        93 92 0:49 / /gcgroup rw,nosuid shared:7 master:1 - fuse.gcgroup gcgroupfs rw\n\
-        94 22 0:50 / /with\\040blank\\134 rw - fuse.gcgroup gcgroupfs rw\n\
+        93 92 0:49 / /gcgroup rw,nosuid shared:7 master:1 - fuse.gcgroup /run/g.sock rw\n\
+        94 22 0:50 / /with\\040blank\\134 rw - fuse.gcgroup /run/h\\040.sock rw\n\
+        96 22 0:50 /7 /part rw - fuse.gcgroup /run/g.sock rw\n\
         95 22 0:51 / /other rw - fuse.sshfs host: rw\n";
 
     #[test]
@@ -239,21 +278,25 @@ mod tests {
             .map(|entry| (entry.id, entry.is_ours))
             .collect();
         assert_eq!(found, [(91, true), (92, false), (93, true)]);
-        assert_eq!(
-            at(MOUNTINFO, Path::new("/with blank\\")),
-            [Entry {
-                id: 94,
-                is_ours: true
-            }]
-        );
-        assert_eq!(
-            at(MOUNTINFO, Path::new("/other")),
-            [Entry {
-                id: 95,
-                is_ours: false
-            }]
-        );
+        let one = |point| match at(MOUNTINFO, Path::new(point)).as_slice() {
+            [entry] => (
+                entry.id,
+                entry.is_ours,
+                entry.is_whole,
+                entry.source.display().to_string(),
+            ),
+            entries => panic!("{entries:?}"),
+        };
+        assert_eq!(one("/with blank\\"), (94, true, true, "/run/h .sock".into()));
+        assert_eq!(one("/part"), (96, true, false, "/run/g.sock".into()));
+        assert_eq!(one("/other"), (95, false, true, "host:".into()));
         assert_eq!(at(MOUNTINFO, Path::new("/gc")), []);
+    }
+
+    #[test]
+    fn of_mounts_at_one_point_the_last_is_seen() {
+        let seen: Vec<_> = visible(MOUNTINFO).iter().map(|entry| entry.id).collect();
+        assert_eq!(seen, [22, 93, 95, 96, 94]);
     }
 
     #[test]

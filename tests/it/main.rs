@@ -52,3 +52,5 @@ mod simgpu_symbols;
 mod simgpu_versions;
 #[cfg(test)]
 mod statistics;
+#[cfg(test)]
+mod wait;

@@ -8,7 +8,10 @@ use support::{Governed, Mount, artifacts, repository, wait_until};
 
 fn command(mount: &Mount, script: &str) -> Command {
     let mut command = Command::new(repository().join("scripts").join(script));
-    command.env("GCGROUP", mount.path());
+    let programs = artifacts().gcgroupfs();
+    let programs = programs.parent().unwrap().display();
+    let path = format!("{programs}:{}", std::env::var("PATH").unwrap());
+    command.env("GCGROUP", mount.path()).env("PATH", path);
     command
 }
 

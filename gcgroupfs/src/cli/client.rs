@@ -41,8 +41,16 @@ impl Client {
     /// # Errors
     /// As reading it at the mount.
     pub fn get(&mut self, path: &str) -> anyhow::Result<Vec<u8>> {
-        self.read(Operation::Get, path)?
+        self.try_get(path)?
             .map_err(|errno| anyhow!("{path}: {}", strerror(errno)))
+    }
+
+    /// What a control file shows, or the errno that reading it at the mount gives.
+    ///
+    /// # Errors
+    /// The daemon is gone, or is none.
+    pub fn try_get(&mut self, path: &str) -> anyhow::Result<Result<Vec<u8>, Errno>> {
+        self.read(Operation::Get, path)
     }
 
     /// Writes a control file.

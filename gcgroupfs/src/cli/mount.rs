@@ -100,6 +100,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     } else {
         Some(mount(
             &arguments.mountpoint,
+            &socket,
             arguments.allow_other,
             tree,
             stop.clone(),
@@ -116,9 +117,15 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Shows the tree at `point`. When somebody else unmounts it, the daemon is to stop.
-fn mount(point: &Path, allow_other: bool, tree: Arc<Tree>, stop: Stop) -> anyhow::Result<Mount> {
+fn mount(
+    point: &Path,
+    socket: &Path,
+    allow_other: bool,
+    tree: Arc<Tree>,
+    stop: Stop,
+) -> anyhow::Result<Mount> {
     let cannot = || format!("cannot mount at {}", point.display());
-    let (mount, device) = Mount::new(point, allow_other).with_context(cannot)?;
+    let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
     let ended = move |result: io::Result<()>| {
         match result {
             Ok(()) => info!("unmounted"),

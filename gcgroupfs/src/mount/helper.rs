@@ -18,7 +18,7 @@ const PROGRAM: &str = "fusermount3";
 ///
 /// # Errors
 /// If the program is not installed, or refuses.
-pub(super) fn mount(point: &Path, allow_other: bool) -> io::Result<OwnedFd> {
+pub(super) fn mount(point: &Path, source: &Path, allow_other: bool) -> io::Result<OwnedFd> {
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,
         SockType::Stream,
@@ -26,7 +26,9 @@ pub(super) fn mount(point: &Path, allow_other: bool) -> io::Result<OwnedFd> {
         SockFlag::SOCK_CLOEXEC,
     )?;
     fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
-    let mut options = "fsname=gcgroupfs,subtype=gcgroup,nosuid,nodev,noexec,default_permissions".to_owned();
+    // Commas and backslashes would end the option.
+    let source = source.to_string_lossy().replace('\\', "\\\\").replace(',', "\\,");
+    let mut options = format!("fsname={source},subtype=gcgroup,nosuid,nodev,noexec,default_permissions");
     if allow_other {
         options.push_str(",allow_other");
     }

@@ -1,0 +1,169 @@
+//! `gcgroupfs wait`, on the mount and without one.
+
+use support::{Config, Governed, Mount, wait_until};
+
+use crate::driver::{Dir, DriverShell};
+
+/// A waiting `gcgroupfs wait`.
+fn waiting(mount: &Mount, arguments: &[&str]) -> Governed {
+    let mut command = mount.gcgroupfs(&["wait"]);
+    command.args(arguments);
+    Governed::spawn(command)
+}
+
+/// The exit status of one that ends by itself.
+#[track_caller]
+fn status(mount: &Mount, arguments: &[&str]) -> i32 {
+    let mut wait = waiting(mount, arguments);
+    wait.wait().code().expect("it exits")
+}
+
+/// Asleep, having looked: in poll(2) or in a pause.
+fn is_asleep(wait: &Governed) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/syscall", wait.pid())).unwrap_or_default();
+    let number: i64 = stat
+        .split(' ')
+        .next()
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(-1);
+    [
+        libc::SYS_poll,
+        libc::SYS_ppoll,
+        libc::SYS_clock_nanosleep,
+        libc::SYS_nanosleep,
+    ]
+    .contains(&number)
+}
+
+fn everywhere(test: impl Fn(&Mount)) {
+    for config in [Config::default(), Config::default().arg("--no-fuse")] {
+        test(&Mount::with(config));
+    }
+}
+
+#[test]
+fn it_sleeps_until_all_expressions_hold() {
+    everywhere(|mount| {
+        let shell = DriverShell::start(mount);
+        let (events, freeze) = (
+            format!("{}/gcgroup.events", shell.pid()),
+            format!("{}/compute.freeze", shell.pid()),
+        );
+        assert_eq!(
+            status(mount, &[&events, "populated=1", "frozen=0", "hook!=lost"]),
+            0
+        );
+        let mut wait = waiting(mount, &[&events, "populated=1", "frozen=1"]);
+        wait_until("it waits", || is_asleep(&wait));
+        assert!(wait.is_running(), "one of two holds");
+        assert!(
+            mount
+                .gcgroupfs(&["set", &freeze, "1"])
+                .status()
+                .expect("runs")
+                .success()
+        );
+        assert_eq!(wait.wait().code(), Some(0));
+        assert_eq!(status(mount, &[&freeze, "=1"]), 0, "a single value");
+    });
+}
+
+#[test]
+fn sizes_and_counts_are_compared_as_numbers() {
+    everywhere(|mount| {
+        let mut shell = DriverShell::start(mount);
+        let (current, events) = (
+            format!("{}/memory.current", shell.pid()),
+            format!("{}/memory.events", shell.pid()),
+        );
+        let limit = format!("{}/memory.limit", shell.pid());
+        let mut wait = waiting(mount, &[&current, ">=2M", "<2G"]);
+        wait_until("it waits", || is_asleep(&wait));
+        assert_eq!(shell.ask("alloc linear 2097152"), "ok 0");
+        assert_eq!(wait.wait().code(), Some(0));
+        assert_eq!(status(mount, &[&limit, "=max"]), 0);
+        let mut wait = waiting(mount, &[&events, "oom>=1"]);
+        assert!(
+            mount
+                .gcgroupfs(&["set", &limit, "2M"])
+                .status()
+                .expect("runs")
+                .success()
+        );
+        assert_eq!(shell.ask("alloc linear 1"), "error 2");
+        assert_eq!(wait.wait().code(), Some(0));
+    });
+}
+
+#[test]
+fn it_gives_up_in_time_and_knows_what_makes_no_sense() {
+    everywhere(|mount| {
+        let shell = DriverShell::start(mount);
+        let events = format!("{}/gcgroup.events", shell.pid());
+        assert_eq!(status(mount, &[&events, "frozen=1", "--timeout", "0.02"]), 1);
+        for senseless in [
+            vec![&*events],
+            vec![&events, "frozen"],
+            vec![&events, "frozn=1"],
+            vec![&events, "=1"],
+            vec![&events, "hook>1"],
+            vec![&events, "frozen=1", "--timeout", "soon"],
+            vec![&events, "frozen=1", "--timeout", "-1"],
+        ] {
+            assert_eq!(status(mount, &senseless), 2, "{senseless:?}");
+        }
+    });
+}
+
+#[test]
+fn the_end_of_the_process_ends_it() {
+    everywhere(|mount| {
+        assert_eq!(status(mount, &["999999999/gcgroup.events", "frozen=1"]), 3);
+        let shell = DriverShell::start(mount);
+        let mut wait = waiting(mount, &[&format!("{}/gcgroup.events", shell.pid()), "frozen=1"]);
+        wait_until("it waits", || is_asleep(&wait));
+        shell.kill9();
+        assert_eq!(wait.wait().code(), Some(3));
+        assert!(!wait.stderr().is_empty());
+    });
+}
+
+#[test]
+fn it_takes_a_path_on_the_mount_and_finds_the_mount_by_the_socket() {
+    let (mount, other) = (Mount::new(), Mount::new());
+    let shell = DriverShell::start(&mount);
+    let path = Dir::of(&mount, shell.pid()).path().join("gcgroup.events");
+    let path = path.to_str().expect("text");
+    // The socket is another daemon's, which does not know the process.
+    assert_eq!(status(&other, &[path, "frozen=0"]), 0);
+    let below = format!("/{}/gcgroup.events", shell.pid());
+    assert_eq!(status(&mount, &[&below, "frozen=0"]), 0);
+    assert_eq!(status(&other, &[&below, "frozen=0"]), 3);
+}
+
+#[test]
+fn a_restart_of_the_daemon_does_not_end_it() {
+    for config in [Config::default(), Config::default().arg("--no-fuse")] {
+        let mut mount = Mount::with(config);
+        let shell = DriverShell::start(&mount);
+        let (pid, freeze) = (shell.pid(), format!("{}/compute.freeze", shell.pid()));
+        let mut wait = waiting(&mount, &[&format!("{pid}/gcgroup.events"), "frozen=1"]);
+        wait_until("it waits", || is_asleep(&wait));
+        mount.kill9();
+        mount.restart();
+        wait_until("it is told", || {
+            mount
+                .gcgroupfs(&["set", &freeze, "1"])
+                .output()
+                .is_ok_and(|output| output.status.success())
+        });
+        assert_eq!(wait.wait().code(), Some(0), "{}", wait.stderr());
+    }
+}
+
+#[test]
+fn without_a_daemon_there_is_nothing_to_wait_for() {
+    let mut mount = Mount::new();
+    mount.stop();
+    assert_eq!(status(&mount, &["1/gcgroup.events", "frozen=1"]), 3);
+}
