@@ -49,6 +49,8 @@ mod simgpu_nvml;
 #[cfg(test)]
 mod simgpu_symbols;
 #[cfg(test)]
+mod simgpu_truth;
+#[cfg(test)]
 mod simgpu_versions;
 #[cfg(test)]
 mod statistics;

@@ -1,5 +1,5 @@
 //! What the integration tests share: the built artifacts, a mount, processes that are governed by it, programs
-//! in C, and a way to wait for a condition.
+//! in C, the truth about simulated GPUs, and a way to wait for a condition.
 //!
 //! Everything here panics rather than return an error: a test that cannot have what it needs has failed.
 
@@ -7,10 +7,12 @@ mod artifacts;
 mod governed;
 mod mount;
 mod program;
+mod truth;
 mod wait;
 
 pub use artifacts::{Artifacts, artifacts, python, repository};
 pub use governed::Governed;
 pub use mount::{Config, Mount};
 pub use program::{c_program, c_program_by};
+pub use truth::Truth;
 pub use wait::{DEADLINE, wait_for, wait_until};

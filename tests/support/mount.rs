@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use crate::artifacts::artifacts;
 use crate::governed::Governed;
+use crate::truth::Truth;
 use crate::wait::wait_until;
 
 /// How a mount is set up.
@@ -98,6 +99,12 @@ impl Mount {
     /// The simulated GPUs' state directory.
     pub fn simgpu_dir(&self) -> PathBuf {
         self.root.path().join("sim")
+    }
+
+    /// What processes have really had of the simulated GPUs. There must have been one.
+    #[track_caller]
+    pub fn truth(&self) -> Truth {
+        Truth::of(&self.simgpu_dir())
     }
 
     /// A file's path: `file(&pid, "memory.limit")`, `file(&format!("{pid}/0"), "memory.limit")`.

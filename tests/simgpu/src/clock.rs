@@ -3,7 +3,7 @@
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Nanoseconds of the monotonic clock.
 pub fn now_ns() -> u64 {
@@ -14,6 +14,12 @@ pub fn now_ns() -> u64 {
     // SAFETY: `time` is a valid timespec; the clock exists on every Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// Microseconds since 1970, by the clock that people set.
+pub(crate) fn since_1970_usec() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Sleeps until `bell` is rung, unless it no longer is `seen`; at most `limit`. May wake for nothing.

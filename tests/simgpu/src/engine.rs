@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
@@ -320,7 +320,7 @@ impl Engine {
     }
 
     pub(crate) fn count_busy(&self, ns: u64) {
-        self.member.here(self.device).busy_ns.fetch_add(ns, Relaxed);
+        self.member.count_busy(self.device, ns);
     }
 
     /// Sleeps, unless the bell has rung since it was `seen`.

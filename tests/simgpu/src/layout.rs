@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::config::{Config, MAX_DEVICES};
+use crate::held::Held;
 
 /// Most processes that can use the machine at once.
 pub const MAX_PROCESSES: usize = 4096;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x02");
 
 /// The whole of the file.
 #[repr(C)]
@@ -45,7 +46,10 @@ pub(crate) struct SharedDevice {
 pub(crate) struct Slot {
     /// The owner's pid as the owner sees it.
     pub(crate) pid: AtomicU32,
-    reserved: [AtomicU32; 15],
+    reserved: [AtomicU32; 1],
+    /// Bytes of host memory by kind.
+    pub(crate) host: [AtomicU64; Held::ON_HOST],
+    more: [AtomicU64; 7 - Held::ON_HOST],
     pub(crate) device: [SlotDevice; MAX_DEVICES],
 }
 
@@ -62,7 +66,16 @@ pub(crate) struct SlotDevice {
     pub(crate) contexts: AtomicU32,
     /// What the owner's device thread sleeps on: a futex, bumped to wake it.
     pub(crate) bell: AtomicU32,
-    reserved: [AtomicU64; 4],
+    /// The most bytes of device memory there ever were.
+    pub(crate) peak: AtomicU64,
+    /// Nanoseconds of work done by copy engines.
+    pub(crate) copy_ns: AtomicU64,
+    /// When it first had anything here and when it last did anything, in microseconds since 1970.
+    pub(crate) began_usec: AtomicU64,
+    pub(crate) seen_usec: AtomicU64,
+    /// The bytes of device memory by kind.
+    pub(crate) held: [AtomicU64; Held::ON_DEVICE],
+    reserved: [AtomicU64; 8 - Held::ON_DEVICE],
 }
 
 impl Layout {
@@ -116,13 +129,23 @@ impl Slot {
             device.busy_ns.store(0, Relaxed);
             device.nr_launches.store(0, Relaxed);
             device.contexts.store(0, Relaxed);
+            let rest = [
+                &device.peak,
+                &device.copy_ns,
+                &device.began_usec,
+                &device.seen_usec,
+            ];
+            for word in rest.into_iter().chain(&device.held) {
+                word.store(0, Relaxed);
+            }
         }
+        self.host.iter().for_each(|word| word.store(0, Relaxed));
     }
 }
 
 const _: () = {
     assert!(size_of::<SharedDevice>() == 64 + MAX_PROCESSES / 8);
-    assert!(size_of::<SlotDevice>() == 64);
-    assert!(size_of::<Slot>() == 64 * (1 + MAX_DEVICES));
+    assert!(size_of::<SlotDevice>() == 128);
+    assert!(size_of::<Slot>() == 64 + 128 * MAX_DEVICES);
     assert!(std::mem::offset_of!(Layout, device) == 512);
 };

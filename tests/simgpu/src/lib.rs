@@ -1,12 +1,14 @@
 //! The simulated GPU: devices, their memory and their time, shared by several processes through a
 //! directory. It knows nothing of CUDA or NVML, whose simulated libraries are built on it.
 
+mod account;
 pub mod clock;
 pub mod config;
 mod device;
 mod driver;
 mod engine;
 mod faults;
+mod held;
 mod layout;
 mod lock;
 mod member;
@@ -15,10 +17,12 @@ mod runner;
 mod state;
 mod turn;
 
+pub use account::{Account, OnDevice};
 pub use config::Config;
 pub use device::{Device, NAME, Process};
 pub use driver::Driver;
 pub use engine::{Cost, Engine, StreamId, StreamKind, Watch, Work};
 pub use faults::Faults;
+pub use held::Held;
 pub use member::Member;
 pub use state::Machine;

@@ -4,7 +4,9 @@ use std::io;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::layout::{SharedDevice, SlotDevice};
+use crate::clock;
+use crate::held::Held;
+use crate::layout::{SharedDevice, Slot, SlotDevice};
 use crate::state::Machine;
 
 /// A process that uses the machine. Its place ends with the process, not with this value.
@@ -31,7 +33,7 @@ impl Member {
 
     /// Charges `bytes` of device memory to this process, unless the device has not that many left:
     /// exact, whoever else is charging.
-    pub fn try_charge(&self, device: usize, bytes: u64) -> bool {
+    pub fn try_charge(&self, device: usize, kind: Held, bytes: u64) -> bool {
         let _guard = self.machine.locks.device(device);
         let total = self.machine.config().memory;
         // Most often everything fits, the dead included; only else is it worth asking who is alive.
@@ -45,13 +47,29 @@ impl Member {
         if !fits(with_dead) && !fits(self.living_use(device)) {
             return false;
         }
-        self.here(device).used.fetch_add(bytes, Relaxed);
+        let here = self.here(device);
+        let used = here.used.fetch_add(bytes, Relaxed) + bytes;
+        here.peak.fetch_max(used, Relaxed);
+        here.held[kind.index()].fetch_add(bytes, Relaxed);
+        self.see(device);
         true
     }
 
     /// Takes back a charge.
-    pub fn uncharge(&self, device: usize, bytes: u64) {
+    pub fn uncharge(&self, device: usize, kind: Held, bytes: u64) {
         self.here(device).used.fetch_sub(bytes, Relaxed);
+        self.here(device).held[kind.index()].fetch_sub(bytes, Relaxed);
+        self.see(device);
+    }
+
+    /// Counts bytes of host memory.
+    pub fn hold_host(&self, kind: Held, bytes: u64) {
+        self.place().host[kind.index()].fetch_add(bytes, Relaxed);
+    }
+
+    /// Takes them back.
+    pub fn drop_host(&self, kind: Held, bytes: u64) {
+        self.place().host[kind.index()].fetch_sub(bytes, Relaxed);
     }
 
     /// Bytes this process has charged.
@@ -81,6 +99,23 @@ impl Member {
         self.here(device).nr_launches.fetch_add(1, Relaxed);
     }
 
+    /// Counts work done for this process.
+    pub(crate) fn count_busy(&self, device: usize, ns: u64) {
+        self.here(device).busy_ns.fetch_add(ns, Relaxed);
+        self.see(device);
+    }
+
+    /// Notes that the process does something on a device now.
+    fn see(&self, device: usize) {
+        let now = clock::since_1970_usec();
+        let here = self.here(device);
+        // Whoever is first: both are now.
+        if here.began_usec.load(Relaxed) == 0 {
+            here.began_usec.store(now, Relaxed);
+        }
+        here.seen_usec.store(now, Relaxed);
+    }
+
     fn living_use(&self, device: usize) -> u64 {
         let slots = self.machine.layout().slots().enumerate();
         slots
@@ -96,8 +131,12 @@ impl Member {
         self.slot
     }
 
+    fn place(&self) -> &'static Slot {
+        &self.machine.layout().slot[self.slot]
+    }
+
     pub(crate) fn here(&self, device: usize) -> &'static SlotDevice {
-        &self.machine.layout().slot[self.slot].device[device]
+        &self.place().device[device]
     }
 
     pub(crate) fn shared(&self, device: usize) -> &'static SharedDevice {

@@ -44,20 +44,9 @@ impl Machine {
     /// detach: see `lock`.
     pub fn attach(dir: &Path, config: Config) -> io::Result<Machine> {
         make_directory(dir)?;
-        let locks = Locks::open(dir)?;
+        let mut machine = Machine::open(dir, config)?;
         let file = open_shared(&dir.join("state"))?;
         let _exclusive = Exclusive::hold(&file)?;
-        let bytes = size_of::<Layout>();
-        if file.metadata()?.len() < bytes as u64 {
-            file.set_len(bytes as u64)?;
-        }
-        let map = MmapOptions::new().len(bytes).map_raw(&file)?;
-        let mut machine = Machine {
-            map,
-            locks,
-            config,
-            dir: dir.to_owned(),
-        };
         let published = machine.layout().config();
         match published {
             Some(config) if machine.locks.anyone_attached() => machine.config = config,
@@ -65,6 +54,30 @@ impl Machine {
         }
         machine.locks.attach()?;
         Ok(machine)
+    }
+
+    /// Maps the state file, whatever is in it.
+    pub(crate) fn open(dir: &Path, config: Config) -> io::Result<Machine> {
+        let locks = Locks::open(dir)?;
+        let file = open_shared(&dir.join("state"))?;
+        let bytes = size_of::<Layout>();
+        {
+            let _exclusive = Exclusive::hold(&file)?;
+            if file.metadata()?.len() < bytes as u64 {
+                file.set_len(bytes as u64)?;
+            }
+        }
+        let map = MmapOptions::new().len(bytes).map_raw(&file)?;
+        Ok(Machine {
+            map,
+            locks,
+            config,
+            dir: dir.to_owned(),
+        })
+    }
+
+    pub(crate) fn set_config(&mut self, config: Config) {
+        self.config = config;
     }
 
     /// What the machine has.

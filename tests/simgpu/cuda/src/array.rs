@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use simgpu::memory::Kind;
+
 use crate::abi::{
-    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUdevice,
-    CUerror, CUmipmappedArray, CUresult, In, Out,
+    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUcontext,
+    CUdevice, CUerror, CUmipmappedArray, CUresult, In, Out,
 };
 use crate::call::{Call, driver};
 use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
@@ -25,6 +27,7 @@ const DEFERRED_MAPPING: u32 = 0x80;
 /// An array, or a level of a mipmapped array.
 pub(crate) struct Array {
     process: &'static Process,
+    pub(crate) context: CUcontext,
     descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     /// Where its bytes are; `None` until memory is mapped.
     base: Option<u64>,
@@ -35,6 +38,7 @@ pub(crate) struct Array {
 /// A mipmapped array.
 pub(crate) struct Mipmap {
     levels: Vec<CUarray>,
+    pub(crate) context: CUcontext,
     descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     process: &'static Process,
     base: Option<u64>,
@@ -66,7 +70,7 @@ impl Array {
 impl Drop for Array {
     fn drop(&mut self) {
         if let (Some(base), true) = (self.base, self.owns.load(Relaxed)) {
-            memory::free_block(self.process, base, |_| true);
+            memory::free_block(self.process, base, |block| block.kind == Kind::Array);
         }
     }
 }
@@ -77,7 +81,7 @@ impl Drop for Mipmap {
             let _ = self.process.arrays.remove(*level, INVALID_HANDLE);
         }
         if let Some(base) = self.base {
-            memory::free_block(self.process, base, |_| true);
+            memory::free_block(self.process, base, |block| block.kind == Kind::Array);
         }
     }
 }
@@ -126,12 +130,13 @@ fn create(call: Call, out: Out<CUarray>, descriptor: CUDA_ARRAY3D_DESCRIPTOR) ->
     }
     let bytes = size(&descriptor).ok_or(OUT_OF_MEMORY)?;
     let base = match descriptor.flags & DEFERRED_MAPPING {
-        0 => Some(memory::allocate(call, &context, bytes)?),
+        0 => Some(memory::allocate(call, &context, Kind::Array, bytes)?),
         _ => None,
     };
     let owns = AtomicBool::new(true);
     out.set(call.process.arrays.insert(Array {
         process: call.process,
+        context: context.handle,
         descriptor,
         base,
         owns,
@@ -196,7 +201,7 @@ fn create_mipmap(
     }
     let bytes = mipmap_size(&descriptor, count).ok_or(OUT_OF_MEMORY)?;
     let base = match descriptor.flags & DEFERRED_MAPPING {
-        0 => Some(memory::allocate(call, &context, bytes)?),
+        0 => Some(memory::allocate(call, &context, Kind::Array, bytes)?),
         _ => None,
     };
     let mut at = base;
@@ -205,6 +210,7 @@ fn create_mipmap(
         let owns = AtomicBool::new(false);
         handles.push(call.process.arrays.insert(Array {
             process: call.process,
+            context: context.handle,
             descriptor,
             base: at,
             owns,
@@ -213,6 +219,7 @@ fn create_mipmap(
     }
     out.set(call.process.mipmaps.insert(Mipmap {
         levels: handles,
+        context: context.handle,
         descriptor,
         process: call.process,
         base,

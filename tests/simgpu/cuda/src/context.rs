@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use parking_lot::Mutex;
-use simgpu::{Engine, StreamKind};
+use simgpu::{Engine, Held, StreamKind};
 
 use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, CUstream, Out, Raw};
 use crate::call::{Call, driver};
@@ -61,7 +61,7 @@ impl Context {
     ) -> Result<Arc<Context>, CUerror> {
         let one = process.device(device)?;
         let cost = process.member.machine().config().context_memory;
-        if !process.member.try_charge(one.index, cost) {
+        if !process.member.try_charge(one.index, Held::Context, cost) {
             return Err(OUT_OF_MEMORY);
         }
         let handle = process.contexts.reserve();
@@ -93,6 +93,8 @@ impl Context {
         }
         self.engine.drop_domain(self.domain());
         self.engine.wait_domain(self.domain());
+        process.mipmaps.remove_all(|mipmap| mipmap.context == self.handle);
+        process.arrays.remove_all(|array| array.context == self.handle);
         crate::memory::free_all_of(process, self.domain());
         process.streams.remove_all(|stream| stream.context == self.handle);
         process.events.remove_all(|event| event.context == self.handle);
@@ -101,7 +103,7 @@ impl Context {
             .functions
             .remove_all(|function| function.context == self.handle);
         let cost = process.member.machine().config().context_memory;
-        process.member.uncharge(self.index, cost);
+        process.member.uncharge(self.index, Held::Context, cost);
         process.member.count_context(self.index, -1);
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
     }

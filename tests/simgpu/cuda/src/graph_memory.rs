@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use simgpu::Held;
 use simgpu::memory::Kind;
 
 use crate::abi::{
@@ -91,7 +92,7 @@ impl Memory {
         let wanted = state.used.current + self.size;
         let missing = wanted.saturating_sub(state.reserved.current);
         if missing > 0 {
-            memory::charge(self.process, self.device.index, missing)?;
+            memory::charge(self.process, self.device.index, Held::Graph, missing)?;
             state.reserved.add(missing);
         }
         state.used.add(self.size);
@@ -301,7 +302,7 @@ fn trim(call: Call, device: CUdevice) -> CUresult {
     let mut state = device.graph_memory.lock();
     let unused = state.reserved.current - state.used.current;
     state.reserved.current -= unused;
-    call.process.member.uncharge(device.index, unused);
+    call.process.member.uncharge(device.index, Held::Graph, unused);
     Ok(())
 }
 

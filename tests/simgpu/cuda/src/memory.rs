@@ -1,5 +1,6 @@
 //! Linear, pitched, managed and host memory, and what can be asked about an address.
 
+use simgpu::Held;
 use simgpu::memory::{Block, Kind};
 
 use crate::abi::{CUdeviceptr, CUerror, CUresult, In, Out, Raw};
@@ -16,32 +17,46 @@ use crate::{capture, graph_memory, null, pool};
 const PITCH: usize = 512;
 
 /// Charges a device, after giving back what the process's pools keep unused if that is what it takes.
-pub(crate) fn charge(process: &Process, device: usize, bytes: u64) -> Result<(), CUerror> {
-    if process.member.try_charge(device, bytes) {
+pub(crate) fn charge(process: &Process, device: usize, kind: Held, bytes: u64) -> Result<(), CUerror> {
+    if process.member.try_charge(device, kind, bytes) {
         return Ok(());
     }
     pool::give_up_unused(process, device);
     process
         .member
-        .try_charge(device, bytes)
+        .try_charge(device, kind, bytes)
         .then_some(())
         .ok_or(OUT_OF_MEMORY)
 }
 
-/// Makes a block of device memory.
-pub(crate) fn allocate(call: Call, context: &Context, bytes: usize) -> Result<CUdeviceptr, CUerror> {
+/// What a block is counted as.
+fn held(kind: Kind) -> Held {
+    match kind {
+        Kind::Managed => Held::Managed,
+        Kind::Array => Held::Array,
+        _ => Held::Linear,
+    }
+}
+
+/// Makes a block of device memory, linear or of an array.
+pub(crate) fn allocate(
+    call: Call,
+    context: &Context,
+    kind: Kind,
+    bytes: usize,
+) -> Result<CUdeviceptr, CUerror> {
     capture::check_unsafe()?;
     let bytes = u64::try_from(bytes)
         .ok()
         .filter(|&bytes| bytes > 0)
         .ok_or(INVALID_VALUE)?;
-    charge(call.process, context.index, bytes)?;
+    charge(call.process, context.index, held(kind), bytes)?;
     let made = call
         .process
         .space
-        .make_device(bytes, Kind::Linear, context.index, context.domain(), bytes);
+        .make_device(bytes, kind, context.index, context.domain(), bytes);
     made.ok_or_else(|| {
-        call.process.member.uncharge(context.index, bytes);
+        call.process.member.uncharge(context.index, held(kind), bytes);
         OUT_OF_MEMORY
     })
 }
@@ -65,7 +80,7 @@ pub(crate) fn free_all_of(process: &'static Process, context: u64) {
         block.context == context
             && matches!(
                 block.kind,
-                Kind::Linear | Kind::Managed | Kind::Host | Kind::Registered
+                Kind::Linear | Kind::Array | Kind::Managed | Kind::Host | Kind::Registered
             )
     };
     process
@@ -77,7 +92,10 @@ pub(crate) fn free_all_of(process: &'static Process, context: u64) {
 
 fn end(process: &'static Process, block: &Block) {
     process.space.release(block);
-    process.member.uncharge(block.device, block.charged);
+    match block.kind {
+        Kind::Host => process.member.drop_host(Held::HostPinned, block.size),
+        kind => process.member.uncharge(block.device, held(kind), block.charged),
+    }
 }
 
 fn free(call: Call, address: CUdeviceptr) -> CUresult {
@@ -93,7 +111,7 @@ fn free(call: Call, address: CUdeviceptr) -> CUresult {
         .ok_or(INVALID_VALUE)?;
     match block.kind {
         Kind::Linear | Kind::Managed | Kind::Pool(_) | Kind::Graph => (),
-        Kind::Host | Kind::Registered | Kind::Mapped(_) => return Err(INVALID_VALUE),
+        Kind::Array | Kind::Host | Kind::Registered | Kind::Mapped(_) => return Err(INVALID_VALUE),
     }
     // What the memory may still be used by comes first.
     if let Ok(context) = call.context_of(usize::try_from(block.context).unwrap_or(0)) {
@@ -122,7 +140,9 @@ fn allocate_host(call: Call, out: Out<u64>, bytes: usize, flags: u32) -> CUresul
         .process
         .space
         .make_shared(bytes, Kind::Host, context.index, context.domain(), 0, flags);
-    out.set(made.ok_or(OUT_OF_MEMORY)?)
+    out.set(made.ok_or(OUT_OF_MEMORY)?)?;
+    call.process.member.hold_host(Held::HostPinned, bytes);
+    Ok(())
 }
 
 fn register(call: Call, address: u64, bytes: usize, flags: u32) -> CUresult {
@@ -163,7 +183,7 @@ fn pitched(
     }
     let row = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
     let bytes = row.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
-    address.set_if(allocate(call, &context, bytes)?);
+    address.set_if(allocate(call, &context, Kind::Linear, bytes)?);
     pitch.set(row)
 }
 
@@ -177,7 +197,7 @@ fn managed(call: Call, address: Out<CUdeviceptr>, bytes: usize, flags: u32) -> C
     if !matches!(flags, 1 | 2 | 4) {
         return Err(INVALID_VALUE);
     }
-    charge(call.process, context.index, bytes)?;
+    charge(call.process, context.index, Held::Managed, bytes)?;
     let made = call.process.space.make_shared(
         bytes,
         Kind::Managed,
@@ -187,7 +207,7 @@ fn managed(call: Call, address: Out<CUdeviceptr>, bytes: usize, flags: u32) -> C
         flags,
     );
     let made = made.ok_or_else(|| {
-        call.process.member.uncharge(context.index, bytes);
+        call.process.member.uncharge(context.index, Held::Managed, bytes);
         OUT_OF_MEMORY
     })?;
     address.set(made)
@@ -207,7 +227,7 @@ fn attribute(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> CUr
     let is_host = matches!(block.kind, Kind::Host | Kind::Registered);
     let host = match block.kind {
         Kind::Host | Kind::Registered | Kind::Managed => Some(address),
-        Kind::Linear | Kind::Pool(_) | Kind::Graph | Kind::Mapped(_) => None,
+        Kind::Linear | Kind::Array | Kind::Pool(_) | Kind::Graph | Kind::Mapped(_) => None,
     };
     match attribute {
         1 => data.as_out::<u64>().set(block.context),
@@ -243,7 +263,7 @@ driver! {
         if address.is_null() {
             return Err(INVALID_VALUE);
         }
-        address.set(allocate(call, &context, bytes)?)
+        address.set(allocate(call, &context, Kind::Linear, bytes)?)
     }
     fn cuMemAllocPitch_v2(
         address: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize, element: u32,
@@ -276,7 +296,7 @@ driver! {
         let block = call.process.space.find(address).ok_or(INVALID_VALUE)?;
         match block.kind {
             Kind::Host | Kind::Registered | Kind::Managed => device.set(address),
-            Kind::Linear | Kind::Pool(_) | Kind::Graph | Kind::Mapped(_) => Err(INVALID_VALUE),
+            Kind::Linear | Kind::Array | Kind::Pool(_) | Kind::Graph | Kind::Mapped(_) => Err(INVALID_VALUE),
         }
     }
     fn cuMemHostGetFlags(flags: Out<u32>, address: u64) |call| {

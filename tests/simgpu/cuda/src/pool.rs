@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use parking_lot::Mutex;
-use simgpu::StreamId;
 use simgpu::memory::{Kind, Ranges};
+use simgpu::{Held, StreamId};
 
 use crate::abi::{CUerror, CUmemLocation, CUmemoryPool, CUresult, Raw};
 use crate::context::Context;
@@ -144,11 +144,11 @@ impl Pool {
         for unit in [CHUNK, SMALL_CHUNK] {
             let length = size.checked_next_multiple_of(unit).ok_or(OUT_OF_MEMORY)?;
             let allowed = self.max_size == 0 || state.reserved.current + length <= self.max_size;
-            if !allowed || !process.member.try_charge(self.index, length) {
+            if !allowed || !process.member.try_charge(self.index, Held::Pool, length) {
                 continue;
             }
             let Some(base) = process.space.take_linear(length) else {
-                process.member.uncharge(self.index, length);
+                process.member.uncharge(self.index, Held::Pool, length);
                 continue;
             };
             let mut chunk = Chunk {
@@ -240,7 +240,7 @@ impl Pool {
             UNUSED.fetch_sub(1, Relaxed);
             state.reserved.current -= chunk.size;
             process.space.give_linear(base, chunk.size);
-            process.member.uncharge(self.index, chunk.size);
+            process.member.uncharge(self.index, Held::Pool, chunk.size);
         }
     }
 
@@ -339,6 +339,6 @@ pub(crate) fn free_in_order(process: &'static Process, number: u64, address: u64
             }
         }
         Kind::Linear => drop(memory::free_block(process, address, |found| found.id == block.id)),
-        Kind::Graph | Kind::Managed | Kind::Host | Kind::Registered | Kind::Mapped(_) => (),
+        Kind::Array | Kind::Graph | Kind::Managed | Kind::Host | Kind::Registered | Kind::Mapped(_) => (),
     }
 }

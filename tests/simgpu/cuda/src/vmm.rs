@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use simgpu::Member;
 use simgpu::memory::{Block, Kind, Physical, PhysicalOwner};
+use simgpu::{Held, Member};
 
 use crate::abi::{
     CUdeviceptr, CUerror, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation,
@@ -43,8 +43,9 @@ struct Charge {
 
 impl PhysicalOwner for Charge {
     fn released(&self, size: u64) {
-        if let Some(index) = self.index {
-            self.member.uncharge(index, size);
+        match self.index {
+            Some(index) => self.member.uncharge(index, Held::Physical, size),
+            None => self.member.drop_host(Held::HostPhysical, size),
         }
     }
 }
@@ -82,8 +83,9 @@ fn create(
     }
     let process = call.process;
     let index = device_of(process, properties.location)?;
-    if let Some(index) = index {
-        crate::memory::charge(process, index, size)?;
+    match index {
+        Some(index) => crate::memory::charge(process, index, Held::Physical, size)?,
+        None => process.member.hold_host(Held::HostPhysical, size),
     }
     let charge = Charge {
         member: process.member,

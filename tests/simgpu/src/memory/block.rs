@@ -9,6 +9,8 @@ use super::Space;
 pub enum Kind {
     /// Device memory from the linear allocator.
     Linear,
+    /// Device memory of an array.
+    Array,
     /// Device memory from the pool of that handle.
     Pool(usize),
     /// Device memory of a graph.

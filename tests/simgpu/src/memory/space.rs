@@ -146,7 +146,7 @@ impl Space {
     /// registered memory the program's, those of a mapping the reservation's.
     pub fn release(&self, block: &Block) {
         match block.kind {
-            Kind::Linear => {
+            Kind::Linear | Kind::Array => {
                 discard(block.bytes, block.size);
                 self.linear.give(block.base, block.size.max(1));
             }
