@@ -126,6 +126,99 @@ fn throughput_launches_what_it_says() {
 }
 
 #[test]
+fn a_burst_that_is_held_up_makes_those_behind_it_late() {
+    let mount = Mount::new();
+    let mut load = mount.load(&[
+        "latency",
+        "--burst",
+        "1",
+        "--kernel-usec",
+        "10",
+        "--gap-ms",
+        "1",
+        "--gaps",
+        "fixed",
+        "--count",
+        "1000",
+        "--trace",
+    ]);
+    load.expect("burst 20 ");
+    mount.write(load.pid(), "compute.freeze", "1");
+    let frozen = std::time::Instant::now();
+    support::wait_until("a burst waits", || {
+        mount.number(load.pid(), "compute.stat", "nr_frozen") > 0
+            && frozen.elapsed() > std::time::Duration::from_millis(100)
+    });
+    let held = frozen.elapsed().as_secs_f64() * 1e6;
+    mount.write(load.pid(), "compute.freeze", "0");
+    let lines = load.finish();
+    let late = |line: &&String| {
+        let usec = line.split(' ').nth(2).and_then(|usec| usec.parse::<f64>().ok());
+        line.starts_with("burst ") && usec.is_some_and(|usec| usec > held / 2.0)
+    };
+    assert!(
+        lines.iter().filter(late).count() > 10,
+        "they had their times before: {lines:?}"
+    );
+}
+
+#[test]
+fn a_burst_has_the_time_and_the_kernels_asked_for() {
+    let mount = Mount::new();
+    for graph in [false, true] {
+        let mut command = mount.command(artifacts().load());
+        command.args([
+            "latency",
+            "--kernel",
+            "work",
+            "--burst",
+            "10-20",
+            "--burst-ms",
+            "2",
+            "--prefill-ms",
+            "4",
+            "--gap-ms",
+            "0.1",
+            "--count",
+            "5",
+            "--streams",
+            "3",
+        ]);
+        command.args(graph.then_some("--graph"));
+        let (_, result) = told(&run(&mut command));
+        assert_eq!(result["bursts"], 5);
+        assert_eq!(result["busy_usec"], 4000 + 5 * 2000);
+        assert!(result["prefill_usec"].as_f64() > Some(3000.0), "{result}");
+        assert!(result["p50_usec"].as_f64() > Some(1000.0), "{result}");
+    }
+}
+
+#[test]
+fn graphs_of_kernels_go_through_several_streams() {
+    let mount = Mount::new();
+    let mut command = mount.command(artifacts().load());
+    command.args([
+        "throughput",
+        "--kernel-usec",
+        "10-50",
+        "--graph",
+        "7",
+        "--streams",
+        "3",
+        "--duration",
+        "0.1",
+        "--interval",
+        "0.02",
+    ]);
+    let (lines, result) = told(&run(&mut command));
+    let kernels = result["kernels"].as_u64().unwrap();
+    assert!(kernels > 0 && kernels.is_multiple_of(7), "{result}");
+    // 10, 20, 30, 40, 50, 10, 20.
+    assert_eq!(result["busy_usec"].as_u64(), Some(kernels / 7 * 180));
+    assert!(lines.iter().any(|line| line.starts_with("kernels ")), "{lines:?}");
+}
+
+#[test]
 fn without_a_driver_it_says_so() {
     let mut command = Command::new(artifacts().load());
     command.args(["--library", "libcuda-that-is-not-there.so", "launches", "1"]);

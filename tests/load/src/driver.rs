@@ -19,6 +19,8 @@ pub type CUmodule = usize;
 pub type CUfunction = usize;
 pub type CUstream = usize;
 pub type CUevent = usize;
+pub type CUgraph = usize;
+pub type CUgraphExec = usize;
 pub type CUarray = usize;
 pub type CUmemoryPool = usize;
 pub type CUmemGenericAllocationHandle = u64;
@@ -193,7 +195,14 @@ driver! {
     fn cuEventCreate(event: &mut CUevent, flags: c_uint);
     fn cuEventRecord(event: CUevent, stream: CUstream);
     fn cuEventSynchronize(event: CUevent);
+    fn cuEventElapsedTime(milliseconds: &mut f32, start: CUevent, end: CUevent);
     fn cuEventDestroy_v2(event: CUevent);
+    fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
+    fn cuStreamEndCapture(stream: CUstream, graph: &mut CUgraph);
+    fn cuGraphInstantiateWithFlags(executable: &mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
+    fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream);
+    fn cuGraphExecDestroy(executable: CUgraphExec);
+    fn cuGraphDestroy(graph: CUgraph);
     fn cuLaunchKernel(
         function: CUfunction,
         grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,

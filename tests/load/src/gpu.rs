@@ -29,6 +29,7 @@ pub struct Gpu {
     context: CUcontext,
     module: CUmodule,
     spin: CUfunction,
+    work: CUfunction,
     fill: CUfunction,
     checksum: CUfunction,
 }
@@ -59,6 +60,7 @@ impl Gpu {
             unsafe { driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map(|()| function)
         };
         let spin = function(c"gcgroup_spin")?;
+        let work = function(c"gcgroup_work")?;
         let fill = function(c"gcgroup_fill")?;
         let checksum = function(c"gcgroup_checksum")?;
         let name = CStr::from_bytes_until_nul(&name)
@@ -74,6 +76,7 @@ impl Gpu {
             context,
             module,
             spin,
+            work,
             fill,
             checksum,
         })
@@ -97,6 +100,11 @@ impl Gpu {
     /// Submits one thread that runs for `usec` microseconds.
     pub fn spin(&self, stream: CUstream, usec: u64) -> Result<()> {
         self.launch(self.spin, 1, 1, stream, &mut [place(&usec)])
+    }
+
+    /// Submits one thread that does so many steps of work, however long they take.
+    pub fn work(&self, stream: CUstream, iterations: u64) -> Result<()> {
+        self.launch(self.work, 1, 1, stream, &mut [place(&iterations)])
     }
 
     /// Submits `dst[i] = value + i` for `words` 32-bit words. `dst` is the caller's memory on this device.
@@ -233,10 +241,31 @@ pub struct Event<'g> {
 impl<'g> Event<'g> {
     pub fn new(gpu: &'g Gpu) -> Result<Self> {
         const CU_EVENT_DISABLE_TIMING: c_uint = 2;
+        Self::with(gpu, CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// One that notes when it is reached.
+    pub fn timed(gpu: &'g Gpu) -> Result<Self> {
+        Self::with(gpu, 0)
+    }
+
+    fn with(gpu: &'g Gpu, flags: c_uint) -> Result<Self> {
         let mut raw = 0;
         // SAFETY: a place that outlives the call.
-        unsafe { gpu.driver.cuEventCreate(&mut raw, CU_EVENT_DISABLE_TIMING) }?;
+        unsafe { gpu.driver.cuEventCreate(&mut raw, flags) }?;
         Ok(Self { gpu, raw })
+    }
+
+    /// Microseconds from `start` to this; both timed and reached.
+    pub fn usec_since(&self, start: &Event<'_>) -> Result<f64> {
+        let mut milliseconds = 0.0;
+        // SAFETY: a place that outlives the call, and two events that live until drop.
+        unsafe {
+            self.gpu
+                .driver
+                .cuEventElapsedTime(&mut milliseconds, start.raw, self.raw)
+        }?;
+        Ok(f64::from(milliseconds) * 1e3)
     }
 
     /// Moves the event to the end of what the stream holds now.

@@ -1,35 +1,63 @@
-//! `latency`: an interactive program. Bursts of kernels, idle in between; how long does each burst take?
+//! `latency`: an interactive program. Bursts of kernels, idle in between; how late is each done?
+//!
+//! When a burst is to begin is set beforehand and waits for no other: one that takes long delays those behind it, and
+//! that counts. A burst's latency is the time from when it was to begin until its last kernel has ended.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::gpu::{Gpu, Stream};
+use crate::gpu::Gpu;
+use crate::graph::Graph;
+use crate::kernels::{self, Kernels};
+use crate::range::Range;
 use crate::say;
-use crate::stats::{Gaps, quantile, sorted};
+use crate::stats::{Random, quantile, sorted};
+
+/// How the gaps between bursts are distributed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Distribution {
+    Exponential,
+    Fixed,
+}
 
 #[derive(Debug, Args)]
 pub struct Latency {
-    /// Kernels of a burst
-    #[arg(long, default_value_t = 8)]
-    burst: u32,
+    #[command(flatten)]
+    kernels: kernels::Arguments,
+    /// Kernels of a burst: N, or LEAST-MOST to choose from
+    #[arg(long, default_value = "8")]
+    burst: Range,
     /// Microseconds that each kernel runs
     #[arg(long, default_value_t = 200)]
     kernel_usec: u64,
-    /// Mean of the exponentially distributed gaps between bursts, milliseconds
+    /// Milliseconds of all kernels of a burst together, shared out among them; instead of --kernel-usec
+    #[arg(long, conflicts_with = "kernel_usec")]
+    burst_ms: Option<u64>,
+    /// Begin with a burst of so many milliseconds, in kernels of --prefill-kernel-usec; reported by itself
+    #[arg(long, default_value_t = 0)]
+    prefill_ms: u64,
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    prefill_kernel_usec: u64,
+    /// Mean time in which a burst that is alone leaves the device idle, milliseconds
     #[arg(long, default_value_t = 5.0)]
     gap_ms: f64,
+    #[arg(long, value_enum, default_value_t = Distribution::Exponential)]
+    gaps: Distribution,
     /// Bursts to measure
     #[arg(long, default_value_t = 200)]
     count: u64,
     /// Stop after this many seconds, whatever the count
     #[arg(long)]
     duration: Option<f64>,
-    /// Of the gaps: the same seed, the same gaps
+    /// Of all choices: the same seed, the same bursts at the same times
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Each burst is a graph, launched as a whole
+    #[arg(long)]
+    graph: bool,
     /// Print a line for each burst
     #[arg(long)]
     trace: bool,
@@ -39,51 +67,136 @@ pub struct Latency {
 struct Report {
     command: &'static str,
     bursts: usize,
-    kernels_per_burst: u32,
+    kernels_per_burst: String,
     kernel_usec: u64,
     p50_usec: f64,
+    p90_usec: f64,
     p99_usec: f64,
     max_usec: f64,
+    mean_usec: f64,
+    /// Of the burst that it begins with.
+    prefill_usec: Option<f64>,
+    /// GPU time of all bursts.
+    busy_usec: u64,
+    seconds: f64,
+}
+
+/// A burst that can be chosen.
+struct Burst<'g> {
+    lengths: Vec<u64>,
+    graph: Option<Graph<'g>>,
+}
+
+impl<'g> Burst<'g> {
+    fn new(kernels: &Kernels<'g>, lengths: Vec<u64>, graph: bool) -> Result<Self> {
+        let capture = || {
+            let stream = kernels.stream(0);
+            let submit = || lengths.iter().try_for_each(|usec| kernels.launch(stream, *usec));
+            Graph::capture(kernels.gpu, stream, submit)
+        };
+        let graph = if graph { Some(capture()?) } else { None };
+        Ok(Self { lengths, graph })
+    }
+
+    fn usec(&self) -> u64 {
+        self.lengths.iter().sum()
+    }
+
+    /// Submits it, and waits for its end.
+    fn run(&self, kernels: &Kernels<'g>) -> Result<()> {
+        match &self.graph {
+            Some(graph) => graph.launch(kernels.stream(0))?,
+            None => {
+                for (number, usec) in self.lengths.iter().enumerate() {
+                    kernels.launch(kernels.stream(number), *usec)?;
+                }
+            }
+        }
+        Ok(kernels.synchronize()?)
+    }
 }
 
 pub fn run(args: &Latency, gpu: &Gpu) -> Result<()> {
-    let stream = Stream::new(gpu)?;
+    let kernels = Kernels::new(&args.kernels, gpu)?;
+    let bursts = bursts(args, &kernels)?;
+    let count = usize::try_from(args.prefill_ms * 1000 / args.prefill_kernel_usec)?;
+    let prefill = Burst::new(&kernels, vec![args.prefill_kernel_usec; count], false)?;
     // The first burst pays for what the driver puts off until then.
-    burst(args, gpu, &stream)?;
+    let first = bursts.first().map_or(Ok(()), |burst| burst.run(&kernels));
+    first?;
+    wake_on_time();
     say::line("ready")?;
+
+    let start = Instant::now();
     let until = args
         .duration
-        .map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
-    let mut gaps = Gaps::new(Duration::from_secs_f64(args.gap_ms / 1e3), args.seed);
-    let mut took = Vec::new();
+        .map(|seconds| start + Duration::from_secs_f64(seconds));
+    let mut random = Random::new(args.seed);
+    let gap = Duration::from_secs_f64(args.gap_ms / 1e3);
+    let (mut due, mut busy, mut took, mut prefill_usec) = (start, 0, Vec::new(), None);
+    if count > 0 {
+        prefill_usec = Some(late(&prefill, due, &kernels)?);
+        due += Duration::from_micros(prefill.usec());
+        busy += prefill.usec();
+    }
     for number in 0..args.count {
-        if until.is_some_and(|until| Instant::now() >= until) {
+        due += match args.gaps {
+            Distribution::Exponential => random.exponential(gap),
+            Distribution::Fixed => gap,
+        };
+        if until.is_some_and(|until| due >= until) {
             break;
         }
-        std::thread::sleep(gaps.next());
-        let usec = burst(args, gpu, &stream)?.as_secs_f64() * 1e6;
+        let burst = &bursts[random.below(bursts.len())];
+        let usec = late(burst, due, &kernels)?;
         if args.trace {
             say::line(format_args!("burst {number} {usec:.0} usec"))?;
         }
         took.push(usec);
+        due += Duration::from_micros(burst.usec());
+        busy += burst.usec();
     }
+    let seconds = start.elapsed().as_secs_f64();
     let took = sorted(took);
     say::result(&Report {
         command: "latency",
         bursts: took.len(),
-        kernels_per_burst: args.burst,
+        kernels_per_burst: args.burst.to_string(),
         kernel_usec: args.kernel_usec,
         p50_usec: quantile(&took, 0.5),
+        p90_usec: quantile(&took, 0.9),
         p99_usec: quantile(&took, 0.99),
         max_usec: quantile(&took, 1.0),
+        mean_usec: took.iter().sum::<f64>() / took.len().max(1) as f64,
+        prefill_usec,
+        busy_usec: busy,
+        seconds,
     })
 }
 
-fn burst(args: &Latency, gpu: &Gpu, stream: &Stream<'_>) -> Result<Duration> {
-    let start = Instant::now();
-    for _ in 0..args.burst {
-        gpu.spin(stream.raw, args.kernel_usec)?;
-    }
-    stream.synchronize()?;
-    Ok(start.elapsed())
+/// What to choose from.
+fn bursts<'g>(args: &Latency, kernels: &Kernels<'g>) -> Result<Vec<Burst<'g>>> {
+    kernels::spread(args.burst)
+        .into_iter()
+        .map(|count| {
+            let lengths = match args.burst_ms {
+                Some(total) => kernels::shares(total * 1000, count).collect(),
+                None => vec![args.kernel_usec; usize::try_from(count)?],
+            };
+            Burst::new(kernels, lengths, args.graph)
+        })
+        .collect()
+}
+
+/// Runs a burst at its time, or at once if that has passed; microseconds from that time to its end.
+fn late(burst: &Burst<'_>, due: Instant, kernels: &Kernels<'_>) -> Result<f64> {
+    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+    burst.run(kernels)?;
+    Ok(due.elapsed().as_secs_f64() * 1e6)
+}
+
+/// Sleeps of this thread end as exactly as the kernel can.
+fn wake_on_time() {
+    // SAFETY: concerns this thread's timers only.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
 }

@@ -5,12 +5,16 @@
 //! and last one line of JSON. It knows nothing of gcgroupfs.
 
 mod block;
+mod clock;
 mod driver;
 mod gpu;
+mod graph;
+mod kernels;
 mod latency;
 mod memory;
 mod obey;
 mod overhead;
+mod range;
 mod say;
 mod size;
 mod stats;
@@ -41,7 +45,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Bursts of kernels with gaps between them; how long each burst takes
+    /// Bursts of kernels at times set beforehand; how long after its time each is done
     Latency(latency::Latency),
     /// Kernels back to back; how many a second
     Throughput(throughput::Throughput),

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum as _};
 use serde::Serialize;
 
 use crate::block::{Allocator, Api};
+use crate::clock;
 use crate::gpu::{Gpu, Stream};
 use crate::say;
 use crate::size::Size;
@@ -114,7 +115,7 @@ impl Obedient<'_> {
             ["launch", count, usec] => self.launch(number(count)?, number(usec)?)?,
             ["stamp"] => {
                 self.gpu.spin(self.stream.raw, 0)?;
-                format!("stamped {}", monotonic())
+                format!("stamped {}", clock::monotonic())
             }
             ["copy", count] => {
                 let (pointer, mut word) = (self.pointer()?, [0; 4]);
@@ -205,15 +206,4 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
     text.parse()
         .ok()
         .with_context(|| format!("{text:?} is no number"))
-}
-
-/// CLOCK_MONOTONIC, nanoseconds: comparable between processes.
-fn monotonic() -> i128 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: a place that outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
 }

@@ -22,27 +22,40 @@ pub fn sorted(mut values: Vec<f64>) -> Vec<f64> {
     values
 }
 
-/// Exponentially distributed gaps, the same for the same seed (splitmix64).
+/// Random numbers, the same for the same seed (splitmix64).
 #[derive(Debug)]
-pub struct Gaps {
-    state: u64,
-    mean: Duration,
-}
+pub struct Random(u64);
 
-impl Gaps {
-    pub fn new(mean: Duration, seed: u64) -> Self {
-        Self { state: seed, mean }
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
     }
 
-    pub fn next(&mut self) -> Duration {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
+    /// From 0 up to, and without, 1.
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
-        // In [0, 1), from the upper 53 bits.
-        let uniform = (z >> 11) as f64 / (1_u64 << 53) as f64;
-        self.mean.mul_f64(-(1.0 - uniform).ln())
+        // From the upper 53 bits.
+        (z >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Exponentially distributed around its mean.
+    pub fn exponential(&mut self, mean: Duration) -> Duration {
+        mean.mul_f64(-(1.0 - self.uniform()).ln())
+    }
+
+    /// An index below `count`.
+    pub fn below(&mut self, count: usize) -> usize {
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "below the count"
+        )]
+        let index = (self.uniform() * count as f64) as usize;
+        index
     }
 }
 
@@ -69,11 +82,21 @@ mod tests {
     fn gaps_have_their_mean_and_repeat_with_the_seed() {
         let mean = Duration::from_millis(10);
         let sum = |seed| {
-            let mut gaps = Gaps::new(mean, seed);
-            (0..20_000).map(|_| gaps.next().as_secs_f64()).sum::<f64>()
+            let mut random = Random::new(seed);
+            (0..20_000)
+                .map(|_| random.exponential(mean).as_secs_f64())
+                .sum::<f64>()
         };
         assert!((sum(1) / 20_000.0 / mean.as_secs_f64() - 1.0).abs() < 0.03);
         assert_eq!(sum(2), sum(2));
         assert_ne!(sum(2), sum(3));
+    }
+
+    #[test]
+    fn every_index_is_chosen_and_none_beyond() {
+        let mut random = Random::new(1);
+        let mut chosen = [0; 5];
+        (0..1000).for_each(|_| chosen[random.below(5)] += 1);
+        assert!(chosen.iter().all(|&count| count > 100), "{chosen:?}");
     }
 }

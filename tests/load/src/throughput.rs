@@ -6,53 +6,93 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use crate::gpu::{Event, Gpu, Stream};
+use crate::clock;
+use crate::gpu::{Event, Gpu};
+use crate::graph::Graph;
+use crate::kernels::{self, Kernels};
+use crate::range::Range;
 use crate::say;
+use crate::stats::Random;
 
 #[derive(Debug, Args)]
 pub struct Throughput {
-    /// Microseconds that each kernel runs
-    #[arg(long, default_value_t = 1000)]
-    kernel_usec: u64,
+    #[command(flatten)]
+    kernels: kernels::Arguments,
+    /// Microseconds that each kernel runs: N, or LEAST-MOST to choose from
+    #[arg(long, default_value = "1000")]
+    kernel_usec: Range,
     /// Seconds to go on for
     #[arg(long, default_value_t = 5.0)]
     duration: f64,
-    /// Kernels queued at most
+    /// Kernels (or graphs) queued at most
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=512))]
     depth: u16,
-    /// Seconds between progress lines
+    /// Submit graphs of so many kernels each
+    #[arg(long, default_value_t = 0)]
+    graph: u16,
+    /// Seconds between progress lines: `kernels ENDED busy USEC at NS` (of CLOCK_MONOTONIC)
     #[arg(long, default_value_t = 1.0)]
     interval: f64,
+    /// Of the choices: the same seed, the same kernels
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
 }
 
 #[derive(Serialize)]
 struct Report {
     command: &'static str,
     kernels: u64,
-    kernel_usec: u64,
+    kernel_usec: String,
     seconds: f64,
     kernels_per_second: f64,
+    /// GPU time of these kernels, by their lengths.
+    busy_usec: u64,
     /// The longest time without a kernel's end.
     max_stall_usec: f64,
 }
 
+/// What is submitted at once: a kernel, or a graph of some.
+struct Piece<'g> {
+    lengths: Vec<u64>,
+    graph: Option<Graph<'g>>,
+}
+
+/// A place in the queue.
+struct Place<'g> {
+    ended: Event<'g>,
+    kernels: u64,
+    usec: u64,
+}
+
 pub fn run(args: &Throughput, gpu: &Gpu) -> Result<()> {
-    let stream = Stream::new(gpu)?;
-    let marks = (0..args.depth)
-        .map(|_| Event::new(gpu))
+    let kernels = Kernels::new(&args.kernels, gpu)?;
+    let pieces = pieces(args, &kernels)?;
+    let mut places = (0..args.depth)
+        .map(|_| {
+            Event::new(gpu).map(|ended| Place {
+                ended,
+                kernels: 0,
+                usec: 0,
+            })
+        })
         .collect::<Result<Vec<_>, _>>()?;
-    gpu.spin(stream.raw, args.kernel_usec)?;
-    stream.synchronize()?;
+    kernels.launch(kernels.stream(0), args.kernel_usec.min)?;
+    kernels.synchronize()?;
     say::line("ready")?;
 
     let start = Instant::now();
     let until = start + Duration::from_secs_f64(args.duration);
     let interval = Duration::from_secs_f64(args.interval);
-    let (mut kernels, mut ended, mut stall) = (0_u64, start, Duration::ZERO);
+    let mut random = Random::new(args.seed);
+    let (mut done, mut busy, mut ended, mut stall) = (0_u64, 0_u64, start, Duration::ZERO);
     let mut next_line = start + interval;
-    for mark in marks.iter().cycle() {
-        // The mark of the kernel that many places back; nothing to wait for in the first round.
-        mark.synchronize()?;
+    for number in 0.. {
+        let index = number % places.len();
+        let place = &mut places[index];
+        // What was submitted that many places back; nothing to wait for in the first round.
+        place.ended.synchronize()?;
+        done += std::mem::take(&mut place.kernels);
+        busy += std::mem::take(&mut place.usec);
         let now = Instant::now();
         stall = stall.max(now - ended);
         ended = now;
@@ -60,21 +100,57 @@ pub fn run(args: &Throughput, gpu: &Gpu) -> Result<()> {
             break;
         }
         if now >= next_line {
-            say::line(format_args!("kernels {kernels}"))?;
+            say::line(format_args!(
+                "kernels {done} busy {busy} at {}",
+                clock::monotonic()
+            ))?;
             next_line = now + interval;
         }
-        gpu.spin(stream.raw, args.kernel_usec)?;
-        mark.record(&stream)?;
-        kernels += 1;
+        let stream = kernels.stream(number);
+        let piece = &pieces[random.below(pieces.len())];
+        match &piece.graph {
+            Some(graph) => graph.launch(stream)?,
+            None => piece
+                .lengths
+                .iter()
+                .try_for_each(|usec| kernels.launch(stream, *usec))?,
+        }
+        place.ended.record(stream)?;
+        place.kernels = piece.lengths.len() as u64;
+        place.usec = piece.lengths.iter().sum();
     }
-    stream.synchronize()?;
+    kernels.synchronize()?;
+    done += places.iter().map(|place| place.kernels).sum::<u64>();
+    busy += places.iter().map(|place| place.usec).sum::<u64>();
     let seconds = start.elapsed().as_secs_f64();
     say::result(&Report {
         command: "throughput",
-        kernels,
-        kernel_usec: args.kernel_usec,
+        kernels: done,
+        kernel_usec: args.kernel_usec.to_string(),
         seconds,
-        kernels_per_second: kernels as f64 / seconds,
+        kernels_per_second: done as f64 / seconds,
+        busy_usec: busy,
         max_stall_usec: stall.as_secs_f64() * 1e6,
     })
+}
+
+/// What to choose from: kernels of several lengths, or one graph that has all of these by turns.
+fn pieces<'g>(args: &Throughput, kernels: &Kernels<'g>) -> Result<Vec<Piece<'g>>> {
+    let lengths = kernels::spread(args.kernel_usec);
+    if args.graph == 0 {
+        let alone = |usec| Piece {
+            lengths: vec![usec],
+            graph: None,
+        };
+        return Ok(lengths.into_iter().map(alone).collect());
+    }
+    let lengths: Vec<u64> = lengths.into_iter().cycle().take(args.graph.into()).collect();
+    let stream = kernels.stream(0);
+    let graph = Graph::capture(kernels.gpu, stream, || {
+        lengths.iter().try_for_each(|usec| kernels.launch(stream, *usec))
+    })?;
+    Ok(vec![Piece {
+        lengths,
+        graph: Some(graph),
+    }])
 }

@@ -17,6 +17,8 @@ pub(crate) enum Known {
     Nothing,
     /// `gcgroup_spin(u64 microseconds)`: runs until so much time has passed.
     Spin,
+    /// `gcgroup_work(u64 iterations)`: takes the device for a nanosecond each.
+    Work,
     /// `gcgroup_fill(u64 dst, u64 n_words, u32 value)`: `dst[i] = value + i`.
     Fill,
     /// `gcgroup_checksum(u64 src, u64 n_words, u64 out)`: adds the sum of `src[i] * (i + 1)` to `*out`.
@@ -25,6 +27,7 @@ pub(crate) enum Known {
 
 const KNOWN: &[(&str, Known)] = &[
     ("gcgroup_spin", Known::Spin),
+    ("gcgroup_work", Known::Work),
     ("gcgroup_fill", Known::Fill),
     ("gcgroup_checksum", Known::Checksum),
 ];
@@ -67,7 +70,7 @@ impl Known {
     fn sizes(self) -> &'static [usize] {
         match self {
             Known::Nothing => &[],
-            Known::Spin => &[8],
+            Known::Spin | Known::Work => &[8],
             Known::Fill => &[8, 8, 4],
             Known::Checksum => &[8, 8, 8],
         }
@@ -116,6 +119,7 @@ pub(crate) fn prepare(
     let traffic = arguments[1].saturating_mul(4) / BYTES_PER_NS;
     let cost = match code.known {
         Known::Spin => Cost::Elapsed(arguments[0].saturating_mul(1000)),
+        Known::Work => Cost::Device(arguments[0]),
         Known::Fill | Known::Checksum => Cost::Device(SHORTEST_NS.saturating_add(traffic)),
         Known::Nothing => {
             Cost::Device(SHORTEST_NS.saturating_add((shape.waves() - 1).saturating_mul(WAVE_NS)))
@@ -154,7 +158,7 @@ fn argument(index: usize, params: Raw, extra: Raw) -> Result<Raw, CUerror> {
 pub(crate) fn run(space: &Space, launch: &Launch) -> CUresult {
     let [first, words, third] = launch.arguments;
     match launch.known {
-        Known::Nothing | Known::Spin => Ok(()),
+        Known::Nothing | Known::Spin | Known::Work => Ok(()),
         Known::Fill => fill(space, first, words, third),
         Known::Checksum => checksum(space, first, words, third),
     }

@@ -1,0 +1,154 @@
+//! Kernels that take a given time: by the clock, or by the work that takes so long on an idle device.
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::driver;
+use crate::gpu::{Event, Gpu, Stream};
+use crate::range::Range;
+use crate::say;
+
+/// What makes a kernel last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// The device's clock: over when the time is, even if another had the device meanwhile
+    Spin,
+    /// Arithmetic: takes as long as the device is had, and as much longer as it is not. Measured at the start
+    Work,
+}
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// What makes a kernel last
+    #[arg(long, value_enum, default_value_t = Kind::Spin)]
+    pub kernel: Kind,
+    /// Streams, used by turns
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub streams: u16,
+}
+
+/// A way to submit kernels of a given length.
+#[derive(Debug)]
+pub struct Kernels<'g> {
+    pub gpu: &'g Gpu,
+    pub kind: Kind,
+    pub streams: Vec<Stream<'g>>,
+    /// Steps of work that take a microsecond.
+    rate: f64,
+}
+
+impl<'g> Kernels<'g> {
+    /// Makes the streams, and the measurement that work needs: on a device that others use it takes the best of many.
+    ///
+    /// # Errors
+    /// The driver's; or the reader of stdout is gone.
+    pub fn new(args: &Arguments, gpu: &'g Gpu) -> Result<Self> {
+        let streams = (0..args.streams)
+            .map(|_| Stream::new(gpu))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut kernels = Self {
+            gpu,
+            kind: args.kernel,
+            streams,
+            rate: 0.0,
+        };
+        if args.kernel == Kind::Work {
+            kernels.rate = kernels.measure()?;
+            say::line(format_args!("work {:.1} steps a usec", kernels.rate))?;
+        }
+        Ok(kernels)
+    }
+
+    /// Submits one kernel of so many microseconds.
+    pub fn launch(&self, stream: &Stream<'_>, usec: u64) -> driver::Result<()> {
+        match self.kind {
+            Kind::Spin => self.gpu.spin(stream.raw, usec),
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a count of steps"
+            )]
+            Kind::Work => self
+                .gpu
+                .work(stream.raw, (usec as f64 * self.rate).round() as u64),
+        }
+    }
+
+    /// The stream of the submission that has this number.
+    pub fn stream(&self, number: usize) -> &Stream<'g> {
+        &self.streams[number % self.streams.len()]
+    }
+
+    /// Waits for everything submitted to the streams.
+    pub fn synchronize(&self) -> driver::Result<()> {
+        self.streams.iter().try_for_each(Stream::synchronize)
+    }
+
+    /// Steps a microsecond, first roughly and then by kernels of a fraction of a millisecond.
+    fn measure(&self) -> Result<f64> {
+        const ROUGH: u64 = 20_000;
+        let ends = [Event::timed(self.gpu)?, Event::timed(self.gpu)?];
+        let stream = self.stream(0);
+        // The least time of many trials, so that what others do on the device does not count; behind another kernel,
+        // so that the start of a launch does not either.
+        let least = |steps| -> Result<f64> {
+            let mut least = f64::INFINITY;
+            for _ in 0..30 {
+                self.gpu.work(stream.raw, 3 * ROUGH)?;
+                ends[0].record(stream)?;
+                self.gpu.work(stream.raw, steps)?;
+                ends[1].record(stream)?;
+                ends[1].synchronize()?;
+                least = least.min(ends[1].usec_since(&ends[0])?);
+            }
+            Ok(least.max(1e-3))
+        };
+        let rough = ROUGH as f64 / least(ROUGH)?;
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a count of steps"
+        )]
+        let steps = (rough * 400.0) as u64;
+        Ok(steps as f64 / least(steps)?)
+    }
+}
+
+/// Lengths of kernels, microseconds, that add up to `total`: as many as `count`, all as long as each other within a microsecond.
+pub fn shares(total: u64, count: u64) -> impl Iterator<Item = u64> {
+    (0..count).map(move |index| (index + 1) * total / count - index * total / count)
+}
+
+/// A few values that cover a range, from its least to its most: what a seed then chooses from.
+pub fn spread(range: Range) -> Vec<u64> {
+    const VALUES: u64 = 5;
+    let mut values: Vec<u64> = (0..VALUES)
+        .map(|index| range.min + (range.max - range.min) * index / (VALUES - 1))
+        .collect();
+    values.dedup();
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up() {
+        for (total, count) in [(20_000, 150), (20_000, 128), (7, 3), (80_000, 80)] {
+            let all: Vec<u64> = shares(total, count).collect();
+            assert_eq!(all.iter().sum::<u64>(), total);
+            let (least, most) = (all.iter().min().unwrap(), all.iter().max().unwrap());
+            assert!(most - least <= 1, "{all:?}");
+        }
+    }
+
+    #[test]
+    fn a_spread_has_both_ends() {
+        assert_eq!(spread(Range { min: 100, max: 200 }), [100, 125, 150, 175, 200]);
+        assert_eq!(spread(Range { min: 8, max: 8 }), [8]);
+        assert_eq!(spread(Range { min: 1, max: 2 }), [1, 2]);
+    }
+}
