@@ -30,6 +30,9 @@ errors! {
     NOT_READY = 600;
     NOT_SUPPORTED = 801;
     SYSTEM_NOT_READY = 802;
+    NVML_INVALID_ARGUMENT = 2;
+    NVML_NOT_FOUND = 6;
+    NVML_INSUFFICIENT_SIZE = 7;
     NVML_FUNCTION_NOT_FOUND = 13;
 }
 
@@ -75,7 +78,6 @@ handles! {
     CUmemoryPool;
     CUmipmappedArray;
     CUstream;
-    nvmlDevice_t;
 }
 
 /// Structures that are only passed on: their content is between the program and the driver.
@@ -270,25 +272,3 @@ pub const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: u64 = 2;
 pub struct CUipcMemHandle {
     pub reserved: [u8; 64],
 }
-
-/// What NVML tells of a device's memory.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct nvmlMemory_t {
-    pub total: u64,
-    pub free: u64,
-    pub used: u64,
-}
-
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct nvmlMemory_v2_t {
-    /// The structure's size and version, set by the caller.
-    pub version: u32,
-    pub total: u64,
-    pub reserved: u64,
-    pub free: u64,
-    pub used: u64,
-}
-
-const _: () = assert!(size_of::<nvmlMemory_t>() == 24 && size_of::<nvmlMemory_v2_t>() == 40);

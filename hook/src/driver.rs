@@ -7,6 +7,8 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::cuda::*;
+use crate::nvml::abi::*;
+use crate::nvml::list::ROOM;
 
 macro_rules! calls {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
@@ -92,4 +94,64 @@ calls! {
 
     /// `text` is filled with at most `length` bytes, the last of them a zero.
     fn nvmlDeviceGetUUID(device: nvmlDevice_t, text: &mut [u8; 96], length: c_uint);
+
+    // Lists: `count` says what there is room for, at most `ROOM`, and is told what there is.
+
+    fn nvmlDeviceGetComputeRunningProcesses(
+        device: nvmlDevice_t,
+        count: &mut c_uint,
+        list: &mut [nvmlProcessInfo_v1_t; ROOM],
+    );
+    fn nvmlDeviceGetComputeRunningProcesses_v2(
+        device: nvmlDevice_t,
+        count: &mut c_uint,
+        list: &mut [nvmlProcessInfo_v2_t; ROOM],
+    );
+    fn nvmlDeviceGetComputeRunningProcesses_v3(
+        device: nvmlDevice_t,
+        count: &mut c_uint,
+        list: &mut [nvmlProcessInfo_v2_t; ROOM],
+    );
+    fn nvmlDeviceGetGraphicsRunningProcesses(
+        device: nvmlDevice_t,
+        count: &mut c_uint,
+        list: &mut [nvmlProcessInfo_v1_t; ROOM],
+    );
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(
+        device: nvmlDevice_t,
+        count: &mut c_uint,
+        list: &mut [nvmlProcessInfo_v2_t; ROOM],
+    );
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+        device: nvmlDevice_t,
+        count: &mut c_uint,
+        list: &mut [nvmlProcessInfo_v2_t; ROOM],
+    );
+    fn nvmlDeviceGetMPSComputeRunningProcesses(
+        device: nvmlDevice_t,
+        count: &mut c_uint,
+        list: &mut [nvmlProcessInfo_v1_t; ROOM],
+    );
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
+        device: nvmlDevice_t,
+        count: &mut c_uint,
+        list: &mut [nvmlProcessInfo_v2_t; ROOM],
+    );
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+        device: nvmlDevice_t,
+        count: &mut c_uint,
+        list: &mut [nvmlProcessInfo_v2_t; ROOM],
+    );
+    /// The array that it names has the room that it says.
+    fn nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: &mut nvmlProcessDetailList_v1_t);
+    fn nvmlDeviceGetProcessUtilization(
+        device: nvmlDevice_t,
+        list: &mut [nvmlProcessUtilizationSample_t; ROOM],
+        count: &mut c_uint,
+        last_seen: u64,
+    );
+    /// The array that it names has the room that it says.
+    fn nvmlDeviceGetProcessesUtilizationInfo(device: nvmlDevice_t, list: &mut nvmlProcessesUtilizationInfo_v1_t);
+    fn nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: &mut c_uint, list: &mut [c_uint; ROOM]);
+    fn nvmlDeviceGetAccountingStats(device: nvmlDevice_t, pid: c_uint, stats: &mut nvmlAccountingStats_t);
 }

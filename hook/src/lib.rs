@@ -18,6 +18,7 @@ mod helper;
 pub mod interpose;
 mod mapping;
 pub mod memory;
+pub mod nvml;
 mod place;
 mod process;
 pub mod rows;

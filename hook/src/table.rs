@@ -7,7 +7,10 @@ use gcgroup_abi::Kind;
 
 use crate::compute::{capture, progress, slots, streams};
 use crate::cuda::*;
-use crate::memory::{array, host, linear, nvml, pool, report, vmm};
+use crate::driver;
+use crate::memory::{array, host, linear, pool, report, vmm};
+use crate::nvml;
+use crate::nvml::abi::*;
 use crate::process;
 pub(crate) use crate::rows::c_name;
 use crate::rows::hooks;
@@ -194,8 +197,53 @@ hooks! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) @3020 => |next| report::info(free, total, next);
     fn cuDeviceTotalMem(bytes: *mut c_uint, device: CUdevice) @2000 => |next| report::total(bytes, device, next);
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) @3020 => |next| report::total(bytes, device, next);
-    fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) @0 => |next| nvml::info(device, memory, next);
-    fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) @0 => |next| nvml::info_v2(device, memory, next);
+    fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) @0 => |next| nvml::memory::info(device, memory, next);
+    fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) @0 => |next| nvml::memory::info_v2(device, memory, next);
+
+    // Who is on a device: a limited process sees itself.
+
+    fn nvmlDeviceGetComputeRunningProcesses(
+        device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
+    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses, next);
+    fn nvmlDeviceGetComputeRunningProcesses_v2(
+        device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
+    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, next);
+    fn nvmlDeviceGetComputeRunningProcesses_v3(
+        device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
+    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v3, next);
+    fn nvmlDeviceGetGraphicsRunningProcesses(
+        device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
+    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses, next);
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(
+        device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
+    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, next);
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+        device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
+    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v3, next);
+    fn nvmlDeviceGetMPSComputeRunningProcesses(
+        device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
+    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses, next);
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
+        device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
+    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, next);
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+        device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
+    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v3, next);
+    fn nvmlDeviceGetRunningProcessDetailList(
+        device: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t,
+    ) @0 => |next| nvml::processes::details(device, list, next);
+    fn nvmlDeviceGetProcessUtilization(
+        device: nvmlDevice_t, list: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, last_seen: c_ulonglong,
+    ) @0 => |next| nvml::utilization::samples(device, list, count, last_seen, next);
+    fn nvmlDeviceGetProcessesUtilizationInfo(
+        device: nvmlDevice_t, list: *mut nvmlProcessesUtilizationInfo_v1_t,
+    ) @0 => |next| nvml::utilization::infos(device, list, next);
+    fn nvmlDeviceGetAccountingPids(
+        device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint,
+    ) @0 => |next| nvml::utilization::pids(device, count, pids, next);
+    fn nvmlDeviceGetAccountingStats(
+        device: nvmlDevice_t, pid: c_uint, stats: *mut nvmlAccountingStats_t,
+    ) @0 => |next| nvml::utilization::stats(device, pid, stats, next);
 
     // Launches.
 

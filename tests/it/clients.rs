@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 
 /// A client in Python, from `tests/clients`.
 #[track_caller]
-fn python_client(mount: &Mount, script: &str, arguments: &[&str]) -> Governed {
+pub(crate) fn python_client(mount: &Mount, script: &str, arguments: &[&str]) -> Governed {
     let mut command = mount.command(python());
     command
         .arg(repository().join("tests/clients").join(script))
@@ -76,20 +76,4 @@ fn numba_cuda_is_governed() {
 fn cudarc_is_governed() {
     let mount = Mount::new();
     is_governed(&mount, ready(mount.command(env!("CARGO_BIN_EXE_cudarc_client"))));
-}
-
-#[test]
-fn nvidia_ml_py_shows_a_governed_process_its_limit_and_everybody_else_the_card() {
-    let mount = Mount::new();
-    let mut monitor = python_client(&mount, "nvml_client.py", &[]);
-    let mut governed = python_client(&mount, "nvml_client.py", &["cuda"]);
-    let card = monitor.ask("");
-    let dir = Dir::of(&mount, governed.pid());
-    dir.write("memory.limit", 512 * MIB);
-    assert_eq!(
-        governed.ask(""),
-        format!("{} {}", 512 * MIB, dir.number("memory.current"))
-    );
-    assert_eq!(monitor.ask("").split(' ').next(), card.split(' ').next());
-    assert!(!Dir::of(&mount, monitor.pid()).exists(), "watching is not using");
 }

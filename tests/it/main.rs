@@ -33,6 +33,8 @@ mod load;
 #[cfg(test)]
 mod lookups;
 #[cfg(test)]
+mod nvml;
+#[cfg(test)]
 mod peers;
 #[cfg(test)]
 mod runtime_library;

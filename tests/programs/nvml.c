@@ -7,7 +7,14 @@
  *   processes DEVICE KIND VERSION ROOM   how many there are, then pid:bytes of each written
  *   details DEVICE ROOM                  the same by nvmlDeviceGetRunningProcessDetailList
  *   rates DEVICE                         percent of the time that the device worked
- *   samples DEVICE ROOM                  how many there are, then pid:percent of each written
+ *   samples DEVICE ROOM [null]           how many there are, then pid:percent of each written; null: with nowhere to put them
+ *   infos DEVICE ROOM [null]             the same by nvmlDeviceGetProcessesUtilizationInfo
+ *   nulls DEVICE                         the results of processes and of details with room for some and nowhere to put
+ *                                        them, and of processes without a count
+ *   accounting DEVICE PID                the results of asking for the pids that are accounted, and for that one's account
+ *   cuda                                 begins to use CUDA; answers with cuInit's result
+ *   alloc DEVICE BYTES                   allocates there
+ *   work                                 a kernel of a millisecond, waited for, where the last allocation was
  *
  * KIND is a part of the function's name: Compute, Graphics, MPSCompute. What is not written is "-".
  */
@@ -47,12 +54,23 @@ struct sample {
     unsigned sm, memory, encoder, decoder;
 };
 
-static void *library;
+struct info {
+    unsigned long long time;
+    unsigned pid, sm, memory, encoder, decoder, jpeg, ofa;
+};
+
+struct infos {
+    unsigned version, count;
+    unsigned long long last_seen;
+    struct info *list;
+};
+
+static void *library, *cuda;
 
 /* Not the address of anything: a function that is missing ends the program, as it would end a client. */
 static void *function(const char *name)
 {
-    void *found = dlsym(library, name);
+    void *found = dlsym(strncmp(name, "cu", 2) ? library : cuda, name);
 
     if (!found) {
         fprintf(stderr, "nvml: no %s\n", name);
@@ -109,17 +127,102 @@ static void details(unsigned index, unsigned room)
     printf("\n");
 }
 
-static void samples(unsigned index, unsigned room)
+static void samples(unsigned index, unsigned room, int is_null)
 {
     static struct sample list[MOST];
     unsigned count = room, result;
 
     memset(list, 0, sizeof(list));
-    result = CALL("nvmlDeviceGetProcessUtilization", device(index), room ? list : NULL, &count, 0ull);
+    result = CALL("nvmlDeviceGetProcessUtilization", device(index), room && !is_null ? list : NULL, &count, 0ull);
     printf("%u %u", result, count);
     for (unsigned i = 0; i < room && i < MOST && list[i].pid; i++)
         printf(" %u:%u", list[i].pid, list[i].sm);
     printf("\n");
+}
+
+static void infos(unsigned index, unsigned room, int is_null)
+{
+    static struct info list[MOST];
+    struct infos asked = {sizeof(asked) | 1u << 24, room, 0, room && !is_null ? list : NULL};
+    unsigned result;
+
+    memset(list, 0, sizeof(list));
+    result = CALL("nvmlDeviceGetProcessesUtilizationInfo", device(index), &asked);
+    printf("%u %u", result, asked.count);
+    for (unsigned i = 0; i < room && i < MOST && list[i].pid; i++)
+        printf(" %u:%u", list[i].pid, list[i].sm);
+    printf("\n");
+}
+
+static void nulls(unsigned index)
+{
+    struct details asked = {sizeof(asked) | 1u << 24, 0, MOST, NULL};
+    unsigned count = MOST;
+
+    printf("%u", CALL("nvmlDeviceGetComputeRunningProcesses_v3", device(index), &count, NULL));
+    printf(" %u", CALL("nvmlDeviceGetRunningProcessDetailList", device(index), &asked));
+    printf(" %u\n", CALL("nvmlDeviceGetComputeRunningProcesses_v3", device(index), NULL, NULL));
+}
+
+static void accounting(unsigned index, unsigned pid)
+{
+    unsigned pids[MOST], count = MOST, result;
+    struct {
+        unsigned gpu, memory;
+        unsigned long long most, time, start;
+        unsigned is_running, reserved[5];
+    } stats;
+
+    result = CALL("nvmlDeviceGetAccountingPids", device(index), &count, pids);
+    printf("%u %u\n", result, CALL("nvmlDeviceGetAccountingStats", device(index), pid, &stats));
+}
+
+static unsigned begin(void)
+{
+    cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!cuda) {
+        fprintf(stderr, "nvml: %s\n", dlerror());
+        exit(2);
+    }
+    return CALL("cuInit", 0);
+}
+
+static unsigned alloc(unsigned index, unsigned long long bytes)
+{
+    void *context;
+    unsigned long long pointer;
+    unsigned result = CALL("cuDevicePrimaryCtxRetain", &context, index);
+
+    result = result ? result : CALL("cuCtxSetCurrent", context);
+    return result ? result : CALL("cuMemAlloc_v2", &pointer, bytes);
+}
+
+static const char ptx[] =
+    ".version 7.8\n.target sm_75\n.address_size 64\n"
+    ".visible .entry gcgroup_spin(.param .u64 microseconds)\n"
+    "{\n"
+    ".reg .pred %p;\n.reg .b64 %now, %end, %length;\n"
+    "ld.param.u64 %length, [microseconds];\n"
+    "mul.lo.u64 %length, %length, 1000;\n"
+    "mov.u64 %end, %globaltimer;\n"
+    "add.u64 %end, %end, %length;\n"
+    "again:\n"
+    "mov.u64 %now, %globaltimer;\n"
+    "setp.lt.u64 %p, %now, %end;\n"
+    "@%p bra again;\n"
+    "ret;\n"
+    "}\n";
+
+static unsigned work(void)
+{
+    static void *module, *kernel;
+    unsigned long long microseconds = 1000;
+    void *arguments[] = {&microseconds};
+    unsigned result = module ? 0 : CALL("cuModuleLoadData", &module, ptx);
+
+    result = result ? result : CALL("cuModuleGetFunction", &kernel, module, "gcgroup_spin");
+    result = result ? result : CALL("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL);
+    return result ? result : CALL("cuCtxSynchronize");
 }
 
 static void memory(unsigned index, unsigned version)
@@ -145,6 +248,7 @@ int main(void)
 {
     char line[256], kind[64];
     unsigned index, room, number;
+    unsigned long long bytes;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -171,7 +275,19 @@ int main(void)
         } else if (sscanf(line, "details %u %u", &index, &room) == 2) {
             details(index, room);
         } else if (sscanf(line, "samples %u %u", &index, &room) == 2) {
-            samples(index, room);
+            samples(index, room, strstr(line, "null") != NULL);
+        } else if (sscanf(line, "infos %u %u", &index, &room) == 2) {
+            infos(index, room, strstr(line, "null") != NULL);
+        } else if (sscanf(line, "nulls %u", &index) == 1) {
+            nulls(index);
+        } else if (sscanf(line, "accounting %u %u", &index, &number) == 2) {
+            accounting(index, number);
+        } else if (!strcmp(line, "cuda\n")) {
+            printf("%u\n", begin());
+        } else if (!strcmp(line, "work\n")) {
+            printf("%u\n", work());
+        } else if (sscanf(line, "alloc %u %llu", &index, &bytes) == 2) {
+            printf("%u\n", alloc(index, bytes));
         } else if (sscanf(line, "rates %u", &index) == 1) {
             unsigned rates[2] = {0, 0}, result = CALL("nvmlDeviceGetUtilizationRates", device(index), rates);
             printf("%u %u\n", result, rates[0]);

@@ -1,39 +1,22 @@
 //! Functions of NVML that are not hooked, each by its exact name.
 
 use super::Family;
-use super::How::{Escapes, Passed};
+use super::How::Passed;
 
 pub(super) static FAMILIES: &[Family] = &[
     Family {
-        how: Escapes,
-        why: "shows the processes of everybody, by their own pids",
-        names: &[
-            "nvmlDeviceClearAccountingPids",
-            "nvmlDeviceGetAccountingPids",
-            "nvmlDeviceGetAccountingStats",
-            "nvmlDeviceGetComputeRunningProcesses",
-            "nvmlDeviceGetComputeRunningProcesses_v2",
-            "nvmlDeviceGetComputeRunningProcesses_v3",
-            "nvmlDeviceGetGraphicsRunningProcesses",
-            "nvmlDeviceGetGraphicsRunningProcesses_v2",
-            "nvmlDeviceGetGraphicsRunningProcesses_v3",
-            "nvmlDeviceGetMPSComputeRunningProcesses",
-            "nvmlDeviceGetMPSComputeRunningProcesses_v2",
-            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-            "nvmlDeviceGetProcessUtilization",
-            "nvmlDeviceGetProcessesUtilizationInfo",
-            "nvmlDeviceGetRunningProcessDetailList",
-            "nvmlDeviceGetVgpuProcessUtilization",
-            "nvmlDeviceGetVgpuProcessesUtilizationInfo",
-            "nvmlSystemGetProcessName",
-            "nvmlVgpuInstanceClearAccountingPids",
-            "nvmlVgpuInstanceGetAccountingPids",
-            "nvmlVgpuInstanceGetAccountingStats",
-        ],
+        how: Passed,
+        why: "of any process that one can name, as /proc tells it",
+        names: &["nvmlSystemGetProcessName"],
     },
     Family {
-        how: Escapes,
-        why: "shows the memory of the whole card",
+        how: Passed,
+        why: "of the machine's administrator",
+        names: &["nvmlDeviceClearAccountingPids"],
+    },
+    Family {
+        how: Passed,
+        why: "a window of the bus, or memory under protection, of the card as a whole: no limit is on either",
         names: &[
             "nvmlDeviceGetBAR1MemoryInfo",
             "nvmlDeviceGetConfComputeMemSizeInfo",
@@ -56,6 +39,8 @@ pub(super) static FAMILIES: &[Family] = &[
             "nvmlDeviceGetVgpuHeterogeneousMode",
             "nvmlDeviceGetVgpuInstancesUtilizationInfo",
             "nvmlDeviceGetVgpuMetadata",
+            "nvmlDeviceGetVgpuProcessUtilization",
+            "nvmlDeviceGetVgpuProcessesUtilizationInfo",
             "nvmlDeviceGetVgpuSchedulerCapabilities",
             "nvmlDeviceGetVgpuSchedulerLog",
             "nvmlDeviceGetVgpuSchedulerState",
@@ -79,7 +64,10 @@ pub(super) static FAMILIES: &[Family] = &[
             "nvmlGpuInstanceSetVgpuHeterogeneousMode",
             "nvmlGpuInstanceSetVgpuSchedulerState",
             "nvmlSetVgpuVersion",
+            "nvmlVgpuInstanceClearAccountingPids",
             "nvmlVgpuInstanceGetAccountingMode",
+            "nvmlVgpuInstanceGetAccountingPids",
+            "nvmlVgpuInstanceGetAccountingStats",
             "nvmlVgpuInstanceGetEccMode",
             "nvmlVgpuInstanceGetEncoderCapacity",
             "nvmlVgpuInstanceGetEncoderSessions",

@@ -41,7 +41,11 @@ const HANDLERS: &[(&str, &str, &str)] = &[
         "query",
         "what the program is told of its memory: its limit",
     ),
-    ("nvml", "query", "what NVML tells of memory: the limit"),
+    (
+        "nvml",
+        "query",
+        "what NVML tells of a device and who is on it: the limit, and the process itself",
+    ),
     ("symbols", "query", "look-ups of functions: ours for the driver's"),
     (
         "host",

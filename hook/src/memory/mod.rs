@@ -17,7 +17,6 @@ pub mod host;
 pub mod ledger;
 pub mod levels;
 pub mod linear;
-pub mod nvml;
 pub mod pool;
 pub mod report;
 pub mod vmm;

@@ -1,0 +1,134 @@
+//! Lists of NVML, cut down to what is the process's own, and handed out as NVML does.
+
+use std::ffi::c_uint;
+
+use super::abi::Entry;
+use super::seen::Own;
+use crate::cuda::{CUerror, CUresult};
+use crate::place::{answer, given};
+
+/// Entries of a list that we ask NVML for ourselves.
+pub const ROOM: usize = 1024;
+
+/// A quarter is kept back: some releases of NVML 12.2 wrote 32 bytes for each `nvmlProcessInfo_t` of 24.
+#[expect(clippy::cast_possible_truncation, reason = "a small constant")]
+const TOLD: c_uint = (ROOM - ROOM / 4) as c_uint;
+
+/// All of a list, whatever room the program has for it.
+#[derive(Debug)]
+pub(super) struct Whole<T>(Vec<T>);
+
+impl<T: Entry> Whole<T> {
+    /// Has `ask` fill in as many entries as it says there is room for, and count them.
+    pub(super) fn of(ask: impl FnOnce(&mut c_uint, &mut [T; ROOM]) -> CUresult) -> Result<Self, CUerror> {
+        let mut entries = vec![T::EMPTY; ROOM];
+        let mut count = TOLD;
+        let array = entries.as_mut_slice().try_into();
+        ask(&mut count, array.map_err(|_| CUerror::NVML_INSUFFICIENT_SIZE)?)?;
+        entries.truncate(count.min(TOLD) as usize);
+        Ok(Self(entries))
+    }
+
+    /// The process's own entries, by the pid that it knows itself by.
+    pub(super) fn own(self, own: Own) -> Vec<T> {
+        let is = |pid: u32| move |entry: &T| pid != 0 && entry.pid() == pid;
+        // NVML may speak of pids as the caller sees them, or as the machine does: in another namespace either number
+        // may be a stranger's, so the other counts only where the first is nobody's.
+        let pid = [own.pid, own.outside]
+            .into_iter()
+            .find(|pid| self.0.iter().any(is(*pid)));
+        let entries = self.0.into_iter().filter(is(pid.unwrap_or(0)));
+        entries.map(|entry| entry.with_pid(own.pid)).collect()
+    }
+}
+
+/// Gives the program a list: `count`, which must not be null, says what there is room for and is told what there is;
+/// where that is more, nothing else is written.
+pub(super) fn put<T: Copy>(list: &[T], count: *mut c_uint, into: *mut T) -> CUresult {
+    let room = given(count).unwrap_or(0) as usize;
+    answer(count, c_uint::try_from(list.len()).unwrap_or(c_uint::MAX));
+    if list.len() > room {
+        return Err(CUerror::NVML_INSUFFICIENT_SIZE);
+    }
+    if into.is_null() && !list.is_empty() {
+        return Err(CUerror::NVML_INVALID_ARGUMENT);
+    }
+    for (index, entry) in list.iter().enumerate() {
+        answer(into.wrapping_add(index), *entry);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::abi::nvmlProcessInfo_v2_t;
+    use super::*;
+    use std::ptr::null_mut;
+
+    fn whole(pids: &[u32]) -> Whole<u32> {
+        Whole::of(|count, into| {
+            assert_eq!(*count, TOLD);
+            into[..pids.len()].copy_from_slice(pids);
+            *count = u32::try_from(pids.len()).unwrap();
+            Ok(())
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn only_the_processs_own_entries_stay_by_its_own_pid() {
+        let own = Own { pid: 7, outside: 700 };
+        assert_eq!(whole(&[1, 7, 2]).own(own), [7]);
+        assert_eq!(whole(&[1, 700, 2]).own(own), [7], "as the machine sees it");
+        assert_eq!(whole(&[700, 7]).own(own), [7], "a stranger's");
+        assert_eq!(whole(&[7, 3, 7]).own(own), [7, 7], "several samples");
+        assert!(whole(&[1, 2]).own(own).is_empty());
+        assert!(whole(&[0, 1]).own(Own { pid: 7, outside: 0 }).is_empty());
+    }
+
+    #[test]
+    fn a_count_beyond_the_room_is_not_believed() {
+        let list = Whole::<u32>::of(|count, into| {
+            into.fill(7);
+            *count = u32::MAX;
+            Ok(())
+        });
+        assert_eq!(list.unwrap().0.len(), TOLD as usize);
+        let refused = Whole::<u32>::of(|_, _| Err(CUerror::NVML_NOT_FOUND));
+        assert!(matches!(refused, Err(CUerror::NVML_NOT_FOUND)));
+    }
+
+    #[test]
+    fn older_entries_that_are_longer_fit() {
+        assert!(TOLD as usize * 32 <= ROOM * size_of::<nvmlProcessInfo_v2_t>());
+    }
+
+    #[test]
+    fn a_list_is_handed_out_as_nvml_does() {
+        let mut places = [0_u32; 3];
+        let mut count = 0;
+        let into = places.as_mut_ptr();
+        assert_eq!(
+            put(&[5, 6], &raw mut count, null_mut()),
+            Err(CUerror::NVML_INSUFFICIENT_SIZE)
+        );
+        assert_eq!(count, 2, "what is needed");
+        count = 1;
+        assert_eq!(
+            put(&[5, 6], &raw mut count, into),
+            Err(CUerror::NVML_INSUFFICIENT_SIZE)
+        );
+        assert_eq!((count, places), (2, [0; 3]), "nothing is written");
+        count = 3;
+        assert_eq!(
+            put(&[5, 6], &raw mut count, null_mut()),
+            Err(CUerror::NVML_INVALID_ARGUMENT)
+        );
+        count = 3;
+        let into = places.as_mut_ptr();
+        assert_eq!(put(&[5, 6], &raw mut count, into), Ok(()));
+        assert_eq!((count, places), (2, [5, 6, 0]));
+        assert_eq!(put::<u32>(&[], &raw mut count, null_mut()), Ok(()));
+        assert_eq!(count, 0);
+    }
+}

@@ -1,0 +1,168 @@
+//! What a limited process sees of one device: its limit for the card, and itself for everybody.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::NO_LIMIT;
+
+use super::abi::nvmlDevice_t;
+use crate::cuda::CUuuid;
+use crate::device;
+use crate::driver;
+use crate::memory::report::Room;
+use crate::process::{self, Process};
+use crate::wishes::Wishes;
+
+/// Bytes, on one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// The tightest limit.
+    pub(crate) total: u64,
+    /// The least that is left of any limit.
+    pub(crate) free: u64,
+    /// `memory.current`.
+    pub(crate) current: u64,
+    /// The highest `memory.current` so far.
+    pub(crate) peak: u64,
+    pub(crate) own: Own,
+}
+
+/// The pids that NVML may know the process by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Own {
+    /// As it sees itself, in its own pid namespace.
+    pub(crate) pid: u32,
+    /// As the daemon sees it; zero if no daemon does.
+    pub(crate) outside: u32,
+}
+
+impl Seen {
+    /// `None` where the process is not limited on that device, or the device cannot be told: NVML's answer stands.
+    pub(crate) fn on(of: nvmlDevice_t) -> Option<Self> {
+        match process::get() {
+            Some(process) if is_limited(process) => Self::by(process, of),
+            Some(_) => None,
+            None => Self::before_cuda(Wishes::from_environment().hello.memory_limit),
+        }
+    }
+
+    fn by(process: &Process, of: nvmlDevice_t) -> Option<Self> {
+        let mut text = [0; 96];
+        driver::nvmlDeviceGetUUID(of, &mut text, 96).ok()?;
+        let index = device::index_of(process.control(), device::uuid_words(uuid(&text)?));
+        Self::at(process, index)
+    }
+
+    fn at(process: &Process, index: usize) -> Option<Self> {
+        let room = Room::on(process, index);
+        let (usage, control) = (
+            process.usage().devices.get(index)?,
+            process.control().devices.get(index)?,
+        );
+        let overhead = control.memory_overhead.load(Relaxed);
+        let current = usage.memory_current.load(Relaxed).saturating_add(overhead);
+        let peak = usage.memory_peak.load(Relaxed).saturating_add(overhead);
+        (room.total != NO_LIMIT).then_some(Self {
+            total: room.total,
+            free: room.free,
+            current,
+            peak: peak.max(current),
+            own: Own {
+                pid: std::process::id(),
+                outside: process.control().pid.load(Relaxed),
+            },
+        })
+    }
+
+    /// A process that has a limit from the start sees it before it uses CUDA, and if it never does.
+    fn before_cuda(limit: u64) -> Option<Self> {
+        (limit != NO_LIMIT).then(|| Self {
+            total: limit,
+            free: limit,
+            current: 0,
+            peak: 0,
+            own: Own {
+                pid: std::process::id(),
+                outside: 0,
+            },
+        })
+    }
+}
+
+/// Whether any limit is set: NVML need not be asked which device it is where there is none.
+fn is_limited(process: &Process) -> bool {
+    let control = process.control();
+    let devices = &mut control.devices.iter();
+    control.memory_limit.load(Relaxed) != NO_LIMIT
+        || devices.any(|device| device.memory_limit.load(Relaxed) != NO_LIMIT)
+}
+
+/// The sixteen bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or of `MIG-…`.
+fn uuid(text: &[u8]) -> Option<CUuuid> {
+    let text = text
+        .strip_prefix(b"GPU-")
+        .or_else(|| text.strip_prefix(b"MIG-"))?;
+    let digits = text
+        .iter()
+        .take_while(|byte| **byte != 0)
+        .filter(|byte| **byte != b'-');
+    let mut values = digits.map(|byte| char::from(*byte).to_digit(16));
+    let mut bytes = [0; 16];
+    for byte in &mut bytes {
+        let (high, low) = (values.next()??, values.next()??);
+        *byte = u8::try_from(high << 4 | low).ok()?;
+    }
+    values.next().is_none().then_some(CUuuid { bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block;
+
+    #[test]
+    fn nvmls_text_and_the_drivers_bytes_are_one_uuid() {
+        let text = b"GPU-01020304-0506-0708-090a-0b0c0d0e0fff\0\0\0";
+        let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 255];
+        assert_eq!(uuid(text), Some(CUuuid { bytes }));
+        for wrong in [
+            &b"GPU-01020304\0"[..],
+            b"",
+            b"01020304-0506-0708-090a-0b0c0d0e0fff",
+            b"GPU-0102030g-0506-0708-090a-0b0c0d0e0fff",
+            b"GPU-01020304-0506-0708-090a-0b0c0d0e0fff0",
+        ] {
+            assert_eq!(uuid(wrong), None);
+        }
+    }
+
+    #[test]
+    fn only_where_there_is_a_limit_is_anything_seen_otherwise() {
+        let process = Process::of_test(NO_LIMIT);
+        let (control, file) = block::of_daemon();
+        for device in &control.devices {
+            device.memory_limit.store(NO_LIMIT, Relaxed);
+        }
+        control.memory_limit.store(NO_LIMIT, Relaxed);
+        control.nr_devices.store(2, Relaxed);
+        control.publish();
+        process.adopt(&file);
+        assert!(!is_limited(process) && Seen::at(process, 0).is_none());
+        control.devices[1].memory_limit.store(1000, Relaxed);
+        control.devices[1].memory_overhead.store(30, Relaxed);
+        control.pid.store(77, Relaxed);
+        process.usage().devices[1].memory_current.store(100, Relaxed);
+        process.usage().devices[1].memory_peak.store(400, Relaxed);
+        assert!(is_limited(process) && Seen::at(process, 0).is_none());
+        let seen = Seen::at(process, 1).unwrap();
+        assert_eq!((seen.total, seen.free), (1000, 870));
+        assert_eq!((seen.current, seen.peak), (130, 430));
+        assert_eq!((seen.own.pid, seen.own.outside), (std::process::id(), 77));
+    }
+
+    #[test]
+    fn a_limit_from_the_start_is_seen_before_cuda_is_used() {
+        assert_eq!(Seen::before_cuda(NO_LIMIT), None);
+        let seen = Seen::before_cuda(4096).unwrap();
+        assert_eq!((seen.total, seen.free, seen.current), (4096, 4096, 0));
+    }
+}

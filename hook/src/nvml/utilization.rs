@@ -1,0 +1,140 @@
+//! How busy processes keep a device, and what NVML's accounting knows of them: a limited process sees itself alone.
+
+use std::ffi::c_uint;
+
+use super::abi::{
+    nvmlAccountingStats_t, nvmlDevice_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
+    nvmlProcessesUtilizationInfo_v1_t, version,
+};
+use super::list::{ROOM, Whole, put};
+use super::seen::{Own, Seen};
+use crate::cuda::{CUerror, CUresult};
+use crate::driver;
+use crate::interpose::Next;
+use crate::place;
+
+/// `nvmlDeviceGetProcessUtilization`.
+pub(crate) fn samples(
+    of: nvmlDevice_t,
+    into: *mut nvmlProcessUtilizationSample_t,
+    count: *mut c_uint,
+    last_seen: u64,
+    next: Next<'_>,
+) -> CUresult {
+    match Seen::on(of) {
+        Some(seen) if !count.is_null() => {
+            let whole =
+                Whole::of(|count, into| driver::nvmlDeviceGetProcessUtilization(of, into, count, last_seen));
+            put_worked(whole?.own(seen.own), count, into)
+        }
+        _ => next(),
+    }
+}
+
+/// `nvmlDeviceGetProcessesUtilizationInfo`.
+pub(crate) fn infos(
+    of: nvmlDevice_t,
+    list: *mut nvmlProcessesUtilizationInfo_v1_t,
+    next: Next<'_>,
+) -> CUresult {
+    let known = version::<nvmlProcessesUtilizationInfo_v1_t>(1);
+    let asked = place::given(list).filter(|asked| asked.version == known);
+    let (Some(seen), Some(asked)) = (Seen::on(of), asked) else {
+        return next();
+    };
+    let whole = Whole::of(|count, into: &mut [nvmlProcessUtilizationInfo_v1_t; ROOM]| {
+        let mut all = nvmlProcessesUtilizationInfo_v1_t {
+            processSamplesCount: *count,
+            procUtilArray: into.as_mut_ptr(),
+            ..asked
+        };
+        let answer = driver::nvmlDeviceGetProcessesUtilizationInfo(of, &mut all);
+        *count = all.processSamplesCount;
+        answer
+    });
+    let mut count = asked.processSamplesCount;
+    let answer = put_worked(whole?.own(seen.own), &raw mut count, asked.procUtilArray);
+    place::rewrite(list, |told| nvmlProcessesUtilizationInfo_v1_t {
+        processSamplesCount: count,
+        ..told
+    });
+    answer
+}
+
+/// Samples are handed out by rules of their own: none are not found, and where there is no place for them, whatever the
+/// count says, the program asks how many there are.
+fn put_worked<T: Copy>(samples: Vec<T>, count: *mut c_uint, into: *mut T) -> CUresult {
+    if samples.is_empty() {
+        return Err(CUerror::NVML_NOT_FOUND);
+    }
+    if into.is_null() {
+        place::answer(count, 0);
+    }
+    put(&samples, count, into)
+}
+
+/// `nvmlDeviceGetAccountingPids`.
+pub(crate) fn pids(of: nvmlDevice_t, count: *mut c_uint, into: *mut c_uint, next: Next<'_>) -> CUresult {
+    match Seen::on(of) {
+        Some(seen) if !count.is_null() => {
+            let whole = Whole::of(|count, into| driver::nvmlDeviceGetAccountingPids(of, count, into));
+            put(&whole?.own(seen.own), count, into)
+        }
+        _ => next(),
+    }
+}
+
+/// `nvmlDeviceGetAccountingStats`: of the process itself, by its own pid.
+pub(crate) fn stats(
+    of: nvmlDevice_t,
+    pid: c_uint,
+    into: *mut nvmlAccountingStats_t,
+    next: Next<'_>,
+) -> CUresult {
+    let Some(seen) = Seen::on(of).filter(|_| !into.is_null()) else {
+        return next();
+    };
+    let mut told = nvmlAccountingStats_t::EMPTY;
+    first_known(seen.own, pid, |pid| {
+        driver::nvmlDeviceGetAccountingStats(of, pid, &mut told)
+    })?;
+    told.maxMemoryUsage = seen.peak;
+    place::answer(into, told);
+    Ok(())
+}
+
+/// Asks by the pids that NVML may know the process by; of anybody else nothing is known.
+fn first_known(own: Own, pid: c_uint, mut ask: impl FnMut(c_uint) -> CUresult) -> CUresult {
+    if pid != own.pid {
+        return Err(CUerror::NVML_NOT_FOUND);
+    }
+    match ask(own.pid) {
+        Err(CUerror::NVML_NOT_FOUND) if own.outside != 0 && own.outside != own.pid => ask(own.outside),
+        answer => answer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounting_knows_the_process_by_either_pid_and_no_other() {
+        let own = Own { pid: 7, outside: 700 };
+        let ask = |known: c_uint| {
+            move |pid: c_uint| {
+                if pid == known {
+                    Ok(())
+                } else {
+                    Err(CUerror::NVML_NOT_FOUND)
+                }
+            }
+        };
+        assert_eq!(first_known(own, 7, ask(7)), Ok(()));
+        assert_eq!(first_known(own, 7, ask(700)), Ok(()));
+        assert_eq!(first_known(own, 700, ask(700)), Err(CUerror::NVML_NOT_FOUND));
+        assert_eq!(first_known(own, 1, ask(1)), Err(CUerror::NVML_NOT_FOUND));
+        let disabled = |_| Err(CUerror::NOT_INITIALIZED);
+        assert_eq!(first_known(own, 7, disabled), Err(CUerror::NOT_INITIALIZED));
+    }
+}

@@ -1,0 +1,286 @@
+//! NVML in a limited process tells of its limit and of itself; everybody else is told what NVML says.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use support::{Config, Governed, Mount, c_program, wait_until};
+
+use crate::clients::python_client;
+use crate::driver::{Dir, DriverShell};
+
+const MIB: u64 = 1 << 20;
+
+/// NVML's results.
+const SUCCESS: u64 = 0;
+const UNINITIALIZED: u64 = 1;
+const INVALID_ARGUMENT: u64 = 2;
+const NOT_SUPPORTED: u64 = 3;
+const NOT_FOUND: u64 = 6;
+const INSUFFICIENT_SIZE: u64 = 7;
+
+const KINDS: [&str; 3] = ["Compute", "Graphics", "MPSCompute"];
+
+/// `programs/nvml.c`, which opens the library and looks its functions up as `nvidia-smi` does.
+struct Nvml(Governed);
+
+impl Nvml {
+    #[track_caller]
+    fn spawn(command: Command) -> Self {
+        let mut nvml = Self(Governed::spawn(command));
+        assert_eq!(nvml.ask("init"), [SUCCESS]);
+        nvml
+    }
+
+    /// Governed once it uses CUDA.
+    #[track_caller]
+    fn start(mount: &Mount) -> Self {
+        Self::spawn(mount.command(program()))
+    }
+
+    /// Governed, with a limit on the first device.
+    #[track_caller]
+    fn limited(mount: &Mount, limit: u64) -> (Self, Dir<'_>) {
+        let mut nvml = Self::start(mount);
+        assert_eq!(nvml.ask("cuda"), [SUCCESS]);
+        let dir = Dir::of(mount, nvml.0.pid());
+        dir.gpu(0).write("memory.limit", limit);
+        (nvml, dir)
+    }
+
+    #[track_caller]
+    fn ask(&mut self, command: &str) -> Vec<u64> {
+        let answer = self.0.ask(command);
+        let number = |number: &str| number.parse().unwrap_or_else(|_| panic!("{command}: {answer}"));
+        answer.split(' ').map(number).collect()
+    }
+
+    /// What a list call says: its result, how many there are, and those written: a number for each pid.
+    #[track_caller]
+    fn list(&mut self, command: &str) -> (u64, u64, BTreeMap<i32, u64>) {
+        let answer = self.0.ask(command);
+        let mut words = answer.split(' ');
+        let mut number = || words.next().and_then(|word| word.parse().ok()).expect("a number");
+        let (result, count) = (number(), number());
+        let pair = |word: &str| {
+            let (pid, value) = word.split_once(':').expect("a pair");
+            (pid.parse().expect("a pid"), value.parse().expect("a number"))
+        };
+        (result, count, words.map(pair).collect())
+    }
+
+    /// The processes that compute on a device.
+    #[track_caller]
+    fn computing(&mut self, device: u32) -> BTreeMap<i32, u64> {
+        let (result, count, list) = self.list(&format!("processes {device} Compute 3 16"));
+        assert_eq!((result, count), (SUCCESS, list.len() as u64));
+        list
+    }
+}
+
+fn program() -> std::path::PathBuf {
+    c_program("nvml.c", &[])
+}
+
+#[test]
+fn memory_is_the_limit_and_what_is_charged() {
+    let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "1G"));
+    let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
+    assert_eq!(nvml.ask(&format!("alloc 0 {}", 96 * MIB)), [SUCCESS]);
+    let current = dir.gpu(0).number("memory.current");
+    assert!(current >= 96 * MIB);
+    let told = [SUCCESS, 512 * MIB, 512 * MIB - current, current];
+    assert_eq!(nvml.ask("memory 0 1"), told);
+    assert_eq!(nvml.ask("memory 0 2"), told);
+
+    // A stranger takes nearly all of the card: it is used by nobody here, but not free either.
+    let mut stranger = DriverShell::start_bare(&mount);
+    assert_eq!(stranger.ask(&format!("alloc linear {}", 700 * MIB)), "ok 0");
+    let card = Nvml::spawn(mount.bare_command(program())).ask("memory 0 1");
+    assert!(card[2] < 400 * MIB);
+    for version in 1..=2 {
+        let told = nvml.ask(&format!("memory 0 {version}"));
+        assert_eq!(told, [SUCCESS, 512 * MIB, card[2], current]);
+    }
+
+    // What is there stays there under a lower limit, and nothing is free.
+    dir.gpu(0).write("memory.limit", 32 * MIB);
+    for version in 1..=2 {
+        let told = nvml.ask(&format!("memory 0 {version}"));
+        assert_eq!(told, [SUCCESS, 32 * MIB, 0, 32 * MIB]);
+    }
+    dir.gpu(0).write("memory.limit", "max");
+    assert_eq!(nvml.ask("memory 0 1"), card);
+}
+
+#[test]
+fn the_whole_card_is_the_most_that_a_limit_shows() {
+    let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "1G"));
+    let (mut nvml, _dir) = Nvml::limited(&mount, 4096 * MIB);
+    assert_eq!(nvml.ask("memory 0 1")[1], 1024 * MIB);
+}
+
+#[test]
+fn a_limited_process_sees_itself_alone_in_every_list() {
+    let mount = Mount::new();
+    let mut strangers = [DriverShell::start(&mount), DriverShell::start_bare(&mount)];
+    for stranger in &mut strangers {
+        assert_eq!(stranger.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
+    }
+    let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
+    let pid = nvml.0.pid();
+    assert_eq!(nvml.ask(&format!("alloc 0 {}", 96 * MIB)), [SUCCESS]);
+    let own = BTreeMap::from([(pid, dir.gpu(0).number("memory.current"))]);
+
+    for list in [
+        "processes 0 Compute 1",
+        "processes 0 Compute 2",
+        "processes 0 Compute 3",
+        "details 0",
+    ] {
+        for room in [1, 2, 16] {
+            let told = nvml.list(&format!("{list} {room}"));
+            assert_eq!(told, (SUCCESS, 1, own.clone()), "{list} {room}");
+        }
+        let short = nvml.list(&format!("{list} 0"));
+        assert_eq!(short, (INSUFFICIENT_SIZE, 1, BTreeMap::new()), "{list}");
+    }
+    for kind in &KINDS[1..] {
+        for version in 1..=3 {
+            let told = nvml.list(&format!("processes 0 {kind} {version} 0"));
+            assert_eq!(told, (SUCCESS, 0, BTreeMap::new()), "{kind} {version}");
+        }
+    }
+    assert_eq!(nvml.ask("nulls 0"), [INVALID_ARGUMENT; 3]);
+    assert_eq!(
+        nvml.list("processes 7 Compute 3 4").0,
+        INVALID_ARGUMENT,
+        "no such device"
+    );
+
+    dir.gpu(0).write("memory.limit", "max");
+    assert_eq!(nvml.computing(0).len(), 3, "without a limit it sees everybody");
+    dir.write("memory.limit", 512 * MIB);
+    assert_eq!(nvml.computing(0), own, "a limit on the process as a whole is one");
+}
+
+#[test]
+fn utilisation_and_accounts_are_its_own() {
+    let mount = Mount::new();
+    let busy = mount.load(&["throughput", "--duration", "3600"]);
+    let mut monitor = Nvml::spawn(mount.bare_command(program()));
+    let others = |nvml: &mut Nvml| nvml.list("samples 0 16").2.contains_key(&busy.pid());
+    wait_until("the device is busy", || others(&mut monitor));
+
+    let (mut nvml, _dir) = Nvml::limited(&mount, 512 * MIB);
+    let pid = nvml.0.pid();
+    for list in ["samples 0 16", "infos 0 16", "samples 0 0"] {
+        assert_eq!(nvml.list(list).0, NOT_FOUND, "it has not worked: {list}");
+    }
+    assert_eq!(nvml.ask(&format!("alloc 0 {MIB}")), [SUCCESS]);
+    for list in ["samples 0", "infos 0"] {
+        assert_eq!(nvml.ask("work"), [SUCCESS]);
+        let (result, count, shares) = nvml.list(&format!("{list} 16"));
+        assert_eq!((result, count), (SUCCESS, 1), "{list}");
+        assert_eq!(shares.keys().copied().collect::<Vec<_>>(), [pid], "{list}");
+        for room in ["0", "16 null"] {
+            let short = nvml.list(&format!("{list} {room}"));
+            assert_eq!(short, (INSUFFICIENT_SIZE, 1, BTreeMap::new()), "{list}");
+        }
+    }
+    // The simulated cards keep no accounts; of others there is none to be had in any case.
+    assert_eq!(
+        nvml.ask(&format!("accounting 0 {pid}")),
+        [NOT_SUPPORTED, NOT_SUPPORTED]
+    );
+    assert_eq!(nvml.ask("accounting 0 1"), [NOT_SUPPORTED, NOT_FOUND]);
+    assert_eq!(monitor.ask("accounting 0 1"), [NOT_SUPPORTED, NOT_SUPPORTED]);
+}
+
+#[test]
+fn whoever_is_not_limited_is_told_what_nvml_says() {
+    let mount = Mount::new();
+    let mut shells = [DriverShell::start(&mount), DriverShell::start(&mount)];
+    for shell in &mut shells {
+        assert_eq!(shell.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
+    }
+    Dir::of(&mount, shells[0].pid()).write("memory.limit", 512 * MIB);
+    let mut bare = Nvml::spawn(mount.bare_command(program()));
+    let mut watching = Nvml::start(&mount);
+    for command in ["memory 0 1", "memory 0 2"] {
+        assert_eq!(watching.ask(command), bare.ask(command));
+    }
+    for list in [
+        "processes 0 Compute 1 16",
+        "processes 0 Compute 3 1",
+        "details 0 16",
+        "details 0 0",
+    ] {
+        assert_eq!(watching.list(list), bare.list(list), "{list}");
+    }
+    assert_eq!(watching.computing(0).len(), 2);
+    assert!(
+        !Dir::of(&mount, watching.0.pid()).exists(),
+        "watching is not using"
+    );
+    assert_eq!(watching.ask("shutdown"), [SUCCESS]);
+    assert_eq!(watching.ask("memory 0 1")[0], UNINITIALIZED);
+}
+
+#[test]
+fn a_limit_from_the_start_is_told_before_cuda_is_used_and_without_a_daemon() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    assert_eq!(shell.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
+    for socket in [mount.socket(), "/nonexistent/gcgroup.sock".into()] {
+        let mut command = mount.command(program());
+        command
+            .env("GCGROUP_MEMORY_LIMIT", "256M")
+            .env("GCGROUP_SOCKET", socket);
+        let mut nvml = Nvml::spawn(command);
+        assert_eq!(nvml.ask("memory 0 2"), [SUCCESS, 256 * MIB, 256 * MIB, 0]);
+        assert!(nvml.computing(0).is_empty());
+        assert_eq!(nvml.ask("cuda"), [SUCCESS]);
+        assert_eq!(nvml.ask(&format!("alloc 0 {}", 16 * MIB)), [SUCCESS]);
+        assert_eq!(nvml.ask("memory 0 1")[1], 256 * MIB);
+        let pid = nvml.0.pid();
+        assert_eq!(nvml.computing(0).into_keys().collect::<Vec<_>>(), [pid]);
+    }
+}
+
+#[test]
+fn in_a_pid_namespace_of_its_own_it_goes_by_the_pid_that_it_knows() {
+    let mount = Mount::new();
+    let mut stranger = DriverShell::start(&mount);
+    assert_eq!(stranger.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
+    let mut command = mount.command("/usr/bin/unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).arg(program());
+    let mut nvml = Nvml::spawn(command);
+    assert_eq!(nvml.ask("cuda"), [SUCCESS]);
+    assert_eq!(nvml.ask(&format!("alloc 0 {}", 16 * MIB)), [SUCCESS]);
+    let outside = crate::driver::governed_pids(&mount)
+        .into_iter()
+        .find(|pid| *pid != stranger.pid())
+        .expect("it is governed");
+    assert_ne!(outside, 1);
+    let dir = Dir::of(&mount, outside);
+    dir.write("memory.limit", 512 * MIB);
+    let current = dir.gpu(0).number("memory.current");
+    assert_eq!(nvml.computing(0), BTreeMap::from([(1, current)]));
+}
+
+#[test]
+fn nvidia_ml_py_shows_a_limited_process_itself_and_everybody_else_the_card() {
+    let mount = Mount::new();
+    let mut monitor = python_client(&mount, "nvml_client.py", &[]);
+    let mut limited = python_client(&mount, "nvml_client.py", &["cuda"]);
+    let everybody = monitor.ask("");
+    assert_eq!(limited.ask(""), everybody, "nothing is limited yet");
+    let dir = Dir::of(&mount, limited.pid());
+    dir.write("memory.limit", 512 * MIB);
+    let current = dir.number("memory.current");
+    assert!(current >= 64 * MIB);
+    let own = format!("{} {current} {}:{current}", 512 * MIB, limited.pid());
+    assert_eq!(limited.ask(""), own);
+    assert_eq!(monitor.ask(""), everybody);
+    assert!(!Dir::of(&mount, monitor.pid()).exists(), "watching is not using");
+}
