@@ -1,49 +1,16 @@
-"""What a part of the check has in common with the others: its arguments, its verdict, its programs.
-
-A part is `NAME.py --json FILE [--sim]`. It prints one line, and exits with 0, with 77 if it cannot run here, or
-with another status if something is wrong."""
-import argparse
+"""What a part of the check has in common with the others: its programs, governed or not, and what it may skip for."""
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-import tempfile
-import traceback
-
-import control
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "../shared"))
 
-
-class Skip(Exception):
-    """This machine lacks what the part needs."""
-
-
-def main(body):
-    """Runs `body(sim, facts)`, which returns its verdict and leaves its numbers in `facts`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", required=True)
-    parser.add_argument("--sim", action="store_true")
-    arguments = parser.parse_args()
-    facts, status = {}, 0
-    try:
-        verdict = body(arguments.sim, facts)
-    except Skip as reason:
-        verdict, status = str(reason), 77
-    except Exception as error:  # whatever broke is this part's verdict
-        traceback.print_exc()
-        verdict, status = f"{type(error).__name__}: {error}".replace("\n", " ")[:400], 1
-    with open(arguments.json, "w", encoding="utf-8") as file:
-        json.dump(facts, file)
-    print(verdict, flush=True)
-    sys.exit(status)
-
-
-def require(condition, what):
-    """Fails the part unless the condition holds."""
-    if not condition:
-        raise AssertionError(what)
+import control
+from answer import Skip, main, require  # the parts take these from here
+from program import Program as Lead
 
 
 def need(module, sim=False):
@@ -54,53 +21,11 @@ def need(module, sim=False):
         raise Skip(f"no {module} here")
 
 
-class Program:
-    """A program on a lead: lines in, lines out; governed unless `bare`. Ends with the `with` block."""
+class Program(Lead):
+    """A program on a lead; governed unless `bare`."""
 
     def __init__(self, command, bare=False, env=None):
-        self.errors = tempfile.TemporaryFile("w+")
-        prefix = [] if bare else [control.GCGROUPFS, "run", "--"]
-        self.process = subprocess.Popen(
-            prefix + command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            bufsize=1, env={**os.environ, **(env or {})})
-        self.pid = self.process.pid
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        self.errors.close()
-
-    def line(self):
-        """The next line that it prints."""
-        line = self.process.stdout.readline()
-        if not line:
-            self.errors.seek(0)
-            raise AssertionError(f"it ended: {self.errors.read()[-1500:]}")
-        return line.strip()
-
-    def until(self, word):
-        """The next line that begins with a word."""
-        while True:
-            line = self.line()
-            if line.startswith(word):
-                return line
-
-    def tell(self, line):
-        """Sends a line."""
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def ask(self, line, answer):
-        """Sends a line; the answer's words after the first, which is `answer` or `error`."""
-        self.tell(line)
-        while True:
-            words = self.line().split()
-            if words and words[0] in (answer, "error"):
-                require(words[0] == answer, f"{line}: {' '.join(words)}")
-                return words[1:]
+        super().__init__(command if bare else [control.GCGROUPFS, "run", "--", *command], env)
 
 
 def load(*arguments, bare=False):

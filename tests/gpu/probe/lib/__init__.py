@@ -1,0 +1,5 @@
+"""What the probes have in common."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../shared"))

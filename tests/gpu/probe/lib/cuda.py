@@ -1,0 +1,175 @@
+"""The driver by its own names: `driver.cuMemAlloc_v2(...)` raises what is not CUDA_SUCCESS. Needs no more than
+libcuda.so.1: no compiler, no runtime library."""
+import ctypes
+import os
+import pathlib
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+
+from answer import Skip
+
+HERE = pathlib.Path(__file__).resolve().parent
+MIB = 1 << 20
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 0, 1, 2, 600, 801
+
+# Values of CUdevice_attribute.
+MULTIPROCESSORS, HOST_NUMA_ID, VMM = 16, 134, 102
+
+
+class Refused(Exception):
+    """The driver answered something else than CUDA_SUCCESS."""
+
+    def __init__(self, call, status, name):
+        super().__init__(f"{call}: {name}")
+        self.call, self.status, self.name = call, status, name
+
+
+class Missing(Skip):
+    """The driver has no such function, or says that it does not support it."""
+
+
+def pointer_sized(argument):
+    """Python's whole numbers go as 64 bits: ctypes would cut them to 32."""
+    return c_uint64(argument) if isinstance(argument, int) else argument
+
+
+class Driver:
+    """libcuda.so.1, initialised; with device 0's primary context current unless told otherwise."""
+
+    def __init__(self, context=True):
+        try:
+            self.library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise Skip(f"no driver: {error}") from error
+        self.cuInit(0)
+        self.device = self.get(c_int, "cuDeviceGet", 0)
+        if context:
+            self.context = self.get(c_void_p, "cuDevicePrimaryCtxRetain", self.device)
+            self.cuCtxSetCurrent(c_void_p(self.context))
+
+    def __getattr__(self, name):
+        function = self.function(name)
+
+        def call(*arguments):
+            status = function(*map(pointer_sized, arguments))
+            if status == NOT_SUPPORTED:
+                raise Missing(f"the driver does not support {name}")
+            if status:
+                raise Refused(name, status, self.error(status))
+
+        setattr(self, name, call)
+        return call
+
+    def function(self, name):
+        """The export itself: gives the status, raises nothing."""
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+        try:
+            return getattr(self.library, name)
+        except AttributeError:
+            raise Missing(f"the driver has no {name}") from None
+
+    def error(self, status):
+        """The name of a status."""
+        name = c_char_p()
+        self.library.cuGetErrorName(c_int(status), byref(name))
+        return name.value.decode() if name.value else f"CUDA error {status}"
+
+    def get(self, kind, name, *arguments):
+        """What a function leaves behind its first argument."""
+        value = kind()
+        getattr(self, name)(byref(value), *arguments)
+        return value if isinstance(value, ctypes.Structure) else value.value
+
+    def attribute(self, number):
+        """A device attribute."""
+        return self.get(c_int, "cuDeviceGetAttribute", number, self.device)
+
+    def alloc(self, size):
+        """Device memory; its address."""
+        return self.get(c_uint64, "cuMemAlloc_v2", size)
+
+    def stream(self, flags=0):
+        """A stream: blocking, or not with flag 1."""
+        return c_void_p(self.get(c_void_p, "cuStreamCreate", flags))
+
+    def event(self, flags=0):
+        """An event: timed, or not with flag 2."""
+        return c_void_p(self.get(c_void_p, "cuEventCreate", flags))
+
+    def free_memory(self):
+        """Bytes that the device has free."""
+        free, total = c_size_t(), c_size_t()
+        self.cuMemGetInfo_v2(byref(free), byref(total))
+        return free.value
+
+    def read_words(self, address, count):
+        """64-bit words from an address of the device's."""
+        words = (c_uint64 * count)()
+        self.cuMemcpyDtoH_v2(words, address, ctypes.sizeof(words))
+        return list(words)
+
+    def milliseconds(self, work, stream=None):
+        """Device time of what `work()` submits to a stream."""
+        before, after = self.event(), self.event()
+        self.cuEventRecord(before, stream)
+        work()
+        self.cuEventRecord(after, stream)
+        self.cuEventSynchronize(after)
+        took = self.get(c_float, "cuEventElapsedTime", before, after)
+        self.cuEventDestroy_v2(before)
+        self.cuEventDestroy_v2(after)
+        return took
+
+    def kernels(self, path=HERE / "../../../load/kernels.ptx"):
+        """The test kernels that every driver here knows: spin, fill, checksum."""
+        return Kernels(self, pathlib.Path(path))
+
+    def own_kernels(self):
+        """The probes' own kernels; skips where they are not executed."""
+        kernels = self.kernels(HERE / "probe.ptx")
+        out = self.alloc(64)
+        self.cuMemsetD8_v2(out, 0, 64)
+        kernels("probe_atomics", out, block=32)
+        self.cuCtxSynchronize()
+        done = self.read_words(out, 1)[0]
+        self.cuMemFree_v2(out)
+        if done != 32:
+            raise Skip("this driver executes no code, it knows some kernels by name")
+        return kernels
+
+
+class Kernels:
+    """A module; called with a kernel's name and its arguments, which are all of 64 bits, it launches."""
+
+    def __init__(self, driver, path):
+        self.driver, self.functions = driver, {}
+        self.text = path.read_bytes() + b"\0"
+        self.module = c_void_p(driver.get(c_void_p, "cuModuleLoadData", self.text))
+
+    def function(self, name):
+        """The CUfunction."""
+        if name not in self.functions:
+            self.functions[name] = c_void_p(
+                self.driver.get(c_void_p, "cuModuleGetFunction", self.module, name.encode()))
+        return self.functions[name]
+
+    def prepared(self, name, *arguments, grid=1, block=1, stream=None):
+        """The arguments of cuLaunchKernel, to be used more than once."""
+        cells = [c_uint64(argument) for argument in arguments]
+        params = (c_void_p * len(cells))(*[ctypes.addressof(cell) for cell in cells])
+        params.cells = cells
+        size = [c_uint32(n) for n in (grid, 1, 1, block, 1, 1)]
+        return (self.function(name), *size, c_uint32(0), stream, params, None)
+
+    def __call__(self, name, *arguments, **shape):
+        self.driver.cuLaunchKernel(*self.prepared(name, *arguments, **shape))
+
+
+def drop_privileges():
+    """Goes on as nobody; returns whether it was root."""
+    if os.geteuid():
+        return False
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    return True

@@ -1,0 +1,253 @@
+"""How a process can tell that work on a stream has ended: words that the stream writes, or events. What a mark
+costs, how late it is seen, and what it holds back."""
+import fcntl
+import mmap
+import os
+import time
+from ctypes import c_float, c_uint32, c_void_p
+
+from lib import measure
+from lib.cuda import Driver, Missing, Refused
+from lib.questions import Questions
+from lib.words import PAGE, Words, shared_memory
+from answer import main
+
+NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+NO_BARRIER = 1  # CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
+PATIENCE = 5.0
+
+
+def wait_for(memory, index, value):
+    """Looks at a word until it has the value; when that was, in nanoseconds."""
+    until = time.perf_counter_ns() + int(PATIENCE * 1e9)
+    while memory[index] != value:
+        if time.perf_counter_ns() > until:
+            raise TimeoutError(f"word {index} is {memory[index]}, not {value}")
+    return time.perf_counter_ns()
+
+
+class Marks:
+    """What all questions share."""
+
+    def __init__(self, sim):
+        self.sim, self.driver = sim, Driver()
+        self.kernels, self.words, self.value = self.driver.kernels(), Words(self.driver), 0
+        self.calls = 200 if sim else 400
+
+    def mark(self, stream, index=0):
+        """Has the stream write a fresh value; the value."""
+        self.value += 1
+        self.driver.cuStreamWriteValue32_v2(stream, self.words.at(index), self.value, 0)
+        return self.value
+
+    def spin(self, usec, stream=None):
+        """A kernel that takes so long."""
+        self.kernels("gcgroup_spin", int(usec), stream=stream)
+
+    def destroy(self, *streams):
+        """Ends streams: there are few queues in hardware, and more streams than that share them."""
+        self.driver.cuCtxSynchronize()
+        for stream in streams:
+            self.driver.cuStreamDestroy_v2(stream)
+
+    def calls_of(self, stream):
+        """The calls to be compared, each with its arguments ready."""
+        d, word = self.driver, self.words.at(1)
+        plain, timed = d.event(NO_TIMING), d.event(0)
+        table = {
+            "nothing": (measure.NOTHING, (c_uint32(0),)),
+            "launch": (d.function("cuLaunchKernel"), self.kernels.prepared("gcgroup_spin", 0, stream=stream)),
+            "write_value": (d.function("cuStreamWriteValue32_v2"), (stream, word, c_uint32(0), c_uint32(0))),
+            "write_value_no_barrier": (d.function("cuStreamWriteValue32_v2"),
+                                       (stream, word, c_uint32(0), c_uint32(NO_BARRIER))),
+            "event_record": (d.function("cuEventRecord"), (plain, stream)),
+            "event_record_timed": (d.function("cuEventRecord"), (timed, stream)),
+            "event_query": (d.function("cuEventQuery"), (plain,)),
+            "stream_query": (d.function("cuStreamQuery"), (stream,)),
+        }
+        c_word = lambda argument: c_void_p(argument) if isinstance(argument, int) else argument
+        return {name: (call, tuple(map(c_word, arguments))) for name, (call, arguments) in table.items()}
+
+    def cost(self, streams, busy=False):
+        """Microseconds of a call for the host, by call, less what ctypes takes; on streams by turns. Busy: while a
+        kernel runs on another stream."""
+        streams = [self.driver.stream(1) for _ in range(streams)]
+        other, answer, load = self.driver.stream(1), {}, self.calls // len(streams)
+        tables = [self.calls_of(stream) for stream in streams]
+        for name in tables[0]:
+            samples = []
+            for _ in range(3 if self.sim else 9):
+                if busy:
+                    self.spin(20_000, other)
+                try:
+                    turn = [measure.usec_each(*table[name], load) for table in tables]
+                except RuntimeError as refused:
+                    samples = str(refused)
+                    break
+                samples.append(sum(turn) / len(turn))
+                self.driver.cuCtxSynchronize()
+            answer[name] = samples
+        # A line to count from: the shortest, for what ctypes takes varies only upwards.
+        floor = min(answer.pop("nothing"))
+        self.destroy(other, *streams)
+        return {name: took if isinstance(took, str) else measure.spread([max(t - floor, 0) for t in took])
+                for name, took in answer.items()}
+
+    def on_the_device(self):
+        """Microseconds that a mark after each kernel adds to a queue of short kernels, until all have ended."""
+        stream, count = self.driver.stream(1), 100 if self.sim else 400
+        table, answer = self.calls_of(stream), {}
+        launch, arguments = self.driver.function("cuLaunchKernel"), \
+            self.kernels.prepared("gcgroup_spin", 10, stream=stream)
+        arms = {"bare": None, **{name: table[name] for name in (
+            "write_value", "write_value_no_barrier", "event_record", "event_record_timed")}}
+        for name, extra in arms.items():
+            samples = []
+            for _ in range(3 if self.sim else 7):
+                # The queue is filled behind a long kernel, so that the host's part is not in it.
+                self.spin(5_000 if self.sim else 20_000, stream)
+                first, last = self.driver.event(), self.driver.event()
+                self.driver.cuEventRecord(first, stream)
+                for _ in range(count):
+                    launch(*arguments)
+                    if extra and extra[0](*extra[1]):
+                        raise Missing(f"{name} is refused")
+                self.driver.cuEventRecord(last, stream)
+                self.driver.cuEventSynchronize(last)
+                samples.append(self.driver.get(c_float, "cuEventElapsedTime", first, last) * 1000 / count)
+            answer[name] = measure.spread(samples)
+        self.destroy(stream)
+        return {name: {**seen, "more": round(seen["median"] - answer["bare"]["median"], 3)}
+                for name, seen in answer.items()}
+
+    def load(self):
+        """Microseconds of a look at the word, Python's part included."""
+        memory, rounds = self.words.memory, 20_000
+        began = time.perf_counter_ns()
+        for _ in range(rounds):
+            memory[0]
+        return {"usec": (time.perf_counter_ns() - began) / 1000 / rounds}
+
+    def lateness(self):
+        """Microseconds from when the kernel's own last word is seen to when the mark behind it is, and to when
+        cuEventQuery says so."""
+        kernels, stream, late = self.driver.own_kernels(), self.driver.stream(1), {"write_value": [], "event": []}
+        memory, event = self.words.memory, self.driver.event(NO_TIMING)
+        query = self.driver.function("cuEventQuery")
+        for turn in range(1, 201):
+            self.value += 1
+            value = self.value
+            kernels("probe_flag", self.words.at(2), 200_000, value, stream=stream)
+            if turn % 2:
+                value_of_mark = self.mark(stream)
+                ended = wait_for(memory, 2, value)
+                late["write_value"].append((wait_for(memory, 0, value_of_mark) - ended) / 1000)
+            else:
+                self.driver.cuEventRecord(event, stream)
+                ended = wait_for(memory, 2, value)
+                while query(event):
+                    pass
+                late["event"].append((time.perf_counter_ns() - ended) / 1000)
+            self.driver.cuCtxSynchronize()
+        self.destroy(stream)
+        return {name: measure.spread(samples) for name, samples in late.items()}
+
+    def round_trip(self):
+        """Microseconds from the launch of a kernel of 100 us until its mark is seen, less 100."""
+        stream, samples = self.driver.stream(1), []
+        for _ in range(10 if self.sim else 100):
+            began = time.perf_counter_ns()
+            self.spin(100, stream)
+            samples.append((wait_for(self.words.memory, 0, self.mark(stream)) - began) / 1000 - 100)
+        self.destroy(stream)
+        return measure.spread(samples)
+
+    def after(self, *submissions):
+        """Milliseconds from the first submission until a mark is seen that is made after them all."""
+        self.driver.cuCtxSynchronize()
+        began, value = time.perf_counter_ns(), None
+        for submit in submissions:
+            value = submit()
+        return round((wait_for(self.words.memory, 0, value) - began) / 1e6, 3)
+
+    def legacy(self):
+        """Which earlier work a mark waits for, and which later work waits for a mark: milliseconds, where the
+        kernel takes `spin`."""
+        d, usec = self.driver, 20_000 if self.sim else 50_000
+        own, first, second, free = d.stream(0), d.stream(0), d.stream(0), d.stream(1)
+        on = lambda stream: lambda: self.spin(usec, stream)
+        mark = lambda stream, index=0: lambda: self.mark(stream, index)
+        plain, event = d.event(NO_TIMING), lambda stream: lambda: d.cuEventRecord(plain, stream)
+        crowd = lambda: [self.spin(usec, stream) for stream in many]
+        answer = {
+            "spin": usec / 1000,
+            # What a mark waits for.
+            "own_blocking_after_legacy": self.after(on(None), mark(own)),
+            "own_blocking_after_blocking": self.after(on(first), mark(own)),
+            "own_blocking_after_non_blocking": self.after(on(free), mark(own)),
+            "legacy_after_legacy": self.after(on(None), mark(None)),
+            "legacy_after_blocking": self.after(on(first), mark(None)),
+            "non_blocking_after_legacy": self.after(on(None), mark(free)),
+            # What waits for a mark, while a kernel runs on `first`.
+            "second_alone": self.after(on(first), mark(second)),
+            "second_behind_a_mark_on_own": self.after(on(first), mark(own, 1), mark(second)),
+            "second_behind_a_mark_on_legacy": self.after(on(first), mark(None, 1), mark(second)),
+            "second_behind_an_event_on_own": self.after(on(first), event(own), mark(second)),
+            "second_behind_an_event_on_legacy": self.after(on(first), event(None), mark(second)),
+            "legacy_behind_a_mark_on_own_behind_legacy": self.after(on(None), mark(own, 1), mark(None)),
+        }
+        # With more streams than queues in hardware.
+        many = [d.stream(1) for _ in range(40)]
+        answer["own_beside_40_busy_streams"] = self.after(crowd, mark(own))
+        self.destroy(own, first, second, free, *many)
+        return answer
+
+    def memfd(self):
+        """Whether shared memory can be registered and marked, sealed as well, and who sees the mark."""
+        answer = {}
+        shrink, grow, seal = (getattr(fcntl, name) for name in ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL"))
+        for name, seals in (("plain", 0), ("sealed", shrink | grow | seal)):
+            descriptor = shared_memory("probe", seals)
+            here, there = (mmap.mmap(descriptor, PAGE) for _ in range(2))
+            try:
+                words = Words(self.driver, here)
+            except Refused as refused:
+                answer[name] = {"registered": False, "why": str(refused)}
+                continue
+            self.driver.cuStreamWriteValue32_v2(None, words.at(5), 0xFEED, 0)
+            self.driver.cuCtxSynchronize()
+            seen = [words.memory[5], int.from_bytes(there[20:24], "little"),
+                    int.from_bytes(os.pread(descriptor, 4, 20), "little")]
+            words.close()
+            answer[name] = {"registered": True, "seen": seen == [0xFEED] * 3}
+        return answer
+
+
+def body(sim, facts):
+    marks, questions = Marks(sim), Questions(facts)
+    # First, while there are few streams.
+    legacy = questions.ask("waits_ms", marks.legacy)
+    host = questions.ask("host_usec", marks.cost, 1)
+    questions.ask("host_usec_8_streams", marks.cost, 8)
+    questions.ask("host_usec_busy", marks.cost, 1, True)
+    device = questions.ask("device_usec", marks.on_the_device)
+    load = questions.ask("load_usec", marks.load)
+    late = questions.ask("seen_late_usec", marks.lateness)
+    questions.ask("round_trip_usec", marks.round_trip)
+    memfd = questions.ask("memfd", marks.memfd)
+    half = legacy and legacy["spin"] / 2
+    return questions.verdict(
+        host and "host usec: " + ", ".join(
+            f"{name} {host[name]['median']:.2f}" for name in ("write_value", "event_record", "event_query")
+            if isinstance(host[name], dict)) + f", a look {load['usec']:.2f}",
+        device and "on the device " + ", ".join(
+            f"{name} {device[name]['more']:.2f}" for name in ("write_value", "event_record")),
+        late and f"seen {late['write_value']['median']:.1f} usec late",
+        legacy and "a mark on an own blocking stream {} earlier work of the default stream, and {} other streams".format(
+            "covers" if legacy["own_blocking_after_legacy"] > half else "DOES NOT COVER",
+            "holds back no" if legacy["second_behind_a_mark_on_own"] < half else "HOLDS BACK"),
+        memfd and "shared memory can{} be marked".format("" if memfd["sealed"].get("seen") else "NOT"))
+
+
+if __name__ == "__main__":
+    main(body)

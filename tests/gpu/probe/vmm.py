@@ -1,0 +1,226 @@
+"""What moving memory under a fixed address costs, and whether programs can tell: kernels, copies, graphs, atomics.
+
+Memory of three kinds: on the device, on the host's NUMA node by cuMemCreate, and pinned by cuMemHostAlloc."""
+import ctypes
+import json
+import os
+import sys
+from ctypes import c_size_t, c_uint64, c_void_p
+
+from lib import measure, vmm
+from lib.cuda import HOST_NUMA_ID, MIB, VMM, Driver, Refused, drop_privileges
+from lib.sums import Sums, constant, filled
+from lib.questions import Questions
+from answer import Skip, main
+from program import Program
+
+KINDS = {"device": vmm.DEVICE, "host_numa": vmm.HOST_NUMA}
+
+
+def steps(driver, size, kind):
+    """Microseconds of each step from nothing to usable memory, and back."""
+    took = {}
+
+    def timed(name, *arguments):
+        answer = []
+        took[name] = measure.usec(lambda: answer.append(arguments[0](*arguments[1:])))
+        return answer[0]
+
+    handle = timed("create", vmm.create, driver, size, kind)
+    address = timed("reserve", vmm.reserve, driver, size)
+    timed("map", driver.cuMemMap, address, size, 0, handle, 0)
+    timed("set_access", vmm.allow, driver, address, size)
+    timed("first_use", lambda: (driver.cuMemsetD8_v2(address, 1, size), driver.cuCtxSynchronize()))
+    timed("unmap", driver.cuMemUnmap, address, size)
+    timed("release", driver.cuMemRelease, handle)
+    timed("address_free", driver.cuMemAddressFree, address, size)
+    return took
+
+
+def pinned_steps(driver, size):
+    """The same for memory of cuMemHostAlloc."""
+    took, address = {}, c_void_p()
+    took["create"] = measure.usec(lambda: driver.cuMemHostAlloc(ctypes.byref(address), size, 2))
+    took["first_use"] = measure.usec(
+        lambda: (driver.cuMemsetD8_v2(address, 1, size), driver.cuCtxSynchronize()))
+    took["release"] = measure.usec(lambda: driver.cuMemFreeHost(address))
+    return took
+
+
+def costs(driver, sim):
+    """Medians in microseconds, by kind, MiB and step."""
+    table = {}
+    kinds = {**{name: lambda size, kind=kind: steps(driver, size, kind) for name, kind in KINDS.items()},
+             "pinned": lambda size: pinned_steps(driver, size)}
+    for name, once in kinds.items():
+        table[name] = {}
+        for mib in (2, 8) if sim else (2, 8, 32, 64, 128, 256, 512):
+            try:
+                runs = measure.repeat(lambda: once(mib * MIB), 0.3, 8)
+            except Refused as refused:
+                table[name] = {"refused": str(refused)}
+                break
+            table[name][mib] = {step: measure.spread([run[step] for run in runs], 1) for step in runs[0]}
+    return table
+
+
+def bandwidth(driver, sums, sim):
+    """GB a second: kernels that read or write it, and copies between it and device memory."""
+    size, table = (2 if sim else 256) * MIB, {}
+    other = driver.alloc(size)
+    for name, kind in {**KINDS, "pinned": None}.items():
+        try:
+            chunk = vmm.Chunk(driver, size, kind) if kind else None
+            address = chunk.address if chunk else driver.get(c_uint64, "cuMemHostAlloc", size, 2)
+        except Refused as refused:
+            table[name] = {"refused": str(refused)}
+            continue
+        work = {"kernel_writes": lambda: sums.fill(address, size, 1),
+                "kernel_reads": lambda: sums.add(address, size, sums.out),
+                "copy_in": lambda: driver.cuMemcpyDtoDAsync_v2(address, other, size, None),
+                "copy_out": lambda: driver.cuMemcpyDtoDAsync_v2(other, address, size, None)}
+        table[name] = {}
+        for what, submit in work.items():
+            milliseconds = min(driver.milliseconds(submit) for _ in range(2 if sim else 4))
+            table[name][what] = round(size / 1e6 / max(milliseconds, 1e-6), 2)
+        chunk.close() if chunk else driver.cuMemFreeHost(address)
+    driver.cuMemFree_v2(other)
+    return table
+
+
+def captured(driver, sums, chunk):
+    """A graph that fills the chunk from 11 on and adds its sum to the second word of `out`."""
+    stream, graph, run = driver.stream(1), c_void_p(), c_void_p()
+    driver.cuStreamBeginCapture_v2(stream, 2)
+    driver.cuMemsetD8Async(sums.out + 8, 0, 8, stream)
+    sums.fill(chunk.address, chunk.size, 11, stream)
+    sums.add(chunk.address, chunk.size, sums.out + 8, stream)
+    driver.cuMemcpyDtoDAsync_v2(sums.out + 4096, chunk.address, 4096, stream)
+    driver.cuStreamEndCapture(stream, ctypes.byref(graph))
+    driver.cuGraphInstantiateWithFlags(ctypes.byref(run), graph, 0)
+
+    def replay():
+        driver.cuMemsetD8_v2(sums.out + 4096, 0, 4096)
+        driver.cuGraphLaunch(run, stream)
+        driver.cuStreamSynchronize(stream)
+        copied = driver.read_words(sums.out + 4096, 512) == words(11, 512)
+        return driver.read_words(sums.out + 8, 1)[0] == filled(chunk.size, 11) and copied
+
+    return replay
+
+
+def words(value, count):
+    """The first 64-bit words of memory that was filled from a value on."""
+    return [(value + 2 * i) | (value + 2 * i + 1) << 32 for i in range(count)]
+
+
+def correctness(driver, sums, sim):
+    """Whether everything works on memory that was moved under its address: each answer should be true."""
+    size = (2 if sim else 64) * MIB
+    chunk, other, holds = vmm.Chunk(driver, size), driver.alloc(size), {}
+    replay = captured(driver, sums, chunk)
+    holds["graph_before_the_move"] = replay()
+    facts = {"device_told": vmm.told(driver, chunk.address + MIB), "holds": holds}
+    sums.fill(chunk.address, size, 7)
+    facts["out_usec"] = measure.usec(lambda: chunk.move(vmm.HOST_NUMA))
+    at = chunk.address
+    facts["host_told"] = vmm.told(driver, at + MIB)
+    holds["kernel_reads"] = sums.holds(at, size, 7)
+    holds["copy_to_host"] = driver.read_words(at, 512) == words(7, 512)
+    sums.fill(at, size, 9)
+    holds["kernel_writes"] = sums.holds(at, size, 9)
+    driver.cuMemcpyDtoD_v2(other, at, size)
+    holds["copy_to_device"] = sums.holds(other, size, 9)
+    sums.fill(other, size, 13)
+    driver.cuMemcpyDtoDAsync_v2(at, other, size, None)
+    holds["copy_from_device"] = sums.holds(at, size, 13)
+    driver.cuMemsetD32_v2(at, 5, size // 4)
+    holds["set"] = sums.sum(at, size) == constant(size, 5)
+    driver.cuMemcpyHtoD_v2(at, (c_uint64 * 512)(*words(21, 512)), 4096)
+    holds["copy_from_host"] = driver.read_words(at, 512) == words(21, 512)
+    holds["graph_after_the_move"] = replay() and sums.holds(at, size, 11)
+    driver.cuMemsetD8_v2(at, 0, 64)
+    sums.add(other, size, at)
+    driver.cuCtxSynchronize()
+    holds["atomic_add"] = driver.read_words(at, 1)[0] == filled(size, 13)
+    try:
+        holds["atomic_cas_max"] = atomics(driver, at)
+    except Skip as reason:
+        facts["atomic_cas_max"] = str(reason)
+    sums.fill(at, size, 17)
+    facts["in_usec"] = measure.usec(lambda: chunk.move(vmm.DEVICE))
+    holds["after_the_way_back"] = sums.holds(at, size, 17) and replay()
+    chunk.close()
+    driver.cuMemFree_v2(other)
+    return facts
+
+
+def atomics(driver, address):
+    """Add, maximum and compare-and-swap by 256 threads on the same three words."""
+    kernels = driver.own_kernels()
+    driver.cuMemsetD8_v2(address, 0, 64)
+    kernels("probe_atomics", address, grid=8, block=32)
+    driver.cuCtxSynchronize()
+    return driver.read_words(address, 3) == [256, 255, 256]
+
+
+def unprivileged():
+    """In a process of nobody's: host memory mapped, written and read."""
+    facts = {"was_root": drop_privileges(), "uid": os.getuid()}
+    driver = Driver()
+    sums, size = Sums(driver), 2 * MIB
+    chunk = vmm.Chunk(driver, size, vmm.HOST_NUMA)
+    sums.fill(chunk.address, size, 3)
+    facts["works"] = sums.holds(chunk.address, size, 3)
+    chunk.close()
+    return facts
+
+
+def privileges():
+    """The same as nobody, if this is root; as it is otherwise."""
+    with Program([sys.executable, os.path.abspath(__file__), "child"]) as program:
+        answer = json.loads(program.until("{"))
+    if "unable" in answer:
+        raise Skip(answer["unable"])
+    return answer
+
+
+def body(sim, facts):
+    driver = Driver()
+    facts["attributes"] = {"vmm": driver.attribute(VMM), "host_numa_id": driver.attribute(HOST_NUMA_ID)}
+    if not facts["attributes"]["vmm"]:
+        raise Skip("the device has no virtual memory management")
+    properties = vmm.Properties(type=1, location=vmm.location(driver, vmm.DEVICE))
+    facts["granularity"] = driver.get(c_size_t, "cuMemGetAllocationGranularity", ctypes.byref(properties), 0)
+    sums, questions = Sums(driver), Questions(facts)
+    cost = questions.ask("usec", costs, driver, sim)
+    gb = questions.ask("gb_per_second", bandwidth, driver, sums, sim)
+    moved = questions.ask("moved", correctness, driver, sums, sim)
+    nobody = questions.ask("unprivileged", privileges)
+    wrong = [name for name, held in moved["holds"].items() if not held] if moved else []
+    largest = cost and {name: rows[max(rows)]["create"]["median"] / max(rows)
+                        for name, rows in cost.items() if "refused" not in rows}
+    return questions.verdict(
+        moved and (f"WRONG after a move: {', '.join(wrong)}" if wrong else
+                   "memory moves to host NUMA memory and back under its address, and all is right"),
+        reads(gb),
+        largest and "creating a MiB takes usec: " + ", ".join(f"{k} {v:.1f}" for k, v in largest.items()),
+        nobody and ("an unprivileged process can do it" if nobody["works"] else "unprivileged it gives wrong results"))
+
+
+def reads(table):
+    """The bandwidths that matter most, in words."""
+    return table and "kernels read at GB/s: " + ", ".join(
+        f"{kind} {row.get('kernel_reads', row.get('refused'))}" for kind, row in table.items())
+
+
+def child():
+    try:
+        answer = unprivileged()
+    except (Refused, Skip) as reason:
+        answer = {"unable": str(reason)}
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    child() if sys.argv[1:] == ["child"] else main(body)
