@@ -245,7 +245,7 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        match guarded(|| Ok(self.nodes.handles.open_dir(self.nodes.entries(ino)?))) {
+        match guarded(|| Ok(self.nodes.handles.open_dir(ino, self.nodes.entries(ino)?))) {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(errno) => reply.error(errno),
         }
@@ -253,10 +253,13 @@ impl Filesystem for Adapter {
 
     /// Cookies are positions in the snapshot, so no entry comes twice and none is missed.
     fn readdir(&self, _: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let Ok(entries) = guarded(|| match self.nodes.handles.entries(handle, offset == 0) {
+        let Ok(entries) = guarded(|| match self.nodes.handles.entries(handle, ino, offset == 0) {
             Some(entries) => Ok(entries),
             // Rewound: a new snapshot.
-            None => Ok(self.nodes.handles.keep_entries(handle, self.nodes.entries(ino)?)),
+            None => Ok(self
+                .nodes
+                .handles
+                .keep_entries(handle, ino, self.nodes.entries(ino)?)),
         }) else {
             return reply.error(Errno::ENODEV);
         };

@@ -1,11 +1,18 @@
 //! poll(2) on the events files: woken by a change, and not without one.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::select::{FdSet, select};
+use nix::sys::time::{TimeVal, TimeValLike as _};
 use support::{DEADLINE, Mount};
 
 use crate::driver::{Dir, DriverShell};
@@ -85,11 +92,163 @@ fn a_refused_allocation_wakes() {
 }
 
 #[test]
-fn a_death_wakes() {
+fn a_death_wakes_every_kind_of_poller_and_then_there_is_no_device() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    let watch = Watch::open(dir.path().join("gcgroup.events"));
-    shell.kill9();
-    assert!(watch.poll(PollTimeout::try_from(DEADLINE).expect("fits")));
+    let mut watches: Vec<_> = ["gcgroup.events", "memory.events", "0/gcgroup.events"]
+        .map(|name| Watch::open(dir.path().join(name)))
+        .into();
+    let epoll = Epoll::new(EpollCreateFlags::empty()).expect("an epoll");
+    epoll
+        .add(&watches[2].0, EpollEvent::new(EpollFlags::EPOLLPRI, 2))
+        .expect("watches");
+    std::thread::scope(|scope| {
+        let (polled, rest) = watches.split_first().expect("three");
+        let polled = scope.spawn(|| polled.poll(long()));
+        let selected = scope.spawn(|| excepted(&rest[0].0, i64::try_from(DEADLINE.as_secs()).expect("fits")));
+        let waited = scope.spawn(|| {
+            let mut events = [EpollEvent::empty()];
+            epoll
+                .wait(&mut events, EpollTimeout::from(60_000_u16))
+                .expect("waits")
+        });
+        shell.kill9();
+        assert!(polled.join().expect("no panic"), "poll(2)");
+        assert!(selected.join().expect("no panic"), "select(2)");
+        assert_eq!(waited.join().expect("no panic"), 1, "epoll(7)");
+    });
+    for watch in &mut watches {
+        watch.0.rewind().expect("seeks");
+        let error = watch.0.read(&mut [0; 64]).expect_err("the process is gone");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+        assert!(watch.poll(PollTimeout::ZERO), "and so it stays");
+    }
+}
+
+#[test]
+fn selects_third_set_is_for_changes() {
+    let mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    let mut watch = Watch::open(dir.path().join("gcgroup.events"));
+    assert!(!excepted(&watch.0, 0), "nothing has changed");
+    dir.write("compute.freeze", 1);
+    while watch.read() != "populated 1\nfrozen 1\nhook ok\n" {
+        assert!(excepted(&watch.0, 60), "in vain");
+    }
+    assert!(!excepted(&watch.0, 0), "read, and so nothing new");
+    let status = std::process::Command::new("python3")
+        .args(["-c", PYTHON])
+        .arg(dir.path())
+        .status()
+        .expect("python3 runs");
+    assert!(status.success(), "Python's select.select");
+}
+
+/// Waits by select(2) for the thaw that it causes.
+const PYTHON: &str = "
+import os, select, sys
+events = open(sys.argv[1] + '/gcgroup.events')
+assert 'frozen 1' in events.read()
+assert select.select([], [], [events], 0) == ([], [], [])
+open(sys.argv[1] + '/compute.freeze', 'w').write('0')
+assert select.select([], [], [events], 60) == ([], [], [events])
+events.seek(0)
+assert 'frozen 0' in events.read()
+";
+
+#[test]
+fn a_thousand_pollers_are_woken_by_what_concerns_them_and_by_nothing_else() {
+    const POLLERS: u64 = 1000;
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("raised");
+    let mount = Mount::new();
+    let (one, other) = (DriverShell::start(&mount), DriverShell::start(&mount));
+    let (one, other) = (Dir::of(&mount, one.pid()), Dir::of(&mount, other.pid()));
+    let epoll = Epoll::new(EpollCreateFlags::empty()).expect("an epoll");
+    let mut watches: Vec<_> = (0..POLLERS)
+        .map(|_| Watch::open(one.path().join("gcgroup.events")))
+        .collect();
+    for (watch, number) in watches.iter().zip(0..) {
+        epoll
+            .add(&watch.0, EpollEvent::new(EpollFlags::EPOLLPRI, number))
+            .expect("watches");
+    }
+    // Of the same process another file, and of another process the same file: no change to those who poll.
+    let mut memory = Watch::open(one.path().join("memory.events"));
+    let mut else_where = Watch::open(other.path().join("gcgroup.events"));
+    other.write("compute.freeze", 1);
+    else_where.wait_for("frozen 1");
+    one.write("memory.limit", 1 << 20);
+    one.write("memory.limit", 0);
+    assert!(
+        !memory.poll(PollTimeout::ZERO),
+        "nothing is used, so nothing is over the limit"
+    );
+    let mut events = vec![EpollEvent::empty(); 2000];
+    assert_eq!(
+        epoll.wait(&mut events, EpollTimeout::ZERO),
+        Ok(0),
+        "nothing for them"
+    );
+
+    one.write("compute.freeze", 1);
+    let mut woken = BTreeSet::new();
+    while woken.len() < watches.len() {
+        let ready = epoll
+            .wait(&mut events, EpollTimeout::from(60_000_u16))
+            .expect("waits");
+        assert!(ready > 0, "only {} are woken", woken.len());
+        woken.extend(events[..ready].iter().map(EpollEvent::data));
+    }
+    watches.iter_mut().for_each(|watch| watch.wait_for("frozen 1"));
+    assert_eq!(
+        epoll.wait(&mut events, EpollTimeout::ZERO),
+        Ok(0),
+        "all have read it"
+    );
+    assert_eq!(memory.read(), "max 0\noom 0\nover_limit 0\n");
+}
+
+#[test]
+fn who_watches_a_storm_is_woken_once_in_ten_milliseconds() {
+    const WAKES: u32 = 30;
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
+    let dir = Dir::of(&mount, shell.pid());
+    let mut watch = Watch::open(dir.path().join("memory.events"));
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Relaxed) {
+                // Each is below what is used, and counts.
+                dir.write("memory.limit", 1);
+            }
+        });
+        assert!(watch.poll(long()));
+        let begin = Instant::now();
+        for _ in 0..WAKES {
+            watch.read();
+            assert!(watch.poll(long()), "it goes on");
+        }
+        let took = begin.elapsed();
+        over.store(true, Relaxed);
+        // However slow the machine, this is what it takes at least.
+        assert!(took >= Duration::from_millis(10) * (WAKES - 1), "{took:?}");
+    });
+    watch.wait_for(&format!("over_limit {}", dir.key("memory.events", "over_limit")));
+}
+
+fn long() -> PollTimeout {
+    PollTimeout::try_from(DEADLINE).expect("fits")
+}
+
+/// Whether select(2) finds the file in its third set.
+fn excepted(file: &File, seconds: i64) -> bool {
+    let mut set = FdSet::new();
+    set.insert(file.as_fd());
+    let mut timeout = TimeVal::seconds(seconds);
+    select(None, None, None, &mut set, &mut timeout).expect("selects") == 1 && set.contains(file.as_fd())
 }

@@ -25,6 +25,11 @@ pub(super) fn number(node: Node) -> INodeNo {
     INodeNo(((place.entity << DEVICE_BITS | device) << SLOT_BITS) | slot)
 }
 
+/// The entity that an inode number is of.
+pub(super) fn entity(INodeNo(number): INodeNo) -> u64 {
+    number >> (SLOT_BITS + DEVICE_BITS)
+}
+
 /// The node of an inode number.
 ///
 /// # Errors

@@ -87,7 +87,7 @@ impl Nodes {
     }
 
     pub(super) fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
-        let Node::File(place, file) = self.node(ino)? else {
+        let Node::File(_, file) = self.node(ino)? else {
             return Err(Error::IsDirectory);
         };
         let wanted = match flags.acc_mode() {
@@ -99,7 +99,7 @@ impl Nodes {
         if file.mode() & wanted != wanted {
             return Err(Error::WrongAccess);
         }
-        Ok(self.handles.open_file(OpenFile::new(caller, place)))
+        Ok(self.handles.open_file(OpenFile::new(caller, ino)))
     }
 
     /// The text to read from: rendered at offset 0, as it was then after that.
@@ -108,12 +108,12 @@ impl Nodes {
         let Node::File(place, file) = self.node(ino)? else {
             return Err(Error::IsDirectory);
         };
-        if let Some(text) = self.handles.text(handle).filter(|_| offset > 0) {
+        if let Some(text) = self.handles.text(handle, ino).filter(|_| offset > 0) {
             return Ok(text);
         }
         let (text, nr_changes) = file.show_and_count(&self.tree, place)?;
         let text = Arc::<str>::from(text);
-        self.handles.keep_text(handle, text.clone(), nr_changes);
+        self.handles.keep_text(handle, ino, text.clone(), nr_changes);
         Ok(text)
     }
 
@@ -145,18 +145,25 @@ impl Nodes {
             .union(PollEvents::POLLOUT)
             .union(PollEvents::POLLWRNORM);
         const CHANGED: PollEvents = PLAIN.union(PollEvents::POLLPRI).union(PollEvents::POLLERR);
-        let Ok(Node::File(place, file)) = self.node(ino) else {
+        let Ok(Node::File(_, file)) = self.node(ino) else {
             return Ok(CHANGED);
         };
         if !matches!(file.contents, Contents::Events(_)) {
             return Ok(PLAIN);
         }
-        // In this order: what changes after the count has somebody to wake.
-        let seen = self.handles.wait(handle, notifier);
-        let is_seen = file
-            .nr_changes(&self.tree, place)
-            .is_ok_and(|count| Some(count) == seen);
-        Ok(if is_seen { PLAIN } else { CHANGED })
+        let has_news = self.handles.wait(handle, ino, notifier);
+        // It may have gone before there was anybody to wake.
+        let has_news = has_news || self.node(ino).is_err();
+        Ok(if has_news { CHANGED } else { PLAIN })
+    }
+
+    /// How often what an open file shows has changed; a file that has gone will never change again.
+    pub(super) fn nr_changes(&self, ino: INodeNo) -> u64 {
+        match self.node(ino) {
+            Ok(Node::File(place, file)) => file.nr_changes(&self.tree, place).unwrap_or(u64::MAX),
+            Ok(Node::Dir(_)) => 0,
+            Err(_) => u64::MAX,
+        }
     }
 
     pub(super) fn write(&self, caller: Caller, ino: INodeNo, handle: FileHandle, data: &[u8]) -> Result<()> {
@@ -165,7 +172,7 @@ impl Nodes {
         };
         // Whoever opened the file is asking, as with cgroups: a descriptor handed to a more powerful program
         // does not borrow its power.
-        let caller = self.handles.opener(handle).unwrap_or(caller);
+        let caller = self.handles.opener(handle, caller);
         file.store(&self.tree, place, caller, data).inspect_err(|error| {
             tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
         })

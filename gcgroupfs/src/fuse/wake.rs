@@ -1,7 +1,7 @@
 //! Wakes those who poll events files. On a thread of its own, so that whoever causes an event does not wait for the
 //! kernel to tell of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -12,7 +12,8 @@ use super::nodes::Nodes;
 use crate::tree::{Listener, Notice};
 
 /// The least time between two wake-ups of the same sleeper: what happens meanwhile it sees all at once. A process
-/// that makes events in a loop must not keep its watchers busy.
+/// that makes events in a loop must not keep its watchers busy. (What they were not told of yet does not end their
+/// poll(2) either, so reading again at once gains them nothing.)
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Passes events on to the pollers.
@@ -28,15 +29,25 @@ impl Waker {
             .spawn(move || {
                 while let Ok(first) = receiver.recv() {
                     let entities: BTreeSet<u64> = receiver.try_iter().chain([first]).collect();
-                    for notifier in entities.into_iter().flat_map(|entity| nodes.handles.wake(entity)) {
-                        if let Err(error) = notifier.notify() {
-                            tracing::debug!(%error, "cannot wake a poller");
-                        }
-                    }
+                    entities.into_iter().for_each(|entity| wake(&nodes, entity));
                     thread::sleep(PAUSE);
                 }
             })?;
         Ok(Self(sender))
+    }
+}
+
+/// Wakes those for whom there is something new.
+fn wake(nodes: &Nodes, entity: u64) {
+    // Many may watch one file.
+    let mut counts = HashMap::new();
+    for (handle, ino) in nodes.handles.of(entity) {
+        let count = *counts.entry(ino).or_insert_with(|| nodes.nr_changes(ino));
+        if let Some(notifier) = nodes.handles.announce(handle, count)
+            && let Err(error) = notifier.notify()
+        {
+            tracing::debug!(%error, "cannot wake a poller");
+        }
     }
 }
 
