@@ -1,9 +1,19 @@
 //! The GPUs of this machine, as NVML lists them. Without NVML or a GPU there are none, and the daemon runs on.
 
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device as Handle, Nvml};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
+use crate::overhead::Source;
 use crate::tree::Device;
 
 /// Lists the GPUs in NVML's order (that of their PCI addresses).
@@ -64,6 +74,60 @@ fn unknown(index: usize) -> Device {
         total: 0,
         name: name(),
     }
+}
+
+/// Who holds how much on the devices, by NVML's account. Under MPS, and in some virtual machines, it does not say.
+#[derive(Debug)]
+pub struct Holders {
+    nvml: Arc<Nvml>,
+    /// Whether every pid there is means the same to us as to the driver.
+    sees_everybody: bool,
+}
+
+impl Holders {
+    pub fn new(nvml: Arc<Nvml>) -> Self {
+        // The first pid namespace has a number of its own, PROC_PID_INIT_INO of the kernel.
+        let sees_everybody = fs::read_link("/proc/self/ns/pid")
+            .is_ok_and(|namespace| namespace == Path::new("pid:[4026531836]"));
+        Self { nvml, sees_everybody }
+    }
+
+    fn ask(&self, device: usize) -> Result<HashMap<u32, Option<u64>>, NvmlError> {
+        let handle = self
+            .nvml
+            .device_by_index(u32::try_from(device).unwrap_or(u32::MAX))?;
+        let mut held = HashMap::new();
+        // A process that also draws is in both lists, with all that it has in each.
+        for list in [
+            handle.running_compute_processes()?,
+            handle.running_graphics_processes().unwrap_or_default(),
+        ] {
+            for process in list {
+                let bytes = match process.used_gpu_memory {
+                    UsedGpuMemory::Used(bytes) => Some(bytes),
+                    UsedGpuMemory::Unavailable => None,
+                };
+                let known = held.entry(process.pid).or_insert(bytes);
+                *known = known.zip(bytes).map(|(one, other)| one.max(other));
+            }
+        }
+        Ok(held)
+    }
+}
+
+impl Source for Holders {
+    fn held(&self, device: usize) -> Option<HashMap<u32, Option<u64>>> {
+        let held = self
+            .ask(device)
+            .inspect_err(|error| debug!("device {device} does not say who holds what: {error}"))
+            .ok()?;
+        // In a container the driver may give us pids of outside, which may be those of others here.
+        (self.sees_everybody || held.keys().all(|pid| exists(*pid))).then_some(held)
+    }
+}
+
+fn exists(pid: u32) -> bool {
+    i32::try_from(pid).is_ok_and(|pid| pid > 0 && kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH))
 }
 
 /// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` (or `MIG-…`).

@@ -12,6 +12,7 @@ mod fuse;
 mod journal;
 mod manual;
 mod mount;
+mod overhead;
 mod process;
 mod protocol;
 mod server;

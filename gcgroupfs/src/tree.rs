@@ -125,6 +125,8 @@ pub enum Notice {
     /// The control block has something for the process's helper thread: ring its doorbell, and wake the waiters
     /// of those of its gates that do not hold any more.
     Ring(ProcessId),
+    /// The process has rung: something in its usage block is worth a look.
+    Rung(ProcessId),
     /// The contents of the process's `*.events` may have changed.
     Events(ProcessId),
 }
@@ -224,13 +226,18 @@ impl Tree {
 
     /// The process has rung: its usage block says something new about what events files show.
     pub fn rung(&self, id: ProcessId) {
-        let mut notices = Vec::new();
+        self.look(id, vec![Notice::Rung(id)]);
+    }
+
+    /// Tells of changes of what events files show, and of `notices`, unless the process has left.
+    fn look(&self, id: ProcessId, mut notices: Vec<Notice>) {
         let mut state = self.state.lock();
         let State {
             processes, devices, ..
         } = &mut *state;
-        if let Some(process) = processes.get_mut(&id) {
-            process.note_events(devices, &mut notices);
+        match processes.get_mut(&id) {
+            Some(process) => process.note_events(devices, &mut notices),
+            None => notices.clear(),
         }
         drop(state);
         self.tell(&notices);
@@ -241,19 +248,35 @@ impl Tree {
         if let Some(process) = self.state.lock().processes.get_mut(&id) {
             process.hook_ok = ok;
         }
-        self.rung(id);
+        self.look(id, Vec::new());
     }
 
     /// Notes what the driver says the process holds on a device beyond its own ledger, in bytes.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "waits for the sampling of NVML's counts per process")
-    )]
     pub fn set_overhead(&self, id: ProcessId, device: usize, bytes: u64) {
-        let state = self.state.lock();
-        if let (Some(process), true) = (state.processes.get(&id), device < state.devices.len()) {
+        let mut state = self.state.lock();
+        let State {
+            processes, devices, ..
+        } = &mut *state;
+        if let (Some(process), true) = (processes.get_mut(&id), device < devices.len()) {
+            // The peak is the ledger's and the overhead of now; what it was with that of before is not to fall.
+            process.keep_peaks(device, devices);
             enforce::store_overhead(process, device, bytes);
         }
+    }
+
+    /// Everybody's pid and blocks, for who compares them with what the driver says.
+    pub fn ledgers(&self) -> Vec<(ProcessId, u32, Arc<dyn Blocks>)> {
+        let state = self.state.lock();
+        let ledger = |(pid, id): (&u32, &ProcessId)| {
+            let process = state.processes.get(id)?;
+            Some((*id, *pid, process.blocks.clone()))
+        };
+        state.pids.iter().filter_map(ledger).collect()
+    }
+
+    /// How many devices there are.
+    pub fn nr_devices(&self) -> usize {
+        self.state.lock().devices.len()
     }
 
     /// Who the process is and what is asked of it, or nothing if it has left.

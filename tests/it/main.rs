@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod built;
 #[cfg(test)]
+mod calls;
+#[cfg(test)]
 mod cap;
 #[cfg(test)]
 mod cli;
@@ -34,6 +36,7 @@ mod load;
 mod lookups;
 #[cfg(test)]
 mod nvml;
+mod memory_overhead;
 #[cfg(test)]
 mod peers;
 #[cfg(test)]

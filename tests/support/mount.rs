@@ -25,7 +25,8 @@ use crate::wait::wait_until;
 pub struct Config {
     /// More arguments of `gcgroupfs mount`.
     pub arguments: Vec<String>,
-    /// Environment of the daemon and of everything governed: `SIMGPU_DEVICES` and the like.
+    /// Environment of the daemon and of everything governed: `SIMGPU_DEVICES` and the like. Contexts take no memory
+    /// unless `SIMGPU_CONTEXT_MEMORY` says how much.
     pub environment: Vec<(String, String)>,
 }
 
@@ -186,6 +187,8 @@ impl Mount {
         command
             .env("LD_LIBRARY_PATH", artifacts().simgpu())
             .env("SIMGPU_DIR", self.simgpu_dir())
+            // So that what is charged is what was asked for.
+            .env("SIMGPU_CONTEXT_MEMORY", "0")
             .envs(self.config.environment.iter().cloned());
         command
     }

@@ -16,10 +16,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
-use crate::devices;
+use crate::devices::{self, Holders};
 use crate::fuse;
 use crate::journal::Journal;
 use crate::mount::Mount;
+use crate::overhead;
 use crate::process;
 use crate::server::{Listener, Server};
 use crate::tree::{Owner, Tree};
@@ -89,11 +90,14 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
 
     // First of all, so that of two daemons the second leaves everything alone.
     let listener = Listener::bind(&socket)?;
-    let (_nvml, found) = devices::find();
+    let (nvml, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found));
     let (journal, remembered) = Journal::open(state_dir, |key| process::is_alive(key.pid, key.start_time))?;
     let grace = arguments.grace_msec();
     let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, grace)?;
+    if let Some(nvml) = nvml.map(Arc::new) {
+        overhead::watch(tree.clone(), Holders::new(nvml)).context("cannot begin to measure")?;
+    }
     let stop = Stop::on_signals(server.waker()?)?;
     let mount = if arguments.no_fuse {
         None

@@ -131,7 +131,7 @@ mod tests {
         assert!(!frozen("100/0/gcgroup.events"));
         world.take_notices();
         acknowledge(0);
-        assert_eq!(world.take_notices(), [Notice::Events(id)]);
+        assert_eq!(world.take_notices(), [Notice::Rung(id), Notice::Events(id)]);
         assert!(frozen("100/0/gcgroup.events"));
         assert!(
             !frozen("100/gcgroup.events"),

@@ -68,7 +68,11 @@ impl Listener for Invalidator {
                 name: OsString::from(pid.to_string()).into(),
             }),
             // An absent name is never remembered, so a new one needs no announcement.
-            Notice::Joined { .. } | Notice::SettingsChanged(_) | Notice::Ring(_) | Notice::Events(_) => {}
+            Notice::Joined { .. }
+            | Notice::SettingsChanged(_)
+            | Notice::Ring(_)
+            | Notice::Rung(_)
+            | Notice::Events(_) => {}
         }
     }
 }

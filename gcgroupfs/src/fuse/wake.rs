@@ -58,7 +58,7 @@ impl Listener for Waker {
                 // The thread ends with the daemon.
                 let _ = self.0.send(id.0);
             }
-            Notice::Joined { .. } | Notice::SettingsChanged(_) | Notice::Ring(_) => {}
+            Notice::Joined { .. } | Notice::SettingsChanged(_) | Notice::Ring(_) | Notice::Rung(_) => {}
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
 
 use super::events::Events;
-use super::{Blocks, Device, Owner, ProcessId, Settings, enforce};
+use super::{Blocks, Device, Owner, ProcessId, Settings, enforce, sums};
 
 /// Who a process is, by the kernel's account.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,8 +34,8 @@ impl Identity {
 /// What the daemon remembers of one directory.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Kept {
-    /// `memory.current` when the peak was last reset.
-    pub(super) reset_at: u64,
+    /// The highest `memory.current` that was seen since the peak was last reset, or what it was then.
+    pub(super) peak: u64,
     /// Times a limit was set below usage.
     pub(super) nr_over_limit: u64,
 }
@@ -81,6 +81,16 @@ impl Process {
         match device {
             None => Some(&mut self.whole),
             Some(index) => self.devices.get_mut(index),
+        }
+    }
+
+    /// Keeps the peaks of the device and of the whole as they are now.
+    pub(super) fn keep_peaks(&mut self, device: usize, devices: &[Device]) {
+        for place in [None, Some(device)] {
+            let peak = sums::peak(self, place, devices);
+            if let Some(kept) = self.kept_mut(place) {
+                kept.peak = peak;
+            }
         }
     }
 

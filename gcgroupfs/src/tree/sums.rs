@@ -206,9 +206,9 @@ pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device])
     let earlier = if seen.load(Relaxed) == asked.load(Relaxed) {
         word.load(Relaxed).min(most).saturating_add(sums.overhead)
     } else {
-        kept.map_or(0, |kept| kept.reset_at)
+        0
     };
-    earlier.max(sums.current())
+    earlier.max(sums.current()).max(kept.map_or(0, |kept| kept.peak))
 }
 
 /// Most bytes that can be on a device.

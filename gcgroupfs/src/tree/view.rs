@@ -245,7 +245,7 @@ impl<'a> Edit<'a> {
         let current = Sums::of(process, device, devices).current();
         enforce::reset_peak(process, device);
         if let Some(kept) = process.kept_mut(device) {
-            kept.reset_at = current;
+            kept.peak = current;
         }
         Ok(())
     }

@@ -85,7 +85,10 @@ pub struct UsageDevice {
     pub shared_exited: [AtomicU64; Submission::COUNT],
     /// Kernels in the graphs that those threads launched.
     pub shared_graph_kernels: AtomicU64,
-    reserved: [AtomicU64; 2],
+    /// Calls under way in which the device may come to hold more than is charged, in the low half; in the high half, how
+    /// many have begun.
+    pub unsettled: AtomicU64,
+    reserved: [AtomicU64; 1],
     /// Contexts the process has here.
     pub nr_contexts: AtomicU32,
     /// Threads that wait at this gate.
@@ -249,6 +252,7 @@ const _: () = {
     assert!(offset_of!(UsageDevice, shared_entered) == 184);
     assert!(offset_of!(UsageDevice, shared_exited) == 208);
     assert!(offset_of!(UsageDevice, shared_graph_kernels) == 232);
+    assert!(offset_of!(UsageDevice, unsettled) == 240);
     assert!(offset_of!(UsageDevice, nr_contexts) == 256);
     assert!(offset_of!(UsageDevice, busy_since) == 272);
     assert!(offset_of!(UsageDevice, usage_nsec_before) == 288);

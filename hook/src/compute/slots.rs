@@ -87,7 +87,12 @@ impl Slots {
         driver::cuCtxGetDevice(&mut device).ok()?;
         let local = LocalDevice::of(device)?;
         let index = process.devices.learn(process.control(), local);
+        let is_new = process.contexts.find(context).is_none();
         let known = process.contexts.known(context, local);
+        if is_new {
+            // The daemon has something to measure.
+            process.ring();
+        }
         let bound = self.take(process, sys::gettid(), local, index);
         bound.side.context.store(known.id(), Relaxed);
         bound.side.handle.store(context.0.addr(), Relaxed);

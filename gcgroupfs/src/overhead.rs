@@ -1,0 +1,246 @@
+//! What processes hold on the devices beyond their own ledgers (contexts, modules, what the driver keeps for them):
+//! measured, since no call tells.
+//!
+//! The hook charges before the driver is asked and uncharges after it has freed, so a ledger never has less than the
+//! device. A sample counts only if the ledger stood still while it was taken; what it shows beyond the ledger then is
+//! no allocation under way. Otherwise what was found before holds on.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use gcgroup_abi::{Kind, Usage};
+
+use crate::tree::{Blocks, Listener, Notice, ProcessId, Tree};
+
+/// How often everybody is looked at, while there is anybody.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The least time from one look to the next, however often processes ring.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What is known of who holds how much on a device.
+pub trait Source: Send {
+    /// Bytes by pid (as the daemon sees pids), `None` where only that the process is there is known; nothing if the
+    /// device cannot be asked, or what it says cannot be trusted.
+    fn held(&self, device: usize) -> Option<HashMap<u32, Option<u64>>>;
+}
+
+/// Begins to measure, on a thread of its own that lasts as long as the daemon.
+///
+/// # Errors
+/// No thread is to be had.
+pub fn watch(tree: Arc<Tree>, source: impl Source + 'static) -> io::Result<()> {
+    let (sender, receiver) = sync_channel(1);
+    tree.listen(Arc::new(Ear(sender)));
+    thread::Builder::new()
+        .name("overhead".to_owned())
+        .spawn(move || run(&tree, &source, &receiver))?;
+    Ok(())
+}
+
+/// Hears when there may be something new to measure: a context that was made, a process that came with some.
+#[derive(Debug)]
+struct Ear(SyncSender<()>);
+
+impl Listener for Ear {
+    fn notice(&self, notice: &Notice) {
+        if matches!(notice, Notice::Joined { .. } | Notice::Rung(_)) {
+            // Full: it will look anyway.
+            let _ = self.0.try_send(());
+        }
+    }
+}
+
+fn run(tree: &Tree, source: &impl Source, woken: &Receiver<()>) {
+    loop {
+        let anybody = sample(tree, source);
+        thread::sleep(PAUSE);
+        // The other end lasts as long as the tree.
+        if anybody {
+            let _ = woken.recv_timeout(PERIOD);
+        } else {
+            let _ = woken.recv();
+        }
+    }
+}
+
+/// Measures everybody once; whether there is anybody.
+fn sample(tree: &Tree, source: &impl Source) -> bool {
+    let processes = tree.ledgers();
+    for device in 0..tree.nr_devices() {
+        if processes.is_empty() {
+            return false;
+        }
+        let before: Vec<_> = processes
+            .iter()
+            .map(|(.., blocks)| Ledger::of(blocks.usage(), device))
+            .collect();
+        let Some(held) = source.held(device) else {
+            continue;
+        };
+        for ((id, pid, blocks), before) in processes.iter().zip(before) {
+            // Who is not there holds nothing.
+            let Some(held) = held.get(pid).copied().unwrap_or(Some(0)) else {
+                continue;
+            };
+            settle(tree, *id, blocks.as_ref(), device, held, before);
+        }
+    }
+    !processes.is_empty()
+}
+
+fn settle(tree: &Tree, id: ProcessId, blocks: &dyn Blocks, device: usize, held: u64, before: Option<Ledger>) {
+    let after = Ledger::of(blocks.usage(), device);
+    let (Some(ledger), Some(control)) = (
+        before.filter(|before| before.is_settled() && Some(*before) == after),
+        blocks.control().devices.get(device),
+    ) else {
+        return;
+    };
+    let known = control.memory_overhead.load(Relaxed);
+    let overhead = ledger.overhead(held, known);
+    if overhead != known {
+        tree.set_overhead(id, device, overhead);
+    }
+}
+
+/// A process's own account of a device, by its own word: compared and subtracted, and nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ledger {
+    charged: u64,
+    /// Charged, but on the device only as far as it has been used there.
+    managed: u64,
+    /// Each moves before bytes are uncharged that the device does not hold any more, so a ledger that seems to have stood
+    /// still has.
+    counts: [u64; 3],
+    unsettled: u64,
+}
+
+impl Ledger {
+    fn of(usage: &Usage, device: usize) -> Option<Self> {
+        let device = usage.devices.get(device)?;
+        fence(SeqCst);
+        let ledger = Self {
+            charged: device.memory_current.load(Acquire),
+            managed: device.kinds.get(Kind::Managed as usize)?.load(Acquire),
+            counts: [&device.nr_alloc, &device.nr_free, &device.nr_alloc_fail]
+                .map(|count| count.load(Acquire)),
+            unsettled: device.unsettled.load(Acquire),
+        };
+        fence(SeqCst);
+        Some(ledger)
+    }
+
+    /// Whether no call is under way that may have made the device hold more than is charged.
+    fn is_settled(&self) -> bool {
+        self.unsettled & u64::from(u32::MAX) == 0
+    }
+
+    /// What is held beyond it, of `held` bytes in all. How much of its managed memory is there nobody says, so what was
+    /// known is kept where it can still be so.
+    fn overhead(&self, held: u64, known: u64) -> u64 {
+        let least = held.saturating_sub(self.charged);
+        let most = held.saturating_sub(self.charged.saturating_sub(self.managed));
+        known.min(most).max(least)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::fixture::World;
+
+    /// Says that process 100 holds so much, after having it do something.
+    struct Says<F>(Option<u64>, F);
+
+    impl<F: Fn() + Send> Source for Says<F> {
+        fn held(&self, _: usize) -> Option<HashMap<u32, Option<u64>>> {
+            (self.1)();
+            Some(HashMap::from([(100, self.0)]))
+        }
+    }
+
+    const NOTHING: fn() = || ();
+
+    fn overhead(world: &World, source: &impl Source) -> String {
+        assert!(sample(&world.tree, source));
+        let stat = world.show("100/0/memory.stat");
+        let line = stat.lines().find(|line| line.starts_with("context "));
+        line.unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn what_is_held_beyond_the_ledger_is_the_contexts() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let current = &world.usage(id).devices[0].memory_current;
+        current.store(70, Relaxed);
+        assert_eq!(overhead(&world, &Says(Some(100), NOTHING)), "context 30");
+        assert_eq!(world.show("100/memory.current"), "100\n");
+        assert_eq!(
+            overhead(&world, &Says(None, NOTHING)),
+            "context 30",
+            "nobody can say"
+        );
+        current.store(170, Relaxed);
+        assert_eq!(overhead(&world, &Says(Some(100), NOTHING)), "context 0");
+        assert_eq!(world.show("100/memory.peak"), "200\n");
+        assert_eq!(overhead(&world, &Says(Some(190), NOTHING)), "context 20");
+        assert_eq!(
+            overhead(&world, &Says(Some(0), NOTHING)),
+            "context 0",
+            "it has left the device"
+        );
+        assert_eq!(world.show("100/memory.peak"), "200\n", "a peak never falls");
+    }
+
+    #[test]
+    fn a_sample_that_something_happened_during_counts_for_nothing() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let usage = world.usage(id);
+        let device = &usage.devices[0];
+        assert_eq!(overhead(&world, &Says(Some(30), NOTHING)), "context 30");
+        let change = |change: fn(&gcgroup_abi::UsageDevice)| {
+            let held = world.usage(id);
+            Says(Some(5000), move || change(&held.devices[0]))
+        };
+        for moved in [
+            change(|device| device.memory_current.store(8, Relaxed)),
+            change(|device| drop(device.nr_alloc.fetch_add(1, Relaxed))),
+            change(|device| drop(device.nr_free.fetch_add(1, Relaxed))),
+            change(|device| drop(device.nr_alloc_fail.fetch_add(1, Relaxed))),
+            change(|device| drop(device.unsettled.fetch_add(1 << 32, Relaxed))),
+        ] {
+            assert_eq!(overhead(&world, &moved), "context 30");
+        }
+        device.unsettled.fetch_add((1 << 32) + 1, Relaxed);
+        assert_eq!(
+            overhead(&world, &Says(Some(5000), NOTHING)),
+            "context 30",
+            "a call is under way"
+        );
+        device.unsettled.fetch_sub(1, Relaxed);
+        assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 4992");
+    }
+
+    #[test]
+    fn managed_memory_that_is_not_on_the_device_does_not_hide_a_context() {
+        let ledger = |charged, managed| Ledger {
+            charged,
+            managed,
+            counts: [0; 3],
+            unsettled: 0,
+        };
+        assert_eq!(ledger(1000, 1000).overhead(64, 64), 64, "none of it is there");
+        assert_eq!(ledger(1000, 1000).overhead(564, 64), 64, "a part");
+        assert_eq!(ledger(1000, 1000).overhead(1064, 0), 64, "at least");
+        assert_eq!(ledger(1000, 400).overhead(650, 64), 50, "at most");
+        assert_eq!(ledger(u64::MAX, 0).overhead(650, 64), 0);
+        assert_eq!(ledger(0, u64::MAX).overhead(650, 64), 650);
+    }
+}

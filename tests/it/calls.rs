@@ -1,0 +1,116 @@
+//! A program that makes whatever driver call it is told to: `calls.c`.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use support::{Governed, Mount, c_program};
+
+/// A running `calls`, with its variables.
+#[derive(Debug)]
+pub struct Calls {
+    program: Governed,
+    pid: i32,
+}
+
+/// The answer of a call: nothing, or the driver's error.
+pub type Answer = Result<(), u32>;
+
+pub const OUT_OF_MEMORY: Answer = Err(2);
+
+fn program() -> PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM
+        .get_or_init(|| c_program("calls.c", &["-pthread", "-ldl"]))
+        .clone()
+}
+
+impl Calls {
+    /// Governed, initialised, with the primary context of GPU 0 current: `device`, `context`.
+    #[track_caller]
+    pub fn start(mount: &Mount) -> Self {
+        let mut calls = Self::spawn(mount.command(program()));
+        calls.ok("cuInit 0");
+        calls.ok("cuDeviceGet &device 0");
+        calls.ok("cuDevicePrimaryCtxRetain &context $device");
+        calls.ok("cuCtxSetCurrent $context");
+        calls
+    }
+
+    /// Governed, and nothing called yet.
+    #[track_caller]
+    pub fn spawn(command: std::process::Command) -> Self {
+        let mut program = Governed::spawn(command);
+        let line = program.expect("ready ");
+        let mut words = line.split(' ').skip(1);
+        let pid = words.next().and_then(|word| word.parse().ok()).expect("a pid");
+        assert_eq!(words.next(), Some("0"), "the driver is there: {line}");
+        Self { program, pid }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    #[track_caller]
+    fn answer(&mut self, command: &str) -> Answer {
+        match self.program.ask(command).as_str() {
+            "ok" => Ok(()),
+            other => Err(other
+                .strip_prefix("error ")
+                .and_then(|code| code.parse().ok())
+                .unwrap_or_else(|| panic!("{command}: {other}"))),
+        }
+    }
+
+    /// A call: the function's name and its arguments.
+    #[track_caller]
+    pub fn call(&mut self, call: &str) -> Answer {
+        self.answer(&format!("call {call}"))
+    }
+
+    /// A call that must succeed.
+    #[track_caller]
+    pub fn ok(&mut self, call: &str) {
+        assert_eq!(self.call(call), Ok(()), "{call}");
+    }
+
+    /// A call on a thread that has no context.
+    #[track_caller]
+    pub fn apart(&mut self, call: &str) -> Answer {
+        self.answer(&format!("apart {call}"))
+    }
+
+    /// Stores a number into a part of a variable.
+    #[track_caller]
+    pub fn put(&mut self, variable: &str, offset: usize, size: usize, value: u64) {
+        assert_eq!(
+            self.answer(&format!("put {variable} {offset} {size} {value}")),
+            Ok(())
+        );
+    }
+
+    /// A variable's first eight bytes.
+    #[track_caller]
+    pub fn get(&mut self, variable: &str) -> u64 {
+        let answer = self.program.ask(&format!("get {variable} 0 8"));
+        answer.parse().expect("a number")
+    }
+
+    /// A variable's first bytes, in hexadecimal.
+    #[track_caller]
+    pub fn show(&mut self, variable: &str, size: usize) -> String {
+        self.program.ask(&format!("show {variable} {size}"))
+    }
+
+    /// Fills a variable with what [`Self::show`] gave.
+    #[track_caller]
+    pub fn fill(&mut self, variable: &str, bytes: &str) {
+        assert_eq!(self.answer(&format!("bytes {variable} {bytes}")), Ok(()));
+    }
+
+    /// Any other command.
+    #[track_caller]
+    pub fn ask(&mut self, command: &str) -> String {
+        self.program.ask(command)
+    }
+}

@@ -1,0 +1,96 @@
+//! What contexts take: measured, shown, and part of what a limit allows.
+
+use support::{Config, Mount, wait_until};
+
+use crate::calls::{Calls, OUT_OF_MEMORY};
+use crate::driver::{Dir, DriverShell};
+
+const MIB: u64 = 1 << 20;
+const CONTEXT: u64 = 64 * MIB;
+
+fn mount() -> Mount {
+    Mount::with(
+        Config::default()
+            .env("SIMGPU_DEVICES", 2)
+            .env("SIMGPU_CONTEXT_MEMORY", "64M"),
+    )
+}
+
+fn context(dir: &Dir<'_>) -> u64 {
+    dir.key("memory.stat", "context")
+}
+
+#[test]
+fn a_context_counts_in_current_peak_and_limit() {
+    let mount = mount();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    wait_until("the context is measured", || context(&dir) == CONTEXT);
+    assert_eq!(context(&dir.gpu(0)), CONTEXT);
+    assert_eq!(context(&dir.gpu(1)), 0, "nothing of it is there");
+    assert_eq!(dir.number("memory.current"), CONTEXT);
+    assert_eq!(dir.gpu(0).number("memory.peak"), CONTEXT);
+    for place in [dir.clone(), dir.gpu(0)] {
+        place.write("memory.limit", CONTEXT + 10 * MIB);
+        calls.ok("cuMemGetInfo_v2 &free &total");
+        assert_eq!(calls.get("free"), 10 * MIB);
+        assert_eq!(calls.get("total"), CONTEXT + 10 * MIB);
+        assert_eq!(
+            calls.call(&format!("cuMemAlloc_v2 &block {}", 10 * MIB + 1)),
+            OUT_OF_MEMORY
+        );
+        calls.ok(&format!("cuMemAlloc_v2 &block {}", 10 * MIB));
+        assert_eq!(place.number("memory.current"), CONTEXT + 10 * MIB);
+        assert_eq!(place.number("memory.peak"), CONTEXT + 10 * MIB);
+        calls.ok("cuMemFree_v2 $block");
+        place.write("memory.limit", "max");
+    }
+}
+
+#[test]
+fn contexts_come_and_go_on_every_device() {
+    let mount = mount();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok("cuCtxCreate_v2 &second 0 0");
+    wait_until("both are measured", || context(&dir.gpu(0)) == 2 * CONTEXT);
+    calls.ok("cuCtxCreate_v2 &third 0 1");
+    wait_until("the other device's too", || context(&dir.gpu(1)) == CONTEXT);
+    assert_eq!(context(&dir), 3 * CONTEXT);
+    calls.ok("cuCtxDestroy_v2 $third");
+    calls.ok("cuCtxDestroy_v2 $second");
+    wait_until("they are gone", || context(&dir) == CONTEXT);
+    assert_eq!(dir.number("memory.peak"), 3 * CONTEXT, "a peak never falls");
+    calls.ok("cuDevicePrimaryCtxReset_v2 0");
+    wait_until("nothing is left", || dir.number("memory.current") == 0);
+}
+
+#[test]
+fn allocations_under_way_are_never_taken_for_a_context() {
+    let mount = mount();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    wait_until("the context is measured", || context(&dir) == CONTEXT);
+    // As much as all threads can have at one time: whoever is refused is refused falsely.
+    let (threads, blocks) = (4, 8);
+    dir.write("memory.limit", CONTEXT + threads * blocks * MIB);
+    let answer = calls.ask(&format!("churn 3 {threads} {MIB} {blocks}"));
+    assert!(answer.ends_with(" refused 0"), "{answer}");
+    assert_eq!(context(&dir), CONTEXT);
+    assert!(dir.number("memory.peak") <= CONTEXT + threads * blocks * MIB);
+}
+
+#[test]
+fn a_daemon_that_comes_back_measures_anew() {
+    let mut mount = mount();
+    let shell = DriverShell::start(&mount);
+    wait_until("the context is measured", || {
+        context(&Dir::of(&mount, shell.pid())) == CONTEXT
+    });
+    mount.kill9();
+    mount.restart();
+    wait_until("the process is back", || mount.governs(shell.pid()));
+    wait_until("its context is measured", || {
+        context(&Dir::of(&mount, shell.pid())) == CONTEXT
+    });
+}
