@@ -205,19 +205,22 @@ mod tests {
         let usage = world.usage(id);
         let device = &usage.devices[0];
         assert_eq!(overhead(&world, &Says(Some(30), NOTHING)), "context 30");
-        let change = |change: fn(&gcgroup_abi::UsageDevice)| {
+        type Word = fn(&gcgroup_abi::UsageDevice) -> &std::sync::atomic::AtomicU64;
+        let moved: [Word; 5] = [
+            |device| &device.memory_current,
+            |device| &device.nr_alloc,
+            |device| &device.nr_free,
+            |device| &device.nr_alloc_fail,
+            |device| &device.unsettled,
+        ];
+        for word in moved {
             let held = world.usage(id);
-            Says(Some(5000), move || change(&held.devices[0]))
-        };
-        for moved in [
-            change(|device| device.memory_current.store(8, Relaxed)),
-            change(|device| drop(device.nr_alloc.fetch_add(1, Relaxed))),
-            change(|device| drop(device.nr_free.fetch_add(1, Relaxed))),
-            change(|device| drop(device.nr_alloc_fail.fetch_add(1, Relaxed))),
-            change(|device| drop(device.unsettled.fetch_add(1 << 32, Relaxed))),
-        ] {
-            assert_eq!(overhead(&world, &moved), "context 30");
+            let meanwhile = move || {
+                word(&held.devices[0]).fetch_add(1 << 32, Relaxed);
+            };
+            assert_eq!(overhead(&world, &Says(Some(5 << 32), meanwhile)), "context 30");
         }
+        device.memory_current.store(8, Relaxed);
         device.unsettled.fetch_add((1 << 32) + 1, Relaxed);
         assert_eq!(
             overhead(&world, &Says(Some(5000), NOTHING)),

@@ -2,7 +2,7 @@
 //!
 //! Knows the blocks and nothing of who allocates what.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 use gcgroup_abi::{Control, NO_LIMIT, Usage, UsageDevice, try_charge, uncharge};
 use parking_lot::Mutex;
@@ -191,6 +191,30 @@ impl Levels {
     }
 }
 
+/// A call that may make the device hold more than is charged for it, or that uncharges without a free: while there is
+/// one, and if there was one, what the driver says that the process holds is not to be compared with the ledger.
+#[derive(Debug)]
+pub(crate) struct Unsettled<'a>(Option<&'a AtomicU64>);
+
+impl<'a> Unsettled<'a> {
+    /// Begins; ends when dropped.
+    pub(crate) fn on(usage: &'a Usage, index: usize) -> Self {
+        let word = usage.devices.get(index).map(|device| &device.unsettled);
+        if let Some(word) = word {
+            word.fetch_add((1 << 32) + 1, Release);
+        }
+        Self(word)
+    }
+}
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        if let Some(word) = self.0 {
+            word.fetch_sub(1, Release);
+        }
+    }
+}
+
 struct Peak<'a> {
     current: &'a AtomicU64,
     peak: &'a AtomicU64,
@@ -308,6 +332,18 @@ mod tests {
             "not one of the last bytes was refused to everybody"
         );
         assert_eq!(usage.memory_current.load(Relaxed), 1000);
+    }
+
+    #[test]
+    fn a_call_that_is_not_settled_shows_while_it_lasts_and_after() {
+        let usage = block::of_test(NO_LIMIT).usage();
+        let word = &usage.devices[2].unsettled;
+        let one = Unsettled::on(usage, 2);
+        let other = Unsettled::on(usage, 2);
+        drop(one);
+        assert_eq!(word.load(Relaxed), (2 << 32) + 1);
+        drop(other);
+        assert_eq!(word.load(Relaxed), 2 << 32);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::account::{Account, Over};
 use super::ledger::Entry;
-use super::levels::{self, Full};
+use super::levels::{self, Full, Unsettled};
 use crate::cuda::{
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_STREAM_CAPTURE_STATUS_NONE, CUdeviceptr, CUerror,
     CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
@@ -82,6 +82,7 @@ impl Pool {
     /// A measurement counts only if none that was begun later is settled already: so the last to settle was begun after
     /// every call that was over by then. No lock is held while the driver is asked.
     fn settle(&self, process: &Process, held: u64) -> Result<(), Over> {
+        let _unsettled = Unsettled::on(process.usage(), self.index());
         loop {
             let number = self.measurements.fetch_add(1, Relaxed) + 1;
             let reserved = self.reserved();
@@ -210,6 +211,7 @@ impl Pools {
     /// A destroyed pool of which nothing is allocated any more.
     fn end(&self, process: &Process, pool: &Arc<Pool>) {
         self.list.lock().retain(|other| !Arc::ptr_eq(other, pool));
+        let _unsettled = Unsettled::on(process.usage(), pool.index());
         let mut account = pool.account.lock();
         let bytes = std::mem::take(&mut account.paid);
         process
@@ -327,8 +329,10 @@ fn alloc_from(
             }
         }
     };
+    let unsettled = Unsettled::on(process.usage(), pool.index());
     let result = next();
     let settled = pool.settle(process, held);
+    drop(unsettled);
     let made = result.ok().and_then(|()| written(address));
     let Some(address) = made else {
         pool.account.lock().end(bytes, None);
