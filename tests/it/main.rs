@@ -35,8 +35,9 @@ mod load;
 #[cfg(test)]
 mod lookups;
 #[cfg(test)]
-mod nvml;
 mod memory_overhead;
+#[cfg(test)]
+mod nvml;
 #[cfg(test)]
 mod peers;
 #[cfg(test)]
