@@ -1,0 +1,112 @@
+"""NVML by its own names, of the device that CUDA calls 0."""
+import ctypes
+from ctypes import byref, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
+
+from answer import Skip
+
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 3, 4, 6, 7, 13
+MOST = 512
+
+
+class Refused(Exception):
+    """NVML answered something else than success."""
+
+    def __init__(self, call, status, text):
+        super().__init__(f"{call}: {text}")
+        self.status = status
+
+
+class Process(ctypes.Structure):
+    """nvmlProcessInfo_t, of 24 bytes."""
+    _fields_ = [("pid", c_uint32), ("used", c_uint64), ("instance", c_uint32), ("compute_instance", c_uint32)]
+
+
+class Sample(ctypes.Structure):
+    """nvmlProcessUtilizationSample_t, of 32 bytes; the time in microseconds, the rest in percent."""
+    _fields_ = [("pid", c_uint32), ("time", c_uint64), ("sm", c_uint32), ("mem", c_uint32), ("enc", c_uint32),
+                ("dec", c_uint32)]
+
+
+class Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+    _fields_ = [("total", c_uint64), ("free", c_uint64), ("used", c_uint64)]
+
+
+class Rates(ctypes.Structure):
+    """nvmlUtilization_t."""
+    _fields_ = [("gpu", c_uint32), ("memory", c_uint32)]
+
+
+class Nvml:
+    """libnvidia-ml.so.1, initialised."""
+
+    def __init__(self, bus_id):
+        try:
+            self.library = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as error:
+            raise Skip(f"no NVML: {error}") from error
+        self.library.nvmlErrorString.restype = c_char_p
+        self.nvmlInit_v2()
+        self.device = c_void_p()
+        self.nvmlDeviceGetHandleByPciBusId_v2(bus_id, byref(self.device))
+
+    def __getattr__(self, name):
+        function = self.function(name)
+
+        def call(*arguments):
+            status = function(*arguments)
+            if status in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+                raise Skip(f"{name} is not supported here")
+            if status:
+                raise Refused(name, status, self.text(status))
+
+        return call
+
+    def function(self, name):
+        """The export itself."""
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+        try:
+            return getattr(self.library, name)
+        except AttributeError:
+            raise Skip(f"NVML has no {name}") from None
+
+    def text(self, status):
+        """What NVML calls a status."""
+        return self.library.nvmlErrorString(c_int(status)).decode()
+
+    def processes(self, name="nvmlDeviceGetComputeRunningProcesses_v3"):
+        """Bytes of each process by pid; None where NVML does not say."""
+        count, found = c_uint(MOST), (Process * MOST)()
+        getattr(self, name)(self.device, byref(count), found)
+        return {one.pid: None if one.used == (1 << 64) - 1 else one.used for one in found[:count.value]}
+
+    def memory(self):
+        """nvmlDeviceGetMemoryInfo."""
+        memory = Memory()
+        self.nvmlDeviceGetMemoryInfo(self.device, byref(memory))
+        return memory
+
+    def rates(self):
+        """nvmlDeviceGetUtilizationRates, of the whole device."""
+        rates = Rates()
+        self.nvmlDeviceGetUtilizationRates(self.device, byref(rates))
+        return rates
+
+    def samples(self, since=0):
+        """Samples of processes' utilisation that are newer."""
+        count, found = c_uint(MOST), (Sample * MOST)()
+        try:
+            self.nvmlDeviceGetProcessUtilization(self.device, found, byref(count), c_uint64(since))
+        except Refused as refused:
+            if refused.status == NOT_FOUND:
+                return []
+            raise
+        return found[:count.value]
+
+
+def bus_id(driver):
+    """The PCI address of device 0, which NVML finds it by."""
+    text = ctypes.create_string_buffer(64)
+    driver.cuDeviceGetPCIBusId(text, 64, driver.device)
+    return text

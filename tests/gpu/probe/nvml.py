@@ -1,0 +1,201 @@
+"""What NVML says of processes, how fine, how late, and what asking costs; and what a context takes before the
+program allocates anything."""
+import ctypes
+import os
+import sys
+import time
+from ctypes import byref, c_int, c_uint, c_uint32, c_uint64, c_void_p
+
+from lib import measure
+from lib.cuda import MIB, Driver
+from lib.nvml import MOST, Nvml, Process, Refused, bus_id
+from lib.questions import Questions
+from lib.rival import Lead, Rival, serve
+from answer import Skip, main
+
+SEEN_WITHIN = 0.5
+
+
+class Stages(Rival):
+    """A process that becomes a CUDA process step by step."""
+
+    def __init__(self):
+        self.kept = []
+
+    def do_init(self):
+        """cuInit alone."""
+        self.driver = Driver(context=False)
+        return "done"
+
+    def do_context(self):
+        """The primary context."""
+        self.driver.context = self.driver.get(c_void_p, "cuDevicePrimaryCtxRetain", self.driver.device)
+        self.driver.cuCtxSetCurrent(c_void_p(self.driver.context))
+        return self.done()
+
+    def do_module(self):
+        """The test kernels."""
+        self.kernels = self.driver.kernels()
+        return self.done()
+
+    def do_launch(self):
+        """A launch, on a stream of its own."""
+        self.stream = self.driver.stream(1)
+        self.kernels("gcgroup_spin", 10, stream=self.stream)
+        self.driver.cuCtxSynchronize()
+        return self.done()
+
+    def do_streams(self, count):
+        """More streams."""
+        self.more = [self.driver.stream(1) for _ in range(int(count))]
+        return self.done()
+
+    def do_alloc(self, size):
+        """An allocation."""
+        self.kept.append(self.driver.alloc(int(size)))
+        return self.done()
+
+    def do_free(self):
+        """The last allocation goes."""
+        self.driver.cuMemFree_v2(self.kept.pop())
+        return self.done()
+
+    def done(self):
+        """With what the device has free."""
+        return f"done {self.driver.free_memory()}"
+
+
+class Watch:
+    """NVML, and a process to watch."""
+
+    def __init__(self, nvml):
+        self.nvml = nvml
+        self.before = set(nvml.processes())
+        self.pid = None
+
+    def bytes_of(self, child):
+        """What NVML says the child has; None if it does not say, or does not know it."""
+        table = self.nvml.processes()
+        if self.pid is None:
+            fresh = set(table) - self.before
+            # In a container NVML may know processes by other numbers than this namespace has.
+            self.pid = child.pid if child.pid in table else fresh.pop() if len(fresh) == 1 else None
+        return table.get(self.pid)
+
+    def stage(self, child, line):
+        """What a step of the child's changes."""
+        free = child.ask(line, "done")
+        return {"process": self.bytes_of(child), "device_used": self.nvml.memory().used,
+                "cuda_free": int(free) if free else None}
+
+    def seen(self, child, line):
+        """A step of the child's: by how much NVML's number changes, and after how many microseconds."""
+        before = self.bytes_of(child)
+        child.ask(line, "done")
+        began, now = time.perf_counter(), before
+        while now == before and time.perf_counter() - began < SEEN_WITHIN:
+            now = self.bytes_of(child)
+        return {"step": line, "bytes": now - before, "usec": round((time.perf_counter() - began) * 1e6)
+                if now != before else None}
+
+
+def stages(watch, child):
+    """Bytes after each step from nothing to a first launch."""
+    answer = {}
+    for line in ("init", "context", "module", "launch", "streams 8", "streams 64"):
+        answer[line] = watch.stage(child, line)
+    answer["pid"] = {"ours": child.pid, "nvml": watch.pid}
+    return answer
+
+
+def granularity(watch, child):
+    """By how much the process's number moves for allocations of several sizes, and when."""
+    if watch.bytes_of(child) is None:
+        raise Skip("NVML has no number for the process")
+    sizes = (1, 1, 512 << 10, MIB, MIB, 2 * MIB, 2 * MIB, 2 * MIB + 1, 16 * MIB, 33 * MIB, 256 * MIB)
+    rows = [watch.seen(child, f"alloc {size}") for size in sizes]
+    return rows + [watch.seen(child, "free") for _ in sizes]
+
+
+def costs(nvml, sim):
+    """Microseconds of each call."""
+    count, found = c_uint(), (Process * MOST)()
+    listed = lambda name: lambda: getattr(nvml, name)(nvml.device, byref(c_uint(MOST)), found)
+    mode = c_int()
+    table = {
+        "nothing": lambda: measure.NOTHING(0),
+        "nvmlDeviceGetCount_v2": lambda: nvml.nvmlDeviceGetCount_v2(byref(count)),
+        "nvmlDeviceGetComputeRunningProcesses_v3": listed("nvmlDeviceGetComputeRunningProcesses_v3"),
+        "nvmlDeviceGetGraphicsRunningProcesses_v3": listed("nvmlDeviceGetGraphicsRunningProcesses_v3"),
+        "nvmlDeviceGetMemoryInfo": nvml.memory,
+        "nvmlDeviceGetUtilizationRates": nvml.rates,
+        "nvmlDeviceGetProcessUtilization": nvml.samples,
+        "nvmlDeviceGetAccountingMode": lambda: nvml.nvmlDeviceGetAccountingMode(nvml.device, byref(mode)),
+    }
+    answer = {}
+    for name, call in table.items():
+        try:
+            answer[name] = measure.spread(measure.repeat(lambda: measure.usec(call), 0.5, 20 if sim else 300), 2)
+        except (Skip, Refused) as reason:
+            answer[name] = str(reason)
+    return answer
+
+
+def utilisation(nvml, watch, child, sim):
+    """What is said of a process that keeps the device busy: how late, how often anew, what."""
+    newest = max((sample.time for sample in nvml.samples()), default=0)
+    child.ask("batch 1000 4", "batching")
+    began, rows, rates = time.perf_counter(), [], []
+    while time.perf_counter() - began < (0.5 if sim else 3):
+        for sample in nvml.samples(newest):
+            newest = max(newest, sample.time)
+            rows.append({"after_ms": round((time.perf_counter() - began) * 1000), "time": sample.time,
+                         "pid": sample.pid, "sm": sample.sm, "mem": sample.mem})
+        rates.append(nvml.rates().gpu)
+        time.sleep(0.02)
+    child.ask("stop", "batch")
+    own = [row for row in rows if row["pid"] == watch.pid]
+    times = sorted({row["time"] for row in own})
+    return {"samples": rows[:100], "of_the_process": len(own),
+            "first_busy_after_ms": next((row["after_ms"] for row in own if row["sm"]), None),
+            "period_usec": measure.spread([b - a for a, b in zip(times, times[1:])], 0),
+            "sm": measure.spread([row["sm"] for row in own if row["sm"] <= 100], 0), "device": measure.spread(rates, 0)}
+
+
+def accounting(nvml, watch):
+    """Whether accounting is on (it is not switched here), and what it says of the process."""
+    mode, buffer = c_int(), c_uint()
+    nvml.nvmlDeviceGetAccountingMode(nvml.device, byref(mode))
+    nvml.nvmlDeviceGetAccountingBufferSize(nvml.device, byref(buffer))
+    stats = (c_uint64 * 32)()
+    status = nvml.function("nvmlDeviceGetAccountingStats")(nvml.device, c_uint32(watch.pid or 0), stats)
+    return {"enabled": bool(mode.value), "buffer": buffer.value, "stats": nvml.text(status)}
+
+
+def body(sim, facts):
+    driver, questions = Driver(context=False), Questions(facts)
+    nvml = Nvml(bus_id(driver))
+    watch = Watch(nvml)
+    with Lead(__file__, "child") as child:
+        grown = questions.ask("stages", stages, watch, child)
+        steps = questions.ask("steps", granularity, watch, child)
+        cost = questions.ask("usec", costs, nvml, sim)
+        busy = questions.ask("utilisation", utilisation, nvml, watch, child, sim)
+        count = questions.ask("accounting", accounting, nvml, watch)
+    context = grown and grown["launch"]["process"]
+    late = [step["usec"] for step in steps or [] if step["usec"] is not None]
+    name = "nvmlDeviceGetComputeRunningProcesses_v3"
+    return questions.verdict(
+        grown and ("no number for a process" if context is None else
+                   f"a context with a kernel takes {context / MIB:.0f} MiB"),
+        late and f"a change of memory shows within {max(late)} usec, by steps of "
+        f"{min(abs(step['bytes']) for step in steps if step['bytes']) / MIB:.0f} MiB",
+        cost and isinstance(cost[name], dict) and f"asking takes {cost[name]['median']:.0f} usec",
+        busy and (f"utilisation of the process {busy['sm']['median']:.0f} % each {busy['period_usec'].get('median', 0) / 1000:.0f}"
+                  f" ms, first after {busy['first_busy_after_ms']} ms" if busy["of_the_process"] and busy["sm"]["n"] else
+                  "no utilisation of the process"),
+        count and ("accounting is on" if count["enabled"] else "accounting is off"))
+
+
+if __name__ == "__main__":
+    serve(Stages) if sys.argv[1:] == ["child"] else main(body)
