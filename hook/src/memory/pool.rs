@@ -239,9 +239,12 @@ impl Pools {
     }
 }
 
-/// The pool that allocations of the current device come from.
-fn current_pool(process: &Process) -> Option<Arc<Pool>> {
-    let local = process.place()?.local;
+/// The pool that allocations on a stream come from: the stream's device's, whichever device is current.
+fn current_pool(process: &Process, stream: CUstream) -> Option<Arc<Pool>> {
+    let local = match process.contexts.holder(stream) {
+        Some(context) => context.local,
+        None => process.place()?.local,
+    };
     let mut handle = CUmemoryPool::NULL;
     driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
     let pools = &process.memory.pools;
@@ -275,7 +278,7 @@ pub(crate) fn alloc(address: *mut CUdeviceptr, bytes: usize, stream: CUstream, n
     let Some(process) = process::get() else {
         return next();
     };
-    match current_pool(process) {
+    match current_pool(process, stream) {
         Some(pool) if !is_capturing(stream) => {
             alloc_from(process, &pool, address, bytes as u64, stream, next)
         }
