@@ -45,6 +45,8 @@ mod runtime_library;
 #[cfg(test)]
 mod scripts;
 #[cfg(test)]
+mod several_gpus;
+#[cfg(test)]
 mod shell;
 #[cfg(test)]
 mod simgpu;

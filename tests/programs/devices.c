@@ -1,0 +1,299 @@
+/* The driver API on several devices from one thread: a command a line, answered by a line that is the result of the
+ * last call that was made, and what it gave. Contexts, streams, pools and memory are named by the numbers that they
+ * were given, from 0.
+ *
+ *   init | count | uuid DEVICE | total DEVICE
+ *   create DEVICE           a context, current from then on          -> RESULT CONTEXT
+ *   retain DEVICE           the primary context; not made current    -> RESULT CONTEXT
+ *   reset DEVICE            the primary context's end
+ *   current CONTEXT|none | push CONTEXT | pop | destroy CONTEXT | sync
+ *   stream FLAGS            in the current context                   -> RESULT STREAM
+ *   pool DEVICE             a memory pool                            -> RESULT POOL
+ *   alloc BYTES             in the current context                   -> RESULT MEMORY
+ *   managed BYTES | array BYTES                                      -> RESULT MEMORY
+ *   async BYTES STREAM      STREAM may be null                       -> RESULT MEMORY
+ *   from POOL BYTES STREAM                                           -> RESULT MEMORY
+ *   vmm DEVICE BYTES        no context needed                        -> RESULT MEMORY
+ *   free MEMORY
+ *   meminfo                                                          -> RESULT FREE TOTAL
+ *   attribute POOL NUMBER                                            -> RESULT VALUE
+ *   graphmem DEVICE NUMBER                                           -> RESULT VALUE
+ *   can DEVICE PEER         -> RESULT 0|1
+ *   enable CONTEXT | disable CONTEXT    access from the current context
+ *   fill MEMORY VALUE | word MEMORY                                  -> RESULT VALUE
+ *   copy TO FROM BYTES STREAM
+ *   peer TO CONTEXT FROM CONTEXT BYTES STREAM|sync
+ *   spin MICROSECONDS STREAM            a kernel in the current context
+ *   race BYTES              a thread for each context: each allocates until refused -> BLOCKS of each
+ *   thread COMMAND          the rest is done by a thread of its own, which has ended when it is answered
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 256 };
+enum kind { LINEAR, ASYNC, VMM, ARRAY };
+
+static void *contexts[MOST], *streams[MOST], *pools[MOST];
+static struct { enum kind kind; unsigned long long what; } memory[MOST];
+static int nr_contexts, nr_streams, nr_pools, nr_memory;
+static void *library;
+
+struct array { size_t width, height; int format; unsigned channels; };
+struct allocation { int type, handles, where, id; void *win32; unsigned char flags[8]; };
+struct pool { int type, handles, where, id; void *win32; size_t max; unsigned short usage; unsigned char reserved[54]; };
+
+static void *function(const char *name)
+{
+    void *found = dlsym(library, name);
+
+    if (!found) {
+        fprintf(stderr, "devices: no %s\n", name);
+        exit(2);
+    }
+    return found;
+}
+
+#define CALL(name, ...) ((int (*)())function(name))(__VA_ARGS__)
+
+static const char ptx[] =
+    ".version 7.8\n.target sm_75\n.address_size 64\n"
+    ".visible .entry gcgroup_spin(.param .u64 microseconds)\n"
+    "{\n"
+    ".reg .pred %p;\n.reg .b64 %now, %end, %length;\n"
+    "ld.param.u64 %length, [microseconds];\n"
+    "mul.lo.u64 %length, %length, 1000;\n"
+    "mov.u64 %end, %globaltimer;\n"
+    "add.u64 %end, %end, %length;\n"
+    "again:\n"
+    "mov.u64 %now, %globaltimer;\n"
+    "setp.lt.u64 %p, %now, %end;\n"
+    "@%p bra again;\n"
+    "ret;\n"
+    "}\n";
+
+static int spin(unsigned long long microseconds, void *stream)
+{
+    static void *kernels[MOST];
+    void *current, *module, *arguments[] = {&microseconds};
+    int result = CALL("cuCtxGetCurrent", &current), at = 0;
+
+    while (at < nr_contexts && contexts[at] != current)
+        at++;
+    if (!result && !kernels[at]) {
+        result = CALL("cuModuleLoadData", &module, ptx);
+        result = result ? result : CALL("cuModuleGetFunction", &kernels[at], module, "gcgroup_spin");
+    }
+    return result ? result : CALL("cuLaunchKernel", kernels[at], 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL);
+}
+
+static pthread_barrier_t start;
+static size_t each;
+
+static void *racer(void *context)
+{
+    unsigned long long pointer;
+    size_t got = 0;
+
+    CALL("cuCtxSetCurrent", context);
+    pthread_barrier_wait(&start);
+    while (!CALL("cuMemAlloc_v2", &pointer, each))
+        got++;
+    return (void *)got;
+}
+
+static void race(void)
+{
+    pthread_t threads[MOST];
+    void *got;
+
+    pthread_barrier_init(&start, NULL, (unsigned)nr_contexts);
+    for (int i = 0; i < nr_contexts; i++)
+        pthread_create(&threads[i], NULL, racer, contexts[i]);
+    for (int i = 0; i < nr_contexts; i++) {
+        pthread_join(threads[i], &got);
+        printf("%s%zu", i ? " " : "", (size_t)got);
+    }
+    printf("\n");
+}
+
+/* `null`, or the number of one. */
+static void *stream(const char *name)
+{
+    return strcmp(name, "null") ? streams[atoi(name)] : NULL;
+}
+
+static void number(int result, unsigned long long value)
+{
+    printf("%d %llu\n", result, value);
+}
+
+static void keep(int result, enum kind kind, unsigned long long what)
+{
+    memory[nr_memory].kind = kind;
+    memory[nr_memory].what = what;
+    number(result, (unsigned long long)nr_memory);
+    nr_memory += !result;
+}
+
+static int release(int at)
+{
+    unsigned long long what = memory[at].what;
+
+    switch (memory[at].kind) {
+    case LINEAR: return CALL("cuMemFree_v2", what);
+    case ASYNC: return CALL("cuMemFreeAsync", what, NULL);
+    case VMM: return CALL("cuMemRelease", what);
+    default: return CALL("cuArrayDestroy", what);
+    }
+}
+
+static void one(const char *line);
+
+static void *beside(void *line)
+{
+    one(line);
+    return NULL;
+}
+
+static void one(const char *line)
+{
+    char verb[32], a[32] = "", b[32] = "", c[32] = "", d[32] = "", e[32] = "", f[32] = "";
+    unsigned long long what = 0;
+    size_t bytes, total = 0, left = 0;
+    void *made = NULL;
+    int result, x, y;
+
+    sscanf(line, "%31s %31s %31s %31s %31s %31s %31s", verb, a, b, c, d, e, f);
+    x = atoi(a);
+    y = atoi(b);
+#define IS(name) (!strcmp(verb, name))
+    if (IS("init")) {
+        result = CALL("cuInit", 0);
+        printf("%d\n", result);
+    } else if (IS("count")) {
+        result = CALL("cuDeviceGetCount", &x);
+        number(result, (unsigned long long)x);
+    } else if (IS("uuid")) {
+        unsigned char uuid[16];
+        result = CALL("cuDeviceGetUuid_v2", uuid, x);
+        printf("%d ", result);
+        for (int i = 0; i < 16; i++)
+            printf("%02x", uuid[i]);
+        printf("\n");
+    } else if (IS("total")) {
+        result = CALL("cuDeviceTotalMem_v2", &total, x);
+        number(result, total);
+    } else if (IS("create")) {
+        result = CALL("cuCtxCreate_v2", &contexts[nr_contexts], 0, x);
+        number(result, (unsigned long long)nr_contexts++);
+    } else if (IS("retain")) {
+        result = CALL("cuDevicePrimaryCtxRetain", &contexts[nr_contexts], x);
+        number(result, (unsigned long long)nr_contexts++);
+    } else if (IS("reset")) {
+        printf("%d\n", CALL("cuDevicePrimaryCtxReset_v2", x));
+    } else if (IS("current")) {
+        printf("%d\n", CALL("cuCtxSetCurrent", strcmp(a, "none") ? contexts[x] : NULL));
+    } else if (IS("push")) {
+        printf("%d\n", CALL("cuCtxPushCurrent_v2", contexts[x]));
+    } else if (IS("pop")) {
+        printf("%d\n", CALL("cuCtxPopCurrent_v2", &made));
+    } else if (IS("destroy")) {
+        printf("%d\n", CALL("cuCtxDestroy_v2", contexts[x]));
+    } else if (IS("sync")) {
+        printf("%d\n", CALL("cuCtxSynchronize"));
+    } else if (IS("stream")) {
+        result = CALL("cuStreamCreate", &streams[nr_streams], x);
+        number(result, (unsigned long long)nr_streams++);
+    } else if (IS("pool")) {
+        struct pool wanted = {1, 0, 1, x, NULL, 0, 0, {0}};
+        result = CALL("cuMemPoolCreate", &pools[nr_pools], &wanted);
+        number(result, (unsigned long long)nr_pools++);
+    } else if (IS("alloc")) {
+        result = CALL("cuMemAlloc_v2", &what, (size_t)strtoull(a, NULL, 10));
+        keep(result, LINEAR, what);
+    } else if (IS("managed")) {
+        result = CALL("cuMemAllocManaged", &what, (size_t)strtoull(a, NULL, 10), 1);
+        keep(result, LINEAR, what);
+    } else if (IS("array")) {
+        struct array wanted = {strtoull(a, NULL, 10), 0, 1, 1};
+        result = CALL("cuArrayCreate_v2", &what, &wanted);
+        keep(result, ARRAY, what);
+    } else if (IS("async")) {
+        result = CALL("cuMemAllocAsync", &what, (size_t)strtoull(a, NULL, 10), stream(b));
+        keep(result, ASYNC, what);
+    } else if (IS("from")) {
+        result = CALL("cuMemAllocFromPoolAsync", &what, (size_t)strtoull(b, NULL, 10), pools[x], stream(c));
+        keep(result, ASYNC, what);
+    } else if (IS("vmm")) {
+        struct allocation wanted = {1, 0, 1, x, NULL, {0}};
+        result = CALL("cuMemCreate", &what, (size_t)strtoull(b, NULL, 10), &wanted, 0ull);
+        keep(result, VMM, what);
+    } else if (IS("free")) {
+        printf("%d\n", release(x));
+    } else if (IS("meminfo")) {
+        result = CALL("cuMemGetInfo_v2", &left, &total);
+        printf("%d %zu %zu\n", result, left, total);
+    } else if (IS("attribute")) {
+        result = CALL("cuMemPoolGetAttribute", pools[x], y, &what);
+        number(result, what);
+    } else if (IS("graphmem")) {
+        result = CALL("cuDeviceGetGraphMemAttribute", x, y, &what);
+        number(result, what);
+    } else if (IS("can")) {
+        result = CALL("cuDeviceCanAccessPeer", &x, x, y);
+        number(result, (unsigned long long)x);
+    } else if (IS("enable")) {
+        printf("%d\n", CALL("cuCtxEnablePeerAccess", contexts[x], 0));
+    } else if (IS("disable")) {
+        printf("%d\n", CALL("cuCtxDisablePeerAccess", contexts[x]));
+    } else if (IS("fill")) {
+        printf("%d\n", CALL("cuMemsetD32_v2", memory[x].what, y, (size_t)1024));
+    } else if (IS("word")) {
+        unsigned word = 0;
+        result = CALL("cuMemcpyDtoH_v2", &word, memory[x].what, sizeof(word));
+        number(result, word);
+    } else if (IS("copy")) {
+        bytes = strtoull(c, NULL, 10);
+        printf("%d\n", CALL("cuMemcpyDtoDAsync_v2", memory[x].what, memory[y].what, bytes, stream(d)));
+    } else if (IS("peer")) {
+        bytes = strtoull(e, NULL, 10);
+        y = atoi(c);
+        if (strcmp(f, "sync"))
+            result = CALL("cuMemcpyPeerAsync", memory[x].what, contexts[atoi(b)], memory[y].what, contexts[atoi(d)], bytes,
+                          stream(f));
+        else
+            result = CALL("cuMemcpyPeer", memory[x].what, contexts[atoi(b)], memory[y].what, contexts[atoi(d)], bytes);
+        printf("%d\n", result);
+    } else if (IS("spin")) {
+        printf("%d\n", spin(strtoull(a, NULL, 10), stream(b)));
+    } else if (IS("race")) {
+        each = strtoull(a, NULL, 10);
+        race();
+    } else if (IS("thread")) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, beside, (void *)(strstr(line, "thread") + sizeof("thread")));
+        pthread_join(thread, NULL);
+    } else {
+        printf("unknown command\n");
+    }
+}
+
+int main(void)
+{
+    char line[256];
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) {
+        fprintf(stderr, "devices: %s\n", dlerror());
+        return 2;
+    }
+    printf("ready\n");
+    while (fgets(line, sizeof(line), stdin))
+        one(line);
+    return 0;
+}
