@@ -323,7 +323,7 @@ mod tests {
                     abi: VERSION + 1,
                     status: 0,
                 },
-                "Version(2)",
+                &format!("Version({})", VERSION + 1),
             ),
             (
                 Welcome {
