@@ -47,7 +47,7 @@ pub(crate) fn register(
         if left.is_zero() {
             return Err(Refusal::Absent);
         }
-        if !sys::poll(Some(socket.as_raw_fd()), Some(left)) {
+        if sys::poll([Some(socket.as_raw_fd())], Some(left)) == [false] {
             continue;
         }
         match receive(socket.as_raw_fd())? {
@@ -323,21 +323,21 @@ mod tests {
                     abi: VERSION + 1,
                     status: 0,
                 },
-                &format!("Version({})", VERSION + 1),
+                format!("Version({})", VERSION + 1),
             ),
             (
                 Welcome {
                     abi: VERSION,
                     status: 95,
                 },
-                "Refused",
+                "Refused".to_owned(),
             ),
             (
                 Welcome {
                     abi: VERSION,
                     status: 0,
                 },
-                "Absent",
+                "Absent".to_owned(),
             ),
         ] {
             let (_ours, theirs) = pair();

@@ -56,6 +56,12 @@ calls! {
     /// `mode` is exchanged for the thread's previous one.
     fn cuThreadExchangeStreamCaptureMode(mode: &mut c_uint);
 
+    /// `address` is a pointer.
+    fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: c_uint);
+    fn cuMemHostGetDevicePointer_v2(device: &mut CUdeviceptr, address: usize, flags: c_uint);
+    fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
+    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
+
     fn cuDeviceGetMemPool(pool: &mut CUmemoryPool, device: CUdevice);
     fn cuDeviceGetDefaultMemPool(pool: &mut CUmemoryPool, device: CUdevice);
     /// For the attributes that are 64 bits wide.

@@ -3,12 +3,15 @@
 //! Asleep in poll(2) while nothing is asked. Holds no lock while it calls the driver, except a context's for as long as
 //! it takes to set or ask for a mark there (see `compute::contexts`).
 
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use crate::client::{self, Heard};
 use crate::compute::drain::Drain;
 use crate::compute::progress::Progress;
+use crate::compute::watch::Watch;
+use crate::descriptor::Descriptor;
 use crate::interpose;
 use crate::process::{self, Process};
 use crate::sys;
@@ -46,6 +49,37 @@ pub(crate) fn leave_driver() {
     }
 }
 
+/// A line to the helper, on which the program's threads wake it. An eventfd would do, but those cannot be told apart.
+#[derive(Debug)]
+pub(crate) struct Line {
+    near: Descriptor,
+    far: Descriptor,
+}
+
+impl Line {
+    /// `None` where descriptors are short: the helper then looks when the daemon rings.
+    pub(crate) fn new() -> Option<Self> {
+        let [near, far] = sys::line().ok()?;
+        Some(Self {
+            near: Descriptor::new(near).ok()?,
+            far: Descriptor::new(far).ok()?,
+        })
+    }
+
+    /// In a forked child: they are its parent's.
+    pub(crate) fn close(&self) {
+        self.near.close();
+        self.far.close();
+    }
+
+    /// Has the helper look at what there is to do.
+    pub(crate) fn wake(&self) {
+        if let Some(far) = self.far.get() {
+            sys::post(far);
+        }
+    }
+}
+
 /// A forked child has no helper.
 pub(crate) fn forget() {
     IN_DRIVER.store(0, Relaxed);
@@ -61,12 +95,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The thread's whole life.
 pub(crate) fn run() {
     let Some(process) = process::get() else { return };
+    sys::sleep_precisely();
     // A panic costs a round, not the thread, and the program nothing.
     let mut helper = Helper::new(process);
     while process::get().is_some() {
         if interpose::guarded(|| helper.round()).is_none() {
             helper = Helper::new(process);
-            sys::poll(None, Some(RETRY_LOST));
+            sys::poll([], Some(RETRY_LOST));
         }
     }
 }
@@ -75,6 +110,7 @@ struct Helper {
     process: &'static Process,
     drain: Drain,
     progress: Progress,
+    watch: Watch,
     /// When the daemon was lost, until the gates have been opened for it.
     lost: Option<Instant>,
     /// Whether there ever was one.
@@ -91,6 +127,7 @@ impl Helper {
             process,
             drain: Drain::new(),
             progress: Progress::new(),
+            watch: Watch::new(),
             lost: None,
             had_daemon: process.connection.lock().is_some(),
             next_try: Instant::now(),
@@ -111,7 +148,7 @@ impl Helper {
         let now = Instant::now();
         match connected {
             Some(Some(fd)) => {
-                sys::poll(Some(fd), self.wake);
+                self.sleep(Some(fd), self.wake);
                 self.listen();
             }
             // The program closed our socket: to the daemon that is as if we had left.
@@ -119,11 +156,21 @@ impl Helper {
             None => {
                 let until = self.next_try.min(self.grace_ends().unwrap_or(self.next_try));
                 let pause = until.saturating_duration_since(now);
-                sys::poll(None, Some(self.wake.map_or(pause, |wake| wake.min(pause))));
+                self.sleep(None, Some(self.wake.map_or(pause, |wake| wake.min(pause))));
                 self.seek();
             }
         }
         self.work();
+    }
+
+    /// Until the daemon rings, a thread of the program's has begun work that must be watched, or `longest` has passed.
+    fn sleep(&self, daemon: Option<RawFd>, longest: Option<Duration>) {
+        let line = self.process.line.as_ref().and_then(|line| line.near.get());
+        if sys::poll([daemon, line], longest)[1]
+            && let Some(line) = line
+        {
+            sys::hear(line);
+        }
     }
 
     fn listen(&mut self) {
@@ -179,12 +226,13 @@ impl Helper {
     fn work(&mut self) {
         let drain = self.drain.step(self.process);
         let progress = self.progress.step(self.process);
+        let watch = self.watch.step(self.process);
         if drain.has_news || progress.has_news {
             self.process.ring();
         }
-        self.wake = match (drain.wake, progress.wake) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        };
+        self.wake = [drain.wake, progress.wake, watch.wake]
+            .into_iter()
+            .flatten()
+            .min();
     }
 }

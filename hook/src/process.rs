@@ -13,17 +13,18 @@ use std::sync::atomic::{
 };
 use std::time::Duration;
 
-use gcgroup_abi::{Control, Usage};
+use gcgroup_abi::{Control, MAX_DEVICES, Usage};
 use parking_lot::Mutex;
 
 use crate::block::{Blocks, NotOurs};
 use crate::client::{self, Refusal};
 use crate::compute::contexts::Contexts;
+use crate::compute::meter::Meter;
 use crate::compute::slots::Slots;
 use crate::cuda::{CUerror, CUresult};
 use crate::descriptor::Descriptor;
 use crate::device::Devices;
-use crate::helper;
+use crate::helper::{self, Line};
 use crate::interpose::{self, Next};
 use crate::mapping::{Mapping, PAGE};
 use crate::memory::Memory;
@@ -41,8 +42,12 @@ pub(crate) struct Process {
     pub(crate) memory: Memory,
     pub(crate) contexts: Contexts,
     pub(crate) slots: Slots,
+    /// By device.
+    pub(crate) meters: [Meter; MAX_DEVICES],
     /// The helper thread's, except for whoever makes it, and for a child that closes its copy.
     pub(crate) connection: Mutex<Option<Descriptor>>,
+    /// On which the helper is woken.
+    pub(crate) line: Option<Line>,
     /// Whether a daemon ever accepted this process.
     is_governed: AtomicBool,
     has_complained: AtomicBool,
@@ -125,6 +130,7 @@ unsafe extern "C" fn in_child() {
         if let Some(connection) = process.connection.try_lock() {
             connection.as_ref().inspect(|descriptor| descriptor.close());
         }
+        process.line.as_ref().inspect(|line| line.close());
     }
     helper::forget();
     STARTING.store(IDLE, Relaxed);
@@ -155,7 +161,9 @@ impl Process {
             memory: Memory::new(),
             contexts: Contexts::new(),
             slots: Slots::new(),
+            meters: [const { Meter::new() }; MAX_DEVICES],
             connection: Mutex::new(None),
+            line: Line::new(),
             is_governed: AtomicBool::new(false),
             has_complained: AtomicBool::new(false),
         })

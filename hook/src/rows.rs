@@ -137,15 +137,15 @@ macro_rules! function {
                     $crate::interpose::Real::libcuda()
                 };
 
-            $crate::rows::function!(@ours $args $around);
+            $crate::rows::function!(@ours $name $args $around);
         }
     };
 
-    (@ours ($($arg:ident: $ty:ty),* $(,)?) [submit $what:ident]) => {
-        $crate::compute::fast::submission!(REAL, $what, ($($arg: $ty),*));
+    (@ours $name:ident ($($arg:ident: $ty:ty),* $(,)?) [submit $what:ident]) => {
+        $crate::compute::fast::submission!(REAL, $name, $what, ($($arg: $ty),*));
     };
 
-    (@ours ($($arg:ident: $ty:ty),* $(,)?) [|$next:ident| $body:expr]) => {
+    (@ours $name:ident ($($arg:ident: $ty:ty),* $(,)?) [|$next:ident| $body:expr]) => {
         #[allow(unused_variables, reason = "a handler names only the arguments it needs")]
         pub(super) unsafe extern "C" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
             let real = || {

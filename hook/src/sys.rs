@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_int, c_long, c_void};
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -30,6 +30,52 @@ pub(crate) fn is_thread_alive(tid: u32) -> bool {
     };
     answer == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
+
+/// The time by `CLOCK_MONOTONIC`, nanoseconds, as the daemon reads it too. See clock_gettime(2).
+pub(crate) fn now() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: room for what it writes.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    let (seconds, rest) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
+}
+
+/// Has the calling thread's short sleeps last about as long as they are meant to. See PR_SET_TIMERSLACK in prctl(2).
+pub(crate) fn sleep_precisely() {
+    // SAFETY: a number, for the calling thread alone.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000, 0, 0, 0) };
+}
+
+/// Two ends of a line on which [`post`] can be heard by [`poll`].
+pub(crate) fn line() -> io::Result<[OwnedFd; 2]> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let mut ends = [-1; 2];
+    // SAFETY: room for two descriptors.
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and nobody else's.
+    Ok(ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) }))
+}
+
+/// Says something on a line; one that is full has been heard of already.
+pub(crate) fn post(end: RawFd) {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: a byte that is there.
+    unsafe { libc::send(end, (&raw const BYTE).cast(), 1, flags) };
+}
+
+/// Hears all that was said.
+pub(crate) fn hear(end: RawFd) {
+    let mut byte = 0_u8;
+    // SAFETY: room for a byte.
+    while unsafe { libc::recv(end, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) } == 1 {}
+}
+
+static BYTE: u8 = 1;
 
 /// Sleeps while `word` holds `expected`, for `longest` at most; also ends on a signal. See futex(2).
 ///
@@ -63,18 +109,18 @@ fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// Waits until `descriptor` can be read or `longest` has passed; whether it can be. Without a descriptor: sleeps.
-pub(crate) fn poll(descriptor: Option<RawFd>, longest: Option<Duration>) -> bool {
-    let mut entry = libc::pollfd {
-        fd: descriptor.unwrap_or(-1),
+/// Waits until one of `descriptors` can be read or `longest` has passed; which can be. Without any: sleeps.
+pub(crate) fn poll<const N: usize>(descriptors: [Option<RawFd>; N], longest: Option<Duration>) -> [bool; N] {
+    let mut entries = descriptors.map(|fd| libc::pollfd {
+        fd: fd.unwrap_or(-1),
         events: libc::POLLIN,
         revents: 0,
-    };
+    });
     let timeout = longest.map(timespec);
     let timeout = timeout.as_ref().map_or(null(), std::ptr::from_ref);
-    // SAFETY: one entry, and a timeout or none, that outlive the call.
-    let ready = unsafe { libc::ppoll(&raw mut entry, 1, timeout, null()) };
-    ready == 1 && entry.revents != 0
+    // SAFETY: N entries, and a timeout or none, that outlive the call.
+    let ready = unsafe { libc::ppoll(entries.as_mut_ptr(), N as libc::nfds_t, timeout, null()) };
+    entries.map(|entry| ready > 0 && entry.revents != 0)
 }
 
 const MEMBARRIER_CMD_GLOBAL: c_int = 1;

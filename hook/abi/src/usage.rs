@@ -120,7 +120,7 @@ impl UsageDevice {
         for _ in 0..8 {
             let before = self.busy_sequence.load(Acquire);
             pair = (self.busy_since.load(Acquire), self.busy_nsec.load(Acquire));
-            if before % 2 == 0 && self.busy_sequence.load(Relaxed) == before {
+            if before.is_multiple_of(2) && self.busy_sequence.load(Relaxed) == before {
                 break;
             }
         }

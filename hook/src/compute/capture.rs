@@ -57,6 +57,11 @@ impl Captures {
         self.count.load(Relaxed) != 0 && self.under_way.lock().iter().any(|entry| entry.1 == tid)
     }
 
+    /// Whether anybody has one under way.
+    pub(crate) fn is_any(&self) -> bool {
+        self.count.load(Relaxed) != 0
+    }
+
     /// Runs `body` unless a capture is under way; none begins meanwhile.
     pub(crate) fn unless_any<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
         let under_way = self.under_way.lock();

@@ -12,13 +12,16 @@ use gcgroup_abi::MAX_DEVICES;
 use parking_lot::Mutex;
 
 use super::capture::Captures;
-use crate::cuda::{CU_EVENT_DISABLE_TIMING, CUcontext, CUerror, CUevent, CUstream};
+use super::mark::{Sign, Signs};
+use crate::cuda::{CUcontext, CUerror, CUstream};
 use crate::device::LocalDevice;
 use crate::process::Process;
 use crate::{cuda, driver};
 
 /// `CU_STREAM_LEGACY`: also where the program was built for per-thread default streams.
-const LEGACY: usize = 1;
+pub(crate) const LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`: in the thread itself; for others a mark on the legacy stream covers it.
+pub(crate) const PER_THREAD: usize = 2;
 
 #[derive(Debug)]
 struct Inner {
@@ -30,9 +33,7 @@ struct Inner {
     /// Streams by handle, and whether they need marks of their own.
     streams: Vec<(usize, bool)>,
     /// Marks on streams that were destroyed while busy, until they pass.
-    orphans: Vec<usize>,
-    /// Events that nobody waits for, to use again.
-    events: Vec<usize>,
+    orphans: Vec<Sign>,
 }
 
 /// One context. Handles are kept as numbers: to us they are only names.
@@ -41,14 +42,11 @@ pub(crate) struct Context {
     handle: usize,
     id: u32,
     pub(crate) local: LocalDevice,
+    signs: Signs,
     inner: Mutex<Inner>,
 }
 
-fn event(number: usize) -> CUevent {
-    CUevent(std::ptr::with_exposed_provenance_mut(number))
-}
-
-fn stream(number: usize) -> CUstream {
+pub(crate) fn stream(number: usize) -> CUstream {
     CUstream(std::ptr::with_exposed_provenance_mut(number))
 }
 
@@ -56,10 +54,14 @@ fn stream(number: usize) -> CUstream {
 #[derive(Debug)]
 pub(crate) struct Mark {
     context: Arc<Context>,
-    event: usize,
+    sign: Sign,
     /// Whether it was set on a stream that was destroyed after: then several may wait for it.
     is_orphan: bool,
+    asked: u32,
 }
+
+/// Every so many askings in vain, whether the context can still run anything.
+const DOUBT: u32 = 16;
 
 /// What asking about a mark, or setting marks, came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +71,7 @@ pub(crate) enum Passed {
 }
 
 /// Whether an answer means that the context runs nothing any more: destroyed, or stopped by a fault for good.
-fn is_over(error: CUerror) -> bool {
+pub(super) fn is_over(error: CUerror) -> bool {
     matches!(error.0.get(), 4 | 201 | 400 | 700 | 702 | 709 | 710 | 714..=719)
 }
 
@@ -148,9 +150,9 @@ impl Context {
             self.visit(|inner| {
                 needs_own = inner.take(leaving);
                 if driver::cuStreamQuery(leaving) == Err(CUerror::NOT_READY)
-                    && let Ok(event) = inner.record(leaving.0.addr())
+                    && let Ok(sign) = self.signs.set(leaving)
                 {
-                    inner.orphans.push(event);
+                    inner.orphans.push(sign);
                 }
                 Passed::Yes
             });
@@ -160,7 +162,7 @@ impl Context {
             .unwrap_or(false)
     }
 
-    /// Marks all that is submitted now. Events are added to `marks`; `NotYet` if not all could be set.
+    /// Marks all that is submitted now. They are added to `marks`; `NotYet` if not all could be set.
     pub(crate) fn mark(self: &Arc<Self>, marks: &mut Vec<Mark>) -> Passed {
         self.visit(|inner| {
             let own: Vec<usize> = inner
@@ -169,29 +171,56 @@ impl Context {
                 .filter(|entry| entry.1)
                 .map(|entry| entry.0)
                 .collect();
-            let mut all = Passed::Yes;
-            for stream in std::iter::once(LEGACY).chain(own) {
-                match inner.record(stream) {
-                    Ok(event) => {
-                        marks.push(Mark {
-                            context: Arc::clone(self),
-                            event,
-                            is_orphan: false,
-                        });
-                    }
-                    Err(error) if is_over(error) && is_idle(stream) => {}
-                    Err(_) => all = Passed::NotYet,
-                }
-            }
-            for event in &inner.orphans {
-                marks.push(Mark {
-                    context: Arc::clone(self),
-                    event: *event,
-                    is_orphan: true,
-                });
-            }
-            all
+            self.mark_each(inner, std::iter::once(LEGACY).chain(own), marks)
         })
+    }
+
+    /// Marks what is submitted now to those of `streams` that there still are, and to those that are gone.
+    pub(crate) fn mark_streams(self: &Arc<Self>, streams: &[usize], marks: &mut Vec<Mark>) -> Passed {
+        self.visit(|inner| {
+            self.signs.prepare();
+            let known: Vec<usize> = streams
+                .iter()
+                .map(|stream| if *stream == PER_THREAD { LEGACY } else { *stream })
+                .filter(|stream| inner.has(*stream))
+                .collect();
+            self.mark_each(inner, known.into_iter(), marks)
+        })
+    }
+
+    fn mark_each(
+        self: &Arc<Self>,
+        inner: &Inner,
+        streams: impl Iterator<Item = usize>,
+        marks: &mut Vec<Mark>,
+    ) -> Passed {
+        let mut all = Passed::Yes;
+        for number in streams {
+            match self.signs.set(stream(number)) {
+                Ok(sign) => marks.push(Mark::new(self, sign, false)),
+                Err(error) if is_over(error) && is_idle(number) => {}
+                Err(_) => all = Passed::NotYet,
+            }
+        }
+        marks.extend(inner.orphans.iter().map(|sign| Mark::new(self, *sign, true)));
+        all
+    }
+
+    /// Marks a stream of this context, which is the calling thread's current one; `None` if that cannot be done now.
+    /// A stream that is being captured is not to be marked: the mark would become part of the graph.
+    pub(crate) fn mark_own(self: &Arc<Self>, number: usize, is_in_use: bool) -> Option<Mark> {
+        // Whoever holds the lock may be in the driver, behind work that waits for this thread.
+        let inner = self.inner.try_lock()?;
+        if inner.is_gone || inner.leaving != 0 || !(is_in_use || inner.has(number)) {
+            return None;
+        }
+        let mut status = cuda::CU_STREAM_CAPTURE_STATUS_NONE;
+        driver::cuStreamIsCapturing(stream(number), &mut status).ok()?;
+        if status != cuda::CU_STREAM_CAPTURE_STATUS_NONE {
+            return None;
+        }
+        let sign = self.signs.set(stream(number)).ok()?;
+        Some(Mark::new(self, sign, false))
     }
 }
 
@@ -205,43 +234,59 @@ impl Inner {
         Some(self.streams.swap_remove(found).1)
     }
 
-    /// Sets a mark on a stream of the current context.
-    fn record(&mut self, on: usize) -> Result<usize, CUerror> {
-        let mut new = CUevent(std::ptr::null_mut());
-        match self.events.pop() {
-            Some(spare) => new = event(spare),
-            None => driver::cuEventCreate(&mut new, CU_EVENT_DISABLE_TIMING)?,
-        }
-        let recorded = driver::cuEventRecord(new, stream(on));
-        let number = new.0.expose_provenance();
-        if recorded.is_err() {
-            self.events.push(number);
-        }
-        recorded.map(|()| number)
+    /// Whether there is such a stream, as far as we know.
+    fn has(&self, number: usize) -> bool {
+        matches!(number, LEGACY | PER_THREAD) || self.streams.iter().any(|entry| entry.0 == number)
     }
 }
 
 impl Mark {
+    fn new(context: &Arc<Context>, sign: Sign, is_orphan: bool) -> Self {
+        Self {
+            context: Arc::clone(context),
+            sign,
+            is_orphan,
+            asked: 0,
+        }
+    }
+
     /// Whether the work before the mark has ended. After `Yes`, the mark is spent.
-    pub(crate) fn ask(&self) -> Passed {
-        self.context.visit(|inner| {
-            if self.is_orphan && !inner.orphans.contains(&self.event) {
+    pub(crate) fn ask(&mut self) -> Passed {
+        self.asked += 1;
+        let is_word = matches!(self.sign, Sign::Word { .. });
+        if is_word && !self.is_orphan {
+            if self.context.signs.has_passed(self.sign) {
+                self.context.signs.give_back(self.sign);
                 return Passed::Yes;
             }
-            match driver::cuEventQuery(event(self.event)) {
-                Err(error) if !is_over(error) => return Passed::NotYet,
-                _ => {}
+            if !self.asked.is_multiple_of(DOUBT) {
+                return Passed::NotYet;
             }
-            inner.orphans.retain(|orphan| *orphan != self.event);
-            inner.events.push(self.event);
+        }
+        let context = Arc::clone(&self.context);
+        context.visit(|inner| {
+            if self.is_orphan && !inner.orphans.contains(&self.sign) {
+                return Passed::Yes;
+            }
+            let is_spent = context.signs.has_passed(self.sign) || is_word && Signs::are_dead();
+            if !is_spent {
+                return Passed::NotYet;
+            }
+            inner.orphans.retain(|orphan| *orphan != self.sign);
+            context.signs.give_back(self.sign);
             Passed::Yes
         })
+    }
+
+    /// As [`Self::ask`], for a thread that must not wait for a lock or for the driver.
+    pub(crate) fn has_passed(&self) -> bool {
+        self.context.signs.has_passed(self.sign)
     }
 
     /// Gives up waiting for it.
     pub(crate) fn abandon(self) {
         if !self.is_orphan {
-            self.context.inner.lock().events.push(self.event);
+            self.context.signs.give_back(self.sign);
         }
     }
 }
@@ -285,13 +330,13 @@ impl Contexts {
             attached: 0,
             streams: Vec::new(),
             orphans: Vec::new(),
-            events: Vec::new(),
         };
         let id = self.next_id.fetch_add(1, Relaxed);
         let context = Arc::new(Context {
             handle: number,
             id,
             local,
+            signs: Signs::default(),
             inner: Mutex::new(inner),
         });
         list.push(Arc::clone(&context));
@@ -304,6 +349,11 @@ impl Contexts {
             .iter()
             .find(|context| context.handle == handle.0.addr())
             .cloned()
+    }
+
+    /// The context of that number, if it is still there.
+    pub(crate) fn numbered(&self, id: u32) -> Option<Arc<Context>> {
+        self.list.lock().iter().find(|context| context.id == id).cloned()
     }
 
     /// Where the handle of the device's primary context is kept.
@@ -390,14 +440,7 @@ mod tests {
         process.contexts.remove(process, &context);
         assert_eq!(context.mark(&mut marks), Passed::Yes);
         assert!(marks.is_empty());
-        assert_eq!(
-            Mark {
-                context,
-                event: 8,
-                is_orphan: false
-            }
-            .ask(),
-            Passed::Yes
-        );
+        let mut mark = Mark::new(&context, Sign::Event(8), false);
+        assert_eq!(mark.ask(), Passed::Yes);
     }
 }

@@ -121,7 +121,7 @@ impl Device {
         let Phase::Marks(marks) = &mut self.phase else {
             return false;
         };
-        let asked = helper::in_driver(|| marks.retain(|mark| mark.ask() == Passed::NotYet));
+        let asked = helper::in_driver(|| marks.retain_mut(|mark| mark.ask() == Passed::NotYet));
         if asked.is_none() || !marks.is_empty() {
             return false;
         }

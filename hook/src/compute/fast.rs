@@ -27,12 +27,35 @@ pub(crate) const fn stack_words(arguments: usize) -> usize {
     arguments.saturating_sub(6)
 }
 
+/// Which argument is the stream, by the names of their types, as `gate::describe` takes it.
+pub(crate) const fn stream_argument(types: &[&str]) -> u32 {
+    let (mut index, mut rest) = (0, types);
+    while let [first, others @ ..] = rest {
+        match first.as_bytes() {
+            b"CUstream" => return index,
+            b"*const CUlaunchConfig" => return super::gate::IN_CONFIG,
+            _ => (index, rest) = (index + 1, others),
+        }
+    }
+    super::gate::NO_STREAM
+}
+
+/// Whether a function is the twin for the thread's own default stream.
+pub(crate) const fn is_per_thread(name: &str) -> bool {
+    matches!(name.as_bytes(), [.., b'_', b'p', b't', b's' | b'd', b'z' | b's'])
+}
+
 macro_rules! submission {
-    ($real:ident, $what:ident, ($($arg:ident: $ty:ty),*)) => {
+    ($real:ident, $name:ident, $what:ident, ($($arg:ident: $ty:ty),*)) => {
         #[unsafe(naked)]
         pub(super) unsafe extern "C" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
             const WORDS: usize =
                 $crate::compute::fast::stack_words(<[&str]>::len(&[$(stringify!($arg)),*]));
+            const CALL: u32 = $crate::compute::gate::describe(
+                ::gcgroup_abi::Submission::$what,
+                $crate::compute::fast::stream_argument(&[$(stringify!($ty)),*]),
+                $crate::compute::fast::is_per_thread(stringify!($name)),
+            );
             ::core::arch::naked_asm!(
                 ".cfi_startproc",
                 "mov rax, qword ptr [rip + {offset}]",
@@ -63,14 +86,14 @@ macro_rules! submission {
                 "inc qword ptr [rcx + {exited}]",
                 "ret",
                 "3:",
-                "mov eax, {what}",
+                "mov eax, {call}",
                 "call {closed}",
                 "jmp 2b",
                 ".cfi_endproc",
                 offset = sym $crate::interpose::THREAD_OFFSET,
                 entered = const $crate::compute::fast::mark(::gcgroup_abi::Submission::$what),
                 exited = const $crate::compute::fast::mark(::gcgroup_abi::Submission::$what) + 8,
-                what = const ::gcgroup_abi::Submission::$what as u32,
+                call = const CALL,
                 words = const WORDS,
                 real = sym $real,
                 closed = sym $crate::compute::fast::closed,
@@ -81,8 +104,8 @@ macro_rules! submission {
 
 pub(crate) use submission;
 
-/// The gate is not open: asks [`gate::admit`](super::gate::admit) with every argument kept. Takes the sort of
-/// submission in `eax`, gives the slot to go on with in `rax`.
+/// The gate is not open: asks [`gate::admit`](super::gate::admit) with every argument kept. Takes what
+/// [`gate::describe`](super::gate::describe) made of the call in `eax`, gives the slot to go on with in `rax`.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn closed() {
     core::arch::naked_asm!(
@@ -92,6 +115,7 @@ pub(crate) unsafe extern "C" fn closed() {
         ".cfi_adjust_cfa_offset 8",
         ".endr",
         "mov edi, eax",
+        "mov rsi, rsp",
         "call {admit}",
         ".irp register, r9, r8, rcx, rdx, rsi, rdi",
         "pop \\register",
@@ -119,7 +143,7 @@ mod tests {
                 use super::*;
 
                 static REAL: Real = Real::libcuda();
-                crate::compute::fast::submission!(REAL, $what, ($($arg: u64),*));
+                crate::compute::fast::submission!(REAL, cuTest, $what, ($($arg: u64),*));
 
                 extern "C" fn driver($($arg: u64),*) -> CUresult {
                     assert_eq!([$($arg),*], [$($value),*]);
@@ -163,6 +187,21 @@ mod tests {
         struct Aligned(AtomicU64);
         let here = Aligned(AtomicU64::new(1));
         assert_eq!(std::hint::black_box(&raw const here.0).addr() % 16, 0);
+    }
+
+    #[test]
+    fn a_calls_stream_is_found_by_its_type() {
+        assert_eq!(super::stream_argument(&["c_uint", "CUstream", "CUstream"]), 1);
+        assert_eq!(
+            super::stream_argument(&["*const CUlaunchConfig", "CUfunction"]),
+            crate::compute::gate::IN_CONFIG
+        );
+        assert_eq!(
+            super::stream_argument(&["*const CUDA_MEMCPY2D"]),
+            crate::compute::gate::NO_STREAM
+        );
+        assert!(super::is_per_thread("cuLaunchKernel_ptsz") && super::is_per_thread("cuMemcpy_ptds"));
+        assert!(!super::is_per_thread("cuLaunchKernel"));
     }
 
     passes_on!(in_registers, Copy, a = 1, b = 2, c = 3, d = 4, e = 5, f = 6);

@@ -3,34 +3,100 @@
 //! Who waits has taken its mark back, so a drain does not wait for it. Nobody waits who holds up others by it: threads
 //! that capture a graph, calls from within a submission or a handler of ours, programs on their way out, forked
 //! children (which find no process). A callback thread of the driver's has no current context, and so no gate.
+//!
+//! Only a freeze holds without bound. Every other wait ends, at the latest when its patience does, and then a batch goes
+//! through: work that waits for other work, of this process or of another, cannot stand still for it.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use gcgroup_abi::{Gate, Submission, Thread};
+use gcgroup_abi::{ControlDevice, Gate, Submission, Thread, UsageDevice};
 
+use super::meter::ring_if_wanted;
 use super::slot::Bound;
+use super::window::{Place, Window};
 use crate::process::{self, Process};
 use crate::{interpose, sys};
 
 /// Who waits looks at the gate this often, whether woken or not: the block it waits on may have been replaced.
 pub(crate) const RECHECK: Duration = Duration::from_millis(100);
+/// The least patience, nanoseconds, and how much it grows by when it was tried in vain.
+const PATIENCE: u64 = 5_000_000;
+const MOST_TIMEOUTS: u32 = 4;
+/// A window is taken to be at least so long, nanoseconds.
+const LEAST_WINDOW: u64 = 50_000;
+/// A place in the window is waited for a little short of when it should come, and looked for this often then.
+const NAP: u64 = 30_000;
+
+/// Where a call's stream is to be found; the fast path passes it, with the sort of submission, as one word.
+///
+/// Bits 0–7: the [`Submission`]; 8–15: which argument is the stream, [`NO_STREAM`] or [`IN_CONFIG`];
+/// bit 16: whether the default stream is the thread's own.
+pub(crate) const fn describe(what: Submission, stream: u32, per_thread: bool) -> u32 {
+    what as u32 | stream << 8 | (per_thread as u32) << 16
+}
+
+/// The call goes to the default stream.
+pub(crate) const NO_STREAM: u32 = 0xff;
+/// The first argument is a `CUlaunchConfig`, which names the stream.
+pub(crate) const IN_CONFIG: u32 = 0xfe;
+/// Where in a `CUlaunchConfig`: after two times three dimensions and the bytes of shared memory.
+const STREAM_IN_CONFIG: usize = 32;
+
+/// The arguments of a call, as `fast::closed` laid them out: six registers from the last to the first, two return
+/// addresses, and the words on the stack.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Arguments(*const usize);
+
+impl Arguments {
+    fn get(self, index: usize) -> usize {
+        let offset = match index {
+            0..6 => 5 - index,
+            _ => 8 + index - 6,
+        };
+        // SAFETY: `describe` names an argument that the function has, and so one that its caller passed.
+        unsafe { *self.0.add(offset) }
+    }
+
+    /// The stream's handle, with the default stream by its number.
+    fn stream(self, call: u32) -> usize {
+        let handle = match call >> 8 & 0xff {
+            NO_STREAM => 0,
+            IN_CONFIG => match self.get(0) {
+                0 => 0,
+                // SAFETY: the driver reads the same word of what the program says is a launch's configuration.
+                config => unsafe { *std::ptr::with_exposed_provenance::<usize>(config + STREAM_IN_CONFIG) },
+            },
+            index => self.get(index as usize),
+        };
+        default_stream(handle, call >> 16 & 1 != 0)
+    }
+}
+
+fn default_stream(handle: usize, per_thread: bool) -> usize {
+    match (handle, per_thread) {
+        (0, false) => super::contexts::LEGACY,
+        (0, true) => super::contexts::PER_THREAD,
+        (handle, _) => handle,
+    }
+}
 
 /// Binds the calling thread to a slot and waits while the gate is held; returns the slot, already marked.
-pub(crate) extern "C" fn admit(what: u32) -> *mut Thread {
+pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
     let is_nested = interpose::is_inside();
-    let what = match what {
+    let what = match call & 0xff {
         0 => Submission::Kernel,
         1 => Submission::Graph,
         _ => Submission::Copy,
     };
-    interpose::guarded(|| admitted(what, is_nested))
+    interpose::guarded(|| admitted(what, || arguments.stream(call), is_nested))
         .flatten()
         .unwrap_or_else(interpose::unbound)
 }
 
 /// `None` where nothing governs: the thread counts in the slot that is nobody's.
-fn admitted(what: Submission, mut is_nested: bool) -> Option<*mut Thread> {
+fn admitted(what: Submission, stream: impl Fn() -> usize, mut is_nested: bool) -> Option<*mut Thread> {
     let process = process::get()?;
     if let Some(bound) = process.slots.current(process) {
         bound.uncount(what);
@@ -38,48 +104,248 @@ fn admitted(what: Submission, mut is_nested: bool) -> Option<*mut Thread> {
         is_nested |= bound.thread.is_inside();
     }
     let bound = process.slots.bind(process)?;
-    loop {
-        bound.enter(what);
-        // The drain's barrier pairs with this one: either it sees the mark or we see the gate.
-        fence(SeqCst);
-        if !is_held(process, bound)
-            || is_nested
-            || process::is_exiting()
-            || process.contexts.captures.is_by(sys::gettid())
-        {
-            return Some(std::ptr::from_ref(bound.thread).cast_mut());
+    let mut passing = Passing {
+        process,
+        bound,
+        what,
+        is_nested,
+        credit: false,
+        timeouts: 0,
+    };
+    passing.enter(stream);
+    Some(std::ptr::from_ref(bound.thread).cast_mut())
+}
+
+/// One submission on its way through.
+struct Passing<'a> {
+    process: &'a Process,
+    bound: Bound<'a>,
+    what: Submission,
+    is_nested: bool,
+    /// Whether it has waited for as long as it must.
+    credit: bool,
+    timeouts: u32,
+}
+
+impl Passing<'_> {
+    /// Ends with the mark entered.
+    fn enter(&mut self, stream: impl Fn() -> usize) {
+        loop {
+            self.bound.enter(self.what);
+            // The drain's barrier pairs with this one: either it sees the mark or we see the gate.
+            fence(SeqCst);
+            let Some((control, usage)) = blocks(self.process, self.bound) else {
+                return;
+            };
+            let gate = Gate::from_word(control.gate.load(Relaxed));
+            if gate == Gate::Run || self.may_not_wait() {
+                return;
+            }
+            let stream = stream();
+            match gate {
+                Gate::Frozen => {
+                    self.bound.uncount(self.what);
+                    wait_frozen(control, usage);
+                }
+                Gate::Throttled if !self.spend_credit() => {
+                    self.bound.uncount(self.what);
+                    self.wait_throttled(control, usage);
+                }
+                Gate::Arbitrate | Gate::Throttled => {
+                    if let Some(taken) = self.take_place(control, stream) {
+                        self.bound.uncount(self.what);
+                        self.wait_for_place(control, usage, stream, taken);
+                        continue;
+                    }
+                    return self.note(stream);
+                }
+                _ => return self.note(stream),
+            }
         }
-        bound.uncount(what);
-        wait(process, bound);
+    }
+
+    fn may_not_wait(&self) -> bool {
+        self.is_nested || process::is_exiting() || self.process.contexts.captures.is_by(sys::gettid())
+    }
+
+    fn note(&self, stream: usize) {
+        if let Some(meter) = self.process.meters.get(self.bound.index()) {
+            meter.note(self.process, self.bound, stream);
+        }
+    }
+
+    /// Whether the thread still may submit some of a batch that was let through.
+    fn spend_credit(&mut self) -> bool {
+        let credit = &self.bound.side.credit;
+        let left = credit.load(Relaxed);
+        if left == 0 {
+            return false;
+        }
+        credit.store(left - 1, Relaxed);
+        true
+    }
+
+    fn with_window<T>(&self, body: impl FnOnce(&mut Window) -> T) -> T {
+        let side = self.bound.side;
+        // Taken out, so that nothing is locked while the driver is called; nobody else uses it.
+        let mut window = side
+            .window
+            .lock()
+            .take()
+            .unwrap_or_else(|| Box::new(Window::new()));
+        let result = body(&mut window);
+        *side.window.lock() = Some(window);
+        result
+    }
+
+    /// Takes a place in the window, or says in how many nanoseconds there may be one.
+    fn take_place(&self, control: &ControlDevice, stream: usize) -> Option<u64> {
+        let window = window(control);
+        let captures = &self.process.contexts.captures;
+        self.with_window(|places| {
+            // A mark could end up in somebody's graph; who captures does not keep a device busy for long.
+            if captures.is_any() {
+                return None;
+            }
+            let context = self.process.contexts.numbered(self.bound.context());
+            let place = if self.credit {
+                Place::Free
+            } else {
+                places.place(context.as_ref(), self.what, stream, window, sys::now())
+            };
+            match place {
+                Place::Taken(nanoseconds) => Some(nanoseconds),
+                Place::Free => {
+                    places.submit(self.what, stream);
+                    None
+                }
+            }
+        })
+    }
+
+    fn wait_for_place(
+        &mut self,
+        control: &ControlDevice,
+        usage: &UsageDevice,
+        stream: usize,
+        mut nanoseconds: u64,
+    ) {
+        let word = control.gate.load(Relaxed);
+        let began = sys::now();
+        let window = window(control);
+        let longest = self.with_window(|places| places.longest());
+        let patience = (2 * window).max(PATIENCE).max(2 * longest);
+        let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
+        let captures = &self.process.contexts.captures;
+        while matches!(
+            Gate::from_word(control.gate.load(Relaxed)),
+            Gate::Arbitrate | Gate::Throttled
+        ) && !process::is_exiting()
+            && !captures.is_any()
+        {
+            let waited = sys::now().saturating_sub(began);
+            if waited >= patience {
+                self.credit = true;
+                usage.gate_timeouts.fetch_add(1, Relaxed);
+                return;
+            }
+            let nap = nanoseconds
+                .saturating_sub(2 * NAP)
+                .clamp(NAP, PATIENCE)
+                .min(patience - waited);
+            sys::futex_wait(&control.gate, word, Duration::from_nanos(nap));
+            let context = self.process.contexts.numbered(self.bound.context());
+            let place = self
+                .with_window(|places| places.place(context.as_ref(), self.what, stream, window, sys::now()));
+            match place {
+                Place::Free => return,
+                Place::Taken(left) => nanoseconds = left,
+            }
+        }
+    }
+
+    fn wait_throttled(&mut self, control: &ControlDevice, usage: &UsageDevice) {
+        let began = sys::now();
+        let waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
+        ring_if_wanted(self.process, self.bound.index());
+        loop {
+            let word = control.gate.load(Relaxed);
+            if Gate::from_word(word) != Gate::Throttled || process::is_exiting() {
+                self.timeouts = 0;
+                return;
+            }
+            let told = u64::from(control.patience_usec.load(Relaxed)) * 1000;
+            let patience = told.max(PATIENCE) << self.timeouts.min(MOST_TIMEOUTS);
+            let waited = sys::now().saturating_sub(began);
+            if waited >= patience {
+                break;
+            }
+            let nap = Duration::from_nanos(patience - waited).min(RECHECK);
+            sys::futex_wait(&control.gate, word, nap);
+        }
+        drop(waiting);
+        self.timeouts += 1;
+        usage.gate_timeouts.fetch_add(1, Relaxed);
+        let batch = self.with_window(|places| places.batch(self.what, window(control)));
+        self.bound.side.credit.store(batch, Relaxed);
     }
 }
 
-fn is_held(process: &Process, bound: Bound<'_>) -> bool {
-    gate(process, bound).is_some_and(is_frozen)
+fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevice, &'a UsageDevice)> {
+    let control = process.control().devices.get(bound.index())?;
+    Some((control, process.usage().devices.get(bound.index())?))
+}
+
+/// Nanoseconds of work that may be queued.
+fn window(control: &ControlDevice) -> u64 {
+    (u64::from(control.window_usec.load(Relaxed)) * 1000).max(LEAST_WINDOW)
 }
 
 fn is_frozen(gate: &AtomicU32) -> bool {
     Gate::from_word(gate.load(Relaxed)) == Gate::Frozen
 }
 
-fn gate<'a>(process: &'a Process, bound: Bound<'_>) -> Option<&'a AtomicU32> {
-    Some(&process.control().devices.get(bound.index())?.gate)
+/// A thread that waits; counted as waiting while this lives, and for how long it did when it is dropped.
+struct Waiting<'a> {
+    usage: &'a UsageDevice,
+    usec: &'a std::sync::atomic::AtomicU64,
+    since: u64,
 }
 
-/// Waits until the gate is not frozen, the program exits, or somebody has to look at something else.
-fn wait(process: &Process, bound: Bound<'_>) {
-    let Some(usage) = process.usage().devices.get(bound.index()) else {
-        return;
-    };
-    let Some(gate) = gate(process, bound) else { return };
-    usage.nr_frozen.fetch_add(1, Relaxed);
-    let mut since = Instant::now();
-    while is_frozen(gate) && !process::is_exiting() {
-        sys::futex_wait(gate, Gate::Frozen as u32, RECHECK);
-        let now = Instant::now();
-        let waited = u64::try_from((now - since).as_micros()).unwrap_or(0);
-        usage.frozen_usec.fetch_add(waited, Relaxed);
-        since = now;
+impl<'a> Waiting<'a> {
+    fn new(
+        usage: &'a UsageDevice,
+        times: &std::sync::atomic::AtomicU64,
+        usec: &'a std::sync::atomic::AtomicU64,
+        since: u64,
+    ) -> Self {
+        times.fetch_add(1, Relaxed);
+        usage.nr_waiting.fetch_add(1, Relaxed);
+        Self { usage, usec, since }
+    }
+
+    /// Brings the account up to date.
+    fn tell(&mut self) {
+        let now = sys::now();
+        let usec = now.saturating_sub(self.since) / 1000;
+        self.usec.fetch_add(usec, Relaxed);
+        self.since += usec * 1000;
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.tell();
+        self.usage.nr_waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Waits until the gate is not frozen, or the program exits.
+fn wait_frozen(control: &ControlDevice, usage: &UsageDevice) {
+    let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
+    while is_frozen(&control.gate) && !process::is_exiting() {
+        sys::futex_wait(&control.gate, Gate::Frozen as u32, RECHECK);
+        waiting.tell();
     }
 }
 
@@ -91,10 +357,13 @@ pub(crate) fn hold(process: &Process, mut begin: impl FnMut(), mut take_back: im
         let Some(bound) = process.slots.bind(process) else {
             return;
         };
-        if !is_held(process, bound) || process::is_exiting() {
+        let Some((control, usage)) = blocks(process, bound) else {
+            return;
+        };
+        if !is_frozen(&control.gate) || process::is_exiting() {
             return;
         }
         take_back();
-        wait(process, bound);
+        wait_frozen(control, usage);
     }
 }

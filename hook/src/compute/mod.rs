@@ -1,9 +1,9 @@
 //! Work for the device: let through, counted, held back.
 //!
 //! `fast` is the path of a submission while its gate is open; everything else is here: `slots` says where a thread
-//! counts, `gate` what it does at a gate that is not open, `contexts` what there is to wait for
-//! (and `streams` and `capture` keep it true), `drain` and `progress`
-//! wait for it in the helper thread.
+//! counts, `gate` what it does at a gate that is not open, `window` how much of it may be queued, `meter` for how long there
+//! was some, `contexts` what there is to wait for (`streams` and `capture` keep it true, `mark` asks the GPU); `drain`,
+//! `progress` and `watch` wait for it in the helper thread.
 
 use std::time::Duration;
 
@@ -12,10 +12,14 @@ pub mod contexts;
 pub mod drain;
 pub mod fast;
 pub mod gate;
+mod mark;
+pub mod meter;
 pub mod progress;
 mod slot;
 pub mod slots;
 pub mod streams;
+pub mod watch;
+mod window;
 
 /// What a step of the helper's work came to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -136,7 +136,7 @@ impl Round {
     fn is_over(&mut self, process: &Process) -> bool {
         helper::in_driver(|| {
             self.waits.retain_mut(|(index, submitted, marks)| {
-                marks.retain(|mark| mark.ask() == Passed::NotYet);
+                marks.retain_mut(|mark| mark.ask() == Passed::NotYet);
                 if marks.is_empty() {
                     ended(process, *index, *submitted);
                 }

@@ -8,6 +8,10 @@ use std::sync::atomic::{
 
 use gcgroup_abi::{Gate, Submission, Thread, UsageDevice};
 
+use parking_lot::Mutex;
+
+use super::meter::Noted;
+use super::window::Window;
 use crate::device::LocalDevice;
 use crate::process::Process;
 use crate::sys;
@@ -20,6 +24,11 @@ pub(super) struct Side {
     pub(super) handle: AtomicUsize,
     /// Of the contexts, when the handle was seen.
     pub(super) epoch: AtomicU32,
+    /// Submissions that may still pass a throttled gate.
+    pub(super) credit: AtomicU32,
+    /// Its own thread's; locked for as long as it takes to take it out or put it back.
+    pub(super) window: Mutex<Option<Box<Window>>>,
+    pub(super) noted: Noted,
 }
 
 impl Side {
@@ -29,6 +38,9 @@ impl Side {
             context: AtomicU32::new(0),
             handle: AtomicUsize::new(0),
             epoch: AtomicU32::new(0),
+            credit: AtomicU32::new(0),
+            window: Mutex::new(None),
+            noted: Noted::new(),
         }
     }
 }

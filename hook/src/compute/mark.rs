@@ -1,0 +1,190 @@
+//! Marks: places in a stream's work that can be asked whether they have been passed.
+//!
+//! A mark is a word of page-locked host memory that the GPU writes when it comes there, since reading it costs nothing
+//! (`cuStreamWriteValue32`, CUDA Driver API, "Stream Memory Operations"); where there is no such thing, an event. Each
+//! context has words of its own, locked in it and let go with it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use super::contexts::is_over;
+use crate::cuda::{
+    CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CUdeviceptr, CUerror, CUevent, CUresult, CUstream,
+};
+use crate::driver;
+use crate::mapping::{Mapping, PAGE};
+
+const WORDS: usize = PAGE / size_of::<AtomicU32>();
+
+/// One mark, set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sign {
+    /// Passed once the word has the value.
+    Word {
+        index: usize,
+        value: u32,
+    },
+    Event(usize),
+}
+
+/// What a context has to mark with. Nothing is locked while the driver is called.
+#[derive(Debug, Default)]
+pub(super) struct Signs {
+    page: OnceLock<Option<Page>>,
+    spares: Mutex<Spares>,
+}
+
+#[derive(Debug, Default)]
+struct Spares {
+    /// Events that nobody waits for, to use again.
+    events: Vec<usize>,
+    words: Vec<usize>,
+    /// Words that were given up before the GPU came there: free once it has.
+    pending: Vec<(usize, u32)>,
+}
+
+/// Words that the GPU can write.
+#[derive(Debug)]
+struct Page {
+    memory: Mapping,
+    /// Where the context's streams find it.
+    device: CUdeviceptr,
+}
+
+impl Page {
+    /// In the current context.
+    fn new() -> Option<Self> {
+        let memory = Mapping::anonymous(PAGE).ok()?;
+        let address = memory.address().expose_provenance();
+        driver::cuMemHostRegister_v2(address, PAGE, CU_MEMHOSTREGISTER_DEVICEMAP).ok()?;
+        let mut device = CUdeviceptr(0);
+        driver::cuMemHostGetDevicePointer_v2(&mut device, address, 0).ok()?;
+        Some(Self { memory, device })
+    }
+
+    fn words(&self) -> &[AtomicU32] {
+        // SAFETY: a page of ours, zeroed, mapped while it is borrowed, and written by the GPU a word at a time.
+        unsafe { std::slice::from_raw_parts(self.memory.address().cast(), WORDS) }
+    }
+}
+
+fn event(number: usize) -> CUevent {
+    CUevent(std::ptr::with_exposed_provenance_mut(number))
+}
+
+impl Signs {
+    /// Provides words, if the driver lets us. In the context, and not while a capture could be spoilt.
+    pub(super) fn prepare(&self) {
+        self.page.get_or_init(|| {
+            let page = Page::new()?;
+            self.spares.lock().words = (0..WORDS).rev().collect();
+            Some(page)
+        });
+    }
+
+    /// Marks all that was submitted to a stream of the current context so far.
+    pub(super) fn set(&self, stream: CUstream) -> Result<Sign, CUerror> {
+        match self.set_word(stream) {
+            Some(sign) => Ok(sign),
+            None => self.record(stream),
+        }
+    }
+
+    fn word(&self, index: usize) -> Option<(&AtomicU32, CUdeviceptr)> {
+        let page = self.page.get()?.as_ref()?;
+        let offset = u64::try_from(index * size_of::<AtomicU32>()).ok()?;
+        Some((page.words().get(index)?, CUdeviceptr(page.device.0 + offset)))
+    }
+
+    fn set_word(&self, stream: CUstream) -> Option<Sign> {
+        let index = {
+            let mut spares = self.spares.lock();
+            if spares.words.is_empty() {
+                self.reclaim(&mut spares);
+            }
+            spares.words.pop()?
+        };
+        let (word, address) = self.word(index)?;
+        let value = word.load(Relaxed).wrapping_add(1);
+        if write(stream, address, value).is_ok() {
+            return Some(Sign::Word { index, value });
+        }
+        self.spares.lock().words.push(index);
+        None
+    }
+
+    fn reclaim(&self, spares: &mut Spares) {
+        let Spares { words, pending, .. } = spares;
+        pending.retain(|(index, value)| {
+            let has_passed = self
+                .word(*index)
+                .is_none_or(|(word, _)| word.load(Acquire) == *value);
+            if has_passed {
+                words.push(*index);
+            }
+            !has_passed
+        });
+    }
+
+    fn record(&self, stream: CUstream) -> Result<Sign, CUerror> {
+        let mut new = CUevent(std::ptr::null_mut());
+        let spare = self.spares.lock().events.pop();
+        match spare {
+            Some(spare) => new = event(spare),
+            None => driver::cuEventCreate(&mut new, CU_EVENT_DISABLE_TIMING)?,
+        }
+        let recorded = driver::cuEventRecord(new, stream);
+        let number = new.0.expose_provenance();
+        if recorded.is_err() {
+            self.spares.lock().events.push(number);
+        }
+        recorded.map(|()| Sign::Event(number))
+    }
+
+    /// Whether the GPU has come there. An event is asked for in the driver.
+    pub(super) fn has_passed(&self, sign: Sign) -> bool {
+        match sign {
+            Sign::Word { index, value } => self
+                .word(index)
+                .is_none_or(|(word, _)| word.load(Acquire) == value),
+            Sign::Event(number) => match driver::cuEventQuery(event(number)) {
+                Err(error) => is_over(error),
+                Ok(()) => true,
+            },
+        }
+    }
+
+    /// Whether the current context has been stopped by a fault, so that no word of it will ever be written.
+    pub(super) fn are_dead() -> bool {
+        let mut probe = CUevent(std::ptr::null_mut());
+        match driver::cuEventCreate(&mut probe, CU_EVENT_DISABLE_TIMING) {
+            Ok(()) => {
+                let _ = driver::cuEventDestroy_v2(probe);
+                false
+            }
+            Err(error) => is_over(error),
+        }
+    }
+
+    /// Nobody asks for it any more.
+    pub(super) fn give_back(&self, sign: Sign) {
+        let mut spares = self.spares.lock();
+        match sign {
+            Sign::Word { index, value } => {
+                spares.pending.push((index, value));
+                self.reclaim(&mut spares);
+            }
+            Sign::Event(number) => spares.events.push(number),
+        }
+    }
+}
+
+/// By the call that CUDA 11.7 brought, or, before it, the one that had to be allowed to the driver.
+fn write(stream: CUstream, address: CUdeviceptr, value: u32) -> CUresult {
+    driver::cuStreamWriteValue32_v2(stream, address, value, 0).or_else(|error| match error {
+        CUerror::NOT_FOUND => driver::cuStreamWriteValue32(stream, address, value, 0),
+        other => Err(other),
+    })
+}

@@ -1,0 +1,203 @@
+//! For how long there was work on a device, while its gate is not [`Gate::Run`](gcgroup_abi::Gate::Run).
+//!
+//! Work begins with the submission that finds the device idle, and ends when marks set after the last one have passed.
+//! Submitting threads note here which streams they use; the helper (`watch`) marks those, finds out, and closes the
+//! account. Time during which only other processes' work ran counts too: the daemon divides it, which sees them all.
+
+use std::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
+};
+
+use gcgroup_abi::UsageDevice;
+use parking_lot::Mutex;
+
+use super::slot::Bound;
+use crate::process::Process;
+use crate::sys;
+
+/// A stream, by the number of its context and its handle.
+pub(super) type Used = (u32, usize);
+
+/// One device's.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    /// Moves when marks are to be set: what threads used before may be covered by them, what they use after is not.
+    round: AtomicU32,
+    used: Mutex<Vec<Used>>,
+}
+
+/// What a thread last noted, so that the next submission to the same stream need not.
+#[derive(Debug, Default)]
+pub(super) struct Noted {
+    round: AtomicU32,
+    context: AtomicU32,
+    stream: AtomicU64,
+}
+
+impl Noted {
+    pub(super) const fn new() -> Self {
+        Self {
+            round: AtomicU32::new(0),
+            context: AtomicU32::new(0),
+            stream: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Meter {
+    pub(crate) const fn new() -> Self {
+        Self {
+            round: AtomicU32::new(1),
+            used: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The calling thread is about to submit to a stream. It has entered its mark and passed a barrier since.
+    pub(super) fn note(&self, process: &Process, bound: Bound<'_>, stream: usize) {
+        let (round, context) = (self.round.load(SeqCst), bound.context());
+        let noted = &bound.side.noted;
+        if noted.round.load(Relaxed) == round
+            && noted.context.load(Relaxed) == context
+            && noted.stream.load(Relaxed) == stream as u64
+        {
+            return;
+        }
+        let Some(usage) = process.usage().devices.get(bound.index()) else {
+            return;
+        };
+        let has_begun = {
+            let mut used = self.used.lock();
+            if !used.contains(&(context, stream)) {
+                used.push((context, stream));
+            }
+            begin(usage, sys::now())
+        };
+        noted.round.store(round, Relaxed);
+        noted.context.store(context, Relaxed);
+        noted.stream.store(stream as u64, Relaxed);
+        if has_begun {
+            process.line.as_ref().inspect(|line| line.wake());
+            ring_if_wanted(process, bound.index());
+        }
+    }
+
+    /// Begins a round: whoever submits from now on notes its stream anew. Gives what was used until now.
+    pub(super) fn take(&self) -> Vec<Used> {
+        self.round.fetch_add(1, SeqCst);
+        std::mem::take(&mut *self.used.lock())
+    }
+
+    /// What [`Self::take`] gave is not done with.
+    pub(super) fn put_back(&self, streams: &[Used]) {
+        let mut used = self.used.lock();
+        for stream in streams {
+            if !used.contains(stream) {
+                used.push(*stream);
+            }
+        }
+    }
+
+    /// Work has been there since `now`, if the device was idle; whether it was.
+    pub(super) fn begin(&self, usage: &UsageDevice, now: u64) -> bool {
+        let _used = self.used.lock();
+        begin(usage, now)
+    }
+
+    /// Everything had ended by `end`, unless something was submitted since; whether it is so.
+    pub(super) fn end(&self, usage: &UsageDevice, end: u64) -> bool {
+        let used = self.used.lock();
+        if !used.is_empty() {
+            return false;
+        }
+        close(usage, end);
+        true
+    }
+
+    /// The account is kept no longer.
+    pub(super) fn stop(&self, usage: &UsageDevice, end: u64) {
+        let mut used = self.used.lock();
+        used.clear();
+        close(usage, end);
+    }
+}
+
+/// The lock is held.
+fn begin(usage: &UsageDevice, now: u64) -> bool {
+    if usage.busy_since.load(Relaxed) != 0 {
+        return false;
+    }
+    usage.busy_since.store(now.max(1), Release);
+    true
+}
+
+/// The lock is held.
+fn close(usage: &UsageDevice, end: u64) {
+    let since = usage.busy_since.load(Relaxed);
+    if since == 0 {
+        return;
+    }
+    let sequence = usage.busy_sequence.load(Relaxed);
+    usage.busy_sequence.store(sequence.wrapping_add(1), Release);
+    fence(SeqCst);
+    let length = end.saturating_sub(since);
+    usage
+        .busy_nsec
+        .store(usage.busy_nsec.load(Relaxed).wrapping_add(length), Release);
+    usage.busy_since.store(0, Release);
+    usage.busy_sequence.store(sequence.wrapping_add(2), Release);
+}
+
+/// Tells the daemon that work has begun or waits, if it sleeps. What is to be seen has been stored before.
+pub(super) fn ring_if_wanted(process: &Process, index: usize) {
+    fence(SeqCst);
+    let wants = |index: usize| Some(process.control().devices.get(index)?.wants_bell.load(Relaxed) != 0);
+    if wants(index) == Some(true) {
+        process.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::LocalDevice;
+    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+
+    #[test]
+    fn work_begins_with_the_first_submission_and_ends_when_nothing_was_submitted_since() {
+        let process = Process::of_test(NO_LIMIT);
+        let usage = &process.usage().devices[OTHER_DEVICE];
+        let meter = &process.meters[OTHER_DEVICE];
+        let slot = process
+            .slots
+            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        assert_eq!(usage.busy(100), (0, false));
+        meter.note(process, slot, 7);
+        let since = usage.busy_since.load(Relaxed);
+        assert_eq!(usage.busy(since + 5), (5, true));
+        assert_eq!(meter.take(), [(slot.context(), 7)]);
+        meter.note(process, slot, 7);
+        assert!(!meter.end(usage, since + 10), "the same stream was used again");
+        assert_eq!(meter.take().len(), 1);
+        assert!(meter.end(usage, since + 10));
+        assert_eq!(usage.busy(since + 100), (10, false));
+        meter.note(process, slot, 7);
+        assert!(usage.busy(u64::MAX).1);
+    }
+
+    #[test]
+    fn a_stream_is_listed_once_and_what_was_put_back_stays() {
+        let process = Process::of_test(NO_LIMIT);
+        let meter = &process.meters[OTHER_DEVICE];
+        let slot = process
+            .slots
+            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        for stream in [7, 8, 7, 8] {
+            meter.note(process, slot, stream);
+        }
+        let taken = meter.take();
+        assert_eq!(taken.len(), 2);
+        meter.note(process, slot, 8);
+        meter.put_back(&taken);
+        assert_eq!(meter.take().len(), 2);
+    }
+}

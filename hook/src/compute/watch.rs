@@ -1,0 +1,263 @@
+//! Finds out, in the helper thread, when a device's work has ended, while the daemon wants to know.
+//!
+//! A round of marks on the streams that were used tells: if they have passed, no thread was inside a submission when
+//! they were set, and none has submitted since, there was nothing more. The end lies between two looks; the middle is
+//! taken for it.
+
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
+use std::time::Duration;
+
+use gcgroup_abi::{Gate, MAX_DEVICES, UsageDevice};
+
+use super::Step;
+use super::contexts::{Mark, Passed};
+use super::meter::{Meter, Used};
+use crate::process::Process;
+use crate::{helper, sys};
+
+/// Between looks: at first, and at most.
+const SOON: Duration = Duration::from_micros(50);
+const SELDOM: Duration = Duration::from_micros(400);
+
+#[derive(Debug, Default)]
+struct Round {
+    marks: Vec<Mark>,
+    /// Streams that this round does not settle.
+    again: Vec<Used>,
+    /// When it was last seen that marks had not passed.
+    last_look: u64,
+}
+
+#[derive(Debug, Default)]
+struct Device {
+    is_tracked: bool,
+    round: Option<Round>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Watch {
+    devices: Vec<Device>,
+    pause: Duration,
+}
+
+impl Watch {
+    pub(crate) fn new() -> Self {
+        Self {
+            devices: (0..MAX_DEVICES).map(|_| Device::default()).collect(),
+            pause: SOON,
+        }
+    }
+
+    /// Goes on as far as it gets without waiting.
+    pub(crate) fn step(&mut self, process: &Process) -> Step {
+        let mut is_busy = false;
+        let mut has_ended = false;
+        let blocks = process.control().devices.iter().zip(&process.usage().devices);
+        for (((control, usage), meter), (index, device)) in blocks
+            .zip(&process.meters)
+            .zip(self.devices.iter_mut().enumerate())
+        {
+            let is_tracked = Gate::from_word(control.gate.load(Acquire)) != Gate::Run;
+            if !is_tracked && !device.is_tracked {
+                continue;
+            }
+            if !is_tracked {
+                device.stop(meter, usage);
+                continue;
+            }
+            let was_busy = usage.busy_since.load(Relaxed) != 0;
+            is_busy |= device.advance(process, index, meter, usage);
+            has_ended |= was_busy && usage.busy_since.load(Relaxed) == 0;
+        }
+        if has_ended {
+            self.pause = SOON;
+        }
+        let wake = is_busy.then_some(self.pause);
+        self.pause = if is_busy {
+            (self.pause * 2).min(SELDOM)
+        } else {
+            SOON
+        };
+        Step {
+            wake,
+            has_news: false,
+        }
+    }
+}
+
+impl Device {
+    fn stop(&mut self, meter: &Meter, usage: &UsageDevice) {
+        if let Some(round) = self.round.take() {
+            round.marks.into_iter().for_each(Mark::abandon);
+        }
+        meter.stop(usage, sys::now());
+        self.is_tracked = false;
+    }
+
+    /// Whether there is work, and so something to look at again.
+    fn advance(&mut self, process: &Process, index: usize, meter: &Meter, usage: &UsageDevice) -> bool {
+        if !self.is_tracked {
+            // What was submitted before nobody noted.
+            self.is_tracked = true;
+            let now = sys::now();
+            let Some(round) = Round::of_everything(process, index, now) else {
+                self.is_tracked = false;
+                return true;
+            };
+            if !round.marks.is_empty() {
+                meter.begin(usage, now);
+                self.round = Some(round);
+            }
+        }
+        if self.round.is_none() {
+            if usage.busy_since.load(Relaxed) == 0 {
+                return false;
+            }
+            self.round = Round::begin(process, index, meter);
+        }
+        let Some(round) = &mut self.round else { return true };
+        let asked = helper::in_driver(|| round.marks.retain_mut(|mark| mark.ask() == Passed::NotYet));
+        let now = sys::now();
+        if asked.is_none() {
+            return false;
+        }
+        if !round.marks.is_empty() {
+            round.last_look = now;
+            return true;
+        }
+        let (end, again) = (round.end(now), std::mem::take(&mut round.again));
+        self.round = None;
+        if !again.is_empty() {
+            meter.put_back(&again);
+            return true;
+        }
+        !meter.end(usage, end)
+    }
+}
+
+impl Round {
+    /// Marks whatever is in flight; none are left of those that passed at once. `None` if it cannot be done now.
+    fn of_everything(process: &Process, index: usize, now: u64) -> Option<Self> {
+        let mut round = Self {
+            last_look: now,
+            ..Self::default()
+        };
+        let contexts = process.contexts.on(|local| process.devices.index(local) == index);
+        let is_set = process.contexts.captures.unless_any(|| {
+            helper::in_driver(|| {
+                contexts
+                    .iter()
+                    .all(|context| context.mark(&mut round.marks) == Passed::Yes)
+            })
+        });
+        if is_set.flatten() != Some(true) {
+            round.marks.into_iter().for_each(Mark::abandon);
+            return None;
+        }
+        helper::in_driver(|| round.marks.retain_mut(|mark| mark.ask() == Passed::NotYet));
+        Some(round)
+    }
+
+    /// Marks the streams used since the last round.
+    fn begin(process: &Process, index: usize, meter: &Meter) -> Option<Self> {
+        let used = meter.take();
+        // Whoever took the round before last for the present one is seen to be inside.
+        sys::barrier();
+        let is_any_inside = process.slots.is_any_inside(process, index);
+        let mut round = Self {
+            last_look: sys::now(),
+            ..Self::default()
+        };
+        let is_set = process.contexts.captures.unless_any(|| {
+            helper::in_driver(|| {
+                by_context(&used).all(|(id, streams)| match process.contexts.numbered(id) {
+                    Some(context) => context.mark_streams(&streams, &mut round.marks) == Passed::Yes,
+                    None => true,
+                })
+            })
+        });
+        let is_set = is_set.flatten() == Some(true);
+        if !is_set || is_any_inside {
+            round.again = used;
+        }
+        if is_set {
+            return Some(round);
+        }
+        meter.put_back(&round.again);
+        round.marks.into_iter().for_each(Mark::abandon);
+        None
+    }
+
+    /// When the last of it ended, seen at `now`.
+    fn end(&self, now: u64) -> u64 {
+        now - now.saturating_sub(self.last_look) / 2
+    }
+}
+
+fn by_context(used: &[Used]) -> impl Iterator<Item = (u32, Vec<usize>)> {
+    let mut ids: Vec<u32> = used.iter().map(|entry| entry.0).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids.into_iter().map(|id| {
+        let streams = used.iter().filter(|entry| entry.0 == id).map(|entry| entry.1);
+        (id, streams.collect())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block;
+    use crate::device::LocalDevice;
+    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Submission};
+
+    #[test]
+    fn work_without_a_context_ends_at_once_and_not_while_a_thread_is_inside() {
+        let process = Process::of_test(NO_LIMIT);
+        let (control, file) = block::of_daemon();
+        control.publish();
+        process.adopt(&file);
+        let (usage, meter) = (
+            &process.usage().devices[OTHER_DEVICE],
+            &process.meters[OTHER_DEVICE],
+        );
+        let slot = process
+            .slots
+            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        let mut watch = Watch::new();
+        assert_eq!(watch.step(process), Step::default(), "nobody wants to know");
+        control.devices[OTHER_DEVICE]
+            .gate
+            .store(Gate::Track as u32, Relaxed);
+        assert_eq!(watch.step(process), Step::default());
+        slot.enter(Submission::Kernel);
+        meter.note(process, slot, 1);
+        for _ in 0..3 {
+            assert!(watch.step(process).wake.is_some());
+            assert!(usage.busy(u64::MAX).1);
+        }
+        slot.uncount(Submission::Kernel);
+        while watch.step(process).wake.is_some() {}
+        assert!(!usage.busy(u64::MAX).1);
+    }
+
+    #[test]
+    fn an_open_gate_ends_the_account() {
+        let process = Process::of_test(NO_LIMIT);
+        let (control, file) = block::of_daemon();
+        control.publish();
+        process.adopt(&file);
+        let gate = &control.devices[OTHER_DEVICE].gate;
+        gate.store(Gate::Arbitrate as u32, Relaxed);
+        let mut watch = Watch::new();
+        watch.step(process);
+        let slot = process
+            .slots
+            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        slot.enter(Submission::Kernel);
+        process.meters[OTHER_DEVICE].note(process, slot, 1);
+        gate.store(Gate::Run as u32, Relaxed);
+        assert_eq!(watch.step(process), Step::default());
+        assert!(!process.usage().devices[OTHER_DEVICE].busy(u64::MAX).1);
+    }
+}

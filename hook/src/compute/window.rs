@@ -1,0 +1,309 @@
+//! How much work a thread keeps queued while others may need the device: a window of GPU time, not a number of calls.
+//!
+//! The thread marks its streams every quarter of a window, and does not submit while what it has queued would, with the
+//! new submission, take longer than the window (or, where a submission takes longer than that by itself, while more than
+//! half a window is left of what is queued). So whoever is more important waits for a window or for one submission,
+//! whichever is longer. How long a submission takes is learnt from when marks pass: quickly where it is found to be
+//! shorter, by halves where it is longer.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use gcgroup_abi::Submission;
+
+use super::contexts::{Context, Mark};
+
+/// A first guess at what a submission takes, nanoseconds: one that is marked at once.
+const GUESS: u64 = 200_000;
+/// Nothing is taken to be shorter: what can be queued is bounded by number too.
+const SHORTEST: u64 = 500;
+/// A look that comes this late after the last says little about when a mark passed.
+const FRESH: u64 = 150_000;
+
+/// Submissions to one stream between two marks.
+#[derive(Debug, Clone, Copy, Default)]
+struct Load {
+    counts: [u32; Submission::COUNT],
+}
+
+#[derive(Debug)]
+struct Batch {
+    mark: Mark,
+    load: Load,
+    /// When it was marked.
+    at: u64,
+}
+
+/// A thread's on one device.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// The context whose streams these are.
+    context: u32,
+    /// What a submission takes, nanoseconds, by sort.
+    costs: [u64; Submission::COUNT],
+    /// The longest that one took lately.
+    longest: u64,
+    in_flight: VecDeque<Batch>,
+    /// Streams with submissions since their last mark.
+    unmarked: Vec<(usize, Load)>,
+    /// When a batch was last seen to have passed, and when that was last asked.
+    passed_at: u64,
+    looked_at: u64,
+}
+
+/// What to do with a submission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// There is room for it.
+    Free,
+    /// There will be, if all goes as it did, in so many nanoseconds.
+    Taken(u64),
+}
+
+impl Load {
+    fn add(&mut self, what: Submission) {
+        if let Some(count) = self.counts.get_mut(what as usize) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    fn total(&self) -> u32 {
+        self.counts.iter().sum()
+    }
+
+    fn cost(&self, costs: &[u64; Submission::COUNT]) -> u64 {
+        let each = self.counts.iter().zip(costs);
+        each.map(|(count, cost)| u64::from(*count).saturating_mul(*cost))
+            .sum()
+    }
+}
+
+impl Window {
+    pub(super) fn new() -> Self {
+        Self {
+            context: 0,
+            costs: [GUESS; Submission::COUNT],
+            longest: 0,
+            in_flight: VecDeque::new(),
+            unmarked: Vec::new(),
+            passed_at: 0,
+            looked_at: 0,
+        }
+    }
+
+    /// Whether there is a place for a submission in a window of that many nanoseconds. To be asked when nothing of the
+    /// thread's is being captured.
+    pub(super) fn place(
+        &mut self,
+        context: Option<&Arc<Context>>,
+        what: Submission,
+        stream: usize,
+        window: u64,
+        now: u64,
+    ) -> Place {
+        let id = context.map_or(0, |context| context.id());
+        if self.context != id {
+            self.forget();
+            self.context = id;
+        }
+        self.look(now);
+        let new = self.costs.get(what as usize).copied().unwrap_or(GUESS);
+        let limit = window.saturating_sub(new).max(window / 2);
+        if self.left(now) <= limit {
+            self.mark(context, stream, window / 4, now);
+            return Place::Free;
+        }
+        // To know when the rest has ended, all of it must be marked.
+        self.mark(context, stream, 0, now);
+        match self.left(now) {
+            left if left <= limit => Place::Free,
+            left => Place::Taken(left - limit),
+        }
+    }
+
+    /// The submission goes to the driver.
+    pub(super) fn submit(&mut self, what: Submission, stream: usize) {
+        let found = self.unmarked.iter_mut().find(|entry| entry.0 == stream);
+        if let Some((_, load)) = found {
+            return load.add(what);
+        }
+        let mut load = Load::default();
+        load.add(what);
+        self.unmarked.push((stream, load));
+    }
+
+    /// How many submissions of that sort fill half a window, at least one.
+    pub(super) fn batch(&self, what: Submission, window: u64) -> u32 {
+        let cost = self.costs.get(what as usize).copied().unwrap_or(GUESS);
+        u32::try_from(window / 2 / cost.max(1))
+            .unwrap_or(u32::MAX)
+            .clamp(1, 1024)
+    }
+
+    /// The longest that a submission took lately, nanoseconds.
+    pub(super) fn longest(&self) -> u64 {
+        self.longest
+    }
+
+    /// Forgets what is in flight: it is another context's.
+    fn forget(&mut self) {
+        self.in_flight.drain(..).for_each(|batch| batch.mark.abandon());
+        self.unmarked.clear();
+    }
+
+    /// What is queued, in nanoseconds of GPU time from `now` on.
+    fn left(&self, now: u64) -> u64 {
+        let unmarked: u64 = self.unmarked.iter().map(|(_, load)| load.cost(&self.costs)).sum();
+        let mut batches = self.in_flight.iter();
+        let running = batches.next().map_or(0, |batch| {
+            let cost = batch.load.cost(&self.costs);
+            let longest = if batch.load.total() == 1 { self.longest } else { 0 };
+            let ran = now.saturating_sub(batch.at.max(self.passed_at));
+            // Late already: a moment more.
+            cost.max(longest).saturating_sub(ran).max(cost / 16)
+        });
+        let queued: u64 = batches.map(|batch| batch.load.cost(&self.costs)).sum();
+        running.saturating_add(queued).saturating_add(unmarked)
+    }
+
+    /// Sees which batches have passed, and learns from it.
+    fn look(&mut self, now: u64) {
+        let mut at = 0;
+        while let Some(batch) = self.in_flight.get(at) {
+            if !batch.mark.has_passed() {
+                at += 1;
+                continue;
+            }
+            if let Some(batch) = self.in_flight.remove(at) {
+                let took = now.saturating_sub(batch.at.max(self.passed_at));
+                self.learn(batch.load, took, now.saturating_sub(self.looked_at) < FRESH);
+                batch.mark.abandon();
+                self.passed_at = now;
+            }
+        }
+        self.looked_at = now;
+    }
+
+    /// A load took so long, or, if the look was not `fresh`, no longer than that.
+    fn learn(&mut self, load: Load, took: u64, fresh: bool) {
+        let expected = load.cost(&self.costs).max(1);
+        if load.total() == 1 && (fresh || took < self.longest) {
+            self.longest = took.max(self.longest - self.longest / 16);
+        }
+        if took > expected && !fresh {
+            return;
+        }
+        for (cost, _) in self
+            .costs
+            .iter_mut()
+            .zip(load.counts)
+            .filter(|(_, count)| *count != 0)
+        {
+            let found = u128::from(*cost) * u128::from(took) / u128::from(expected);
+            let found = u64::try_from(found).unwrap_or(u64::MAX).min(*cost * 4);
+            *cost = if found < *cost {
+                found
+            } else {
+                cost.midpoint(found)
+            }
+            .max(SHORTEST);
+        }
+    }
+
+    /// Sets marks on streams with more than `least` nanoseconds of work since their last; the one in use first.
+    fn mark(&mut self, context: Option<&Arc<Context>>, in_use: usize, least: u64, now: u64) {
+        let Some(context) = context else { return };
+        let Self {
+            costs,
+            in_flight,
+            unmarked,
+            ..
+        } = self;
+        unmarked.retain(|(stream, load)| {
+            if load.cost(costs) <= least {
+                return true;
+            }
+            let mark = context.mark_own(*stream, *stream == in_use);
+            let is_marked = mark.is_some();
+            in_flight.extend(mark.map(|mark| Batch {
+                mark,
+                load: *load,
+                at: now,
+            }));
+            !is_marked
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: u64 = 500_000;
+
+    fn load(count: u32) -> Load {
+        Load {
+            counts: [count, 0, 0],
+        }
+    }
+
+    #[test]
+    fn there_is_room_until_the_window_is_full() {
+        let mut window = Window::new();
+        window.costs = [100_000; 3];
+        let mut taken = 0;
+        while window.place(None, Submission::Kernel, 1, WINDOW, 0) == Place::Free {
+            window.submit(Submission::Kernel, 1);
+            taken += 1;
+        }
+        assert_eq!(taken, 5);
+        assert_eq!(
+            window.place(None, Submission::Kernel, 1, WINDOW, 0),
+            Place::Taken(100_000)
+        );
+        window.forget();
+        assert_eq!(window.place(None, Submission::Kernel, 1, WINDOW, 0), Place::Free);
+    }
+
+    #[test]
+    fn one_that_is_longer_than_the_window_goes_when_the_one_before_is_nearly_done() {
+        let mut window = Window::new();
+        window.costs = [2_000_000; 3];
+        assert_eq!(window.place(None, Submission::Kernel, 1, WINDOW, 0), Place::Free);
+        window.submit(Submission::Kernel, 1);
+        assert_eq!(
+            window.place(None, Submission::Kernel, 1, WINDOW, 0),
+            Place::Taken(1_750_000)
+        );
+    }
+
+    #[test]
+    fn costs_fall_at_once_and_rise_by_halves() {
+        let mut window = Window::new();
+        window.learn(load(10), 100_000, true);
+        assert_eq!(window.costs, [10_000, GUESS, GUESS]);
+        window.learn(load(10), 300_000, true);
+        assert_eq!(window.costs[0], 20_000);
+        window.learn(load(10), 9_000_000, false);
+        assert_eq!(window.costs[0], 20_000, "nobody looked in between");
+        window.learn(load(10), 1_000, false);
+        assert_eq!(window.costs[0], SHORTEST);
+    }
+
+    #[test]
+    fn a_sort_is_learnt_of_by_itself() {
+        let mut window = Window::new();
+        window.learn(Load { counts: [0, 1, 0] }, 50_000_000, true);
+        assert_eq!((window.costs[0], window.costs[2]), (GUESS, GUESS));
+        assert!(window.costs[1] > GUESS && window.longest() == 50_000_000);
+    }
+
+    #[test]
+    fn a_batch_is_half_a_window() {
+        let mut window = Window::new();
+        window.costs = [10_000, 10_000_000, 1];
+        assert_eq!(window.batch(Submission::Kernel, WINDOW), 25);
+        assert_eq!(window.batch(Submission::Graph, WINDOW), 1);
+        assert_eq!(window.batch(Submission::Copy, WINDOW), 1024);
+    }
+}
