@@ -3,8 +3,7 @@
 //! The thread marks its streams every quarter of a window, and does not submit while what it has queued would, with the
 //! new submission, take longer than the window (or, where a submission takes longer than that by itself, while more than
 //! half a window is left of what is queued). So whoever is more important waits for a window or for one submission,
-//! whichever is longer. How long a submission takes is learnt from when marks pass: quickly where it is found to be
-//! shorter, by halves where it is longer.
+//! whichever is longer. How long a submission takes is learnt from when marks pass.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use super::contexts::{Context, Mark};
 const GUESS: u64 = 200_000;
 /// Nothing is taken to be shorter: what can be queued is bounded by number too.
 const SHORTEST: u64 = 500;
-/// A look that comes this late after the last says little about when a mark passed.
+/// A look that finds everything ended, this late after the last, says little about when it did.
 const FRESH: u64 = 150_000;
 
 /// Submissions to one stream between two marks.
@@ -64,6 +63,12 @@ impl Load {
     fn add(&mut self, what: Submission) {
         if let Some(count) = self.counts.get_mut(what as usize) {
             *count = count.saturating_add(1);
+        }
+    }
+
+    fn join(&mut self, other: Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count = count.saturating_add(more);
         }
     }
 
@@ -166,8 +171,9 @@ impl Window {
         running.saturating_add(queued).saturating_add(unmarked)
     }
 
-    /// Sees which batches have passed, and learns from it.
+    /// Sees which batches have passed, and learns from it: of all of them together, since it is not known when each did.
     fn look(&mut self, now: u64) {
+        let (mut passed, mut began) = (Load::default(), now);
         let mut at = 0;
         while let Some(batch) = self.in_flight.get(at) {
             if !batch.mark.has_passed() {
@@ -175,22 +181,28 @@ impl Window {
                 continue;
             }
             if let Some(batch) = self.in_flight.remove(at) {
-                let took = now.saturating_sub(batch.at.max(self.passed_at));
-                self.learn(batch.load, took, now.saturating_sub(self.looked_at) < FRESH);
+                passed.join(batch.load);
+                began = began.min(batch.at);
                 batch.mark.abandon();
-                self.passed_at = now;
             }
+        }
+        if passed.total() != 0 {
+            // If there is still work, there was all the time.
+            let is_exact = !self.in_flight.is_empty() || now.saturating_sub(self.looked_at) < FRESH;
+            let took = now.saturating_sub(began.max(self.passed_at));
+            self.learn(passed, took, is_exact);
+            self.passed_at = now;
         }
         self.looked_at = now;
     }
 
-    /// A load took so long, or, if the look was not `fresh`, no longer than that.
-    fn learn(&mut self, load: Load, took: u64, fresh: bool) {
+    /// A load took so long, or, if that is not `exact`, no longer than that.
+    fn learn(&mut self, load: Load, took: u64, exact: bool) {
         let expected = load.cost(&self.costs).max(1);
-        if load.total() == 1 && (fresh || took < self.longest) {
+        if load.total() == 1 && (exact || took < self.longest) {
             self.longest = took.max(self.longest - self.longest / 16);
         }
-        if took > expected && !fresh {
+        if took > expected && !exact {
             return;
         }
         for (cost, _) in self
@@ -201,12 +213,7 @@ impl Window {
         {
             let found = u128::from(*cost) * u128::from(took) / u128::from(expected);
             let found = u64::try_from(found).unwrap_or(u64::MAX).min(*cost * 4);
-            *cost = if found < *cost {
-                found
-            } else {
-                cost.midpoint(found)
-            }
-            .max(SHORTEST);
+            *cost = cost.midpoint(found).max(SHORTEST);
         }
     }
 
@@ -278,15 +285,17 @@ mod tests {
     }
 
     #[test]
-    fn costs_fall_at_once_and_rise_by_halves() {
+    fn costs_follow_what_is_seen() {
         let mut window = Window::new();
-        window.learn(load(10), 100_000, true);
-        assert_eq!(window.costs, [10_000, GUESS, GUESS]);
-        window.learn(load(10), 300_000, true);
-        assert_eq!(window.costs[0], 20_000);
+        window.learn(load(10), 1_000_000, true);
+        assert_eq!(window.costs, [150_000, GUESS, GUESS]);
+        window.learn(load(10), 1_700_000, true);
+        assert_eq!(window.costs[0], 160_000);
         window.learn(load(10), 9_000_000, false);
-        assert_eq!(window.costs[0], 20_000, "nobody looked in between");
-        window.learn(load(10), 1_000, false);
+        assert_eq!(window.costs[0], 160_000, "nobody looked in between");
+        for _ in 0..20 {
+            window.learn(load(10), 1_000, false);
+        }
         assert_eq!(window.costs[0], SHORTEST);
     }
 
