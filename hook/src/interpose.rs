@@ -174,10 +174,18 @@ fn errno() -> &'static Cell<c_int> {
 struct Inside(&'static Cell<usize>);
 
 impl Inside {
-    /// `None` if one runs already.
+    /// `None` if one runs already: the word is where on the stack. One that runs no deeper than the caller does not run
+    /// any more: a signal's handler has left it by longjmp(3).
+    #[inline(always)]
     fn enter() -> Option<Self> {
+        let here = 0_u8;
+        let here = (&raw const here).addr();
         let inside = &local().inside;
-        (inside.replace(1) == 0).then_some(Self(inside))
+        if here < inside.get() {
+            return None;
+        }
+        inside.set(here);
+        Some(Self(inside))
     }
 }
 
@@ -190,6 +198,37 @@ impl Drop for Inside {
 /// Whether a handler of ours runs on this thread.
 pub(crate) fn is_inside() -> bool {
     local().inside.get() != 0
+}
+
+/// Runs `wait`, during which the thread has nothing of ours in its hands: calls from a signal's handler are like any
+/// other, and so are those of a program that has left the wait by longjmp(3).
+pub(crate) fn outside(wait: impl FnOnce()) {
+    let inside = &local().inside;
+    let before = inside.replace(0);
+    wait();
+    inside.set(before);
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+/// Runs `body`, in which the thread may sleep or do input and output, so that pthread_cancel(3) ends it only after:
+/// what that unwinds cannot pass the frames that catch our panics.
+pub(crate) fn uncanceled<T>(body: impl FnOnce() -> T) -> T {
+    struct State(c_int);
+    impl Drop for State {
+        fn drop(&mut self) {
+            // SAFETY: a state that the function below gave, and nowhere to write to.
+            unsafe { pthread_setcancelstate(self.0, null_mut()) };
+        }
+    }
+    let mut before = State(PTHREAD_CANCEL_DISABLE);
+    // SAFETY: a place for the state.
+    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before.0) };
+    body()
 }
 
 /// Runs `body` in place of `real`. Calls that the driver makes of its own functions go straight through, and if
@@ -267,6 +306,58 @@ mod tests {
             around(&|| Ok(()), &mut |_| Err(CUerror::OUT_OF_MEMORY)),
             Err(CUerror::OUT_OF_MEMORY)
         );
+    }
+
+    #[test]
+    fn a_call_from_inside_a_handler_leaves_it_inside() {
+        let straight = |_: Next<'_>| Err(CUerror::OUT_OF_MEMORY);
+        let mut nested = |_: Next<'_>| {
+            assert_eq!(around(&|| Ok(()), &mut { straight }), Ok(()));
+            around(&|| Ok(()), &mut { straight })
+        };
+        assert_eq!(around(&|| Ok(()), &mut nested), Ok(()));
+    }
+
+    #[test]
+    fn a_handler_that_was_jumped_out_of_runs_no_more() {
+        #[inline(never)]
+        fn deeper() {
+            let frame = [0_u8; 512];
+            std::hint::black_box(&frame);
+            std::mem::forget(std::hint::black_box(Inside::enter()));
+        }
+        deeper();
+        assert!(is_inside());
+        assert_eq!(
+            around(&|| Ok(()), &mut |_| Err(CUerror::OUT_OF_MEMORY)),
+            Err(CUerror::OUT_OF_MEMORY)
+        );
+        assert!(!is_inside());
+    }
+
+    #[test]
+    fn a_canceled_thread_goes_on_to_the_end_of_what_may_not_be() {
+        unsafe extern "C" {
+            fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+        }
+        let canceled = std::thread::spawn(|| {
+            // SAFETY: this very thread, which meets one more cancellation point: the one below.
+            unsafe { pthread_cancel(libc::pthread_self()) };
+            let real = || {
+                uncanceled(|| {
+                    // SAFETY: a cancellation point.
+                    unsafe { libc::usleep(1) };
+                });
+                Err(CUerror::NOT_READY)
+            };
+            let answer = around(&real, &mut |next| next());
+            let mut before = -1;
+            // SAFETY: a place for the state; from here on the thread may not be canceled.
+            unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+            (answer, before)
+        });
+        let enabled = 0;
+        assert_eq!(canceled.join().unwrap(), (Err(CUerror::NOT_READY), enabled));
     }
 
     #[test]

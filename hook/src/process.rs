@@ -85,7 +85,7 @@ pub(crate) fn is_exiting() -> bool {
 /// `cuInit`: the first that succeeds puts the process under the daemon's eyes.
 pub(crate) fn init(next: Next<'_>) -> CUresult {
     next()?;
-    let process = get().or_else(start);
+    let process = get().or_else(|| interpose::uncanceled(start));
     process.inspect(|process| symbols::count_unknown(process));
     if process.map_or_else(|| Wishes::from_environment().required, Process::lacks_daemon) {
         return Err(CUerror::SYSTEM_NOT_READY);

@@ -253,7 +253,7 @@ impl Passing<'_> {
                 .saturating_sub(2 * NAP)
                 .clamp(NAP, PATIENCE)
                 .min(patience - waited);
-            sys::futex_wait(&control.gate, word, Duration::from_nanos(nap));
+            doze(&control.gate, word, Duration::from_nanos(nap));
             let context = self.process.contexts.numbered(self.bound.context());
             let place = self
                 .with_window(|places| places.place(context.as_ref(), self.what, stream, window, sys::now()));
@@ -281,7 +281,7 @@ impl Passing<'_> {
                 break;
             }
             let nap = Duration::from_nanos(patience - waited).min(RECHECK);
-            sys::futex_wait(&control.gate, word, nap);
+            doze(&control.gate, word, nap);
         }
         drop(waiting);
         self.timeouts += 1;
@@ -340,11 +340,16 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// Sleeps on the gate with nothing held, so that a signal's handler may call the driver, or never come back.
+fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
+    interpose::outside(|| sys::futex_wait(gate, word, longest));
+}
+
 /// Waits until the gate is not frozen, or the program exits.
 fn wait_frozen(control: &ControlDevice, usage: &UsageDevice) {
     let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
     while is_frozen(&control.gate) && !process::is_exiting() {
-        sys::futex_wait(&control.gate, Gate::Frozen as u32, RECHECK);
+        doze(&control.gate, Gate::Frozen as u32, RECHECK);
         waiting.tell();
     }
 }

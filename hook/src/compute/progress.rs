@@ -12,7 +12,7 @@ use super::Step;
 use super::contexts::{Mark, Passed};
 use crate::cuda::CUresult;
 use crate::helper;
-use crate::interpose::Next;
+use crate::interpose::{self, Next};
 use crate::process::{self, Process};
 
 /// Between two rounds of marks, and the longest between two looks at them.
@@ -183,7 +183,7 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
             process.usage().submitted(bound.index(), Submission::Kernel),
         )
     });
-    next()?;
+    interpose::uncanceled(next)?;
     if let Some((index, submitted)) = before
         && process
             .contexts

@@ -22,7 +22,7 @@ use crate::cuda::{
 };
 use crate::device::LocalDevice;
 use crate::driver;
-use crate::interpose::Next;
+use crate::interpose::{self, Next};
 use crate::place::{given, written};
 use crate::process::{self, Process};
 
@@ -465,7 +465,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
 
 /// `cuStreamSynchronize`: pools give memory back there.
 pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
-    next()?;
+    interpose::uncanceled(next)?;
     if let Some(process) = process::get() {
         // First: what the driver has just given back is not to spare.
         process.memory.pools.settle_all(process);
@@ -476,7 +476,7 @@ pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
 
 /// Calls that wait for all of a context, or for an event: how far streams have come is not known.
 pub(crate) fn synchronize_all(next: Next<'_>) -> CUresult {
-    next()?;
+    interpose::uncanceled(next)?;
     if let Some(process) = process::get() {
         process.memory.pools.settle_all(process);
     }
