@@ -39,6 +39,8 @@ mod memory_overhead;
 #[cfg(test)]
 mod nvml;
 #[cfg(test)]
+mod odd_times;
+#[cfg(test)]
 mod peers;
 #[cfg(test)]
 mod runtime_library;

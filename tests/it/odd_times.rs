@@ -1,0 +1,323 @@
+//! Calls at odd times and with nothing in their hands: answered as the driver answers, and nobody hangs.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::Signal;
+use support::{Governed, Mount, artifacts, c_program, wait_until};
+
+use crate::driver::Dir;
+use crate::lookups::lines;
+
+/// Every function that the hook stands before: what the preload library exports of the driver's symbols.
+fn hooked() -> Vec<String> {
+    let out = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(artifacts().preload())
+        .output()
+        .expect("nm runs");
+    let out = String::from_utf8_lossy(&out.stdout).into_owned();
+    let exported: HashSet<&str> = out
+        .lines()
+        .filter_map(|line| line.split(' ').next_back())
+        .collect();
+    let names = lines("tests/data/libcuda-13.5.symbols")
+        .into_iter()
+        .chain(lines("tests/data/libnvidia-ml-12.9.symbols"));
+    let hooked: Vec<String> = names.filter(|name| exported.contains(name.as_str())).collect();
+    assert!(hooked.len() > 150, "{hooked:?}");
+    hooked
+}
+
+/// What each function answers to zeros.
+fn zeros(mut command: Command, when: &str, names: &[String]) -> BTreeMap<String, String> {
+    let mut child = command
+        .arg(when)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut input = child.stdin.take().expect("piped");
+    let text = names.join("\n");
+    let writer = std::thread::spawn(move || input.write_all(text.as_bytes()));
+    let output = child.wait_with_output().expect("it ends");
+    writer.join().expect("it ends").expect("it is read");
+    assert!(output.status.success(), "{}", output.status);
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    let answers = output.lines().filter_map(|line| line.split_once(' '));
+    answers
+        .map(|(name, answer)| (name.to_owned(), answer.to_owned()))
+        .collect()
+}
+
+#[track_caller]
+fn zeros_are_answered_alike(when: &str) {
+    let mount = Mount::new();
+    let program = c_program("zeros.c", &["-ldl"]);
+    let names = hooked();
+    let bare = zeros(mount.bare_command(&program), when, &names);
+    assert_eq!(bare.len(), names.len());
+    assert!(
+        bare.values().all(|answer| answer.parse::<i32>().is_ok()),
+        "the driver itself answers: {bare:?}"
+    );
+    let governed = zeros(mount.command(&program), when, &names);
+    for (name, answer) in &bare {
+        assert_eq!(governed.get(name), Some(answer), "{name}, {when}");
+    }
+}
+
+#[test]
+fn every_function_answers_zeros_before_cu_init_as_the_driver() {
+    zeros_are_answered_alike("before");
+}
+
+#[test]
+fn every_function_answers_zeros_without_a_context_as_the_driver() {
+    zeros_are_answered_alike("after");
+}
+
+#[test]
+fn every_function_answers_zeros_in_a_context_as_the_driver() {
+    zeros_are_answered_alike("context");
+}
+
+#[test]
+fn every_function_answers_zeros_after_its_context_as_the_driver() {
+    zeros_are_answered_alike("destroyed");
+}
+
+const MIB: u64 = 1 << 20;
+
+/// `odd_times.c`, governed or not.
+struct Odd {
+    program: Governed,
+    pid: i32,
+}
+
+impl Odd {
+    #[track_caller]
+    fn start(command: impl FnOnce(std::path::PathBuf) -> Command) -> Self {
+        let path = format!("-L{}", artifacts().simgpu().display());
+        let mut program = Governed::spawn(command(c_program("odd_times.c", &["-pthread", &path, "-lcuda"])));
+        let line = program.expect("ready ");
+        assert!(line.ends_with(" 0"), "the driver started: {line}");
+        let pid = program.pid();
+        Self { program, pid }
+    }
+
+    #[track_caller]
+    fn governed(mount: &Mount) -> Self {
+        Self::start(|program| mount.command(program))
+    }
+
+    #[track_caller]
+    fn bare(mount: &Mount) -> Self {
+        Self::start(|program| mount.bare_command(program))
+    }
+
+    #[track_caller]
+    fn ask(&mut self, line: &str) -> String {
+        self.program.ask(line)
+    }
+}
+
+/// Freezes the process and waits until it stands still.
+#[track_caller]
+fn freeze(dir: &Dir<'_>) {
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+}
+
+/// Waits until that many submissions have come to a closed gate.
+#[track_caller]
+fn held(dir: &Dir<'_>, count: u64) {
+    wait_until("a launch waits at the gate", || {
+        dir.key("compute.stat", "nr_frozen") >= count
+    });
+}
+
+#[test]
+fn a_thread_that_is_canceled_at_a_frozen_gate_ends_and_nobody_else() {
+    let mount = Mount::new();
+    let mut odd = Odd::governed(&mount);
+    let dir = Dir::of(&mount, odd.pid);
+    freeze(&dir);
+    assert_eq!(odd.ask("thread"), "started");
+    held(&dir, 1);
+    assert_eq!(odd.ask("cancel"), "sent");
+    assert!(dir.is_frozen());
+    dir.write("compute.freeze", 0);
+    assert_eq!(odd.ask("join"), "canceled");
+    assert_eq!(odd.ask("launch 3"), "0");
+    freeze(&dir);
+}
+
+#[test]
+fn a_canceled_thread_whose_allocation_is_refused_ends_and_nobody_else() {
+    let mount = Mount::new();
+    let mut odd = Odd::governed(&mount);
+    let dir = Dir::of(&mount, odd.pid);
+    dir.write("memory.limit", MIB);
+    assert_eq!(odd.ask(&format!("condemned {}", 2 * MIB)), "canceled 2");
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(dir.key("memory.events", "oom"), 1);
+    assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
+}
+
+#[test]
+fn who_jumps_out_of_a_launch_is_charged_and_held_as_before() {
+    let mount = Mount::new();
+    let mut odd = Odd::governed(&mount);
+    let dir = Dir::of(&mount, odd.pid);
+    assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
+    freeze(&dir);
+    odd.program.say("jump");
+    held(&dir, 1);
+    odd.program.signal(Signal::SIGUSR1);
+    assert_eq!(odd.program.line().as_deref(), Some("jumped"));
+    assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
+    assert_eq!(dir.number("memory.current"), 2 * MIB);
+    let before = dir.launches();
+    odd.program.say("launch 1");
+    held(&dir, 2);
+    assert!(dir.is_frozen() && dir.launches() == before);
+    dir.write("compute.freeze", 0);
+    assert_eq!(odd.program.line().as_deref(), Some("0"));
+    assert_eq!(dir.launches(), before + 1);
+}
+
+#[test]
+fn a_signals_handler_is_answered_and_leaves_nothing_behind() {
+    let mount = Mount::new();
+    let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
+    let dir = Dir::of(&mount, odd.pid);
+    assert_eq!(odd.ask("handler 4096"), bare.ask("handler 4096"));
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(dir.launches(), 1);
+}
+
+#[test]
+fn a_host_function_on_a_stream_is_answered_as_by_the_driver() {
+    let mount = Mount::new();
+    let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
+    assert_eq!(odd.ask("callback 4096"), bare.ask("callback 4096"));
+    let dir = Dir::of(&mount, odd.pid);
+    freeze(&dir);
+    assert_eq!(odd.ask("callback 4096"), bare.ask("callback 4096"), "frozen");
+}
+
+#[test]
+fn a_program_that_is_started_from_this_one_changes_nothing_here() {
+    let mount = Mount::new();
+    let mut odd = Odd::governed(&mount);
+    let dir = Dir::of(&mount, odd.pid);
+    assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
+    assert_eq!(odd.ask("launch 2"), "0");
+    let path = format!("-L{}", artifacts().simgpu().display());
+    let other = c_program("ways.c", &["-DLINKED", &path, "-lcuda", "-ldl"]);
+    for how in ["vfork", "spawn"] {
+        assert_eq!(
+            odd.ask(&format!("{how} {} linked 3", other.display())),
+            "0",
+            "{how}"
+        );
+        assert_eq!(dir.number("memory.current"), MIB, "{how}");
+        assert_eq!(dir.launches(), 2, "{how}");
+        assert_eq!(odd.ask("free"), "0", "{how}");
+        assert_eq!(dir.number("memory.current"), 0, "{how}");
+        assert_eq!(odd.ask(&format!("alloc {MIB}")), "0", "{how}");
+    }
+    freeze(&dir);
+    assert_eq!(
+        odd.ask(&format!("vfork {} linked 3", other.display())),
+        "0",
+        "while frozen"
+    );
+}
+
+#[test]
+fn a_forked_child_is_answered_as_by_the_driver_and_its_parent_goes_on() {
+    let mount = Mount::new();
+    let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
+    let dir = Dir::of(&mount, odd.pid);
+    assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
+    for frozen in [false, true] {
+        if frozen {
+            freeze(&dir);
+        }
+        assert_eq!(odd.ask("child"), bare.ask("child"), "frozen: {frozen}");
+        assert_eq!(dir.number("memory.current"), MIB);
+    }
+    dir.write("compute.freeze", 0);
+    assert_eq!(odd.ask("free"), "0");
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(odd.ask("once"), "0");
+}
+
+#[test]
+fn a_context_that_is_gone_is_charged_for_nothing_and_holds_up_no_freeze() {
+    let mount = Mount::new();
+    let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
+    let dir = Dir::of(&mount, odd.pid);
+    let alloc = format!("alloc {MIB}");
+    for command in [
+        &alloc, "launch 5", "destroy", &alloc, "launch 1", "free", "once", "sync",
+    ] {
+        assert_eq!(odd.ask(command), bare.ask(command), "{command}");
+    }
+    assert_eq!(dir.number("memory.current"), 0);
+    freeze(&dir);
+    assert_eq!(
+        odd.ask("launch 1"),
+        bare.ask("launch 1"),
+        "without a context there is no gate"
+    );
+}
+
+#[test]
+fn every_way_to_leave_while_threads_submit_leads_out() {
+    let mount = Mount::new();
+    for how in ["return", "exit", "_exit", "quick", "abort", "exec"] {
+        let mut bare = Odd::bare(&mount);
+        bare.program.say(&format!("leave {how}"));
+        if how == "exec" {
+            bare.program.expect("ready ");
+            bare.program.close_stdin();
+        }
+        let expected = (rest(&mut bare), bare.program.wait());
+        for frozen in [false, true] {
+            let mut odd = Odd::governed(&mount);
+            let dir = Dir::of(&mount, odd.pid);
+            if frozen {
+                freeze(&dir);
+            }
+            odd.program.say(&format!("leave {how}"));
+            if how == "exec" {
+                odd.program.expect("ready ");
+                // A freeze is the process's, whatever it runs.
+                dir.write_when_there("compute.freeze", 0);
+                odd.program.close_stdin();
+            } else if frozen {
+                // A handler that launches waits, as everybody does.
+                wait_until("it is held, or has left", || {
+                    let stat = std::fs::read_to_string(dir.path().join("compute.stat"));
+                    stat.is_ok_and(|stat| !stat.contains("nr_frozen 0")) || !odd.program.is_running()
+                });
+                let _ = std::fs::write(dir.path().join("compute.freeze"), "0");
+            }
+            assert_eq!(
+                (rest(&mut odd), odd.program.wait()),
+                expected,
+                "{how}, frozen: {frozen}"
+            );
+        }
+    }
+}
+
+/// What it says to its end.
+fn rest(odd: &mut Odd) -> Vec<String> {
+    std::iter::from_fn(|| odd.program.line()).collect()
+}
