@@ -62,6 +62,11 @@ calls! {
     fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
     fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
 
+    /// With `nodes`, room for `count` of them.
+    fn cuGraphGetNodes(graph: CUgraph, nodes: Option<&mut CUgraphNode>, count: &mut usize);
+    fn cuGraphNodeGetType(node: CUgraphNode, kind: &mut c_uint);
+    fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, graph: &mut CUgraph);
+
     fn cuDeviceGetMemPool(pool: &mut CUmemoryPool, device: CUdevice);
     fn cuDeviceGetDefaultMemPool(pool: &mut CUmemoryPool, device: CUdevice);
     /// For the attributes that are 64 bits wide.

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use crate::block::{Blocks, NotOurs};
 use crate::client::{self, Refusal};
 use crate::compute::contexts::Contexts;
+use crate::compute::graphs::Graphs;
 use crate::compute::meter::Meter;
 use crate::compute::slots::Slots;
 use crate::cuda::{CUerror, CUresult};
@@ -42,6 +43,7 @@ pub(crate) struct Process {
     pub(crate) memory: Memory,
     pub(crate) contexts: Contexts,
     pub(crate) slots: Slots,
+    pub(crate) graphs: Graphs,
     /// By device.
     pub(crate) meters: [Meter; MAX_DEVICES],
     /// The helper thread's, except for whoever makes it, and for a child that closes its copy.
@@ -161,6 +163,7 @@ impl Process {
             memory: Memory::new(),
             contexts: Contexts::new(),
             slots: Slots::new(),
+            graphs: Graphs::default(),
             meters: [const { Meter::new() }; MAX_DEVICES],
             connection: Mutex::new(None),
             line: Line::new(),

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 use gcgroup_abi::Kind;
 
-use crate::compute::{capture, progress, slots, streams};
+use crate::compute::{capture, graphs, progress, slots, streams};
 use crate::cuda::*;
 use crate::driver;
 use crate::memory::{array, host, linear, pool, report, vmm};
@@ -269,7 +269,25 @@ hooks! {
     fn cuLaunchGridAsync(
         function: CUfunction, grid_width: c_int, grid_height: c_int, stream: CUstream,
     ) @2000 => submit Kernel;
-    fn cuGraphLaunch [cuGraphLaunch_ptsz](graph: CUgraphExec, stream: CUstream) @10000 => submit Graph;
+
+    // Graphs: what is in them, and their launches.
+
+    fn cuGraphInstantiate(
+        made: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_bytes: usize,
+    ) @10000 => |next| graphs::instantiate(made, graph, next);
+    fn cuGraphInstantiate_v2(
+        made: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_bytes: usize,
+    ) @11000 => |next| graphs::instantiate(made, graph, next);
+    fn cuGraphInstantiateWithFlags(
+        made: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong,
+    ) @11040 => |next| graphs::instantiate(made, graph, next);
+    fn cuGraphInstantiateWithParams [cuGraphInstantiateWithParams_ptsz](
+        made: *mut CUgraphExec, graph: CUgraph, params: *mut c_void,
+    ) @12000 => |next| graphs::instantiate(made, graph, next);
+    fn cuGraphExecDestroy(graph: CUgraphExec) @10000 => |next| graphs::destroy(graph, next);
+    fn cuGraphLaunch [cuGraphLaunch_ptsz](
+        graph: CUgraphExec, stream: CUstream,
+    ) @10000 => |next| graphs::launch(graph, stream, next);
 
     // Copies.
 

@@ -2,8 +2,6 @@
 
 use std::fmt::Write;
 
-use gcgroup_abi::Submission;
-
 use crate::error::Result;
 use crate::file::Contents::{Asked, Events, List};
 use crate::file::{ControlFile, Io::Read, On};
@@ -84,11 +82,7 @@ fn events(view: &View<'_>) -> Result<String> {
 fn stat(view: &View<'_>) -> Result<String> {
     let sums = view.sums();
     view.ask_progress();
-    let (submitted, ended, pending) = (
-        sums.submitted(Submission::Kernel),
-        sums.nr_ended,
-        sums.nr_pending(),
-    );
+    let (submitted, ended, pending) = (sums.kernels(), sums.nr_ended, sums.nr_pending());
     Ok(format!(
         "nr_submitted_kernels: {submitted}\nnr_ended_kernels: {ended}\nnr_pending_kernels: {pending}\n"
     ))

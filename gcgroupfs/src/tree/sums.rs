@@ -29,6 +29,8 @@ pub struct Sums {
     pub nr_oom: u64,
     /// By [`Submission`].
     pub submitted: [u64; Submission::COUNT],
+    /// Kernels in the graphs that were launched.
+    pub graph_kernels: u64,
     /// Kernels known to have ended.
     pub nr_ended: u64,
     pub nr_frozen: u64,
@@ -63,14 +65,20 @@ impl Sums {
         self.submitted[what as usize]
     }
 
+    /// Kernels submitted, by themselves or in graphs.
+    pub fn kernels(&self) -> u64 {
+        self.submitted(Submission::Kernel)
+            .saturating_add(self.graph_kernels)
+    }
+
     /// Kernels not known to have ended.
     pub fn nr_pending(&self) -> u64 {
-        self.submitted(Submission::Kernel).saturating_sub(self.nr_ended)
+        self.kernels().saturating_sub(self.nr_ended)
     }
 
     /// What stays of a process that has gone: its counts. Whatever it had submitted has ended.
     pub(super) fn departed(&self) -> Self {
-        let nr_ended = self.submitted(Submission::Kernel);
+        let nr_ended = self.kernels();
         Self {
             charged: 0,
             overhead: 0,
@@ -97,6 +105,7 @@ impl Sums {
             nr_alloc_fail: count(&usage.nr_alloc_fail),
             nr_max: count(&usage.nr_max),
             nr_oom: count(&usage.nr_oom),
+            graph_kernels: count(&usage.graph_kernels),
             nr_ended: count(&usage.nr_ended),
             nr_frozen: count(&usage.nr_frozen),
             frozen_usec: count(&usage.frozen_usec),
@@ -138,6 +147,7 @@ impl AddAssign for Sums {
             nr_max,
             nr_oom,
             submitted,
+            graph_kernels,
             nr_ended,
             nr_frozen,
             frozen_usec,
@@ -158,6 +168,7 @@ impl AddAssign for Sums {
             .iter_mut()
             .zip(other.submitted)
             .for_each(|(sum, other)| add(sum, other));
+        add(graph_kernels, other.graph_kernels);
         add(nr_ended, other.nr_ended);
         add(nr_frozen, other.nr_frozen);
         add(frozen_usec, other.frozen_usec);

@@ -83,8 +83,8 @@ pub struct UsageDevice {
     /// Submissions of threads that found no slot, by [`Submission`] (read-modify-write).
     pub shared_entered: [AtomicU64; Submission::COUNT],
     pub shared_exited: [AtomicU64; Submission::COUNT],
-    /// Kernels in the graphs that those threads launched.
-    pub shared_graph_kernels: AtomicU64,
+    /// Kernels in the graphs that were launched.
+    pub graph_kernels: AtomicU64,
     /// Calls under way in which the device may come to hold more than is charged, in the low half; in the high half, how
     /// many have begun.
     pub unsettled: AtomicU64,
@@ -145,9 +145,7 @@ pub struct Thread {
     pub device: AtomicU32,
     /// By [`Submission`], one pair each: submissions begun, submissions the driver has returned from.
     pub submissions: [[AtomicU64; 2]; Submission::COUNT],
-    /// Kernels in the graphs this thread launched.
-    pub graph_kernels: AtomicU64,
-    reserved: [AtomicU64; 7],
+    reserved: [AtomicU64; 8],
 }
 
 impl Thread {
@@ -220,16 +218,11 @@ impl Usage {
 
     /// Kernels submitted to one device: launched by themselves, or in graphs.
     pub fn kernels(&self, device: usize) -> u64 {
-        let shared = self
+        let in_graphs = self
             .devices
             .get(device)
-            .map_or(0, |d| d.shared_graph_kernels.load(Relaxed));
-        self.used_threads()
-            .filter(|slot| slot.device.load(Relaxed) as usize == device)
-            .fold(shared, |sum, slot| {
-                sum.wrapping_add(slot.graph_kernels.load(Relaxed))
-            })
-            .wrapping_add(self.submitted(device, Submission::Kernel))
+            .map_or(0, |d| d.graph_kernels.load(Relaxed));
+        self.submitted(device, Submission::Kernel).wrapping_add(in_graphs)
     }
 
     /// The slots that were ever taken.
@@ -251,7 +244,7 @@ const _: () = {
     assert!(offset_of!(UsageDevice, nr_frozen) == 168);
     assert!(offset_of!(UsageDevice, shared_entered) == 184);
     assert!(offset_of!(UsageDevice, shared_exited) == 208);
-    assert!(offset_of!(UsageDevice, shared_graph_kernels) == 232);
+    assert!(offset_of!(UsageDevice, graph_kernels) == 232);
     assert!(offset_of!(UsageDevice, unsettled) == 240);
     assert!(offset_of!(UsageDevice, nr_contexts) == 256);
     assert!(offset_of!(UsageDevice, busy_since) == 272);
@@ -263,7 +256,6 @@ const _: () = {
     assert!(offset_of!(Thread, tid) == 8);
     assert!(offset_of!(Thread, device) == 12);
     assert!(offset_of!(Thread, submissions) == 16);
-    assert!(offset_of!(Thread, graph_kernels) == 64);
     assert!(offset_of!(Usage, nr_threads) == 12);
     assert!(offset_of!(Usage, memory_current) == 16);
     assert!(offset_of!(Usage, memory_peak) == 24);

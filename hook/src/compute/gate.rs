@@ -15,6 +15,8 @@ use gcgroup_abi::{ControlDevice, Gate, Submission, Thread, UsageDevice};
 use super::meter::ring_if_wanted;
 use super::slot::Bound;
 use super::window::{Place, Window};
+use crate::cuda::{CUresult, CUstream};
+use crate::interpose::Next;
 use crate::process::{self, Process};
 use crate::{interpose, sys};
 
@@ -114,6 +116,39 @@ fn admitted(what: Submission, stream: impl Fn() -> usize, mut is_nested: bool) -
     };
     passing.enter(stream);
     Some(std::ptr::from_ref(bound.thread).cast_mut())
+}
+
+/// A submission whose call is handled, rather than passed on by `fast`: waits at the gate, and calls `body` marked.
+/// Where nothing governs, `next`.
+pub(crate) fn submit(
+    what: Submission,
+    stream: CUstream,
+    body: &dyn Fn(&UsageDevice) -> CUresult,
+    next: Next<'_>,
+) -> CUresult {
+    let Some(process) = process::get() else {
+        return next();
+    };
+    let Some(bound) = process.slots.bind(process) else {
+        return next();
+    };
+    let mut passing = Passing {
+        process,
+        bound,
+        what,
+        is_nested: bound.thread.is_inside(),
+        credit: false,
+        timeouts: 0,
+    };
+    // The twin for the thread's own default stream is not told apart: the legacy stream waits for that one too.
+    passing.enter(|| default_stream(stream.0.addr(), false));
+    let result = match blocks(process, bound) {
+        Some((_, usage)) => body(usage),
+        None => next(),
+    };
+    bound.exit(what);
+    bound.fold(process);
+    result
 }
 
 /// One submission on its way through.

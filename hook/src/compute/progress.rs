@@ -1,12 +1,14 @@
 //! How many kernels have ended, for whoever reads `gcgroup.stat`.
 //!
 //! Only marks can tell, and marks cost: one on the legacy stream lines the context's blocking streams up. So they are set
-//! when somebody asks, and for a while after as long as something is pending, never for each launch.
+//! when somebody asks, and every few milliseconds for a while after as long as something is submitted, never for each
+//! launch. Kernels that were queued before anybody asked are known to have ended only all at once.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::collections::VecDeque;
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{MAX_DEVICES, Submission};
+use gcgroup_abi::MAX_DEVICES;
 
 use super::Step;
 use super::contexts::{Mark, Passed};
@@ -16,11 +18,13 @@ use crate::interpose::{self, Next};
 use crate::process::{self, Process};
 
 /// Between two rounds of marks, and the longest between two looks at them.
-const INTERVAL: Duration = Duration::from_millis(10);
+const INTERVAL: Duration = Duration::from_millis(4);
 /// How soon marks are looked at first.
 const SOON: Duration = Duration::from_micros(100);
 /// How long after somebody asked the count is kept up.
 const LINGER: Duration = Duration::from_millis(500);
+/// Rounds under way at most; where more is queued than they span, the count lags.
+const MOST_ROUNDS: usize = 256;
 
 /// Marks that are waited for: per device, with how many kernels had been submitted before.
 #[derive(Debug, Default)]
@@ -31,10 +35,13 @@ struct Round {
 
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// What was last asked and when; `None` once it is answered and nothing is pending.
+    /// When somebody last asked; `None` once it is answered and nobody has asked for a while.
     asked: Option<Instant>,
     generation: u32,
-    round: Option<Round>,
+    /// In the order they were set.
+    rounds: VecDeque<Round>,
+    /// When the last was set.
+    begun: Option<Instant>,
     pause: Duration,
 }
 
@@ -43,7 +50,8 @@ impl Progress {
         Self {
             asked: None,
             generation: 0,
-            round: None,
+            rounds: VecDeque::new(),
+            begun: None,
             pause: SOON,
         }
     }
@@ -51,7 +59,8 @@ impl Progress {
     /// Goes on as far as it gets without waiting.
     pub(crate) fn step(&mut self, process: &Process) -> Step {
         let generation = process.control().progress_generation.load(Acquire);
-        if generation != self.generation {
+        let is_new = generation != self.generation;
+        if is_new {
             self.generation = generation;
             self.asked = Some(Instant::now());
             self.pause = SOON;
@@ -62,36 +71,48 @@ impl Progress {
         let is_answered = process.usage().progress_generation.load(Relaxed) == generation;
         if is_answered && asked.elapsed() > LINGER {
             self.asked = None;
-            self.round.take().into_iter().for_each(Round::abandon);
+            self.rounds.drain(..).for_each(Round::abandon);
             return Step::default();
         }
-        let round = self.round.take().or_else(|| Round::begin(process, generation));
-        let Some(mut round) = round else {
-            return Step {
-                wake: Some(INTERVAL),
-                has_news: false,
-            };
-        };
-        if !round.is_over(process) {
-            self.round = Some(round);
-            self.pause = (self.pause * 2).min(INTERVAL);
-            return Step {
-                wake: Some(self.pause),
-                has_news: false,
-            };
-        }
-        process
-            .usage()
-            .progress_generation
-            .store(round.generation, Release);
-        let is_idle = round.generation == generation && !is_any_pending(process);
-        if is_idle {
+        self.begin(process, is_new);
+        let has_news = self.look(process);
+        if self.rounds.is_empty() && has_news && self.generation == generation && !is_any_pending(process) {
+            // Idle: who asks next is answered anew.
             self.asked = None;
+            return Step { wake: None, has_news };
         }
+        self.pause = (self.pause * 2).min(INTERVAL);
         Step {
-            wake: (!is_idle).then_some(INTERVAL),
-            has_news: true,
+            wake: Some(self.pause),
+            has_news,
         }
+    }
+
+    /// Sets marks, if somebody has just asked or the last ones are old, and there is anything to mark.
+    fn begin(&mut self, process: &Process, is_new: bool) {
+        let is_due = is_new || self.begun.is_none_or(|begun| begun.elapsed() >= INTERVAL);
+        if !is_due || self.rounds.len() >= MOST_ROUNDS {
+            return;
+        }
+        if let Some(round) = Round::begin(process, self.generation) {
+            self.begun = Some(Instant::now());
+            self.rounds.push_back(round);
+        }
+    }
+
+    /// Sees which rounds are over; whether any is.
+    fn look(&mut self, process: &Process) -> bool {
+        let mut has_news = false;
+        while let Some(round) = self.rounds.front_mut() {
+            if !round.is_over(process) {
+                break;
+            }
+            let generation = round.generation;
+            process.usage().progress_generation.store(generation, Release);
+            has_news = true;
+            self.rounds.pop_front();
+        }
+        has_news
     }
 }
 
@@ -156,7 +177,7 @@ impl Round {
 
 /// How many kernels were submitted there, if any is not known to have ended.
 fn pending(process: &Process, index: usize) -> Option<u64> {
-    let submitted = process.usage().submitted(index, Submission::Kernel);
+    let submitted = process.usage().kernels(index);
     let ended = process.usage().devices.get(index)?.nr_ended.load(Relaxed);
     (submitted != ended).then_some(submitted)
 }
@@ -178,10 +199,7 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     };
     let before = process.slots.current(process).map(|bound| {
         process.slots.fold(process);
-        (
-            bound.index(),
-            process.usage().submitted(bound.index(), Submission::Kernel),
-        )
+        (bound.index(), process.usage().kernels(bound.index()))
     });
     interpose::uncanceled(next)?;
     if let Some((index, submitted)) = before
@@ -202,7 +220,7 @@ mod tests {
     use super::*;
     use crate::block;
     use crate::device::LocalDevice;
-    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Submission};
 
     #[test]
     fn who_asks_is_answered_once_and_then_left_alone() {

@@ -90,6 +90,11 @@ impl Bound<'_> {
         add(self.thread.entered(what), u64::MAX);
     }
 
+    /// The driver has returned.
+    pub(crate) fn exit(&self, what: Submission) {
+        add(self.thread.exited(what), 1);
+    }
+
     /// Brings a heap slot's counts to where the daemon sees them.
     pub(crate) fn fold(&self, process: &Process) {
         if let (Some(extra), Some(device)) = (self.extra, process.usage().devices.get(self.index())) {

@@ -34,7 +34,11 @@ const HANDLERS: &[(&str, &str, &str)] = &[
     ("vmm", "charged", "physical memory by handle"),
     ("array", "charged", "arrays"),
     ("Kernel", "gated", "launches of kernels"),
-    ("Graph", "gated", "launches of graphs"),
+    (
+        "graphs",
+        "gated",
+        "launches of graphs, and how many kernels each has",
+    ),
     ("Copy", "gated", "copies and sets"),
     (
         "report",
