@@ -66,14 +66,14 @@ fi
 export GCGROUP
 python3 "$repo/tests/gpu/check/machine.py" "$out/machine.json" $sim
 
-# part SECONDS FILE: runs one, with everything it starts in a process group of its own.
+# part SECONDS FILE part|probe: runs one, with everything it starts in a process group of its own.
 part() {
     name=$(basename "$2" .py)
     began=$(date +%s)
     timeout -k 5 "$1" python3 "$2" --json "$tmp/parts/$name.json" $sim \
         > "$tmp/parts/$name.out" 2> "$tmp/parts/$name.err" < /dev/null
     echo "$? $(($(date +%s) - began))" > "$tmp/parts/$name.rc"
-    python3 "$repo/tests/gpu/check/verdict.py" "$tmp/parts/$name" "$out/results.json" | tee -a "$out/log.txt"
+    python3 "$repo/tests/gpu/check/verdict.py" "$tmp/parts/$name" "$out/results.json" "$3" | tee -a "$out/log.txt"
 }
 rm -f "$out/results.json"
 # Eight minutes in all: what would begin later is left out, and said to fail.
@@ -83,9 +83,13 @@ for file in "$repo"/tests/gpu/check/parts/*.py "$repo"/tests/gpu/probe/*.py; do
     left=$((until - $(date +%s)))
     [ "$left" -le 60 ] || left=60
     [ "$left" -ge 1 ] || left=1
+    kind=part
     case $file in
-        */probe/*) [ "$left" -le 40 ] || left=40 ;;
+        */probe/*)
+            kind=probe
+            [ "$left" -le 40 ] || left=40
+            ;;
     esac
-    part "$left" "$file"
+    part "$left" "$file" "$kind"
 done
 python3 "$repo/tests/gpu/check/verdict.py" --all "$out/results.json"

@@ -30,7 +30,7 @@ machine = {
     "python": platform.python_version(),
     "dev_fuse": os.path.exists("/dev/fuse"),
     "control": "FUSE mount" if os.environ.get("GCGROUP") else "socket, gcgroupfs get and set",
-    "commit": first("git", "-C", here, "rev-parse", "HEAD"),
+    "commit": first("git", "-C", here, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
     "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
 }
 with open(sys.argv[1], "w", encoding="utf-8") as file:

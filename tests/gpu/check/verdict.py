@@ -1,5 +1,5 @@
-"""Turns what a part left behind into its line and its entry: `verdict.py STEM RESULTS`, or `--all RESULTS` to
-count them all and exit with 1 if one failed."""
+"""Turns what a part left behind into its line and its entry: `verdict.py STEM RESULTS part|probe`, or `--all RESULTS`
+to count them all and exit with 1 if one failed."""
 import json
 import os
 import sys
@@ -13,7 +13,7 @@ def text(path):
         return ""
 
 
-stem, results = sys.argv[1:]
+stem, results, *kind = sys.argv[1:]
 every = json.loads(text(results) or "{}")
 if stem == "--all":
     states = [entry["state"] for entry in every.values()]
@@ -24,7 +24,7 @@ state = {0: "PASS", 77: "SKIP"}.get(status, "FAIL")
 reason = (text(stem + ".out").strip().splitlines() or [f"status {status}, and not a word"])[-1]
 if status in (124, 137):
     reason = f"ran past its limit of time, {seconds} s"
-entry = {"state": state, "reason": reason, "seconds": seconds}
+entry = {"state": state, "reason": reason, "seconds": seconds, "probe": kind == ["probe"]}
 try:
     entry["facts"] = json.loads(text(stem + ".json") or "{}")
 except ValueError:

@@ -1,0 +1,175 @@
+"""Whether a process can be given more or less of the device by its channel group's time slice, and a running kernel
+be taken off it: judged by what two competing kernels get.
+
+Two processes of this probe's own, each of which names nothing but its own objects to the kernel driver. The first
+refusal ends it. What was set is set back, and dies with the process."""
+import ctypes
+import json
+import os
+import sys
+import time
+
+from lib import measure
+from lib.questions import Questions
+from lib.rival import Lead, Rival, serve, together
+from lib.turns import shares
+from lib.watch import Stop, Watch
+from answer import Skip, main
+
+HOLD_MS = 150
+
+
+class Grouped(Rival):
+    """A rival that knows its channel groups."""
+
+    def __init__(self):
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise Skip(f"no driver: {error}") from error
+        self.watch, self.action = Watch(), None
+        self.watch.start()
+        super().__init__()
+        self.driver.cuCtxSynchronize()
+        descriptors = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
+                       if os.path.islink(f"/proc/self/fd/{name}")}
+        if "/dev/nvidiactl" not in descriptors:
+            raise Skip("this driver has no /dev/nvidiactl open")
+        if not self.watch.groups():
+            raise Skip("no channel group of the process was seen")
+
+    def stopping(self, action):
+        """An answer, or the refusal."""
+        try:
+            return action()
+        except Stop as refusal:
+            return {"refused": str(refusal)}
+
+    def do_groups(self):
+        """The groups, with their time slices."""
+        return "groups " + json.dumps(self.stopping(lambda: [
+            {"engine": group["engine"], "channels": len(group["channels"]), "usec": self.watch.timeslice(group)}
+            for group in self.watch.groups()]))
+
+    def do_slice(self, usec):
+        """Sets all of them; what a read then says, and microseconds for each call."""
+        def set_all():
+            took = [measure.usec(lambda: self.watch.set_timeslice(group, int(usec))) for group in self.watch.groups()]
+            return {"now": [self.watch.timeslice(group) for group in self.watch.groups()], "call_usec": took}
+        return "sliced " + json.dumps(self.stopping(set_all))
+
+    def preempt(self):
+        """Preempts each group five times while a kernel runs."""
+        took = []
+        for _ in range(5):
+            time.sleep(0.03)
+            took.append(measure.usec(lambda: [self.watch.preempt(group) for group in self.watch.groups()]))
+        return {"call_usec": took}
+
+    def hold(self):
+        """Takes the channels off the device for a while; they are let on again whatever happens."""
+        held, took = [], {}
+        time.sleep(0.05)
+        try:
+            for group in self.watch.groups():
+                took["off_usec"] = measure.usec(lambda: self.watch.enable(group, False))
+                held.append(group)
+            time.sleep(HOLD_MS / 1000)
+        finally:
+            for group in held:
+                took["on_usec"] = measure.usec(lambda: self.watch.enable(group, True))
+        return took
+
+    def while_it_runs(self):
+        if self.action:
+            self.result = self.stopping(self.action)
+
+    def do_during(self, what, milliseconds):
+        """`stamps`, with something done meanwhile."""
+        self.action = {"preempt": self.preempt, "hold": self.hold}[what]
+        text = self.do_stamps(milliseconds)
+        self.action = None
+        return "during " + json.dumps({"did": self.result, "run": json.loads(text.split(" ", 1)[1])})
+
+
+def competing(leads, milliseconds=1000):
+    """The shares of two kernels at once, and the work that both get done."""
+    runs = [json.loads(text) for text in together(leads, f"stamps {milliseconds}", "stamps")]
+    rates = [text.split() for text in together(leads, f"work {milliseconds}", "work")]
+    rates = [float(done) / float(took) for done, took in rates]
+    seen = shares(runs)
+    return {"share": [process["share"] for process in seen["processes"]],
+            "turn_usec": [process["turn_usec"] for process in seen["processes"]],
+            "work_share": [rate / sum(rates) for rate in rates]}
+
+
+class Slices:
+    """The questions, one after the other, until something is refused."""
+
+    def __init__(self, one, other):
+        self.one, self.leads, self.refusal = one, (one, other), None
+
+    def asked(self, line, answer):
+        """What the first process answers; remembers a refusal."""
+        if self.refusal:
+            raise Skip(f"not asked after {self.refusal}")
+        value = json.loads(self.one.ask(line, answer))
+        if isinstance(value, dict):
+            refusal = value.get("refused") or (value.get("did") or {}).get("refused")
+            self.refusal = self.refusal or refusal
+        return value
+
+    def read(self):
+        """The groups of the first process."""
+        return self.asked("groups", "groups")
+
+    def effect(self, groups):
+        """What each gets with the slice as it was, eight times as long, and an eighth."""
+        usec = groups[0]["usec"]
+        rows = {"as_it_was": {"usec": usec, **competing(self.leads)}}
+        try:
+            for name, wanted in (("longer", usec * 8), ("shorter", max(usec // 8, 1))):
+                row = self.asked(f"slice {wanted}", "sliced")
+                rows[name] = {"wanted": wanted, **row}
+                if "refused" not in row:
+                    rows[name].update(competing(self.leads))
+        finally:
+            if not self.refusal:
+                rows["set_back"] = self.asked(f"slice {usec}", "sliced")
+        return rows
+
+    def during(self, what, milliseconds):
+        """What a kernel that runs alone sees of it: its longest gaps in microseconds."""
+        answer = self.asked(f"during {what} {milliseconds}", "during")
+        run = answer["run"]
+        gaps = sorted(((after - before) / 1000 for before, after in run["gaps"]), reverse=True)
+        return {**answer["did"], "gaps": run["seen"], "longest_usec": gaps[:8]}
+
+
+def body(sim, facts):
+    questions = Questions(facts)
+    with Lead(__file__, "child") as one, Lead(__file__, "child") as other:
+        for lead in (one, other):
+            lead.ask("ready", "ready")
+        slices = Slices(one, other)
+        groups = questions.ask("groups", slices.read)
+        if not isinstance(groups, list):
+            return questions.verdict(f"refused: {slices.refusal}")
+        rows = questions.ask("effect", slices.effect, groups)
+        preempted = questions.ask("preempt", slices.during, "preempt", 400)
+        held = questions.ask("hold", slices.during, "hold", 500)
+    facts["refused"] = slices.refusal
+    share = lambda name: rows[name]["share"][0] if rows and "share" in rows.get(name, {}) else None
+    changed = share("longer") is not None and share("longer") - share("as_it_was")
+    return questions.verdict(
+        f"{len(groups)} channel groups of {groups[0]['usec']} usec",
+        slices.refusal and f"stopped at a refusal: {slices.refusal}",
+        share("longer") is not None and "a slice eight times as long {}: its part goes from {:.2f} to {:.2f}".format(
+            "has an effect" if changed > 0.15 else "has NO effect", share("as_it_was"), share("longer")),
+        preempted and preempted.get("call_usec") and f"preempting takes {min(preempted['call_usec']):.0f} usec",
+        held and "off_usec" in held and held["longest_usec"] and "a running kernel {} while its channels are off".format(
+            "stands still" if held["longest_usec"][0] > HOLD_MS * 800 else "GOES ON"))
+
+
+if __name__ == "__main__":
+    serve(Grouped) if sys.argv[1:] == ["child"] else main(body)
