@@ -63,6 +63,8 @@ mod simgpu_truth;
 #[cfg(test)]
 mod simgpu_versions;
 #[cfg(test)]
+mod simgpu_vmm;
+#[cfg(test)]
 mod statistics;
 #[cfg(test)]
 mod wait;

@@ -145,6 +145,47 @@ def allow(at, size, access=((DEVICE, 0),), flags=3):
     ok(cu.cuMemSetAccess(at, size, list, len(access)))
 
 
+class IpcHandle(Structure):
+    """CUipcMemHandle and CUipcEventHandle; passed by value."""
+    _fields_ = [("data", c_ubyte * 64)]
+
+
+def ipc_handle(hexadecimal):
+    return IpcHandle((c_ubyte * 64)(*bytes.fromhex(hexadecimal)))
+
+
+def exported(name, what):
+    """An interprocess handle, in hexadecimal."""
+    out = IpcHandle()
+    result = getattr(cu, name)(out, what)
+    return bytes(out.data).hex() if result == 0 else f"error {result}"
+
+
+def opened(name, hexadecimal, *arguments):
+    """What an interprocess handle stands for here."""
+    out = c_uint64()
+    function = getattr(cu.library, name)
+    result = function(byref(out), ipc_handle(hexadecimal), *map(passed, arguments))
+    return out.value if result == 0 else f"error {result}"
+
+
+def descriptor_of(handle):
+    return got(c_int, "cuMemExportToShareableHandle", handle, POSIX_FD, 0)
+
+
+def borrow(pid, descriptor):
+    """A descriptor of another process's, with all that goes with it, as it is when passed over a socket."""
+    other = ctypes.CDLL(None, use_errno=True).syscall(434, pid, 0)
+    own = ctypes.CDLL(None, use_errno=True).syscall(438, other, descriptor, 0)
+    os.close(other)
+    return own
+
+
+def bytes_at(address, length):
+    """What the host finds at an address."""
+    return ctypes.string_at(address, length)
+
+
 PTX = """.version 7.8
 .target sm_75
 .address_size 64

@@ -19,6 +19,8 @@
 use std::env;
 use std::path::PathBuf;
 
+use crate::engine::Route;
+
 /// Most devices a machine may have.
 pub const MAX_DEVICES: usize = 16;
 
@@ -34,6 +36,10 @@ pub struct Config {
     /// Longest time one process keeps the device while others wait, in nanoseconds
     /// (`SIMGPU_TIMESLICE_US`, in microseconds).
     pub timeslice_ns: u64,
+    /// Bytes that a copy between host and device moves in a second, each way (`SIMGPU_HOST_BANDWIDTH`).
+    pub host_bandwidth: u64,
+    /// Bytes that a copy or a set within a device moves in a second (`SIMGPU_DEVICE_BANDWIDTH`).
+    pub device_bandwidth: u64,
     /// Whether driver calls check nothing and return at once (`SIMGPU_NULL=1`), for benchmarks.
     pub null: bool,
 }
@@ -45,6 +51,8 @@ impl Default for Config {
             memory: 16 << 30,
             context_memory: 64 << 20,
             timeslice_ns: 2_000_000,
+            host_bandwidth: 25 << 30,
+            device_bandwidth: 1 << 40,
             null: false,
         }
     }
@@ -66,8 +74,24 @@ impl Config {
             context_memory: number("SIMGPU_CONTEXT_MEMORY").unwrap_or(standard.context_memory),
             timeslice_ns: number("SIMGPU_TIMESLICE_US")
                 .map_or(standard.timeslice_ns, |usec| usec.clamp(50, 10_000_000) * 1000),
+            host_bandwidth: number("SIMGPU_HOST_BANDWIDTH")
+                .map_or(standard.host_bandwidth, |bytes| bytes.max(1 << 20)),
+            device_bandwidth: number("SIMGPU_DEVICE_BANDWIDTH")
+                .map_or(standard.device_bandwidth, |bytes| bytes.max(1 << 20)),
             null: var("SIMGPU_NULL").is_some_and(|v| v == "1"),
         }
+    }
+}
+
+impl Config {
+    /// Nanoseconds that a copy of so many bytes takes by a route.
+    pub fn copy_ns(&self, route: Route, bytes: u64) -> u64 {
+        let bandwidth = match route {
+            Route::ToDevice | Route::ToHost => self.host_bandwidth,
+            Route::OnDevice => self.device_bandwidth,
+        };
+        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth.max(1));
+        u64::try_from(ns).unwrap_or(u64::MAX)
     }
 }
 

@@ -75,9 +75,10 @@ impl<'a> Device<'a> {
         self.machine.config().memory
     }
 
-    /// Bytes of memory in use: the sum over living processes.
+    /// Bytes of memory in use: by living processes, and what has no owner any more but is held by some.
     pub fn memory_used(&self) -> u64 {
-        self.processes().iter().map(|process| process.used).sum()
+        let owned: u64 = self.processes().iter().map(|process| process.used).sum();
+        owned.saturating_add(self.machine.orphaned(self.index))
     }
 
     /// Nanoseconds of work it has done since the machine was made, by whomever. Grows while a kernel

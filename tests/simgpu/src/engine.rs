@@ -3,7 +3,8 @@
 //! Time is kept, not spent: a kernel begins when its stream, its device and its turn allow and ends as
 //! much later as it takes; the thread sleeps meanwhile and, when it wakes late, begins the next one at
 //! the time it could have begun. So short kernels take their true time on average although no sleep is
-//! that exact. Kernels of one process run one after another; all else overlaps with them.
+//! that exact. Kernels of one process run one after another, and so do its copies by each route; kernels, the routes
+//! and all else overlap.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -41,10 +42,28 @@ pub enum Cost {
     Elapsed(u64),
 }
 
+/// Where a copy goes through: for each there is an engine of its own in the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// From the host to the device.
+    ToDevice,
+    /// From the device to the host.
+    ToHost,
+    /// Within the device, or between devices.
+    OnDevice,
+}
+
+impl Route {
+    /// All routes.
+    pub(crate) const ALL: [Route; 3] = [Route::ToDevice, Route::ToHost, Route::OnDevice];
+}
+
 /// One piece of work.
 pub enum Work {
     /// A kernel; what it does to memory is done when it ends.
     Kernel(Cost, Box<dyn FnOnce() + Send>),
+    /// A copy that takes so many nanoseconds of its route, whoever has the device; the bytes move when it ends.
+    Copy(Route, u64, Box<dyn FnOnce() + Send>),
     /// Something the engine's thread does at once, given the time. It must not wait.
     Do(Box<dyn FnOnce(u64) + Send>),
     /// Something the program does: on a thread of its own, for it may take long.
@@ -67,6 +86,7 @@ impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Work::Kernel(..) => "Kernel",
+            Work::Copy(..) => "Copy",
             Work::Do(_) => "Do",
             Work::Host(_) => "Host",
             Work::Wait(..) => "Wait",
@@ -321,6 +341,10 @@ impl Engine {
 
     pub(crate) fn count_busy(&self, ns: u64) {
         self.member.count_busy(self.device, ns);
+    }
+
+    pub(crate) fn count_copy(&self, ns: u64) {
+        self.member.count_copy(self.device, ns);
     }
 
     /// Sleeps, unless the bell has rung since it was `seen`.

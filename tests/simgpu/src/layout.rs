@@ -10,6 +10,9 @@ use crate::held::Held;
 /// Most processes that can use the machine at once.
 pub const MAX_PROCESSES: usize = 4096;
 
+/// Most things that processes can share at once.
+pub const MAX_EXPORTS: usize = 4096;
+
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x02");
 
 /// The whole of the file.
@@ -24,8 +27,13 @@ pub(crate) struct Layout {
     null: AtomicU64,
     /// One past the highest slot ever claimed.
     pub(crate) claimed: AtomicU64,
-    reserved: [AtomicU64; 57],
+    host_bandwidth: AtomicU64,
+    device_bandwidth: AtomicU64,
+    /// The last number given to a thing that processes share; see `export`.
+    pub(crate) next_export: AtomicU64,
+    reserved: [AtomicU64; 54],
     pub(crate) device: [SharedDevice; MAX_DEVICES],
+    pub(crate) export: [SharedExport; MAX_EXPORTS],
     pub(crate) slot: [Slot; MAX_PROCESSES],
 }
 
@@ -39,6 +47,20 @@ pub(crate) struct SharedDevice {
     reserved: [AtomicU64; 6],
     /// One bit for each slot that waits for the device.
     pub(crate) wanted: [AtomicU64; MAX_PROCESSES / 64],
+}
+
+/// A thing that processes share.
+#[repr(C)]
+pub(crate) struct SharedExport {
+    /// Its number; 0: none.
+    pub(crate) serial: AtomicU64,
+    /// What it is: see `export::Tag`.
+    pub(crate) tag: AtomicU64,
+    /// The device that it is memory of, and how much.
+    pub(crate) device: AtomicU64,
+    pub(crate) size: AtomicU64,
+    /// One more than the slot of the process that it is charged to; 0: none.
+    pub(crate) owner: AtomicU64,
 }
 
 /// One process. Only its owner, the holder of the slot's file lock, writes it.
@@ -91,6 +113,8 @@ impl Layout {
             memory: self.memory.load(Relaxed),
             context_memory: self.context_memory.load(Relaxed),
             timeslice_ns: self.timeslice_ns.load(Relaxed).max(1),
+            host_bandwidth: self.host_bandwidth.load(Relaxed),
+            device_bandwidth: self.device_bandwidth.load(Relaxed),
             null: self.null.load(Relaxed) != 0,
         })
     }
@@ -104,11 +128,17 @@ impl Layout {
             device.wanted.iter().for_each(|word| word.store(0, Relaxed));
         }
         self.slots().for_each(Slot::clear);
+        for export in &self.export {
+            export.serial.store(0, Relaxed);
+            export.owner.store(0, Relaxed);
+        }
         self.claimed.store(0, Relaxed);
         self.devices.store(config.devices as u64, Relaxed);
         self.memory.store(config.memory, Relaxed);
         self.context_memory.store(config.context_memory, Relaxed);
         self.timeslice_ns.store(config.timeslice_ns, Relaxed);
+        self.host_bandwidth.store(config.host_bandwidth, Relaxed);
+        self.device_bandwidth.store(config.device_bandwidth, Relaxed);
         self.null.store(u64::from(config.null), Relaxed);
         self.magic.store(MAGIC, Release);
     }

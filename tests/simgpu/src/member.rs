@@ -42,7 +42,8 @@ impl Member {
             .layout()
             .slots()
             .map(|slot| slot.device[device].used.load(Relaxed))
-            .sum();
+            .sum::<u64>()
+            .saturating_add(self.machine.orphaned_at_most(device));
         let fits = |used: u64| used.checked_add(bytes).is_some_and(|sum| sum <= total);
         if !fits(with_dead) && !fits(self.living_use(device)) {
             return false;
@@ -105,6 +106,11 @@ impl Member {
         self.see(device);
     }
 
+    /// Counts work of copy engines done for this process.
+    pub fn count_copy(&self, device: usize, ns: u64) {
+        self.here(device).copy_ns.fetch_add(ns, Relaxed);
+    }
+
     /// Notes that the process does something on a device now.
     fn see(&self, device: usize) {
         let now = clock::since_1970_usec();
@@ -124,10 +130,12 @@ impl Member {
                 used != 0 && (index == self.slot || self.machine.locks.slot_owner(index).is_some())
             })
             .map(|(_, used)| used)
-            .sum()
+            .sum::<u64>()
+            .saturating_add(self.machine.orphaned(device))
     }
 
-    pub(crate) fn slot(&self) -> usize {
+    /// Its place, which no other living process has.
+    pub fn slot(&self) -> usize {
         self.slot
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 
 use crate::clock::now_ns;
-use crate::engine::{Cost, Engine, Queues, StreamId, Watch, Work};
+use crate::engine::{Cost, Engine, Queues, Route, StreamId, Watch, Work};
 use crate::turn::{Grant, Turn};
 
 /// Sleeps shorter than this end too late to be worth it.
@@ -27,6 +27,22 @@ struct Running {
     had: u64,
 }
 
+/// A copy that has begun.
+struct Copying {
+    stream: StreamId,
+    effect: Box<dyn FnOnce() + Send>,
+    ns: u64,
+    end: u64,
+}
+
+/// A copy engine.
+#[derive(Default)]
+struct CopyEngine {
+    copying: Option<Copying>,
+    /// When the last copy ended.
+    clock: u64,
+}
+
 /// The time the device is this process's.
 #[derive(Clone, Copy)]
 struct Hold {
@@ -42,6 +58,8 @@ struct Runner {
     hold: Option<Hold>,
     /// When the last kernel ended.
     clock: u64,
+    /// By route.
+    copies: [CopyEngine; Route::ALL.len()],
 }
 
 /// Starts a thread that no signal of the program's is delivered to.
@@ -76,6 +94,7 @@ pub(crate) fn run(engine: &'static Engine) {
         running: None,
         hold: None,
         clock: 0,
+        copies: Default::default(),
     };
     loop {
         runner.step();
@@ -89,7 +108,8 @@ impl Runner {
         let mut queues = self.engine.lock();
         let polling = loop {
             let (moved, waits) = self.pass(&mut queues);
-            if !moved {
+            self.begin_copies(&mut queues);
+            if !moved && !self.end_copies(&mut queues) {
                 break waits;
             }
         };
@@ -97,6 +117,9 @@ impl Runner {
             self.begin(&mut queues);
         }
         let Some(limit) = self.advance(&mut queues) else {
+            return;
+        };
+        let Some(limit) = self.until_copy(&mut queues, limit) else {
             return;
         };
         let limit = if polling {
@@ -124,7 +147,9 @@ impl Runner {
                 continue;
             };
             let Some(op) = stream.queue.front() else { continue };
-            if matches!(op.work, None | Some(Work::Kernel(..))) || !queues.allowed(stream, op.seq) {
+            if matches!(op.work, None | Some(Work::Kernel(..) | Work::Copy(..)))
+                || !queues.allowed(stream, op.seq)
+            {
                 continue;
             }
             let at = stream.clock.max(op.submitted);
@@ -160,20 +185,77 @@ impl Runner {
         (moved, waits)
     }
 
-    /// Chooses the next kernel: by priority, then in the order of submission.
-    fn begin(&mut self, queues: &mut Queues) {
-        let mut best: Option<(i32, u64, StreamId)> = None;
-        for (id, stream) in &queues.streams {
-            let Some(op) = stream.queue.front() else { continue };
-            if !matches!(op.work, Some(Work::Kernel(..))) || !queues.allowed(stream, op.seq) {
+    /// Begins the next copy by each route whose engine is free.
+    fn begin_copies(&mut self, queues: &mut Queues) {
+        for route in Route::ALL {
+            let engine = &mut self.copies[route as usize];
+            if engine.copying.is_some() {
                 continue;
             }
-            let key = (stream.priority, op.seq, *id);
-            if best.is_none_or(|best| key < best) {
-                best = Some(key);
+            let is_meant = |work: &Work| matches!(work, Work::Copy(by, ..) if *by == route);
+            let Some(id) = next(queues, is_meant) else {
+                continue;
+            };
+            let Some(stream) = queues.streams.get_mut(&id) else {
+                continue;
+            };
+            let clock = stream.clock;
+            let Some(op) = stream.queue.front_mut() else {
+                continue;
+            };
+            if let Some(Work::Copy(_, ns, effect)) = op.work.take() {
+                let end = clock.max(op.submitted).max(engine.clock).saturating_add(ns);
+                engine.copying = Some(Copying {
+                    stream: id,
+                    effect,
+                    ns,
+                    end,
+                });
             }
         }
-        let Some((_, _, id)) = best else { return };
+    }
+
+    /// Ends the copies whose time has come. Whether there were any.
+    fn end_copies(&mut self, queues: &mut MutexGuard<'_, Queues>) -> bool {
+        let now = now_ns();
+        let mut ended = false;
+        for engine in &mut self.copies {
+            let Some(copy) = engine.copying.take_if(|copy| copy.end <= now) else {
+                continue;
+            };
+            engine.clock = copy.end;
+            self.engine.count_copy(copy.ns);
+            MutexGuard::unlocked(queues, copy.effect);
+            self.engine.finish(queues, copy.stream, copy.end);
+            ended = true;
+        }
+        ended
+    }
+
+    /// How long to sleep: until the next copy ends, or the limit there is already. `None`: not worth it, look again.
+    fn until_copy(
+        &self,
+        queues: &mut MutexGuard<'_, Queues>,
+        limit: Option<Duration>,
+    ) -> Option<Option<Duration>> {
+        let ends = self.copies.iter().filter_map(|engine| engine.copying.as_ref());
+        let Some(end) = ends.map(|copy| copy.end).min() else {
+            return Some(limit);
+        };
+        let left = end.saturating_sub(now_ns());
+        if left < SPIN_NS {
+            MutexGuard::unlocked(queues, std::thread::yield_now);
+            return None;
+        }
+        let left = Duration::from_nanos(left);
+        Some(Some(limit.map_or(left, |limit| limit.min(left))))
+    }
+
+    /// Begins the next kernel.
+    fn begin(&mut self, queues: &mut Queues) {
+        let Some(id) = next(queues, |work| matches!(work, Work::Kernel(..))) else {
+            return;
+        };
         let Some(stream) = queues.streams.get_mut(&id) else {
             return;
         };
@@ -257,6 +339,22 @@ impl Runner {
     }
 }
 
+/// The stream whose next operation is one that is meant and goes first: by priority, then in the order of submission.
+fn next(queues: &Queues, is_meant: impl Fn(&Work) -> bool) -> Option<StreamId> {
+    let mut best: Option<(i32, u64, StreamId)> = None;
+    for (id, stream) in &queues.streams {
+        let Some(op) = stream.queue.front() else { continue };
+        if !op.work.as_ref().is_some_and(&is_meant) || !queues.allowed(stream, op.seq) {
+            continue;
+        }
+        let key = (stream.priority, op.seq, *id);
+        if best.is_none_or(|best| key < best) {
+            best = Some(key);
+        }
+    }
+    best.map(|(_, _, id)| id)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -336,6 +434,39 @@ mod tests {
             noted.try_iter().map(|(what, _)| what).collect::<Vec<_>>(),
             ["first", "second", "third"]
         );
+    }
+
+    #[test]
+    fn copies_take_turns_on_their_route_and_none_beside_it() {
+        let engine = engine();
+        let copy = |route, ms: u64| Work::Copy(route, ms * MS, Box::new(|| ()));
+        let (to, noted) = mpsc::channel();
+        let gate = engine.open(1, StreamKind::NonBlocking, 0);
+        let (open, closed) = mpsc::channel::<()>();
+        let works = [
+            ("up", copy(Route::ToDevice, 4)),
+            ("down", copy(Route::ToHost, 4)),
+            ("up too", copy(Route::ToDevice, 4)),
+            ("kernel", kernel(4)),
+        ];
+        // All streams begin when one kernel ends, and so at one time.
+        let held = Work::Kernel(Cost::Device(0), Box::new(move || closed.recv().unwrap()));
+        engine.submit(gate, [held]);
+        for (name, work) in works {
+            let stream = engine.open(1, StreamKind::NonBlocking, 0);
+            engine.submit(stream, [work, note(&to, name)]);
+        }
+        open.send(()).unwrap();
+        engine.wait_domain(1);
+        let at: std::collections::HashMap<_, _> = noted.try_iter().collect();
+        assert!(at["up too"] >= at["up"] + 4 * MS, "{at:?}");
+        assert!(at["down"] < at["up too"], "{at:?}");
+        let copied = engine
+            .member
+            .here(0)
+            .copy_ns
+            .load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(copied, 12 * MS);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -76,6 +76,11 @@ impl Machine {
         })
     }
 
+    /// Makes a directory in the machine's, for all who share it.
+    pub(crate) fn make_directory(&self, dir: &Path) -> io::Result<()> {
+        make_directory(dir)
+    }
+
     pub(crate) fn set_config(&mut self, config: Config) {
         self.config = config;
     }
@@ -95,6 +100,11 @@ impl Machine {
         (0..self.config.devices).map(|index| Device::new(self, index))
     }
 
+    /// Whether a living process has that place.
+    pub fn is_taken(&self, slot: usize) -> bool {
+        self.locks.slot_owner(slot).is_some()
+    }
+
     /// One device, if the machine has that many.
     pub fn device(&self, index: usize) -> Option<Device<'_>> {
         (index < self.config.devices).then(|| Device::new(self, index))
@@ -108,6 +118,11 @@ impl Machine {
                 device
                     .busy_of_gone_ns
                     .fetch_add(left.busy_ns.load(Relaxed), Relaxed);
+            }
+            // What its last owner shared is nobody's now.
+            for export in &layout.export {
+                let owner = slot as u64 + 1;
+                let _ = export.owner.compare_exchange(owner, 0, AcqRel, Relaxed);
             }
             layout.slot[slot].clear();
             layout.slot[slot].pid.store(std::process::id(), Relaxed);

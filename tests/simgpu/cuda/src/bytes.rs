@@ -3,10 +3,12 @@
 use std::ptr;
 use std::sync::Arc;
 
+use simgpu::Route;
 use simgpu::memory::{Chunk, Space};
 
 use crate::abi::CUresult;
 use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
+use crate::process::Process;
 
 /// Where a copy reads or writes.
 #[derive(Clone, Debug)]
@@ -59,6 +61,13 @@ impl Place {
         }
     }
 
+    fn is_on_host(&self, space: &Space) -> bool {
+        match self {
+            Place::Host(_) | Place::Staged(_) => true,
+            Place::Space(address) => space.find(*address).is_some_and(|block| block.is_on_host()),
+        }
+    }
+
     fn chunks(&self, space: &Space, offset: u64, length: u64) -> Option<Vec<Chunk>> {
         let whole = |address: u64| -> Option<Vec<Chunk>> {
             let bytes = address.checked_add(offset)? as *mut u8;
@@ -101,6 +110,21 @@ impl Copy {
     /// Bytes that are moved.
     pub(crate) fn bytes(&self) -> u64 {
         self.width.saturating_mul(self.height).saturating_mul(self.depth)
+    }
+
+    /// The route it takes through a device and for how many nanoseconds. `None`: the host does it, or it is nothing.
+    pub(crate) fn cost(&self, process: &Process) -> Option<(Route, u64)> {
+        let route = match (
+            self.src.place.is_on_host(process.space),
+            self.dst.place.is_on_host(process.space),
+        ) {
+            (true, true) => return None,
+            (true, false) => Route::ToDevice,
+            (false, true) => Route::ToHost,
+            (false, false) => Route::OnDevice,
+        };
+        let ns = process.member.machine().config().copy_ns(route, self.bytes());
+        (ns > 0).then_some((route, ns))
     }
 
     /// Whether all of both sides is there; the program's own memory is taken on trust.
@@ -170,6 +194,15 @@ fn advance(chunk: Chunk, by: usize) -> Option<Chunk> {
 }
 
 impl Fill {
+    /// Nanoseconds of the device that it takes.
+    pub(crate) fn cost(&self, process: &Process) -> u64 {
+        let bytes = self
+            .width
+            .saturating_mul(self.value_size)
+            .saturating_mul(self.height);
+        process.member.machine().config().copy_ns(Route::OnDevice, bytes)
+    }
+
     /// Whether all of it is there.
     pub(crate) fn check(&self, space: &Space) -> CUresult {
         if !self.address.is_multiple_of(self.value_size)

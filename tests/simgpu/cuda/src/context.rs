@@ -95,6 +95,7 @@ impl Context {
         self.engine.wait_domain(self.domain());
         process.mipmaps.remove_all(|mipmap| mipmap.context == self.handle);
         process.arrays.remove_all(|array| array.context == self.handle);
+        crate::ipc::close_all_of(process, self.handle);
         crate::memory::free_all_of(process, self.domain());
         process.streams.remove_all(|stream| stream.context == self.handle);
         process.events.remove_all(|event| event.context == self.handle);

@@ -19,11 +19,25 @@ fn copy_now(call: Call, copy: &Copy) -> CUresult {
     let stream = call.stream(0)?;
     capture::check_wait(&stream)?;
     copy.check(call.process.space)?;
-    if stream.engine.is_idle(stream.id) {
-        return copy.run(call.process.space);
+    if let Some(result) = copy_at_once(call, copy, &stream) {
+        return result;
     }
     call.enqueue(&stream, Op::Copy(copy.clone()))?;
     wait(call, &stream)
+}
+
+/// Shorter copies than this are done by the thread that asks, where nothing goes before them: handing them to another
+/// takes longer.
+const AT_ONCE_NS: u64 = 20_000;
+
+/// Does a copy here and now, if it is that short and nothing goes before it.
+fn copy_at_once(call: Call, copy: &Copy, stream: &Stream) -> Option<CUresult> {
+    let ns = copy.cost(call.process).map_or(0, |(_, ns)| ns);
+    if ns >= AT_ONCE_NS || !stream.engine.is_idle(stream.id) {
+        return None;
+    }
+    call.process.member.count_copy(stream.engine.device(), ns);
+    Some(copy.run(call.process.space))
 }
 
 /// Does a copy in the order of a stream. The program's ordinary memory is done with when this returns.
@@ -35,8 +49,8 @@ fn copy_later(call: Call, mut copy: Copy, stream: CUstream) -> CUresult {
     }
     capture::check_legacy(&stream)?;
     if is_pageable(call, &copy.src) {
-        if stream.engine.is_idle(stream.id) {
-            return copy.run(call.process.space);
+        if let Some(result) = copy_at_once(call, &copy, &stream) {
+            return result;
         }
         copy.src = staged(&copy)?;
     }

@@ -114,7 +114,7 @@ const ATTRIBUTES: &[(u32, i32)] = &[
     (100, 0),                           // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
     (101, 0),                           // DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
     (102, 1),                           // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-    (103, 0),                           // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+    (103, 1),                           // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
     (104, 0),                           // HANDLE_TYPE_WIN32_HANDLE_SUPPORTED
     (105, 0),                           // HANDLE_TYPE_WIN32_KMT_HANDLE_SUPPORTED
     (106, 32),                          // MAX_BLOCKS_PER_MULTIPROCESSOR
@@ -130,13 +130,13 @@ const ATTRIBUTES: &[(u32, i32)] = &[
     (116, 0),                           // GPU_DIRECT_RDMA_SUPPORTED
     (117, 0),                           // GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
     (118, 0),                           // GPU_DIRECT_RDMA_WRITES_ORDERING
-    (119, 0),                           // MEMPOOL_SUPPORTED_HANDLE_TYPES
+    (119, 1),                           // MEMPOOL_SUPPORTED_HANDLE_TYPES
     (120, 1),                           // CLUSTER_LAUNCH
     (121, 1),                           // DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED
     (122, 1),                           // CAN_USE_64_BIT_STREAM_MEM_OPS
     (123, 1),                           // CAN_USE_STREAM_WAIT_VALUE_NOR
     (124, 0),                           // DMA_BUF_SUPPORTED
-    (125, 0),                           // IPC_EVENT_SUPPORTED
+    (125, 1),                           // IPC_EVENT_SUPPORTED
     (126, 4),                           // MEM_SYNC_DOMAIN_COUNT
     (127, 1),                           // TENSOR_MAP_ACCESS_SUPPORTED
     (128, 0),                           // HANDLE_TYPE_FABRIC_SUPPORTED

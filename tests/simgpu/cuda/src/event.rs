@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
+use simgpu::{Export, Watch};
 
 use crate::abi::{CUcontext, CUerror, CUevent, CUresult, CUstream, Out};
 use crate::call::{Call, driver};
@@ -10,9 +11,11 @@ use crate::context::Context;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use crate::op::Op;
 use crate::process::Process;
+use crate::shared_event::SharedEvent;
 use crate::{capture, pool};
 
 const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
 
 /// An event.
 pub(crate) struct Event {
@@ -20,6 +23,8 @@ pub(crate) struct Event {
     flags: u32,
     state: Mutex<State>,
     reached: Condvar,
+    /// Its state, in place of the other, where processes share it.
+    shared: Option<SharedEvent>,
     /// Where the event stands in a graph being captured.
     pub(crate) captured: Mutex<Option<capture::Fork>>,
 }
@@ -35,19 +40,47 @@ struct State {
 }
 
 impl Event {
-    fn new(context: &Context, flags: u32) -> Event {
+    fn new(context: &Context, flags: u32, shared: Option<SharedEvent>) -> Event {
         let captured = Mutex::new(None);
         Event {
             context: context.handle,
             flags,
             state: Mutex::default(),
             reached: Condvar::new(),
+            shared,
             captured,
+        }
+    }
+
+    /// One that another process has made.
+    pub(crate) fn shared(
+        process: &'static Process,
+        context: &Context,
+        export: Export,
+    ) -> Result<Event, CUerror> {
+        let shared = SharedEvent::of(process, export)?;
+        Ok(Event::new(context, DISABLE_TIMING | INTERPROCESS, Some(shared)))
+    }
+
+    /// What other processes open it by, if they can.
+    pub(crate) fn export(&self) -> Option<&Export> {
+        self.shared.as_ref().map(SharedEvent::export)
+    }
+
+    /// How a stream is to notice that it was reached.
+    pub(crate) fn watch(&self) -> Watch {
+        if self.shared.is_some() {
+            Watch::Polled
+        } else {
+            Watch::Nudged
         }
     }
 
     /// Counts a recording and returns its number.
     pub(crate) fn begin(&self, _context: &Context) -> u64 {
+        if let Some(shared) = &self.shared {
+            return shared.begin();
+        }
         let mut state = self.state.lock();
         state.begun += 1;
         state.begun
@@ -55,11 +88,17 @@ impl Event {
 
     /// The number of the last recording; 0 if there was none.
     pub(crate) fn last(&self) -> u64 {
+        if let Some(shared) = &self.shared {
+            return shared.last();
+        }
         self.state.lock().begun
     }
 
     /// Tells that a recording was reached.
     pub(crate) fn complete(&self, process: &Process, turn: u64, at: u64) {
+        if let Some(shared) = &self.shared {
+            return shared.complete(turn);
+        }
         let mut state = self.state.lock();
         if turn > state.done {
             (state.done, state.at) = (turn, at);
@@ -73,10 +112,16 @@ impl Event {
 
     /// Whether that recording was reached.
     pub(crate) fn is_complete(&self, turn: u64) -> bool {
+        if let Some(shared) = &self.shared {
+            return shared.is_complete(turn);
+        }
         self.state.lock().done >= turn
     }
 
     fn wait(&self) {
+        if let Some(shared) = &self.shared {
+            return shared.wait();
+        }
         let mut state = self.state.lock();
         let turn = state.begun;
         while state.done < turn {
@@ -125,10 +170,15 @@ fn elapsed(call: Call, milliseconds: Out<f32>, start: CUevent, end: CUevent) -> 
 driver! {
     fn cuEventCreate(event: Out<CUevent>, flags: u32) |call| {
         let context = call.context()?;
-        if event.is_null() || flags > 7 {
+        // Events that processes share keep no time.
+        if event.is_null() || flags > 7 || flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS {
             return Err(INVALID_VALUE);
         }
-        event.set(call.process.events.insert(Event::new(&context, flags)))
+        let shared = match flags & INTERPROCESS {
+            0 => None,
+            _ => Some(SharedEvent::new(call.process, context.index)?),
+        };
+        event.set(call.process.events.insert(Event::new(&context, flags, shared)))
     }
     fn cuEventDestroy(event: CUevent) |call| { call.process.events.remove(event, INVALID_HANDLE).map(|_| ()) }
     fn cuEventDestroy_v2(event: CUevent) |call| { call.process.events.remove(event, INVALID_HANDLE).map(|_| ()) }

@@ -1,14 +1,13 @@
-//! Linear, pitched, managed and host memory, and what can be asked about an address.
+//! Linear, pitched, managed and host memory.
 
 use simgpu::Held;
 use simgpu::memory::{Block, Kind};
 
-use crate::abi::{CUdeviceptr, CUerror, CUresult, In, Out, Raw};
+use crate::abi::{CUdeviceptr, CUerror, CUresult, Out};
 use crate::call::{Call, driver};
 use crate::context::Context;
 use crate::error::{
-    HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_CONTEXT, INVALID_VALUE, NOT_FOUND,
-    OUT_OF_MEMORY,
+    HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY,
 };
 use crate::process::Process;
 use crate::{capture, graph_memory, null, pool};
@@ -91,11 +90,12 @@ pub(crate) fn free_all_of(process: &'static Process, context: u64) {
 }
 
 fn end(process: &'static Process, block: &Block) {
-    process.space.release(block);
     match block.kind {
+        Kind::Linear => return crate::ipc::end_linear(process, block, Held::Linear),
         Kind::Host => process.member.drop_host(Held::HostPinned, block.size),
         kind => process.member.uncharge(block.device, held(kind), block.charged),
     }
+    process.space.release(block);
 }
 
 fn free(call: Call, address: CUdeviceptr) -> CUresult {
@@ -111,7 +111,9 @@ fn free(call: Call, address: CUdeviceptr) -> CUresult {
         .ok_or(INVALID_VALUE)?;
     match block.kind {
         Kind::Linear | Kind::Managed | Kind::Pool(_) | Kind::Graph => (),
-        Kind::Array | Kind::Host | Kind::Registered | Kind::Mapped(_) => return Err(INVALID_VALUE),
+        Kind::Array | Kind::Host | Kind::Registered | Kind::Mapped(_) | Kind::Imported => {
+            return Err(INVALID_VALUE);
+        }
     }
     // What the memory may still be used by comes first.
     if let Ok(context) = call.context_of(usize::try_from(block.context).unwrap_or(0)) {
@@ -221,41 +223,6 @@ fn range(call: Call, base: Out<CUdeviceptr>, size: Out<usize>, address: CUdevice
     Ok(())
 }
 
-/// Answers one pointer attribute into a place of its size.
-fn attribute(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> CUresult {
-    let block = call.process.space.find(address).ok_or(INVALID_VALUE)?;
-    let is_host = matches!(block.kind, Kind::Host | Kind::Registered);
-    let host = match block.kind {
-        Kind::Host | Kind::Registered | Kind::Managed => Some(address),
-        Kind::Linear | Kind::Array | Kind::Pool(_) | Kind::Graph | Kind::Mapped(_) => None,
-    };
-    match attribute {
-        1 => data.as_out::<u64>().set(block.context),
-        2 => data.as_out::<u32>().set(if is_host { 1 } else { 2 }),
-        3 => data.as_out::<u64>().set(address),
-        4 => data.as_out::<u64>().set(host.ok_or(INVALID_VALUE)?),
-        6 => data.as_out::<u32>().set(0),
-        7 => data.as_out::<u64>().set(block.id),
-        8 => data.as_out::<u8>().set(u8::from(block.kind == Kind::Managed)),
-        9 => data
-            .as_out::<i32>()
-            .set(call.process.ordinal(block.device).unwrap_or(-1)),
-        10 => data.as_out::<u8>().set(u8::from(block.kind == Kind::Linear)),
-        11 | 19 => data.as_out::<u64>().set(block.base),
-        12 | 18 => data.as_out::<u64>().set(block.size),
-        13 => data.as_out::<u8>().set(1),
-        14 => data.as_out::<u64>().set(0),
-        15 => data.as_out::<u8>().set(0),
-        16 => data.as_out::<u32>().set(3),
-        17 => data.as_out::<usize>().set(match block.kind {
-            Kind::Pool(pool) => pool,
-            _ => 0,
-        }),
-        20 => data.as_out::<u64>().set(block.id),
-        _ => Err(INVALID_VALUE),
-    }
-}
-
 driver! {
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) null { null::info(free, total) } |call| { info(call, free, total) }
     fn cuMemAlloc_v2(address: Out<CUdeviceptr>, bytes: usize) null { null::allocate(address, bytes) } |call| {
@@ -296,7 +263,7 @@ driver! {
         let block = call.process.space.find(address).ok_or(INVALID_VALUE)?;
         match block.kind {
             Kind::Host | Kind::Registered | Kind::Managed => device.set(address),
-            Kind::Linear | Kind::Array | Kind::Pool(_) | Kind::Graph | Kind::Mapped(_) => Err(INVALID_VALUE),
+            _ => Err(INVALID_VALUE),
         }
     }
     fn cuMemHostGetFlags(flags: Out<u32>, address: u64) |call| {
@@ -306,38 +273,6 @@ driver! {
     fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, size: Out<usize>, address: CUdeviceptr) |call| {
         range(call, base, size, address)
     }
-    fn cuPointerGetAttribute(data: Raw, attr: u32, address: CUdeviceptr) |call| {
-        if top_is_missing(call) {
-            return Err(INVALID_CONTEXT);
-        }
-        attribute(call, data, attr, address)
-    }
-    fn cuPointerGetAttributes(count: u32, attributes: In<u32>, data: In<*mut std::ffi::c_void>, address: CUdeviceptr) |call| {
-        let count = usize::try_from(count).unwrap_or(0);
-        for (attr, place) in attributes.list(count)?.into_iter().zip(data.list(count)?) {
-            // As the driver documents it: what an address has not, or an unknown address, reads as zero.
-            if attribute(call, Raw(place), attr, address).is_err() {
-                zero(Raw(place), attr)?;
-            }
-        }
-        Ok(())
-    }
-    fn cuPointerSetAttribute(_value: Raw, _attribute: u32, address: CUdeviceptr) |call| {
-        call.process.space.find(address).map(|_| ()).ok_or(INVALID_VALUE)
-    }
     fn cuMemAdvise(_address: CUdeviceptr, _bytes: usize, _advice: u32, _device: i32) |_| { Ok(()) }
     fn cuMemAdvise_v2(_address: CUdeviceptr, _bytes: usize, _advice: u32, _location: crate::abi::CUmemLocation) |_| { Ok(()) }
-}
-
-fn top_is_missing(call: Call) -> bool {
-    call.context().is_err_and(|error| error == INVALID_CONTEXT)
-}
-
-fn zero(data: Raw, attribute: u32) -> CUresult {
-    match attribute {
-        2 | 6 | 16 => data.as_out::<u32>().set(0),
-        9 => data.as_out::<i32>().set(-2),
-        8 | 10 | 13 | 15 => data.as_out::<u8>().set(0),
-        _ => data.as_out::<u64>().set(0),
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use simgpu::{Watch, Work};
+use simgpu::{Route, Watch, Work};
 
 use crate::abi::{CUerror, CUresult, Raw};
 use crate::bytes::{Copy, Fill};
@@ -59,12 +59,20 @@ impl Op {
                 Work::Kernel(cost, Box::new(effect))
             }
             Op::Copy(copy) => {
+                let cost = copy.cost(process);
                 let run = or_fault(Box::new(move || copy.run(process.space)));
-                Work::Do(Box::new(move |_| run()))
+                match cost {
+                    Some((route, ns)) => Work::Copy(route, ns, Box::new(run)),
+                    None => Work::Do(Box::new(move |_| run())),
+                }
             }
             Op::Fill(fill) => {
+                let ns = fill.cost(process);
                 let run = or_fault(Box::new(move || fill.run(process.space)));
-                Work::Do(Box::new(move |_| run()))
+                match ns {
+                    0 => Work::Do(Box::new(move |_| run())),
+                    ns => Work::Copy(Route::OnDevice, ns, Box::new(run)),
+                }
             }
             Op::Host(function, argument) => Work::Host(Box::new(move || {
                 let argument = argument;
@@ -79,8 +87,8 @@ impl Op {
                 Work::Do(Box::new(move |at| event.complete(process, turn, at)))
             }
             Op::Wait(event) => {
-                let turn = event.last();
-                Work::Wait(Box::new(move || event.is_complete(turn)), Watch::Nudged)
+                let (turn, watch) = (event.last(), event.watch());
+                Work::Wait(Box::new(move || event.is_complete(turn)), watch)
             }
             Op::Store(store) => {
                 let run = or_fault(Box::new(move || store.run(process.space)));

@@ -339,6 +339,6 @@ pub(crate) fn free_in_order(process: &'static Process, number: u64, address: u64
             }
         }
         Kind::Linear => drop(memory::free_block(process, address, |found| found.id == block.id)),
-        Kind::Array | Kind::Graph | Kind::Managed | Kind::Host | Kind::Registered | Kind::Mapped(_) => (),
+        _ => (),
     }
 }

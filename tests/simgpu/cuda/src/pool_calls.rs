@@ -124,9 +124,7 @@ fn free(call: Call, address: CUdeviceptr, stream: CUstream) -> CUresult {
             graph_memory::begin_freeing(call.process, address)?;
             return call.enqueue(&stream, Op::GraphFree(address));
         }
-        Kind::Array | Kind::Managed | Kind::Host | Kind::Registered | Kind::Mapped(_) => {
-            return Err(INVALID_VALUE);
-        }
+        _ => return Err(INVALID_VALUE),
     };
     call.enqueue(&stream, Op::Free(number, address))
 }

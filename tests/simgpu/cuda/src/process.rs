@@ -14,7 +14,7 @@ use crate::abi::{CUdevice, CUerror};
 use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
 use crate::registry::Registry;
 use crate::{
-    array, context, event, graph, graph_memory, link, module, pool, primary, stream, user_object, vmm,
+    array, context, event, graph, graph_memory, ipc, link, module, pool, primary, stream, user_object, vmm,
 };
 
 /// Everything a process has of the driver.
@@ -35,6 +35,7 @@ pub(crate) struct Process {
     pub(crate) handles: Registry<vmm::Handle>,
     /// Reserved address ranges: start and length.
     pub(crate) reservations: Mutex<BTreeMap<u64, u64>>,
+    pub(crate) ipc: Mutex<ipc::Ipc>,
     pub(crate) arrays: Registry<array::Array>,
     pub(crate) mipmaps: Registry<array::Mipmap>,
     pub(crate) graphs: Registry<graph::Graph>,
@@ -149,6 +150,7 @@ impl Process {
             pools: Registry::new(0x59),
             handles: Registry::new(0x5a),
             reservations: Mutex::default(),
+            ipc: Mutex::default(),
             arrays: Registry::new(0x5b),
             mipmaps: Registry::new(0x5c),
             graphs: Registry::new(0x5d),

@@ -1,6 +1,8 @@
 //! A large range of this process's addresses, of which only what is written takes memory.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr;
 
 use parking_lot::Mutex;
@@ -12,49 +14,60 @@ const WORTH_RETURNING: u64 = 64 << 10;
 const PAGE: u64 = 4096;
 const SMALLEST: usize = 1 << 30;
 
+/// What is behind the addresses of an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bytes {
+    /// Nothing: they are names for memory elsewhere.
+    None,
+    /// Memory of this process.
+    Private,
+    /// Memory that other processes can be let in on.
+    Shared,
+}
+
 /// An arena. Its mapping is never undone, so an address of it stays safe to touch.
 #[derive(Debug)]
 pub struct Arena {
     start: u64,
     length: u64,
-    /// Whether the addresses can be read and written, or are only names for memory elsewhere.
-    accessible: bool,
+    bytes: Bytes,
+    /// Where the bytes are, if they are shared.
+    file: Option<File>,
     free: Mutex<Ranges>,
 }
 
 impl Arena {
     /// Reserves about `length` bytes of addresses, fewer if the process may not have so many.
-    pub fn reserve(length: usize, accessible: bool) -> io::Result<Arena> {
-        let protection = if accessible {
-            libc::PROT_READ | libc::PROT_WRITE
-        } else {
-            libc::PROT_NONE
-        };
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    pub fn reserve(length: usize, bytes: Bytes) -> io::Result<Arena> {
         let mut length = length;
         loop {
-            // SAFETY: a fresh anonymous mapping replaces nothing.
-            let start = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, -1, 0) };
-            if start != libc::MAP_FAILED {
-                // SAFETY: exactly the mapping made above. A fork child has no use for it.
-                unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
-                // SAFETY: likewise; a core file has no use for it either.
-                unsafe { libc::madvise(start, length, libc::MADV_DONTDUMP) };
-                let (start, length) = (start as u64, length as u64);
-                let first = start.next_multiple_of(2 << 20);
-                let free = Mutex::new(Ranges::new(first, length - (first - start)));
-                return Ok(Arena {
-                    start,
-                    length,
-                    accessible,
-                    free,
-                });
+            match Arena::exactly(length, bytes) {
+                Err(_) if length > SMALLEST => length /= 2,
+                other => return other,
             }
-            if length <= SMALLEST {
-                return Err(io::Error::last_os_error());
-            }
-            length /= 2;
         }
+    }
+
+    fn exactly(length: usize, bytes: Bytes) -> io::Result<Arena> {
+        let file = match bytes {
+            Bytes::Shared => Some(anonymous(length)?),
+            Bytes::None | Bytes::Private => None,
+        };
+        let start = map(
+            ptr::null_mut(),
+            length,
+            bytes,
+            file.as_ref().map(|file| (file.as_fd(), 0)),
+        )?;
+        let length = length as u64;
+        let first = start.next_multiple_of(2 << 20);
+        Ok(Arena {
+            start,
+            length,
+            bytes,
+            file,
+            free: Mutex::new(Ranges::new(first, length - (first - start))),
+        })
     }
 
     /// The first address.
@@ -79,23 +92,99 @@ impl Arena {
 
     /// Gives addresses back. The bytes of large blocks are returned to the system.
     pub fn give(&self, at: u64, length: u64) {
-        if self.accessible && length >= WORTH_RETURNING {
-            discard(at, length);
+        if self.bytes != Bytes::None && length >= WORTH_RETURNING {
+            self.discard(at, length);
         }
         self.free.lock().give(at, length.max(1));
     }
+
+    /// Where the bytes of an address are, if others can be let in on them: a file and the place in it.
+    pub fn place_of(&self, at: u64) -> Option<(BorrowedFd<'_>, u64)> {
+        let file = self.file.as_ref()?;
+        Some((file.as_fd(), at - self.start))
+    }
+
+    /// Puts the bytes of a file behind some of the addresses, whole pages, until `restore`.
+    pub fn lay(&self, at: u64, length: u64, (file, offset): (BorrowedFd<'_>, u64)) -> io::Result<()> {
+        let length = usize::try_from(length).unwrap_or(0);
+        map(
+            at as *mut libc::c_void,
+            length,
+            Bytes::Shared,
+            Some((file, offset)),
+        )
+        .map(drop)
+    }
+
+    /// Puts what belongs there behind addresses where something else was laid.
+    pub fn restore(&self, at: u64, length: u64) {
+        let length = usize::try_from(length).unwrap_or(0);
+        let restored = map(at as *mut libc::c_void, length, self.bytes, self.place_of(at));
+        if let Err(error) = restored {
+            eprintln!("simgpu: memory cannot be given back: {error}");
+        }
+    }
+
+    /// Returns the whole pages in a range to the system; they read as zero then.
+    pub fn discard(&self, at: u64, length: u64) {
+        let first = at.next_multiple_of(PAGE);
+        let last = (at + length) / PAGE * PAGE;
+        if first < last {
+            let (first, length) = (
+                first as *mut libc::c_void,
+                usize::try_from(last - first).unwrap_or(0),
+            );
+            let advice = match self.bytes {
+                Bytes::Shared => libc::MADV_REMOVE,
+                Bytes::None | Bytes::Private => libc::MADV_DONTNEED,
+            };
+            // SAFETY: pages of an arena's own mapping, which nobody holds a Rust reference to.
+            unsafe { libc::madvise(first, length, advice) };
+        }
+    }
 }
 
-/// Returns the whole pages in a range of an accessible arena to the system; they read as zero then.
-pub(super) fn discard(at: u64, length: u64) {
-    let first = at.next_multiple_of(PAGE);
-    let last = (at + length) / PAGE * PAGE;
-    if first < last {
-        let (first, length) = (
-            first as *mut libc::c_void,
-            usize::try_from(last - first).unwrap_or(0),
-        );
-        // SAFETY: pages of an arena's own mapping, which nobody holds a Rust reference to.
-        unsafe { libc::madvise(first, length, libc::MADV_DONTNEED) };
+/// A file without a name, all zero, of which only what is written takes memory.
+fn anonymous(length: usize) -> io::Result<File> {
+    // SAFETY: the name is a string.
+    let file = unsafe { libc::memfd_create(c"simgpu".as_ptr(), libc::MFD_CLOEXEC) };
+    if file < 0 {
+        return Err(io::Error::last_os_error());
     }
+    // SAFETY: a descriptor made just now, which nobody else has.
+    let file = unsafe { File::from_raw_fd(file) };
+    file.set_len(length as u64)?;
+    Ok(file)
+}
+
+/// Maps pages: anywhere, or in place of what is at `at`, which must be of an arena.
+fn map(
+    at: *mut libc::c_void,
+    length: usize,
+    bytes: Bytes,
+    file: Option<(BorrowedFd<'_>, u64)>,
+) -> io::Result<u64> {
+    let protection = match bytes {
+        Bytes::None => libc::PROT_NONE,
+        Bytes::Private | Bytes::Shared => libc::PROT_READ | libc::PROT_WRITE,
+    };
+    let kind = match file {
+        Some(_) => libc::MAP_SHARED,
+        None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    };
+    let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
+    let (descriptor, offset) = file.map_or((-1, 0), |(file, offset)| {
+        (file.as_raw_fd(), i64::try_from(offset).unwrap_or(0))
+    });
+    let flags = kind | fixed | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping replaces nothing, or pages of an arena, which are only ever reached by their addresses.
+    let start = unsafe { libc::mmap(at, length, protection, flags, descriptor, offset) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: exactly the mapping made above. A fork child has no use for it.
+    unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
+    // SAFETY: likewise; a core file has no use for it either.
+    unsafe { libc::madvise(start, length, libc::MADV_DONTDUMP) };
+    Ok(start as u64)
 }

@@ -1,8 +1,13 @@
 //! Blocks: what is known of the memory at a device address.
 
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use super::Space;
+
+/// The device of what is in host memory.
+pub const HOST: usize = usize::MAX;
 
 /// What a block of memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +16,7 @@ pub enum Kind {
     Linear,
     /// Device memory of an array.
     Array,
-    /// Device memory from the pool of that handle.
+    /// Memory from the pool of that handle.
     Pool(usize),
     /// Device memory of a graph.
     Graph,
@@ -23,6 +28,8 @@ pub enum Kind {
     Registered,
     /// Part of a reserved address range with the physical memory of that handle behind it.
     Mapped(usize),
+    /// Device memory of another process.
+    Imported,
 }
 
 /// A block of memory at a device address.
@@ -34,7 +41,7 @@ pub struct Block {
     pub size: u64,
     /// What it is.
     pub kind: Kind,
-    /// The device it was made for.
+    /// The device it is on, or [`HOST`].
     pub device: usize,
     /// The context it was made in.
     pub context: u64,
@@ -46,10 +53,59 @@ pub struct Block {
     pub charged: u64,
     /// Where its bytes are.
     pub(super) bytes: u64,
-    /// The physical memory behind a mapped block, held by it.
+    /// The physical memory behind it where that has a life of its own, held by the block.
     pub physical: Option<Arc<Physical>>,
-    /// Whether it may be read and written.
-    pub accessible: bool,
+    /// Who may read and write it.
+    pub access: Access,
+}
+
+/// Who may read (1) and write (2) a block: two bits for each device, and for the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access(u64);
+
+impl Access {
+    /// Everybody.
+    pub const ALL: Access = Access(u64::MAX);
+
+    fn shift(device: usize) -> usize {
+        // More devices than half the bits are not simulated.
+        if device == HOST { 62 } else { device.min(30) * 2 }
+    }
+
+    /// What a device, or [`HOST`], may do.
+    pub fn of(self, device: usize) -> u64 {
+        self.0 >> Access::shift(device) & 3
+    }
+
+    /// Allows a device, or [`HOST`], this much.
+    pub fn set(&mut self, device: usize, flags: u64) {
+        let shift = Access::shift(device);
+        self.0 = self.0 & !(3 << shift) | (flags & 3) << shift;
+    }
+
+    /// Whether any device may do anything.
+    fn is_any(self) -> bool {
+        self.0 & !(3 << Access::shift(HOST)) != 0
+    }
+}
+
+impl Block {
+    /// Whether the driver may read and write it.
+    pub fn is_accessible(&self) -> bool {
+        self.access.is_any() || self.access.of(HOST) != 0
+    }
+
+    /// Whether its bytes are in host memory.
+    pub fn is_on_host(&self) -> bool {
+        self.device == HOST || matches!(self.kind, Kind::Host | Kind::Registered)
+    }
+
+    /// How far into its physical memory it begins.
+    pub fn offset(&self) -> u64 {
+        self.physical
+            .as_ref()
+            .map_or(0, |physical| self.bytes - physical.bytes)
+    }
 }
 
 /// A run of bytes of this process that stand for device memory.
@@ -67,6 +123,8 @@ pub struct Physical {
     pub(super) space: &'static Space,
     pub(super) bytes: u64,
     pub(super) size: u64,
+    /// Where the bytes are if not in the arena: a file, from its beginning or from a place in it.
+    pub(super) file: Option<(File, u64)>,
     /// Told when the last holder lets go.
     pub(super) released: Box<dyn PhysicalOwner>,
 }
@@ -79,6 +137,9 @@ pub trait PhysicalOwner: Send + Sync + std::fmt::Debug {
 
 impl Drop for Physical {
     fn drop(&mut self) {
+        if self.file.is_some() {
+            self.space.physical.restore(self.bytes, self.size);
+        }
         self.space.physical.give(self.bytes, self.size);
         self.released.released(self.size);
     }
@@ -89,11 +150,19 @@ impl Physical {
     pub fn size(&self) -> u64 {
         self.size
     }
+
+    /// Where its bytes are, for whoever maps them.
+    pub(super) fn place(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        match &self.file {
+            Some((file, offset)) => Some((file.as_fd(), *offset)),
+            None => self.space.physical.place_of(self.bytes),
+        }
+    }
 }
 
 /// A block of ordinary memory, not charged for.
 pub(super) fn block(base: u64, size: u64, kind: Kind, device: usize, context: u64, bytes: u64) -> Block {
-    let (flags, charged, physical, accessible) = (0, 0, None, true);
+    let (flags, charged, physical) = (0, 0, None);
     Block {
         base,
         size,
@@ -105,6 +174,6 @@ pub(super) fn block(base: u64, size: u64, kind: Kind, device: usize, context: u6
         charged,
         bytes,
         physical,
-        accessible,
+        access: Access::ALL,
     }
 }

@@ -5,7 +5,7 @@ mod block;
 mod ranges;
 mod space;
 
-pub use arena::Arena;
-pub use block::{Block, Chunk, Kind, Physical, PhysicalOwner};
+pub use arena::{Arena, Bytes};
+pub use block::{Access, Block, Chunk, HOST, Kind, Physical, PhysicalOwner};
 pub use ranges::Ranges;
 pub use space::Space;

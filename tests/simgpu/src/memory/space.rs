@@ -1,21 +1,24 @@
 //! What is where in a process's unified address space, and the way from a device address to bytes.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::Arena;
-use super::arena::discard;
-use super::block::{Block, Chunk, Kind, Physical, PhysicalOwner, block};
+use super::arena::{Arena, Bytes};
+use super::block::{Access, Block, Chunk, HOST, Kind, Physical, PhysicalOwner, block};
 
-/// Addresses of device memory. They cannot be dereferenced: the bytes are `LINEAR` further up.
+/// Addresses of device memory. They cannot be dereferenced: the bytes are elsewhere.
 const LINEAR: usize = 4 << 40;
 /// Addresses for `cuMemAddressReserve`.
 const VIRTUAL: usize = 16 << 40;
-/// Physical memory, managed memory and page-locked host memory.
+/// Physical memory.
 const PHYSICAL: usize = 4 << 40;
+/// Managed memory and page-locked host memory.
+const SHARED: usize = 4 << 40;
 
 /// Alignment of what is allocated.
 const ALIGN: u64 = 512;
@@ -25,9 +28,11 @@ const ALIGN: u64 = 512;
 pub struct Space {
     /// Names and bytes of device memory, in step.
     linear: Arena,
-    linear_bytes: u64,
+    bytes: Arena,
     reserved: Arena,
     pub(super) physical: Arena,
+    /// What host and device both address.
+    shared: Arena,
     blocks: RwLock<Blocks>,
 }
 
@@ -40,13 +45,12 @@ struct Blocks {
 impl Space {
     /// Reserves the addresses.
     pub fn new() -> io::Result<Space> {
-        let linear = Arena::reserve(LINEAR, false)?;
-        let bytes = Arena::reserve(LINEAR, true)?;
         Ok(Space {
-            linear_bytes: bytes.start(),
-            linear,
-            reserved: Arena::reserve(VIRTUAL, false)?,
-            physical: Arena::reserve(PHYSICAL, true)?,
+            linear: Arena::reserve(LINEAR, Bytes::None)?,
+            bytes: Arena::reserve(LINEAR, Bytes::Shared)?,
+            reserved: Arena::reserve(VIRTUAL, Bytes::None)?,
+            physical: Arena::reserve(PHYSICAL, Bytes::Shared)?,
+            shared: Arena::reserve(SHARED, Bytes::Private)?,
             blocks: RwLock::default(),
         })
     }
@@ -61,12 +65,22 @@ impl Space {
         charged: u64,
     ) -> Option<u64> {
         let base = self.linear.take(size, ALIGN)?;
-        let bytes = base - self.linear.start() + self.linear_bytes;
+        let bytes = self.bytes_of(base);
         self.insert(Block {
             charged,
             ..block(base, size, kind, device, context, bytes)
         });
         Some(base)
+    }
+
+    /// Where the bytes of device memory are.
+    fn bytes_of(&self, linear: u64) -> u64 {
+        linear - self.linear.start() + self.bytes.start()
+    }
+
+    /// The file that the bytes of a block of linear memory are in, and where in it.
+    pub fn place_of(&self, block: &Block) -> Option<(BorrowedFd<'_>, u64)> {
+        self.bytes.place_of(block.bytes)
     }
 
     /// Addresses for a pool to make blocks in.
@@ -76,14 +90,57 @@ impl Space {
 
     /// Gives back what `take_linear` gave, when no block is left in it.
     pub fn give_linear(&self, base: u64, size: u64) {
-        discard(base - self.linear.start() + self.linear_bytes, size);
+        self.bytes.discard(self.bytes_of(base), size);
         self.linear.give(base, size);
     }
 
-    /// Makes a block at addresses that `take_linear` gave, of a pool or a graph.
+    /// Makes a block at addresses that `take_linear` or `take_shared` gave, of a pool or a graph.
     pub fn make_within(&self, base: u64, size: u64, kind: Kind, device: usize, context: u64) {
-        let bytes = base - self.linear.start() + self.linear_bytes;
+        let bytes = if self.shared.contains(base) {
+            base
+        } else {
+            self.bytes_of(base)
+        };
         self.insert(block(base, size, kind, device, context, bytes));
+    }
+
+    /// Makes a block at addresses that `take_linear` gave, with a part of physical memory behind it.
+    pub fn make_backed(
+        &self,
+        (base, size): (u64, u64),
+        kind: Kind,
+        device: usize,
+        context: u64,
+        (physical, offset): (&Arc<Physical>, u64),
+    ) {
+        self.insert(Block {
+            physical: Some(Arc::clone(physical)),
+            ..block(base, size, kind, device, context, physical.bytes + offset)
+        });
+    }
+
+    /// Makes a block of another process's memory: `size` bytes that begin so far into the physical memory.
+    pub fn make_imported(
+        &self,
+        size: u64,
+        device: usize,
+        context: u64,
+        physical: &Arc<Physical>,
+        offset: u64,
+    ) -> Option<u64> {
+        let base = self.linear.take(size, ALIGN)?;
+        self.make_backed((base, size), Kind::Imported, device, context, (physical, offset));
+        Some(base)
+    }
+
+    /// Addresses that the host can use too, for a pool to make blocks in.
+    pub fn take_shared(&self, size: u64) -> Option<u64> {
+        self.shared.take(size, 2 << 20)
+    }
+
+    /// Gives back what `take_shared` gave, when no block is left in it.
+    pub fn give_shared(&self, base: u64, size: u64) {
+        self.shared.give(base, size);
     }
 
     /// Makes a block that host and device both address.
@@ -96,7 +153,7 @@ impl Space {
         charged: u64,
         flags: u32,
     ) -> Option<u64> {
-        let base = self.physical.take(size.next_multiple_of(4096), 4096)?;
+        let base = self.shared.take(size.next_multiple_of(4096), 4096)?;
         self.insert(Block {
             charged,
             flags,
@@ -147,10 +204,11 @@ impl Space {
     pub fn release(&self, block: &Block) {
         match block.kind {
             Kind::Linear | Kind::Array => {
-                discard(block.bytes, block.size);
+                self.bytes.discard(block.bytes, block.size);
                 self.linear.give(block.base, block.size.max(1));
             }
-            Kind::Managed | Kind::Host => self.physical.give(block.base, block.size.next_multiple_of(4096)),
+            Kind::Imported => self.linear.give(block.base, block.size.max(1)),
+            Kind::Managed | Kind::Host => self.shared.give(block.base, block.size.next_multiple_of(4096)),
             Kind::Pool(_) | Kind::Graph | Kind::Registered | Kind::Mapped(_) => (),
         }
     }
@@ -168,13 +226,27 @@ impl Space {
         self.reserved.give(base, size);
     }
 
-    /// Makes physical memory, already charged for; `owner` is told when it goes.
-    pub fn make_physical(&'static self, size: u64, owner: Box<dyn PhysicalOwner>) -> Option<Arc<Physical>> {
+    /// Makes physical memory, already charged for; `owner` is told when it goes. Its bytes are those of a file from a
+    /// place on, or of nobody else.
+    pub fn make_physical(
+        &'static self,
+        size: u64,
+        file: Option<(File, u64)>,
+        owner: Box<dyn PhysicalOwner>,
+    ) -> Option<Arc<Physical>> {
         let bytes = self.physical.take(size, 4096)?;
+        if let Some((file, offset)) = &file
+            && let Err(error) = self.physical.lay(bytes, size, (file.as_fd(), *offset))
+        {
+            eprintln!("simgpu: shared memory: {error}");
+            self.physical.give(bytes, size);
+            return None;
+        }
         Some(Arc::new(Physical {
             space: self,
             bytes,
             size,
+            file,
             released: owner,
         }))
     }
@@ -187,7 +259,7 @@ impl Space {
         let block = block(base, size, Kind::Mapped(handle), device, 0, physical.bytes);
         self.insert(Block {
             physical: Some(Arc::clone(physical)),
-            accessible: false,
+            access: Access::default(),
             ..block
         });
         true
@@ -197,26 +269,52 @@ impl Space {
     pub fn unmap(&self, base: u64, size: u64) -> Option<Vec<Block>> {
         let mut blocks = self.blocks.write();
         let bases = blocks.exactly(base, size)?;
-        Some(
-            bases
-                .iter()
-                .filter_map(|base| blocks.by_base.remove(base))
-                .collect(),
-        )
+        let gone: Vec<Block> = bases
+            .iter()
+            .filter_map(|base| blocks.by_base.remove(base))
+            .collect();
+        for block in gone.iter().filter(|block| block.access.of(HOST) != 0) {
+            self.reserved.restore(block.base, block.size);
+        }
+        Some(gone)
     }
 
-    /// Allows or forbids access to the mapped blocks of a range, which must cover it exactly.
-    pub fn set_access(&self, base: u64, size: u64, accessible: bool) -> bool {
+    /// Changes who may access the mapped blocks of a range, which must cover it exactly.
+    pub fn set_access(&self, base: u64, size: u64, change: impl Fn(&mut Access)) -> bool {
         let mut blocks = self.blocks.write();
         let Some(bases) = blocks.exactly(base, size) else {
             return false;
         };
         for base in bases {
             if let Some(block) = blocks.by_base.get_mut(&base) {
-                block.accessible = accessible;
+                let before = block.access.of(HOST) != 0;
+                change(&mut block.access);
+                let after = block.access.of(HOST) != 0;
+                let place = block.physical.as_ref().and_then(|physical| physical.place());
+                match (before, after, place) {
+                    (false, true, Some(place)) => {
+                        if let Err(error) = self.reserved.lay(block.base, block.size, place) {
+                            eprintln!("simgpu: memory for the host: {error}");
+                        }
+                    }
+                    (true, false, _) => self.reserved.restore(block.base, block.size),
+                    _ => (),
+                }
             }
         }
         true
+    }
+
+    /// The mapped blocks of a range, which must cover it exactly.
+    pub fn mapped(&self, base: u64, size: u64) -> Option<Vec<Block>> {
+        let blocks = self.blocks.read();
+        let bases = blocks.exactly(base, size)?;
+        Some(
+            bases
+                .iter()
+                .filter_map(|base| blocks.by_base.get(base).cloned())
+                .collect(),
+        )
     }
 
     /// The block that an address is in.
@@ -226,7 +324,9 @@ impl Space {
 
     /// Whether an address is one of this space's, in use or not: never the program's own memory.
     pub fn owns(&self, address: u64) -> bool {
-        self.linear.contains(address) || self.reserved.contains(address) || self.physical.contains(address)
+        [&self.linear, &self.reserved, &self.shared]
+            .iter()
+            .any(|arena| arena.contains(address))
     }
 
     /// Where the bytes of device memory are; `None` if not all of it is there and accessible.
@@ -235,7 +335,7 @@ impl Space {
         let mut chunks = Vec::with_capacity(1);
         let (mut at, end) = (address, address.checked_add(length)?);
         while at < end {
-            let block = blocks.find(at).filter(|block| block.accessible)?;
+            let block = blocks.find(at).filter(|block| block.is_accessible())?;
             let upto = end.min(block.base + block.size);
             let bytes = block.bytes + (at - block.base);
             chunks.push(Chunk {
@@ -319,13 +419,13 @@ mod tests {
     fn one_physical_memory_can_be_mapped_twice_and_side_by_side() {
         let space = space();
         let unit = 2 << 20;
-        let physical = space.make_physical(unit, Box::new(Nobody)).unwrap();
+        let physical = space.make_physical(unit, None, Box::new(Nobody)).unwrap();
         let base = space.reserve(2 * unit, unit, 0).unwrap();
         assert!(space.map(base, unit, &physical, 7, 0));
         assert!(space.map(base + unit, unit, &physical, 7, 0));
         assert!(!space.map(base, unit, &physical, 7, 0));
         assert_eq!(space.chunks(base, 1), None, "no access yet");
-        assert!(space.set_access(base, 2 * unit, true));
+        assert!(space.set_access(base, 2 * unit, |access| access.set(0, 3)));
         let chunks = space.chunks(base + unit - 8, 16).unwrap();
         assert_eq!(chunks.len(), 2);
         assert_eq!(chunks[1].bytes as u64 + unit - 8, chunks[0].bytes as u64);

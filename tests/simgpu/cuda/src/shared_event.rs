@@ -1,0 +1,123 @@
+//! The state of an event that processes share, in memory that they share.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::time::Duration;
+
+use simgpu::{Export, Tag};
+
+use crate::error::{CUerror, OUT_OF_MEMORY};
+use crate::process::Process;
+
+/// The file of the event.
+#[repr(C)]
+struct State {
+    /// How often it was recorded.
+    begun: AtomicU64,
+    /// The last recording that was reached.
+    done: AtomicU64,
+    /// One more than the place of the process that recorded it last.
+    recorder: AtomicU64,
+}
+
+/// A page, which the file is.
+const LENGTH: u64 = 4096;
+/// How often who waits for one looks.
+const POLL: Duration = Duration::from_micros(100);
+
+/// An event that processes share.
+pub(crate) struct SharedEvent {
+    process: &'static Process,
+    export: Export,
+    state: *mut State,
+}
+
+// SAFETY: the state is atomics in a mapping that lasts as long as this.
+unsafe impl Send for SharedEvent {}
+// SAFETY: likewise.
+unsafe impl Sync for SharedEvent {}
+
+impl SharedEvent {
+    /// One of this process.
+    pub(crate) fn new(process: &'static Process, device: usize) -> Result<SharedEvent, CUerror> {
+        let export = process.member.export(Tag::Event, device, LENGTH);
+        SharedEvent::of(process, export.map_err(|_| OUT_OF_MEMORY)?)
+    }
+
+    /// What another process has made.
+    pub(crate) fn of(process: &'static Process, export: Export) -> Result<SharedEvent, CUerror> {
+        use std::os::fd::AsRawFd;
+        let file = export.file().map_err(|_| OUT_OF_MEMORY)?;
+        let length = usize::try_from(LENGTH).unwrap_or(0);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping replaces nothing; the file is that long.
+        let state = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                protection,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if state == libc::MAP_FAILED {
+            return Err(OUT_OF_MEMORY);
+        }
+        Ok(SharedEvent {
+            process,
+            export,
+            state: state.cast(),
+        })
+    }
+
+    pub(crate) fn export(&self) -> &Export {
+        &self.export
+    }
+
+    fn state(&self) -> &State {
+        // SAFETY: mapped until this is dropped, and nothing but atomics, for which any bytes are valid.
+        unsafe { &*self.state }
+    }
+
+    /// Counts a recording and returns its number.
+    pub(crate) fn begin(&self) -> u64 {
+        let state = self.state();
+        let slot = self.process.member.slot() as u64;
+        state.recorder.store(slot + 1, Release);
+        state.begun.fetch_add(1, AcqRel) + 1
+    }
+
+    pub(crate) fn last(&self) -> u64 {
+        self.state().begun.load(Acquire)
+    }
+
+    pub(crate) fn complete(&self, turn: u64) {
+        self.state().done.fetch_max(turn, AcqRel);
+    }
+
+    /// Whether that recording was reached, or never will be, its process being gone with all its work.
+    pub(crate) fn is_complete(&self, turn: u64) -> bool {
+        let state = self.state();
+        if state.done.load(Acquire) >= turn {
+            return true;
+        }
+        let recorder = usize::try_from(state.recorder.load(Acquire)).unwrap_or(0);
+        let slot = recorder.checked_sub(1);
+        slot.is_none_or(|slot| !self.process.member.machine().is_taken(slot))
+    }
+
+    pub(crate) fn wait(&self) {
+        let turn = self.last();
+        while !self.is_complete(turn) {
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for SharedEvent {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that was made for this, which ends now.
+        unsafe { libc::munmap(self.state.cast(), usize::try_from(LENGTH).unwrap_or(0)) };
+    }
+}
