@@ -199,6 +199,59 @@ pub struct CUmemPoolProps {
 
 const _: () = assert!(size_of::<CUmemPoolProps>() == 88);
 
+impl CUmemPoolProps {
+    /// Nothing: for the driver to fill in.
+    pub const NONE: Self = Self {
+        kind: 0,
+        handle_types: 0,
+        location: CUmemLocation { kind: 0, id: 0 },
+        win32_security_attributes: std::ptr::null_mut(),
+        max_size: 0,
+        usage: 0,
+        reserved: [0; 54],
+    };
+}
+
+/// What a node of a graph allocates.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUDA_MEM_ALLOC_NODE_PARAMS {
+    pub pool: CUmemPoolProps,
+    pub access: *const c_void,
+    pub access_count: usize,
+    pub bytes: usize,
+    pub address: CUdeviceptr,
+}
+
+const _: () = assert!(size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>() == 120);
+
+impl CUDA_MEM_ALLOC_NODE_PARAMS {
+    /// Nothing: for the driver to fill in.
+    pub const NONE: Self = Self {
+        pool: CUmemPoolProps::NONE,
+        access: std::ptr::null(),
+        access_count: 0,
+        bytes: 0,
+        address: CUdeviceptr(0),
+    };
+}
+
+/// The beginning of what describes a node of any type.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUgraphNodeParams {
+    /// `CU_GRAPH_NODE_TYPE_*`.
+    pub kind: u32,
+}
+
+/// The beginning of how a graph is to be instantiated.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUDA_GRAPH_INSTANTIATE_PARAMS {
+    /// `CUDA_GRAPH_INSTANTIATE_FLAG_*`.
+    pub flags: u64,
+}
+
 /// What `cuArrayGetMemoryRequirements` answers.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -259,6 +312,11 @@ pub struct CUDA_ARRAY_DESCRIPTOR_v1 {
 }
 
 pub const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: u32 = 5;
+pub const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: u32 = 0;
+pub const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: u32 = 2;
+pub const CU_GRAPH_NODE_TYPE_GRAPH: u32 = 4;
+pub const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
+pub const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: u64 = 2;
 pub const CU_EVENT_DISABLE_TIMING: u32 = 2;
 pub const CU_MEMHOSTREGISTER_DEVICEMAP: u32 = 2;
 pub const CU_STREAM_CAPTURE_MODE_RELAXED: u32 = 2;

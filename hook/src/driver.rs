@@ -72,6 +72,10 @@ calls! {
     /// For the attributes that are 64 bits wide.
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: c_uint, value: &mut u64);
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep_bytes: usize);
+    /// For the attributes that are 64 bits wide.
+    fn cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: c_uint, value: &mut u64);
+    fn cuDeviceGraphMemTrim(device: CUdevice);
+    fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, params: &mut CUDA_MEM_ALLOC_NODE_PARAMS);
     fn cuMemGetAllocationPropertiesFromHandle(
         properties: &mut CUmemAllocationProp,
         handle: CUmemGenericAllocationHandle,

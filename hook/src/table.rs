@@ -8,7 +8,7 @@ use gcgroup_abi::Kind;
 use crate::compute::{capture, graphs, progress, slots, streams};
 use crate::cuda::*;
 use crate::driver;
-use crate::memory::{array, host, linear, pool, report, vmm};
+use crate::memory::{array, graph, host, linear, pool, report, vmm};
 use crate::nvml;
 use crate::nvml::abi::*;
 use crate::process;
@@ -151,6 +151,46 @@ hooks! {
         pool: CUmemoryPool, attr: c_uint, value: *mut c_void,
     ) @11020 => |next| pool::change(pool, next);
 
+    // Graphs: what is in them, and memory of theirs, charged by what is reserved for it.
+
+    fn cuGraphAddMemAllocNode(
+        node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, num_dependencies: usize,
+        params: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
+    ) @11040 => |next| graph::add_allocation(next);
+    fn cuGraphAddNode(
+        node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, num_dependencies: usize,
+        params: *mut CUgraphNodeParams,
+    ) @12020 => |next| graph::add(params, next);
+    fn cuGraphAddNode_v2(
+        node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
+        dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
+    ) @12030 => |next| graph::add(params, next);
+    fn cuGraphAddNode_v3(
+        node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
+        dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
+    ) @13040 => |next| graph::add(params, next);
+    fn cuGraphInstantiate(
+        exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_size: usize,
+    ) @10000 => |next| graph::instantiate(exec, graph, 0, &|| graphs::instantiate(exec, graph, next));
+    fn cuGraphInstantiate_v2(
+        exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_size: usize,
+    ) @11000 => |next| graph::instantiate(exec, graph, 0, &|| graphs::instantiate(exec, graph, next));
+    fn cuGraphInstantiateWithFlags(
+        exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong,
+    ) @11040 => |next| graph::instantiate(exec, graph, flags, &|| graphs::instantiate(exec, graph, next));
+    fn cuGraphInstantiateWithParams [cuGraphInstantiateWithParams_ptsz](
+        exec: *mut CUgraphExec, graph: CUgraph, params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
+    ) @12000 => |next| graph::instantiate_with(exec, graph, params, &|| graphs::instantiate(exec, graph, next));
+    fn cuGraphExecUpdate(
+        exec: CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, result: *mut c_uint,
+    ) @10020 => |next| graph::update(exec, graph, next);
+    fn cuGraphExecUpdate_v2(
+        exec: CUgraphExec, graph: CUgraph, result: *mut c_void,
+    ) @12000 => |next| graph::update(exec, graph, next);
+    fn cuGraphExecDestroy(exec: CUgraphExec) @10000 => |next| graph::destroy(exec, &|| graphs::destroy(exec, next));
+    fn cuGraphUpload [cuGraphUpload_ptsz](exec: CUgraphExec, stream: CUstream) @11010 => |next| graph::upload(exec, next);
+    fn cuDeviceGraphMemTrim(device: CUdevice) @11040 => |next| graph::trim(device, next);
+
     // Physical memory by handle.
 
     fn cuMemCreate(
@@ -270,24 +310,11 @@ hooks! {
         function: CUfunction, grid_width: c_int, grid_height: c_int, stream: CUstream,
     ) @2000 => submit Kernel;
 
-    // Graphs: what is in them, and their launches.
+    // Graphs.
 
-    fn cuGraphInstantiate(
-        made: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_bytes: usize,
-    ) @10000 => |next| graphs::instantiate(made, graph, next);
-    fn cuGraphInstantiate_v2(
-        made: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_bytes: usize,
-    ) @11000 => |next| graphs::instantiate(made, graph, next);
-    fn cuGraphInstantiateWithFlags(
-        made: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong,
-    ) @11040 => |next| graphs::instantiate(made, graph, next);
-    fn cuGraphInstantiateWithParams [cuGraphInstantiateWithParams_ptsz](
-        made: *mut CUgraphExec, graph: CUgraph, params: *mut c_void,
-    ) @12000 => |next| graphs::instantiate(made, graph, next);
-    fn cuGraphExecDestroy(graph: CUgraphExec) @10000 => |next| graphs::destroy(graph, next);
     fn cuGraphLaunch [cuGraphLaunch_ptsz](
-        graph: CUgraphExec, stream: CUstream,
-    ) @10000 => |next| graphs::launch(graph, stream, next);
+        exec: CUgraphExec, stream: CUstream,
+    ) @10000 => |next| graphs::launch(exec, stream, &|| graph::launch(exec, next));
 
     // Copies.
 

@@ -108,6 +108,18 @@ impl Calls {
         assert_eq!(self.answer(&format!("bytes {variable} {bytes}")), Ok(()));
     }
 
+    /// Sends a command whose answer is not waited for now.
+    #[track_caller]
+    pub fn tell(&mut self, command: &str) {
+        self.program.say(command);
+    }
+
+    /// The next answer.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        self.program.line().expect("the program goes on")
+    }
+
     /// Any other command.
     #[track_caller]
     pub fn ask(&mut self, command: &str) -> String {

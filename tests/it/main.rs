@@ -35,6 +35,8 @@ mod load;
 #[cfg(test)]
 mod lookups;
 #[cfg(test)]
+mod memory_graph;
+#[cfg(test)]
 mod memory_overhead;
 #[cfg(test)]
 mod nvml;

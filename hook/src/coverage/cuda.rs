@@ -6,27 +6,20 @@ use super::How::{Escapes, Passed};
 
 pub(super) static FAMILIES: &[Family] = &[
     Family {
-        how: Escapes,
-        why: "memory of graph nodes is not charged",
+        how: Passed,
+        why: "what graphs allocate is taken and charged when they run; taking a graph apart gives nothing back",
         names: &[
-            "cuDeviceGraphMemTrim",
             "cuDeviceSetGraphMemAttribute",
             "cuGraphAddChildGraphNode",
-            "cuGraphAddMemAllocNode",
             "cuGraphAddMemFreeNode",
-            "cuGraphAddNode",
-            "cuGraphAddNode_v2",
-            "cuGraphAddNode_v3",
             "cuGraphClone",
             "cuGraphDestroy",
             "cuGraphExecNodeSetParams",
-            "cuGraphExecUpdate",
-            "cuGraphExecUpdate_v2",
         ],
     },
     Family {
-        how: Escapes,
-        why: "code and data of modules and libraries are not charged",
+        how: Passed,
+        why: "code and data of modules and libraries are measured, as what the process holds beyond its allocations",
         names: &[
             "cuFuncLoad",
             "cuLibraryLoadData",
@@ -40,8 +33,8 @@ pub(super) static FAMILIES: &[Family] = &[
         ],
     },
     Family {
-        how: Escapes,
-        why: "what contexts, and the stacks, heaps and buffers that they grow, take on the device is not charged",
+        how: Passed,
+        why: "what contexts, and the stacks, heaps and buffers that they grow, take on the device is measured",
         names: &[
             "cuCtxEnablePeerAccess",
             "cuCtxFromGreenCtx",
@@ -72,7 +65,6 @@ pub(super) static FAMILIES: &[Family] = &[
         why: "not held by a freeze, nor counted: moves or unpacks data",
         names: &[
             "cuFabricCpyBatchAsync",
-            "cuGraphUpload",
             "cuMemAdvise",
             "cuMemAdvise_v2",
             "cuMemBatchDecompressAsync",

@@ -31,6 +31,7 @@ const HANDLERS: &[(&str, &str, &str)] = &[
         "charged",
         "pools, by what they reserve, and waits, after which they give back",
     ),
+    ("graph", "charged", "memory of graphs, by what is reserved for it"),
     ("vmm", "charged", "physical memory by handle"),
     ("array", "charged", "arrays"),
     ("Kernel", "gated", "launches of kernels"),
@@ -93,7 +94,12 @@ fn handlers() -> BTreeMap<&'static str, &'static str> {
         let (_, around) = rest.split_once("=> ").unwrap();
         let handler = match around.strip_prefix("|next| ") {
             Some(body) => body.split("::").next().unwrap(),
-            None => around.strip_prefix("submit ").unwrap().split(';').next().unwrap(),
+            None => around
+                .strip_prefix("submit ")
+                .unwrap()
+                .split([';', ' '])
+                .next()
+                .unwrap(),
         };
         for name in head.split([' ', '[', ']']).filter(|name| !name.is_empty()) {
             handlers.insert(name, handler);

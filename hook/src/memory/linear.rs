@@ -77,7 +77,7 @@ pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
     };
     let (result, entry) = process.free(&process.memory.blocks, address.key(), next);
     if result.is_ok() && entry.is_some_and(|entry| entry.kind() == Kind::Pool) {
-        process.memory.pools.settle_all(process);
+        process.memory.reserves.settle_all(process);
     }
     result
 }

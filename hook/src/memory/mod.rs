@@ -13,17 +13,20 @@ use crate::process::Process;
 
 mod account;
 pub mod array;
+pub mod graph;
 pub mod host;
 pub mod ledger;
 pub mod levels;
 pub mod linear;
 pub mod pool;
 pub mod report;
+mod reserve;
 pub mod vmm;
 
+use graph::Graphs;
 use ledger::{Entry, Ledger};
 use levels::{Full, Levels};
-use pool::Pools;
+use reserve::Reserves;
 use vmm::Physical;
 
 /// Everything charged and remembered.
@@ -36,8 +39,9 @@ pub(crate) struct Memory {
     host: Ledger,
     /// By handle of the array or mipmapped array.
     arrays: Ledger,
-    pub(crate) pools: Pools,
+    pub(crate) reserves: Reserves,
     physical: Physical,
+    graphs: Graphs,
 }
 
 impl Memory {
@@ -47,8 +51,9 @@ impl Memory {
             blocks: Ledger::new(64),
             host: Ledger::new(4),
             arrays: Ledger::new(4),
-            pools: Pools::default(),
+            reserves: Reserves::default(),
             physical: Physical::default(),
+            graphs: Graphs::default(),
         }
     }
 
@@ -60,7 +65,7 @@ impl Memory {
                 process.discharge(&entry);
             }
         }
-        self.pools.settle_all(process);
+        self.reserves.settle_all(process);
     }
 
     /// Brings every charge to the slot that its device has now.
@@ -68,7 +73,7 @@ impl Memory {
         for ledger in [&self.blocks, &self.host, &self.arrays] {
             ledger.each(|entry| process.follow(entry));
         }
-        self.pools.renumber(process);
+        self.reserves.renumber(process);
         self.physical.renumber(process);
     }
 }
@@ -124,7 +129,7 @@ impl Process {
     #[cold]
     fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<(), CUerror> {
         full.count_hit(self.usage());
-        let charged = if self.memory.pools.trim(self) {
+        let charged = if self.memory.reserves.trim(self) {
             self.charge(index, bytes)
         } else {
             Err(full)
@@ -181,7 +186,7 @@ impl Process {
                 .uncharge(self.usage(), entry.index(), entry.size);
         }
         if entry.kind() == Kind::Pool {
-            self.memory.pools.freed(self, entry, stream);
+            self.memory.reserves.freed(self, entry, stream);
         }
     }
 

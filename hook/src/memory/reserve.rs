@@ -1,0 +1,321 @@
+//! Memory that the driver reserves in pieces of its own choosing: pools, and what graphs allocate. Charged by what is
+//! reserved, not by what is allocated from it.
+//!
+//! The driver alone knows by how much it grows, so the growth is foretold and charged before the call, and what it was
+//! is measured after and settled. Over the limit, every reserve is trimmed first; what then does not fit is refused.
+//! Nothing here waits for a stream.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use gcgroup_abi::Kind;
+use parking_lot::Mutex;
+
+use super::account::{Account, Over};
+use super::ledger::Entry;
+use super::levels::{Full, Unsettled};
+use crate::cuda::{
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUmemoryPool,
+};
+use crate::device::LocalDevice;
+use crate::driver;
+use crate::process::Process;
+
+/// Whom the driver keeps it for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// A pool, by its handle.
+    Pool(usize),
+    /// All graphs of the process on the device.
+    Graphs,
+}
+
+#[derive(Debug)]
+pub(crate) struct Reserve {
+    source: Source,
+    id: u32,
+    pub(crate) local: LocalDevice,
+    /// Memory of another process: charged there.
+    pub(crate) is_imported: bool,
+    measurements: AtomicU64,
+    /// Times it was trimmed: what had room before may have none.
+    trims: AtomicUsize,
+    pub(crate) account: Mutex<Account>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Reserves {
+    list: Mutex<Vec<Arc<Reserve>>>,
+}
+
+impl Reserve {
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    fn kind(&self) -> Kind {
+        match self.source {
+            Source::Pool(_) => Kind::Pool,
+            Source::Graphs => Kind::Graph,
+        }
+    }
+
+    /// What the driver says that is reserved.
+    pub(crate) fn reserved(&self) -> Option<u64> {
+        let mut bytes = 0;
+        match self.source {
+            Source::Pool(handle) => {
+                driver::cuMemPoolGetAttribute(pool(handle), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &mut bytes)
+            }
+            Source::Graphs => driver::cuDeviceGetGraphMemAttribute(
+                self.local.device(),
+                CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+                &mut bytes,
+            ),
+        }
+        .ok()?;
+        Some(bytes)
+    }
+
+    /// Has the driver give back what is not used, but for `keep` bytes of a pool.
+    pub(crate) fn trim(&self, process: &Process, keep: u64) {
+        let _unsettled = Unsettled::on(process.usage(), self.index());
+        let _ = match self.source {
+            Source::Pool(handle) => driver::cuMemPoolTrimTo(pool(handle), usize::try_from(keep).unwrap_or(0)),
+            Source::Graphs => driver::cuDeviceGraphMemTrim(self.local.device()),
+        };
+        self.trimmed(process);
+    }
+
+    /// It was trimmed.
+    pub(crate) fn trimmed(&self, process: &Process) {
+        self.trims.fetch_add(1, Relaxed);
+        // If it is over the limit still, it was before.
+        let _ = self.settle(process, 0);
+    }
+
+    pub(crate) fn trims(&self) -> usize {
+        self.trims.load(Relaxed)
+    }
+
+    /// What the driver says that graphs use now.
+    pub(crate) fn used(&self) -> Option<u64> {
+        let (device, mut used) = (self.local.device(), 0);
+        driver::cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &mut used).ok()?;
+        Some(used)
+    }
+
+    /// Whether trimming may give anything back.
+    fn has_spare(&self) -> bool {
+        match self.source {
+            Source::Pool(_) => self.account.lock().has_spare(),
+            Source::Graphs => self
+                .used()
+                .is_some_and(|used| used < self.account.lock().reserved()),
+        }
+    }
+
+    pub(crate) fn index(&self) -> usize {
+        self.account.lock().index
+    }
+
+    /// Charges in advance.
+    pub(crate) fn hold(&self, process: &Process, bytes: u64) -> Result<(), Full> {
+        let mut account = self.account.lock();
+        let (usage, control) = (process.usage(), process.control());
+        process
+            .memory
+            .levels
+            .try_charge(usage, control, account.index, bytes)?;
+        account.hold(bytes);
+        self.add_kind(process, account.index, bytes);
+        Ok(())
+    }
+
+    /// Brings the charge in line with what is reserved, after a call that held `held`.
+    ///
+    /// A measurement counts only if none that was begun later is settled already: so the last to settle was begun after
+    /// every call that was over by then. No lock is held while the driver is asked.
+    pub(crate) fn settle(&self, process: &Process, held: u64) -> Result<(), Over> {
+        let _unsettled = Unsettled::on(process.usage(), self.index());
+        loop {
+            let number = self.measurements.fetch_add(1, Relaxed) + 1;
+            let reserved = self.reserved();
+            let mut account = self.account.lock();
+            let reserved = match reserved {
+                Some(reserved) if !account.is_destroyed => reserved,
+                // Nobody can say any more: what was charged stays until all is freed.
+                _ => account.reserved(),
+            };
+            if number < account.settled {
+                continue;
+            }
+            account.settled = number;
+            let levels = &process.memory.levels;
+            let (usage, control) = (process.usage(), process.control());
+            let (index, before) = (account.index, account.paid);
+            let settled = account.settle(
+                held,
+                reserved,
+                |bytes| levels.try_charge(usage, control, index, bytes).is_ok(),
+                |bytes| levels.charge(usage, control, index, bytes),
+                |bytes| levels.uncharge(usage, index, bytes),
+            );
+            self.add_kind(process, index, account.paid.wrapping_sub(before));
+            return settled;
+        }
+    }
+
+    fn add_kind(&self, process: &Process, index: usize, bytes: u64) {
+        let device = process.usage().devices.get(index);
+        if let Some(kind) = device.and_then(|device| device.kinds.get(self.kind() as usize)) {
+            kind.fetch_add(bytes, Relaxed);
+        }
+    }
+}
+
+fn pool(handle: usize) -> CUmemoryPool {
+    CUmemoryPool(std::ptr::with_exposed_provenance_mut(handle))
+}
+
+impl Reserves {
+    /// The pool of that handle.
+    pub(crate) fn find(&self, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
+        let wanted = Source::Pool(handle.0.addr());
+        let list = self.list.lock();
+        list.iter()
+            .find(|pool| pool.source == wanted && !pool.account.lock().is_destroyed)
+            .cloned()
+    }
+
+    /// Enters a pool.
+    pub(crate) fn enter(
+        &self,
+        handle: CUmemoryPool,
+        local: LocalDevice,
+        index: usize,
+        is_imported: bool,
+    ) -> Arc<Reserve> {
+        let source = Source::Pool(handle.0.expose_provenance());
+        Self::add(&mut self.list.lock(), source, local, index, is_imported)
+    }
+
+    /// What graphs have on a device.
+    pub(crate) fn of_graphs(&self, local: LocalDevice, index: usize) -> Arc<Reserve> {
+        let mut list = self.list.lock();
+        let known = list
+            .iter()
+            .find(|reserve| reserve.source == Source::Graphs && reserve.local == local)
+            .cloned();
+        known.unwrap_or_else(|| Self::add(&mut list, Source::Graphs, local, index, false))
+    }
+
+    fn add(
+        list: &mut Vec<Arc<Reserve>>,
+        source: Source,
+        local: LocalDevice,
+        index: usize,
+        is_imported: bool,
+    ) -> Arc<Reserve> {
+        let id = list
+            .iter()
+            .map(|pool| pool.id)
+            .max()
+            .map_or(0, |last| last.wrapping_add(1));
+        let pool = Arc::new(Reserve {
+            source,
+            id,
+            local,
+            is_imported,
+            measurements: AtomicU64::new(0),
+            trims: AtomicUsize::new(0),
+            account: Mutex::new(Account::new(index)),
+        });
+        list.push(Arc::clone(&pool));
+        pool
+    }
+
+    /// Measures every pool that has anything charged: the driver gives memory back when streams are synchronised.
+    pub(crate) fn settle_all(&self, process: &Process) {
+        // Uncontended and empty in a program without pools.
+        let pools: Vec<_> = self
+            .list
+            .lock()
+            .iter()
+            .filter(|pool| pool.account.lock().paid != 0)
+            .cloned()
+            .collect();
+        for pool in pools {
+            // A pool that is over stays so until its memory is freed.
+            let _ = pool.settle(process, 0);
+        }
+    }
+
+    /// Has every pool give back what it reserves beyond what is allocated; whether any had such.
+    pub(crate) fn trim(&self, process: &Process) -> bool {
+        let all = self.list.lock().clone();
+        let mut any = false;
+        for reserve in all.iter().filter(|reserve| reserve.has_spare()) {
+            reserve.trim(process, 0);
+            any = true;
+        }
+        any
+    }
+
+    /// An allocation of a pool is gone, or will be when that stream has come so far.
+    pub(crate) fn freed(&self, process: &Process, entry: &Entry, stream: Option<usize>) {
+        let pool = self
+            .list
+            .lock()
+            .iter()
+            .find(|pool| pool.id == entry.owner)
+            .cloned();
+        let Some(pool) = pool else { return };
+        let is_over = {
+            let mut account = pool.account.lock();
+            account.end(entry.size, stream);
+            account.is_over()
+        };
+        if is_over {
+            self.end(process, &pool);
+        }
+    }
+
+    /// That stream has come to where it frees what it was to.
+    pub(crate) fn passed(&self, stream: usize) {
+        for pool in self.list.lock().iter() {
+            pool.account.lock().passed(stream);
+        }
+    }
+
+    /// A destroyed pool of which nothing is allocated any more.
+    pub(crate) fn end(&self, process: &Process, pool: &Arc<Reserve>) {
+        self.list.lock().retain(|other| !Arc::ptr_eq(other, pool));
+        let _unsettled = Unsettled::on(process.usage(), pool.index());
+        let mut account = pool.account.lock();
+        let bytes = std::mem::take(&mut account.paid);
+        process
+            .memory
+            .levels
+            .uncharge(process.usage(), account.index, bytes);
+        pool.add_kind(process, account.index, bytes.wrapping_neg());
+    }
+
+    pub(crate) fn renumber(&self, process: &Process) {
+        for pool in self.list.lock().iter() {
+            let mut account = pool.account.lock();
+            let index = process.devices.index(pool.local);
+            if index != account.index {
+                let (usage, control) = (process.usage(), process.control());
+                process
+                    .memory
+                    .levels
+                    .transfer_bytes(usage, control, account.index, index, account.paid);
+                pool.add_kind(process, account.index, account.paid.wrapping_neg());
+                pool.add_kind(process, index, account.paid);
+                account.index = index;
+            }
+        }
+    }
+}

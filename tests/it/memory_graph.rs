@@ -1,0 +1,132 @@
+//! Memory of graphs: charged by what is reserved for it, before a launch takes it.
+
+use support::{Config, Mount, Truth};
+
+use crate::calls::{Calls, OUT_OF_MEMORY};
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+const MEM_ALLOC: u64 = 10;
+
+/// A graph `graph` with a node that allocates `bytes`; the parameters of `cuGraphAddNode` have the node's own after
+/// the type and padding.
+fn graph_of(calls: &mut Calls, bytes: u64, way: &str) {
+    calls.ok("cuGraphCreate &graph 0");
+    let at = if way == "cuGraphAddMemAllocNode" { 0 } else { 16 };
+    // The pool: pinned, on device 0.
+    calls.put("params", 0, 4, MEM_ALLOC);
+    calls.put("params", at, 4, 1);
+    calls.put("params", at + 8, 4, 1);
+    calls.put("params", at + 104, 8, bytes);
+    let dependencies = if way.ends_with("_v2") || way.ends_with("_v3") {
+        "0 0 0"
+    } else {
+        "0 0"
+    };
+    calls.ok(&format!("{way} &node $graph {dependencies} &params"));
+}
+
+/// A graph `graph` that allocates and frees `bytes`, by calls that were captured.
+fn captured(calls: &mut Calls, bytes: u64) {
+    calls.ok("cuStreamCreate &stream 1");
+    calls.ok("cuStreamBeginCapture_v2 $stream 0");
+    calls.ok(&format!("cuMemAllocAsync &block {bytes} $stream"));
+    calls.ok("cuMemFreeAsync $block $stream");
+    calls.ok("cuStreamEndCapture $stream &graph");
+}
+
+#[test]
+fn a_launch_is_charged_for_what_is_reserved_for_it_and_a_trim_gives_it_back() {
+    let mount = Mount::new();
+    let truth = Truth::of(&mount.simgpu_dir());
+    for way in [
+        "cuGraphAddMemAllocNode",
+        "cuGraphAddNode",
+        "cuGraphAddNode_v2",
+        "captured",
+    ] {
+        let mut calls = Calls::start(&mount);
+        let dir = Dir::of(&mount, calls.pid());
+        match way {
+            "captured" => captured(&mut calls, 40 * MIB),
+            _ => {
+                graph_of(&mut calls, 40 * MIB, way);
+                calls.ok("cuStreamCreate &stream 1");
+            }
+        }
+        calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
+        assert_eq!(dir.number("memory.current"), 0, "{way}: nothing is taken yet");
+        calls.ok("cuGraphLaunch $exec $stream");
+        calls.ok("cuStreamSynchronize $stream");
+        assert_eq!(dir.key("memory.stat", "graph"), 40 * MIB, "{way}");
+        assert_eq!(dir.key("memory.stat", "pool"), 0, "{way}: not the pool's");
+        assert_eq!(dir.number("memory.current"), 40 * MIB, "{way}");
+        if way == "captured" {
+            // Again, at the limit: it has room already.
+            dir.write("memory.limit", 40 * MIB);
+            calls.ok("cuGraphLaunch $exec $stream");
+            calls.ok("cuGraphLaunch $exec $stream");
+            calls.ok("cuStreamSynchronize $stream");
+            assert_eq!(dir.number("memory.current"), 40 * MIB);
+        } else {
+            calls.ok("cuGraphMemAllocNodeGetParams $node &params");
+            let address = calls.ask("get params 112 8");
+            calls.ok(&format!("cuMemFree_v2 {address}"));
+        }
+        calls.ok("cuGraphExecDestroy $exec");
+        assert_eq!(dir.number("memory.current"), 40 * MIB, "{way}: still reserved");
+        calls.ok("cuDeviceGraphMemTrim 0");
+        assert_eq!(dir.number("memory.current"), 0, "{way}");
+        assert_eq!(truth.used(calls.pid(), 0), 0, "{way}");
+        assert_eq!(dir.number("memory.peak"), 40 * MIB, "{way}");
+    }
+}
+
+#[test]
+fn a_launch_over_the_limit_is_refused_and_takes_nothing() {
+    let mount = Mount::new();
+    let truth = Truth::of(&mount.simgpu_dir());
+    for launch in ["cuGraphLaunch", "cuGraphLaunch_ptsz", "cuGraphUpload"] {
+        let mut calls = Calls::start(&mount);
+        let dir = Dir::of(&mount, calls.pid());
+        captured(&mut calls, 40 * MIB);
+        calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
+        dir.write("memory.limit", 40 * MIB - 1);
+        assert_eq!(calls.call(&format!("{launch} $exec $stream")), OUT_OF_MEMORY);
+        assert_eq!(truth.used(calls.pid(), 0), 0);
+        assert_eq!(dir.number("memory.current"), 0);
+        assert_eq!(dir.key("memory.events", "oom"), 1);
+        dir.write("memory.limit", 40 * MIB);
+        calls.ok(&format!("{launch} $exec $stream"));
+        calls.ok("cuStreamSynchronize $stream");
+        // Room that no graph uses makes room for others.
+        calls.ok(&format!("cuMemAlloc_v2 &block {}", 40 * MIB));
+        assert_eq!(dir.key("memory.stat", "graph"), 0);
+        assert_eq!(
+            calls.call(&format!("{launch} $exec $stream")),
+            OUT_OF_MEMORY,
+            "trimmed"
+        );
+        assert_eq!(dir.number("memory.current"), 40 * MIB);
+        calls.ok("cuMemFree_v2 $block");
+        calls.ok(&format!("{launch} $exec $stream"));
+        calls.ok("cuStreamSynchronize $stream");
+        assert!(dir.number("memory.peak") <= 40 * MIB);
+    }
+}
+
+#[test]
+fn a_frozen_launch_of_a_graph_that_allocates_waits() {
+    let mount = Mount::with(Config::default());
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    captured(&mut calls, 4 * MIB);
+    calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
+    dir.write("compute.freeze", 1);
+    support::wait_until("it is drained", || dir.is_frozen());
+    calls.tell("call cuGraphLaunch $exec $stream");
+    dir.write("compute.freeze", 0);
+    assert_eq!(calls.line(), "ok");
+    assert_eq!(dir.key("compute.stat", "nr_graphs"), 1);
+    assert_eq!(dir.key("memory.stat", "graph"), 4 * MIB);
+}
