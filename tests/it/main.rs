@@ -57,6 +57,8 @@ mod simgpu;
 #[cfg(test)]
 mod simgpu_faults;
 #[cfg(test)]
+mod simgpu_ipc;
+#[cfg(test)]
 mod simgpu_nvml;
 #[cfg(test)]
 mod simgpu_symbols;
