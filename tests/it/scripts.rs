@@ -66,12 +66,21 @@ fn what_the_daemon_refuses_the_scripts_report() {
         ("gc-limit", [&pid, "much"]),
         ("gc-priority", [&pid, "16"]),
         ("gc-freeze", ["x", &pid]),
+        ("gc-autopreempt", ["x", &pid]),
+        ("gc-autopreempt", [&pid, "x"]),
     ] {
         let output = run(&mount, script, &arguments);
         assert!(!output.status.success(), "{script} {arguments:?}");
         assert!(!output.stderr.is_empty(), "{script} {arguments:?}");
     }
-    for script in ["gc-freeze", "gc-thaw", "gc-limit", "gc-priority", "gc-preempt"] {
+    for script in [
+        "gc-freeze",
+        "gc-thaw",
+        "gc-limit",
+        "gc-priority",
+        "gc-preempt",
+        "gc-autopreempt",
+    ] {
         let output = run(&mount, script, &[]);
         assert_eq!(output.status.code(), Some(2), "{script}");
         assert!(
@@ -113,6 +122,93 @@ fn gc_preempt_thaws_when_it_is_ended() {
         assert!(!preempt.wait().success());
         wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
     }
+}
+
+#[test]
+fn gc_preempt_can_make_less_important_instead() {
+    let mount = Mount::new();
+    let (process, least) = (mount.obedient(), mount.obedient());
+    let (pid, other) = (process.pid().to_string(), least.pid().to_string());
+    mount.write(&pid, "compute.priority", "3");
+    mount.write(&other, "compute.priority", "15");
+    let look = format!(
+        "cat {0}/{pid}/compute.priority {0}/{other}/compute.priority {0}/{pid}/compute.freeze",
+        mount.path().display()
+    );
+    let arguments = ["-p", "12", &pid, &other, "--", "sh", "-c", &look];
+    assert_eq!(ok(&mount, "gc-preempt", &arguments), "12\n15\n0\n");
+    assert_eq!(mount.read(&pid, "compute.priority"), "3");
+    assert_eq!(mount.read(&other, "compute.priority"), "15");
+    for bad in ["x", "16"] {
+        let output = run(&mount, "gc-preempt", &["-p", bad, &pid, "--", "echo", "ran"]);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        assert_eq!(mount.read(&pid, "compute.priority"), "3");
+    }
+}
+
+/// `gc-autopreempt -v` of the first process over the others.
+#[track_caller]
+fn autopreempt(mount: &Mount, watched: &Governed, others: &[&str]) -> Governed {
+    let mut script = command(mount, "gc-autopreempt");
+    script.arg("-v").arg(watched.pid().to_string()).args(others);
+    Governed::spawn(script)
+}
+
+#[test]
+fn gc_autopreempt_freezes_while_the_other_is_busy() {
+    let mount = Mount::new();
+    let (mut watched, mut batch, held) = (mount.obedient(), mount.obedient(), mount.obedient());
+    let (pid, frozen) = (batch.pid().to_string(), held.pid().to_string());
+    mount.write(&frozen, "compute.freeze", "1");
+    let mut script = autopreempt(&mount, &watched, &[&pid, &frozen]);
+    for _ in 0..3 {
+        assert_eq!(watched.ask("launch 1 300000"), "launched 1");
+        script.expect("busy: ");
+        wait_until("frozen", || mount.number(&pid, "gcgroup.events", "frozen") == 1);
+        assert_eq!(watched.ask("sync"), "synchronised");
+        script.expect("idle: ");
+        wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
+        assert_eq!(batch.ask("launch 1"), "launched 1");
+        assert_eq!(mount.read(&frozen, "compute.freeze"), "1", "it was frozen before");
+    }
+}
+
+#[test]
+fn gc_autopreempt_thaws_when_the_watched_or_the_script_ends() {
+    let mount = Mount::new();
+    let batch = mount.obedient();
+    let pid = batch.pid().to_string();
+    let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGKILL];
+    for to_script in signals.map(Some).into_iter().chain([None]) {
+        let mut watched = mount.obedient();
+        let mut script = autopreempt(&mount, &watched, &[&pid]);
+        watched.say("launch 1 100000000");
+        script.expect("busy: ");
+        wait_until("frozen", || mount.number(&pid, "gcgroup.events", "frozen") == 1);
+        match to_script {
+            Some(signal) => script.signal(signal),
+            None => watched.signal(Signal::SIGKILL),
+        }
+        assert_eq!(script.wait().success(), to_script.is_none(), "{to_script:?}");
+        wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
+        drop(watched);
+    }
+}
+
+#[test]
+fn gc_autopreempt_goes_on_with_a_restarted_daemon() {
+    let mut mount = Mount::new();
+    let (mut watched, batch) = (mount.obedient(), mount.obedient());
+    let pid = batch.pid().to_string();
+    let mut script = autopreempt(&mount, &watched, &[&pid]);
+    watched.say("launch 1 100000000");
+    script.expect("busy: ");
+    wait_until("frozen", || mount.number(&pid, "gcgroup.events", "frozen") == 1);
+    mount.kill9();
+    script.signal(Signal::SIGTERM);
+    mount.restart();
+    wait_until("it is back", || mount.governs(batch.pid()));
+    wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
 }
 
 #[test]
