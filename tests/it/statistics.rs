@@ -1,6 +1,6 @@
 //! What is counted, and that it is true.
 
-use support::{Mount, wait_until};
+use support::{Governed, Mount, artifacts, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 
@@ -59,4 +59,32 @@ fn kernels_are_pending_while_they_run() {
         is_idle && pending == 0
     });
     assert!(most > 0);
+}
+
+#[test]
+fn a_graph_is_one_submission_of_as_many_kernels_as_it_has() {
+    let mount = Mount::new();
+    let mut command = mount.command(artifacts().load());
+    command.args([
+        "throughput",
+        "--graph",
+        "4",
+        "--kernel-usec",
+        "100",
+        "--duration",
+        "600",
+    ]);
+    let program = Governed::spawn(command);
+    let dir = Dir::of(&mount, program.pid());
+    wait_until("graphs are launched", || {
+        dir.exists() && dir.key("compute.stat", "nr_graphs") >= 10
+    });
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    let graphs = dir.key("compute.stat", "nr_graphs");
+    let [submitted, ..] = kernels(&dir);
+    assert_eq!(submitted, 4 * graphs + dir.key("compute.stat", "nr_launches"));
+    wait_until("all are known to have ended", || {
+        kernels(&dir) == [submitted, submitted, 0]
+    });
 }
