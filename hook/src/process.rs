@@ -191,6 +191,7 @@ impl Process {
 
     /// Registers with the daemon and takes its control block; `None` if there is no daemon for this process.
     pub(crate) fn register(&self, patience: Duration) -> Option<Descriptor> {
+        self.keep_usage();
         let answer = self.blocks.with_usage_file(|usage| {
             client::register(&self.wishes.socket, &self.wishes.hello, usage, patience)
         })?;
@@ -210,6 +211,15 @@ impl Process {
             .lock()
             .as_ref()
             .inspect(|connection| client::ring(connection));
+    }
+
+    /// What the last daemon charged, the next goes on from.
+    fn keep_usage(&self) {
+        for (control, usage) in self.control().devices.iter().zip(&self.usage().devices) {
+            usage
+                .usage_nsec_before
+                .store(control.usage_nsec.load(Relaxed), Relaxed);
+        }
     }
 
     fn govern(&self, connection: Descriptor, control: &OwnedFd) -> Option<Descriptor> {
@@ -232,6 +242,7 @@ impl Process {
         self.devices.refresh(self.control());
         self.memory.renumber(self);
         self.slots.renumber(self);
+        self.contexts.tell(self);
     }
 
     /// The daemon has been away for longer than it said it would be.

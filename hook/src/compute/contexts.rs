@@ -318,11 +318,37 @@ impl Contexts {
     }
 
     /// The context of that handle, entered if it is new.
-    pub(crate) fn known(&self, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
+    pub(crate) fn known(&self, process: &Process, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
+        let (context, is_new) = self.found(handle, local);
+        if is_new {
+            self.tell(process);
+        }
+        context
+    }
+
+    /// Publishes how many contexts there are on each device; the daemon hears of the first and the last.
+    pub(crate) fn tell(&self, process: &Process) {
+        let mut counts = [0_u32; MAX_DEVICES];
+        for context in self.list.lock().iter() {
+            if let Some(count) = counts.get_mut(process.devices.index(context.local)) {
+                *count += 1;
+            }
+        }
+        let mut is_news = false;
+        for (usage, count) in process.usage().devices.iter().zip(counts) {
+            is_news |= (usage.nr_contexts.swap(count, Relaxed) == 0) != (count == 0);
+        }
+        if is_news {
+            process.ring();
+        }
+    }
+
+    /// The context of that handle, and whether it is new.
+    fn found(&self, handle: CUcontext, local: LocalDevice) -> (Arc<Context>, bool) {
         let mut list = self.list.lock();
         let number = handle.0.expose_provenance();
         if let Some(context) = list.iter().find(|context| context.handle == number) {
-            return Arc::clone(context);
+            return (Arc::clone(context), false);
         }
         let inner = Inner {
             leaving: 0,
@@ -340,7 +366,7 @@ impl Contexts {
             inner: Mutex::new(inner),
         });
         list.push(Arc::clone(&context));
-        context
+        (context, true)
     }
 
     pub(crate) fn find(&self, handle: CUcontext) -> Option<Arc<Context>> {
@@ -396,6 +422,7 @@ impl Contexts {
         }
         self.list.lock().retain(|other| !Arc::ptr_eq(other, context));
         self.epoch.fetch_add(1, Release);
+        self.tell(process);
         process.memory.context_gone(process, context.id);
     }
 }
@@ -414,20 +441,24 @@ mod tests {
         let process = Process::of_test(NO_LIMIT);
         let contexts = &process.contexts;
         let local = LocalDevice::of(0).unwrap();
-        let first = contexts.known(handle(16), local);
-        assert_eq!(contexts.known(handle(16), local).id(), first.id());
+        let first = contexts.known(process, handle(16), local);
+        assert_eq!(contexts.known(process, handle(16), local).id(), first.id());
         assert_eq!(contexts.on(|device| device == local).len(), 1);
         let epoch = contexts.epoch();
         contexts.remove(process, &first);
         assert_ne!(contexts.epoch(), epoch);
         assert!(contexts.on(|_| true).is_empty());
-        assert_ne!(contexts.known(handle(16), local).id(), first.id());
+        let told = |index: usize| process.usage().devices[index].nr_contexts.load(Relaxed);
+        assert_eq!(told(process.devices.index(local)), 0);
+        assert_ne!(contexts.known(process, handle(16), local).id(), first.id());
     }
 
     #[test]
     fn what_is_gone_holds_up_nobody_and_what_is_leaving_does() {
         let process = Process::of_test(NO_LIMIT);
-        let context = process.contexts.known(handle(16), LocalDevice::of(0).unwrap());
+        let context = process
+            .contexts
+            .known(process, handle(16), LocalDevice::of(0).unwrap());
         let mut marks = Vec::new();
         context.leave();
         context.leave();

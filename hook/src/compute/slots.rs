@@ -88,7 +88,7 @@ impl Slots {
         let local = LocalDevice::of(device)?;
         let index = process.devices.learn(process.control(), local);
         let is_new = process.contexts.find(context).is_none();
-        let known = process.contexts.known(context, local);
+        let known = process.contexts.known(process, context, local);
         if is_new {
             // The daemon has something to measure.
             process.ring();

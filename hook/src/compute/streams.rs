@@ -66,7 +66,7 @@ pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Ne
     if let (Some(process), Some(local)) = (process::get(), LocalDevice::of(device)) {
         process.devices.learn(process.control(), local);
         if let Some(context) = written(context) {
-            process.contexts.known(context, local);
+            process.contexts.known(process, context, local);
             if let Some(primary) = process.contexts.primary(local) {
                 primary.store(context.0.expose_provenance(), Relaxed);
             }
@@ -123,7 +123,7 @@ fn enter(process: &Process, made: CUstream, needs_own: bool) {
     let context = process
         .contexts
         .find(handle)
-        .unwrap_or_else(|| process.contexts.known(handle, local));
+        .unwrap_or_else(|| process.contexts.known(process, handle, local));
     context.enter(made, needs_own);
 }
 
