@@ -35,6 +35,8 @@ trap finish EXIT
 trap 'exit 130' HUP INT TERM
 mkdir "$tmp/gcgroup" "$tmp/state" "$tmp/gpu" "$tmp/parts"
 export GPU_CHECK_WORK="$tmp" GCGROUP_SOCKET="$tmp/gcgroup.sock" PYTHONDONTWRITEBYTECODE=1
+# What compilers of kernels would leave in a home directory.
+export CUDA_CACHE_PATH="$tmp/cuda" CUPY_CACHE_DIR="$tmp/cupy" TRITON_CACHE_DIR="$tmp/triton"
 if [ -n "$sim" ]; then
     export LD_LIBRARY_PATH="$DIST/simgpu" SIMGPU_DIR="$tmp/gpu"
 fi

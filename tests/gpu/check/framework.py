@@ -1,4 +1,4 @@
-"""A job in one framework, on a lead: `hash`, `info`, `alloc BYTES`, `steps` (until the next line), `time KIND N`.
+"""A job in one framework, on a lead: `hash`, `info`, `alloc BYTES`, `steps` (until the next line), `time N`.
 
 Answers `hash HEX`, `info FREE TOTAL`, `allocated` or `oom`, `step N` for each step, `stopped N`, `took SECONDS`."""
 import ctypes
@@ -7,8 +7,6 @@ import os
 import select
 import sys
 import time
-
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../clients"))
 
 
 class Driver:
@@ -62,7 +60,11 @@ class Torch:
         return self.t.empty(size, dtype=self.t.uint8, device="cuda")
 
     def compute(self):
-        return (self.a @ self.a).relu().cumsum(0).cpu().numpy().tobytes()
+        return self.raw((self.a @ self.a).relu().cumsum(0))
+
+    def raw(self, tensor):
+        """Its bytes, without numpy, which PyTorch does without."""
+        return bytes(tensor.cpu().contiguous().view(self.t.uint8).flatten().tolist())
 
     def step(self):
         (self.a @ self.a).sum().item()
@@ -86,7 +88,7 @@ class Graph(Torch):
 
     def compute(self):
         self.graph.replay()
-        return self.out.cpu().numpy().tobytes()
+        return self.raw(self.out)
 
     def step(self):
         self.graph.replay()
@@ -223,7 +225,7 @@ class Triton(Torch):
 
     def compute(self):
         self.step()
-        return self.out.cpu().numpy().tobytes()
+        return self.raw(self.out)
 
     def step(self):
         self.triple[(self.a.numel() // 1024,)](self.a, self.out, BLOCK=1024)

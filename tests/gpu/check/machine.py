@@ -1,8 +1,10 @@
 """Says what machine this is: `machine.py FILE [--sim]`, a line on stdout and JSON in the file."""
 import datetime
+import glob
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 
@@ -15,6 +17,15 @@ def first(*command):
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def kernel_module(path, pattern):
+    """What the kernel module says of itself, for where there is no nvidia-smi."""
+    for name in glob.glob(path):
+        with open(name, encoding="utf-8", errors="replace") as file:
+            if found := re.search(pattern, file.read()):
+                return found[1].strip()
+    return ""
+
+
 sim = "--sim" in sys.argv
 here = os.path.dirname(os.path.abspath(__file__))
 fields = [] if sim else first("nvidia-smi", "--query-gpu=name,driver_version,memory.total",
@@ -22,10 +33,12 @@ fields = [] if sim else first("nvidia-smi", "--query-gpu=name,driver_version,mem
 banner = "" if sim else first("nvidia-smi")
 machine = {
     "simulated": sim,
-    "gpu": "simulated" if sim else fields[0] or "unknown",
-    "driver": fields[1] if len(fields) > 1 else "",
+    "gpu": "simulated" if sim else fields[0] or kernel_module(
+        "/proc/driver/nvidia/gpus/*/information", r"Model:\s*(.+)") or "unknown",
+    "driver": "" if sim else fields[1] if len(fields) > 1 else kernel_module(
+        "/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.\d+[.\d]*)\s"),
     "memory": fields[2] if len(fields) > 2 else "",
-    "cuda": banner.split("CUDA Version:")[1].split()[0] if "CUDA Version:" in banner else "",
+    "cuda": cuda[1] if (cuda := re.search(r"CUDA (?:\w+ )?Version:\s*([\d.]+)", banner)) else "",
     "kernel": platform.release(),
     "python": platform.python_version(),
     "dev_fuse": os.path.exists("/dev/fuse"),

@@ -13,12 +13,13 @@ from answer import Skip, main, require  # the parts take these from here
 from program import Program as Lead
 
 
-def need(module, sim=False):
-    """Skips unless a Python module is there that works on this driver."""
+def need(*modules, sim=False):
+    """Skips unless Python modules are there that work on this driver."""
     if sim:
         raise Skip("needs NVIDIA's runtime library")
-    if importlib.util.find_spec(module) is None:
-        raise Skip(f"no {module} here")
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise Skip(f"no {module} here")
 
 
 class Program(Lead):
@@ -34,10 +35,8 @@ def load(*arguments, bare=False):
 
 
 def job(kind, bare=False, env=None):
-    """The framework job of that kind, ready."""
-    program = Program([sys.executable, os.path.join(HERE, "framework.py"), kind], bare, env)
-    program.until("ready")
-    return program
+    """The framework job of that kind; it says `ready` when it is."""
+    return Program([sys.executable, os.path.join(HERE, "framework.py"), kind], bare, env)
 
 
 def report(program):

@@ -9,7 +9,7 @@ from part import main, need
 
 
 def body(sim, facts):
-    need("cupy", sim)
+    need("cupy", sim=sim)
     return check("cupy", facts)
 
 

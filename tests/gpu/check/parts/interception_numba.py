@@ -9,7 +9,7 @@ from part import main, need
 
 
 def body(sim, facts):
-    need("numba", sim)
+    need("numba", sim=sim)
     return check("numba", facts)
 
 

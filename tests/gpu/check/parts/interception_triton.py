@@ -9,7 +9,7 @@ from part import main, need
 
 
 def body(sim, facts):
-    need("triton", sim)
+    need("torch", "triton", sim=sim)
     return check("triton", facts)
 
 

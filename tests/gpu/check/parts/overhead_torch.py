@@ -10,10 +10,12 @@ from part import job, main, need
 
 
 def body(sim, facts):
-    need("torch", sim)
+    need("torch", sim=sim)
     words = []
     for kind, steps in (("graph", 300), ("train", 100), ("decode", 50)):
         with job(kind, bare=True) as bare, job(kind) as hooked:
+            for program in (bare, hooked):
+                program.until("ready")
             took = {"bare": [], "hooked": []}
             for _ in range(7):
                 for name, program in (("bare", bare), ("hooked", hooked)):

@@ -9,7 +9,7 @@ from part import main, need
 
 
 def body(sim, facts):
-    need("torch", sim)
+    need("torch", sim=sim)
     return check("torch", facts, env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
 
 

@@ -10,8 +10,10 @@ from part import job, main, need
 
 
 def body(sim, facts):
-    need("torch", sim)
+    need("torch", sim=sim)
     with job("torch") as one, job("torch") as other:
+        for program in (one, other):
+            program.until("ready")
         steps = Counter(other)
         facts["freeze_seconds"] = control.freeze(one.pid)
         steps.go_on(20)

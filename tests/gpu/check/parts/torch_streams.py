@@ -9,7 +9,7 @@ from part import main, need
 
 
 def body(sim, facts):
-    need("torch", sim)
+    need("torch", sim=sim)
     return check("streams", facts)
 
 
