@@ -3,9 +3,10 @@
 //!
 //! The hook charges before the driver is asked and uncharges after it has freed, so a ledger never has less than the
 //! device. A sample counts only if the ledger stood still while it was taken; what it shows beyond the ledger then is
-//! no allocation under way. Otherwise what was found before holds on.
+//! no allocation under way. Otherwise what was found before holds on. A sample may show too little, when much is charged
+//! that the driver has not made yet; so the greater of two counts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
@@ -19,7 +20,7 @@ use crate::tree::{Blocks, Listener, Notice, ProcessId, Tree};
 
 /// How often everybody is looked at, while there is anybody.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The least time from one look to the next, however often processes ring.
+/// The time from one look to the next when something rang, and the least ever.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// What is known of who holds how much on a device.
@@ -56,55 +57,79 @@ impl Listener for Ear {
 }
 
 fn run(tree: &Tree, source: &impl Source, woken: &Receiver<()>) {
+    let mut samples = Samples::default();
     loop {
-        let anybody = sample(tree, source);
+        let anybody = samples.take(tree, source);
         thread::sleep(PAUSE);
         // The other end lasts as long as the tree.
-        if anybody {
-            let _ = woken.recv_timeout(PERIOD);
-        } else {
+        if !anybody {
             let _ = woken.recv();
+        } else if woken.recv_timeout(PERIOD).is_ok() {
+            samples.take(tree, source);
+            thread::sleep(PAUSE);
         }
     }
 }
 
-/// Measures everybody once; whether there is anybody.
-fn sample(tree: &Tree, source: &impl Source) -> bool {
-    let processes = tree.ledgers();
-    for device in 0..tree.nr_devices() {
+/// What each process was last found to hold beyond its ledger, by device.
+#[derive(Debug, Default)]
+struct Samples(HashMap<(ProcessId, usize), u64>);
+
+impl Samples {
+    /// Measures everybody once; whether there is anybody.
+    fn take(&mut self, tree: &Tree, source: &impl Source) -> bool {
+        let processes = tree.ledgers();
+        let there: HashSet<ProcessId> = processes.iter().map(|(id, ..)| *id).collect();
+        self.0.retain(|(id, _), _| there.contains(id));
         if processes.is_empty() {
             return false;
         }
-        let before: Vec<_> = processes
-            .iter()
-            .map(|(.., blocks)| Ledger::of(blocks.usage(), device))
-            .collect();
-        let Some(held) = source.held(device) else {
-            continue;
-        };
-        for ((id, pid, blocks), before) in processes.iter().zip(before) {
-            // Who is not there holds nothing.
-            let Some(held) = held.get(pid).copied().unwrap_or(Some(0)) else {
+        for device in 0..tree.nr_devices() {
+            let before: Vec<_> = processes
+                .iter()
+                .map(|(.., blocks)| Ledger::of(blocks.usage(), device))
+                .collect();
+            let Some(held) = source.held(device) else {
                 continue;
             };
-            settle(tree, *id, blocks.as_ref(), device, held, before);
+            for ((id, pid, blocks), before) in processes.iter().zip(before) {
+                // Who is not there holds nothing.
+                let Some(held) = held.get(pid).copied().unwrap_or(Some(0)) else {
+                    continue;
+                };
+                self.settle(tree, *id, blocks.as_ref(), device, held, before);
+            }
         }
+        true
     }
-    !processes.is_empty()
-}
 
-fn settle(tree: &Tree, id: ProcessId, blocks: &dyn Blocks, device: usize, held: u64, before: Option<Ledger>) {
-    let after = Ledger::of(blocks.usage(), device);
-    let (Some(ledger), Some(control)) = (
-        before.filter(|before| before.is_settled() && Some(*before) == after),
-        blocks.control().devices.get(device),
-    ) else {
-        return;
-    };
-    let known = control.memory_overhead.load(Relaxed);
-    let overhead = ledger.overhead(held, known);
-    if overhead != known {
-        tree.set_overhead(id, device, overhead);
+    fn settle(
+        &mut self,
+        tree: &Tree,
+        id: ProcessId,
+        blocks: &dyn Blocks,
+        device: usize,
+        held: u64,
+        before: Option<Ledger>,
+    ) {
+        let after = Ledger::of(blocks.usage(), device);
+        let (Some(ledger), Some(control)) = (
+            before.filter(|before| before.is_settled() && Some(*before) == after),
+            blocks.control().devices.get(device),
+        ) else {
+            return;
+        };
+        let known = control.memory_overhead.load(Relaxed);
+        let found = ledger.overhead(held, known);
+        let last = if found == 0 {
+            self.0.remove(&(id, device))
+        } else {
+            self.0.insert((id, device), found)
+        };
+        let overhead = found.max(last.unwrap_or(0));
+        if overhead != known {
+            tree.set_overhead(id, device, overhead);
+        }
     }
 }
 
@@ -166,8 +191,10 @@ mod tests {
 
     const NOTHING: fn() = || ();
 
+    /// What is shown after two samples.
     fn overhead(world: &World, source: &impl Source) -> String {
-        assert!(sample(&world.tree, source));
+        let mut samples = Samples::default();
+        assert!(samples.take(&world.tree, source) && samples.take(&world.tree, source));
         let stat = world.show("100/0/memory.stat");
         let line = stat.lines().find(|line| line.starts_with("context "));
         line.unwrap_or_default().to_owned()
@@ -229,6 +256,20 @@ mod tests {
         );
         device.unsettled.fetch_sub(1, Relaxed);
         assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 4992");
+    }
+
+    #[test]
+    fn the_greater_of_two_samples_counts() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let mut samples = Samples::default();
+        for (held, shown) in [(30, 30), (20, 30), (20, 20), (50, 50), (0, 50), (0, 0)] {
+            samples.take(&world.tree, &Says(Some(held), NOTHING));
+            assert_eq!(world.control(id).devices[0].memory_overhead.load(Relaxed), shown);
+        }
+        world.tree.leave(id, 0);
+        assert!(!samples.take(&world.tree, &Says(Some(1), NOTHING)));
+        assert!(samples.0.is_empty());
     }
 
     #[test]

@@ -66,6 +66,8 @@ impl Memory {
             }
         }
         self.reserves.settle_all(process);
+        // The daemon has something to measure.
+        process.ring();
     }
 
     /// Brings every charge to the slot that its device has now.
