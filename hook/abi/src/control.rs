@@ -51,7 +51,11 @@ pub struct ControlDevice {
     pub patience_usec: AtomicU32,
     /// Not zero: the daemon sleeps and wants the bell when work begins here (`busy_since` leaves zero).
     pub wants_bell: AtomicU32,
-    reserved_gate: [AtomicU64; 5],
+    /// Counts the writes of `memory.reclaim` here, each of which asks for `reclaim_bytes` more to be swapped out.
+    pub reclaim_generation: AtomicU32,
+    reserved_gate_word: AtomicU32,
+    pub reclaim_bytes: AtomicU64,
+    reserved_gate: [AtomicU64; 3],
     /// The device's UUID as the driver gives it (16 bytes, little-endian halves); zero: no device here.
     pub uuid: [AtomicU64; 2],
     /// Most bytes the process may have charged on this device.
@@ -65,7 +69,8 @@ pub struct ControlDevice {
     reserved_word: AtomicU32,
     /// GPU time charged to the process here, nanoseconds: what the daemon made of its and its neighbours' `busy_nsec`.
     pub usage_nsec: AtomicU64,
-    reserved: [AtomicU64; 1],
+    /// Most bytes of the process's memory here that may be swapped out.
+    pub memory_swap_max: AtomicU64,
 }
 
 /// Written by the daemon, read by the hook.
@@ -88,7 +93,9 @@ pub struct Control {
     pub grace_msec: AtomicU32,
     /// The process's pid as the daemon sees it.
     pub pid: AtomicU32,
-    reserved: [AtomicU64; 26],
+    /// Most bytes of the process's memory on all devices together that may be swapped out.
+    pub memory_swap_max: AtomicU64,
+    reserved: [AtomicU64; 25],
     pub devices: [ControlDevice; MAX_DEVICES],
 }
 
@@ -119,12 +126,15 @@ const _: () = {
     assert!(offset_of!(ControlDevice, window_usec) == 12);
     assert!(offset_of!(ControlDevice, patience_usec) == 16);
     assert!(offset_of!(ControlDevice, wants_bell) == 20);
+    assert!(offset_of!(ControlDevice, reclaim_generation) == 24);
+    assert!(offset_of!(ControlDevice, reclaim_bytes) == 32);
     assert!(offset_of!(ControlDevice, uuid) == 64);
     assert!(offset_of!(ControlDevice, memory_limit) == 80);
     assert!(offset_of!(ControlDevice, memory_total) == 88);
     assert!(offset_of!(ControlDevice, memory_overhead) == 96);
     assert!(offset_of!(ControlDevice, peak_generation) == 104);
     assert!(offset_of!(ControlDevice, usage_nsec) == 112);
+    assert!(offset_of!(ControlDevice, memory_swap_max) == 120);
     assert!(size_of::<Control>() == 12288);
     assert!(offset_of!(Control, version) == 8);
     assert!(offset_of!(Control, nr_devices) == 12);
@@ -134,5 +144,6 @@ const _: () = {
     assert!(offset_of!(Control, progress_generation) == 36);
     assert!(offset_of!(Control, grace_msec) == 40);
     assert!(offset_of!(Control, pid) == 44);
+    assert!(offset_of!(Control, memory_swap_max) == 48);
     assert!(offset_of!(Control, devices) == 256);
 };

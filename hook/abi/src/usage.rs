@@ -108,7 +108,20 @@ pub struct UsageDevice {
     pub throttled_usec: AtomicU64,
     /// Batches that passed a throttled gate because `patience_usec` was over.
     pub gate_timeouts: AtomicU64,
-    reserved_compute: [AtomicU64; 8],
+    /// Bytes of device allocations that are in host memory now.
+    pub swap_current: AtomicU64,
+    /// Bytes ever moved out and in.
+    pub swap_out_bytes: AtomicU64,
+    pub swap_in_bytes: AtomicU64,
+    /// Blocks moved out and in, and moves that failed and left the block where it was.
+    pub nr_swap_out: AtomicU64,
+    pub nr_swap_in: AtomicU64,
+    pub nr_swap_fail: AtomicU64,
+    /// Bytes charged here that no swapping can move.
+    pub unswappable: AtomicU64,
+    /// The `reclaim_generation` that has been dealt with.
+    pub reclaim_generation: AtomicU32,
+    reserved_swap: AtomicU32,
 }
 
 impl UsageDevice {
@@ -185,7 +198,10 @@ pub struct Usage {
     pub nr_oom: AtomicU64,
     /// Look-ups of driver names that the hook's table does not know.
     pub nr_unknown_symbols: AtomicU64,
-    reserved: [AtomicU64; 24],
+    /// Not zero: the process's large allocations can be swapped out.
+    pub can_swap: AtomicU32,
+    reserved_word: AtomicU32,
+    reserved: [AtomicU64; 23],
     pub devices: [UsageDevice; MAX_DEVICES],
     pub threads: [Thread; MAX_THREADS],
 }
@@ -251,6 +267,8 @@ const _: () = {
     assert!(offset_of!(UsageDevice, usage_nsec_before) == 288);
     assert!(offset_of!(UsageDevice, nr_throttled) == 296);
     assert!(offset_of!(UsageDevice, gate_timeouts) == 312);
+    assert!(offset_of!(UsageDevice, swap_current) == 320);
+    assert!(offset_of!(UsageDevice, reclaim_generation) == 376);
     assert!(size_of::<Thread>() == 128);
     assert!(offset_of!(Thread, gate) == 0);
     assert!(offset_of!(Thread, tid) == 8);
@@ -262,6 +280,7 @@ const _: () = {
     assert!(offset_of!(Usage, peak_generation) == 32);
     assert!(offset_of!(Usage, nr_max) == 40);
     assert!(offset_of!(Usage, nr_unknown_symbols) == 56);
+    assert!(offset_of!(Usage, can_swap) == 64);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 384 * MAX_DEVICES);
     assert!(size_of::<Usage>() == 61440);
