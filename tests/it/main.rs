@@ -11,7 +11,11 @@ mod cli;
 #[cfg(test)]
 mod clients;
 #[cfg(test)]
+mod contended;
+#[cfg(test)]
 mod coverage;
+#[cfg(test)]
+mod deadlock;
 #[cfg(test)]
 mod docs;
 #[cfg(test)]

@@ -1,0 +1,62 @@
+//! Processes of several priorities on one GPU, all busy: what more than one file of tests needs.
+
+use std::path::Path;
+use std::process::Command;
+
+use support::{Governed, Mount, python, repository, wait_until};
+
+use crate::simgpu::Program;
+
+/// A batch job that is always busy, at this priority, until it is dropped.
+#[track_caller]
+pub fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
+    let gpu = gpu.to_string();
+    let job = mount.load(&[
+        "throughput",
+        "--device",
+        &gpu,
+        "--kernel",
+        "work",
+        "--kernel-usec",
+        "500",
+        "--depth",
+        "4",
+        "--duration",
+        "3600",
+        "--interval",
+        "3600",
+    ]);
+    mount.write(job.pid(), "compute.priority", &priority.to_string());
+    job
+}
+
+/// `programs/driver.py`, governed, at this priority, with a context on GPU 0 and `spin`, a kernel.
+#[track_caller]
+pub fn program(mount: &Mount, priority: u32) -> Program {
+    let mut command: Command = mount.command(python());
+    command.arg(repository().join("tests/programs/driver.py"));
+    let mut program = Program(Governed::spawn(command));
+    program.run("context = start()\nspin = kernel('gcgroup_spin')");
+    mount.write(program.pid(), "compute.priority", &priority.to_string());
+    program
+}
+
+/// Gives a program `flag`, a word of page-locked memory that all who share the file see.
+#[track_caller]
+pub fn share_word(program: &mut Program, file: &Path) {
+    program.run(&format!(
+        "import mmap
+         file = open({file:?}, 'r+b')
+         mapping = mmap.mmap(file.fileno(), 4096)
+         flag = ctypes.addressof(c_char.from_buffer(mapping))
+         ok(cu.cuMemHostRegister_v2(flag, 4096, 2))"
+    ));
+}
+
+/// Waits until a process has had the GPU for so much longer, by the GPU's own account.
+#[track_caller]
+pub fn goes_on(mount: &Mount, pid: i32, gpu: usize, usec: u64) {
+    let truth = mount.truth();
+    let goal = truth.usage_usec(pid, gpu) + usec;
+    wait_until("it has had the GPU", || truth.usage_usec(pid, gpu) >= goal);
+}

@@ -1,0 +1,127 @@
+//! Whoever waits for another is not held back for ever by gates that know nothing of it.
+
+use support::{Config, Mount, wait_until};
+
+use crate::contended::{batch, goes_on, program, share_word};
+use crate::simgpu::Program;
+
+/// Submitted, and waited for later.
+const SYNC: &str = "cu.cuCtxSynchronize()";
+
+#[track_caller]
+fn end(program: &mut Program) {
+    assert_eq!(program.0.line().as_deref(), Some("0"), "it synchronised");
+}
+
+/// An event that the other process has too, under the same name.
+#[track_caller]
+fn share_event(name: &str, from: &mut Program, to: &mut Program) {
+    from.run(&format!("{name} = got(c_uint64, 'cuEventCreate', 2 | 4)"));
+    let handle = from.ask(&format!("exported('cuIpcGetEventHandle', {name})"));
+    to.run(&format!("{name} = opened('cuIpcOpenEventHandle', {handle})"));
+}
+
+#[test]
+fn processes_that_wait_for_each_others_events() {
+    let mount = Mount::new();
+    let _busy = batch(&mount, 0, 4);
+    let (mut one, mut other) = (program(&mount, 0), program(&mount, 15));
+    share_event("ours", &mut one, &mut other);
+    share_event("theirs", &mut other, &mut one);
+    for _ in 0..100 {
+        one.calls(
+            0,
+            "cu.cuStreamWaitEvent(0, theirs, 0)\nlaunch(spin, 200)\ncu.cuEventRecord(ours, 0)",
+        );
+        other.calls(
+            0,
+            "cu.cuStreamWaitEvent(0, ours, 0)\nlaunch(spin, 200)\ncu.cuEventRecord(theirs, 0)",
+        );
+    }
+    one.0.say(SYNC);
+    other.0.say(SYNC);
+    end(&mut one);
+    end(&mut other);
+}
+
+#[test]
+fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
+    let mount = Mount::new();
+    let _busy = batch(&mount, 0, 4);
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    file.as_file().set_len(4096).expect("it grows");
+    let (mut one, mut other) = (program(&mount, 0), program(&mount, 15));
+    share_word(&mut one, file.path());
+    share_word(&mut other, file.path());
+    for round in 1..=20 {
+        // One at least as large as it was: each round has its own number.
+        one.calls(
+            0,
+            &format!("cu.cuStreamWaitValue32_v2(0, flag, {round}, 0)\nlaunch(spin, 200)"),
+        );
+        one.0.say(SYNC);
+        other.run("for _ in range(20): ok(launch(spin, 200))");
+        other.calls(0, &format!("cu.cuStreamWriteValue32_v2(0, flag, {round}, 0)"));
+        end(&mut one);
+    }
+    other.calls(0, SYNC);
+}
+
+#[test]
+fn one_thread_that_drives_two_gpus_which_wait_for_each_other() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let _busy = [batch(&mount, 0, 4), batch(&mount, 1, 4)];
+    // Each begins where the other ends.
+    let mut programs = [program(&mount, 0), program(&mount, 15)];
+    for (program, order) in programs.iter_mut().zip(["(0, 1)", "(1, 0)"]) {
+        program.run(&format!(
+            "contexts = [context, start(1)]
+             spins = [spin, kernel('gcgroup_spin')]
+             def use(gpu): ok(cu.cuCtxSetCurrent(contexts[gpu]))
+             def made(gpu): use(gpu); return got(c_uint64, 'cuEventCreate', 2)
+             events = [made(0), made(1)]
+             def step(gpu): use(gpu); ok(cu.cuStreamWaitEvent(0, events[1 - gpu], 0)); \
+                 ok(launch(spins[gpu], 200)); ok(cu.cuEventRecord(events[gpu], 0))
+             def go(rounds): [step(gpu) for _ in range(rounds) for gpu in {order}]
+             def end(): [ok(use(gpu) or cu.cuCtxSynchronize()) for gpu in (0, 1)]"
+        ));
+        program.0.say("go(100) or end()");
+    }
+    for program in &mut programs {
+        assert_eq!(program.0.line().as_deref(), Some("None"));
+    }
+}
+
+#[test]
+fn a_frozen_process_holds_up_nobody_and_goes_on_when_it_is_thawed() {
+    let mount = Mount::new();
+    let jobs = [batch(&mount, 0, 0), batch(&mount, 0, 8), batch(&mount, 0, 15)];
+    let pids = jobs.each_ref().map(support::Governed::pid);
+    for frozen in pids {
+        mount.write(frozen, "compute.freeze", "1");
+        wait_until("it is drained", || {
+            mount.number(frozen, "gcgroup.events", "frozen") == 1
+        });
+        let stopped = mount.truth().usage_usec(frozen, 0);
+        for pid in pids.into_iter().filter(|pid| *pid != frozen) {
+            goes_on(&mount, pid, 0, 5_000);
+        }
+        assert_eq!(mount.truth().usage_usec(frozen, 0), stopped, "it stands still");
+        mount.write(frozen, "compute.freeze", "0");
+        goes_on(&mount, frozen, 0, 5_000);
+    }
+}
+
+#[test]
+fn the_most_important_may_be_killed_while_it_is_busy() {
+    let mount = Mount::new();
+    let (first, second, last) = (batch(&mount, 0, 0), batch(&mount, 0, 8), batch(&mount, 0, 15));
+    goes_on(&mount, first.pid(), 0, 20_000);
+    let killed = first.pid();
+    // SIGKILL, and waited for.
+    drop(first);
+    wait_until("it has left", || !mount.governs(killed));
+    goes_on(&mount, second.pid(), 0, 200_000);
+    drop(second);
+    goes_on(&mount, last.pid(), 0, 200_000);
+}
