@@ -3,10 +3,8 @@
 //! Runs in the helper thread, in steps that do not wait, so that a thaw ends it at once. A device is said to be drained
 //! only for the freeze during which all of this held, one after the other:
 //! the gate is frozen; every thread has passed a memory barrier since, and so sees it; no capture is under way, and none
-//! can begin; no thread is inside a submission; marks set after that, on every context and stream, have passed.
-//!
-//! Not seen: a thread whose current context is on another device and submits a copy to this one. That device's gate
-//! holds it, which matters only where one device of a process is frozen and another is not.
+//! can begin; no thread is inside a submission, on this device or since before that on another; marks set after that, on
+//! every context and stream, have passed.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
@@ -15,8 +13,9 @@ use gcgroup_abi::{Gate, MAX_DEVICES};
 
 use super::Step;
 use super::contexts::{Mark, Passed};
+use super::elsewhere::{self, Inside};
 use crate::process::Process;
-use crate::{helper, sys};
+use crate::{driver, helper, sys};
 
 /// The helper looks again this soon at first, then less and less often.
 const SOON: Duration = Duration::from_micros(20);
@@ -36,12 +35,16 @@ enum Phase {
 struct Device {
     generation: u32,
     phase: Phase,
+    /// Of those who were inside submissions, on whatever device, when nobody captured any more, who is yet.
+    inside: Option<Vec<Inside>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Drain {
     devices: Vec<Device>,
     pause: Duration,
+    /// Whether the program has several devices, once the driver was asked.
+    are_several: Option<bool>,
 }
 
 impl Drain {
@@ -50,14 +53,20 @@ impl Drain {
             .map(|_| Device {
                 generation: 0,
                 phase: Phase::Rest,
+                inside: None,
             })
             .collect();
-        Self { devices, pause: SOON }
+        Self {
+            devices,
+            pause: SOON,
+            are_several: None,
+        }
     }
 
     /// Goes on as far as it gets without waiting.
     pub(crate) fn step(&mut self, process: &Process) -> Step {
         let mut step = Step::default();
+        self.watch(process);
         if self.follow(process) {
             sys::barrier();
             self.pause = SOON;
@@ -76,6 +85,18 @@ impl Drain {
             self.pause = (self.pause * 2).min(SELDOM);
         }
         step
+    }
+
+    /// Has submissions looked at that may concern a frozen device though another is current.
+    fn watch(&mut self, process: &Process) {
+        let is_any_frozen = elsewhere::is_any_frozen(process);
+        if is_any_frozen && self.are_several.is_none() {
+            let mut count = 0;
+            let asked = helper::in_driver(|| driver::cuDeviceGetCount(&mut count));
+            self.are_several = matches!(asked, Some(Ok(()))).then_some(count > 1);
+        }
+        let are_several = self.are_several == Some(true);
+        process.slots.watch(process, is_any_frozen && are_several);
     }
 
     /// Takes up freezes and drops what was thawed; whether a freeze was taken up.
@@ -98,6 +119,7 @@ impl Drain {
                 *device = Device {
                     generation,
                     phase: Phase::Outside,
+                    inside: None,
                 };
                 has_begun = true;
             }
@@ -132,9 +154,13 @@ impl Device {
     /// Whether all marks are set.
     fn set_marks(&mut self, process: &Process, index: usize) -> bool {
         // In this order: a thread that passed the gate because it captures is inside until it has submitted.
-        let is_quiet = process.contexts.captures.unless_any(|| ()).is_some()
-            && !process.slots.is_any_inside(process, index);
-        if !is_quiet {
+        if process.contexts.captures.unless_any(|| ()).is_none() {
+            self.inside = None;
+            return false;
+        }
+        let inside = self.inside.get_or_insert_with(|| process.slots.inside(process));
+        process.slots.retain_inside(process, inside);
+        if !inside.is_empty() || process.slots.is_any_inside(process, index) {
             return false;
         }
         let contexts = process.contexts.on(|local| process.devices.index(local) == index);

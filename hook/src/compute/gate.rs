@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use gcgroup_abi::{ControlDevice, Gate, Submission, Thread, UsageDevice};
 
+use super::elsewhere;
 use super::meter::ring_if_wanted;
 use super::slot::Bound;
 use super::window::{Place, Window};
@@ -33,9 +34,9 @@ const NAP: u64 = 30_000;
 /// Where a call's stream is to be found; the fast path passes it, with the sort of submission, as one word.
 ///
 /// Bits 0–7: the [`Submission`]; 8–15: which argument is the stream, [`NO_STREAM`] or [`IN_CONFIG`];
-/// bit 16: whether the default stream is the thread's own.
-pub(crate) const fn describe(what: Submission, stream: u32, per_thread: bool) -> u32 {
-    what as u32 | stream << 8 | (per_thread as u32) << 16
+/// bit 16: whether the default stream is the thread's own; 17–29: what else is named, by `elsewhere::names`.
+pub(crate) const fn describe(what: Submission, stream: u32, per_thread: bool, names: u32) -> u32 {
+    what as u32 | stream << 8 | (per_thread as u32) << 16 | names << 17
 }
 
 /// The call goes to the default stream.
@@ -52,7 +53,7 @@ const STREAM_IN_CONFIG: usize = 32;
 pub(crate) struct Arguments(*const usize);
 
 impl Arguments {
-    fn get(self, index: usize) -> usize {
+    pub(super) fn get(self, index: usize) -> usize {
         let offset = match index {
             0..6 => 5 - index,
             _ => 8 + index - 6,
@@ -61,15 +62,18 @@ impl Arguments {
         unsafe { *self.0.add(offset) }
     }
 
+    /// A word of the structure that the first argument points to.
+    pub(super) fn word_in_first(self, offset: usize) -> Option<usize> {
+        let structure = self.get(0);
+        // SAFETY: the driver reads the same word of what the program says is that structure.
+        (structure != 0).then(|| unsafe { *std::ptr::with_exposed_provenance::<usize>(structure + offset) })
+    }
+
     /// The stream's handle, with the default stream by its number.
     fn stream(self, call: u32) -> usize {
         let handle = match call >> 8 & 0xff {
             NO_STREAM => 0,
-            IN_CONFIG => match self.get(0) {
-                0 => 0,
-                // SAFETY: the driver reads the same word of what the program says is a launch's configuration.
-                config => unsafe { *std::ptr::with_exposed_provenance::<usize>(config + STREAM_IN_CONFIG) },
-            },
+            IN_CONFIG => self.word_in_first(STREAM_IN_CONFIG).unwrap_or(0),
             index => self.get(index as usize),
         };
         default_stream(handle, call >> 16 & 1 != 0)
@@ -84,6 +88,33 @@ fn default_stream(handle: usize, per_thread: bool) -> usize {
     }
 }
 
+/// A call that submits, as far as anybody must know where it goes.
+#[derive(Debug, Clone, Copy)]
+enum Call {
+    /// Passed on by `fast`, with what [`describe`] made of it.
+    Passed(u32, Arguments),
+    /// Handled, and on that stream. The twin for the thread's own default stream is not told apart: the legacy stream
+    /// waits for that one too.
+    Handled(CUstream),
+}
+
+impl Call {
+    fn stream(self) -> usize {
+        match self {
+            Self::Passed(call, arguments) => arguments.stream(call),
+            Self::Handled(stream) => default_stream(stream.0.addr(), false),
+        }
+    }
+
+    /// What it names beside the stream.
+    fn names(self) -> Option<(u32, Arguments)> {
+        match self {
+            Self::Passed(call, arguments) => Some((call >> 17, arguments)),
+            Self::Handled(_) => None,
+        }
+    }
+}
+
 /// Binds the calling thread to a slot and waits while the gate is held; returns the slot, already marked.
 pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
     let is_nested = interpose::is_inside();
@@ -92,13 +123,13 @@ pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
         1 => Submission::Graph,
         _ => Submission::Copy,
     };
-    interpose::guarded(|| admitted(what, || arguments.stream(call), is_nested))
+    interpose::guarded(|| admitted(what, Call::Passed(call, arguments), is_nested))
         .flatten()
         .unwrap_or_else(interpose::unbound)
 }
 
 /// `None` where nothing governs: the thread counts in the slot that is nobody's.
-fn admitted(what: Submission, stream: impl Fn() -> usize, mut is_nested: bool) -> Option<*mut Thread> {
+fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*mut Thread> {
     let process = process::get()?;
     if let Some(bound) = process.slots.current(process) {
         bound.uncount(what);
@@ -114,7 +145,7 @@ fn admitted(what: Submission, stream: impl Fn() -> usize, mut is_nested: bool) -
         credit: false,
         timeouts: 0,
     };
-    passing.enter(stream);
+    passing.enter(call);
     Some(std::ptr::from_ref(bound.thread).cast_mut())
 }
 
@@ -140,8 +171,7 @@ pub(crate) fn submit(
         credit: false,
         timeouts: 0,
     };
-    // The twin for the thread's own default stream is not told apart: the legacy stream waits for that one too.
-    passing.enter(|| default_stream(stream.0.addr(), false));
+    passing.enter(Call::Handled(stream));
     let result = match blocks(process, bound) {
         Some((_, usage)) => body(usage),
         None => next(),
@@ -164,7 +194,7 @@ struct Passing<'a> {
 
 impl Passing<'_> {
     /// Ends with the mark entered.
-    fn enter(&mut self, stream: impl Fn() -> usize) {
+    fn enter(&mut self, call: Call) {
         loop {
             self.bound.enter(self.what);
             // The drain's barrier pairs with this one: either it sees the mark or we see the gate.
@@ -173,10 +203,16 @@ impl Passing<'_> {
                 return;
             };
             let gate = Gate::from_word(control.gate.load(Relaxed));
-            if gate == Gate::Run || self.may_not_wait() {
+            let is_watched = self.process.slots.are_watched();
+            if (gate == Gate::Run && !is_watched) || self.may_not_wait() {
                 return;
             }
-            let stream = stream();
+            let stream = call.stream();
+            if is_watched && let Some((control, usage)) = self.frozen_elsewhere(call, stream) {
+                self.bound.uncount(self.what);
+                wait_frozen(control, usage);
+                continue;
+            }
             match gate {
                 Gate::Frozen => {
                     self.bound.uncount(self.what);
@@ -194,9 +230,18 @@ impl Passing<'_> {
                     }
                     return self.note(stream);
                 }
+                Gate::Run => return,
                 _ => return self.note(stream),
             }
         }
+    }
+
+    /// A frozen device that the call concerns, though it is not the current one.
+    fn frozen_elsewhere(&self, call: Call, stream: usize) -> Option<(&ControlDevice, &UsageDevice)> {
+        let current = self.bound.index();
+        let index = elsewhere::frozen(self.process, call.names(), stream, current)?;
+        let control = self.process.control().devices.get(index)?;
+        Some((control, self.process.usage().devices.get(index)?))
     }
 
     fn may_not_wait(&self) -> bool {

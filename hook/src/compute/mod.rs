@@ -10,6 +10,7 @@ use std::time::Duration;
 pub mod capture;
 pub mod contexts;
 pub mod drain;
+pub mod elsewhere;
 pub mod fast;
 pub mod gate;
 pub mod graphs;

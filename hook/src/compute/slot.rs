@@ -55,7 +55,7 @@ pub(super) struct Extra {
     folded: [[AtomicU64; 2]; Submission::COUNT],
 }
 
-/// What the gate pointers of heap slots point to.
+/// What the gate pointers of heap slots point to, and all while where each submission goes must be looked at.
 static CLOSED: AtomicU32 = AtomicU32::new(Gate::Track as u32);
 
 /// The slot of the calling thread, or of a thread that is being looked at.
@@ -173,10 +173,15 @@ pub(super) fn point(process: &Process, bound: Bound<'_>, index: usize) {
         return;
     };
     if bound.extra.is_none() {
+        let gate = if process.slots.are_watched() {
+            &CLOSED
+        } else {
+            &device.gate
+        };
         bound
             .thread
             .gate
-            .store(ptr::from_ref(&device.gate).expose_provenance() as u64, Release);
+            .store(ptr::from_ref(gate).expose_provenance() as u64, Release);
     }
     bound
         .thread

@@ -5,11 +5,12 @@
 //! counts to the device's shared ones.
 
 use std::ptr;
-use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use gcgroup_abi::{MAX_THREADS, Thread};
 use parking_lot::Mutex;
 
+use super::elsewhere::Inside;
 use super::slot::{Bound, Extra, Side, is_dead, leave_behind, point, settle};
 use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
@@ -22,6 +23,8 @@ pub(crate) struct Slots {
     sides: [Side; MAX_THREADS],
     /// Held by who takes a slot; also keeps the heap slots.
     extras: Mutex<Vec<&'static Extra>>,
+    /// Whether no submission may pass without a look at where it goes.
+    are_watched: AtomicBool,
 }
 
 impl Slots {
@@ -29,7 +32,44 @@ impl Slots {
         Self {
             sides: [const { Side::new() }; MAX_THREADS],
             extras: Mutex::new(Vec::new()),
+            are_watched: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn are_watched(&self) -> bool {
+        self.are_watched.load(Relaxed)
+    }
+
+    /// Has every submission pass by the cold path from here on, or no longer.
+    pub(super) fn watch(&self, process: &Process, is_wanted: bool) {
+        if self.are_watched() == is_wanted {
+            return;
+        }
+        // Who takes a slot holds this lock, and so sees the word or is seen below.
+        let _extras = self.extras.lock();
+        self.are_watched.store(is_wanted, Relaxed);
+        self.in_block(process)
+            .filter(|bound| !matches!(bound.thread.tid.load(Acquire), 0 | u32::MAX))
+            .for_each(|bound| point(process, bound, bound.index()));
+    }
+
+    /// Who is inside submissions, on whatever device.
+    pub(super) fn inside(&self, process: &Process) -> Vec<Inside> {
+        let extras = self.extras.lock();
+        self.in_block(process)
+            .chain(extras.iter().map(|extra| extra.bound()))
+            .filter_map(|bound| Inside::of(bound.thread))
+            .collect()
+    }
+
+    /// Keeps of those the ones who are inside yet.
+    pub(super) fn retain_inside(&self, process: &Process, inside: &mut Vec<Inside>) {
+        let extras = self.extras.lock();
+        inside.retain(|one| {
+            self.in_block(process)
+                .chain(extras.iter().map(|extra| extra.bound()))
+                .any(|bound| one.is_still(bound.thread))
+        });
     }
 
     /// The calling thread's slot, if it has one on its current device.
