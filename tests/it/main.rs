@@ -65,6 +65,8 @@ mod simgpu_ipc;
 #[cfg(test)]
 mod simgpu_nvml;
 #[cfg(test)]
+mod simgpu_pools;
+#[cfg(test)]
 mod simgpu_symbols;
 #[cfg(test)]
 mod simgpu_truth;

@@ -130,6 +130,12 @@ def attribute(address, number, kind=c_uint64):
     return out.value if result == 0 else f"error {result}"
 
 
+def pool_attribute(pool, number):
+    out = c_uint64()
+    result = cu.cuMemPoolGetAttribute(pool, number, out)
+    return out.value if result == 0 else f"error {result}"
+
+
 def map_new(size, kind=DEVICE, id=0, at=None, access=((DEVICE, 0),), handles=0):
     """Memory mapped at an address, with access from some locations. Returns the address and the handle."""
     handle = got(c_uint64, "cuMemCreate", size, properties(kind, id, handles), 0)

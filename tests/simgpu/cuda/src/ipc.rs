@@ -141,10 +141,10 @@ fn open_memory(call: Call, out: Out<CUdeviceptr>, handle: IpcHandle, flags: u32)
         .space
         .make_physical(pages, Some((file, first)), Box::new(charge))
         .ok_or(MAP_FAILED)?;
-    let made = call
-        .process
-        .space
-        .make_imported(size, device, context.domain(), &physical, begins);
+    let made =
+        call.process
+            .space
+            .make_imported(size, Kind::Imported, device, context.domain(), &physical, begins);
     let address = made.ok_or(MAP_FAILED)?;
     ipc.opened.push(Opened {
         serial: handle.serial,

@@ -33,6 +33,8 @@ mod op;
 mod pointer;
 mod pool;
 mod pool_calls;
+mod pool_chunk;
+mod pool_share;
 mod primary;
 mod process;
 mod registry;

@@ -8,43 +8,60 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use parking_lot::Mutex;
-use simgpu::memory::{Kind, Ranges};
-use simgpu::{Held, StreamId};
+use simgpu::memory::{Access, Kind};
+use simgpu::{Export, StreamId};
 
 use crate::abi::{CUerror, CUmemLocation, CUmemoryPool, CUresult, Raw};
 use crate::context::Context;
 use crate::error::{INVALID_VALUE, OUT_OF_MEMORY};
 use crate::memory;
+use crate::pool_chunk::{Chunk, Place, UNIT};
+use crate::pool_share::Imported;
 use crate::process::Process;
 
 /// What a pool reserves at a time, and what it makes do with on a full card.
 const CHUNK: u64 = 32 << 20;
 const SMALL_CHUNK: u64 = 2 << 20;
-/// Sizes are rounded up to this.
-const UNIT: u64 = 512;
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`, which all pools are of.
-pub(crate) const ALLOCATION_PINNED: u32 = 1;
-
-/// The pools of a device.
-#[derive(Default)]
-pub(crate) struct OfDevice {
+/// The pools of a location, for one type of allocation.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct OfPlace {
     pub(crate) default: Option<CUmemoryPool>,
     pub(crate) current: Option<CUmemoryPool>,
+}
+
+/// What a pool was asked to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wish {
+    pub(crate) place: Place,
+    pub(crate) location: CUmemLocation,
+    /// `CUmemAllocationType`.
+    pub(crate) allocation_type: u32,
+    /// Most bytes it may reserve; 0 is no limit of its own.
+    pub(crate) max_size: u64,
 }
 
 /// A pool.
 pub(crate) struct Pool {
     handle: CUmemoryPool,
-    /// The device as the machine numbers it.
-    pub(crate) index: usize,
-    location: CUmemLocation,
-    /// Most bytes it may reserve; 0 is no limit of its own.
-    max_size: u64,
+    pub(crate) wish: Wish,
     pub(crate) is_default: bool,
+    /// Where the host and the devices may be.
+    pub(crate) access: Mutex<Access>,
+    pub(crate) sharing: Sharing,
     threshold: AtomicU64,
     reuse: [AtomicU64; 3],
     state: Mutex<State>,
+}
+
+/// What a pool has to do with other processes.
+pub(crate) enum Sharing {
+    /// Nothing.
+    None,
+    /// They can import it.
+    Exported(Export),
+    /// It is another process's.
+    Imported(Imported),
 }
 
 #[derive(Default)]
@@ -56,12 +73,6 @@ pub(crate) struct State {
     used: Gauge,
     /// Destroyed: goes with its last block.
     is_closed: bool,
-}
-
-pub(crate) struct Chunk {
-    size: u64,
-    used: u64,
-    free: Ranges,
 }
 
 pub(crate) struct Freeing {
@@ -90,24 +101,19 @@ impl Gauge {
 }
 
 impl Pool {
-    pub(crate) fn new(
-        handle: CUmemoryPool,
-        index: usize,
-        location: CUmemLocation,
-        max_size: u64,
-        is_default: bool,
-    ) -> Pool {
+    pub(crate) fn new(handle: CUmemoryPool, wish: Wish, is_default: bool, sharing: Sharing) -> Pool {
         let reuse = [1, 1, 1].map(AtomicU64::new);
-        let (threshold, state) = (AtomicU64::new(0), Mutex::default());
+        let mut access = Access::default();
+        access.set(wish.place.device, 3);
         Pool {
             handle,
-            index,
-            location,
-            max_size,
+            wish,
             is_default,
-            threshold,
+            access: Mutex::new(access),
+            sharing,
+            threshold: AtomicU64::new(0),
             reuse,
-            state,
+            state: Mutex::default(),
         }
     }
 
@@ -127,42 +133,47 @@ impl Pool {
         {
             return Ok(state.freeing.swap_remove(at).address);
         }
-        let found = state.chunks.values_mut().find_map(|chunk| chunk.take(size));
-        let base = match found {
-            Some(base) => base,
+        let found = state
+            .chunks
+            .iter_mut()
+            .find_map(|(base, chunk)| Some((*base, take(chunk, size)?)));
+        let (chunk, base) = match found {
+            Some(found) => found,
             None => self.grow(process, &mut state, size)?,
         };
         state.used.add(size);
-        drop(state);
-        process
-            .space
-            .make_within(base, size, Kind::Pool(self.handle), self.index, context.domain());
+        if let Some(of) = state.chunks.get(&chunk) {
+            let kind = Kind::Pool(self.handle);
+            of.make_block(process, chunk, (base, size), kind, context.domain());
+        }
         Ok(base)
     }
 
-    fn grow(&self, process: &Process, state: &mut State, size: u64) -> Result<u64, CUerror> {
+    /// Reserves a chunk and takes a part of it: the chunk's first address, and the part's.
+    fn grow(&self, process: &'static Process, state: &mut State, size: u64) -> Result<(u64, u64), CUerror> {
         for unit in [CHUNK, SMALL_CHUNK] {
             let length = size.checked_next_multiple_of(unit).ok_or(OUT_OF_MEMORY)?;
-            let allowed = self.max_size == 0 || state.reserved.current + length <= self.max_size;
-            if !allowed || !process.member.try_charge(self.index, Held::Pool, length) {
+            let max = self.wish.max_size;
+            if max != 0 && state.reserved.current + length > max {
                 continue;
             }
-            let Some(base) = process.space.take_linear(length) else {
-                process.member.uncharge(self.index, Held::Pool, length);
+            let Some((base, mut chunk)) = Chunk::reserve(process, self.wish.place, length) else {
                 continue;
             };
-            let mut chunk = Chunk {
-                size: length,
-                used: 0,
-                free: Ranges::new(base, length),
-            };
             UNUSED.fetch_add(1, Relaxed);
-            let at = chunk.take(size);
+            let at = take(&mut chunk, size);
             state.chunks.insert(base, chunk);
             state.reserved.add(length);
-            return at.ok_or(OUT_OF_MEMORY);
+            return Ok((base, at.ok_or(OUT_OF_MEMORY)?));
         }
         Err(OUT_OF_MEMORY)
+    }
+
+    /// By what others import the block at `address`: the chunk's export, and the place in the chunk.
+    pub(crate) fn export_of(&self, address: u64) -> Option<(u64, u64)> {
+        let state = self.state.lock();
+        let (base, chunk) = state.chunks.range(..=address).next_back()?;
+        Some((chunk.export()?.serial(), address - base))
     }
 
     /// Notes that a stream is to free a block. Returns the number of the freeing.
@@ -180,6 +191,11 @@ impl Pool {
             size,
         });
         Ok(number)
+    }
+
+    /// Notes a block that was imported.
+    pub(crate) fn count_imported(&self, size: u64) {
+        self.state.lock().used.add(size);
     }
 
     /// Lets no more be allocated. Whether nothing is any more.
@@ -204,12 +220,14 @@ impl Pool {
             return false;
         };
         state.freeing.retain(|freeing| freeing.address != address);
-        state.used.current -= block.size;
+        state.used.current = state.used.current.saturating_sub(block.size);
+        if matches!(self.sharing, Sharing::Imported(_)) {
+            process.space.release_imported(&block);
+        }
         if let Some((base, chunk)) = state.chunks.range_mut(..=address).next_back()
             && address < base + chunk.size
         {
-            chunk.free.give(address, block.size);
-            chunk.used -= block.size;
+            chunk.give(address, block.size);
             if chunk.used == 0 {
                 UNUSED.fetch_add(1, Relaxed);
             }
@@ -239,8 +257,7 @@ impl Pool {
             };
             UNUSED.fetch_sub(1, Relaxed);
             state.reserved.current -= chunk.size;
-            process.space.give_linear(base, chunk.size);
-            process.member.uncharge(self.index, Held::Pool, chunk.size);
+            chunk.release(process, base);
         }
     }
 
@@ -255,11 +272,13 @@ impl Pool {
             6 => wide(state.reserved.high),
             7 => wide(state.used.current),
             8 => wide(state.used.high),
-            9 => narrow(ALLOCATION_PINNED),
-            10 | 14 => narrow(0),
-            11 => value.as_out::<i32>().set(self.location.id),
-            12 => narrow(self.location.kind),
-            13 => wide(self.max_size),
+            9 => narrow(self.wish.allocation_type),
+            10 => narrow(u32::from(matches!(self.sharing, Sharing::Exported(_)))),
+            11 => value.as_out::<i32>().set(self.wish.location.id),
+            12 => narrow(self.wish.location.kind),
+            13 => wide(self.wish.max_size),
+            14 => narrow(0),
+            15 => value.as_out::<i32>().set(-1),
             _ => Err(INVALID_VALUE),
         }
     }
@@ -280,15 +299,14 @@ impl Pool {
     }
 }
 
-impl Chunk {
-    fn take(&mut self, size: u64) -> Option<u64> {
-        let at = self.free.take(size, UNIT)?;
-        if self.used == 0 {
-            UNUSED.fetch_sub(1, Relaxed);
-        }
-        self.used += size;
-        Some(at)
+/// Takes part of a chunk, which is unused no more.
+fn take(chunk: &mut Chunk, size: u64) -> Option<u64> {
+    let was_unused = chunk.used == 0;
+    let at = chunk.take(size)?;
+    if was_unused {
+        UNUSED.fetch_sub(1, Relaxed);
     }
+    Some(at)
 }
 
 /// Returns what pools hold above their thresholds: done whenever the program has synchronised.
@@ -303,7 +321,7 @@ pub(crate) fn settle(process: &'static Process) {
 /// Returns all that the pools of a device hold unused.
 pub(crate) fn give_up_unused(process: &Process, index: usize) {
     for (_, pool) in process.pools.all() {
-        if pool.index == index {
+        if pool.wish.place.device == index {
             pool.trim(process, 0);
         }
     }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use simgpu::memory::Kind;
+use simgpu::Tag;
+use simgpu::memory::{HOST, Kind};
 
 use crate::abi::{
     CUdevice, CUdeviceptr, CUerror, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUresult,
@@ -11,13 +12,66 @@ use crate::abi::{
 use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::op::Op;
-use crate::pool::{ALLOCATION_PINNED, Pool, give_up_unused};
-use crate::{capture, graph_memory, null};
+use crate::pool::{Pool, Sharing, Wish, give_up_unused};
+use crate::pool_chunk::Place;
+use crate::process::Process;
+use crate::share::POSIX_FILE_DESCRIPTOR;
+use crate::vmm::{LOCATION_DEVICE, LOCATION_HOST, LOCATION_HOST_NUMA, LOCATION_HOST_NUMA_CURRENT};
+use crate::{capture, graph_memory, null, vmm};
 
-const LOCATION_DEVICE: u32 = 1;
+const LOCATION_NONE: u32 = 0;
+
+/// `CUmemAllocationType`.
+const PINNED: u32 = 1;
+const MANAGED: u32 = 2;
+
+/// Whose pools are meant: by `CUmemLocationType`, id and `CUmemAllocationType`.
+type Key = (u32, i32, u32);
+
+/// The key of a location that has pools for a type of allocation.
+fn key(location: CUmemLocation, allocation_type: u32) -> Result<Key, CUerror> {
+    match (location.kind, allocation_type) {
+        (LOCATION_DEVICE | LOCATION_HOST_NUMA, PINNED | MANAGED) => {
+            Ok((location.kind, location.id, allocation_type))
+        }
+        (LOCATION_HOST, PINNED | MANAGED) | (LOCATION_NONE, MANAGED) => {
+            Ok((location.kind, 0, allocation_type))
+        }
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+/// Where a pool with such properties has its memory.
+fn place_of(process: &Process, properties: &CUmemPoolProps) -> Result<Place, CUerror> {
+    let location = properties.location;
+    let is_managed = properties.alloc_type == MANAGED;
+    if !matches!(properties.alloc_type, PINNED | MANAGED) {
+        return Err(INVALID_VALUE);
+    }
+    let is_none = is_managed && location.kind == LOCATION_NONE;
+    let device = match location.kind {
+        LOCATION_HOST_NUMA_CURRENT => return Err(INVALID_VALUE),
+        _ if is_none => HOST,
+        _ => vmm::device_of(process, location).map_err(|_| INVALID_VALUE)?,
+    };
+    match properties.handle_types {
+        0 => (),
+        _ if is_managed || location.kind == LOCATION_HOST => return Err(INVALID_VALUE),
+        POSIX_FILE_DESCRIPTOR if device != HOST => (),
+        _ => return Err(NOT_SUPPORTED),
+    }
+    if is_managed && properties.max_size != 0 {
+        return Err(INVALID_VALUE);
+    }
+    Ok(Place {
+        device,
+        is_addressable: is_managed || device == HOST,
+        is_shareable: properties.handle_types != 0,
+    })
+}
 
 impl Call {
-    fn pool(&self, handle: CUmemoryPool) -> Result<Arc<Pool>, CUerror> {
+    pub(crate) fn pool(&self, handle: CUmemoryPool) -> Result<Arc<Pool>, CUerror> {
         let pool = self.process.pools.get(handle, INVALID_VALUE)?;
         if pool.is_closed() {
             Err(INVALID_VALUE)
@@ -26,37 +80,79 @@ impl Call {
         }
     }
 
-    fn default_pool(&self, device: CUdevice) -> Result<CUmemoryPool, CUerror> {
-        let one = self.process.device(device)?;
-        let mut pools = one.pools.lock();
-        if let Some(pool) = pools.default {
-            return Ok(pool);
-        }
-        let handle = self.process.pools.reserve();
-        let location = CUmemLocation {
-            kind: LOCATION_DEVICE,
-            id: device,
+    fn make_pool(&self, properties: &CUmemPoolProps, is_default: bool) -> Result<CUmemoryPool, CUerror> {
+        let place = place_of(self.process, properties)?;
+        let sharing = if place.is_shareable {
+            let export = self.process.member.export(Tag::Pool, place.device, 0);
+            Sharing::Exported(export.map_err(|_| OUT_OF_MEMORY)?)
+        } else {
+            Sharing::None
         };
-        self.process
-            .pools
-            .insert_at(handle, Arc::new(Pool::new(handle, one.index, location, 0, true)));
-        pools.default = Some(handle);
+        let wish = Wish {
+            place,
+            location: properties.location,
+            allocation_type: properties.alloc_type,
+            max_size: properties.max_size as u64,
+        };
+        let handle = self.process.pools.reserve();
+        let pool = Pool::new(handle, wish, is_default, sharing);
+        self.process.pools.insert_at(handle, Arc::new(pool));
         Ok(handle)
     }
 
-    fn current_pool(&self, device: CUdevice) -> Result<CUmemoryPool, CUerror> {
-        let current = self.process.device(device)?.pools.lock().current;
-        current.map_or_else(|| self.default_pool(device), Ok)
+    fn default_pool(&self, key: Key) -> Result<CUmemoryPool, CUerror> {
+        let mut pools_of = self.process.pools_of.lock();
+        let pools = pools_of.entry(key).or_default();
+        if let Some(pool) = pools.default {
+            return Ok(pool);
+        }
+        let (kind, id, alloc_type) = key;
+        let properties = CUmemPoolProps {
+            alloc_type,
+            handle_types: 0,
+            location: CUmemLocation { kind, id },
+            win32_security_attributes: 0,
+            max_size: 0,
+            usage: 0,
+            reserved: [0; 54],
+        };
+        let pool = self.make_pool(&properties, true)?;
+        pools.default = Some(pool);
+        Ok(pool)
     }
 
-    fn set_pool(&self, device: CUdevice, handle: CUmemoryPool) -> CUresult {
+    fn current_pool(&self, key: Key) -> Result<CUmemoryPool, CUerror> {
+        let current = self
+            .process
+            .pools_of
+            .lock()
+            .get(&key)
+            .and_then(|pools| pools.current);
+        current.map_or_else(|| self.default_pool(key), Ok)
+    }
+
+    fn set_pool(&self, key: Key, handle: CUmemoryPool) -> CUresult {
         let pool = self.pool(handle)?;
-        let one = self.process.device(device)?;
-        if pool.index != one.index {
+        let is_its = crate::pool_calls::key(pool.wish.location, pool.wish.allocation_type)? == key;
+        if !is_its || matches!(pool.sharing, Sharing::Imported(_)) {
             return Err(INVALID_VALUE);
         }
-        one.pools.lock().current = Some(handle);
+        self.process.pools_of.lock().entry(key).or_default().current = Some(handle);
         Ok(())
+    }
+
+    /// The key of a device's pinned pools.
+    fn of_device(&self, device: CUdevice) -> Result<Key, CUerror> {
+        self.process.device(device)?;
+        Ok((LOCATION_DEVICE, device, PINNED))
+    }
+
+    fn of_location(&self, location: In<CUmemLocation>, allocation_type: u32) -> Result<Key, CUerror> {
+        let location = location.get()?;
+        if location.kind != LOCATION_NONE {
+            vmm::device_of(self.process, location)?;
+        }
+        key(location, allocation_type)
     }
 }
 
@@ -74,11 +170,22 @@ fn allocate(
     }
     let pool = match pool {
         Some(pool) => pool,
-        None => call.current_pool(context.device)?,
+        None => call.current_pool(call.of_device(context.device)?)?,
     };
     let pool = call.pool(pool)?;
+    let Place {
+        device,
+        is_addressable,
+        ..
+    } = pool.wish.place;
+    if matches!(pool.sharing, Sharing::Imported(_)) {
+        return Err(INVALID_VALUE);
+    }
     if capture::is_capturing(&stream) {
-        let memory = graph_memory::Memory::reserve(call.process, &context, pool.index, bytes as u64)?;
+        if is_addressable {
+            return Err(NOT_SUPPORTED);
+        }
+        let memory = graph_memory::Memory::reserve(call.process, &context, device, bytes as u64)?;
         address.set_if(memory.address());
         return call.enqueue(&stream, Op::GraphAllocate(Arc::new(memory)));
     }
@@ -86,10 +193,10 @@ fn allocate(
     let at = match get() {
         Err(OUT_OF_MEMORY) => {
             // What other pools keep unused, and then what streams are still to free, comes first.
-            give_up_unused(call.process, pool.index);
+            give_up_unused(call.process, device);
             get().or_else(|_| {
                 context.engine.wait_domain(context.domain());
-                give_up_unused(call.process, pool.index);
+                give_up_unused(call.process, device);
                 get()
             })?
         }
@@ -131,27 +238,28 @@ fn free(call: Call, address: CUdeviceptr, stream: CUstream) -> CUresult {
 
 fn create(call: Call, out: Out<CUmemoryPool>, properties: In<CUmemPoolProps>) -> CUresult {
     let properties = properties.get()?;
-    if properties.alloc_type != ALLOCATION_PINNED || out.is_null() {
+    if out.is_null() {
         return Err(INVALID_VALUE);
     }
-    if properties.location.kind != LOCATION_DEVICE || properties.handle_types != 0 {
-        return Err(NOT_SUPPORTED);
+    out.set(call.make_pool(&properties, false)?)
+}
+
+fn set_access(call: Call, pool: CUmemoryPool, list: In<CUmemAccessDesc>, count: usize) -> CUresult {
+    let pool = call.pool(pool)?;
+    let own = pool.wish.place.device;
+    let mut access = pool.access.lock();
+    let mut new = *access;
+    for wish in list.list(count)? {
+        let device = vmm::device_of(call.process, wish.location).map_err(|_| INVALID_VALUE)?;
+        // The host has no way to memory of a device, and a device's own pool stays its own.
+        let is_impossible = device == HOST && own != HOST || device == own && wish.flags != 3;
+        if is_impossible || !matches!(wish.flags, 0 | 1 | 3) {
+            return Err(INVALID_VALUE);
+        }
+        new.set(device, u64::from(wish.flags));
     }
-    let index = call
-        .process
-        .device(properties.location.id)
-        .map_err(|_| INVALID_VALUE)?
-        .index;
-    let handle = call.process.pools.reserve();
-    let pool = Pool::new(
-        handle,
-        index,
-        properties.location,
-        properties.max_size as u64,
-        false,
-    );
-    call.process.pools.insert_at(handle, Arc::new(pool));
-    out.set(handle)
+    *access = new;
+    Ok(())
 }
 
 fn destroy(call: Call, handle: CUmemoryPool) -> CUresult {
@@ -159,8 +267,7 @@ fn destroy(call: Call, handle: CUmemoryPool) -> CUresult {
     if pool.is_default {
         return Err(INVALID_VALUE);
     }
-    for one in &call.process.devices {
-        let mut pools = one.pools.lock();
+    for pools in call.process.pools_of.lock().values_mut() {
         if pools.current == Some(handle) {
             pools.current = None;
         }
@@ -173,27 +280,22 @@ fn destroy(call: Call, handle: CUmemoryPool) -> CUresult {
     Ok(())
 }
 
-fn at_location(location: In<CUmemLocation>) -> Result<CUdevice, CUerror> {
-    let location = location.get()?;
-    if location.kind == LOCATION_DEVICE {
-        Ok(location.id)
-    } else {
-        Err(NOT_SUPPORTED)
-    }
-}
-
 driver! {
-    fn cuDeviceGetDefaultMemPool(pool: Out<CUmemoryPool>, device: CUdevice) |call| { pool.set(call.default_pool(device)?) }
-    fn cuDeviceGetMemPool(pool: Out<CUmemoryPool>, device: CUdevice) |call| { pool.set(call.current_pool(device)?) }
-    fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) |call| { call.set_pool(device, pool) }
-    fn cuMemGetDefaultMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, _kind: u32) |call| {
-        pool.set(call.default_pool(at_location(location)?)?)
+    fn cuDeviceGetDefaultMemPool(pool: Out<CUmemoryPool>, device: CUdevice) |call| {
+        pool.set(call.default_pool(call.of_device(device)?)?)
     }
-    fn cuMemGetMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, _kind: u32) |call| {
-        pool.set(call.current_pool(at_location(location)?)?)
+    fn cuDeviceGetMemPool(pool: Out<CUmemoryPool>, device: CUdevice) |call| {
+        pool.set(call.current_pool(call.of_device(device)?)?)
     }
-    fn cuMemSetMemPool(location: In<CUmemLocation>, _kind: u32, pool: CUmemoryPool) |call| {
-        call.set_pool(at_location(location)?, pool)
+    fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) |call| { call.set_pool(call.of_device(device)?, pool) }
+    fn cuMemGetDefaultMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: u32) |call| {
+        pool.set(call.default_pool(call.of_location(location, kind)?)?)
+    }
+    fn cuMemGetMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: u32) |call| {
+        pool.set(call.current_pool(call.of_location(location, kind)?)?)
+    }
+    fn cuMemSetMemPool(location: In<CUmemLocation>, kind: u32, pool: CUmemoryPool) |call| {
+        call.set_pool(call.of_location(location, kind)?, pool)
     }
     fn cuMemPoolCreate(pool: Out<CUmemoryPool>, properties: In<CUmemPoolProps>) |call| { create(call, pool, properties) }
     fn cuMemPoolDestroy(pool: CUmemoryPool) |call| { destroy(call, pool) }
@@ -207,10 +309,13 @@ driver! {
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw) |call| {
         call.pool(pool)?.set_attribute(attribute, value)
     }
-    fn cuMemPoolSetAccess(pool: CUmemoryPool, _access: In<CUmemAccessDesc>, _count: usize) |call| { call.pool(pool).map(|_| ()) }
-    fn cuMemPoolGetAccess(flags: Out<u32>, pool: CUmemoryPool, _location: In<CUmemLocation>) |call| {
-        call.pool(pool)?;
-        flags.set(3)
+    fn cuMemPoolSetAccess(pool: CUmemoryPool, list: In<CUmemAccessDesc>, count: usize) |call| {
+        set_access(call, pool, list, count)
+    }
+    fn cuMemPoolGetAccess(flags: Out<u32>, pool: CUmemoryPool, location: In<CUmemLocation>) |call| {
+        let device = vmm::device_of(call.process, location.get()?)?;
+        let access = call.pool(pool)?.access.lock().of(device);
+        flags.set(u32::try_from(access).unwrap_or(0))
     }
     fn cuMemAllocAsync(address: Out<CUdeviceptr>, bytes: usize, stream: CUstream) twin cuMemAllocAsync_ptsz
     null { null::allocate(address, bytes) } |call| {

@@ -1,6 +1,6 @@
 //! The driver's state in this process, from `cuInit` on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
@@ -32,6 +32,8 @@ pub(crate) struct Process {
     pub(crate) kernels: Registry<module::Kernel>,
     pub(crate) links: Registry<Mutex<link::Link>>,
     pub(crate) pools: Registry<pool::Pool>,
+    /// By `CUmemLocationType`, the location's id and `CUmemAllocationType`.
+    pub(crate) pools_of: Mutex<HashMap<(u32, i32, u32), pool::OfPlace>>,
     pub(crate) handles: Registry<vmm::Handle>,
     /// Reserved address ranges: start and length.
     pub(crate) reservations: Mutex<BTreeMap<u64, u64>>,
@@ -50,7 +52,6 @@ pub(crate) struct OneDevice {
     pub(crate) index: usize,
     pub(crate) engine: &'static Engine,
     pub(crate) primary: Mutex<primary::Primary>,
-    pub(crate) pools: Mutex<pool::OfDevice>,
     pub(crate) graph_memory: Mutex<graph_memory::OfDevice>,
 }
 
@@ -132,7 +133,6 @@ impl Process {
             index,
             engine: Engine::new(member, index),
             primary: Mutex::default(),
-            pools: Mutex::default(),
             graph_memory: Mutex::default(),
         };
         Ok(Process {
@@ -148,6 +148,7 @@ impl Process {
             kernels: Registry::new(0x57),
             links: Registry::new(0x58),
             pools: Registry::new(0x59),
+            pools_of: Mutex::default(),
             handles: Registry::new(0x5a),
             reservations: Mutex::default(),
             ipc: Mutex::default(),

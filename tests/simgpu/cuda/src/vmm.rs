@@ -92,6 +92,17 @@ pub(crate) fn make_physical(
     } else {
         crate::memory::charge(process, device, kind, size)?;
     }
+    make_charged(process, device, kind, size, is_shareable)
+}
+
+/// The same of what is charged already; where it cannot be made the charge is taken back.
+pub(crate) fn make_charged(
+    process: &'static Process,
+    device: usize,
+    kind: Held,
+    size: u64,
+    is_shareable: bool,
+) -> Result<(Arc<Physical>, Option<Arc<Export>>), CUerror> {
     let take_back = || {
         if device == HOST {
             process.member.drop_host(kind, size);

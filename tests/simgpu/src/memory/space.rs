@@ -123,13 +123,14 @@ impl Space {
     pub fn make_imported(
         &self,
         size: u64,
+        kind: Kind,
         device: usize,
         context: u64,
         physical: &Arc<Physical>,
         offset: u64,
     ) -> Option<u64> {
         let base = self.linear.take(size, ALIGN)?;
-        self.make_backed((base, size), Kind::Imported, device, context, (physical, offset));
+        self.make_backed((base, size), kind, device, context, (physical, offset));
         Some(base)
     }
 
@@ -207,10 +208,15 @@ impl Space {
                 self.bytes.discard(block.bytes, block.size);
                 self.linear.give(block.base, block.size.max(1));
             }
-            Kind::Imported => self.linear.give(block.base, block.size.max(1)),
+            Kind::Imported => self.release_imported(block),
             Kind::Managed | Kind::Host => self.shared.give(block.base, block.size.next_multiple_of(4096)),
             Kind::Pool(_) | Kind::Graph | Kind::Registered | Kind::Mapped(_) => (),
         }
+    }
+
+    /// Gives back the addresses of a removed block that was made for another process's memory.
+    pub fn release_imported(&self, block: &Block) {
+        self.linear.give(block.base, block.size.max(1));
     }
 
     /// Reserves addresses, at `wanted` if that is possible.

@@ -1,0 +1,154 @@
+//! What pools reserve at a time: addresses with memory behind them, of which blocks are parts.
+
+use std::sync::Arc;
+
+use simgpu::memory::{HOST, Kind, Physical, Ranges};
+use simgpu::{Export, Held};
+
+use crate::process::Process;
+use crate::vmm;
+
+/// Sizes of blocks are multiples of this.
+pub(crate) const UNIT: u64 = 512;
+
+/// Where a pool's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The device as the machine numbers it, or [`HOST`].
+    pub(crate) device: usize,
+    /// Whether the host can use its addresses.
+    pub(crate) is_addressable: bool,
+    /// Whether other processes can be let in on it.
+    pub(crate) is_shareable: bool,
+}
+
+/// A part of a pool's memory.
+pub(crate) struct Chunk {
+    place: Place,
+    pub(crate) size: u64,
+    pub(crate) used: u64,
+    free: Ranges,
+    /// Its bytes, where others can be let in on them.
+    shared: Option<(Arc<Physical>, Arc<Export>)>,
+}
+
+impl Place {
+    fn kind(self) -> Held {
+        if self.device == HOST {
+            Held::HostPool
+        } else {
+            Held::Pool
+        }
+    }
+
+    fn try_charge(self, process: &Process, bytes: u64) -> bool {
+        if self.device == HOST {
+            process.member.hold_host(Held::HostPool, bytes);
+            return true;
+        }
+        process.member.try_charge(self.device, Held::Pool, bytes)
+    }
+
+    fn uncharge(self, process: &Process, bytes: u64) {
+        if self.device == HOST {
+            process.member.drop_host(Held::HostPool, bytes);
+        } else {
+            process.member.uncharge(self.device, Held::Pool, bytes);
+        }
+    }
+
+    fn take(self, process: &Process, length: u64) -> Option<u64> {
+        if self.is_addressable {
+            process.space.take_shared(length)
+        } else {
+            process.space.take_linear(length)
+        }
+    }
+
+    fn give(self, process: &Process, base: u64, length: u64) {
+        if self.is_addressable {
+            process.space.give_shared(base, length);
+        } else {
+            process.space.give_linear(base, length);
+        }
+    }
+}
+
+impl Chunk {
+    /// Takes memory for a chunk: its first address, and the chunk.
+    pub(crate) fn reserve(process: &'static Process, place: Place, length: u64) -> Option<(u64, Chunk)> {
+        if !place.try_charge(process, length) {
+            return None;
+        }
+        let Some(base) = place.take(process, length) else {
+            place.uncharge(process, length);
+            return None;
+        };
+        let shared = if place.is_shareable {
+            // What cannot be made has been taken back.
+            let made = vmm::make_charged(process, place.device, place.kind(), length, true);
+            let Ok((physical, Some(export))) = made else {
+                place.give(process, base, length);
+                return None;
+            };
+            Some((physical, export))
+        } else {
+            None
+        };
+        let chunk = Chunk {
+            place,
+            size: length,
+            used: 0,
+            free: Ranges::new(base, length),
+            shared,
+        };
+        Some((base, chunk))
+    }
+
+    /// Gives its memory back.
+    pub(crate) fn release(self, process: &Process, base: u64) {
+        self.place.give(process, base, self.size);
+        if self.shared.is_none() {
+            self.place.uncharge(process, self.size);
+        }
+    }
+
+    /// Takes part of it.
+    pub(crate) fn take(&mut self, size: u64) -> Option<u64> {
+        let at = self.free.take(size, UNIT)?;
+        self.used += size;
+        Some(at)
+    }
+
+    /// Takes a part back.
+    pub(crate) fn give(&mut self, address: u64, size: u64) {
+        self.free.give(address, size);
+        self.used -= size;
+    }
+
+    /// Makes a block of a part that was taken of the chunk that begins at `base`.
+    pub(crate) fn make_block(
+        &self,
+        process: &Process,
+        base: u64,
+        (address, size): (u64, u64),
+        kind: Kind,
+        context: u64,
+    ) {
+        let device = self.place.device;
+        match &self.shared {
+            Some((physical, _)) => {
+                let part = (physical, address - base);
+                process
+                    .space
+                    .make_backed((address, size), kind, device, context, part);
+            }
+            None => process.space.make_within(address, size, kind, device, context),
+        }
+    }
+
+    /// By what others get at its bytes.
+    pub(crate) fn export(&self) -> Option<&Export> {
+        self.shared.as_ref().map(|(_, export)| &**export)
+    }
+}
