@@ -174,6 +174,7 @@ fn a_graph_replays_right_after_other_memory_has_come_to_its_addresses() {
     program.run(
         "same, handle = map_new(4 * MIB, at=at)
          ok(cu.cuMemcpyDtoD_v2(at, away, 4 * MIB))
+         ok(cu.cuCtxSynchronize())
          ok(cu.cuGraphLaunch(run, stream))
          ok(cu.cuStreamSynchronize(stream))",
     );
