@@ -1,6 +1,7 @@
 """The driver by its own names: `driver.cuMemAlloc_v2(...)` raises what is not CUDA_SUCCESS. Needs no more than
 libcuda.so.1: no compiler, no runtime library."""
 import ctypes
+import functools
 import os
 import pathlib
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
@@ -8,6 +9,7 @@ from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint32, c_uint64
 from answer import Skip
 
 HERE = pathlib.Path(__file__).resolve().parent
+TEST_KERNELS, OWN_KERNELS = HERE / "../../../load/kernels.ptx", HERE / "probe.ptx"
 MIB = 1 << 20
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 0, 1, 2, 600, 801
 
@@ -120,13 +122,13 @@ class Driver:
         self.cuEventDestroy_v2(after)
         return took
 
-    def kernels(self, path=HERE / "../../../load/kernels.ptx"):
+    def kernels(self, path=TEST_KERNELS):
         """The test kernels that every driver here knows: spin, fill, checksum."""
-        return Kernels(self, pathlib.Path(path))
+        return Kernels(self, text(path))
 
     def own_kernels(self):
         """The probes' own kernels; skips where they are not executed."""
-        kernels = self.kernels(HERE / "probe.ptx")
+        kernels = self.kernels(OWN_KERNELS)
         out = self.alloc(64)
         self.cuMemsetD8_v2(out, 0, 64)
         kernels("probe_atomics", out, block=32)
@@ -141,10 +143,9 @@ class Driver:
 class Kernels:
     """A module; called with a kernel's name and its arguments, which are all of 64 bits, it launches."""
 
-    def __init__(self, driver, path):
+    def __init__(self, driver, image):
         self.driver, self.functions = driver, {}
-        self.text = path.read_bytes() + b"\0"
-        self.module = c_void_p(driver.get(c_void_p, "cuModuleLoadData", self.text))
+        self.module = c_void_p(driver.get(c_void_p, "cuModuleLoadData", image))
 
     def function(self, name):
         """The CUfunction."""
@@ -165,8 +166,15 @@ class Kernels:
         self.driver.cuLaunchKernel(*self.prepared(name, *arguments, **shape))
 
 
+@functools.cache
+def text(path):
+    """A PTX file as the driver takes it."""
+    return path.read_bytes() + b"\0"
+
+
 def drop_privileges():
-    """Goes on as nobody; returns whether it was root."""
+    """Goes on as nobody, who may not be able to read what has not been read by now; returns whether it was root."""
+    text(TEST_KERNELS)
     if os.geteuid():
         return False
     os.setgroups([])
