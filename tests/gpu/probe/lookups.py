@@ -4,9 +4,9 @@ import ctypes
 import math
 import pathlib
 import re
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-from lib.cuda import MIB, Driver, Refused
+from lib.cuda import MIB, Driver
 from lib.elf import Elf, loaded
 from lib.questions import Questions
 from lib.vmm import Location

@@ -1,7 +1,5 @@
 """What NVML says of processes, how fine, how late, and what asking costs; and what a context takes before the
 program allocates anything."""
-import ctypes
-import os
 import sys
 import time
 from ctypes import byref, c_int, c_uint, c_uint32, c_uint64, c_void_p

@@ -166,7 +166,7 @@ class Kernels:
         self.driver.cuLaunchKernel(*self.prepared(name, *arguments, **shape))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def text(path):
     """A PTX file as the driver takes it."""
     return path.read_bytes() + b"\0"
