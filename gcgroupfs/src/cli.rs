@@ -1,5 +1,6 @@
 //! The command line: one enum of commands, of which the help and the completions are made.
 
+mod check_config;
 mod client;
 mod expression;
 mod ls;
@@ -59,6 +60,8 @@ enum Command {
     },
     /// Runs a program governed, with settings that hold from its first use of the GPU.
     Run(run::Arguments),
+    /// Says whether a configuration is right, and if not, what is wrong where.
+    CheckConfig(check_config::Arguments),
     /// Prints the table of control files, in Markdown.
     Files,
     /// Prints the manual page of the control files, for man(1): gcgroupfs manual | man -l -
@@ -83,6 +86,7 @@ pub fn main() -> ExitCode {
             Client::connect(&socket).and_then(|mut client| print(&ls::list(&mut client, json)?))
         }
         Command::Run(arguments) => return run::run(&socket, &arguments),
+        Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Files => print(manual::table().as_bytes()),
         Command::Manual => print(manual::page().as_bytes()),
         Command::Coverage => print(COVERAGE.as_bytes()),

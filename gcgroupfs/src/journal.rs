@@ -39,6 +39,14 @@ pub struct Key {
     pub start_time: u64,
 }
 
+impl Key {
+    /// What is asked of everybody: no process has this pid.
+    pub const ROOT: Self = Self {
+        pid: 0,
+        start_time: 0,
+    };
+}
+
 /// The first line.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Header {

@@ -2,8 +2,10 @@
 
 #![deny(unsafe_code)]
 
+mod arbiter;
 mod block;
 mod cli;
+mod config;
 mod devices;
 mod error;
 mod file;

@@ -288,10 +288,7 @@ impl Server {
     }
 
     fn compact(&self) {
-        if let Err(error) = self
-            .journal
-            .compact(|key| process::is_alive(key.pid, key.start_time))
-        {
+        if let Err(error) = self.journal.compact(is_kept) {
             warn!("cannot compact the settings' file: {error:#}");
         }
     }
@@ -300,6 +297,11 @@ impl Server {
         self.last_number += 1;
         self.last_number
     }
+}
+
+/// Whether what is on file under a key still means somebody.
+pub fn is_kept(key: Key) -> bool {
+    key == Key::ROOT || process::is_alive(key.pid, key.start_time)
 }
 
 /// Changes what of a connection the loop is told.

@@ -5,7 +5,9 @@ use std::fmt::{Display, Write};
 
 use gcgroup_abi::NO_LIMIT;
 
+use crate::arbiter::{POLICIES, Policy};
 use crate::error::{Error, Result};
+use crate::tree::Quota;
 
 /// One value and the newline that ends it.
 pub fn value(value: impl Display) -> String {
@@ -24,6 +26,11 @@ pub fn bytes(bytes: u64) -> String {
     } else {
         value(bytes)
     }
+}
+
+/// A quota and its period in microseconds, as `cpu.max` shows them.
+pub fn quota(quota: Quota) -> String {
+    format!("{} {}\n", bytes(quota.usec).trim_end(), quota.period_usec)
 }
 
 /// `KEY VALUE` lines.
@@ -101,6 +108,45 @@ pub fn parse_priority(text: &str) -> Result<u32> {
         .ok()
         .filter(|priority| *priority <= crate::tree::MAX_PRIORITY)
         .ok_or_else(|| Error::range(EXPECTED, text))
+}
+
+/// A quota in microseconds, or `max`, and perhaps a period, as `cpu.max` takes them.
+///
+/// # Errors
+/// `EINVAL` for anything else, `ERANGE` for a quota below 1000 or beyond [`Quota::MOST`], or a period that is not from
+/// 1000 to 1000000.
+pub fn parse_quota(text: &str) -> Result<(u64, Option<u64>)> {
+    const EXPECTED: &str = "microseconds or max, and perhaps a period (as 25000 100000)";
+    let mut words = text.split_ascii_whitespace();
+    let (Some(first), period, None) = (words.next(), words.next(), words.next()) else {
+        return Err(Error::bad(EXPECTED, text));
+    };
+    let usec = match first {
+        "max" => NO_LIMIT,
+        digits => match decimal(digits, EXPECTED, text)? {
+            usec if (Quota::LEAST..=Quota::MOST).contains(&usec) => usec,
+            _ => {
+                return Err(Error::range("a quota from 1000 to 1000000000 microseconds", text));
+            }
+        },
+    };
+    let period = period.map(|digits| decimal(digits, EXPECTED, text)).transpose()?;
+    if period.is_some_and(|period| !(Quota::LEAST_PERIOD..=Quota::LONGEST_PERIOD).contains(&period)) {
+        return Err(Error::range("a period from 1000 to 1000000 microseconds", text));
+    }
+    Ok((usec, period))
+}
+
+/// The name of a policy.
+///
+/// # Errors
+/// `EINVAL` for anything else.
+pub fn parse_policy(text: &str) -> Result<Policy> {
+    POLICIES
+        .iter()
+        .find(|entry| entry.name == text)
+        .map(|entry| entry.policy)
+        .ok_or_else(|| Error::bad("weighted or strict", text))
 }
 
 /// Decimal digits and nothing else: no sign, no prefix, no blank. Leading zeros mean nothing.
@@ -217,6 +263,54 @@ mod tests {
         }
         for text in ["", "max", "-1", "+1", "0x1", "high"] {
             assert_eq!(errno(parse_priority(text)), libc::EINVAL, "{text}");
+        }
+    }
+
+    #[test]
+    fn quotas_are_those_of_cpu_max() {
+        for (text, expected) in [
+            ("max", (NO_LIMIT, None)),
+            ("max 50000", (NO_LIMIT, Some(50_000))),
+            ("1000", (1_000, None)),
+            ("25000 100000", (25_000, Some(100_000))),
+            ("400000\t1000000", (400_000, Some(1_000_000))),
+        ] {
+            assert_eq!(parse_quota(text), Ok(expected), "{text}");
+        }
+        for text in [
+            "999",
+            "0",
+            "1000000001",
+            "1000 999",
+            "1000 1000001",
+            "max 0",
+            "99999999999999999999",
+            "18446744073709551615",
+        ] {
+            assert_eq!(errno(parse_quota(text)), libc::ERANGE, "{text}");
+        }
+        for text in ["", "1 2 3", "-1", "25%", "1000 max", "maximum", "1000,1000"] {
+            assert_eq!(errno(parse_quota(text)), libc::EINVAL, "{text}");
+        }
+        let shown = quota(Quota {
+            usec: 25_000,
+            period_usec: 50_000,
+        });
+        assert_eq!(parse_quota(&shown), Ok((25_000, Some(50_000))));
+        assert_eq!(quota(Quota::NONE), "max 100000\n");
+    }
+
+    #[test]
+    fn every_policy_has_its_name_and_its_row() {
+        for entry in POLICIES {
+            assert_eq!(parse_policy(entry.name), Ok(entry.policy));
+            assert_eq!(entry.policy.entry().name, entry.name);
+        }
+        for policy in <Policy as clap::ValueEnum>::value_variants() {
+            assert_eq!(policy.entry().policy, *policy);
+        }
+        for text in ["", "Weighted", "fair", "strict weighted"] {
+            assert_eq!(errno(parse_policy(text)), libc::EINVAL, "{text}");
         }
     }
 

@@ -3,10 +3,12 @@
 //!
 //! Everything is behind one lock, held for loads and stores only, so no caller ever waits for a system call.
 
+mod arbitration;
 mod enforce;
 mod events;
 mod exited;
 mod process;
+mod quota;
 mod settings;
 mod sums;
 mod view;
@@ -23,10 +25,13 @@ use std::sync::Arc;
 use gcgroup_abi::{Control, MAX_DEVICES, OTHER_DEVICE, Usage};
 use parking_lot::{Mutex, RwLock};
 
+use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
+pub use arbitration::{Arbitration, GateOrder};
 pub use exited::Exited;
 pub use process::{Identity, Process};
+pub use quota::Quota;
 pub use settings::Settings;
 pub use sums::Sums;
 pub use view::{Edit, Scope, View};
@@ -122,6 +127,8 @@ pub enum Notice {
     },
     /// The process's settings are not what they were: write them down.
     SettingsChanged(ProcessId),
+    /// The root's settings are not what they were: write them down.
+    RootChanged,
     /// The control block has something for the process's helper thread: ring its doorbell, and wake the waiters
     /// of those of its gates that do not hold any more.
     Ring(ProcessId),
@@ -129,6 +136,8 @@ pub enum Notice {
     Rung(ProcessId),
     /// The contents of the process's `*.events` may have changed.
     Events(ProcessId),
+    /// Somebody has read the GPU time of these.
+    Watched(Vec<ProcessId>),
 }
 
 /// Takes [`Notice`]s on whatever thread caused them. Must not wait.
@@ -148,6 +157,10 @@ pub struct State {
     /// Whom the root belongs to: whoever runs the daemon, and as good as root in it.
     owner: Owner,
     devices: Vec<Device>,
+    /// What is asked of everybody.
+    root: Settings,
+    /// Holds until another is asked for.
+    default_policy: Policy,
     processes: BTreeMap<ProcessId, Process>,
     /// The process that has a pid's directory.
     pids: BTreeMap<u32, ProcessId>,
@@ -168,6 +181,8 @@ impl Tree {
         let state = State {
             owner,
             devices,
+            root: Settings::default(),
+            default_policy: Policy::default(),
             processes: BTreeMap::new(),
             pids: BTreeMap::new(),
             last: 0,
@@ -224,13 +239,16 @@ impl Tree {
         self.tell(&notices);
     }
 
-    /// The process has rung: its usage block says something new about what events files show.
+    /// The process has rung: its usage block says something new, about its work or about what events files show.
     pub fn rung(&self, id: ProcessId) {
-        self.look(id, vec![Notice::Rung(id)]);
+        // First of all: somebody more important may be waiting.
+        self.tell(&[Notice::Rung(id)]);
+        self.note_events(id);
     }
 
-    /// Tells of changes of what events files show, and of `notices`, unless the process has left.
-    fn look(&self, id: ProcessId, mut notices: Vec<Notice>) {
+    /// Tells of changes of what events files show.
+    fn note_events(&self, id: ProcessId) {
+        let mut notices = Vec::new();
         let mut state = self.state.lock();
         let State {
             processes, devices, ..
@@ -248,7 +266,22 @@ impl Tree {
         if let Some(process) = self.state.lock().processes.get_mut(&id) {
             process.hook_ok = ok;
         }
-        self.look(id, Vec::new());
+        self.note_events(id);
+    }
+
+    /// The policy that holds until `compute.policy` is written.
+    pub fn set_default_policy(&self, policy: Policy) {
+        self.state.lock().default_policy = policy;
+    }
+
+    /// What is asked of everybody.
+    pub fn root_settings(&self) -> Settings {
+        self.state.lock().root.clone()
+    }
+
+    /// Asks it of everybody, as it was before a restart: nobody is told.
+    pub fn restore_root(&self, settings: Settings) {
+        self.state.lock().root = settings;
     }
 
     /// Notes what the driver says the process holds on a device beyond its own ledger, in bytes.
@@ -432,6 +465,10 @@ impl fmt::Debug for Tree {
 impl State {
     fn is_root(&self, caller: Caller) -> bool {
         caller.uid == 0 || caller.uid == self.owner.uid
+    }
+
+    fn policy(&self) -> Policy {
+        self.root.policy().unwrap_or(self.default_policy)
     }
 
     fn level(&self, place: Place) -> Result<Level> {

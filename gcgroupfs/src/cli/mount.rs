@@ -16,14 +16,15 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
+use crate::arbiter::{self, Policy};
+use crate::config;
 use crate::devices::{self, Holders};
 use crate::fuse;
-use crate::journal::Journal;
+use crate::journal::{Journal, Key};
 use crate::mount::Mount;
 use crate::overhead;
-use crate::process;
-use crate::server::{Listener, Server};
-use crate::tree::{Owner, Tree};
+use crate::server::{self, Listener, Server};
+use crate::tree::{Owner, Settings, Tree};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -36,6 +37,12 @@ pub struct Arguments {
     /// Let other users see the control files
     #[arg(long)]
     allow_other: bool,
+    /// The configuration; read again at SIGHUP [default: /etc/gcgroupfs.toml, if it is there]
+    #[arg(long, value_name = "PATH")]
+    config: Option<PathBuf>,
+    /// What compute.priority means, in place of what the configuration and compute.policy said
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<Policy>,
     /// What frozen processes do when the daemon is gone for longer than the grace time
     #[arg(long, value_name = "WHAT", default_value = "open")]
     on_daemon_loss: OnDaemonLoss,
@@ -79,6 +86,8 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();
+    let source = config::Source::new(arguments.config.clone());
+    let config = source.read()?;
     raise_descriptor_limit();
     let socket = std::path::absolute(socket)?;
     let state_dir = arguments
@@ -92,13 +101,28 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let listener = Listener::bind(&socket)?;
     let (nvml, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found));
-    let (journal, remembered) = Journal::open(state_dir, |key| process::is_alive(key.pid, key.start_time))?;
+    let (journal, mut remembered) = Journal::open(state_dir, server::is_kept)?;
+    let asked = remembered.remove(&Key::ROOT).unwrap_or_default();
+    match arguments.policy {
+        Some(_) => journal.append(journal.number(), Key::ROOT, &Settings::default()),
+        None => tree.restore_root(asked),
+    }
+    tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
+    // Before the server, so that it is told of changes first: whose turn it is should not wait for the disk.
+    let arbiter = arbiter::Thread::start(tree.clone(), arbiter::Settings::new(&config.compute))?;
     let grace = arguments.grace_msec();
     let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, grace)?;
     if let Some(nvml) = nvml.map(Arc::new) {
         overhead::watch(tree.clone(), Holders::new(nvml)).context("cannot begin to measure")?;
     }
     let stop = Stop::on_signals(server.waker()?)?;
+    let reload = Reload {
+        asked: flag_on(SIGHUP, &server.waker()?)?,
+        source,
+        policy: arguments.policy,
+        tree: tree.clone(),
+        arbiter: arbiter.bell(),
+    };
     let mount = if arguments.no_fuse {
         None
     } else {
@@ -115,7 +139,10 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .as_ref()
         .map_or_else(String::new, |mount| format!("{}, ", mount.point().display()));
     eprintln!("gcgroupfs: ready: {place}socket {}", socket.display());
-    server.run(|| !stop.is_asked())?;
+    server.run(|| {
+        reload.if_asked();
+        !stop.is_asked()
+    })?;
     info!("stopping");
     Ok(())
 }
@@ -158,6 +185,42 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// Reading the configuration again, when SIGHUP has asked for it.
+#[derive(Debug)]
+struct Reload {
+    asked: Arc<AtomicBool>,
+    source: config::Source,
+    /// The command line's, which overrides the file's.
+    policy: Option<Policy>,
+    tree: Arc<Tree>,
+    arbiter: Arc<arbiter::Bell>,
+}
+
+impl Reload {
+    fn if_asked(&self) {
+        if !self.asked.swap(false, Relaxed) {
+            return;
+        }
+        match self.source.read() {
+            Ok(config) => {
+                self.tree
+                    .set_default_policy(self.policy.unwrap_or(config.compute.policy));
+                self.arbiter.set(arbiter::Settings::new(&config.compute));
+                info!("configuration read again");
+            }
+            Err(error) => warn!("the configuration stays as it was: {error:#}"),
+        }
+    }
+}
+
+/// A flag that the signal sets, waking the server.
+fn flag_on(signal: i32, waker: &UnixStream) -> anyhow::Result<Arc<AtomicBool>> {
+    let asked = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal, asked.clone())?;
+    signal_hook::low_level::pipe::register(signal, waker.try_clone()?)?;
+    Ok(asked)
+}
+
 /// Whether to stop, and how to make the server look.
 #[derive(Debug, Clone)]
 struct Stop {
@@ -166,14 +229,13 @@ struct Stop {
 }
 
 impl Stop {
-    /// Asked for by SIGTERM and SIGINT. SIGHUP is kept for the day there is a configuration to read again.
+    /// Asked for by SIGTERM and SIGINT.
     fn on_signals(waker: UnixStream) -> anyhow::Result<Self> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT] {
             signal_hook::flag::register(signal, asked.clone())?;
             signal_hook::low_level::pipe::register(signal, waker.try_clone()?)?;
         }
-        signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false)))?;
         Ok(Self {
             asked,
             waker: Arc::new(waker),

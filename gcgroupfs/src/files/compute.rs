@@ -5,7 +5,7 @@ use gcgroup_abi::Submission;
 use crate::error::Result;
 use crate::file::Contents::Page;
 use crate::file::{ControlFile, Io::Read, Io::ReadWrite, On};
-use crate::text::{flag, flat_keyed, parse_flag, parse_priority, value};
+use crate::text::{flag, flat_keyed, parse_flag, parse_policy, parse_priority, parse_quota, quota, value};
 use crate::tree::View;
 
 pub(super) const FILES: &[ControlFile] = &[
@@ -17,7 +17,39 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(value(view.priority()?)),
             |edit, text| edit.set_priority(parse_priority(text)?),
         ),
-        doc: "A number from 0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices. It is kept and published; nothing is arbitrated by it yet.",
+        doc: "A number from 0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices. \
+              Where processes of different numbers want a GPU at once, compute.policy says who has it when; equal numbers \
+              are left to the hardware, which gives each the same.",
+    },
+    ControlFile {
+        name: "compute.policy",
+        on: On::ROOT,
+        contents: Page,
+        io: ReadWrite(
+            |view| Ok(value(view.policy().entry().name)),
+            |edit, text| {
+                edit.set_policy(parse_policy(text)?);
+                Ok(())
+            },
+        ),
+        doc: "What compute.priority means: weighted (busy processes have GPU time in proportion 2^(8-priority)) or strict \
+              (the most important busy one runs, the others have the gaps); either way who waits has a little time every \
+              200 ms. For root alone; it is kept until the machine restarts.",
+    },
+    ControlFile {
+        name: "compute.max",
+        on: On::GOVERNED,
+        contents: Page,
+        io: ReadWrite(
+            |view| Ok(quota(view.compute_max()?)),
+            |edit, text| {
+                let (usec, period) = parse_quota(text)?;
+                edit.set_compute_max(usec, period)
+            },
+        ),
+        doc: "Most GPU time in each period, as QUOTA PERIOD in microseconds, or max, in the format of cpu.max; the period is \
+              100000 unless given, from 1000 to 1000000. On the process it holds for the sum over its devices. Time is \
+              measured; what a kernel runs over is taken off the periods that follow.",
     },
     ControlFile {
         name: "compute.freeze",
@@ -35,23 +67,30 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::EVERY,
         contents: Page,
         io: Read(stat),
-        doc: "Flat keys: nr_launches, nr_graphs, nr_copies (submitted so far), \
-              nr_frozen and frozen_usec (submissions that a freeze held back, and for how long); of a process as a whole also \
+        doc: "Flat keys: usage_usec (GPU time charged; it is measured under a quota, where priorities differ, and for 10 s after \
+              each read), nr_launches, nr_graphs, nr_copies (submitted so far), nr_throttled and throttled_usec (submissions \
+              that waited for a turn or a quota, and for how long), nr_frozen and frozen_usec (those that a freeze held \
+              back), gate_timeouts (batches let through because they had waited for too long); of a process as a whole also \
               nr_unknown_symbols (look-ups of driver functions that are newer than the library).",
     },
 ];
 
 fn stat(view: &View<'_>) -> Result<String> {
+    view.watch();
     let sums = view.sums();
     let unknown = view
         .is_process()
         .then_some(("nr_unknown_symbols", sums.nr_unknown_symbols));
     let counts = [
+        ("usage_usec", sums.usage_nsec / 1000),
         ("nr_launches", sums.submitted(Submission::Kernel)),
         ("nr_graphs", sums.submitted(Submission::Graph)),
         ("nr_copies", sums.submitted(Submission::Copy)),
+        ("nr_throttled", sums.nr_throttled),
+        ("throttled_usec", sums.throttled_usec),
         ("nr_frozen", sums.nr_frozen),
         ("frozen_usec", sums.frozen_usec),
+        ("gate_timeouts", sums.gate_timeouts),
     ];
     Ok(flat_keyed(counts.into_iter().chain(unknown)))
 }

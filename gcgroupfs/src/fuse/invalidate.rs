@@ -70,9 +70,11 @@ impl Listener for Invalidator {
             // An absent name is never remembered, so a new one needs no announcement.
             Notice::Joined { .. }
             | Notice::SettingsChanged(_)
+            | Notice::RootChanged
             | Notice::Ring(_)
+            | Notice::Events(_)
             | Notice::Rung(_)
-            | Notice::Events(_) => {}
+            | Notice::Watched(_) => {}
         }
     }
 }

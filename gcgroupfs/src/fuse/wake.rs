@@ -58,7 +58,12 @@ impl Listener for Waker {
                 // The thread ends with the daemon.
                 let _ = self.0.send(id.0);
             }
-            Notice::Joined { .. } | Notice::SettingsChanged(_) | Notice::Ring(_) | Notice::Rung(_) => {}
+            Notice::Joined { .. }
+            | Notice::SettingsChanged(_)
+            | Notice::RootChanged
+            | Notice::Ring(_)
+            | Notice::Rung(_)
+            | Notice::Watched(_) => {}
         }
     }
 }

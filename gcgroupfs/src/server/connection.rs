@@ -23,7 +23,9 @@ use crate::tree::ProcessId;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Doorbells that a hook may ring in one [`super::TICK`]; then it is not listened to for the rest of it.
-const MAX_RINGS: u32 = 64;
+///
+/// An honest one rings when its work begins after it was taken to be idle, which is once a millisecond at most.
+const MAX_RINGS: u32 = 256;
 
 #[derive(Debug)]
 pub struct Connection {

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak};
 
 use crate::journal::{Journal, Key};
-use crate::tree::{Listener, Notice, Tree};
+use crate::tree::{Listener, Notice, Settings, Tree};
 
 #[derive(Debug)]
 pub struct Scribe {
@@ -28,17 +28,13 @@ impl Scribe {
 
 impl Listener for Scribe {
     fn notice(&self, notice: &Notice) {
-        let Notice::SettingsChanged(id) = notice else {
+        if !matches!(notice, Notice::SettingsChanged(_) | Notice::RootChanged) {
             return;
-        };
+        }
         // First the number, then the settings: so a higher number never comes with older settings.
         let number = self.journal.number();
-        let Some((identity, settings)) = self.tree.upgrade().and_then(|tree| tree.settings(*id)) else {
+        let Some((key, settings)) = self.tree.upgrade().and_then(|tree| changed(&tree, notice)) else {
             return;
-        };
-        let key = Key {
-            pid: identity.pid,
-            start_time: identity.start_time,
         };
         self.journal.append(number, key, &settings);
         if self.journal.is_long() {
@@ -46,4 +42,16 @@ impl Listener for Scribe {
             let _ = (&self.waker).write(&[0]);
         }
     }
+}
+
+fn changed(tree: &Tree, notice: &Notice) -> Option<(Key, Settings)> {
+    let Notice::SettingsChanged(id) = notice else {
+        return Some((Key::ROOT, tree.root_settings()));
+    };
+    let (identity, settings) = tree.settings(*id)?;
+    let key = Key {
+        pid: identity.pid,
+        start_time: identity.start_time,
+    };
+    Some((key, settings))
 }

@@ -4,8 +4,21 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use gcgroup_abi::{ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
+use super::arbitration::GateOrder;
 use super::process::{Process, slots};
 use super::{Device, ProcessId};
+
+/// The most GPU time, nanoseconds, that is believed to have been charged by an earlier daemon: nine years.
+const MAX_USAGE: u64 = 1 << 58;
+
+/// What has become of a gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Moved {
+    /// It holds no more.
+    pub(super) has_opened: bool,
+    /// The process must begin to watch its own work.
+    pub(super) has_left_run: bool,
+}
 
 /// Fills a new process's block and makes it visible.
 ///
@@ -43,6 +56,10 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
         }
         control.memory_total.store(device.total, Relaxed);
     }
+    for (control, usage) in control.devices.iter().zip(&usage.devices).take(devices.len()) {
+        let before = usage.usage_nsec_before.load(Relaxed);
+        control.usage_nsec.store(before.min(MAX_USAGE), Relaxed);
+    }
     settings(process, devices);
     control.publish();
 }
@@ -63,21 +80,52 @@ pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
         };
         control.memory_limit.store(limit, Relaxed);
         control.priority.store(asked.priority(uuid), Relaxed);
-        changed |= gate(control, freeze || asked.freeze(None));
+        changed |= gate(control, freeze || asked.freeze(None), process.gate(slot));
     }
     changed
 }
 
 /// Closes or opens one gate. The generation moves with each change and after it, so that who sees the new
 /// generation of a freeze sees the closed gate too.
-fn gate(control: &ControlDevice, freeze: bool) -> bool {
+fn gate(control: &ControlDevice, freeze: bool, open: Gate) -> bool {
     if is_closed(control) == freeze {
         return false;
     }
-    let gate = if freeze { Gate::Frozen } else { Gate::Run };
+    let gate = if freeze { Gate::Frozen } else { open };
     control.gate.store(gate as u32, Release);
     control.freeze_generation.fetch_add(1, Release);
     true
+}
+
+/// Sets a gate as the arbiter has it. A frozen one stays so, and is set when it thaws.
+pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder) -> Moved {
+    let before = process.gate(device);
+    let moved = Moved {
+        has_opened: before == Gate::Throttled && order.gate != Gate::Throttled,
+        has_left_run: before == Gate::Run && order.gate != Gate::Run,
+    };
+    if let Some(kept) = process.kept_mut(Some(device)) {
+        kept.gate = order.gate;
+    }
+    let Some(control) = process.control().devices.get(device) else {
+        return moved;
+    };
+    control.window_usec.store(order.window_usec, Relaxed);
+    control.patience_usec.store(order.patience_usec, Relaxed);
+    control.wants_bell.store(u32::from(order.wants_bell), Relaxed);
+    if before != order.gate && !is_closed(control) {
+        control.gate.store(order.gate as u32, Release);
+    }
+    moved
+}
+
+/// Adds GPU time to what the process has had on a device, nanoseconds.
+pub(super) fn charge(process: &Process, device: usize, nsec: u64) {
+    if let Some(control) = process.control().devices.get(device) {
+        // Nobody else writes it.
+        let sum = control.usage_nsec.load(Relaxed).saturating_add(nsec);
+        control.usage_nsec.store(sum, Relaxed);
+    }
 }
 
 /// Whether a gate says that nothing may pass.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, Gate, OTHER_DEVICE, Usage};
 
 use super::events::Events;
 use super::{Blocks, Device, Owner, ProcessId, Settings, enforce, sums};
@@ -32,12 +32,24 @@ impl Identity {
 }
 
 /// What the daemon remembers of one directory.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Kept {
     /// The highest `memory.current` that was seen since the peak was last reset, or what it was then.
     pub(super) peak: u64,
     /// Times a limit was set below usage.
     pub(super) nr_over_limit: u64,
+    /// What the gate is while nobody freezes it.
+    pub(super) gate: Gate,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self {
+            peak: 0,
+            nr_over_limit: 0,
+            gate: Gate::Run,
+        }
+    }
 }
 
 /// A registered process.
@@ -92,6 +104,11 @@ impl Process {
                 kept.peak = peak;
             }
         }
+    }
+
+    /// What the gate of a device is while nobody freezes it.
+    pub(super) fn gate(&self, device: usize) -> Gate {
+        self.devices.get(device).map_or(Gate::Run, |kept| kept.gate)
     }
 
     pub fn control(&self) -> &Control {

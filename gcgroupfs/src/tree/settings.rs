@@ -7,7 +7,8 @@ use gcgroup_abi::message::Hello;
 use gcgroup_abi::{DEFAULT_PRIORITY, NO_LIMIT};
 use serde::{Deserialize, Serialize};
 
-use super::MAX_PRIORITY;
+use super::{MAX_PRIORITY, Quota};
+use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
 /// One setting. Both are absent until somebody writes.
@@ -53,6 +54,8 @@ struct Values {
     priority: Setting<u32>,
     #[serde(skip_serializing_if = "is_default")]
     freeze: Setting<bool>,
+    #[serde(skip_serializing_if = "is_default")]
+    compute_max: Setting<Quota>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -61,7 +64,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 /// What is asked of a process, as a whole and on single devices. Devices are named by their UUID.
 ///
-/// Limits hold side by side, and so do freezes: the process's and the device's, each by itself. A priority given
+/// Limits hold side by side, and so do quotas and freezes: the process's and the device's, each by itself. A priority given
 /// to the process replaces those given to its devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -70,6 +73,9 @@ pub struct Settings {
     process: Values,
     #[serde(skip_serializing_if = "is_default")]
     devices: BTreeMap<String, Values>,
+    /// Of the root alone.
+    #[serde(skip_serializing_if = "is_default")]
+    policy: Option<Policy>,
 }
 
 impl Settings {
@@ -159,6 +165,43 @@ impl Settings {
         Ok(())
     }
 
+    /// `compute.policy`, if it has been written.
+    pub fn policy(&self) -> Option<Policy> {
+        self.policy
+    }
+
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.policy = Some(policy);
+    }
+
+    /// `compute.max` of the process, or of it on a device.
+    pub fn compute_max(&self, device: Option<&str>) -> Quota {
+        self.at(device).compute_max.value.unwrap_or_default()
+    }
+
+    /// Without a period, the one that was there stays.
+    ///
+    /// # Errors
+    /// `EPERM` if somebody other than root asks for a larger share than root has set, or for more at once.
+    pub fn set_compute_max(
+        &mut self,
+        device: Option<&str>,
+        usec: u64,
+        period_usec: Option<u64>,
+        by_root: bool,
+    ) -> Result<()> {
+        let quota = Quota {
+            usec,
+            period_usec: period_usec.unwrap_or(self.compute_max(device).period_usec),
+        };
+        let bound = self.at(device).compute_max.root.unwrap_or_default();
+        if !by_root && !quota.is_within(bound) {
+            return Err(Error::BeyondRoot("the quota can only be lowered"));
+        }
+        self.at_mut(device).compute_max.store(quota, by_root);
+        Ok(())
+    }
+
     /// # Errors
     /// `EPERM` if somebody other than root thaws what root froze.
     pub fn set_freeze(&mut self, device: Option<&str>, freeze: bool, by_root: bool) -> Result<()> {
@@ -212,6 +255,15 @@ mod tests {
         settings.set_priority(None, 10, false).unwrap();
         assert!(denied(settings.set_priority(None, 9, false)));
 
+        settings
+            .set_compute_max(None, 20_000, Some(50_000), true)
+            .unwrap();
+        settings.set_compute_max(None, 10_000, None, false).unwrap();
+        settings.set_compute_max(None, 20_000, None, false).unwrap();
+        assert!(denied(settings.set_compute_max(None, 20_001, None, false)));
+        assert!(denied(settings.set_compute_max(None, NO_LIMIT, None, false)));
+        settings.set_compute_max(GPU, NO_LIMIT, None, false).unwrap();
+
         settings.set_freeze(None, true, true).unwrap();
         settings.set_freeze(None, true, false).unwrap();
         assert!(denied(settings.set_freeze(None, false, false)));
@@ -262,6 +314,8 @@ mod tests {
         settings.set_memory_limit(None, NO_LIMIT, true).unwrap();
         settings.set_priority(GPU, 3, false).unwrap();
         settings.set_freeze(None, true, false).unwrap();
+        settings.set_compute_max(GPU, 5_000, Some(10_000), true).unwrap();
+        settings.set_policy(Policy::Strict);
         let json = serde_json::to_string(&settings).unwrap();
         assert_eq!(
             serde_json::from_str::<Settings>(&json).unwrap(),

@@ -35,6 +35,11 @@ pub struct Sums {
     pub nr_ended: u64,
     pub nr_frozen: u64,
     pub frozen_usec: u64,
+    /// GPU time charged.
+    pub usage_nsec: u64,
+    pub nr_throttled: u64,
+    pub throttled_usec: u64,
+    pub gate_timeouts: u64,
     /// Of processes as a whole; 0 on a device.
     pub nr_unknown_symbols: u64,
 }
@@ -109,6 +114,10 @@ impl Sums {
             nr_ended: count(&usage.nr_ended),
             nr_frozen: count(&usage.nr_frozen),
             frozen_usec: count(&usage.frozen_usec),
+            usage_nsec: control.usage_nsec.load(Relaxed),
+            nr_throttled: count(&usage.nr_throttled),
+            throttled_usec: count(&usage.throttled_usec),
+            gate_timeouts: count(&usage.gate_timeouts),
             ..Self::default()
         };
         for ((kind, _, charged), sum) in Kind::ALL.iter().zip(&mut one.kinds) {
@@ -151,6 +160,10 @@ impl AddAssign for Sums {
             nr_ended,
             nr_frozen,
             frozen_usec,
+            usage_nsec,
+            nr_throttled,
+            throttled_usec,
+            gate_timeouts,
             nr_unknown_symbols,
         } = self;
         add(charged, other.charged);
@@ -172,6 +185,10 @@ impl AddAssign for Sums {
         add(nr_ended, other.nr_ended);
         add(nr_frozen, other.nr_frozen);
         add(frozen_usec, other.frozen_usec);
+        add(usage_nsec, other.usage_nsec);
+        add(nr_throttled, other.nr_throttled);
+        add(throttled_usec, other.throttled_usec);
+        add(gate_timeouts, other.gate_timeouts);
         add(nr_unknown_symbols, other.nr_unknown_symbols);
     }
 }

@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 
 use super::{
-    Caller, Device, Exited, Notice, Place, Process, ProcessId, Settings, State, Sums, enforce, sums,
+    Caller, Device, Exited, Notice, Place, Process, ProcessId, Quota, Settings, State, Sums, enforce, sums,
 };
+use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
 /// The directory that is looked at.
@@ -107,6 +108,26 @@ impl<'a> View<'a> {
     /// At the root, which has none.
     pub fn priority(&self) -> Result<u32> {
         self.settings(Settings::priority)
+    }
+
+    /// # Errors
+    /// At the root, which has none.
+    pub fn compute_max(&self) -> Result<Quota> {
+        self.settings(Settings::compute_max)
+    }
+
+    /// The policy that holds.
+    pub fn policy(&self) -> Policy {
+        self.state.policy()
+    }
+
+    /// Has the GPU time of the processes here measured for a while.
+    pub fn watch(&self) {
+        let ids = match self.process() {
+            Some((process, _)) => vec![process.id],
+            None => self.state.processes.keys().copied().collect(),
+        };
+        self.notices.borrow_mut().push(Notice::Watched(ids));
     }
 
     /// # Errors
@@ -227,6 +248,22 @@ impl<'a> Edit<'a> {
     /// `EPERM` beyond what root has set.
     pub fn set_priority(&mut self, priority: u32) -> Result<()> {
         self.set(|settings, device, by_root| settings.set_priority(device, priority, by_root))
+    }
+
+    /// # Errors
+    /// `EPERM` beyond what root has set.
+    pub fn set_compute_max(&mut self, usec: u64, period_usec: Option<u64>) -> Result<()> {
+        self.set(|settings, device, by_root| settings.set_compute_max(device, usec, period_usec, by_root))
+    }
+
+    /// Sets the policy for all GPUs.
+    pub fn set_policy(&mut self, policy: Policy) {
+        let mut settings = self.state.root.clone();
+        settings.set_policy(policy);
+        if settings != self.state.root {
+            self.state.root = settings;
+            self.notices.push(Notice::RootChanged);
+        }
     }
 
     /// # Errors

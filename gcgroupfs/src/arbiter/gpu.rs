@@ -1,0 +1,238 @@
+//! One GPU: what its processes have used of it, who has the turn, and what their gates are to be.
+//!
+//! It knows no block and no clock: what was seen goes in, what is to hold comes out.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use gcgroup_abi::Gate;
+
+use super::Settings;
+use super::member::{Member, Seen};
+use super::policy::{Decision, Policy, Time, Turn, View};
+
+/// What a gate is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Order {
+    pub gate: Gate,
+    /// While it is throttled: the longest wait, nanoseconds.
+    pub patience: u64,
+    /// Whether the beginning of work there must be told.
+    pub wants_bell: bool,
+}
+
+impl Order {
+    /// For a process that has nothing on the GPU.
+    pub const OPEN: Self = Self {
+        gate: Gate::Run,
+        patience: 0,
+        wants_bell: false,
+    };
+}
+
+/// A process's quotas, as they stand for one GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Quotas {
+    pub has_any: bool,
+    /// Something is used up: until when that is so at least.
+    pub over_until: Option<Time>,
+}
+
+/// What holds until the next tick, and when that is to be; none: when a bell rings or a setting changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// For each that was seen.
+    pub orders: Vec<Order>,
+    pub next: Option<Time>,
+}
+
+#[derive(Debug)]
+pub struct Gpu<Id> {
+    members: BTreeMap<Id, Member>,
+    turn: Option<Turn>,
+    /// When it was last looked at.
+    last: Time,
+    /// The least virtual time of those with demand, so far: where a newcomer begins.
+    floor: u128,
+}
+
+impl<Id: Copy + Ord> Gpu<Id> {
+    pub fn new() -> Self {
+        Self {
+            members: BTreeMap::new(),
+            turn: None,
+            last: 0,
+            floor: 0,
+        }
+    }
+
+    /// Nanoseconds of GPU time to charge to each that was seen, in the order of their ids. Where times of work overlap, the hardware has divided
+    /// the time among the contexts that had some, and so do we.
+    pub fn measure(&mut self, now: Time, seen: &[Seen<Id>]) -> Vec<u64> {
+        self.members
+            .retain(|id, _| seen.binary_search_by_key(id, |one| one.id).is_ok());
+        let last = std::mem::replace(&mut self.last, now);
+        let mut busy = Vec::with_capacity(seen.len());
+        for one in seen {
+            let member = match self.members.entry(one.id) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => place.insert(Member::new(one)),
+            };
+            busy.push(member.look(now, last, one));
+        }
+        let (sum, passed) = (
+            busy.iter().map(|nsec| u128::from(*nsec)).sum::<u128>(),
+            u128::from(now.saturating_sub(last)),
+        );
+        if sum > passed {
+            for nsec in &mut busy {
+                *nsec = u64::try_from(u128::from(*nsec) * passed / sum).unwrap_or(*nsec);
+            }
+        }
+        for (one, nsec) in seen.iter().zip(&busy) {
+            if let Some(member) = self.members.get_mut(&one.id) {
+                member.charge(*nsec);
+            }
+        }
+        self.charge_idle(u64::try_from(passed.saturating_sub(sum)).unwrap_or(0));
+        busy
+    }
+
+    /// Who had the turn and left the GPU idle while others waited has had that time too, though only as far as turns
+    /// are concerned.
+    fn charge_idle(&mut self, nsec: u64) {
+        let Some(turn) = self.turn else { return };
+        if !self.members.values().any(Member::waits) {
+            return;
+        }
+        let has_turn = |member: &Member| member.priority == turn.priority && member.has_demand;
+        let sharers = self.members.values().filter(|member| has_turn(member)).count();
+        for member in self.members.values_mut().filter(|member| has_turn(member)) {
+            member.charge(nsec / sharers.max(1) as u64);
+        }
+    }
+
+    /// Decides. `seen` is what [`measure`](Self::measure) was given, `quotas` what came of it.
+    pub fn decide(
+        &mut self,
+        now: Time,
+        seen: &[Seen<Id>],
+        quotas: &[Quotas],
+        policy: Policy,
+        settings: &Settings,
+    ) -> Plan {
+        self.judge(now, seen, quotas, settings);
+        let runnable = || seen.iter().filter(|one| !one.is_frozen).map(|one| one.priority);
+        let (most, least) = (runnable().min(), runnable().max());
+        let decision = if most == least {
+            Decision::open(seen.len())
+        } else {
+            let views: Vec<View> = seen.iter().map(|one| self.view(one)).collect();
+            (policy.entry().tick)(now, &views, self.turn, settings)
+        };
+        self.turn = decision.turn;
+
+        let is_measured = seen.iter().any(|one| one.is_watched) || quotas.iter().any(|quotas| quotas.has_any);
+        let mut orders = Vec::with_capacity(seen.len());
+        for ((one, quotas), by_policy) in seen.iter().zip(quotas).zip(&decision.holds) {
+            let over = quotas.over_until.is_some();
+            let holds = (*by_policy && !one.is_frozen) || over;
+            let gate = if holds {
+                Gate::Throttled
+            } else if quotas.has_any || decision.takes_turns || most.is_some_and(|most| most < one.priority) {
+                Gate::Arbitrate
+            } else if is_measured || least.is_some_and(|least| least > one.priority) {
+                Gate::Track
+            } else {
+                Gate::Run
+            };
+            let Some(member) = self.members.get_mut(&one.id) else {
+                orders.push(Order::OPEN);
+                continue;
+            };
+            member.hold(now, one, holds);
+            member.is_tracked = gate != Gate::Run;
+            orders.push(Order {
+                gate,
+                patience: patience(now, quotas, settings),
+                wants_bell: gate != Gate::Run && !one.is_frozen && !member.has_demand && !over,
+            });
+        }
+        Plan {
+            next: self.next(now, &decision, settings),
+            orders,
+        }
+    }
+
+    /// Whether it has work, or may have any moment, as of the last decision.
+    pub fn has_demand(&self, id: Id) -> bool {
+        self.members.get(&id).is_some_and(|member| member.has_demand)
+    }
+
+    /// Finds out who wants the GPU, and sets those who begin to beside those who do already: neither does one come
+    /// with a claim to time that it did not want, nor does one who had the GPU alone pay for that.
+    fn judge(&mut self, now: Time, seen: &[Seen<Id>], quotas: &[Quotas], settings: &Settings) {
+        for (one, quotas) in seen.iter().zip(quotas) {
+            if let Some(member) = self.members.get_mut(&one.id) {
+                member.judge(now, one, quotas.over_until.is_some(), settings);
+            }
+        }
+        let busy = || self.members.values().filter(|member| member.has_demand);
+        let least = busy()
+            .filter(|member| !member.has_woken)
+            .map(|member| member.virtual_time)
+            .min();
+        self.floor = self.floor.max(least.unwrap_or(0));
+        let floor = self.floor;
+        for member in self.members.values_mut().filter(|member| member.has_woken) {
+            member.virtual_time = member.virtual_time.max(floor);
+        }
+    }
+
+    fn view(&self, seen: &Seen<Id>) -> View {
+        self.members.get(&seen.id).map_or(IDLE, |member| View {
+            priority: member.priority,
+            has_demand: member.has_demand,
+            has_woken: member.has_woken,
+            virtual_time: member.virtual_time,
+            held_since: member.held_since,
+        })
+    }
+
+    /// While somebody waits, the end of the others' work must be noticed soon; else nothing can happen that is not
+    /// told.
+    fn next(&self, now: Time, decision: &Decision, settings: &Settings) -> Option<Time> {
+        if !self.members.values().any(Member::waits) {
+            return None;
+        }
+        let leases = self
+            .members
+            .values()
+            .filter(|member| !member.is_held && member.has_demand)
+            .filter_map(|member| member.lease(settings));
+        leases
+            .chain(decision.next)
+            .filter(|when| *when > now)
+            .chain([now + settings.tick()])
+            .min()
+    }
+}
+
+const IDLE: View = View {
+    priority: 0,
+    has_demand: false,
+    has_woken: false,
+    virtual_time: 0,
+    held_since: None,
+};
+
+/// A wait for the next period is as long as it takes; one for a turn is as long as the settings say.
+fn patience(now: Time, quotas: &Quotas, settings: &Settings) -> u64 {
+    const LONGEST: u64 = 1_000_000_000;
+    match quotas.over_until {
+        Some(until) => {
+            (until.saturating_sub(now) + settings.window).clamp(settings.patience.min(LONGEST), LONGEST)
+        }
+        None => settings.patience,
+    }
+}

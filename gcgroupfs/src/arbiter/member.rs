@@ -1,0 +1,128 @@
+//! One process on one GPU, as the arbiter has seen it over time: what it has used, and whether it wants more.
+
+use super::Settings;
+use super::policy::{Time, virtual_time};
+
+/// What the blocks of a process say now. It may lie: nothing here is an index, and every difference is bounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen<Id> {
+    pub id: Id,
+    pub priority: u32,
+    /// Nanoseconds for which there was work.
+    pub busy_nsec: u64,
+    /// Whether there is some.
+    pub is_busy: bool,
+    /// Threads at a closed gate.
+    pub nr_waiting: u32,
+    pub is_frozen: bool,
+    /// Whether somebody has read its GPU time of late.
+    pub is_watched: bool,
+}
+
+/// How long a process that has been let go on may take to show work: its threads must be scheduled first.
+const RESPONSE: u64 = 5_000_000;
+
+/// Remembered from tick to tick.
+#[derive(Debug, Clone, Copy)]
+pub struct Member {
+    pub priority: u32,
+    /// GPU time had, by its weight; see [`virtual_time`].
+    pub virtual_time: u128,
+    /// Whether it was told to publish what it does when it was last looked at.
+    pub is_tracked: bool,
+    pub is_held: bool,
+    pub has_demand: bool,
+    pub has_woken: bool,
+    /// Since when it is held although it has demand.
+    pub held_since: Option<Time>,
+    busy_nsec: u64,
+    last_busy: Option<Time>,
+    /// When it was let go on with threads that waited, and no work of theirs has been seen since.
+    opened: Option<Time>,
+    /// The number of waiting threads that did not go on when they could.
+    deaf: u32,
+}
+
+impl Member {
+    pub fn new<Id>(seen: &Seen<Id>) -> Self {
+        Self {
+            priority: seen.priority,
+            virtual_time: 0,
+            is_tracked: false,
+            is_held: false,
+            has_demand: false,
+            has_woken: false,
+            held_since: None,
+            busy_nsec: seen.busy_nsec,
+            last_busy: None,
+            opened: None,
+            deaf: 0,
+        }
+    }
+
+    /// For how long there was work since the last look, which was at `last`.
+    pub fn look<Id>(&mut self, now: Time, last: Time, seen: &Seen<Id>) -> u64 {
+        let passed = now.saturating_sub(last);
+        let busy = match self.is_tracked {
+            true => seen.busy_nsec.saturating_sub(self.busy_nsec).min(passed),
+            false => 0,
+        };
+        self.busy_nsec = seen.busy_nsec;
+        self.priority = seen.priority;
+        if seen.is_busy {
+            self.last_busy = Some(now);
+        } else if busy > 0 {
+            // Exactly so if it was busy at the last look and then ended; else a little early.
+            self.last_busy = Some(last + busy);
+        }
+        if seen.is_busy || busy > 0 {
+            (self.opened, self.deaf) = (None, 0);
+        }
+        busy
+    }
+
+    pub fn charge(&mut self, nsec: u64) {
+        self.virtual_time = self
+            .virtual_time
+            .saturating_add(virtual_time(nsec, self.priority));
+    }
+
+    /// Finds out whether it wants the GPU. One that is frozen, or has used up its quota, does not count.
+    pub fn judge<Id>(&mut self, now: Time, seen: &Seen<Id>, is_over: bool, settings: &Settings) {
+        if self.opened.is_some_and(|when| now >= when + RESPONSE) {
+            (self.opened, self.deaf) = (None, seen.nr_waiting);
+        }
+        if seen.nr_waiting != self.deaf {
+            self.deaf = 0;
+        }
+        let waits = self.is_held && seen.nr_waiting > 0 && seen.nr_waiting != self.deaf;
+        let had = self.has_demand;
+        self.has_demand = !seen.is_frozen
+            && !is_over
+            && (seen.is_busy || waits || self.lease(settings).is_some_and(|end| now < end));
+        self.has_woken = self.has_demand && !had;
+    }
+
+    /// Whether it is held although it has work.
+    pub fn waits(&self) -> bool {
+        self.is_held && self.has_demand
+    }
+
+    /// Until when it counts as busy without being so.
+    pub fn lease(&self, settings: &Settings) -> Option<Time> {
+        let lingers = self.last_busy.map(|when| when + settings.linger);
+        lingers.max(self.opened.map(|when| when + RESPONSE))
+    }
+
+    /// Notes what was decided.
+    pub fn hold<Id>(&mut self, now: Time, seen: &Seen<Id>, holds: bool) {
+        if self.is_held && !holds && seen.nr_waiting > 0 {
+            self.opened = Some(now);
+        }
+        if holds {
+            self.opened = None;
+        }
+        self.is_held = holds;
+        self.held_since = (holds && self.has_demand).then(|| self.held_since.unwrap_or(now));
+    }
+}

@@ -1,0 +1,172 @@
+//! One tick: looks at every process on every GPU, charges what was used, decides, and sets the gates.
+
+use std::collections::BTreeMap;
+
+use super::Settings;
+use super::gpu::{Gpu, Order, Quotas};
+use super::member::Seen;
+use super::policy::Time;
+use super::quota::Meter;
+use super::settings::usec;
+use crate::tree::{Arbitration, GateOrder, ProcessId};
+
+/// How often GPU time is measured while somebody looks at it and nothing else makes a tick.
+const MEASURE: u64 = 10_000_000;
+
+/// No tick sooner than this after another for the sake of a quota.
+const SHORTEST: u64 = 200_000;
+
+/// The slot of a meter: of the process as a whole, or of it on a device.
+type Slot = Option<usize>;
+
+#[derive(Debug)]
+pub struct State {
+    settings: Settings,
+    gpus: Vec<Gpu<ProcessId>>,
+    meters: BTreeMap<(ProcessId, Slot), Meter>,
+    watches: BTreeMap<ProcessId, Time>,
+}
+
+/// What is left to do when the tree's lock is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Next {
+    /// When to tick again; none: when something is told.
+    pub at: Option<Time>,
+    /// Something began while it was not yet asked to be told: tick again at once.
+    pub again: bool,
+}
+
+impl State {
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            gpus: Vec::new(),
+            meters: BTreeMap::new(),
+            watches: BTreeMap::new(),
+        }
+    }
+
+    pub fn set(&mut self, settings: Settings) {
+        self.settings = settings;
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Measures a process's GPU time for a while.
+    pub fn watch(&mut self, now: Time, id: ProcessId) {
+        self.watches.insert(id, now + self.settings.watch);
+    }
+
+    pub fn tick(&mut self, now: Time, tree: &mut Arbitration<'_>) -> Next {
+        let policy = tree.policy();
+        self.watches.retain(|id, until| *until > now && tree.has(*id));
+        self.set_meters(now, tree);
+        self.gpus.resize_with(tree.nr_devices(), Gpu::new);
+
+        let mut all: Vec<Vec<Seen<ProcessId>>> = Vec::with_capacity(self.gpus.len());
+        for (device, gpu) in self.gpus.iter_mut().enumerate() {
+            let seen = tree.seen(now, device, |id| self.watches.contains_key(&id));
+            for (one, nsec) in seen.iter().zip(gpu.measure(now, &seen)) {
+                if nsec > 0 {
+                    tree.charge(one.id, device, nsec);
+                    for slot in [None, Some(device)] {
+                        if let Some(meter) = self.meters.get_mut(&(one.id, slot)) {
+                            meter.charge(now, nsec);
+                        }
+                    }
+                }
+            }
+            all.push(seen);
+        }
+        for meter in self.meters.values_mut() {
+            meter.charge(now, 0);
+        }
+
+        let mut next: Vec<Time> = Vec::new();
+        let mut again = false;
+        for (device, seen) in all.iter().enumerate() {
+            let quotas: Vec<Quotas> = seen.iter().map(|one| self.quotas(one.id, device)).collect();
+            let Some(gpu) = self.gpus.get_mut(device) else {
+                continue;
+            };
+            let plan = gpu.decide(now, seen, &quotas, policy, &self.settings);
+            next.extend(plan.next);
+            tree.open_absent(device, seen);
+            for (one, order) in seen.iter().zip(&plan.orders) {
+                tree.order(one.id, device, &self.gate(order));
+            }
+            tree.fence();
+            for (one, order) in seen.iter().zip(&plan.orders) {
+                again |= order.wants_bell && tree.has_begun(device, one);
+            }
+        }
+        next.extend(self.next(now, &all));
+        Next {
+            at: next.into_iter().min(),
+            again,
+        }
+    }
+
+    fn gate(&self, order: &Order) -> GateOrder {
+        GateOrder {
+            gate: order.gate,
+            window_usec: self.settings.window_usec(),
+            patience_usec: usec(order.patience),
+            wants_bell: order.wants_bell,
+        }
+    }
+
+    /// A meter for each quota, and none for those that are gone.
+    fn set_meters(&mut self, now: Time, tree: &Arbitration<'_>) {
+        let quotas: BTreeMap<(ProcessId, Slot), _> = tree
+            .quotas()
+            .map(|(id, slot, quota)| ((id, slot), quota))
+            .collect();
+        self.meters.retain(|key, _| quotas.contains_key(key));
+        for (key, quota) in quotas {
+            let meter = self.meters.entry(key).or_insert_with(|| Meter::new(quota, now));
+            if meter.quota() != quota {
+                meter.set(quota);
+            }
+        }
+    }
+
+    fn quotas(&self, id: ProcessId, device: usize) -> Quotas {
+        let mut quotas = Quotas::default();
+        for meter in [None, Some(device)]
+            .into_iter()
+            .filter_map(|slot| self.meters.get(&(id, slot)))
+        {
+            quotas.has_any = true;
+            if meter.is_over() {
+                quotas.over_until = quotas.over_until.max(Some(meter.ends()));
+            }
+        }
+        quotas
+    }
+
+    /// When a quota may be used up, or there is something of one again; when GPU time is to be measured, and when no
+    /// more.
+    fn next(&self, now: Time, seen: &[Vec<Seen<ProcessId>>]) -> Option<Time> {
+        let has_demand = |id: ProcessId, slot: Slot| {
+            let mut gpus = self.gpus.iter().enumerate();
+            gpus.any(|(device, gpu)| slot.is_none_or(|slot| slot == device) && gpu.has_demand(id))
+        };
+        let meters = self
+            .meters
+            .iter()
+            .filter_map(|((id, slot), meter)| match meter.is_over() {
+                true => Some(meter.ends()),
+                false => has_demand(*id, *slot).then(|| meter.lasts(now).max(now + SHORTEST)),
+            });
+        let is_measured = !self.watches.is_empty()
+            && seen
+                .iter()
+                .flatten()
+                .any(|one| one.is_busy && self.watches.contains_key(&one.id));
+        let measure = is_measured.then_some(now + MEASURE);
+        meters.chain(measure).chain(self.watches.values().copied()).min()
+    }
+}

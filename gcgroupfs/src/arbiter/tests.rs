@@ -1,0 +1,5 @@
+//! Policies as tables, and whole GPUs played through without clocks.
+
+mod played;
+mod policies;
+mod world;

@@ -1,0 +1,317 @@
+//! A GPU that slices time equally among those with queued work, processes with habits, and the arbiter between them,
+//! in time that passes by itself.
+
+use gcgroup_abi::Gate;
+
+use crate::arbiter::gpu::{Gpu, Order, Plan, Quotas};
+use crate::arbiter::member::Seen;
+use crate::arbiter::policy::Policy;
+use crate::arbiter::quota::Meter;
+use crate::arbiter::settings::Settings;
+use crate::tree::Quota;
+
+const USEC: u64 = 1_000;
+const MSEC: u64 = 1_000_000;
+const SEC: u64 = 1_000_000_000;
+
+/// The GPU is looked at this often.
+const STEP: u64 = 20 * USEC;
+
+/// One process: it works for `on`, then pauses for `off`, in GPU time and in time.
+#[derive(Debug, Clone, Copy)]
+struct Player {
+    priority: u32,
+    on: u64,
+    off: u64,
+    /// GPU time of one kernel.
+    kernel: u64,
+    quota: Option<Meter>,
+    /// What is left of the burst, and when the next begins.
+    left: u64,
+    resumes: u64,
+    queued: u64,
+    busy_nsec: u64,
+    used: u64,
+    order: Order,
+}
+
+impl Player {
+    fn new(priority: u32, kernel: u64) -> Self {
+        Self {
+            priority,
+            on: u64::MAX,
+            off: 0,
+            kernel,
+            quota: None,
+            left: u64::MAX,
+            resumes: 0,
+            queued: 0,
+            busy_nsec: 0,
+            used: 0,
+            order: Order::OPEN,
+        }
+    }
+
+    fn bursts(self, on: u64, off: u64) -> Self {
+        Self {
+            on,
+            off,
+            left: on,
+            ..self
+        }
+    }
+
+    fn quota(self, usec: u64, period_usec: u64) -> Self {
+        let meter = Meter::new(Quota { usec, period_usec }, 0);
+        Self {
+            quota: Some(meter),
+            ..self
+        }
+    }
+
+    fn wants(&self, now: u64) -> bool {
+        self.left > 0 && now >= self.resumes
+    }
+
+    fn waits(&self, now: u64) -> bool {
+        self.wants(now) && self.queued == 0 && self.order.gate == Gate::Throttled
+    }
+
+    /// Keeps a window queued, or two kernels, where the gate lets it.
+    fn submit(&mut self, now: u64, window: u64) {
+        let depth = match self.order.gate {
+            Gate::Throttled | Gate::Frozen => return,
+            Gate::Run | Gate::Track => 20 * MSEC,
+            Gate::Arbitrate => window,
+        };
+        while self.wants(now) && self.queued < depth.max(self.kernel) {
+            let kernel = self.kernel.min(self.left);
+            self.queued += kernel;
+            self.left -= kernel;
+        }
+    }
+
+    fn run(&mut self, now: u64, nsec: u64) {
+        let done = nsec.min(self.queued);
+        self.queued -= done;
+        self.used += done;
+        if self.queued == 0 && self.left == 0 {
+            self.left = self.on;
+            self.resumes = now + self.off;
+        }
+    }
+}
+
+/// What came of it.
+struct Played {
+    used: Vec<u64>,
+    nr_ticks: u64,
+    /// Of each, the longest time that it wanted the GPU and had none.
+    hungriest: Vec<u64>,
+}
+
+fn play(policy: Policy, players: &mut [Player], length: u64) -> Played {
+    let settings = Settings::default();
+    let mut gpu = Gpu::new();
+    let (mut at, mut nr_ticks) = (Some(0), 0);
+    let mut hungry_since = vec![0; players.len()];
+    let mut hungriest = vec![0; players.len()];
+    let mut now = 0;
+    while now < length {
+        let mut rings = false;
+        for player in players.iter_mut() {
+            let (was_idle, waited) = (player.queued == 0, player.waits(now));
+            player.submit(now, settings.window);
+            rings |= player.order.wants_bell && (waited || (was_idle && player.queued > 0));
+        }
+        if rings || at.is_some_and(|at| at <= now) {
+            at = tick(&mut gpu, policy, players, now, &settings);
+            nr_ticks += 1;
+        }
+        now += STEP;
+        let running = players.iter().filter(|player| player.queued > 0).count() as u64;
+        for (index, player) in players.iter_mut().enumerate() {
+            if player.queued > 0 {
+                player.busy_nsec += STEP;
+                player.run(now, STEP / running);
+                hungry_since[index] = now;
+            } else if !player.wants(now) {
+                hungry_since[index] = now;
+            }
+            hungriest[index] = hungriest[index].max(now - hungry_since[index]);
+        }
+    }
+    Played {
+        used: players.iter().map(|player| player.used).collect(),
+        nr_ticks,
+        hungriest,
+    }
+}
+
+fn tick(
+    gpu: &mut Gpu<usize>,
+    policy: Policy,
+    players: &mut [Player],
+    now: u64,
+    settings: &Settings,
+) -> Option<u64> {
+    let seen: Vec<_> = players
+        .iter()
+        .enumerate()
+        .map(|(id, player)| Seen {
+            id,
+            priority: player.priority,
+            busy_nsec: player.busy_nsec,
+            is_busy: player.queued > 0,
+            nr_waiting: u32::from(player.waits(now)),
+            is_frozen: false,
+            is_watched: false,
+        })
+        .collect();
+    let charges = gpu.measure(now, &seen);
+    let mut quotas = vec![Quotas::default(); players.len()];
+    for ((player, nsec), quotas) in players.iter_mut().zip(charges).zip(&mut quotas) {
+        if let Some(meter) = &mut player.quota {
+            meter.charge(now, nsec);
+            quotas.has_any = true;
+            quotas.over_until = meter.is_over().then(|| meter.ends());
+        }
+    }
+    let Plan { orders, next } = gpu.decide(now, &seen, &quotas, policy, settings);
+    for (player, order) in players.iter_mut().zip(orders) {
+        player.order = order;
+    }
+    let meters = players.iter().enumerate().filter_map(|(id, player)| {
+        let meter = player.quota?;
+        match meter.is_over() {
+            true => Some(meter.ends()),
+            false => gpu.has_demand(id).then(|| meter.lasts(now).max(now + 200 * USEC)),
+        }
+    });
+    meters.chain(next).min()
+}
+
+fn share(played: &Played, of: usize) -> f64 {
+    played.used[of] as f64 / played.used.iter().sum::<u64>() as f64
+}
+
+fn assert_near(got: f64, expected: f64, tolerance: f64, what: &str) {
+    assert!(
+        (got - expected).abs() <= expected * tolerance,
+        "{what}: {got} instead of {expected}"
+    );
+}
+
+#[test]
+fn busy_processes_have_time_in_proportion_to_their_weights() {
+    for kernel in [50 * USEC, MSEC, 5 * MSEC] {
+        for difference in [1, 2, 4] {
+            let mut players = [Player::new(6, kernel), Player::new(6 + difference, kernel)];
+            let played = play(Policy::Weighted, &mut players, 20 * SEC);
+            let weight = f64::from(1 << difference);
+            let what = format!("{difference} apart, kernels of {kernel}");
+            assert_near(share(&played, 0), weight / (weight + 1.0), 0.03, &what);
+            assert!(
+                played.used.iter().sum::<u64>() > 18 * SEC,
+                "{what}: the GPU stood still"
+            );
+        }
+    }
+}
+
+#[test]
+fn three_classes_and_companions_share_as_their_weights_say() {
+    let mut players = [
+        Player::new(7, MSEC),
+        Player::new(8, MSEC),
+        Player::new(8, MSEC),
+        Player::new(9, MSEC),
+    ];
+    let played = play(Policy::Weighted, &mut players, 20 * SEC);
+    for (index, weight) in [4.0, 2.0, 2.0, 1.0].into_iter().enumerate() {
+        assert_near(
+            share(&played, index),
+            weight / 9.0,
+            0.06,
+            &format!("player {index}"),
+        );
+    }
+}
+
+#[test]
+fn the_least_important_have_the_gaps_and_little_else_under_strict() {
+    let mut players = [
+        Player::new(2, MSEC / 2).bursts(60 * MSEC, 40 * MSEC),
+        Player::new(10, MSEC / 2),
+    ];
+    let played = play(Policy::Strict, &mut players, 10 * SEC);
+    // A burst of 60 ms alone and a pause of 40: a hundred in ten seconds, but for what is in flight when one begins.
+    assert!(played.used[0] > 590 * 10 * MSEC, "{}", played.used[0]);
+    assert!(played.used[1] > 370 * 10 * MSEC, "{}", played.used[1]);
+}
+
+#[test]
+fn the_more_important_is_hardly_slowed_and_the_gaps_are_used_under_weighted() {
+    let mut players = [
+        Player::new(2, MSEC / 5).bursts(20 * MSEC, 20 * MSEC),
+        Player::new(10, MSEC),
+    ];
+    let played = play(Policy::Weighted, &mut players, 10 * SEC);
+    // Alone it would have half the time; each of its bursts may begin a window and a kernel late.
+    assert!(played.used[0] > 465 * 10 * MSEC, "{}", played.used[0]);
+    assert!(played.used[1] > 430 * 10 * MSEC, "{}", played.used[1]);
+}
+
+#[test]
+fn nobody_starves() {
+    for policy in [Policy::Weighted, Policy::Strict] {
+        let mut players: Vec<_> = (0..16).map(|priority| Player::new(priority, MSEC / 4)).collect();
+        let played = play(policy, &mut players, 5 * SEC);
+        for (priority, hungriest) in played.hungriest.iter().enumerate() {
+            assert!(*hungriest < 250 * MSEC, "{policy:?} {priority}: {hungriest}");
+        }
+    }
+}
+
+#[test]
+fn a_quota_is_kept_in_the_long_run_whatever_a_kernel_takes() {
+    for percent in [25, 50, 75] {
+        for kernel in [100 * USEC, 10 * MSEC] {
+            let mut players = [Player::new(8, kernel).quota(percent * 1000, 100_000)];
+            let played = play(Policy::Weighted, &mut players, 10 * SEC);
+            let share = played.used[0] as f64 / (10 * SEC) as f64;
+            assert!(
+                (share - percent as f64 / 100.0).abs() < 0.01,
+                "{percent} %: {share}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_quota_counts_the_time_of_its_process_and_not_of_its_neighbours() {
+    let mut players = [
+        Player::new(8, MSEC / 5).quota(25_000, 100_000),
+        Player::new(8, MSEC / 5),
+    ];
+    let played = play(Policy::Weighted, &mut players, 10 * SEC);
+    assert_near(share(&played, 0), 0.25, 0.04, "one of two");
+}
+
+#[test]
+fn without_contention_or_quota_nothing_ticks() {
+    for policy in [Policy::Weighted, Policy::Strict] {
+        let mut alone = [Player::new(8, MSEC).bursts(7 * MSEC, 3 * MSEC)];
+        assert!(play(policy, &mut alone, 10 * SEC).nr_ticks <= 2);
+        let mut equal = [
+            Player::new(8, MSEC),
+            Player::new(8, MSEC).bursts(7 * MSEC, 3 * MSEC),
+        ];
+        assert!(play(policy, &mut equal, 10 * SEC).nr_ticks <= 2);
+        let mut one_is_idle = [
+            Player::new(2, MSEC).bursts(7 * MSEC, 3 * MSEC),
+            Player::new(10, MSEC).bursts(MSEC, 100 * SEC),
+        ];
+        assert!(play(policy, &mut one_is_idle, 10 * SEC).nr_ticks <= 50);
+    }
+}

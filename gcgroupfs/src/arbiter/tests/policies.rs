@@ -1,0 +1,167 @@
+//! What each policy decides, as tables.
+
+use crate::arbiter::policy::{Decision, Policy, Turn, View, virtual_time};
+use crate::arbiter::settings::Settings;
+
+const MSEC: u64 = 1_000_000;
+
+/// Idle, of that priority.
+fn idle(priority: u32) -> View {
+    View {
+        priority,
+        has_demand: false,
+        has_woken: false,
+        virtual_time: 0,
+        held_since: None,
+    }
+}
+
+/// Busy, with so many milliseconds of GPU time had.
+fn busy(priority: u32, had: u64) -> View {
+    View {
+        has_demand: true,
+        virtual_time: virtual_time(had * MSEC, priority),
+        ..idle(priority)
+    }
+}
+
+fn turn(priority: u32, began: u64) -> Option<Turn> {
+    Some(Turn {
+        priority,
+        began,
+        is_extra: false,
+    })
+}
+
+fn tick(policy: Policy, now: u64, views: &[View], turn: Option<Turn>) -> Decision {
+    (policy.entry().tick)(now, views, turn, &Settings::default())
+}
+
+fn holds(policy: Policy, views: &[View]) -> Vec<bool> {
+    tick(policy, 0, views, None).holds
+}
+
+#[test]
+fn only_the_most_important_busy_class_runs_under_strict() {
+    for (views, expected) in [
+        (vec![idle(2), idle(10)], vec![false, false]),
+        (vec![busy(2, 0), idle(10)], vec![false, true]),
+        (vec![busy(2, 9), busy(10, 0)], vec![false, true]),
+        (vec![idle(2), busy(10, 0)], vec![false, false]),
+        (
+            vec![busy(5, 0), busy(3, 7), busy(3, 0), busy(4, 0)],
+            vec![true, false, false, true],
+        ),
+        (vec![busy(5, 0), idle(3), busy(4, 0)], vec![true, false, false]),
+    ] {
+        assert_eq!(holds(Policy::Strict, &views), expected, "{views:?}");
+    }
+}
+
+#[test]
+fn who_has_had_least_for_its_weight_runs_under_weighted() {
+    for (views, expected) in [
+        (vec![idle(2), idle(10)], vec![false, false]),
+        (vec![busy(2, 0), idle(10)], vec![false, true]),
+        (vec![busy(2, 0), busy(10, 0)], vec![false, true]),
+        // One millisecond at 8 counts as two at 7.
+        (vec![busy(7, 19), busy(8, 10)], vec![false, true]),
+        (vec![busy(7, 21), busy(8, 10)], vec![true, false]),
+        // Who is idle and more important must be let in at once.
+        (vec![idle(2), busy(10, 0)], vec![false, false]),
+        (vec![busy(7, 30), idle(5), busy(8, 10)], vec![true, false, false]),
+        // A class is as far as the one of it that has had most.
+        (
+            vec![busy(7, 21), busy(7, 0), busy(8, 10)],
+            vec![true, true, false],
+        ),
+    ] {
+        assert_eq!(holds(Policy::Weighted, &views), expected, "{views:?}");
+    }
+}
+
+#[test]
+fn nobody_of_equal_priority_waits_for_another() {
+    for policy in [Policy::Weighted, Policy::Strict] {
+        let views = [busy(8, 0), busy(8, 1000), idle(8)];
+        assert_eq!(holds(policy, &views), [false; 3]);
+        assert!(!tick(policy, 0, &views, None).takes_turns);
+    }
+}
+
+#[test]
+fn turns_are_as_long_as_the_shares_of_the_cycle_and_a_window_at_least() {
+    let window = Settings::default().window;
+    for (views, length) in [
+        (vec![busy(7, 0), busy(8, 10)], 40 * MSEC / 3),
+        (vec![busy(7, 30), busy(8, 10)], 20 * MSEC / 3),
+        (vec![busy(2, 5000), busy(10, 0)], window),
+        (
+            vec![busy(8, 0), busy(8, 0), busy(8, 0), busy(9, 100)],
+            120 * MSEC / 7,
+        ),
+    ] {
+        let decision = tick(Policy::Weighted, 1000 * MSEC, &views, None);
+        assert_eq!(decision.next, Some(1000 * MSEC + length), "{views:?}");
+        assert!(decision.takes_turns);
+    }
+}
+
+#[test]
+fn a_turn_lasts_until_its_end_or_until_its_class_is_idle() {
+    let views = [busy(7, 30), busy(8, 10)];
+    let before = tick(Policy::Weighted, 13 * MSEC, &views, turn(7, 0));
+    assert_eq!(before.turn, turn(7, 0));
+    let after = tick(Policy::Weighted, 14 * MSEC, &views, turn(7, 0));
+    assert_eq!(after.turn, turn(8, 14 * MSEC));
+    let views = [idle(7), busy(8, 1000)];
+    assert_eq!(
+        tick(Policy::Weighted, MSEC, &views, turn(7, 0)).holds,
+        [false, false]
+    );
+}
+
+#[test]
+fn who_wakes_and_is_more_important_goes_first_unless_it_has_had_a_cycle_more() {
+    for (had, priority) in [(10, 7), (20, 7), (30, 7), (40, 8)] {
+        let woken = View {
+            has_woken: true,
+            ..busy(7, had)
+        };
+        let decision = tick(Policy::Weighted, MSEC, &[woken, busy(8, 10)], turn(8, 0));
+        assert_eq!(decision.turn.map(|turn| turn.priority), Some(priority), "{had}");
+    }
+}
+
+#[test]
+fn who_waits_for_too_long_has_a_window() {
+    let settings = Settings::default();
+    let starved = View {
+        held_since: Some(0),
+        ..busy(15, 1000)
+    };
+    let views = [busy(0, 1_000_000), starved, idle(15)];
+    let at = settings.starvation.unwrap();
+    for (policy, most_important_waits) in [(Policy::Weighted, true), (Policy::Strict, false)] {
+        let before = tick(policy, at - 1, &views, turn(0, at - 1));
+        assert!(before.holds[1], "{policy:?}");
+        assert_eq!(before.next, Some(at), "{policy:?}");
+        let due = tick(policy, at, &views, before.turn);
+        assert_eq!(due.holds, [most_important_waits, false, false], "{policy:?}");
+        assert_eq!(due.next, Some(at + settings.window), "{policy:?}");
+        let fed = View {
+            held_since: None,
+            ..starved
+        };
+        let during = tick(policy, at + settings.window - 1, &[views[0], fed], due.turn);
+        assert!(!during.holds[1], "{policy:?}");
+        let over = tick(policy, at + settings.window, &[busy(0, 0), fed], during.turn);
+        assert_eq!(over.holds, [false, true], "{policy:?}");
+    }
+    let never = Settings {
+        starvation: None,
+        ..settings
+    };
+    let decision = (Policy::Strict.entry().tick)(u64::MAX / 2, &views, None, &never);
+    assert_eq!((decision.holds[1], decision.next), (true, None));
+}

@@ -1,0 +1,362 @@
+//! Ticks over a tree: what is read from usage blocks, and what stands in control blocks afterwards.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::Gate;
+
+use crate::arbiter::settings::Settings;
+use crate::arbiter::state::{Next, State};
+use crate::tree::fixture::{OWNER, ROOT, World};
+use crate::tree::{Notice, ProcessId};
+
+const MSEC: u64 = 1_000_000;
+
+/// A tree, the arbiter over it, and its time.
+struct Play {
+    world: World,
+    state: State,
+    now: u64,
+    woken: Vec<usize>,
+}
+
+impl Play {
+    fn new(nr_devices: usize) -> Self {
+        Self {
+            world: World::new(nr_devices),
+            state: State::new(Settings::default()),
+            now: 1_000_000 * MSEC,
+            woken: Vec::new(),
+        }
+    }
+
+    /// A process with a context on device 0.
+    fn join(&self, pid: u32, priority: u32) -> ProcessId {
+        let id = self.world.join(pid);
+        self.world
+            .store(&format!("{pid}/compute.priority"), ROOT, &priority.to_string())
+            .unwrap();
+        self.world.usage(id).devices[0].nr_contexts.store(1, Relaxed);
+        id
+    }
+
+    fn begins(&self, id: ProcessId) {
+        self.world.usage(id).devices[0]
+            .busy_since
+            .store(self.now, Relaxed);
+    }
+
+    fn ends(&self, id: ProcessId) {
+        let device = &self.world.usage(id).devices[0];
+        let since = device.busy_since.swap(0, Relaxed);
+        device.busy_nsec.fetch_add(self.now - since, Relaxed);
+    }
+
+    fn waits(&self, id: ProcessId, threads: u32) {
+        self.world.usage(id).devices[0].nr_waiting.store(threads, Relaxed);
+    }
+
+    fn tick(&mut self) -> Next {
+        let (state, now) = (&mut self.state, self.now);
+        let (next, opened) = self.world.tree.arbitrate(|tree| state.tick(now, tree));
+        self.woken = opened.into_iter().map(|(_, device)| device).collect();
+        next
+    }
+
+    fn after(&mut self, nsec: u64) -> Next {
+        self.now += nsec;
+        self.tick()
+    }
+
+    fn gate(&self, id: ProcessId) -> Gate {
+        Gate::from_word(self.world.control(id).devices[0].gate.load(Relaxed))
+    }
+
+    fn wants_bell(&self, id: ProcessId) -> bool {
+        self.world.control(id).devices[0].wants_bell.load(Relaxed) != 0
+    }
+
+    fn rings(&self) -> Vec<ProcessId> {
+        let notices = self.world.take_notices().into_iter();
+        notices
+            .filter_map(|notice| match notice {
+                Notice::Ring(id) => Some(id),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn alone_or_among_equals_nothing_is_asked_and_nothing_ticks() {
+    let mut play = Play::new(1);
+    let ids = [play.join(100, 8), play.join(101, 8)];
+    play.begins(ids[0]);
+    for _ in 0..3 {
+        assert_eq!(play.tick().at, None);
+        assert_eq!(ids.map(|id| play.gate(id)), [Gate::Run; 2]);
+        assert_eq!(ids.map(|id| play.wants_bell(id)), [false; 2]);
+    }
+    assert_eq!(play.rings(), []);
+}
+
+#[test]
+fn a_more_important_neighbour_puts_the_less_important_under_windows() {
+    let mut play = Play::new(1);
+    let (high, low) = (play.join(100, 2), play.join(101, 10));
+    assert_eq!(
+        play.tick(),
+        Next {
+            at: None,
+            again: false
+        }
+    );
+    assert_eq!((play.gate(high), play.gate(low)), (Gate::Track, Gate::Arbitrate));
+    let device = &play.world.control(low).devices[0];
+    assert_eq!(device.window_usec.load(Relaxed), 500);
+    assert!(play.wants_bell(high) && play.wants_bell(low));
+    assert_eq!(play.rings(), [high, low], "both must begin to watch themselves");
+    play.world.usage(high).devices[0].nr_contexts.store(0, Relaxed);
+    play.tick();
+    assert_eq!((play.gate(high), play.gate(low)), (Gate::Run, Gate::Run));
+}
+
+#[test]
+fn the_less_important_waits_while_the_more_important_is_busy_and_goes_on_when_it_is_not() {
+    let mut play = Play::new(1);
+    play.world.store("compute.policy", ROOT, "strict").unwrap();
+    let (high, low) = (play.join(100, 2), play.join(101, 10));
+    play.begins(low);
+    play.tick();
+    assert_eq!(play.gate(low), Gate::Arbitrate);
+    play.begins(high);
+    let next = play.after(MSEC);
+    assert_eq!((play.gate(high), play.gate(low)), (Gate::Track, Gate::Throttled));
+    assert_eq!(
+        play.world.control(low).devices[0].patience_usec.load(Relaxed),
+        250_000
+    );
+    assert!(next.at.is_some(), "its end must be noticed while somebody waits");
+    play.ends(low);
+    play.waits(low, 2);
+    assert!(play.after(MSEC).at.is_some());
+    play.ends(high);
+    play.after(MSEC / 2);
+    assert_eq!(play.gate(low), Gate::Throttled, "it lingers");
+    play.after(MSEC);
+    assert_eq!(play.gate(low), Gate::Arbitrate);
+    assert_eq!(play.woken, [0], "who waits there is woken");
+}
+
+#[test]
+fn it_sleeps_when_who_could_wait_does_not_and_is_told_when_that_changes() {
+    let mut play = Play::new(1);
+    let (high, low) = (play.join(100, 2), play.join(101, 10));
+    play.begins(high);
+    assert_eq!(play.tick().at, None);
+    assert_eq!(play.gate(low), Gate::Throttled, "before it can queue anything");
+    assert!(play.wants_bell(low) && !play.wants_bell(high));
+    play.ends(high);
+    play.now += 50 * MSEC;
+    play.waits(low, 1);
+    play.tick();
+    assert_eq!(play.gate(low), Gate::Arbitrate);
+    assert!(play.wants_bell(high), "it may begin again");
+}
+
+#[test]
+fn what_begins_between_the_look_and_the_bell_is_not_missed() {
+    let mut play = Play::new(1);
+    let (_, low) = (play.join(100, 2), play.join(101, 10));
+    play.tick();
+    // Seen as idle a moment ago; the block says otherwise by the time that the bell is asked for.
+    let (now, usage) = (play.now, play.world.usage(low));
+    let device = &usage.devices[0];
+    play.world.tree.arbitrate(|tree| {
+        let seen = tree.seen(now, 0, |_| false);
+        assert!(!tree.has_begun(0, &seen[1]));
+        device.nr_waiting.store(1, Relaxed);
+        assert!(tree.has_begun(0, &seen[1]));
+        device.nr_waiting.store(0, Relaxed);
+        device.busy_since.store(now, Relaxed);
+        assert!(tree.has_begun(0, &seen[1]));
+    });
+}
+
+#[test]
+fn the_death_of_the_busy_one_frees_the_others_at_once() {
+    let mut play = Play::new(1);
+    let (high, low) = (play.join(100, 2), play.join(101, 10));
+    play.begins(high);
+    play.waits(low, 1);
+    play.tick();
+    assert_eq!(play.gate(low), Gate::Throttled);
+    play.world.tree.leave(high, 0);
+    play.tick();
+    assert_eq!(play.gate(low), Gate::Run);
+    assert_eq!(play.woken, [0]);
+}
+
+#[test]
+fn a_frozen_one_counts_as_idle_and_thaws_into_what_holds_then() {
+    let mut play = Play::new(1);
+    let (high, low) = (play.join(100, 2), play.join(101, 10));
+    play.begins(high);
+    play.begins(low);
+    play.world.store("100/compute.freeze", ROOT, "1").unwrap();
+    play.tick();
+    assert_eq!((play.gate(high), play.gate(low)), (Gate::Frozen, Gate::Run));
+    play.world.store("100/compute.freeze", ROOT, "0").unwrap();
+    play.tick();
+    assert_eq!(
+        (play.gate(high), play.gate(low)),
+        (Gate::Arbitrate, Gate::Throttled)
+    );
+    play.world.store("101/compute.freeze", ROOT, "1").unwrap();
+    play.tick();
+    assert_eq!(play.gate(low), Gate::Frozen);
+    play.world.store("101/compute.freeze", ROOT, "0").unwrap();
+    assert_eq!(play.gate(low), Gate::Arbitrate, "until the next tick");
+    play.tick();
+    assert_eq!(play.gate(low), Gate::Throttled);
+}
+
+#[test]
+fn a_quota_holds_until_the_period_ends_and_the_neighbour_is_measured_too() {
+    let mut play = Play::new(1);
+    let (one, other) = (play.join(100, 8), play.join(101, 8));
+    play.world
+        .store("100/0/compute.max", OWNER, "25000 100000")
+        .unwrap();
+    play.tick();
+    assert_eq!((play.gate(one), play.gate(other)), (Gate::Arbitrate, Gate::Track));
+    play.begins(one);
+    let next = play.tick();
+    assert_eq!(next.at, Some(play.now + 25 * MSEC));
+    let next = play.after(26 * MSEC);
+    assert_eq!(play.gate(one), Gate::Throttled);
+    assert_eq!(next.at, Some(play.now + 74 * MSEC), "nothing happens before");
+    play.ends(one);
+    play.waits(one, 1);
+    play.after(74 * MSEC);
+    assert_eq!(play.gate(one), Gate::Arbitrate);
+    assert_eq!(play.woken, [0]);
+    play.world.store("100/0/compute.max", OWNER, "max").unwrap();
+    play.tick();
+    assert_eq!((play.gate(one), play.gate(other)), (Gate::Run, Gate::Run));
+}
+
+#[test]
+fn a_quota_of_the_process_counts_all_its_devices() {
+    let mut play = Play::new(2);
+    let id = play.join(100, 8);
+    let usage = play.world.usage(id);
+    usage.devices[1].nr_contexts.store(1, Relaxed);
+    play.world.store("100/compute.max", OWNER, "20000").unwrap();
+    play.tick();
+    for device in &usage.devices[..2] {
+        device.busy_since.store(play.now, Relaxed);
+    }
+    play.after(11 * MSEC);
+    let control = play.world.control(id);
+    let gates = [0, 1].map(|device: usize| control.devices[device].gate.load(Relaxed));
+    assert_eq!(gates, [Gate::Throttled as u32; 2]);
+    assert_eq!(play.world.show("100/0/compute.max"), "max 100000\n");
+}
+
+#[test]
+fn gpu_time_is_divided_where_it_overlaps_and_kept_in_totals() {
+    let mut play = Play::new(1);
+    let (one, other) = (play.join(100, 8), play.join(101, 8));
+    assert!(play.world.show("compute.stat").starts_with("usage_usec 0\n"));
+    for notice in play.world.take_notices() {
+        if let Notice::Watched(ids) = notice {
+            ids.into_iter().for_each(|id| play.state.watch(play.now, id));
+        }
+    }
+    play.tick();
+    assert_eq!(play.gate(one), Gate::Track, "somebody looks");
+    play.begins(one);
+    assert!(play.tick().at.is_some());
+    play.after(10 * MSEC);
+    play.begins(other);
+    play.after(10 * MSEC);
+    play.ends(other);
+    play.after(0);
+    let usage = |path: &str| play.world.show(&format!("{path}compute.stat"));
+    assert!(
+        usage("100/").starts_with("usage_usec 15000\n"),
+        "{}",
+        usage("100/")
+    );
+    assert!(usage("101/0/").starts_with("usage_usec 5000\n"));
+    play.world.tree.leave(other, 0);
+    assert!(play.world.show("compute.stat").starts_with("usage_usec 20000\n"));
+    play.ends(one);
+    play.after(11_000 * MSEC);
+    assert_eq!(play.gate(one), Gate::Run, "nobody looks any more");
+}
+
+#[test]
+fn gpu_time_goes_on_from_where_an_earlier_daemon_left_it() {
+    let world = World::new(1);
+    let blocks = crate::tree::fixture::blocks();
+    let before = &blocks.usage().devices[0].usage_nsec_before;
+    before.store(7_000_000, Relaxed);
+    world.join_with(100, blocks, crate::tree::Settings::default());
+    assert!(world.show("100/compute.stat").starts_with("usage_usec 7000\n"));
+}
+
+#[test]
+fn a_hostile_block_holds_nobody_for_ever_and_is_charged_no_more_than_time_has_passed() {
+    let mut play = Play::new(1);
+    let (liar, honest) = (play.join(100, 10), play.join(101, 2));
+    play.tick();
+    for word in [u64::MAX, 1, 0, u64::MAX / 2] {
+        let usage = play.world.usage(liar);
+        let device = &usage.devices[0];
+        device.busy_nsec.store(word, Relaxed);
+        device.busy_since.store(word / 3, Relaxed);
+        device.busy_sequence.store(1, Relaxed);
+        device.nr_waiting.store(u32::MAX, Relaxed);
+        play.begins(honest);
+        play.after(MSEC);
+        play.ends(honest);
+        play.after(MSEC);
+        assert_ne!(play.gate(honest), Gate::Frozen);
+    }
+    let charged = play.world.control(liar).devices[0].usage_nsec.load(Relaxed);
+    assert!(charged <= 8 * MSEC, "{charged}");
+}
+
+#[test]
+fn waiters_that_never_go_on_do_not_keep_the_turn() {
+    let mut play = Play::new(1);
+    let (stuck, busy) = (play.join(100, 2), play.join(101, 10));
+    play.begins(busy);
+    play.waits(stuck, 1);
+    // Twenty seconds of ticks: whoever says that it waits, and then does nothing, must not cost the other much.
+    let mut held = 0;
+    for _ in 0..40_000 {
+        play.after(MSEC / 2);
+        held += u64::from(play.gate(busy) == Gate::Throttled);
+    }
+    assert!(held < 2_000, "{held} of 40000");
+}
+
+#[test]
+fn the_policy_is_roots_to_write() {
+    let world = World::new(1);
+    assert_eq!(world.show("compute.policy"), "weighted\n");
+    assert_eq!(
+        world
+            .store("compute.policy", OWNER, "strict")
+            .unwrap_err()
+            .errno(),
+        libc::EACCES
+    );
+    world.store("compute.policy", ROOT, "strict").unwrap();
+    assert_eq!(world.show("compute.policy"), "strict\n");
+    assert_eq!(world.take_notices(), [Notice::RootChanged]);
+    world.tree.set_default_policy(crate::arbiter::Policy::Weighted);
+    assert_eq!(world.show("compute.policy"), "strict\n", "what was written stays");
+}

@@ -1,0 +1,195 @@
+//! The configuration file: TOML, read at start and again at SIGHUP. It knows what may be written there and no more
+//! than that; who uses it takes what is its own.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use crate::arbiter::Policy;
+
+/// Read if there is one and no other is named.
+pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
+
+/// All of it. What is not written is at its default; what is not known is refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    pub compute: Compute,
+}
+
+/// `[compute]`: whose turn it is on a GPU. Times are whole microseconds, as everywhere in the control files.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Compute {
+    /// Holds until `compute.policy` is written or `--policy` says otherwise.
+    pub policy: Policy,
+    /// Most GPU time that a process keeps queued where a more important one may come.
+    pub window_usec: Range<100, 100_000>,
+    /// A process counts as busy for this long after its last work has ended.
+    pub linger_usec: Range<0, 1_000_000>,
+    /// In which every busy process has its turn, if its share of it is worth one.
+    pub cycle_usec: Range<1_000, 1_000_000>,
+    /// Who waits has a window of GPU time at least this often; 0: only when its turn comes.
+    pub starvation_usec: Range<0, 60_000_000>,
+    /// Who waits for this long lets one batch through, whatever the daemon says: so no wait lasts for ever.
+    pub patience_usec: Range<5_000, 1_000_000>,
+    /// For how long GPU time is measured after somebody has read `compute.stat`.
+    pub watch_usec: Range<0, 3_600_000_000>,
+}
+
+impl Default for Compute {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            window_usec: Range(500),
+            linger_usec: Range(1_000),
+            cycle_usec: Range(20_000),
+            starvation_usec: Range(200_000),
+            patience_usec: Range(250_000),
+            watch_usec: Range(10_000_000),
+        }
+    }
+}
+
+/// A number from `MIN` to `MAX`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range<const MIN: u32, const MAX: u32>(u32);
+
+impl<const MIN: u32, const MAX: u32> Range<MIN, MAX> {
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Range<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let number = i64::deserialize(from)?;
+        match u32::try_from(number) {
+            Ok(number) if (MIN..=MAX).contains(&number) => Ok(Self(number)),
+            _ => Err(D::Error::custom(format!(
+                "expected a number from {MIN} to {MAX}, got {number}"
+            ))),
+        }
+    }
+}
+
+/// Where the configuration is, and how it is read again.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// None: the default one, which need not exist.
+    named: Option<PathBuf>,
+}
+
+impl Source {
+    pub fn new(named: Option<PathBuf>) -> Self {
+        Self { named }
+    }
+
+    /// What the file says; the defaults if none was named and there is none.
+    ///
+    /// # Errors
+    /// It cannot be read, or is wrong: then the place, as PATH:LINE:COLUMN, and what is wrong there.
+    pub fn read(&self) -> anyhow::Result<Config> {
+        match &self.named {
+            Some(path) => read(path),
+            None => read_if_there(Path::new(DEFAULT_PATH)),
+        }
+    }
+}
+
+/// Reads one file.
+///
+/// # Errors
+/// As [`Source::read`].
+pub fn read(path: &Path) -> anyhow::Result<Config> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    parse(&text, path)
+}
+
+fn read_if_there(path: &Path) -> anyhow::Result<Config> {
+    match fs::read_to_string(path) {
+        Ok(text) => parse(&text, path),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Config::default()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
+    let error = match toml::from_str(text) {
+        Ok(config) => return Ok(config),
+        Err(error) => error,
+    };
+    let before = error
+        .span()
+        .and_then(|span| text.get(..span.start))
+        .unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().map_or(0, |rest| rest.chars().count()) + 1;
+    bail!(
+        "{}:{line}:{column}: {}",
+        path.display(),
+        error.message().replace('\n', "; ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> anyhow::Result<Config> {
+        parse(text, Path::new("gcgroupfs.toml"))
+    }
+
+    fn complaint(text: &str) -> String {
+        parsed(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_written_is_the_defaults() {
+        for text in ["", "[compute]\n", "# nothing\n"] {
+            assert_eq!(parsed(text).unwrap(), Config::default(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_holds_and_the_rest_stays() {
+        let config = parsed("[compute]\npolicy = \"strict\"\nwindow_usec = 1_000\n").unwrap();
+        assert_eq!(config.compute.policy, Policy::Strict);
+        assert_eq!(config.compute.window_usec.get(), 1000);
+        assert_eq!(config.compute.cycle_usec, Compute::default().cycle_usec);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        for (text, place, about) in [
+            ("[compute]\nwindow_usec = 5\n", ":2:15: ", "100 to 100000, got 5"),
+            ("[compute]\n\n  cycle_usec = -1", ":3:16: ", "got -1"),
+            ("[compute]\nwindow = 5\n", ":2:1: ", "unknown field `window`"),
+            ("[computer]\n", ":1:2: ", "unknown field `computer`"),
+            ("[compute]\npolicy = \"fair\"\n", ":2:10: ", "`weighted`"),
+            ("[compute]\nlinger_usec = \"1ms\"\n", ":2:15: ", "invalid type"),
+            ("[compute\n", ":1:9: ", ""),
+        ] {
+            let said = complaint(text);
+            assert!(said.starts_with(&format!("gcgroupfs.toml{place}")), "{said}");
+            assert!(said.contains(about) && !said.contains('\n'), "{said}");
+        }
+    }
+
+    #[test]
+    fn the_default_file_may_be_absent_and_a_named_one_may_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("none.toml");
+        assert_eq!(read_if_there(&path).unwrap(), Config::default());
+        assert!(Source::new(Some(path.clone())).read().is_err());
+        fs::write(&path, "[compute]\npolicy = \"strict\"\n").unwrap();
+        assert_eq!(
+            Source::new(Some(path)).read().unwrap().compute.policy,
+            Policy::Strict
+        );
+    }
+}

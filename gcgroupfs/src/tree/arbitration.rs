@@ -1,0 +1,172 @@
+//! What the arbiter sees of the tree and can change in it: usage blocks to look at, gates to set, GPU time to charge.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::fence;
+
+use gcgroup_abi::Gate;
+
+use super::{Blocks, Notice, Process, ProcessId, Quota, State, Tree, enforce};
+use crate::arbiter::{Policy, Seen};
+
+/// What a gate is to be, as long as nobody freezes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GateOrder {
+    pub gate: Gate,
+    pub window_usec: u32,
+    pub patience_usec: u32,
+    pub wants_bell: bool,
+}
+
+/// Gates that hold no more: whoever waits there is to be woken once the tree's lock is released.
+pub type Opened = Vec<(Arc<dyn Blocks>, usize)>;
+
+/// The tree for one tick.
+#[derive(Debug)]
+pub struct Arbitration<'a> {
+    state: &'a mut State,
+    notices: Vec<Notice>,
+    opened: Opened,
+}
+
+impl Tree {
+    /// Lets the arbiter look and decide. The caller wakes those that wait at the gates returned.
+    pub fn arbitrate<T>(&self, tick: impl FnOnce(&mut Arbitration<'_>) -> T) -> (T, Opened) {
+        let mut state = self.state.lock();
+        let mut arbitration = Arbitration {
+            state: &mut state,
+            notices: Vec::new(),
+            opened: Vec::new(),
+        };
+        let result = tick(&mut arbitration);
+        let Arbitration { notices, opened, .. } = arbitration;
+        drop(state);
+        self.tell(&notices);
+        (result, opened)
+    }
+}
+
+impl Arbitration<'_> {
+    pub fn nr_devices(&self) -> usize {
+        self.state.devices.len()
+    }
+
+    /// What `compute.policy` shows.
+    pub fn policy(&self) -> Policy {
+        self.state.policy()
+    }
+
+    pub fn has(&self, id: ProcessId) -> bool {
+        self.state.processes.contains_key(&id)
+    }
+
+    /// Every quota there is: of processes, and of processes on devices.
+    pub fn quotas(&self) -> impl Iterator<Item = (ProcessId, Option<usize>, Quota)> {
+        let devices = &self.state.devices;
+        self.state.processes.values().flat_map(move |process| {
+            let whole = (None, process.settings.compute_max(None));
+            let each = devices.iter().map(|device| {
+                (
+                    Some(device.index),
+                    process.settings.compute_max(Some(&device.uuid_text)),
+                )
+            });
+            [whole]
+                .into_iter()
+                .chain(each)
+                .filter(|(_, quota)| !quota.is_none())
+                .map(|(slot, quota)| (process.id, slot, quota))
+        })
+    }
+
+    /// What the processes that have something on a device say of themselves.
+    pub fn seen(
+        &self,
+        now: u64,
+        device: usize,
+        is_watched: impl Fn(ProcessId) -> bool,
+    ) -> Vec<Seen<ProcessId>> {
+        let look = |process: &Process| {
+            let (usage, control) = (
+                process.usage().devices.get(device)?,
+                process.control().devices.get(device)?,
+            );
+            let (busy_nsec, is_busy) = usage.busy(now);
+            let nr_waiting = usage.nr_waiting.load(Relaxed);
+            let is_there = usage.nr_contexts.load(Relaxed) > 0 || is_busy || nr_waiting > 0;
+            is_there.then(|| Seen {
+                id: process.id,
+                priority: control.priority.load(Relaxed),
+                busy_nsec,
+                is_busy,
+                nr_waiting,
+                is_frozen: enforce::is_closed(control),
+                is_watched: is_watched(process.id),
+            })
+        };
+        self.state.processes.values().filter_map(look).collect()
+    }
+
+    /// Adds GPU time to what the process has had on a device.
+    pub fn charge(&mut self, id: ProcessId, device: usize, nsec: u64) {
+        if let Some(process) = self.state.processes.get(&id) {
+            enforce::charge(process, device, nsec);
+        }
+    }
+
+    /// Sets a gate.
+    pub fn order(&mut self, id: ProcessId, device: usize, order: &GateOrder) {
+        let Some(process) = self.state.processes.get_mut(&id) else {
+            return;
+        };
+        let moved = enforce::arbitrate(process, device, order);
+        if moved.has_opened {
+            self.opened.push((process.blocks.clone(), device));
+        }
+        if moved.has_left_run {
+            self.notices.push(Notice::Ring(id));
+        }
+    }
+
+    /// Opens the gates of those that have nothing on the device any more.
+    pub fn open_absent(&mut self, device: usize, present: &[Seen<ProcessId>]) {
+        let is_absent = |process: &&Process| {
+            process.gate(device) != Gate::Run
+                && present.binary_search_by_key(&process.id, |one| one.id).is_err()
+        };
+        let absent: Vec<ProcessId> = self
+            .state
+            .processes
+            .values()
+            .filter(is_absent)
+            .map(|process| process.id)
+            .collect();
+        for id in absent {
+            let order = GateOrder {
+                gate: Gate::Run,
+                window_usec: 0,
+                patience_usec: 0,
+                wants_bell: false,
+            };
+            self.order(id, device, &order);
+        }
+    }
+
+    /// Stands between asking for the bell and looking once more; a process publishes, fences, and then looks whether
+    /// the bell is wanted. So one of both sees the other.
+    pub fn fence(&self) {
+        fence(SeqCst);
+    }
+
+    /// Whether work has begun, or a thread begun to wait, since the process was seen.
+    pub fn has_begun(&self, device: usize, seen: &Seen<ProcessId>) -> bool {
+        let usage = self
+            .state
+            .processes
+            .get(&seen.id)
+            .and_then(|process| process.usage().devices.get(device));
+        usage.is_some_and(|usage| {
+            usage.busy_since.load(Relaxed) != 0 || usage.nr_waiting.load(Relaxed) > seen.nr_waiting
+        })
+    }
+}
