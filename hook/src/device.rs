@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use gcgroup_abi::{Control, MAX_DEVICES, OTHER_DEVICE};
+use parking_lot::Mutex;
 
 use crate::cuda::{CUdevice, CUuuid};
 use crate::driver;
@@ -65,27 +66,34 @@ struct Known {
 }
 
 #[derive(Debug)]
-pub(crate) struct Devices([Known; MAX_DEVICES]);
+pub(crate) struct Devices {
+    known: [Known; MAX_DEVICES],
+    /// Held while a slot is looked up and kept, so that none stays that is of a block that was replaced meanwhile.
+    placing: Mutex<()>,
+}
 
 impl Devices {
     pub(crate) fn new() -> Self {
-        Self(std::array::from_fn(|_| Known {
-            is_known: AtomicU32::new(0),
-            index: AtomicU32::new(u32::try_from(OTHER_DEVICE).unwrap_or(0)),
-            uuid: [const { AtomicU64::new(0) }; 2],
-        }))
+        Self {
+            known: std::array::from_fn(|_| Known {
+                is_known: AtomicU32::new(0),
+                index: AtomicU32::new(u32::try_from(OTHER_DEVICE).unwrap_or(0)),
+                uuid: [const { AtomicU64::new(0) }; 2],
+            }),
+            placing: Mutex::new(()),
+        }
     }
 
     /// The device's slot in the blocks.
     pub(crate) fn index(&self, local: LocalDevice) -> usize {
-        self.0
+        self.known
             .get(usize::from(local.0))
             .map_or(OTHER_DEVICE, |known| known.index.load(Relaxed) as usize)
     }
 
     /// The device's slot, asking the driver for the device's UUID the first time.
     pub(crate) fn learn(&self, control: &Control, local: LocalDevice) -> usize {
-        let Some(known) = self.0.get(usize::from(local.0)) else {
+        let Some(known) = self.known.get(usize::from(local.0)) else {
             return OTHER_DEVICE;
         };
         if known.is_known.load(Acquire) == 0 {
@@ -102,9 +110,10 @@ impl Devices {
     }
 
     fn enter(&self, control: &Control, local: LocalDevice, uuid: [u64; 2]) {
-        let Some(known) = self.0.get(usize::from(local.0)) else {
+        let Some(known) = self.known.get(usize::from(local.0)) else {
             return;
         };
+        let _placing = self.placing.lock();
         for (word, value) in known.uuid.iter().zip(uuid) {
             word.store(value, Relaxed);
         }
@@ -114,7 +123,12 @@ impl Devices {
 
     /// Looks every device up again, in a new control block.
     pub(crate) fn refresh(&self, control: &Control) {
-        for known in self.0.iter().filter(|known| known.is_known.load(Acquire) != 0) {
+        let _placing = self.placing.lock();
+        for known in self
+            .known
+            .iter()
+            .filter(|known| known.is_known.load(Acquire) != 0)
+        {
             known.place(control);
         }
     }
