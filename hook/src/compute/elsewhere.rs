@@ -5,7 +5,7 @@
 //! slot's gate leads to the cold path, and that asks here where each call goes. What was let through before is waited
 //! for: `Inside` is who was in the driver then.
 //!
-//! Not seen: the memory that a structure or an array names, and what a graph's nodes do on other devices.
+//! Not seen: the memory of arrays and of batches, and what a graph's nodes do on other devices.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
@@ -14,8 +14,8 @@ use gcgroup_abi::{Gate, OTHER_DEVICE, Submission, Thread};
 use super::gate::Arguments;
 use super::slot::is_dead;
 use crate::cuda::{
-    CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUcontext,
-    CUdeviceptr, CUstream,
+    CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUcontext, CUdeviceptr, CUstream,
 };
 use crate::device::LocalDevice;
 use crate::driver;
@@ -23,19 +23,42 @@ use crate::process::Process;
 
 /// Arguments that can be told of: those in registers.
 const REGISTERS: usize = 6;
-/// Bit of a call's first argument being a `CUDA_MEMCPY3D_PEER`.
-const PEER: u32 = 1 << (2 * REGISTERS);
-/// Where its two contexts are.
-const CONTEXTS_IN_PEER: [usize; 2] = [64, 152];
+/// A structure of a copy, of CUDA 3.2 or newer: what it may be told of, by where that is in it.
+struct Structure {
+    /// Two times, of which sort of memory and at which address.
+    places: [(usize, usize); 2],
+    contexts: &'static [usize],
+}
 
-/// What a call's arguments name, by their types: bits 0–5 the addresses, 6–11 the contexts, 12 [`PEER`].
+/// `CUDA_MEMCPY2D`, `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER`.
+const STRUCTURES: [Structure; 3] = [
+    Structure {
+        places: [(16, 32), (72, 88)],
+        contexts: &[],
+    },
+    Structure {
+        places: [(32, 48), (120, 136)],
+        contexts: &[],
+    },
+    Structure {
+        places: [(32, 48), (120, 136)],
+        contexts: &[64, 152],
+    },
+];
+
+/// Where a call's [`names`] say which of the [`STRUCTURES`] its first argument points to, from 1.
+const STRUCTURE: usize = 2 * REGISTERS;
+
+/// What a call's arguments name, by their types: bits 0–5 the addresses, 6–11 the contexts, 12–14 the structure.
 pub(crate) const fn names(types: &[&str]) -> u32 {
     let (mut index, mut rest, mut names) = (0, types, 0);
     while let [first, others @ ..] = rest {
         names |= match first.as_bytes() {
             b"CUdeviceptr" if index < REGISTERS => 1 << index,
             b"CUcontext" if index < REGISTERS => 1 << (REGISTERS + index),
-            b"*const CUDA_MEMCPY3D_PEER" if index == 0 => PEER,
+            b"*const CUDA_MEMCPY2D" if index == 0 => 1 << STRUCTURE,
+            b"*const CUDA_MEMCPY3D" if index == 0 => 2 << STRUCTURE,
+            b"*const CUDA_MEMCPY3D_PEER" if index == 0 => 3 << STRUCTURE,
             _ => 0,
         };
         (index, rest) = (index + 1, others);
@@ -68,13 +91,30 @@ pub(super) fn frozen(
     let are = |bit: usize| move |index: &usize| names >> (bit + index) & 1 != 0;
     let contexts = (0..REGISTERS).filter(are(REGISTERS));
     let addresses = (0..REGISTERS).filter(are(0));
-    let peers = CONTEXTS_IN_PEER.into_iter().filter(|_| names & PEER != 0);
+    let structure = (names >> STRUCTURE)
+        .checked_sub(1)
+        .and_then(|number| STRUCTURES.get(number as usize));
+    let places = structure.into_iter().flat_map(|structure| structure.places);
+    let peers = structure.into_iter().flat_map(|structure| structure.contexts);
     contexts
         .map(|index| arguments.get(index))
-        .chain(peers.filter_map(|offset| arguments.word_in_first(offset)))
+        .chain(peers.filter_map(|offset| arguments.word_in_first(*offset)))
         .filter_map(of_context)
-        .chain(addresses.filter_map(|index| device_of(arguments.get(index))))
+        .chain(
+            addresses
+                .map(|index| arguments.get(index))
+                .chain(places.filter_map(|place| address_in(arguments, place)))
+                .filter_map(device_of),
+        )
         .find_map(is_frozen)
+}
+
+/// The address in a structure, if it is one.
+fn address_in(arguments: Arguments, (sort, address): (usize, usize)) -> Option<usize> {
+    let sort = arguments.word_in_first(sort)? & 0xffff_ffff;
+    matches!(sort, CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED)
+        .then(|| arguments.word_in_first(address))
+        .flatten()
 }
 
 /// The device that memory is on; `None` for the host's, and for what is no memory.
@@ -84,7 +124,7 @@ fn device_of(address: usize) -> Option<LocalDevice> {
         driver::cuPointerGetAttribute(&mut value, attribute, CUdeviceptr(address as u64)).ok()?;
         Some(value)
     };
-    if ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? != CU_MEMORYTYPE_DEVICE {
+    if ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? != CU_MEMORYTYPE_DEVICE as u64 {
         return None;
     }
     LocalDevice::of(i32::try_from(ask(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?).ok()?)
@@ -150,7 +190,11 @@ mod tests {
             0b0010_1000_0101
         );
         assert_eq!(names(&["*mut c_void", "CUdeviceptr", "usize"]), 0b10);
-        assert_eq!(names(&["*const CUDA_MEMCPY3D_PEER"]), PEER);
+        assert_eq!(names(&["*const CUDA_MEMCPY3D_PEER"]) >> STRUCTURE, 3);
+        assert!(
+            names(&["*const CUDA_MEMCPY3D_PEER"]) << 17 >> 17 == 3 << STRUCTURE,
+            "in one word with the rest"
+        );
         assert_eq!(
             names(&["u32", "u32", "u32", "u32", "u32", "u32", "CUdeviceptr"]),
             0

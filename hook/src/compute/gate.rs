@@ -34,7 +34,7 @@ const NAP: u64 = 30_000;
 /// Where a call's stream is to be found; the fast path passes it, with the sort of submission, as one word.
 ///
 /// Bits 0–7: the [`Submission`]; 8–15: which argument is the stream, [`NO_STREAM`] or [`IN_CONFIG`];
-/// bit 16: whether the default stream is the thread's own; 17–29: what else is named, by `elsewhere::names`.
+/// bit 16: whether the default stream is the thread's own; 17–31: what else is named, by `elsewhere::names`.
 pub(crate) const fn describe(what: Submission, stream: u32, per_thread: bool, names: u32) -> u32 {
     what as u32 | stream << 8 | (per_thread as u32) << 16 | names << 17
 }
