@@ -164,6 +164,43 @@ fn a_limited_process_sees_itself_alone_in_every_list() {
 }
 
 #[test]
+fn nvml_numbers_devices_its_own_way_whatever_the_program_sees() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 3));
+    let mut command = mount.command(program());
+    command.env("CUDA_VISIBLE_DEVICES", "2,0");
+    let mut nvml = Nvml::spawn(command);
+    assert_eq!(nvml.ask("cuda"), [SUCCESS]);
+    let dir = Dir::of(&mount, nvml.0.pid());
+    for (device, mib) in [(0, 16), (1, 8)] {
+        assert_eq!(nvml.ask(&format!("alloc {device} {}", mib * MIB)), [SUCCESS]);
+    }
+    dir.gpu(2).write("memory.limit", 64 * MIB);
+    dir.gpu(1).write("memory.limit", 32 * MIB);
+    let current = dir.gpu(2).number("memory.current");
+    assert!(current >= 16 * MIB);
+    assert_eq!(
+        nvml.ask("memory 2 1"),
+        [SUCCESS, 64 * MIB, 64 * MIB - current, current]
+    );
+    assert_eq!(nvml.ask("memory 1 1"), [SUCCESS, 32 * MIB, 32 * MIB, 0]);
+    assert!(nvml.ask("memory 0 1")[1] > 64 * MIB);
+
+    // A limit on all of them together leaves the same on each.
+    dir.write("memory.limit", 48 * MIB);
+    let all = dir.number("memory.current");
+    for device in 0..3 {
+        let current = dir.gpu(device).number("memory.current");
+        let limit = if device == 1 { 32 } else { 48 } * MIB;
+        let free = (limit - current).min(48 * MIB - all);
+        for version in 1..=2 {
+            let told = nvml.ask(&format!("memory {device} {version}"));
+            assert_eq!(told, [SUCCESS, limit, free, current], "{device}");
+        }
+        assert_eq!(nvml.computing(device).len(), usize::from(current > 0), "{device}");
+    }
+}
+
+#[test]
 fn utilisation_and_accounts_are_its_own() {
     let mount = Mount::new();
     let busy = mount.load(&["throughput", "--duration", "3600"]);

@@ -216,6 +216,49 @@ fn memory_is_charged_where_the_current_context_is() {
     assert_eq!(charges.since(), [8, 0, 4]);
     devices.ok("destroy 0");
     assert_eq!(charges.since(), [0, 0, 4], "what a context owned goes with it");
+    devices.ok("retain 1");
+    devices.ok("current 3");
+    devices.ok(&format!("alloc {MIB}"));
+    devices.ok("current 2");
+    assert_eq!(charges.since(), [0, 1, 4]);
+    devices.ok("reset 1");
+    assert_eq!(charges.since(), [0, 0, 4]);
+}
+
+#[test]
+fn when_a_daemon_comes_that_knows_more_devices_each_is_charged_to_its_own() {
+    let mut mount = Mount::new();
+    let more = tempfile::tempdir().expect("a directory");
+    let mut command = mount.command(program());
+    command.env("SIMGPU_DIR", more.path()).env("SIMGPU_DEVICES", "3");
+    let mut devices = Devices::spawn(command);
+    devices.ok("init");
+    devices.contexts(3);
+    devices.ok(&format!("alloc {}", 4 * MIB));
+    devices.ok("current 1");
+    devices.ok(&format!("alloc {}", 2 * MIB));
+    let pid = devices.0.pid();
+    assert_eq!(charged(&Dir::of(&mount, pid), 1), [0]);
+    assert_eq!(Dir::of(&mount, pid).number("memory.current"), 6 * MIB);
+
+    mount.stop();
+    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine goes");
+    std::fs::create_dir(mount.simgpu_dir()).expect("and another comes");
+    // The first to attach makes the machine.
+    let mut command = mount.bare_command(program());
+    command.env("SIMGPU_DEVICES", "3");
+    let mut first = Devices::spawn(command);
+    first.ok("init");
+    mount.restart();
+    wait_until("it is governed again", || mount.governs(pid));
+    let dir = Dir::of(&mount, pid);
+    wait_until("its charges have moved", || {
+        charged(&dir, 3) == [0, 2 * MIB, 4 * MIB]
+    });
+    assert_eq!(dir.number("memory.current"), 6 * MIB);
+    dir.gpu(1).write("memory.limit", 3 * MIB);
+    devices.refused(&format!("alloc {}", MIB + 1));
+    devices.ok(&format!("alloc {MIB}"));
 }
 
 #[test]
@@ -412,6 +455,15 @@ fn the_queries_tell_each_device_its_own_and_never_more_than_there_is() {
     assert_eq!(devices.ask("total 0"), [0, 0]);
     dir.gpu(0).write("memory.limit", "max");
 
+    let mut bare = Devices::spawn(mount.bare_command(program()));
+    bare.ok("init");
+    bare.contexts(2);
+    assert_eq!(
+        devices.ask("nulls 0"),
+        bare.ask("nulls 0"),
+        "as the driver takes them"
+    );
+
     // What pools and graphs say of themselves is the driver's to say, and holds under a limit.
     let pool = devices.ok("pool 1");
     devices.ok("current 1");
@@ -504,6 +556,8 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
         format!("copy {there_too} {there} 4096 {stream_here}"),
         format!("peer {there} 1 {here} 0 4096 sync"),
         format!("peer {there} 1 {here} 0 4096 {stream_there}"),
+        format!("copy3d {there} 1 {here} 0 4096"),
+        format!("copy2d {here_too} {here} 4096"),
         format!("word {here}"),
         format!("fill {here_too} 9"),
     ];
@@ -516,6 +570,7 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
         devices.ok(&format!("spin 0 {stream_there}"));
         devices.ok(&format!("copy {there_too} {there} 4096 {stream_there}"));
         devices.ok("sync");
+        devices.ok(&format!("copy2d {there_too} {there} 4096"));
         assert_eq!(
             devices.ok(&format!("word {there}")),
             devices.ok(&format!("word {there_too}"))

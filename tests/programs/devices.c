@@ -22,6 +22,10 @@
  *   enable CONTEXT | disable CONTEXT    access from the current context
  *   fill MEMORY VALUE | word MEMORY                                  -> RESULT VALUE
  *   copy TO FROM BYTES STREAM
+ *   copy2d TO FROM BYTES                by a CUDA_MEMCPY2D of one row, on the default stream
+ *   copy3d TO CONTEXT FROM CONTEXT BYTES        by a CUDA_MEMCPY3D_PEER of one row
+ *   nulls DEVICE            the results of asking for memory with no place for the free, the total, either; and for a
+ *                           device's total
  *   peer TO CONTEXT FROM CONTEXT BYTES STREAM|sync
  *   spin MICROSECONDS STREAM            a kernel in the current context
  *   race BYTES              a thread for each context: each allocates until refused -> BLOCKS of each
@@ -45,6 +49,28 @@ static void *library;
 struct array { size_t width, height; int format; unsigned channels; };
 struct allocation { int type, handles, where, id; void *win32; unsigned char flags[8]; };
 struct pool { int type, handles, where, id; void *win32; size_t max; unsigned short usage; unsigned char reserved[54]; };
+
+struct copy2d {
+    size_t src_x, src_y, src_type;
+    const void *src_host;
+    unsigned long long src, src_array;
+    size_t src_pitch, dst_x, dst_y, dst_type;
+    void *dst_host;
+    unsigned long long dst, dst_array;
+    size_t dst_pitch, width, height;
+};
+struct copy3d {
+    size_t src_x, src_y, src_z, src_lod, src_type;
+    const void *src_host;
+    unsigned long long src, src_array;
+    void *src_context;
+    size_t src_pitch, src_height, dst_x, dst_y, dst_z, dst_lod, dst_type;
+    void *dst_host;
+    unsigned long long dst, dst_array;
+    void *dst_context;
+    size_t dst_pitch, dst_height, width, height, depth;
+};
+enum { DEVICE = 2 };
 
 static void *function(const char *name)
 {
@@ -259,6 +285,29 @@ static void one(const char *line)
     } else if (IS("copy")) {
         bytes = strtoull(c, NULL, 10);
         printf("%d\n", CALL("cuMemcpyDtoDAsync_v2", memory[x].what, memory[y].what, bytes, stream(d)));
+    } else if (IS("copy2d")) {
+        bytes = strtoull(c, NULL, 10);
+        struct copy2d copy = {
+            .src_type = DEVICE, .src = memory[y].what, .src_pitch = bytes,
+            .dst_type = DEVICE, .dst = memory[x].what, .dst_pitch = bytes,
+            .width = bytes, .height = 1,
+        };
+        printf("%d\n", CALL("cuMemcpy2D_v2", &copy));
+    } else if (IS("copy3d")) {
+        bytes = strtoull(e, NULL, 10);
+        struct copy3d copy = {
+            .src_type = DEVICE, .src = memory[atoi(c)].what, .src_context = contexts[atoi(d)],
+            .src_pitch = bytes, .src_height = 1,
+            .dst_type = DEVICE, .dst = memory[x].what, .dst_context = contexts[y],
+            .dst_pitch = bytes, .dst_height = 1,
+            .width = bytes, .height = 1, .depth = 1,
+        };
+        printf("%d\n", CALL("cuMemcpy3DPeer", &copy));
+    } else if (IS("nulls")) {
+        printf("%d", CALL("cuMemGetInfo_v2", NULL, &total));
+        printf(" %d", CALL("cuMemGetInfo_v2", &left, NULL));
+        printf(" %d", CALL("cuMemGetInfo_v2", NULL, NULL));
+        printf(" %d\n", CALL("cuDeviceTotalMem_v2", NULL, x));
     } else if (IS("peer")) {
         bytes = strtoull(e, NULL, 10);
         y = atoi(c);
