@@ -20,6 +20,7 @@ use crate::block::{Blocks, NotOurs};
 use crate::client::{self, Refusal};
 use crate::compute::contexts::Contexts;
 use crate::compute::graphs::Graphs;
+use crate::compute::hold::Holds;
 use crate::compute::meter::Meter;
 use crate::compute::slots::Slots;
 use crate::cuda::{CUerror, CUresult};
@@ -44,6 +45,7 @@ pub(crate) struct Process {
     pub(crate) contexts: Contexts,
     pub(crate) slots: Slots,
     pub(crate) graphs: Graphs,
+    pub(crate) holds: Holds,
     /// By device.
     pub(crate) meters: [Meter; MAX_DEVICES],
     /// The helper thread's, except for whoever makes it, and for a child that closes its copy.
@@ -164,6 +166,7 @@ impl Process {
             contexts: Contexts::new(),
             slots: Slots::new(),
             graphs: Graphs::default(),
+            holds: Holds::new(),
             meters: [const { Meter::new() }; MAX_DEVICES],
             connection: Mutex::new(None),
             line: Line::new(),

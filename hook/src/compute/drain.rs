@@ -12,8 +12,8 @@ use std::time::Duration;
 use gcgroup_abi::{Gate, MAX_DEVICES};
 
 use super::Step;
-use super::contexts::{Mark, Passed};
-use super::elsewhere::{self, Inside};
+use super::elsewhere;
+use super::quiet::Quiet;
 use crate::process::Process;
 use crate::{driver, helper, sys};
 
@@ -25,18 +25,14 @@ const SELDOM: Duration = Duration::from_millis(1);
 enum Phase {
     /// Nothing is asked, or what was asked is done.
     Rest,
-    /// Threads may be inside submissions.
-    Outside,
-    /// Waiting for what was submitted.
-    Marks(Vec<Mark>),
+    /// Waiting for threads to come out, and for what was submitted.
+    Draining(Quiet),
 }
 
 #[derive(Debug)]
 struct Device {
     generation: u32,
     phase: Phase,
-    /// Of those who were inside submissions, on whatever device, when nobody captured any more, who is yet.
-    inside: Option<Vec<Inside>>,
 }
 
 #[derive(Debug)]
@@ -53,7 +49,6 @@ impl Drain {
             .map(|_| Device {
                 generation: 0,
                 phase: Phase::Rest,
-                inside: None,
             })
             .collect();
         Self {
@@ -96,7 +91,9 @@ impl Drain {
             self.are_several = matches!(asked, Some(Ok(()))).then_some(count > 1);
         }
         let are_several = self.are_several == Some(true);
-        process.slots.watch(process, is_any_frozen && are_several);
+        process
+            .slots
+            .watch(process, is_any_frozen && are_several || process.holds.is_any());
     }
 
     /// Takes up freezes and drops what was thawed; whether a freeze was taken up.
@@ -118,8 +115,7 @@ impl Drain {
             if is_wanted && matches!(device.phase, Phase::Rest) {
                 *device = Device {
                     generation,
-                    phase: Phase::Outside,
-                    inside: None,
+                    phase: Phase::Draining(Quiet::default()),
                 };
                 has_begun = true;
             }
@@ -130,57 +126,21 @@ impl Drain {
 
 impl Device {
     fn give_up(&mut self) {
-        if let Phase::Marks(marks) = std::mem::replace(&mut self.phase, Phase::Rest) {
-            marks.into_iter().for_each(Mark::abandon);
+        if let Phase::Draining(quiet) = std::mem::replace(&mut self.phase, Phase::Rest) {
+            quiet.abandon();
         }
     }
 
     /// Whether the device has become drained.
     fn advance(&mut self, process: &Process, index: usize) -> bool {
-        if matches!(self.phase, Phase::Outside) && !self.set_marks(process, index) {
-            return false;
-        }
-        let Phase::Marks(marks) = &mut self.phase else {
+        let Phase::Draining(quiet) = &mut self.phase else {
             return false;
         };
-        let asked = helper::in_driver(|| marks.retain_mut(|mark| mark.ask() == Passed::NotYet));
-        if asked.is_none() || !marks.is_empty() {
+        if !quiet.step(process, index) {
             return false;
         }
         self.phase = Phase::Rest;
         self.publish(process, index)
-    }
-
-    /// Whether all marks are set.
-    fn set_marks(&mut self, process: &Process, index: usize) -> bool {
-        // In this order: a thread that passed the gate because it captures is inside until it has submitted.
-        if process.contexts.captures.unless_any(|| ()).is_none() {
-            self.inside = None;
-            return false;
-        }
-        let inside = self.inside.get_or_insert_with(|| process.slots.inside(process));
-        process.slots.retain_inside(process, inside);
-        if !inside.is_empty() || process.slots.is_any_inside(process, index) {
-            return false;
-        }
-        let contexts = process.contexts.on(|local| process.devices.index(local) == index);
-        let mut marks = Vec::new();
-        let set = helper::in_driver(|| {
-            contexts
-                .iter()
-                .map(|context| context.mark(&mut marks))
-                .fold(Passed::Yes, |all, one| match all {
-                    Passed::Yes => one,
-                    Passed::NotYet => Passed::NotYet,
-                })
-        });
-        self.phase = Phase::Marks(marks);
-        if set == Some(Passed::Yes) {
-            return true;
-        }
-        self.give_up();
-        self.phase = Phase::Outside;
-        false
     }
 
     /// Says so, unless it was thawed meanwhile.

@@ -66,17 +66,18 @@ pub(crate) const fn names(types: &[&str]) -> u32 {
     names
 }
 
-/// A device that is frozen and that the call concerns, other than the one of index `current`. `named` is what the call
+/// A device that is frozen or held and that the call concerns, other than the one of index `current`. `named` is what the call
 /// names beside its stream: [`names`], and the arguments.
-pub(super) fn frozen(
+pub(super) fn closed(
     process: &Process,
     named: Option<(u32, Arguments)>,
     stream: usize,
     current: usize,
 ) -> Option<usize> {
-    let is_frozen = |local: LocalDevice| {
+    let is_closed = |local: LocalDevice| {
         let index = process.devices.index(local);
-        (index != current && is_gate_frozen(process, index)).then_some(index)
+        let is_closed = is_gate_frozen(process, index) || process.holds.word(index).is_some();
+        (index != current && is_closed).then_some(index)
     };
     let of_context = |number: usize| {
         let handle = CUcontext(std::ptr::with_exposed_provenance_mut(number));
@@ -84,7 +85,7 @@ pub(super) fn frozen(
     };
     let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
     let of_stream = process.contexts.holder(handle).map(|context| context.local);
-    let found = of_stream.and_then(is_frozen);
+    let found = of_stream.and_then(is_closed);
     let (None, Some((names, arguments))) = (found, named) else {
         return found;
     };
@@ -106,7 +107,7 @@ pub(super) fn frozen(
                 .chain(places.filter_map(|place| address_in(arguments, place)))
                 .filter_map(device_of),
         )
-        .find_map(is_frozen)
+        .find_map(is_closed)
 }
 
 /// The address in a structure, if it is one.

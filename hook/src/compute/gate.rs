@@ -208,9 +208,9 @@ impl Passing<'_> {
                 return;
             }
             let stream = call.stream();
-            if is_watched && let Some((control, usage)) = self.frozen_elsewhere(call, stream) {
+            if is_watched && let Some(index) = self.closed_device(call, stream) {
                 self.bound.uncount(self.what);
-                wait_frozen(control, usage);
+                wait_closed(self.process, index);
                 continue;
             }
             match gate {
@@ -236,12 +236,13 @@ impl Passing<'_> {
         }
     }
 
-    /// A frozen device that the call concerns, though it is not the current one.
-    fn frozen_elsewhere(&self, call: Call, stream: usize) -> Option<(&ControlDevice, &UsageDevice)> {
+    /// A device that is held, or another than the current one that is frozen, and that the call concerns.
+    fn closed_device(&self, call: Call, stream: usize) -> Option<usize> {
         let current = self.bound.index();
-        let index = elsewhere::frozen(self.process, call.names(), stream, current)?;
-        let control = self.process.control().devices.get(index)?;
-        Some((control, self.process.usage().devices.get(index)?))
+        if self.process.holds.word(current).is_some() {
+            return Some(current);
+        }
+        elsewhere::closed(self.process, call.names(), stream, current)
     }
 
     fn may_not_wait(&self) -> bool {
@@ -425,6 +426,19 @@ fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
     interpose::outside(|| sys::futex_wait(gate, word, longest));
 }
 
+/// Waits while a device is held, or else until its gate is not frozen any more.
+fn wait_closed(process: &Process, index: usize) {
+    if process.holds.word(index).is_some() {
+        return process.holds.wait(index);
+    }
+    if let (Some(control), Some(usage)) = (
+        process.control().devices.get(index),
+        process.usage().devices.get(index),
+    ) {
+        wait_frozen(control, usage);
+    }
+}
+
 /// Waits until the gate is not frozen, or the program exits.
 fn wait_frozen(control: &ControlDevice, usage: &UsageDevice) {
     let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
@@ -442,13 +456,12 @@ pub(crate) fn hold(process: &Process, mut begin: impl FnMut(), mut take_back: im
         let Some(bound) = process.slots.bind(process) else {
             return;
         };
-        let Some((control, usage)) = blocks(process, bound) else {
-            return;
-        };
-        if !is_frozen(&control.gate) || process::is_exiting() {
+        let index = bound.index();
+        let is_frozen = blocks(process, bound).is_some_and(|(control, _)| is_frozen(&control.gate));
+        if !(is_frozen || process.holds.word(index).is_some()) || process::is_exiting() {
             return;
         }
         take_back();
-        wait_frozen(control, usage);
+        wait_closed(process, index);
     }
 }

@@ -1,0 +1,66 @@
+//! Waiting, in steps that do not wait, until a device has nothing of this process's to do.
+//!
+//! To be begun when no thread can submit any more: all have passed a memory barrier since the gate was closed.
+
+use super::contexts::{Mark, Passed};
+use super::elsewhere::Inside;
+use crate::helper;
+use crate::process::Process;
+
+#[derive(Debug, Default)]
+pub(crate) struct Quiet {
+    /// Of those who were inside submissions, on whatever device, when nobody captured any more, who is yet.
+    inside: Option<Vec<Inside>>,
+    /// Marks that have not passed; `None` until no thread is inside.
+    marks: Option<Vec<Mark>>,
+}
+
+impl Quiet {
+    /// Whether all of it has ended.
+    pub(crate) fn step(&mut self, process: &Process, index: usize) -> bool {
+        if self.marks.is_none() && self.are_outside(process, index) {
+            self.marks = set_marks(process, index);
+        }
+        let Some(marks) = &mut self.marks else {
+            return false;
+        };
+        let asked = helper::in_driver(|| marks.retain_mut(|mark| mark.ask() == Passed::NotYet));
+        asked.is_some() && marks.is_empty()
+    }
+
+    fn are_outside(&mut self, process: &Process, index: usize) -> bool {
+        // In this order: a thread that passed the gate because it captures is inside until it has submitted.
+        if process.contexts.captures.is_any() {
+            self.inside = None;
+            return false;
+        }
+        let inside = self.inside.get_or_insert_with(|| process.slots.inside(process));
+        process.slots.retain_inside(process, inside);
+        inside.is_empty() && !process.slots.is_any_inside(process, index)
+    }
+
+    /// Gives up.
+    pub(crate) fn abandon(self) {
+        self.marks.into_iter().flatten().for_each(Mark::abandon);
+    }
+}
+
+/// `None` if that cannot be done now.
+fn set_marks(process: &Process, index: usize) -> Option<Vec<Mark>> {
+    let contexts = process.contexts.on(|local| process.devices.index(local) == index);
+    let mut marks = Vec::new();
+    let set = helper::in_driver(|| {
+        contexts
+            .iter()
+            .map(|context| context.mark(&mut marks))
+            .fold(Passed::Yes, |all, one| match all {
+                Passed::Yes => one,
+                Passed::NotYet => Passed::NotYet,
+            })
+    });
+    if set == Some(Passed::Yes) {
+        return Some(marks);
+    }
+    marks.into_iter().for_each(Mark::abandon);
+    None
+}
