@@ -16,7 +16,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use self::client::Client;
-use crate::manual;
+use crate::{manual, touch};
 
 /// Governs processes that use a GPU, by control files: limits of memory, freezing, counts.
 #[derive(Debug, Parser)]
@@ -70,6 +70,9 @@ enum Command {
     Coverage,
     /// Prints completions for a shell.
     Completions { shell: Shell },
+    /// The daemon's helper
+    #[command(hide = true)]
+    Touch(touch::Arguments),
 }
 
 /// Does what the arguments say; what goes wrong is said on standard error.
@@ -90,6 +93,7 @@ pub fn main() -> ExitCode {
         Command::Files => print(manual::table().as_bytes()),
         Command::Manual => print(manual::page().as_bytes()),
         Command::Coverage => print(COVERAGE.as_bytes()),
+        Command::Touch(arguments) => touch::run(&arguments),
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);

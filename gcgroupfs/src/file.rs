@@ -205,16 +205,17 @@ pub fn files_in(tree: &Tree, place: Place) -> Result<impl Iterator<Item = &'stat
     Ok(files::all().filter(move |file| file.on.has(level)))
 }
 
-/// The file at a position of the table, if this directory has it.
+/// Whether this directory has the file.
 ///
 /// # Errors
 /// `ENODEV` if the directory is gone, `ENOENT` if it has no such file.
-pub fn file_at(tree: &Tree, place: Place, position: usize) -> Result<&'static ControlFile> {
+pub fn check(tree: &Tree, place: Place, file: &ControlFile) -> Result<()> {
     let level = tree.level(place)?;
-    files::all()
-        .nth(position)
-        .filter(|file| file.on.has(level))
-        .ok_or(Error::NotFound)
+    if file.on.has(level) {
+        Ok(())
+    } else {
+        Err(Error::NotFound)
+    }
 }
 
 /// What a name means in a directory.

@@ -3,10 +3,12 @@
 //!
 //! No callback waits for anything but the tree's lock, and none touches the mount: it would wait for itself.
 
+mod announce;
 mod ask;
 mod handles;
 mod inode;
 mod invalidate;
+mod known;
 mod nodes;
 mod store;
 mod wake;
@@ -18,7 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use fuser::{
     BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
@@ -29,11 +31,14 @@ use fuser::{
 
 use crate::error::{Error, Result};
 use crate::tree::{Caller, Tree};
+use announce::{Announcer, Disguise};
 use ask::Asks;
 use invalidate::Invalidator;
 use nodes::{BLOCK, LONG, Nodes};
 use store::Stores;
 use wake::Waker;
+
+pub use announce::Spot;
 
 /// Request loops. One, since no callback waits and a panic in one is caught. A second costs every `cat` a third more
 /// (25 us instead of 18: the kernel wakes it for the release that nobody waits for, between two requests that
@@ -44,23 +49,26 @@ const LOOPS: usize = 1;
 /// overlong one into several that are not.
 const MAX_WRITE: u32 = 128 << 10;
 
-/// Answers the requests that come over `device`, an open /dev/fuse that has been mounted, on threads of its own.
-/// Calls `ended` when the mount is gone, or with the error that ended it.
+/// Answers the requests that come over `device`, an open /dev/fuse that has been mounted at `spot`, on threads of its
+/// own. Calls `ended` when the mount is gone, or with the error that ended it.
 ///
 /// # Errors
 /// If the kernel's first message is not understood, or there are no threads to be had.
 pub fn serve(
     tree: Arc<Tree>,
     device: OwnedFd,
+    spot: Spot,
     ended: impl FnOnce(io::Result<()>) + Send + 'static,
 ) -> io::Result<()> {
     let nodes = Arc::new(Nodes::new(tree.clone()));
-    let invalidator = Arc::new(Invalidator::default());
+    let announcer = Arc::new(Announcer::default());
+    let invalidator = Arc::new(Invalidator::new(announcer.clone()));
     let stores = Stores::start(nodes.clone())?;
     let asks = Asks::start(nodes.clone())?;
     let adapter = Adapter {
         nodes: nodes.clone(),
         invalidator: invalidator.clone(),
+        announcer: announcer.clone(),
         stores,
         asks,
     };
@@ -69,7 +77,9 @@ pub fn serve(
     // Who may come in is the kernel's to say, by the mount's options.
     let session = Session::from_fd(adapter, device, SessionACL::All, config)?;
     invalidator.start(session.notifier())?;
+    announcer.start(spot, nodes.clone(), session.notifier())?;
     tree.listen(invalidator);
+    tree.listen(announcer);
     tree.listen(Arc::new(Waker::start(nodes)?));
     thread::Builder::new()
         .name("fuse".to_owned())
@@ -80,6 +90,7 @@ pub fn serve(
 struct Adapter {
     nodes: Arc<Nodes>,
     invalidator: Arc<Invalidator>,
+    announcer: Arc<Announcer>,
     stores: Stores,
     asks: Asks,
 }
@@ -112,10 +123,23 @@ impl Filesystem for Adapter {
             .map_err(|_| io::ErrorKind::Unsupported.into())
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if let Some(disguise) = self.announcer.disguise(request, parent, name) {
+            return match disguise.found() {
+                Ok(ino) => reply.entry(&Duration::ZERO, &self.nodes.bare_directory(ino), Generation(0)),
+                Err(error) => reply.error(errno(&error)),
+            };
+        }
         match guarded(|| self.nodes.lookup(parent, name)) {
             Ok((node, ttl, attr)) => {
-                reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0));
+                if self.nodes.is_events(node) {
+                    self.announcer
+                        .known
+                        .look_up(attr.ino, self.nodes.nr_changes(attr.ino));
+                }
+                let is_fresh = self.announcer.is_fresh(node);
+                let remembered = if is_fresh { &Duration::ZERO } else { &LONG };
+                reply.entry_with_ttls(&ttl, remembered, &attr, Generation(0));
                 // Had the directory gone between look-up and reply, nothing would tell the kernel a second time.
                 if self.nodes.is_gone(node) {
                     self.invalidator.forget(parent, name, node);
@@ -123,6 +147,10 @@ impl Filesystem for Adapter {
             }
             Err(errno) => reply.error(errno),
         }
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, nr_lookups: u64) {
+        self.announcer.known.forget(ino, nr_lookups);
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
@@ -298,16 +326,27 @@ impl Filesystem for Adapter {
         }));
     }
 
-    fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        reply.error(errno(&Error::FixedShape));
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
+        let made = match self.announcer.disguise(request, parent, name) {
+            Some(Disguise::Absent) => guarded(|| self.nodes.lookup(parent, name)),
+            _ => Err(errno(&Error::FixedShape)),
+        };
+        match made {
+            Ok((_, ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
+            Err(errno) => reply.error(errno),
+        }
     }
 
     fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
         reply.error(errno(&Error::FixedShape));
     }
 
-    fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(errno(&Error::FixedShape));
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        match self.announcer.disguise(request, parent, name) {
+            // Had the name a new owner, the kernel would take this to be about that one.
+            Some(Disguise::Present(_)) if self.nodes.has_no_directory(name) => reply.ok(),
+            _ => reply.error(errno(&Error::FixedShape)),
+        }
     }
 
     fn symlink(&self, _: &Request, _: INodeNo, _: &OsStr, _: &Path, reply: ReplyEntry) {

@@ -20,6 +20,7 @@ mod protocol;
 mod server;
 mod sys;
 mod text;
+mod touch;
 mod tree;
 
 fn main() -> std::process::ExitCode {

@@ -14,7 +14,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::makedev;
 use nix::unistd::{getegid, geteuid};
 
 mod helper;
@@ -31,10 +33,12 @@ pub struct Mount {
     point: PathBuf,
     /// The kernel's number for it, so that we never unmount what somebody else has mounted there since.
     id: Option<u64>,
+    device: u64,
 }
 
 impl Mount {
-    /// Mounts at `point`, which is made if it does not exist, and replaces dead mounts there. Gives the open
+    /// Mounts at `point`, which is made if it does not exist, and replaces dead mounts there: those that nobody answers
+    /// for, and those of `source`, which is ours now. Gives the open
     /// /dev/fuse over which the kernel will ask, and which must be answered from now on.
     ///
     /// The kernel lists the mount as that of `source`, the daemon's socket, by which [`point_of`] finds it. Without
@@ -44,7 +48,7 @@ impl Mount {
     /// `EBUSY` if another daemon answers there; what mount(2) or, for others than root, fusermount3 says.
     pub fn new(point: &Path, source: &Path, allow_other: bool) -> io::Result<(Self, OwnedFd)> {
         let point = absolute(point)?;
-        replace_dead(&point)?;
+        replace_dead(&point, source)?;
         // Parents made on the way are for everybody to pass through, as /run and /sys/fs/cgroup are.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(&point)?;
         let device = if geteuid().is_root() {
@@ -52,12 +56,25 @@ impl Mount {
         } else {
             helper::mount(&point, source, allow_other)?
         };
-        let id = ours(&point)?.last().map(|entry| entry.id);
-        Ok((Self { point, id }, device))
+        let (id, number) = match ours(&point)?.last() {
+            Some(entry) => (Some(entry.id), entry.device),
+            None => (None, 0),
+        };
+        let mount = Self {
+            point,
+            id,
+            device: number,
+        };
+        Ok((mount, device))
     }
 
     pub fn point(&self) -> &Path {
         &self.point
+    }
+
+    /// The number of the device that files on it have, as stat(2) tells it.
+    pub fn device(&self) -> u64 {
+        self.device
     }
 
     /// Takes the mount out of the file system at once, also while clients hold files open. Theirs go on working for as
@@ -104,22 +121,34 @@ fn mount_as_root(point: &Path, source: &Path, allow_other: bool) -> io::Result<O
 
 fn detach(point: &Path) -> io::Result<()> {
     if geteuid().is_root() {
-        Ok(umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?)
+        match umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            // Not mounted any more.
+            Err(Errno::EINVAL) => Ok(()),
+            result => Ok(result?),
+        }
     } else {
         helper::unmount(point)
     }
 }
 
+/// Has those who still wait for an answer get an error. A daemon that was killed while it told the kernel to forget
+/// something may hold the mount's other end open for as long as they wait.
+fn abort(point: &Path) {
+    // It says EBUSY if somebody has a file open there, and has ended the connection by then.
+    let _ = umount2(point, MntFlags::MNT_FORCE | MntFlags::UMOUNT_NOFOLLOW);
+}
+
 /// Detaches every mount of ours at `point` that nobody answers for any more.
-fn replace_dead(point: &Path) -> io::Result<()> {
+fn replace_dead(point: &Path, source: &Path) -> io::Result<()> {
     while let Some(top) = mounts(point)?.last().filter(|top| top.is_ours) {
-        if is_alive(point)? {
+        if top.source != source && is_alive(point)? {
             return Err(io::Error::new(
                 ErrorKind::ResourceBusy,
                 format!("{} is served by another daemon", point.display()),
             ));
         }
         tracing::info!(point = %point.display(), id = top.id, "replacing a dead mount");
+        abort(point);
         detach(point)?;
     }
     Ok(())
@@ -170,6 +199,7 @@ pub fn has(path: &Path) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     id: u64,
+    device: u64,
     point: PathBuf,
     /// What is mounted, in its own words: of ours, the daemon's socket.
     source: PathBuf,
@@ -207,11 +237,14 @@ fn entries(mountinfo: &str) -> impl Iterator<Item = Entry> {
         let (fields, kind) = line.split_once(" - ")?;
         let mut fields = fields.split(' ');
         let id = fields.next()?.parse().ok()?;
-        let root = fields.nth(2)?;
+        let (major, minor) = fields.nth(1)?.split_once(':')?;
+        let device = makedev(major.parse().ok()?, minor.parse().ok()?);
+        let root = fields.next()?;
         let point = unescaped(fields.next()?).into();
         let mut kind = kind.split(' ');
         Some(Entry {
             id,
+            device,
             point,
             is_ours: kind.next() == Some(TYPE),
             source: unescaped(kind.next()?).into(),

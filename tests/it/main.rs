@@ -31,6 +31,8 @@ mod freeze;
 #[cfg(test)]
 mod gpu_check;
 #[cfg(test)]
+mod inotify;
+#[cfg(test)]
 mod interception;
 #[cfg(test)]
 mod kill;

@@ -164,7 +164,11 @@ fn mount(
         }
         stop.ask();
     };
-    fuse::serve(tree, device, ended).with_context(cannot)?;
+    let spot = fuse::Spot {
+        point: mount.point().to_owned(),
+        device: mount.device(),
+    };
+    fuse::serve(tree, device, spot, ended).with_context(cannot)?;
     Ok(mount)
 }
 

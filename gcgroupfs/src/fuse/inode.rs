@@ -7,7 +7,7 @@
 use fuser::INodeNo;
 
 use crate::error::{Error, Result};
-use crate::file::{self, Node};
+use crate::file::{self, ControlFile, Node};
 use crate::files;
 use crate::tree::{Place, Tree};
 
@@ -30,22 +30,37 @@ pub(super) fn entity(INodeNo(number): INodeNo) -> u64 {
     number >> (SLOT_BITS + DEVICE_BITS)
 }
 
-/// The node of an inode number.
+/// The place that an inode number is of, and the file if it is not a directory's; whether or not they exist.
 ///
 /// # Errors
-/// `ENODEV` if it is gone, `ENOENT` if there never was one.
-pub(super) fn node(tree: &Tree, INodeNo(number): INodeNo) -> Result<Node> {
+/// `ENOENT` if there can be no such node.
+pub(super) fn parts(INodeNo(number): INodeNo) -> Result<(Place, Option<&'static ControlFile>)> {
     let (directory, slot) = (number >> SLOT_BITS, number & ((1 << SLOT_BITS) - 1));
     let device = directory & ((1 << DEVICE_BITS) - 1);
     let place = Place {
         entity: directory >> DEVICE_BITS,
         device: device.checked_sub(1).and_then(|device| u8::try_from(device).ok()),
     };
-    match slot.checked_sub(DIRECTORY).ok_or(Error::NotFound)?.checked_sub(1) {
-        None => tree.level(place).map(|_| Node::Dir(place)),
+    let file = match slot.checked_sub(DIRECTORY).ok_or(Error::NotFound)?.checked_sub(1) {
+        None => None,
         Some(position) => {
             let position = usize::try_from(position).map_err(|_| Error::NotFound)?;
-            file::file_at(tree, place, position).map(|file| Node::File(place, file))
+            Some(files::all().nth(position).ok_or(Error::NotFound)?)
+        }
+    };
+    Ok((place, file))
+}
+
+/// The node of an inode number.
+///
+/// # Errors
+/// `ENODEV` if it is gone, `ENOENT` if there never was one.
+pub(super) fn node(tree: &Tree, number: INodeNo) -> Result<Node> {
+    match parts(number)? {
+        (place, None) => tree.level(place).map(|_| Node::Dir(place)),
+        (place, Some(file)) => {
+            file::check(tree, place, file)?;
+            Ok(Node::File(place, file))
         }
     }
 }

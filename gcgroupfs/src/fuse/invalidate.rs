@@ -6,12 +6,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
+use super::announce::{Announcer, News};
 use super::inode;
 use crate::file::Node;
 use crate::tree::{Listener, Notice, Place};
@@ -24,19 +25,43 @@ struct Forget {
     name: Box<OsStr>,
 }
 
+/// What the thread does, in order.
+#[derive(Debug)]
+enum Task {
+    Forget(Forget),
+    /// All of a directory has been forgotten: now its end can be announced.
+    Announce(News),
+}
+
 /// Passes on what is to be forgotten. What comes before [`start`](Self::start) is dropped: the kernel cannot know it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Invalidator {
-    queue: OnceLock<Sender<Forget>>,
+    announcer: Arc<Announcer>,
+    queue: OnceLock<Sender<Task>>,
 }
 
 impl Invalidator {
+    pub(super) fn new(announcer: Arc<Announcer>) -> Self {
+        Self {
+            announcer,
+            queue: OnceLock::new(),
+        }
+    }
+
     /// Starts the thread that tells the kernel.
     pub(super) fn start(&self, notifier: Notifier) -> io::Result<()> {
         let (sender, receiver) = channel();
+        let announcer = self.announcer.clone();
         thread::Builder::new()
             .name("fuse-forget".to_owned())
-            .spawn(move || receiver.into_iter().for_each(|entry| forget(&notifier, &entry)))?;
+            .spawn(move || {
+                for task in receiver {
+                    match task {
+                        Task::Forget(entry) => announcer.in_turn(|| forget(&notifier, &entry)),
+                        Task::Announce(news) => announcer.tell(news),
+                    }
+                }
+            })?;
         // Called once.
         let _ = self.queue.set(sender);
         Ok(())
@@ -44,17 +69,17 @@ impl Invalidator {
 
     /// Has an entry forgotten that had gone by the time the kernel was told of it: nothing would tell it again.
     pub(super) fn forget(&self, parent: INodeNo, name: &OsStr, node: Node) {
-        self.push(Forget {
+        self.push(Task::Forget(Forget {
             parent,
             child: inode::number(node),
             name: name.into(),
-        });
+        }));
     }
 
-    fn push(&self, entry: Forget) {
+    fn push(&self, task: Task) {
         if let Some(queue) = self.queue.get() {
             // The thread ends with the daemon.
-            let _ = queue.send(entry);
+            let _ = queue.send(task);
         }
     }
 }
@@ -62,11 +87,24 @@ impl Invalidator {
 impl Listener for Invalidator {
     fn notice(&self, notice: &Notice) {
         match notice {
-            Notice::Left { id, pid, .. } => self.push(Forget {
-                parent: INodeNo::ROOT,
-                child: inode::number(Node::Dir(Place::process(*id))),
-                name: OsString::from(pid.to_string()).into(),
-            }),
+            Notice::Left { id, pid, .. } => {
+                // First the files that may be watched: with the directory they would go unnoticed.
+                for child in self.announcer.known.take(id.0) {
+                    if let Ok((place, Some(file))) = inode::parts(child) {
+                        self.push(Task::Forget(Forget {
+                            parent: inode::number(Node::Dir(place)),
+                            child,
+                            name: OsStr::new(file.name).into(),
+                        }));
+                    }
+                }
+                self.push(Task::Forget(Forget {
+                    parent: INodeNo::ROOT,
+                    child: inode::number(Node::Dir(Place::process(*id))),
+                    name: OsString::from(pid.to_string()).into(),
+                }));
+                self.push(Task::Announce(News::Gone(*id, *pid)));
+            }
             // An absent name is never remembered, so a new one needs no announcement.
             Notice::Joined { .. }
             | Notice::SettingsChanged(_)

@@ -10,7 +10,7 @@ use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
 use crate::error::{Error, Result};
 use crate::file::{self, Attributes, Contents, Node};
-use crate::tree::{Caller, Tree};
+use crate::tree::{Caller, Place, Tree};
 
 /// How long the kernel may keep what it was told: until we say otherwise, which we do.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -46,6 +46,38 @@ impl Nodes {
         self.tree.level(place).is_err()
     }
 
+    /// Whether poll(2) waits for the file's changes.
+    pub(super) fn is_events(&self, node: Node) -> bool {
+        matches!(node, Node::File(_, file) if matches!(file.contents, Contents::Events(_)))
+    }
+
+    /// Whether nothing in the root has that name.
+    pub(super) fn has_no_directory(&self, name: impl AsRef<OsStr>) -> bool {
+        let name = name.as_ref().to_str();
+        name.is_none_or(|name| self.tree.directory(Place::ROOT, name).is_err())
+    }
+
+    /// A directory of which nothing but its number matters.
+    pub(super) fn bare_directory(&self, ino: INodeNo) -> FileAttr {
+        FileAttr {
+            ino,
+            size: 0,
+            blocks: 0,
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            crtime: self.since,
+            kind: FileType::Directory,
+            perm: 0o755,
+            nlink: 2,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: BLOCK,
+            flags: 0,
+        }
+    }
+
     pub(super) fn attributes(&self, node: Node) -> Result<(Duration, FileAttr)> {
         let Attributes {
             owner,
@@ -58,21 +90,14 @@ impl Nodes {
             Node::File(..) => (FileType::RegularFile, 1),
         };
         let attr = FileAttr {
-            ino: inode::number(node),
             size,
             blocks: size.div_ceil(512),
-            atime: self.since,
-            mtime: self.since,
-            ctime: self.since,
-            crtime: self.since,
             kind,
             perm: mode,
             nlink,
             uid: owner.uid,
             gid: owner.gid,
-            rdev: 0,
-            blksize: BLOCK,
-            flags: 0,
+            ..self.bare_directory(inode::number(node))
         };
         Ok((if constant { LONG } else { Duration::ZERO }, attr))
     }

@@ -1,0 +1,230 @@
+//! inotify(7): watchers see what the daemon does, and the helper that shows it to them is in nobody's way.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::path::Path;
+
+use nix::fcntl::{OFlag, openat};
+use nix::mount::{MntFlags, umount2};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::Pid;
+use support::{Mount, wait_for, wait_until};
+
+use crate::driver::{Dir, DriverShell};
+
+struct Watcher(Inotify);
+
+impl Watcher {
+    fn new() -> Self {
+        Self(Inotify::init(InitFlags::IN_NONBLOCK).expect("an inotify"))
+    }
+
+    #[track_caller]
+    fn watch(&self, path: &Path, what: AddWatchFlags) -> WatchDescriptor {
+        self.0.add_watch(path, what).expect("watches")
+    }
+
+    /// What has happened so far: descriptor, event, name.
+    fn seen(&self) -> Vec<(WatchDescriptor, AddWatchFlags, String)> {
+        let events = self.0.read_events().unwrap_or_default();
+        let name = |name: Option<std::ffi::OsString>| name.unwrap_or_default().to_string_lossy().into_owned();
+        events
+            .into_iter()
+            .map(|event| (event.wd, event.mask, name(event.name)))
+            .collect()
+    }
+
+    /// Waits for an event, and gives what came before it.
+    #[track_caller]
+    fn expect(&self, wd: WatchDescriptor, what: AddWatchFlags, name: &str) -> Vec<(AddWatchFlags, String)> {
+        let mut others = Vec::new();
+        wait_until(&format!("{what:?} of {name:?}"), || {
+            let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut fds, PollTimeout::from(100_u8));
+            let mut found = false;
+            for (at, mask, of) in self.seen() {
+                if (at, of.as_str()) == (wd, name) && mask.contains(what) {
+                    found = true;
+                } else {
+                    others.push((mask, of));
+                }
+            }
+            found
+        });
+        others
+    }
+}
+
+/// The daemon's helper, if it has one.
+fn helper(daemon: Pid) -> Option<Pid> {
+    let processes = fs::read_dir("/proc").expect("proc(5)").flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let found = pids.find(|pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.lines().any(|line| line == format!("PPid:\t{daemon}"))
+            && fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.windows(7).any(|at| at == b"\0touch\0"))
+    });
+    found.map(Pid::from_raw)
+}
+
+#[test]
+fn a_change_of_an_events_file_is_seen_and_of_no_other() {
+    let mount = Mount::new();
+    let watcher = Watcher::new();
+    let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE);
+    let shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    watcher.expect(root, AddWatchFlags::IN_CREATE, &shell.pid().to_string());
+    let [events, memory, gpu] = ["gcgroup.events", "memory.events", "0/gcgroup.events"].map(|name| {
+        watcher.watch(
+            &dir.path().join(name),
+            AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_DELETE_SELF,
+        )
+    });
+    for on in [1, 0, 1] {
+        dir.write("compute.freeze", on);
+        let others = watcher.expect(events, AddWatchFlags::IN_MODIFY, "");
+        assert!(
+            others.iter().all(|(mask, _)| *mask == AddWatchFlags::IN_MODIFY),
+            "{others:?}"
+        );
+        wait_until("it is so", || dir.key("gcgroup.events", "frozen") == on);
+    }
+    let seen = watcher.seen();
+    assert!(
+        seen.iter().all(|(at, ..)| *at != memory),
+        "nothing has happened to it: {seen:?}"
+    );
+    shell.kill9();
+    let mut deleted = Vec::new();
+    wait_until("their ends are seen", || {
+        let seen = watcher.seen().into_iter();
+        deleted.extend(
+            seen.filter(|(_, mask, _)| mask.contains(AddWatchFlags::IN_DELETE_SELF))
+                .map(|(at, ..)| at),
+        );
+        [events, memory, gpu].iter().all(|at| deleted.contains(at))
+    });
+}
+
+#[test]
+fn processes_come_and_go_as_directories_do() {
+    let mount = Mount::new();
+    let watcher = Watcher::new();
+    let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE);
+    for _ in 0..5 {
+        let shell = DriverShell::start(&mount);
+        let name = shell.pid().to_string();
+        assert_eq!(watcher.expect(root, AddWatchFlags::IN_CREATE, &name), []);
+        assert!(mount.path().join(&name).is_dir());
+        shell.kill9();
+        assert_eq!(watcher.expect(root, AddWatchFlags::IN_DELETE, &name), []);
+        assert!(!mount.path().join(&name).exists());
+    }
+}
+
+#[test]
+fn who_is_in_a_directory_before_it_is_announced_stays_there() {
+    let mount = Mount::new();
+    let watcher = Watcher::new();
+    let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE);
+    for _ in 0..10 {
+        let shell = DriverShell::start(&mount);
+        let path = mount.path().join(shell.pid().to_string());
+        let inside = File::open(&path).expect("it is there at once");
+        let limit = File::options()
+            .write(true)
+            .open(path.join("memory.limit"))
+            .expect("opens");
+        watcher.expect(root, AddWatchFlags::IN_CREATE, &shell.pid().to_string());
+        let named = fs::read_link(format!("/proc/self/fd/{}", inside.as_raw_fd())).expect("a link");
+        assert_eq!(named, path.canonicalize().expect("a path"), "not (deleted)");
+        openat(&inside, "memory.current", OFlag::O_RDONLY, Mode::empty()).expect("opens");
+        nix::unistd::write(&limit, b"4096").expect("writes");
+        assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), 4096);
+    }
+}
+
+#[test]
+fn a_helper_that_is_killed_is_replaced() {
+    let mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    let watcher = Watcher::new();
+    let events = watcher.watch(&dir.path().join("gcgroup.events"), AddWatchFlags::IN_MODIFY);
+    let daemon = mount.daemon().expect("it runs");
+    let first = wait_for("a helper", || helper(daemon));
+    kill(first, Signal::SIGKILL).expect("it runs");
+    let mut on = 0;
+    wait_until("another shows changes", || {
+        on = 1 - on;
+        dir.write("compute.freeze", on);
+        wait_until("it is so", || dir.key("gcgroup.events", "frozen") == on);
+        let second = helper(daemon).filter(|second| *second != first);
+        second.is_some() && watcher.seen().iter().any(|(at, ..)| *at == events)
+    });
+}
+
+#[test]
+fn nothing_is_left_of_a_helper_whose_daemon_is_killed() {
+    let mut mount = Mount::new();
+    for _ in 0..5 {
+        let shell = DriverShell::start(&mount);
+        let helper = wait_for("a helper", || helper(mount.daemon().expect("it runs")));
+        // Whatever it is doing: the process may be on its way in or out.
+        shell.kill9();
+        mount.kill9();
+        wait_until("it has ended", || {
+            let status = fs::read_to_string(format!("/proc/{helper}/status")).unwrap_or_default();
+            // Whoever has inherited it takes note of that when it likes.
+            !status.contains("State:") || status.contains("State:\tZ")
+        });
+        mount.restart();
+    }
+}
+
+#[test]
+fn the_helper_keeps_nobody_from_unmounting() {
+    let mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    let watcher = Watcher::new();
+    let root = watcher.watch(
+        &mount.path(),
+        AddWatchFlags::IN_CREATE | AddWatchFlags::IN_UNMOUNT,
+    );
+    wait_for("a helper", || helper(mount.daemon().expect("it runs")));
+    shell.kill9();
+    // Not detached but unmounted, which an open file would prevent.
+    wait_until("it is unmounted", || {
+        umount2(&mount.path(), MntFlags::empty()).is_ok()
+    });
+    watcher.expect(root, AddWatchFlags::IN_UNMOUNT, "");
+    assert!(
+        fs::read_dir(mount.path()).expect("lists").next().is_none(),
+        "nothing was made below it"
+    );
+}
+
+#[test]
+fn nobody_else_can_make_or_remove_directories() {
+    let mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    let errno = |result: std::io::Result<()>| result.expect_err("refused").raw_os_error();
+    assert_eq!(
+        errno(fs::create_dir(mount.path().join("12345"))),
+        Some(libc::EPERM)
+    );
+    assert_eq!(errno(fs::create_dir(dir.path())), Some(libc::EEXIST));
+    assert_eq!(errno(fs::remove_dir(dir.path())), Some(libc::EPERM));
+    assert!(dir.exists());
+    // The helper's own command does nothing for others.
+    let mut command = mount.gcgroupfs(&["touch"]);
+    command.arg(mount.path()).arg("0");
+    let mut touch = support::Governed::spawn(command);
+    assert_eq!(touch.ask("c 12345"), libc::ENODEV.to_string(), "not that device");
+}
