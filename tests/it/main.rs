@@ -63,6 +63,8 @@ mod simgpu;
 #[cfg(test)]
 mod simgpu_faults;
 #[cfg(test)]
+mod simgpu_graphs;
+#[cfg(test)]
 mod simgpu_ipc;
 #[cfg(test)]
 mod simgpu_nvml;

@@ -197,6 +197,7 @@ PTX = """.version 7.8
 .address_size 64
 .visible .entry gcgroup_spin(.param .u64 us) { ret; }
 .visible .entry gcgroup_fill(.param .u64 dst, .param .u64 n, .param .u32 value) { ret; }
+.visible .entry gcgroup_condition(.param .u64 handle, .param .u64 counter) { ret; }
 .visible .entry gcgroup_checksum(.param .u64 src, .param .u64 n, .param .u64 out) { ret; }
 """
 
@@ -210,6 +211,62 @@ def launch(function, *arguments, stream=0):
     values = [c_uint64(argument) for argument in arguments]
     parameters = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     return cu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, None)
+
+
+class KernelNode(Structure):
+    """CUDA_KERNEL_NODE_PARAMS of the first version; keeps its arguments."""
+    _fields_ = [("function", c_uint64), ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint),
+                ("params", c_void_p), ("extra", c_void_p)]
+
+
+def kernel_node(function, *arguments):
+    values = [c_uint64(argument) for argument in arguments]
+    list = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    one = (c_uint * 3)(1, 1, 1)
+    node = KernelNode(function, one, one, 0, ctypes.addressof(list))
+    node.kept = values, list
+    return node
+
+
+class ConditionalNode(Structure):
+    """CUgraphNodeParams of a conditional node."""
+    _fields_ = [("type", c_int), ("reserved", c_int * 3), ("handle", c_uint64), ("kind", c_uint), ("size", c_uint),
+                ("graphs", POINTER(c_uint64)), ("context", c_uint64), ("rest", c_ubyte * 208)]
+
+
+class MemOp(Structure):
+    """CUstreamBatchMemOpParams."""
+    _fields_ = [("operation", c_uint), ("address", c_uint64), ("value", c_uint64), ("flags", c_uint), ("rest", c_ubyte * 20)]
+
+
+class BatchNode(Structure):
+    """CUDA_BATCH_MEM_OP_NODE_PARAMS."""
+    _fields_ = [("context", c_uint64), ("count", c_uint), ("list", c_void_p), ("flags", c_uint)]
+
+
+def mem_ops(*rows):
+    return (MemOp * len(rows))(*(MemOp(*row) for row in rows))
+
+
+def graph_of():
+    return got(c_uint64, "cuGraphCreate", 0)
+
+
+def run_graph(graph, stream=0):
+    """Makes it something that can be launched, launches that and waits."""
+    executable = got(c_uint64, "cuGraphInstantiateWithFlags", graph, 0)
+    ok(cu.cuGraphLaunch(executable, stream))
+    ok(cu.cuCtxSynchronize())
+    return executable
+
+
+def sizes(*numbers):
+    return (c_size_t * len(numbers))(*numbers)
+
+
+class CopyAttributes(Structure):
+    """CUmemcpyAttributes."""
+    _fields_ = [("order", c_uint), ("src", Location), ("dst", Location), ("flags", c_uint)]
 
 
 def main():

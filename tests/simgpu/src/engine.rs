@@ -68,6 +68,8 @@ pub enum Work {
     Do(Box<dyn FnOnce(u64) + Send>),
     /// Something the program does: on a thread of its own, for it may take long.
     Host(Box<dyn FnOnce() + Send>),
+    /// More work, which is done before the stream goes on: asked for again when that is done, until there is none.
+    Expand(Box<dyn FnMut() -> Vec<Work> + Send>),
     /// The stream does not go on until this is true. Asked after all other progress of the engine, when
     /// it is nudged, and, for what rings no bell, some ten thousand times a second.
     Wait(Box<dyn FnMut() -> bool + Send>, Watch),
@@ -89,6 +91,7 @@ impl fmt::Debug for Work {
             Work::Copy(..) => "Copy",
             Work::Do(_) => "Do",
             Work::Host(_) => "Host",
+            Work::Expand(_) => "Expand",
             Work::Wait(..) => "Wait",
         })
     }
@@ -318,6 +321,25 @@ impl Engine {
         }
         if queues.waiters > 0 {
             self.progress.notify_all();
+        }
+    }
+
+    /// Puts more work before the first operation of a stream, which goes on with the rest of it after that.
+    pub(crate) fn expand(&self, queues: &mut Queues, id: StreamId, rest: Work, more: Vec<Work>) {
+        let Some(stream) = queues.streams.get_mut(&id) else {
+            return;
+        };
+        let Some(first) = stream.queue.front_mut() else {
+            return;
+        };
+        first.work = Some(rest);
+        let (seq, submitted) = (first.seq, first.submitted);
+        for work in more.into_iter().rev() {
+            stream.queue.push_front(Op {
+                seq,
+                submitted,
+                work: Some(work),
+            });
         }
     }
 

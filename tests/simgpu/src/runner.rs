@@ -166,6 +166,15 @@ impl Runner {
                     self.engine.finish(queues, id, at);
                     moved = true;
                 }
+                Some(Work::Expand(mut next)) => {
+                    let more = MutexGuard::unlocked(queues, &mut next);
+                    if more.is_empty() {
+                        self.engine.finish(queues, id, at);
+                    } else {
+                        self.engine.expand(queues, id, Work::Expand(next), more);
+                    }
+                    moved = true;
+                }
                 Some(Work::Host(work)) => {
                     self.engine.hand_to_host(id, work);
                     moved = true;
@@ -434,6 +443,30 @@ mod tests {
             noted.try_iter().map(|(what, _)| what).collect::<Vec<_>>(),
             ["first", "second", "third"]
         );
+    }
+
+    #[test]
+    fn work_that_expands_goes_on_until_there_is_no_more() {
+        let engine = engine();
+        let stream = engine.open(1, StreamKind::NonBlocking, 0);
+        let (to, noted) = mpsc::channel();
+        let mut left = 3;
+        let inner = to.clone();
+        let expand = Work::Expand(Box::new(move || {
+            if left == 0 {
+                return Vec::new();
+            }
+            left -= 1;
+            vec![kernel(1), note(&inner, left)]
+        }));
+        engine.submit(stream, [expand, note(&to, 9)]);
+        engine.wait(stream);
+        let noted: Vec<_> = noted.try_iter().collect();
+        assert_eq!(
+            noted.iter().map(|(what, _)| *what).collect::<Vec<_>>(),
+            [2, 1, 0, 9]
+        );
+        assert_eq!(noted[3].1 - noted[0].1, 2 * MS);
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub(crate) struct Raw(pub(crate) *mut c_void);
 
 // SAFETY: only ever a number to be given back to the program, or read by `In` and `Out` on its thread.
 unsafe impl Send for Raw {}
+// SAFETY: likewise.
+unsafe impl Sync for Raw {}
 
 impl<T> Clone for Out<T> {
     fn clone(&self) -> Self {

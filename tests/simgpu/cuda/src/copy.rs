@@ -41,7 +41,7 @@ fn copy_at_once(call: Call, copy: &Copy, stream: &Stream) -> Option<CUresult> {
 }
 
 /// Does a copy in the order of a stream. The program's ordinary memory is done with when this returns.
-fn copy_later(call: Call, mut copy: Copy, stream: CUstream) -> CUresult {
+pub(crate) fn copy_later(call: Call, mut copy: Copy, stream: CUstream) -> CUresult {
     let stream = call.stream(stream)?;
     copy.check(call.process.space)?;
     if capture::is_capturing(&stream) {
@@ -93,7 +93,7 @@ impl Call {
         Place::of(self.process.space, address)
     }
 
-    fn row(&self, dst: u64, src: u64, length: usize) -> Copy {
+    pub(crate) fn row(&self, dst: u64, src: u64, length: usize) -> Copy {
         Copy::row(self.place(dst), self.place(src), length as u64)
     }
 
@@ -286,37 +286,6 @@ driver! {
     fn cuMemcpy3DPeerAsync(copy: In<CUDA_MEMCPY3D>, stream: CUstream) twin cuMemcpy3DPeerAsync_ptsz null {} |call| {
         copy_later(call, call.copy_3d(&copy.get()?)?, stream)
     }
-    fn cuMemcpyBatchAsync(
-        dsts: In<CUdeviceptr>, srcs: In<CUdeviceptr>, sizes: In<usize>, count: usize, _attrs: usize, _indexes: usize,
-        _num_attrs: usize, failed: crate::abi::Out<usize>, stream: CUstream,
-    ) twin cuMemcpyBatchAsync_ptsz null {} |call| {
-        failed.set_if(usize::MAX);
-        copy_batch(call, dsts, srcs, sizes, count, stream)
-    }
-    fn cuMemcpyBatchAsync_v2(
-        dsts: In<CUdeviceptr>, srcs: In<CUdeviceptr>, sizes: In<usize>, count: usize, _attrs: usize, _indexes: usize,
-        _num_attrs: usize, stream: CUstream,
-    ) twin cuMemcpyBatchAsync_v2_ptsz null {} |call| {
-        copy_batch(call, dsts, srcs, sizes, count, stream)
-    }
-    fn cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, _attrs: usize, stream: CUstream) twin cuMemcpyWithAttributesAsync_ptsz null {} |call| {
-        copy_later(call, call.row(dst, src, bytes), stream)
-    }
-}
-
-fn copy_batch(
-    call: Call,
-    dsts: In<CUdeviceptr>,
-    srcs: In<CUdeviceptr>,
-    sizes: In<usize>,
-    count: usize,
-    stream: CUstream,
-) -> CUresult {
-    let (dsts, srcs, sizes) = (dsts.list(count)?, srcs.list(count)?, sizes.list(count)?);
-    for ((dst, src), bytes) in dsts.into_iter().zip(srcs).zip(sizes) {
-        copy_later(call, call.row(dst, src, bytes), stream)?;
-    }
-    Ok(())
 }
 
 fn fill(call: Call, fill: Fill, stream: CUstream) -> CUresult {
@@ -383,13 +352,5 @@ driver! {
     }
     fn cuMemsetD2D32Async(at: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream) twin cuMemsetD2D32Async_ptsz null {} |call| {
         fill(call, area(at, pitch, value, 4, width, height), stream)
-    }
-    fn cuMemPrefetchAsync(_at: CUdeviceptr, _bytes: usize, _device: i32, stream: CUstream) twin cuMemPrefetchAsync_ptsz null {} |call| {
-        let stream = call.stream(stream)?;
-        call.enqueue(&stream, Op::Nothing)
-    }
-    fn cuMemPrefetchAsync_v2(_at: CUdeviceptr, _bytes: usize, _location: crate::abi::CUmemLocation, _flags: u32, stream: CUstream) twin cuMemPrefetchAsync_v2_ptsz null {} |call| {
-        let stream = call.stream(stream)?;
-        call.enqueue(&stream, Op::Nothing)
     }
 }

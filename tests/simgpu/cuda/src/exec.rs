@@ -54,6 +54,9 @@ pub(crate) struct UpdateResult {
 
 const _: () = assert!(size_of::<InstantiateParams>() == 32 && size_of::<UpdateResult>() == 24);
 
+/// `CU_GRAPH_NODE_TYPE_EMPTY`.
+const EMPTY: u32 = 5;
+
 const INSTANTIATE_INVALID_STRUCTURE: u32 = 2;
 const UPDATE_TOPOLOGY_CHANGED: u32 = 2;
 const UPDATE_NODE_TYPE_CHANGED: u32 = 3;
@@ -61,6 +64,7 @@ const UPDATE_NODE_TYPE_CHANGED: u32 = 3;
 /// The steps of a graph and of the graphs within it.
 fn steps(call: Call, graph: &Graph) -> Result<Vec<Step>, CUerror> {
     let mut all = Vec::new();
+    let mut assigned = Vec::new();
     for node in graph.order().ok_or(INVALID_VALUE)? {
         let task = node.task.lock().clone();
         let kind = task.kind();
@@ -72,8 +76,30 @@ fn steps(call: Call, graph: &Graph) -> Result<Vec<Step>, CUerror> {
                 is_enabled: true,
             }),
             Task::Graph(inner) => all.extend(steps(call, &*call.graph(inner)?)?),
+            Task::Conditional(conditional) => {
+                let mut bodies = Vec::new();
+                for body in conditional.graphs() {
+                    let body = steps(call, &*call.graph(*body)?)?;
+                    bodies.push(body.into_iter().map(|step| step.op).collect());
+                }
+                all.push(Step {
+                    node: node.handle,
+                    kind,
+                    op: Op::Conditional(conditional.branches(bodies)),
+                    is_enabled: true,
+                });
+                assigned.push(Arc::clone(conditional.condition()));
+            }
         }
     }
+    // Conditions get their values before anything runs that may set them.
+    let assign = |condition| Step {
+        node: 0,
+        kind: EMPTY,
+        op: Op::Assign(condition),
+        is_enabled: true,
+    };
+    all.splice(0..0, assigned.into_iter().map(assign));
     Ok(all)
 }
 

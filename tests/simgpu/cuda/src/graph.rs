@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 
 use crate::abi::{CUerror, CUgraph, CUgraphNode, CUresult, In, Out, Raw};
 use crate::call::{Call, driver};
-use crate::error::INVALID_VALUE;
+use crate::conditional::Conditional;
+use crate::error::{INVALID_VALUE, NOT_SUPPORTED};
 use crate::op::Op;
 use crate::process::Process;
 use crate::user_object::UserObject;
@@ -42,6 +43,8 @@ pub(crate) enum Task {
     Op(Op),
     /// A graph of the node's own.
     Graph(CUgraph),
+    /// Graphs of the node's own, of which one runs.
+    Conditional(Arc<Conditional>),
 }
 
 impl Task {
@@ -49,17 +52,19 @@ impl Task {
     pub(crate) fn kind(&self) -> u32 {
         match self {
             Task::Graph(_) => 4,
+            Task::Conditional(_) => 13,
             Task::Op(op) => match op {
                 Op::Kernel(_) => 0,
                 Op::Copy(_) => 1,
                 Op::Fill(_) => 2,
                 Op::Host(..) | Op::Callback(..) => 3,
-                Op::Nothing => 5,
+                Op::Nothing | Op::Assign(_) => 5,
                 Op::Wait(_) => 6,
                 Op::Record(_) => 7,
                 Op::GraphAllocate(_) => 10,
                 Op::GraphFree(_) | Op::Free(..) => 11,
-                Op::Store(_) | Op::Until(_) => 12,
+                Op::Store(_) | Op::Until(_) | Op::Batch(_) => 12,
+                Op::Conditional(_) => 13,
             },
         }
     }
@@ -177,6 +182,8 @@ impl Graph {
                 Task::Graph(graph) => {
                     Task::Graph(process.graphs.get(graph, INVALID_VALUE)?.copy(process)?.handle)
                 }
+                // As documented: a graph with such a node cannot be cloned.
+                Task::Conditional(_) => return Err(NOT_SUPPORTED),
                 task @ Task::Op(_) => task,
             };
             let after = node
@@ -203,10 +210,14 @@ impl Node {
     fn forget(&self, process: &Process) {
         let _ = process.nodes.remove(self.handle, INVALID_VALUE);
         let task = self.task.lock().clone();
-        if let Task::Graph(graph) = task
-            && let Ok(graph) = process.graphs.get(graph, INVALID_VALUE)
-        {
-            graph.destroy(process);
+        match task {
+            Task::Graph(graph) => {
+                if let Ok(graph) = process.graphs.get(graph, INVALID_VALUE) {
+                    graph.destroy(process);
+                }
+            }
+            Task::Conditional(conditional) => conditional.forget(process),
+            Task::Op(_) => (),
         }
     }
 }

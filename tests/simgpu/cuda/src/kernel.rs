@@ -9,6 +9,7 @@ use crate::call::{Call, driver};
 use crate::error::{COOPERATIVE_LAUNCH_TOO_LARGE, ILLEGAL_ADDRESS, INVALID_VALUE};
 use crate::module::Code;
 use crate::op::Op;
+use crate::process::Process;
 
 /// What a kernel is known to do. To teach another, add a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,9 @@ pub(crate) enum Known {
     Fill,
     /// `gcgroup_checksum(u64 src, u64 n_words, u64 out)`: adds the sum of `src[i] * (i + 1)` to `*out`.
     Checksum,
+    /// `gcgroup_condition(u64 handle, u64 counter)`: takes one from `*counter`, of 32 bits, if it is not 0, and gives it
+    /// to the condition of that handle.
+    Condition,
 }
 
 const KNOWN: &[(&str, Known)] = &[
@@ -30,6 +34,7 @@ const KNOWN: &[(&str, Known)] = &[
     ("gcgroup_work", Known::Work),
     ("gcgroup_fill", Known::Fill),
     ("gcgroup_checksum", Known::Checksum),
+    ("gcgroup_condition", Known::Condition),
 ];
 
 /// A launch, arguments and all.
@@ -73,6 +78,7 @@ impl Known {
             Known::Spin | Known::Work => &[8],
             Known::Fill => &[8, 8, 4],
             Known::Checksum => &[8, 8, 8],
+            Known::Condition => &[8, 8],
         }
     }
 }
@@ -121,6 +127,7 @@ pub(crate) fn prepare(
         Known::Spin => Cost::Elapsed(arguments[0].saturating_mul(1000)),
         Known::Work => Cost::Device(arguments[0]),
         Known::Fill | Known::Checksum => Cost::Device(SHORTEST_NS.saturating_add(traffic)),
+        Known::Condition => Cost::Device(SHORTEST_NS),
         Known::Nothing => {
             Cost::Device(SHORTEST_NS.saturating_add((shape.waves() - 1).saturating_mul(WAVE_NS)))
         }
@@ -155,12 +162,14 @@ fn argument(index: usize, params: Raw, extra: Raw) -> Result<Raw, CUerror> {
 }
 
 /// Does what a kernel does to memory.
-pub(crate) fn run(space: &Space, launch: &Launch) -> CUresult {
+pub(crate) fn run(process: &Process, launch: &Launch) -> CUresult {
+    let space = process.space;
     let [first, words, third] = launch.arguments;
     match launch.known {
         Known::Nothing | Known::Spin | Known::Work => Ok(()),
         Known::Fill => fill(space, first, words, third),
         Known::Checksum => checksum(space, first, words, third),
+        Known::Condition => count_down(process, first, words),
     }
 }
 
@@ -183,6 +192,17 @@ fn fill(space: &Space, dst: u64, words: u64, value: u64) -> CUresult {
             .ok_or(ILLEGAL_ADDRESS)?;
     }
     Ok(())
+}
+
+fn count_down(process: &Process, handle: u64, counter: u64) -> CUresult {
+    let before = bytes::read(process.space, counter, 4).ok_or(ILLEGAL_ADDRESS)?;
+    let before = before.try_into().map_or(0, u32::from_le_bytes);
+    let after = before.saturating_sub(1);
+    let handle = usize::try_from(handle).unwrap_or(0);
+    process.conditions.get(handle, ILLEGAL_ADDRESS)?.set(after);
+    bytes::write(process.space, counter, &after.to_le_bytes())
+        .then_some(())
+        .ok_or(ILLEGAL_ADDRESS)
 }
 
 fn checksum(space: &Space, src: u64, words: u64, out: u64) -> CUresult {

@@ -7,9 +7,11 @@
 
 mod abi;
 mod array;
+mod batch;
 mod bytes;
 mod call;
 mod capture;
+mod conditional;
 mod context;
 mod copy;
 mod device;
@@ -23,6 +25,7 @@ mod image;
 mod ipc;
 mod kernel;
 mod link;
+mod managed;
 mod memory;
 mod module;
 mod names;

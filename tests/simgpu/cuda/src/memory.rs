@@ -273,6 +273,4 @@ driver! {
     fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, size: Out<usize>, address: CUdeviceptr) |call| {
         range(call, base, size, address)
     }
-    fn cuMemAdvise(_address: CUdeviceptr, _bytes: usize, _advice: u32, _device: i32) |_| { Ok(()) }
-    fn cuMemAdvise_v2(_address: CUdeviceptr, _bytes: usize, _advice: u32, _location: crate::abi::CUmemLocation) |_| { Ok(()) }
 }

@@ -1,5 +1,7 @@
 //! The nodes that a program adds to a graph itself, and changes.
 
+use std::sync::Arc;
+
 use crate::abi::{
     CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUerror, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
     CUkernel, CUresult, In, Out, Raw,
@@ -8,9 +10,10 @@ use crate::bytes::Fill;
 use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED};
 use crate::graph::Task;
-use crate::graph_memory;
 use crate::kernel::{self, Shape};
 use crate::op::Op;
+use crate::word::Batch;
+use crate::{conditional, graph_memory};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -50,6 +53,16 @@ pub(crate) struct HostParams {
     argument: Raw,
 }
 
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`, both versions.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct BatchParams {
+    context: CUcontext,
+    count: u32,
+    list: Raw,
+    flags: u32,
+}
+
 /// The kinds of node, by `CUgraphNodeType`, and those of the general node structure.
 const KERNEL: u32 = 0;
 const MEMCPY: u32 = 1;
@@ -61,6 +74,8 @@ const WAIT_EVENT: u32 = 6;
 const EVENT_RECORD: u32 = 7;
 const MEM_ALLOC: u32 = 10;
 const MEM_FREE: u32 = 11;
+const BATCH_MEM_OP: u32 = 12;
+const CONDITIONAL: u32 = 13;
 
 fn kernel_op(call: Call, p: KernelParams, kernel: CUkernel) -> Result<Op, CUerror> {
     let function = if p.function == 0 { kernel } else { p.function };
@@ -120,28 +135,19 @@ fn add_graph(
     call: Call,
     out: Out<CUgraphNode>,
     graph: CUgraph,
-    after: In<CUgraphNode>,
-    count: usize,
+    after: &[CUgraphNode],
     child: CUgraph,
 ) -> CUresult {
     let copy = call.graph(child)?.copy(call.process)?;
-    out.set(
-        call.graph(graph)?
-            .add(call.process, Task::Graph(copy.handle()), after.list(count)?)?,
-    )
+    let task = Task::Graph(copy.handle());
+    out.set(call.graph(graph)?.add(call.process, task, after.to_vec())?)
 }
 
-/// Adds a node that a structure of the general form describes: the kind, then its parameters.
-fn add_any(
-    call: Call,
-    out: Out<CUgraphNode>,
-    graph: CUgraph,
-    after: In<CUgraphNode>,
-    count: usize,
-    node: Raw,
-) -> CUresult {
-    let params = Raw(node.0.wrapping_byte_add(16));
-    let op = match node.as_in::<u32>().get()? {
+/// The operation that a structure of the general form describes: the kind, then its parameters. `None`: it is a node of
+/// more than an operation.
+fn op_of(call: Call, node: Raw) -> Result<Option<Op>, CUerror> {
+    let params = params_of(node);
+    Ok(Some(match node.as_in::<u32>().get()? {
         KERNEL => {
             let params: KernelParamsV2 = params.as_in().get()?;
             kernel_op(call, params.first, params.kernel)?
@@ -153,14 +159,69 @@ fn add_any(
         EMPTY => Op::Nothing,
         WAIT_EVENT => Op::Wait(call.event(params.as_in().get()?)?),
         EVENT_RECORD => Op::Record(call.event(params.as_in().get()?)?),
-        MEM_ALLOC => {
-            return graph_memory::add_allocation(call, out, graph, after.list(count)?, params.as_out());
-        }
         MEM_FREE => graph_memory::free_op(call, params.as_in().get()?)?,
-        GRAPH => return add_graph(call, out, graph, after, count, params.as_in().get()?),
+        BATCH_MEM_OP => batch_op(call, params.as_in())?,
+        MEM_ALLOC | GRAPH | CONDITIONAL => return Ok(None),
         _ => return Err(NOT_SUPPORTED),
+    }))
+}
+
+fn params_of(node: Raw) -> Raw {
+    Raw(node.0.wrapping_byte_add(16))
+}
+
+fn batch_op(call: Call, params: In<BatchParams>) -> Result<Op, CUerror> {
+    let params = params.get()?;
+    Ok(Op::Batch(Batch::new(call, params.count, params.list)?))
+}
+
+/// Changes what a node does, which stays of its kind.
+fn change(call: Call, node: CUgraphNode, op: Op) -> CUresult {
+    let node = call.node(node)?;
+    let mut task = node.task.lock();
+    let new = Task::Op(op);
+    if new.kind() != task.kind() {
+        return Err(INVALID_VALUE);
+    }
+    *task = new;
+    Ok(())
+}
+
+/// Adds a node that a structure of the general form describes.
+fn add_any(
+    call: Call,
+    out: Out<CUgraphNode>,
+    graph: CUgraph,
+    after: In<CUgraphNode>,
+    count: usize,
+    node: Raw,
+) -> CUresult {
+    if let Some(op) = op_of(call, node)? {
+        return add(call, out, graph, after, count, op);
+    }
+    let params = params_of(node);
+    let after = after.list(count)?;
+    match node.as_in::<u32>().get()? {
+        MEM_ALLOC => graph_memory::add_allocation(call, out, graph, after, params.as_out()),
+        CONDITIONAL => {
+            let graph = call.graph(graph)?;
+            let task = Task::Conditional(conditional::prepare(call, &graph, params.as_out())?);
+            out.set(graph.add(call.process, task, after)?)
+        }
+        _ => add_graph(call, out, graph, &after, params.as_in().get()?),
+    }
+}
+
+/// The handle of an event that a node has.
+fn event_of(call: Call, node: CUgraphNode, kind: u32) -> Result<CUevent, CUerror> {
+    let node = call.node(node)?;
+    let task = node.task.lock().clone();
+    let (Task::Op(Op::Record(event) | Op::Wait(event)), true) = (&task, task.kind() == kind) else {
+        return Err(INVALID_VALUE);
     };
-    add(call, out, graph, after, count, op)
+    let events = call.process.events.all();
+    let found = events.into_iter().find(|(_, known)| Arc::ptr_eq(known, event));
+    found.map(|(handle, _)| handle).ok_or(INVALID_VALUE)
 }
 
 driver! {
@@ -226,7 +287,7 @@ driver! {
     fn cuGraphAddChildGraphNode(
         out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize, child: CUgraph,
     ) |call| {
-        add_graph(call, out, graph, after, count, child)
+        add_graph(call, out, graph, &after.list(count)?, child)
     }
     fn cuGraphMemFreeNodeGetParams(node: CUgraphNode, address: Out<CUdeviceptr>) |call| {
         match *call.node(node)?.task.lock() {
@@ -237,7 +298,7 @@ driver! {
     fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, graph: Out<CUgraph>) |call| {
         match *call.node(node)?.task.lock() {
             Task::Graph(child) => graph.set(child),
-            Task::Op(_) => Err(INVALID_VALUE),
+            Task::Op(_) | Task::Conditional(_) => Err(INVALID_VALUE),
         }
     }
     fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<KernelParams>) |call| {
@@ -255,5 +316,65 @@ driver! {
     }
     fn cuGraphExecHostNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<HostParams>) |call| {
         call.exec(exec)?.set(node, host_op(params.get()?)?)
+    }
+    fn cuGraphAddBatchMemOpNode(
+        out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize, params: In<BatchParams>,
+    ) |call| {
+        add(call, out, graph, after, count, batch_op(call, params)?)
+    }
+    fn cuGraphBatchMemOpNodeGetParams(node: CUgraphNode, params: Out<BatchParams>) |call| {
+        let node = call.node(node)?;
+        let Task::Op(Op::Batch(batch)) = &*node.task.lock() else {
+            return Err(INVALID_VALUE);
+        };
+        let (count, list) = batch.list();
+        params.set(BatchParams { context: call.context().map_or(0, |context| context.handle), count, list, flags: 0 })
+    }
+    fn cuGraphBatchMemOpNodeSetParams(node: CUgraphNode, params: In<BatchParams>) |call| {
+        change(call, node, batch_op(call, params)?)
+    }
+    fn cuGraphExecBatchMemOpNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<BatchParams>) |call| {
+        call.exec(exec)?.set(node, batch_op(call, params)?)
+    }
+    fn cuGraphKernelNodeSetParams(node: CUgraphNode, params: In<KernelParams>) |call| {
+        change(call, node, kernel_op(call, params.get()?, 0)?)
+    }
+    fn cuGraphKernelNodeSetParams_v2(node: CUgraphNode, params: In<KernelParamsV2>) |call| {
+        let params = params.get()?;
+        change(call, node, kernel_op(call, params.first, params.kernel)?)
+    }
+    fn cuGraphMemcpyNodeSetParams(node: CUgraphNode, copy: In<CUDA_MEMCPY3D>) |call| {
+        change(call, node, copy_op(call, copy)?)
+    }
+    fn cuGraphMemsetNodeSetParams(node: CUgraphNode, params: In<MemsetParams>) |call| {
+        change(call, node, fill_op(call, params.get()?)?)
+    }
+    fn cuGraphHostNodeSetParams(node: CUgraphNode, params: In<HostParams>) |call| { change(call, node, host_op(params.get()?)?) }
+    fn cuGraphNodeSetParams(node: CUgraphNode, params: Raw) |call| {
+        change(call, node, op_of(call, params)?.ok_or(NOT_SUPPORTED)?)
+    }
+    fn cuGraphNodeSetParams_v2(node: CUgraphNode, params: Raw) |call| {
+        change(call, node, op_of(call, params)?.ok_or(NOT_SUPPORTED)?)
+    }
+    fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: Raw) |call| {
+        call.exec(exec)?.set(node, op_of(call, params)?.ok_or(NOT_SUPPORTED)?)
+    }
+    fn cuGraphEventRecordNodeGetEvent(node: CUgraphNode, event: Out<CUevent>) |call| {
+        event.set(event_of(call, node, EVENT_RECORD)?)
+    }
+    fn cuGraphEventRecordNodeSetEvent(node: CUgraphNode, event: CUevent) |call| {
+        change(call, node, Op::Record(call.event(event)?))
+    }
+    fn cuGraphEventWaitNodeGetEvent(node: CUgraphNode, event: Out<CUevent>) |call| {
+        event.set(event_of(call, node, WAIT_EVENT)?)
+    }
+    fn cuGraphEventWaitNodeSetEvent(node: CUgraphNode, event: CUevent) |call| {
+        change(call, node, Op::Wait(call.event(event)?))
+    }
+    fn cuGraphExecEventRecordNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) |call| {
+        call.exec(exec)?.set(node, Op::Record(call.event(event)?))
+    }
+    fn cuGraphExecEventWaitNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) |call| {
+        call.exec(exec)?.set(node, Op::Wait(call.event(event)?))
     }
 }

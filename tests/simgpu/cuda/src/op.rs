@@ -7,6 +7,7 @@ use simgpu::{Route, Watch, Work};
 use crate::abi::{CUerror, CUresult, Raw};
 use crate::bytes::{Copy, Fill};
 use crate::call::Call;
+use crate::conditional::{Branches, Condition};
 use crate::context::Context;
 use crate::error::INVALID_CONTEXT;
 use crate::event::Event;
@@ -14,7 +15,7 @@ use crate::graph_memory::{self, Memory};
 use crate::kernel::Launch;
 use crate::process::Process;
 use crate::stream::Stream;
-use crate::word::{Condition, Store};
+use crate::word::{Batch, Store, Until};
 use crate::{capture, kernel, pool};
 
 /// An operation of a stream.
@@ -32,7 +33,13 @@ pub(crate) enum Op {
     /// Writes a word.
     Store(Store),
     /// Waits for a word.
-    Until(Condition),
+    Until(Until),
+    /// Several stream memory operations.
+    Batch(Arc<Batch>),
+    /// Graphs that run as often as a condition says.
+    Conditional(Arc<Branches>),
+    /// A condition gets the value that it has at the beginning of a launch.
+    Assign(Arc<Condition>),
     /// The end of a pool's block: the number of the freeing, and its address.
     Free(u64, u64),
     /// Memory of a graph, and the end of it.
@@ -55,7 +62,7 @@ impl Op {
         match self.clone() {
             Op::Kernel(launch) => {
                 let cost = launch.cost;
-                let effect = or_fault(Box::new(move || kernel::run(process.space, &launch)));
+                let effect = or_fault(Box::new(move || kernel::run(process, &launch)));
                 Work::Kernel(cost, Box::new(effect))
             }
             Op::Copy(copy) => {
@@ -97,6 +104,25 @@ impl Op {
             Op::Until(condition) => {
                 Work::Wait(Box::new(move || condition.is_met(process.space)), Watch::Polled)
             }
+            Op::Batch(batch) => {
+                let context = Arc::clone(context);
+                let mut ops = batch.ops().to_vec().into_iter();
+                Work::Expand(Box::new(move || {
+                    ops.next()
+                        .map(|op| op.work(process, &context))
+                        .into_iter()
+                        .collect()
+                }))
+            }
+            Op::Conditional(branches) => {
+                let context = Arc::clone(context);
+                let mut turn = branches.begin();
+                Work::Expand(Box::new(move || {
+                    let ops = turn.next_ops();
+                    ops.iter().map(|op| op.work(process, &context)).collect()
+                }))
+            }
+            Op::Assign(condition) => Work::Do(Box::new(move |_| condition.assign())),
             Op::Free(number, address) => {
                 Work::Do(Box::new(move |_| pool::free_in_order(process, number, address)))
             }

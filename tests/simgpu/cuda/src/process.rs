@@ -14,7 +14,8 @@ use crate::abi::{CUdevice, CUerror};
 use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
 use crate::registry::Registry;
 use crate::{
-    array, context, event, graph, graph_memory, ipc, link, module, pool, primary, stream, user_object, vmm,
+    array, conditional, context, event, graph, graph_memory, ipc, link, module, pool, primary, stream,
+    user_object, vmm,
 };
 
 /// Everything a process has of the driver.
@@ -43,6 +44,7 @@ pub(crate) struct Process {
     pub(crate) graphs: Registry<graph::Graph>,
     pub(crate) nodes: Registry<graph::Node>,
     pub(crate) execs: Registry<graph::Exec>,
+    pub(crate) conditions: Registry<conditional::Condition>,
     pub(crate) user_objects: Registry<user_object::Held>,
 }
 
@@ -157,6 +159,7 @@ impl Process {
             graphs: Registry::new(0x5d),
             nodes: Registry::new(0x5e),
             execs: Registry::new(0x5f),
+            conditions: Registry::new(0x61),
             user_objects: Registry::new(0x60),
         })
     }

@@ -1,8 +1,10 @@
 //! Stream memory operations: words written and waited for in the order of a stream.
 
+use std::sync::Arc;
+
 use simgpu::memory::Space;
 
-use crate::abi::{CUdeviceptr, CUresult, CUstream, In, Raw};
+use crate::abi::{CUdeviceptr, CUerror, CUresult, CUstream, Raw};
 use crate::bytes;
 use crate::call::{Call, driver};
 use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
@@ -19,7 +21,7 @@ pub(crate) struct Store {
 
 /// A word to be waited for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Condition {
+pub(crate) struct Until {
     word: Store,
     compare: u32,
 }
@@ -32,7 +34,7 @@ const WAIT_NOR: u32 = 3;
 const WAIT_FLUSH: u32 = 1 << 30;
 
 impl Store {
-    fn new(call: Call, address: u64, value: u64, size: u64) -> Result<Store, crate::abi::CUerror> {
+    fn new(call: Call, address: u64, value: u64, size: u64) -> Result<Store, CUerror> {
         let reachable = address.is_multiple_of(size) && call.process.space.chunks(address, size).is_some();
         reachable
             .then_some(Store { address, value, size })
@@ -69,11 +71,37 @@ impl Store {
     }
 }
 
-impl Condition {
-    fn new(word: Store, flags: u32) -> Result<Condition, crate::abi::CUerror> {
+/// Several operations in a row, as the program gave them.
+pub(crate) struct Batch {
+    params: Vec<BatchOp>,
+    ops: Vec<Op>,
+}
+
+impl Batch {
+    /// Checks a list of operations.
+    pub(crate) fn new(call: Call, count: u32, list: Raw) -> Result<Arc<Batch>, CUerror> {
+        let params: Vec<BatchOp> = list.as_in().list(usize::try_from(count).unwrap_or(0))?;
+        let ops = params.iter().filter_map(|one| one.op(call).transpose());
+        let ops = ops.collect::<Result<_, _>>()?;
+        Ok(Arc::new(Batch { params, ops }))
+    }
+
+    pub(crate) fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// The list, for as long as this is.
+    pub(crate) fn list(&self) -> (u32, Raw) {
+        let count = u32::try_from(self.params.len()).unwrap_or(0);
+        (count, Raw(self.params.as_ptr().cast_mut().cast()))
+    }
+}
+
+impl Until {
+    fn new(word: Store, flags: u32) -> Result<Until, CUerror> {
         let compare = flags & !WAIT_FLUSH;
         (compare <= WAIT_NOR)
-            .then_some(Condition { word, compare })
+            .then_some(Until { word, compare })
             .ok_or(INVALID_VALUE)
     }
 
@@ -111,7 +139,7 @@ fn wait(call: Call, stream: CUstream, address: CUdeviceptr, value: u64, size: u6
     let stream = call.stream(stream)?;
     call.enqueue(
         &stream,
-        Op::Until(Condition::new(Store::new(call, address, value, size)?, flags)?),
+        Op::Until(Until::new(Store::new(call, address, value, size)?, flags)?),
     )
 }
 
@@ -135,20 +163,30 @@ const OP_WRITE_64: u32 = 5;
 const OP_BARRIER: u32 = 6;
 const OP_FLUSH: u32 = 3;
 
-fn batch(call: Call, stream: CUstream, count: u32, list: Raw) -> CUresult {
-    let list: In<BatchOp> = list.as_in();
-    for op in list.list(usize::try_from(count).unwrap_or(0))? {
-        let low = op.value & u64::from(u32::MAX);
-        match op.operation {
-            OP_WAIT_32 => wait(call, stream, op.address, low, 4, op.flags)?,
-            OP_WAIT_64 => wait(call, stream, op.address, op.value, 8, op.flags)?,
-            OP_WRITE_32 => write(call, stream, op.address, low, 4)?,
-            OP_WRITE_64 => write(call, stream, op.address, op.value, 8)?,
-            OP_BARRIER | OP_FLUSH => (),
+impl BatchOp {
+    /// What it does, if that can be noticed.
+    fn op(&self, call: Call) -> Result<Option<Op>, CUerror> {
+        let low = self.value & u64::from(u32::MAX);
+        let store = |value, size| Store::new(call, self.address, value, size);
+        Ok(Some(match self.operation {
+            OP_WAIT_32 => Op::Until(Until::new(store(low, 4)?, self.flags)?),
+            OP_WAIT_64 => Op::Until(Until::new(store(self.value, 8)?, self.flags)?),
+            OP_WRITE_32 => Op::Store(store(low, 4)?),
+            OP_WRITE_64 => Op::Store(store(self.value, 8)?),
+            OP_BARRIER | OP_FLUSH => return Ok(None),
             _ => return Err(INVALID_VALUE),
-        }
+        }))
     }
-    Ok(())
+}
+
+/// As documented: up to 256 operations, of which one that is wrong spoils all.
+fn batch(call: Call, stream: CUstream, count: u32, list: Raw, flags: u32) -> CUresult {
+    const MOST: u32 = 256;
+    let stream = call.stream(stream)?;
+    if count > MOST || flags != 0 {
+        return Err(INVALID_VALUE);
+    }
+    call.enqueue(&stream, Op::Batch(Batch::new(call, count, list)?))
 }
 
 driver! {
@@ -176,10 +214,10 @@ driver! {
     fn cuStreamWaitValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) twin cuStreamWaitValue64_v2_ptsz null {} |call| {
         wait(call, stream, address, value, 8, flags)
     }
-    fn cuStreamBatchMemOp(stream: CUstream, count: u32, list: Raw, _flags: u32) twin cuStreamBatchMemOp_ptsz null {} |call| {
-        batch(call, stream, count, list)
+    fn cuStreamBatchMemOp(stream: CUstream, count: u32, list: Raw, flags: u32) twin cuStreamBatchMemOp_ptsz null {} |call| {
+        batch(call, stream, count, list, flags)
     }
-    fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, list: Raw, _flags: u32) twin cuStreamBatchMemOp_v2_ptsz null {} |call| {
-        batch(call, stream, count, list)
+    fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, list: Raw, flags: u32) twin cuStreamBatchMemOp_v2_ptsz null {} |call| {
+        batch(call, stream, count, list, flags)
     }
 }

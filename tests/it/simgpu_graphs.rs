@@ -1,0 +1,211 @@
+//! Graphs of the simulated driver: nodes that run as often as a value says, and nodes of stream memory operations.
+
+use crate::simgpu::{Machine, Program};
+
+/// A program with a word of page-locked memory, and a graph with a condition whose body counts it down.
+fn with_condition(kind: u32, default: u32, size: u32) -> Program {
+    let mut program = Machine::new().started();
+    program.run(&format!(
+        "count_down, fill = kernel('gcgroup_condition'), kernel('gcgroup_fill')
+         memory = got(c_uint64, 'cuMemAllocHost_v2', 4096)
+         words = (c_uint * 1024).from_address(memory)
+         _ = ctypes.memset(memory, 0, 4096)
+         graph = graph_of()
+         handle = got(c_uint64, 'cuGraphConditionalHandleCreate', graph, context, {default}, 1)
+         node = ConditionalNode(type=13, handle=handle, kind={kind}, size={size}, context=context)
+         conditional = got(c_uint64, 'cuGraphAddNode_v2', graph, None, None, 0, node)
+         bodies = [node.graphs[i] for i in range({size})]"
+    ));
+    program
+}
+
+/// Adds to body `index` a kernel that writes to word `index + 1`.
+fn mark(program: &mut Program, index: u32) {
+    program.run(&format!(
+        "_ = got(c_uint64, 'cuGraphAddKernelNode', bodies[{index}], None, 0, kernel_node(fill, memory + 4 * {index} + 4, 1, 7))"
+    ));
+}
+
+#[test]
+fn a_loop_runs_until_its_condition_is_zero() {
+    let mut program = with_condition(1, 1, 1);
+    program.run(
+        "_ = got(c_uint64, 'cuGraphAddKernelNode', bodies[0], None, 0, kernel_node(count_down, handle, memory))
+         words[0] = 5
+         executable = run_graph(graph)",
+    );
+    assert_eq!(program.ask("words[0]"), "0");
+    // Each launch begins with the default again.
+    program.run("words[0] = 3\nok(cu.cuGraphLaunch(executable, 0))\nok(cu.cuCtxSynchronize())");
+    assert_eq!(program.ask("words[0]"), "0");
+}
+
+#[test]
+fn of_two_graphs_one_runs_by_the_condition() {
+    for (default, expected) in [(0, "[0, 7]"), (1, "[7, 0]"), (9, "[7, 0]")] {
+        let mut program = with_condition(0, default, 2);
+        (0..2).for_each(|index| mark(&mut program, index));
+        program.run("_ = run_graph(graph)");
+        assert_eq!(program.ask("[words[1], words[2]]"), expected, "{default}");
+    }
+}
+
+#[test]
+fn a_switch_runs_the_graph_of_its_number_or_none() {
+    for (default, expected) in [(0, "[7, 0, 0]"), (2, "[0, 0, 7]"), (3, "[0, 0, 0]")] {
+        let mut program = with_condition(2, default, 3);
+        (0..3).for_each(|index| mark(&mut program, index));
+        program.run("_ = run_graph(graph)");
+        assert_eq!(program.ask("words[1:4]"), expected, "{default}");
+    }
+}
+
+#[test]
+fn a_graph_with_a_condition_is_not_cloned_and_its_node_is_checked() {
+    let mut program = with_condition(1, 0, 1);
+    assert_eq!(program.ask("got(c_uint64, 'cuGraphClone', graph)"), "'error 801'");
+    program.run("kind = c_uint()");
+    program.calls(0, "cu.cuGraphNodeGetType(conditional, kind)");
+    assert_eq!(program.ask("kind.value"), "13");
+    for (kind, size, error) in [(0, 3, 1), (1, 2, 1), (2, 0, 1), (7, 1, 1)] {
+        program.run(&format!(
+            "node = ConditionalNode(type=13, handle=handle, kind={kind}, size={size})"
+        ));
+        assert_eq!(
+            program.ask("got(c_uint64, 'cuGraphAddNode_v2', graph, None, None, 0, node)"),
+            format!("'error {error}'"),
+            "kind {kind} size {size}"
+        );
+    }
+    program.run("node = ConditionalNode(type=13, handle=1, kind=0, size=1)");
+    assert_eq!(
+        program.ask("got(c_uint64, 'cuGraphAddNode_v2', graph, None, None, 0, node)"),
+        "'error 1'"
+    );
+}
+
+#[test]
+fn a_node_of_memory_operations_does_them_in_order() {
+    let mut program = Machine::new().started();
+    program.run(
+        "memory = got(c_uint64, 'cuMemAllocHost_v2', 4096)
+         words = (c_uint * 1024).from_address(memory)
+         _ = ctypes.memset(memory, 0, 4096)
+         graph, list = graph_of(), mem_ops((2, memory, 5), (1, memory, 5, 1), (5, memory + 8, 1 << 40), (6,))
+         params = BatchNode(context, 4, ctypes.addressof(list))
+         node = got(c_uint64, 'cuGraphAddBatchMemOpNode', graph, None, 0, params)
+         executable = run_graph(graph)",
+    );
+    assert_eq!(program.ask("words[0:4]"), "[5, 0, 0, 256]");
+    program.run("kind, back = c_uint(), BatchNode()");
+    program.calls(
+        0,
+        "cu.cuGraphNodeGetType(node, kind)\ncu.cuGraphBatchMemOpNodeGetParams(node, back)",
+    );
+    assert_eq!(program.ask("(kind.value, back.count)"), "(12, 4)");
+    program.run("other = mem_ops((2, memory, 9))\nparams = BatchNode(context, 1, ctypes.addressof(other))");
+    program.calls(
+        0,
+        "cu.cuGraphExecBatchMemOpNodeSetParams(executable, node, params)
+         cu.cuGraphLaunch(executable, 0)
+         cu.cuCtxSynchronize()",
+    );
+    assert_eq!(program.ask("words[0]"), "9");
+    // One that is wrong spoils all.
+    program.run("bad = mem_ops((2, memory, 1), (99, memory, 1))");
+    program.calls(
+        1,
+        "cu.cuStreamBatchMemOp_v2(0, 2, bad, 0)\ncu.cuStreamBatchMemOp_v2(0, 1, other, 1)",
+    );
+    assert_eq!(program.ask("words[0]"), "9");
+    program.calls(0, "cu.cuStreamBatchMemOp_v2(0, 1, other, 0)");
+}
+
+#[test]
+fn what_a_node_does_can_be_changed_but_not_its_kind() {
+    let mut program = Machine::new().started();
+    program.run(
+        "fill = kernel('gcgroup_fill')
+         at = alloc(4096)
+         graph = graph_of()
+         node = got(c_uint64, 'cuGraphAddKernelNode', graph, None, 0, kernel_node(fill, at, 1, 7))
+         empty = got(c_uint64, 'cuGraphAddEmptyNode', graph, None, 0)
+         events = [got(c_uint64, 'cuEventCreate', 0) for _ in range(2)]
+         record = got(c_uint64, 'cuGraphAddEventRecordNode', graph, None, 0, events[0])",
+    );
+    program.calls(
+        0,
+        "cu.cuGraphKernelNodeSetParams(node, kernel_node(fill, at, 1, 8))",
+    );
+    program.calls(
+        1,
+        "cu.cuGraphKernelNodeSetParams(empty, kernel_node(fill, at, 1, 8))",
+    );
+    program.run("event = c_uint64()");
+    program.calls(
+        0,
+        "cu.cuGraphEventRecordNodeSetEvent(record, events[1])
+         cu.cuGraphEventRecordNodeGetEvent(record, event)",
+    );
+    assert_eq!(program.ask("event.value == events[1]"), "True");
+    program.calls(1, "cu.cuGraphEventWaitNodeGetEvent(record, event)");
+    program.run("executable = run_graph(graph)");
+    assert_eq!(program.ask("look(at, 4)"), "b'\\x08\\x00\\x00\\x00'");
+}
+
+#[test]
+fn a_batch_of_copies_is_done_whole_or_not_at_all() {
+    let mut program = Machine::new().started();
+    program.run(
+        "stream = got(c_uint64, 'cuStreamCreate', 1)
+         a, b, host = alloc(4096), alloc(4096), got(c_uint64, 'cuMemAllocHost_v2', 4096)
+         _ = ctypes.memset(host, 3, 4096)
+         attributes, none = CopyAttributes(order=1), c_size_t()
+         def copy(dsts, srcs, lengths, indexes=(0,), stream=None): return cu.cuMemcpyBatchAsync(sizes(*dsts), sizes(*srcs), sizes(*lengths), len(dsts), attributes, sizes(*indexes), len(indexes), none, stream)
+         ok(copy([a, b], [host, host], [100, 200], stream=stream))
+         ok(cu.cuStreamSynchronize(stream))",
+    );
+    assert_eq!(program.ask("(look(a, 100) + look(b, 200)).count(3)"), "300");
+    // The second one does not fit: it is named, and the first is not done.
+    program.run("_ = ctypes.memset(host, 4, 4096)");
+    program.calls(1, "copy([a, b], [host, host], [100, 5000], stream=stream)");
+    assert_eq!(program.ask("(none.value, look(a, 1))"), "(1, b'\\x03')");
+    program.calls(
+        1,
+        "copy([a], [host], [100], stream=1)
+         copy([a], [host], [100], (1,), stream=stream)
+         copy([a, b], [host, host], [100, 100], (0, 0), stream=stream)
+         copy([], [], [], (0,), stream=stream)",
+    );
+    program.run("attributes.order = 0");
+    program.calls(1, "copy([a], [host], [100], stream=stream)");
+}
+
+#[test]
+fn only_managed_memory_is_prefetched_and_discarded() {
+    let mut program = Machine::new().started();
+    program.run(
+        "stream = got(c_uint64, 'cuStreamCreate', 1)
+         managed, linear = got(c_uint64, 'cuMemAllocManaged', 8192, 1), alloc(8192)
+         def prefetch(address, length, where, stream=stream): return cu.cuMemPrefetchBatchAsync(sizes(address), sizes(length), 1, where, sizes(0), 1, 0, stream)
+         def discard(address, length): return cu.cuMemDiscardBatchAsync(sizes(address), sizes(length), 1, 0, stream)",
+    );
+    program.calls(
+        0,
+        "prefetch(managed, 8192, place(DEVICE, 0))
+         prefetch(managed, 4096, place(HOST))
+         discard(managed, 8192)
+         cu.cuMemPrefetchAsync(managed, 8192, 0, stream)
+         cu.cuMemPrefetchAsync(managed, 8192, -1, stream)
+         cu.cuStreamSynchronize(stream)",
+    );
+    program.calls(
+        1,
+        "prefetch(linear, 4096, place(HOST))
+         prefetch(managed, 8193, place(HOST))
+         prefetch(managed, 8192, place(HOST), 1)
+         discard(linear, 4096)
+         cu.cuMemPrefetchAsync(linear, 8192, 0, stream)",
+    );
+    program.calls(101, "cu.cuMemPrefetchAsync(managed, 8192, 5, stream)");
+}
