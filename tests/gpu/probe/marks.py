@@ -14,7 +14,7 @@ from answer import main
 
 NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 NO_BARRIER = 1  # CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
-PATIENCE = 5.0
+PATIENCE = 15.0
 
 
 def wait_for(memory, index, value):
