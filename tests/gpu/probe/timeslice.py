@@ -131,8 +131,9 @@ class Slices:
             for name, wanted in (("longer", usec * 8), ("shorter", max(usec // 8, 1))):
                 row = self.asked(f"slice {wanted}", "sliced")
                 rows[name] = {"wanted": wanted, **row}
-                if "refused" not in row:
-                    rows[name].update(competing(self.leads))
+                if self.refusal:
+                    break
+                rows[name].update(competing(self.leads))
         finally:
             if not self.refusal:
                 rows["set_back"] = self.asked(f"slice {usec}", "sliced")
@@ -146,29 +147,32 @@ class Slices:
         return {**answer["did"], "gaps": run["seen"], "longest_usec": gaps[:8]}
 
 
-def body(sim, facts):
-    questions = Questions(facts)
-    with Lead(__file__, "child") as one, Lead(__file__, "child") as other:
-        for lead in (one, other):
-            lead.ask("ready", "ready")
-        slices = Slices(one, other)
-        groups = questions.ask("groups", slices.read)
-        if not isinstance(groups, list):
-            return questions.verdict(f"refused: {slices.refusal}")
-        rows = questions.ask("effect", slices.effect, groups)
-        preempted = questions.ask("preempt", slices.during, "preempt", 400)
-        held = questions.ask("hold", slices.during, "hold", 500)
-    facts["refused"] = slices.refusal
-    share = lambda name: rows[name]["share"][0] if rows and "share" in rows.get(name, {}) else None
-    changed = share("longer") is not None and share("longer") - share("as_it_was")
+def judge(questions, slices):
+    """Asks everything, and says what came of it."""
+    groups = questions.ask("groups", slices.read)
+    if not isinstance(groups, list):
+        return questions.verdict(f"refused: {slices.refusal}" if slices.refusal else "")
+    rows = questions.ask("effect", slices.effect, groups) or {}
+    preempted = questions.ask("preempt", slices.during, "preempt", 400) or {}
+    held = questions.ask("hold", slices.during, "hold", 500) or {}
+    questions.facts["refused"] = slices.refusal
+    before, after = (rows.get(name, {}).get("share", [None])[0] for name in ("as_it_was", "longer"))
     return questions.verdict(
         f"{len(groups)} channel groups of {groups[0]['usec']} usec",
         slices.refusal and f"stopped at a refusal: {slices.refusal}",
-        share("longer") is not None and "a slice eight times as long {}: its part goes from {:.2f} to {:.2f}".format(
-            "has an effect" if changed > 0.15 else "has NO effect", share("as_it_was"), share("longer")),
-        preempted and preempted.get("call_usec") and f"preempting takes {min(preempted['call_usec']):.0f} usec",
-        held and "off_usec" in held and held["longest_usec"] and "a running kernel {} while its channels are off".format(
-            "stands still" if held["longest_usec"][0] > HOLD_MS * 800 else "GOES ON"))
+        after is not None and "a slice eight times as long {}: its part goes from {:.2f} to {:.2f}".format(
+            "has an effect" if after - before > 0.15 else "has NO effect", before, after),
+        "call_usec" in preempted and "preempting takes {:.0f} usec, a running kernel loses {:.0f}".format(
+            min(preempted["call_usec"]), max(preempted["longest_usec"], default=0)),
+        "off_usec" in held and "a running kernel {} while its channels are off".format(
+            "stands still" if max(held["longest_usec"], default=0) > HOLD_MS * 800 else "GOES ON"))
+
+
+def body(sim, facts):
+    with Lead(__file__, "child") as one, Lead(__file__, "child") as other:
+        for lead in (one, other):
+            lead.ask("ready", "ready")
+        return judge(Questions(facts), Slices(one, other))
 
 
 if __name__ == "__main__":

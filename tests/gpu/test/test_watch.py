@@ -8,28 +8,11 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../probe"))
 
-from lib.watch import DISABLE_CHANNELS, Stop, Watch, replace
+from lib.watch import DISABLE_CHANNELS, PREEMPT, Stop, Watch, replace
+from rm import Kernel
 
-ALLOC, ALLOC_OLD, FREE, CONTROL = 0xC030462B, 0xC020462B, 0xC0104629, 0xC020462A
+ALLOC, ALLOC_OLD, FREE = 0xC030462B, 0xC020462B, 0xC0104629
 CLIENT, DEVICE, SUBDEVICE, GROUP, COPIES, CHANNEL = 0xC1D00001, 0x10, 0x11, 0x20, 0x21, 0x30
-
-
-class Kernel:
-    """Succeeds, keeps what it was asked, and answers controls from a table."""
-
-    def __init__(self):
-        self.asked, self.slices, self.status = [], {}, 0
-
-    def __call__(self, descriptor, request, argument):
-        if request == CONTROL:
-            client, handle, command, _, parameters, size, _ = struct.unpack("<4IQII", ctypes.string_at(argument, 32))
-            self.asked.append((descriptor, client, handle, command, ctypes.string_at(parameters, size)))
-            if command == 0xA06C0104:
-                ctypes.memmove(parameters, struct.pack("<Q", self.slices[handle]), 8)
-            elif command == 0xA06C0103:
-                self.slices[handle] = struct.unpack("<Q", ctypes.string_at(parameters, 8))[0]
-            ctypes.memmove(argument + 28, struct.pack("<I", self.status), 4)
-        return 0
 
 
 class Watching(unittest.TestCase):
@@ -111,7 +94,7 @@ class Watching(unittest.TestCase):
         self.assertEqual(self.kernel.asked[-1][4][0], 0)
 
     def test_a_refusal_is_told(self):
-        self.kernel.status = 0x1B
+        self.kernel.refuses[PREEMPT] = 0x1B
         with self.assertRaisesRegex(Stop, "PREEMPT: status 0x1b"):
             self.watch.preempt(self.group())
 
