@@ -70,6 +70,7 @@ handles! {
     CUarray;
     CUcontext;
     CUevent;
+    CUexternalMemory;
     CUfunction;
     CUgraph;
     CUgraphExec;
@@ -130,6 +131,9 @@ pub struct CUuuid {
 }
 
 pub const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
+pub const CU_MEM_LOCATION_TYPE_HOST: u32 = 2;
+pub const CU_MEM_LOCATION_TYPE_HOST_NUMA: u32 = 3;
+pub const CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: u32 = 4;
 /// Since CUDA 13.4: a part of a device's memory; the low byte of `id` is the device.
 pub const CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: u32 = 6;
 
@@ -211,6 +215,47 @@ impl CUmemPoolProps {
         reserved: [0; 54],
     };
 }
+
+/// What of a sparse array is mapped, or unmapped.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUarrayMapInfo {
+    /// `CU_RESOURCE_TYPE_*`.
+    pub resource_type: u32,
+    /// A `CUarray` or `CUmipmappedArray`.
+    pub resource: u64,
+    /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_*`.
+    pub subresource_type: u32,
+    pub padding: u32,
+    /// A tile: level, layer, offset and extent in three dimensions. A mip tail: layer, padding, offset and bytes of two
+    /// words each.
+    pub subresource: [u32; 8],
+    /// `CU_MEM_OPERATION_TYPE_*`.
+    pub operation: u32,
+    pub handle_type: u32,
+    pub memory: CUmemGenericAllocationHandle,
+    pub offset: u64,
+    pub device_bit_mask: u32,
+    pub flags: u32,
+    pub reserved: [u32; 2],
+}
+
+const _: () = assert!(size_of::<CUarrayMapInfo>() == 96);
+
+pub const CU_MEM_OPERATION_TYPE_MAP: u32 = 1;
+
+/// Memory of another driver.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
+    pub kind: u32,
+    pub handle: [u64; 2],
+    pub size: u64,
+    pub flags: u32,
+    pub reserved: [u32; 16],
+}
+
+const _: () = assert!(size_of::<CUDA_EXTERNAL_MEMORY_HANDLE_DESC>() == 104);
 
 /// What a node of a graph allocates.
 #[repr(C)]

@@ -14,6 +14,15 @@ pub(crate) fn given<T: Copy>(place: *const T) -> Option<T> {
     unsafe { place.as_ref() }.copied()
 }
 
+/// The same of so many in a row.
+pub(crate) fn given_list<T: Copy>(place: *const T, count: u32) -> Vec<T> {
+    if place.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: not null, and so many Ts of the program's, which the driver has just read.
+    unsafe { std::slice::from_raw_parts(place, count as usize) }.to_vec()
+}
+
 /// Changes what the driver wrote.
 pub(crate) fn rewrite<T: Copy>(place: *mut T, change: impl FnOnce(T) -> T) {
     // SAFETY: null, or a place that the driver has just written a T to, and that the program lends for the call.

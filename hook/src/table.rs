@@ -8,7 +8,8 @@ use gcgroup_abi::Kind;
 use crate::compute::{capture, graphs, progress, slots, streams};
 use crate::cuda::*;
 use crate::driver;
-use crate::memory::{array, graph, host, linear, pool, report, vmm};
+use crate::memory::vmm::Bound;
+use crate::memory::{array, graph, host, ipc, linear, pool, report, sparse, vmm};
 use crate::nvml;
 use crate::nvml::abi::*;
 use crate::process;
@@ -114,11 +115,18 @@ hooks! {
 
     fn cuIpcOpenMemHandle(
         address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint,
-    ) @4010 => |next| linear::import(address, next);
+    ) @4010 => |next| ipc::open(address, next);
     fn cuIpcOpenMemHandle_v2(
         address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint,
-    ) @11000 => |next| linear::import(address, next);
-    fn cuIpcCloseMemHandle(address: CUdeviceptr) @4010 => |next| linear::free(address, next);
+    ) @11000 => |next| ipc::open(address, next);
+    fn cuIpcCloseMemHandle(address: CUdeviceptr) @4010 => |next| ipc::close(address, next);
+    fn cuMemPoolImportPointer(
+        address: *mut CUdeviceptr, pool: CUmemoryPool, data: *mut c_void,
+    ) @11020 => |next| ipc::import_pointer(address, next);
+    fn cuImportExternalMemory(
+        memory: *mut CUexternalMemory, description: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+    ) @10000 => |next| ipc::import_external(memory, description, next);
+    fn cuDestroyExternalMemory(memory: CUexternalMemory) @10000 => |next| ipc::destroy_external(memory, next);
 
     // Page-locked host memory: counted, not charged.
 
@@ -209,6 +217,31 @@ hooks! {
     fn cuMemImportFromShareableHandle(
         handle: *mut CUmemGenericAllocationHandle, os_handle: *mut c_void, sh_handle_type: c_uint,
     ) @10020 => |next| vmm::import(handle, next);
+
+    fn cuMulticastCreate(
+        handle: *mut CUmemGenericAllocationHandle, properties: *const c_void,
+    ) @12010 => |next| vmm::create_multicast(handle, next);
+    fn cuMulticastBindMem(
+        to: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle,
+        memory_offset: usize, size: usize, flags: c_ulonglong,
+    ) @12010 => |next| vmm::bind(to, None, offset, Bound::Memory(memory), size, next);
+    fn cuMulticastBindMem_v2(
+        to: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, memory: CUmemGenericAllocationHandle,
+        memory_offset: usize, size: usize, flags: c_ulonglong,
+    ) @13010 => |next| vmm::bind(to, Some(device), offset, Bound::Memory(memory), size, next);
+    fn cuMulticastBindAddr(
+        to: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, size: usize, flags: c_ulonglong,
+    ) @12010 => |next| vmm::bind(to, None, offset, Bound::Mapped(address), size, next);
+    fn cuMulticastBindAddr_v2(
+        to: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, address: CUdeviceptr, size: usize,
+        flags: c_ulonglong,
+    ) @13010 => |next| vmm::bind(to, Some(device), offset, Bound::Mapped(address), size, next);
+    fn cuMulticastUnbind(
+        from: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, size: usize,
+    ) @12010 => |next| vmm::unbind(from, device, offset, size, next);
+    fn cuMemMapArrayAsync [cuMemMapArrayAsync_ptsz](
+        list: *mut CUarrayMapInfo, count: c_uint, stream: CUstream,
+    ) @11010 => |next| sparse::map(list, count, stream, next);
 
     // Arrays.
 

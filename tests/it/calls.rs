@@ -108,6 +108,15 @@ impl Calls {
         assert_eq!(self.answer(&format!("bytes {variable} {bytes}")), Ok(()));
     }
 
+    /// Has it take a copy of another's descriptor, as by a message on a socket; the copy's number.
+    #[track_caller]
+    pub fn take_descriptor(&mut self, from: &Self, descriptor: &str) -> i64 {
+        let answer = self.program.ask(&format!("take {} {descriptor}", from.pid));
+        let taken = answer.parse().expect("a descriptor");
+        assert!(taken >= 0, "pidfd_getfd");
+        taken
+    }
+
     /// Sends a command whose answer is not waited for now.
     #[track_caller]
     pub fn tell(&mut self, command: &str) {

@@ -45,6 +45,8 @@ mod memory_graph;
 #[cfg(test)]
 mod memory_overhead;
 #[cfg(test)]
+mod memory_vmm;
+#[cfg(test)]
 mod nvml;
 #[cfg(test)]
 mod odd_times;

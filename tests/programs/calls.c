@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 /* Any call of the driver, by name: one command a line on stdin, one line of answer on stdout.
  *
  *   call NAME ARGUMENT...      the driver's function                        -> ok | error CODE | absent
@@ -6,6 +7,7 @@
  *   get VARIABLE OFFSET SIZE   a part of a variable as a number             -> NUMBER
  *   bytes VARIABLE HEX         all of a variable, of another process say    -> ok
  *   show VARIABLE SIZE         a variable's first bytes                     -> HEX
+ *   take PID DESCRIPTOR        a copy of another process's descriptor       -> NUMBER
  *   churn SECONDS THREADS BYTES MOST   threads allocate and free blocks of at most BYTES, MOST each at a time
  *                                                                           -> calls N refused M
  *   quit                       leave without freeing anything
@@ -20,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -179,6 +182,10 @@ int main(void)
             for (size_t i = 0; i < size; i++)
                 printf("%02x", variable(name)[i]);
             printf("\n");
+        } else if (sscanf(line, "take %lu %lu", &offset, &size) == 2) {
+            int pidfd = (int)syscall(SYS_pidfd_open, (pid_t)offset, 0);
+            printf("%ld\n", syscall(SYS_pidfd_getfd, pidfd, (int)size, 0));
+            close(pidfd);
         } else if (sscanf(line, "churn %lf %lu %lu %lu", &seconds, &threads, &size, &most) == 4) {
             churn(seconds, (int)threads, size, (int)most);
         } else if (!strncmp(line, "quit", 4)) {

@@ -55,7 +55,7 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::EVERY,
         contents: Page,
         io: Read(stat),
-        doc: "Flat keys: bytes by kind of memory (ipc and host are shown, not charged; context is what the \
+        doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown, not charged; context is what the \
               driver holds for the process beyond that: contexts and modules, measured), and counts of allocations, frees and failed allocations.",
     },
 ];

@@ -21,11 +21,15 @@ pub enum Kind {
     Ipc,
     /// Page-locked host memory: shown, not charged.
     Host,
+    /// Bound to multicast objects: shown, charged where it was made.
+    Multicast,
+    /// Made for a place that is newer than the library: shown, not charged.
+    Unknown,
 }
 
 impl Kind {
     /// Each kind with its key in `memory.stat` and whether it counts towards `memory.current`.
-    pub const ALL: [(Kind, &'static str, bool); 9] = [
+    pub const ALL: [(Kind, &'static str, bool); 11] = [
         (Kind::Linear, "linear", true),
         (Kind::Managed, "managed", true),
         (Kind::Pool, "pool", true),
@@ -35,6 +39,8 @@ impl Kind {
         (Kind::Module, "module", true),
         (Kind::Ipc, "ipc", false),
         (Kind::Host, "host", false),
+        (Kind::Multicast, "multicast", false),
+        (Kind::Unknown, "unknown", false),
     ];
 }
 

@@ -211,7 +211,7 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     {
         ended(process, index, submitted);
     }
-    process.memory.reserves.settle_all(process);
+    process.memory.synchronized(process, None);
     Ok(())
 }
 

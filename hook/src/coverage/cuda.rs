@@ -50,14 +50,11 @@ pub(super) static FAMILIES: &[Family] = &[
         ],
     },
     Family {
-        how: Escapes,
-        why: "memory of other drivers and other processes is mapped without being shown",
+        how: Passed,
+        why: "maps memory of other drivers that is shown already",
         names: &[
-            "cuDestroyExternalMemory",
             "cuExternalMemoryGetMappedBuffer",
             "cuExternalMemoryGetMappedMipmappedArray",
-            "cuImportExternalMemory",
-            "cuMemPoolImportPointer",
         ],
     },
     Family {
@@ -239,7 +236,6 @@ pub(super) static FAMILIES: &[Family] = &[
             "cuMemAddressReserve",
             "cuMemExportToShareableHandle",
             "cuMemGetHandleForAddressRange",
-            "cuMemMapArrayAsync",
             "cuMemSetAccess",
         ],
     },
@@ -260,13 +256,7 @@ pub(super) static FAMILIES: &[Family] = &[
             "cuLogicalEndpointQuery",
             "cuLogicalEndpointUnbind",
             "cuMulticastAddDevice",
-            "cuMulticastBindAddr",
-            "cuMulticastBindAddr_v2",
-            "cuMulticastBindMem",
-            "cuMulticastBindMem_v2",
-            "cuMulticastCreate",
             "cuMulticastGetGranularity",
-            "cuMulticastUnbind",
         ],
     },
     Family {

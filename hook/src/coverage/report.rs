@@ -21,17 +21,19 @@ const LOOKUPS: [&str; 3] = [
 
 /// What the handlers of a module do, by the module's name in the table.
 const HANDLERS: &[(&str, &str, &str)] = &[
-    (
-        "linear",
-        "charged",
-        "linear memory; memory of other processes is shown as ipc",
-    ),
+    ("linear", "charged", "linear memory"),
     (
         "pool",
         "charged",
         "pools, by what they reserve, and waits, after which they give back",
     ),
     ("graph", "charged", "memory of graphs, by what is reserved for it"),
+    (
+        "ipc",
+        "tracked",
+        "memory of other processes and drivers: shown, not charged",
+    ),
+    ("sparse", "charged", "what sparse arrays hold of physical memory"),
     ("vmm", "charged", "physical memory by handle"),
     ("array", "charged", "arrays"),
     ("Kernel", "gated", "launches of kernels"),

@@ -7,8 +7,8 @@
 
 use gcgroup_abi::Kind;
 
-use super::Place;
 use super::ledger::Entry;
+use super::{Place, sparse};
 use crate::cuda::{
     CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUmipmappedArray, CUresult,
 };
@@ -187,7 +187,11 @@ fn destroy_any<A: Array>(array: A, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    process.free(&process.memory.arrays, array.key(), next).0
+    let result = process.free(&process.memory.arrays, array.key(), next).0;
+    if result.is_ok() {
+        sparse::array_gone(process, array.key());
+    }
+    result
 }
 
 /// `cuArrayDestroy`.

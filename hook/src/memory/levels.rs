@@ -116,6 +116,20 @@ impl Levels {
         self.add_kind(device, entry, entry.size.wrapping_neg());
     }
 
+    /// Shows bytes of that kind that are no allocation by themselves.
+    pub(crate) fn show(&self, usage: &Usage, entry: &Entry) {
+        if let Some(device) = usage.devices.get(entry.index()) {
+            self.add_kind(device, entry, entry.size);
+        }
+    }
+
+    /// Takes that back.
+    pub(crate) fn hide(&self, usage: &Usage, entry: &Entry) {
+        if let Some(device) = usage.devices.get(entry.index()) {
+            self.add_kind(device, entry, entry.size.wrapping_neg());
+        }
+    }
+
     /// What is allocated from a pool is not counted by itself: the pool's reservation is.
     #[inline]
     fn add_kind(&self, device: &UsageDevice, entry: &Entry, bytes: u64) {

@@ -81,20 +81,3 @@ pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
     }
     result
 }
-
-/// `cuIpcOpenMemHandle`: another process's memory, charged to that process.
-pub(crate) fn import(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
-    next()?;
-    let Some(process) = process::get() else {
-        return Ok(());
-    };
-    let (Some(place), Some(address)) = (process.place(), written(address)) else {
-        return Ok(());
-    };
-    let (mut base, mut bytes) = (CUdeviceptr(0), 0);
-    if driver::cuMemGetAddressRange_v2(&mut base, &mut bytes, address).is_ok() {
-        let entry = Entry::new(Kind::Ipc, bytes as u64, place.local, place.index, place.context);
-        process.remember(&process.memory.blocks, address.0, entry);
-    }
-    Ok(())
-}

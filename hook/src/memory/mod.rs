@@ -15,19 +15,23 @@ mod account;
 pub mod array;
 pub mod graph;
 pub mod host;
+pub mod ipc;
 pub mod ledger;
 pub mod levels;
 pub mod linear;
+mod physical;
 pub mod pool;
 pub mod report;
 mod reserve;
+pub mod sparse;
 pub mod vmm;
 
 use graph::Graphs;
+use ipc::Opened;
 use ledger::{Entry, Ledger};
 use levels::{Full, Levels};
 use reserve::Reserves;
-use vmm::Physical;
+use vmm::Vmm;
 
 /// Everything charged and remembered.
 #[derive(Debug)]
@@ -40,7 +44,10 @@ pub(crate) struct Memory {
     /// By handle of the array or mipmapped array.
     arrays: Ledger,
     pub(crate) reserves: Reserves,
-    physical: Physical,
+    /// By handle of external memory.
+    external: Ledger,
+    opened: Opened,
+    physical: Vmm,
     graphs: Graphs,
 }
 
@@ -52,30 +59,46 @@ impl Memory {
             host: Ledger::new(4),
             arrays: Ledger::new(4),
             reserves: Reserves::default(),
-            physical: Physical::default(),
+            external: Ledger::new(1),
+            opened: Opened::default(),
+            physical: Vmm::default(),
             graphs: Graphs::default(),
         }
     }
 
     /// Takes off what a context owned that is no more.
     pub(crate) fn context_gone(&self, process: &Process, context: u32) {
-        for ledger in [&self.blocks, &self.arrays] {
+        for ledger in [&self.blocks, &self.arrays, &self.external] {
             let owned = |entry: &Entry| entry.owner == context && entry.kind() != Kind::Pool;
             for entry in ledger.take_all(owned) {
                 process.discharge(&entry);
             }
         }
-        self.reserves.settle_all(process);
+        for entry in self.opened.context_gone(context) {
+            process.discharge(&entry);
+        }
+        self.synchronized(process, None);
         // The daemon has something to measure.
         process.ring();
     }
 
+    /// The program has waited for a stream, or for who knows which: the driver gives memory back then.
+    pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
+        // First: what the driver has just given back is not to spare.
+        self.reserves.settle_all(process);
+        if let Some(stream) = stream {
+            self.reserves.passed(stream);
+        }
+        process.passed_physical(stream);
+    }
+
     /// Brings every charge to the slot that its device has now.
     pub(crate) fn renumber(&self, process: &Process) {
-        for ledger in [&self.blocks, &self.host, &self.arrays] {
+        for ledger in [&self.blocks, &self.host, &self.arrays, &self.external] {
             ledger.each(|entry| process.follow(entry));
         }
         self.reserves.renumber(process);
+        self.opened.renumber(process);
         self.physical.renumber(process);
     }
 }

@@ -257,9 +257,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
 pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
     interpose::uncanceled(next)?;
     if let Some(process) = process::get() {
-        // First: what the driver has just given back is not to spare.
-        process.memory.reserves.settle_all(process);
-        process.memory.reserves.passed(stream.0.addr());
+        process.memory.synchronized(process, Some(stream.0.addr()));
     }
     Ok(())
 }
@@ -268,7 +266,7 @@ pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
 pub(crate) fn synchronize_all(next: Next<'_>) -> CUresult {
     interpose::uncanceled(next)?;
     if let Some(process) = process::get() {
-        process.memory.reserves.settle_all(process);
+        process.memory.synchronized(process, None);
     }
     Ok(())
 }

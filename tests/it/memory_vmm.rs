@@ -1,0 +1,161 @@
+//! Physical memory by handle: charged once, for as long as anything holds it, on the device of its properties.
+
+use support::{Config, Mount, Truth};
+
+use crate::calls::{Calls, OUT_OF_MEMORY};
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+const DEVICE: u64 = 1;
+const HOST: u64 = 2;
+const HOST_NUMA: u64 = 3;
+
+/// `properties`: pinned, of that place; a device's to be shared as a descriptor.
+fn properties(calls: &mut Calls, location: u64, id: u64) {
+    calls.put("properties", 0, 4, 1);
+    calls.put("properties", 4, 4, u64::from(location == DEVICE));
+    calls.put("properties", 8, 4, location);
+    calls.put("properties", 12, 4, id);
+}
+
+fn create(calls: &mut Calls, name: &str, bytes: u64) {
+    calls.ok(&format!("cuMemCreate &{name} {bytes} &properties 0"));
+}
+
+#[test]
+fn memory_is_charged_until_its_last_handle_and_its_last_mapping_are_gone() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let truth = Truth::of(&mount.simgpu_dir());
+    let held = || (dir.number("memory.current"), dir.key("memory.stat", "vmm"));
+    properties(&mut calls, DEVICE, 0);
+    calls.ok(&format!("cuMemAddressReserve &range {} 0 0 0", 8 * MIB));
+    assert_eq!(held(), (0, 0), "addresses cost nothing");
+    for (bytes, is_mapped) in [(4 * MIB, false), (8 * MIB, true), (6 * MIB, true)] {
+        create(&mut calls, "handle", bytes);
+        assert_eq!(held(), (bytes, bytes));
+        if !is_mapped {
+            calls.ok("cuMemRelease $handle");
+            assert_eq!(held(), (0, 0));
+            continue;
+        }
+        calls.ok(&format!("cuMemMap $range {bytes} 0 $handle 0"));
+        calls.ok("cuMemRelease $handle");
+        assert_eq!(held(), (bytes, bytes), "still mapped");
+        calls.ok("cuMemRetainAllocationHandle &again $range");
+        calls.ok(&format!("cuMemUnmap $range {bytes}"));
+        assert_eq!(held(), (bytes, bytes), "had again by a handle");
+        assert_eq!(truth.used(calls.pid(), 0), bytes);
+        calls.ok("cuMemRelease $again");
+        assert_eq!(held(), (0, 0));
+        assert_eq!(truth.used(calls.pid(), 0), 0);
+        assert!(
+            calls.call("cuMemRelease $again").is_err(),
+            "the driver's business"
+        );
+        assert!(calls.call(&format!("cuMemUnmap $range {bytes}")).is_err());
+        assert_eq!(held(), (0, 0));
+    }
+}
+
+#[test]
+fn the_device_is_that_of_the_properties_whichever_context_is_current_or_none() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    properties(&mut calls, DEVICE, 1);
+    dir.gpu(1).write("memory.limit", 4 * MIB);
+    for apart in [false, true] {
+        let mut call = |call: &str| {
+            if apart {
+                calls.apart(call)
+            } else {
+                calls.call(call)
+            }
+        };
+        assert_eq!(
+            call(&format!("cuMemCreate &handle {} &properties 0", 6 * MIB)),
+            OUT_OF_MEMORY
+        );
+        assert_eq!(
+            call(&format!("cuMemCreate &handle {} &properties 0", 4 * MIB)),
+            Ok(())
+        );
+        assert_eq!(dir.gpu(0).number("memory.current"), 0);
+        assert_eq!(dir.gpu(1).number("memory.current"), 4 * MIB);
+        assert_eq!(call("cuMemRelease $handle"), Ok(()));
+        assert_eq!(dir.number("memory.current"), 0);
+    }
+}
+
+#[test]
+fn memory_of_the_host_is_shown_and_not_charged() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    dir.write("memory.limit", MIB);
+    for location in [HOST, HOST_NUMA] {
+        properties(&mut calls, location, 0);
+        create(&mut calls, "handle", 4 * MIB);
+        assert_eq!(dir.number("memory.current"), 0);
+        assert_eq!(dir.key("memory.stat", "host"), 4 * MIB);
+        calls.ok("cuMemRelease $handle");
+        assert_eq!(dir.key("memory.stat", "host"), 0);
+    }
+}
+
+#[test]
+fn imported_memory_is_shown_as_ipc_and_charged_to_its_maker_alone() {
+    let mount = Mount::new();
+    let (mut maker, mut taker) = (Calls::start(&mount), Calls::start(&mount));
+    let (made, taken) = (Dir::of(&mount, maker.pid()), Dir::of(&mount, taker.pid()));
+    properties(&mut maker, DEVICE, 0);
+    create(&mut maker, "handle", 4 * MIB);
+    maker.ok("cuMemExportToShareableHandle &descriptor $handle 1 0");
+    let descriptor = maker.ask("get descriptor 0 4");
+    let descriptor = taker.take_descriptor(&maker, &descriptor);
+    taken.write("memory.limit", MIB);
+    taker.ok(&format!("cuMemImportFromShareableHandle &handle {descriptor} 1"));
+    taker.ok(&format!("cuMemAddressReserve &range {} 0 0 0", 4 * MIB));
+    taker.ok(&format!("cuMemMap $range {} 0 $handle 0", 4 * MIB));
+    assert_eq!(taken.number("memory.current"), 0);
+    assert_eq!(taken.key("memory.stat", "ipc"), 4 * MIB);
+    assert_eq!(made.number("memory.current"), 4 * MIB);
+    assert_eq!(made.key("memory.stat", "ipc"), 0);
+    taker.ok("cuMemRelease $handle");
+    assert_eq!(taken.key("memory.stat", "ipc"), 4 * MIB, "still mapped");
+    taker.ok(&format!("cuMemUnmap $range {}", 4 * MIB));
+    assert_eq!(taken.key("memory.stat", "ipc"), 0);
+    maker.ok("cuMemRelease $handle");
+    assert_eq!(made.number("memory.current"), 0);
+}
+
+#[test]
+fn memory_that_another_process_shares_is_shown_until_it_is_closed_as_often_as_it_was_opened() {
+    let mount = Mount::new();
+    let (mut maker, mut taker) = (Calls::start(&mount), Calls::start(&mount));
+    let (made, taken) = (Dir::of(&mount, maker.pid()), Dir::of(&mount, taker.pid()));
+    maker.ok(&format!("cuMemAlloc_v2 &block {}", 4 * MIB));
+    maker.ok("cuIpcGetMemHandle &handle $block");
+    let handle = maker.show("handle", 64);
+    taker.fill("handle", &handle);
+    taken.write("memory.limit", MIB);
+    // The handle is passed by value; the flag is CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.
+    for name in ["one", "other"] {
+        taker.ok(&format!("cuIpcOpenMemHandle_v2 &{name} 1 *handle"));
+    }
+    assert_eq!(taker.get("one"), taker.get("other"), "opened twice, there once");
+    assert_eq!(taken.number("memory.current"), 0);
+    assert_eq!(taken.key("memory.stat", "ipc"), 4 * MIB);
+    taker.ok("cuIpcCloseMemHandle $one");
+    assert_eq!(taken.key("memory.stat", "ipc"), 4 * MIB);
+    taker.ok("cuIpcCloseMemHandle $other");
+    assert_eq!(taken.key("memory.stat", "ipc"), 0);
+    assert!(taker.call("cuIpcCloseMemHandle $other").is_err());
+    assert_eq!(made.number("memory.current"), 4 * MIB);
+    // What is open goes with its context.
+    taker.ok("cuIpcOpenMemHandle_v2 &one 1 *handle");
+    taker.ok("cuDevicePrimaryCtxReset_v2 0");
+    assert_eq!(taken.key("memory.stat", "ipc"), 0);
+}
