@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds everything and leaves a tree that can be moved anywhere:
 #
-#   bin/{gcgroupfs,gcgroup-load}
+#   bin/{gcgroupfs,gcgroup-load,gcgroup-contention}
 #   lib/{libgcgroup.so,libgcgroup_hook.so}
 #   simgpu/{libcuda.so.1,libnvidia-ml.so.1}     the simulated driver
 set -eu
@@ -39,7 +39,7 @@ built=$target/$profile
 unset LD_PRELOAD LD_LIBRARY_PATH
 
 cargo build --locked --profile "$profile" \
-    -p gcgroupfs -p gcgroup-hook -p gcgroup-load -p simgpu-cuda -p simgpu-nvml
+    -p gcgroupfs -p gcgroup-hook -p gcgroup-load -p gcgroup-contention -p simgpu-cuda -p simgpu-nvml
 # Without unwinder and allocator whatever the profile of the rest.
 cargo build --locked --profile preload -p gcgroup-preload
 
@@ -62,6 +62,7 @@ place() {
 
 place "$built/gcgroupfs" "$dist/bin/gcgroupfs"
 place "$built/gcgroup-load" "$dist/bin/gcgroup-load"
+place "$built/gcgroup-contention" "$dist/bin/gcgroup-contention"
 place "$built/libgcgroup_hook.so" "$dist/lib/libgcgroup_hook.so"
 place "$target/preload/libgcgroup.so" "$dist/lib/libgcgroup.so"
 place "$built/libsimcuda.so" "$dist/simgpu/libcuda.so.1"

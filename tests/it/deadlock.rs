@@ -28,7 +28,7 @@ fn processes_that_wait_for_each_others_events() {
     let (mut one, mut other) = (program(&mount, 0), program(&mount, 15));
     share_event("ours", &mut one, &mut other);
     share_event("theirs", &mut other, &mut one);
-    for _ in 0..100 {
+    for _ in 0..20 {
         one.calls(
             0,
             "cu.cuStreamWaitEvent(0, theirs, 0)\nlaunch(spin, 200)\ncu.cuEventRecord(ours, 0)",
@@ -53,7 +53,7 @@ fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
     let (mut one, mut other) = (program(&mount, 0), program(&mount, 15));
     share_word(&mut one, file.path());
     share_word(&mut other, file.path());
-    for round in 1..=20 {
+    for round in 1..=10 {
         // One at least as large as it was: each round has its own number.
         one.calls(
             0,
@@ -85,7 +85,7 @@ fn one_thread_that_drives_two_gpus_which_wait_for_each_other() {
              def go(rounds): [step(gpu) for _ in range(rounds) for gpu in {order}]
              def end(): [ok(use(gpu) or cu.cuCtxSynchronize()) for gpu in (0, 1)]"
         ));
-        program.0.say("go(100) or end()");
+        program.0.say("go(20) or end()");
     }
     for program in &mut programs {
         assert_eq!(program.0.line().as_deref(), Some("None"));

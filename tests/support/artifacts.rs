@@ -10,12 +10,13 @@ use std::time::SystemTime;
 use nix::fcntl::{Flock, FlockArg};
 
 /// What a change of must be followed by a build.
-const INPUTS: [&str; 8] = [
+const INPUTS: [&str; 9] = [
     "Cargo.toml",
     "Cargo.lock",
     "gcgroupfs",
     "hook",
     "scripts/build.sh",
+    "tests/bench/contention",
     "tests/data",
     "tests/load",
     "tests/simgpu",

@@ -1,0 +1,104 @@
+//! What being governed costs a job that has the GPU to itself.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use crate::Setting;
+use crate::daemon::Daemon;
+use crate::job::{now, pass};
+use crate::report::{Budget, Report};
+
+/// How the job is held.
+const KINDS: [&str; 4] = ["ungoverned", "governed", "TRACK", "ARBITRATE"];
+
+/// Kernels a second of the same job, held in each way by turns.
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    for kernel in ["100", "1000"] {
+        let mut rates: [Vec<f64>; KINDS.len()] = Default::default();
+        for _ in 0..setting.repetitions {
+            for (kind, rates) in KINDS.iter().zip(&mut rates) {
+                rates.push(rate(kind, kernel, setting)?);
+            }
+        }
+        let [bare, held @ ..] = rates;
+        let budgets = [Budget::Least(0.995), Budget::Least(0.99), Budget::Least(0.965)];
+        for ((kind, rates), budget) in KINDS[1..].iter().zip(held).zip(budgets) {
+            let ratios = rates.iter().zip(&bare).map(|(held, bare)| held / bare).collect();
+            let name = format!("throughput of {kernel} usec kernels, {kind} over bare");
+            report.add(name, "", budget, ratios, json!({ "held": rates, "bare": bare }));
+        }
+    }
+    Ok(())
+}
+
+fn rate(kind: &str, kernel: &str, setting: &Setting) -> Result<f64> {
+    let daemon = Daemon::start(&setting.place)?;
+    let seconds = (3.0 * setting.scale).max(0.5).to_string();
+    // Beside an idle process, so that the GPU is as shared in each way.
+    let mut other = daemon.load(kind != "ungoverned", &["obey"])?;
+    if kind == "ARBITRATE" {
+        daemon.write(other.pid(), "compute.priority", 2)?;
+    }
+    other.say("launch 1")?;
+    other.expect("launched")?;
+    let arguments = [
+        "throughput",
+        "--kernel",
+        "work",
+        "--kernel-usec",
+        kernel,
+        "--depth",
+        "16",
+        "--interval",
+        "3600",
+        "--duration",
+        &seconds,
+    ];
+    let job = daemon.load(kind != "ungoverned", &arguments)?;
+    if kind == "ARBITRATE" {
+        daemon.write(job.pid(), "compute.priority", 10)?;
+    }
+    if kind == "TRACK" {
+        // Who reads it has GPU time measured, for a while.
+        daemon.read(job.pid(), "compute.stat")?;
+    }
+    let told = job.report()?;
+    told["kernels_per_second"].as_f64().context("no rate")
+}
+
+/// Switches of the daemon's threads while it has processes of several priorities, and none of them does anything.
+pub fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
+    let mut each_second = Vec::new();
+    for _ in 0..setting.repetitions {
+        let daemon = Daemon::start(&setting.place)?;
+        let _jobs = [daemon.ranked(2, &["obey"])?, daemon.ranked(10, &["obey"])?];
+        // What the start set in motion comes to rest.
+        pass(3.0);
+        let (began, before) = (now(), switches(daemon.pid())?);
+        pass(5.0);
+        let (after, ended) = (switches(daemon.pid())?, now());
+        each_second.push((after - before) as f64 / (ended - began));
+    }
+    report.add(
+        "wake-ups of the daemon, all idle",
+        "/s",
+        Budget::Most(0.0),
+        each_second,
+        json!(null),
+    );
+    Ok(())
+}
+
+fn switches(pid: u32) -> Result<u64> {
+    let mut sum = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let status = fs::read_to_string(task?.path().join("status"))?;
+        let count = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sum += count.context("no count of switches")?.trim().parse::<u64>()?;
+    }
+    Ok(sum)
+}

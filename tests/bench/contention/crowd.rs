@@ -1,0 +1,94 @@
+//! Many processes of all priorities on one GPU: what the daemon takes, and whether anybody starves.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use crate::Setting;
+use crate::daemon::Daemon;
+use crate::job::{Job, Progress, now, pass};
+use crate::report::{Budget, Report};
+
+const PROCESSES: u32 = 64;
+
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    for policy in ["weighted", "strict"] {
+        let (mut cores, mut starved, mut least) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..setting.repetitions {
+            let daemon = Daemon::start(&setting.place)?;
+            daemon.policy(policy)?;
+            let jobs = (0..PROCESSES)
+                .map(|number| daemon.ranked(number % 16, &arguments()))
+                .collect::<Result<Vec<Job>>>()?;
+            pass(2.0);
+            let seconds = setting.count(10);
+            jobs.iter().for_each(|job| drop(job.progress()));
+            let (began, before) = (now(), cpu_seconds(daemon.pid())?);
+            pass(f64::from(seconds));
+            let (after, ended) = (cpu_seconds(daemon.pid())?, now());
+            cores.push(100.0 * (after - before) / (ended - began));
+            // A moment, so that the last lines are read.
+            pass(0.2);
+            let told: Vec<Vec<Progress>> = jobs.iter().map(Job::progress).collect();
+            starved.push(
+                told.iter()
+                    .map(|told| empty_seconds(told, began, seconds))
+                    .sum::<u32>()
+                    .into(),
+            );
+            least.push(told.iter().map(|told| told.len()).min().unwrap_or(0));
+        }
+        let name = format!("daemon with {PROCESSES} busy processes, {policy}");
+        report.add(name, "%", Budget::Most(10.0), cores, json!("of one core"));
+        let name = format!("seconds without progress of {PROCESSES}, {policy}");
+        report.add(
+            name,
+            "",
+            Budget::Most(0.0),
+            starved,
+            json!({ "fewest kernels of a process": least }),
+        );
+    }
+    Ok(())
+}
+
+/// A batch job of short kernels that tells of each.
+fn arguments() -> [&'static str; 11] {
+    [
+        "throughput",
+        "--kernel",
+        "work",
+        "--kernel-usec",
+        "500",
+        "--depth",
+        "2",
+        "--duration",
+        "3600",
+        "--interval",
+        "0",
+    ]
+}
+
+/// In how many of so many seconds a job got nothing done.
+fn empty_seconds(told: &[Progress], began: f64, seconds: u32) -> u32 {
+    let is_empty = |second: &u32| {
+        let from = began + f64::from(*second);
+        !told
+            .iter()
+            .any(|progress| (from..from + 1.0).contains(&progress.at))
+    };
+    (0..seconds).filter(is_empty).map(|_| 1).sum()
+}
+
+/// What a process has had of the processors.
+fn cpu_seconds(pid: u32) -> Result<f64> {
+    let mut sum = 0.0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // Nanoseconds on a processor, first.
+        let text = fs::read_to_string(task?.path().join("schedstat"))?;
+        let ran = text.split(' ').next().context("no time")?;
+        sum += ran.parse::<f64>()? / 1e9;
+    }
+    Ok(sum)
+}

@@ -1,0 +1,198 @@
+//! A daemon of our own, over the simulated GPU or the real one, and processes governed by it or not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::job::{Job, pass};
+
+/// Where the parts are, and which GPU.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub dist: PathBuf,
+    pub scripts: PathBuf,
+    pub is_simulated: bool,
+}
+
+/// A running daemon, with its mount where one can be made. Ended when dropped.
+#[derive(Debug)]
+pub struct Daemon<'p> {
+    place: &'p Place,
+    root: TempDir,
+    child: Option<Child>,
+    is_mounted: bool,
+}
+
+impl<'p> Daemon<'p> {
+    /// Starts one, and waits until it serves.
+    pub fn start(place: &'p Place) -> Result<Self> {
+        let mut daemon = Self {
+            place,
+            root: TempDir::new()?,
+            child: None,
+            is_mounted: false,
+        };
+        for directory in ["mnt", "run", "sim"] {
+            fs::create_dir(daemon.root.path().join(directory))?;
+        }
+        daemon.is_mounted = Path::new("/dev/fuse").exists() && daemon.serve(true).is_ok();
+        if !daemon.is_mounted {
+            daemon.stop();
+            daemon.serve(false)?;
+        }
+        Ok(daemon)
+    }
+
+    fn serve(&mut self, mount: bool) -> Result<()> {
+        let mut command = self.bare("gcgroupfs");
+        command.arg("mount");
+        if mount {
+            command.arg(self.mount());
+        } else {
+            command.arg("--no-fuse");
+        }
+        command
+            .arg("--state-dir")
+            .arg(self.root.path().join("run"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(self.root.path().join("log"))?);
+        let child = self.child.insert(command.spawn()?);
+        let start = Instant::now();
+        loop {
+            let ended = child.try_wait()?;
+            let answers = Command::new(self.place.dist.join("bin/gcgroupfs"))
+                .arg("ls")
+                .env("GCGROUP_SOCKET", self.root.path().join("socket"))
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()?;
+            let serves = !mount || self.root.path().join("mnt/gcgroup.procs").exists();
+            if answers.success() && serves {
+                return Ok(());
+            }
+            if ended.is_some() || start.elapsed() > Duration::from_secs(20) {
+                let log = fs::read_to_string(self.root.path().join("log")).unwrap_or_default();
+                bail!("the daemon does not start: {log}");
+            }
+            pass(0.02);
+        }
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            if let Ok(pid) = i32::try_from(child.id()) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+            }
+            let _ = child.wait();
+        }
+        while umount2(&self.mount(), MntFlags::MNT_DETACH).is_ok() {}
+    }
+
+    pub fn mount(&self) -> PathBuf {
+        self.root.path().join("mnt")
+    }
+
+    /// Whether control files can be opened; if not, they are reached by a command.
+    pub fn is_mounted(&self) -> bool {
+        self.is_mounted
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// A program of the built tree on this GPU, not governed.
+    pub fn bare(&self, program: &str) -> Command {
+        let mut command = Command::new(self.place.dist.join("bin").join(program));
+        command.env("GCGROUP_SOCKET", self.root.path().join("socket"));
+        if self.place.is_simulated {
+            command
+                .env("LD_LIBRARY_PATH", self.place.dist.join("simgpu"))
+                .env("SIMGPU_DIR", self.root.path().join("sim"));
+        }
+        command
+    }
+
+    /// A `gcgroup-load` that is ready, governed or not.
+    pub fn load(&self, is_governed: bool, arguments: &[&str]) -> Result<Job> {
+        let mut command = self.bare("gcgroup-load");
+        if is_governed {
+            command.env("LD_PRELOAD", self.place.dist.join("lib/libgcgroup.so"));
+        }
+        command.args(arguments);
+        let job = Job::spawn(command)?;
+        job.expect("ready")?;
+        Ok(job)
+    }
+
+    /// A governed one at a priority.
+    pub fn ranked(&self, priority: u32, arguments: &[&str]) -> Result<Job> {
+        let job = self.load(true, arguments)?;
+        self.write(job.pid(), "compute.priority", priority)?;
+        Ok(job)
+    }
+
+    /// A script of the repository's, on this mount.
+    pub fn script(&self, name: &str, arguments: &[String]) -> Result<Job> {
+        let mut command = Command::new(self.place.scripts.join(name));
+        command.env("GCGROUP", self.mount()).args(arguments);
+        Job::spawn(command)
+    }
+
+    /// A control file's text.
+    pub fn read(&self, directory: impl ToString, name: &str) -> Result<String> {
+        let path = format!("{}/{name}", directory.to_string());
+        if self.is_mounted {
+            return fs::read_to_string(self.mount().join(&path)).context(path);
+        }
+        let output = self.bare("gcgroupfs").args(["get", &path]).output()?;
+        if !output.status.success() {
+            bail!("{path}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// The number behind a key.
+    pub fn number(&self, directory: impl ToString, name: &str, key: &str) -> Result<u64> {
+        let text = self.read(directory, name)?;
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+        Ok(value
+            .with_context(|| format!("no {key} in {name}"))?
+            .trim()
+            .parse()?)
+    }
+
+    /// Writes a control file.
+    pub fn write(&self, directory: impl ToString, name: &str, value: impl ToString) -> Result<()> {
+        let (path, value) = (format!("{}/{name}", directory.to_string()), value.to_string());
+        if self.is_mounted {
+            return fs::write(self.mount().join(&path), format!("{value}\n")).context(path);
+        }
+        let output = self.bare("gcgroupfs").args(["set", &path, &value]).output()?;
+        if !output.status.success() {
+            bail!("{path}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(())
+    }
+
+    /// The policy by which priorities mean something.
+    pub fn policy(&self, name: &str) -> Result<()> {
+        self.write(".", "compute.policy", name)
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

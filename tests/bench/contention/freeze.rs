@@ -1,0 +1,139 @@
+//! How long a freeze takes to be drained, and a thaw to let a launch through.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _};
+use std::os::fd::AsFd as _;
+
+use anyhow::{Context as _, Result, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::json;
+
+use crate::Setting;
+use crate::daemon::Daemon;
+use crate::job::{Job, now, pass};
+use crate::latency::batch;
+use crate::report::{Budget, Report, median, quantile};
+
+/// Milliseconds: window, longest kernel, and what the path may take.
+const DRAIN: f64 = 0.5 + 1.0 + 2.0;
+
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    let (mut drains, mut queued, mut thaws, mut middles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..setting.repetitions {
+        let daemon = Daemon::start(&setting.place)?;
+        let count = setting.count(60);
+        // A more important one is there, so that what is queued is kept within a window.
+        let mut other = daemon.ranked(2, &["obey"])?;
+        other.say("launch 1")?;
+        let job = daemon.ranked(10, &batch("1000"))?;
+        drains.push(quantile(&drained(&daemon, &job, count)?, 0.99));
+        drop(other);
+        // And without: all that the job likes to queue.
+        queued.push(quantile(&drained(&daemon, &job, count)?, 0.99));
+        drop(job);
+        let times = thawed(&daemon, count)?;
+        middles.push(median(&times));
+        thaws.push(quantile(&times, 0.99));
+    }
+    report.add(
+        "freeze to drained, p99",
+        "ms",
+        Budget::Most(DRAIN),
+        drains,
+        json!(null),
+    );
+    report.add(
+        "freeze to drained of 8 kernels of 1 ms, p99",
+        "ms",
+        Budget::None,
+        queued,
+        json!(null),
+    );
+    report.add(
+        "thaw to first launch, p99",
+        "usec",
+        Budget::Most(200.0),
+        thaws,
+        json!({ "medians": middles }),
+    );
+    Ok(())
+}
+
+/// Milliseconds from the write until all work has drained, for so many freezes.
+fn drained(daemon: &Daemon<'_>, job: &Job, count: u32) -> Result<Vec<f64>> {
+    let mut events = Events::open(daemon, job)?;
+    let mut times = Vec::new();
+    for round in 0..count {
+        // At another moment of a kernel each time.
+        pass(0.02 + f64::from(round % 7) * 0.0003);
+        let began = now();
+        daemon.write(job.pid(), "compute.freeze", 1)?;
+        events.wait_for("frozen 1")?;
+        times.push((now() - began) * 1e3);
+        daemon.write(job.pid(), "compute.freeze", 0)?;
+        events.wait_for("frozen 0")?;
+    }
+    Ok(times)
+}
+
+/// Microseconds from the write until the return of a launch that waits.
+fn thawed(daemon: &Daemon<'_>, count: u32) -> Result<Vec<f64>> {
+    let mut job = daemon.load(true, &["obey"])?;
+    let pid = job.pid();
+    let mut events = Events::open(daemon, &job)?;
+    let mut times = Vec::new();
+    for _ in 0..count {
+        let parked = daemon.number(pid, "compute.stat", "nr_frozen")?;
+        daemon.write(pid, "compute.freeze", 1)?;
+        events.wait_for("frozen 1")?;
+        job.say("stamp")?;
+        while daemon.number(pid, "compute.stat", "nr_frozen")? == parked {
+            pass(0.001);
+        }
+        let began = now();
+        daemon.write(pid, "compute.freeze", 0)?;
+        let stamp = job.expect("stamped ")?;
+        let launched: f64 = stamp.trim_start_matches("stamped ").parse()?;
+        times.push(launched / 1e3 - began * 1e6);
+    }
+    Ok(times)
+}
+
+/// `gcgroup.events` of a process: slept upon where it can be opened, else asked for.
+struct Events<'d> {
+    daemon: &'d Daemon<'d>,
+    pid: u32,
+    file: Option<File>,
+}
+
+impl<'d> Events<'d> {
+    fn open(daemon: &'d Daemon<'d>, job: &Job) -> Result<Self> {
+        let pid = job.pid();
+        let path = daemon.mount().join(pid.to_string()).join("gcgroup.events");
+        let file = daemon.is_mounted().then(|| File::open(path)).transpose()?;
+        Ok(Self { daemon, pid, file })
+    }
+
+    fn wait_for(&mut self, line: &str) -> Result<()> {
+        let begin = now();
+        loop {
+            let mut text = String::new();
+            if let Some(file) = &mut self.file {
+                file.rewind()?;
+                file.read_to_string(&mut text)?;
+            } else {
+                text = self.daemon.read(self.pid, "gcgroup.events")?;
+            }
+            if text.lines().any(|shown| shown == line) {
+                return Ok(());
+            }
+            if now() - begin > 20.0 {
+                bail!("in vain: {line}");
+            }
+            if let Some(file) = &self.file {
+                let mut fds = [PollFd::new(file.as_fd(), PollFlags::POLLPRI)];
+                poll(&mut fds, PollTimeout::from(1000_u16)).context("poll")?;
+            }
+        }
+    }
+}

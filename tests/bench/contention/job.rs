@@ -1,0 +1,161 @@
+//! A `gcgroup-load` that runs, and what it says.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::Signal;
+use nix::time::{ClockId, clock_gettime};
+use serde_json::Value;
+
+/// Far beyond anything that works.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A child whose lines are read as they come. Killed when dropped.
+#[derive(Debug)]
+pub struct Job {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+/// How far a batch job had come, by its own account.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// GPU time of the kernels that had ended, seconds.
+    pub busy: f64,
+    /// When, in seconds of CLOCK_MONOTONIC.
+    pub at: f64,
+}
+
+impl Job {
+    /// Starts it.
+    pub fn spawn(mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // SAFETY: prctl may be called between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+        let (send, lines) = channel();
+        if let Some(stdout) = child.stdout.take() {
+            thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    if send.send(line).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        let stdin = child.stdin.take();
+        Ok(Self { child, stdin, lines })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line.
+    pub fn line(&self) -> Result<String> {
+        self.lines
+            .recv_timeout(DEADLINE)
+            .map_err(|error| anyhow::anyhow!("pid {} says no more: {error}", self.pid()))
+    }
+
+    /// Reads on to the line that begins so.
+    pub fn expect(&self, prefix: &str) -> Result<String> {
+        loop {
+            let line = self.line()?;
+            if line.starts_with(prefix) {
+                return Ok(line);
+            }
+        }
+    }
+
+    /// Sends a line.
+    pub fn say(&mut self, line: &str) -> Result<()> {
+        let stdin = self.stdin.as_mut().context("no stdin")?;
+        writeln!(stdin, "{line}")?;
+        Ok(stdin.flush()?)
+    }
+
+    /// Reads on to its result, and waits for its end.
+    pub fn report(mut self) -> Result<Value> {
+        let report = serde_json::from_str(&self.expect("{")?)?;
+        self.stdin = None;
+        let status = self.child.wait()?;
+        if !status.success() {
+            bail!("it ended with {status}");
+        }
+        Ok(report)
+    }
+
+    /// What a batch job has told of its progress since it was asked last.
+    pub fn progress(&self) -> Vec<Progress> {
+        self.lines.try_iter().filter_map(|line| parse(&line)).collect()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        if let Ok(pid) = i32::try_from(self.pid()) {
+            // Our own child, not waited for yet.
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
+        }
+    }
+
+    /// Ends it kindly, and waits for that.
+    pub fn end(mut self) {
+        self.stdin = None;
+        self.signal(Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `kernels ENDED busy USEC at NS`.
+fn parse(line: &str) -> Option<Progress> {
+    let words: Vec<&str> = line.split(' ').collect();
+    let ["kernels", _, "busy", usec, "at", ns] = words[..] else {
+        return None;
+    };
+    Some(Progress {
+        busy: usec.parse::<f64>().ok()? / 1e6,
+        at: ns.parse::<f64>().ok()? / 1e9,
+    })
+}
+
+/// The share of the GPU's time from one look to another.
+pub fn share(from: Progress, to: Progress) -> f64 {
+    (to.busy - from.busy) / (to.at - from.at).max(1e-9)
+}
+
+/// The first and the last of what was told from one time to another.
+pub fn between(told: &[Progress], from: f64, to: f64) -> Result<(Progress, Progress)> {
+    let mut inside = told.iter().filter(|progress| (from..=to).contains(&progress.at));
+    let first = inside.next().context("it told nothing in that time")?;
+    let last = inside.next_back().context("it told too little in that time")?;
+    Ok((*first, *last))
+}
+
+/// Seconds of CLOCK_MONOTONIC.
+pub fn now() -> f64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or(nix::sys::time::TimeSpec::new(0, 0));
+    now.tv_sec() as f64 + now.tv_nsec() as f64 / 1e9
+}
+
+/// Lets it run for a while.
+pub fn pass(seconds: f64) {
+    thread::sleep(Duration::from_secs_f64(seconds));
+}

@@ -1,0 +1,121 @@
+//! gcgroup-contention: what priorities, freezes and quotas do on a contended GPU, each against its budget.
+//!
+//! Needs the built tree alone, and so runs where nothing can be built. The jobs are `gcgroup-load`; what they had of
+//! the GPU is what they say they got done, in kernels whose length is work and not a clock. What is compared runs by
+//! turns in one run, so that the machine's own speed cancels out. JSON on stdout, a table on stderr.
+
+mod cost;
+mod crowd;
+mod daemon;
+mod freeze;
+mod job;
+mod latency;
+mod quota;
+mod report;
+mod shares;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+
+use daemon::Place;
+use report::Report;
+
+/// Measures a contended GPU.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// The built tree
+    #[arg(long, env = "DIST", default_value = "target/dist")]
+    dist: PathBuf,
+    /// Where gc-autopreempt is
+    #[arg(long, default_value = "scripts")]
+    scripts: PathBuf,
+    /// The real driver, instead of the simulated one
+    #[arg(long)]
+    gpu: bool,
+    /// Runs of each arm
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    repetitions: u32,
+    /// Of the time that each run takes
+    #[arg(long, default_value_t = 1.0)]
+    scale: f64,
+    /// What to measure; everything without it
+    #[arg(value_name = "ARM")]
+    arms: Vec<String>,
+}
+
+/// What every arm is given.
+#[derive(Debug)]
+pub struct Setting {
+    pub place: Place,
+    pub repetitions: u32,
+    pub scale: f64,
+}
+
+impl Setting {
+    /// So many, of what is many when there is time for it; never less than a few.
+    pub fn count(&self, many: u32) -> u32 {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
+        let scaled = (f64::from(many) * self.scale) as u32;
+        scaled.max(5)
+    }
+}
+
+type Arm = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
+
+/// In the order in which they run.
+const ARMS: [Arm; 9] = [
+    ("bursts", latency::bursts),
+    ("single", latency::single),
+    ("long", latency::long),
+    ("shares", shares::run),
+    ("cost", cost::run),
+    ("idle", cost::idle),
+    ("freeze", freeze::run),
+    ("quota", quota::run),
+    ("crowd", crowd::run),
+];
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("gcgroup-contention: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether every budget was kept.
+fn run(arguments: Arguments) -> Result<bool> {
+    for name in &arguments.arms {
+        if !ARMS.iter().any(|(known, _)| known == name) {
+            let known: Vec<&str> = ARMS.iter().map(|(known, _)| *known).collect();
+            bail!("no arm {name}; there are {}", known.join(", "));
+        }
+    }
+    let setting = Setting {
+        place: Place {
+            dist: arguments.dist.canonicalize()?,
+            scripts: arguments.scripts.canonicalize()?,
+            is_simulated: !arguments.gpu,
+        },
+        repetitions: arguments.repetitions,
+        scale: arguments.scale,
+    };
+    let mut report = Report::default();
+    for (name, arm) in ARMS {
+        if arguments.arms.is_empty() || arguments.arms.iter().any(|wanted| wanted == name) {
+            eprintln!("{name} ...");
+            if let Err(error) = arm(&setting, &mut report) {
+                report.failed(name, &error);
+            }
+        }
+    }
+    report.print(&setting);
+    Ok(report.is_kept())
+}

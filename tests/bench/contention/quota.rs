@@ -1,0 +1,41 @@
+//! `compute.max`: does a job have what it may, and no more?
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::Setting;
+use crate::daemon::Daemon;
+use crate::job::{between, now, pass, share};
+use crate::latency::batch;
+use crate::report::{Budget, Report};
+
+/// Seconds of a period, and so many are measured.
+const PERIOD: f64 = 0.1;
+const PERIODS: f64 = 10.0;
+
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    for percent in [25_u32, 50, 75] {
+        let mut shares = Vec::new();
+        for _ in 0..setting.repetitions {
+            let daemon = Daemon::start(&setting.place)?;
+            let job = daemon.load(true, &batch("1000"))?;
+            pass(0.3);
+            daemon.write(job.pid(), "compute.max", format!("{} 100000", percent * 1000))?;
+            // From the second period on.
+            pass(PERIOD);
+            let began = now();
+            pass(PERIOD * PERIODS + 0.05);
+            let (first, last) = between(&job.progress(), began, now())?;
+            shares.push(100.0 * share(first, last));
+        }
+        let goal = Budget::About(f64::from(percent), 3.0);
+        report.add(
+            format!("compute.max {percent} %: share"),
+            "%",
+            goal,
+            shares,
+            json!(null),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! Two jobs that are always busy: do their shares stand as their priorities say?
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::Setting;
+use crate::daemon::Daemon;
+use crate::job::{Job, between, now, pass, share};
+use crate::latency::batch;
+use crate::report::{Budget, Report};
+
+/// The more important one's priority.
+const FIRST: u32 = 6;
+
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    let mut errors = Vec::new();
+    for (step, ratio) in [(0_u32, 1.0), (1, 2.0), (2, 4.0), (4, 16.0)] {
+        let (mut ratios, mut throttled, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..setting.repetitions {
+            let daemon = Daemon::start(&setting.place)?;
+            daemon.policy("weighted")?;
+            let jobs = [
+                daemon.ranked(FIRST, &batch("1000"))?,
+                daemon.ranked(FIRST + step, &batch("1000"))?,
+            ];
+            let usage = || -> Result<Vec<u64>> {
+                jobs.iter()
+                    .map(|job| daemon.number(job.pid(), "compute.stat", "usage_usec"))
+                    .collect()
+            };
+            pass(1.0);
+            let (began, before) = (now(), usage()?);
+            pass((4.0 * setting.scale).max(0.5));
+            let (after, ended) = (usage()?, now());
+            let shares = jobs
+                .iter()
+                .map(|job| between(&job.progress(), began, ended).map(|(from, to)| share(from, to)))
+                .collect::<Result<Vec<f64>>>()?;
+            ratios.push(shares[0] / shares[1]);
+            sums.push(shares[0] + shares[1]);
+            for (index, share) in shares.iter().enumerate() {
+                let charged = (after[index] - before[index]) as f64 / 1e6 / (ended - began);
+                errors.push(100.0 * (charged / share - 1.0).abs());
+            }
+            throttled.push(waited(&daemon, &jobs)?);
+        }
+        let (name, budget) = match step {
+            0 => ("shares at equal priorities".to_owned(), Budget::None),
+            _ => (
+                format!("shares at p and p+{step}"),
+                Budget::About(ratio, ratio / 10.0),
+            ),
+        };
+        report.add(name, "", budget, ratios, json!({ "of the GPU together": sums }));
+        if step == 0 {
+            let name = "submissions that waited at equal priorities";
+            report.add(name, "", Budget::Most(0.0), throttled, json!(null));
+        }
+    }
+    report.add(
+        "usage_usec off what was done",
+        "%",
+        Budget::Most(5.0),
+        errors,
+        json!(null),
+    );
+    Ok(())
+}
+
+/// Submissions that waited at a gate.
+fn waited(daemon: &Daemon<'_>, jobs: &[Job]) -> Result<f64> {
+    let mut sum = 0;
+    for job in jobs {
+        sum += daemon.number(job.pid(), "compute.stat", "nr_throttled")?;
+    }
+    Ok(sum as f64)
+}
