@@ -618,3 +618,38 @@ fn a_thaw_of_the_process_leaves_a_device_frozen_that_is_so_by_itself() {
     dir.gpu(0).write("compute.freeze", 0);
     assert_eq!(devices.0.line().as_deref(), Some("0"));
 }
+
+#[test]
+fn threads_that_copy_on_another_devices_stream_without_pause_all_stop_and_all_go_on() {
+    const THREADS: u64 = 4;
+    let mount = gpus(2);
+    let mut devices = Devices::start(&mount);
+    devices.contexts(2);
+    let dir = Dir::of(&mount, devices.0.pid());
+    let (to, from) = (devices.ok("alloc 4096"), devices.ok("alloc 4096"));
+    let streams: Vec<u64> = (0..THREADS).map(|_| devices.ok("stream 1")).collect();
+    devices.ok("current 0");
+    for stream in streams {
+        devices.ok(&format!("churn {to} {from} {stream}"));
+    }
+    let mut made = |devices: &mut Devices| devices.ask("progress")[0];
+    for round in 0..20 {
+        let before = made(&mut devices);
+        wait_until("copies are made", || made(&mut devices) > before + 100);
+        dir.gpu(1).write("compute.freeze", 1);
+        wait_until("it stands still", || dir.gpu(1).is_frozen());
+        // Those whose last call has returned may yet have it to count.
+        let still = made(&mut devices);
+        for _ in 0..20 {
+            devices.ok("spin 0 null");
+        }
+        assert!(made(&mut devices) <= still + THREADS, "round {round}");
+        dir.gpu(1).write("compute.freeze", 0);
+    }
+    let least = made(&mut devices);
+    let copies = |index| dir.gpu(index).key("compute.stat", "nr_copies");
+    assert!(
+        copies(0) >= least && copies(1) == 0,
+        "counted where they are submitted"
+    );
+}

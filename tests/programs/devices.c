@@ -29,6 +29,8 @@
  *   peer TO CONTEXT FROM CONTEXT BYTES STREAM|sync
  *   spin MICROSECONDS STREAM            a kernel in the current context
  *   race BYTES              a thread for each context: each allocates until refused -> BLOCKS of each
+ *   churn TO FROM STREAM    a thread in the current context that copies word upon word, to the end of the program
+ *   progress                how many copies such threads have made
  *   thread COMMAND          the rest is done by a thread of its own, which has ended when it is answered
  */
 #include <dlfcn.h>
@@ -146,6 +148,32 @@ static void race(void)
     printf("\n");
 }
 
+struct churning { unsigned long long to, from; void *stream, *context; unsigned long made; };
+static struct churning churning[MOST];
+static int nr_churning;
+
+static void *churner(void *argument)
+{
+    struct churning *own = argument;
+
+    CALL("cuCtxSetCurrent", own->context);
+    while (!CALL("cuMemcpyDtoDAsync_v2", own->to, own->from, (size_t)4, own->stream)) {
+        __atomic_fetch_add(&own->made, 1, __ATOMIC_SEQ_CST);
+        if (own->made % 64 == 0 && CALL("cuStreamSynchronize", own->stream))
+            break;
+    }
+    return NULL;
+}
+
+static unsigned long progress(void)
+{
+    unsigned long made = 0;
+
+    for (int i = 0; i < nr_churning; i++)
+        made += __atomic_load_n(&churning[i].made, __ATOMIC_SEQ_CST);
+    return made;
+}
+
 /* `null`, or the number of one. */
 static void *stream(const char *name)
 {
@@ -175,6 +203,20 @@ static int release(int at)
     case VMM: return CALL("cuMemRelease", what);
     default: return CALL("cuArrayDestroy", what);
     }
+}
+
+static int churn(unsigned long long to, unsigned long long from, const char *stream)
+{
+    struct churning *new = &churning[nr_churning];
+    pthread_t thread;
+    int result = CALL("cuCtxGetCurrent", &new->context);
+
+    new->to = to;
+    new->from = from;
+    new->stream = streams[atoi(stream)];
+    result = result ? result : pthread_create(&thread, NULL, churner, new);
+    nr_churning += !result;
+    return result;
 }
 
 static void one(const char *line);
@@ -322,6 +364,10 @@ static void one(const char *line)
     } else if (IS("race")) {
         each = strtoull(a, NULL, 10);
         race();
+    } else if (IS("churn")) {
+        printf("%d\n", churn(memory[x].what, memory[y].what, c));
+    } else if (IS("progress")) {
+        printf("%lu\n", progress());
     } else if (IS("thread")) {
         pthread_t thread;
         pthread_create(&thread, NULL, beside, (void *)(strstr(line, "thread") + sizeof("thread")));
