@@ -169,6 +169,21 @@ fn whatever_is_visible_and_in_whatever_order_each_device_is_its_own() {
 }
 
 #[test]
+fn the_daemon_shows_every_device_whatever_is_visible_to_it() {
+    let all = uuids(&gpus(3));
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_DEVICES", 3)
+            .env("CUDA_VISIBLE_DEVICES", "2,1"),
+    );
+    assert_eq!(uuids(&mount), all);
+    let mut devices = Devices::start(&mount);
+    devices.contexts(2);
+    devices.ok(&format!("alloc {MIB}"));
+    assert_eq!(ledger(&Dir::of(&mount, devices.0.pid()), 3), [0, MIB, 0]);
+}
+
+#[test]
 fn a_process_to_which_no_device_is_visible_is_not_governed_and_is_told_so_by_the_driver() {
     let mount = gpus(2);
     for form in [
