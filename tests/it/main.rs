@@ -63,6 +63,8 @@ mod shell;
 #[cfg(test)]
 mod simgpu;
 #[cfg(test)]
+mod simgpu_accounting;
+#[cfg(test)]
 mod simgpu_faults;
 #[cfg(test)]
 mod simgpu_graphs;

@@ -38,11 +38,11 @@ class PoolProperties(Structure):
                 ("max", c_size_t), ("usage", c_ushort), ("reserved", c_ubyte * 54)]
 
 
-class Driver:
+class Library:
     """cu.NAME(...) calls the exported function of that name."""
 
-    def __init__(self):
-        self.library = ctypes.CDLL("libcuda.so.1")
+    def __init__(self, name):
+        self.library = ctypes.CDLL(name)
 
     def has(self, name):
         return hasattr(self.library, name)
@@ -264,6 +264,24 @@ def sizes(*numbers):
     return (c_size_t * len(numbers))(*numbers)
 
 
+class AccountingStats(Structure):
+    """nvmlAccountingStats_t."""
+    _fields_ = [("gpu", c_uint), ("memory", c_uint), ("peak", c_uint64), ("time", c_uint64), ("began", c_uint64),
+                ("running", c_uint), ("reserved", c_uint * 5)]
+
+
+def nvml(device=0):
+    """NVML, initialised, and the handle of a device."""
+    library, handle = Library("libnvidia-ml.so.1"), c_uint64()
+    ok(library.nvmlInit_v2())
+    ok(library.nvmlDeviceGetHandleByIndex_v2(device, handle))
+    return library, handle.value
+
+
+def numbers(count, kind=c_uint64):
+    return (kind * count)()
+
+
 class CopyAttributes(Structure):
     """CUmemcpyAttributes."""
     _fields_ = [("order", c_uint), ("src", Location), ("dst", Location), ("flags", c_uint)]
@@ -286,5 +304,5 @@ def main():
         answers.flush()
 
 
-cu = Driver()
+cu = Library("libcuda.so.1")
 main()

@@ -2,11 +2,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::layout::SharedDevice;
+use crate::layout::{SharedDevice, Slot};
 use crate::state::Machine;
 
 /// The product name of every simulated device.
 pub const NAME: &str = "Simulated GPU";
+
+/// The compute capability of every simulated device: major and minor.
+pub const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
 
 /// One device of a machine.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +115,16 @@ impl<'a> Device<'a> {
             });
         }
         list
+    }
+
+    /// Every place on the machine that was ever taken, with its number.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, &'a Slot)> {
+        self.machine.layout().slots().enumerate()
+    }
+
+    /// The pid of the living process in a place.
+    pub(crate) fn owner(&self, slot: usize) -> Option<u32> {
+        self.machine.locks.slot_owner(slot)
     }
 
     pub(crate) fn shared(&self) -> &'a SharedDevice {

@@ -44,7 +44,11 @@ pub(crate) struct SharedDevice {
     pub(crate) turn: AtomicU64,
     /// Nanoseconds of work done by processes that have left.
     pub(crate) busy_of_gone_ns: AtomicU64,
-    reserved: [AtomicU64; 6],
+    /// Since when the lives of processes are kept, in microseconds since 1970; 0: they are not.
+    pub(crate) kept_since_usec: AtomicU64,
+    /// The lives that ended before this time are forgotten.
+    pub(crate) forgotten_usec: AtomicU64,
+    reserved: [AtomicU64; 4],
     /// One bit for each slot that waits for the device.
     pub(crate) wanted: [AtomicU64; MAX_PROCESSES / 64],
 }
@@ -125,6 +129,8 @@ impl Layout {
         for device in &self.device {
             device.turn.store(0, Relaxed);
             device.busy_of_gone_ns.store(0, Relaxed);
+            device.kept_since_usec.store(0, Relaxed);
+            device.forgotten_usec.store(0, Relaxed);
             device.wanted.iter().for_each(|word| word.store(0, Relaxed));
         }
         self.slots().for_each(Slot::clear);

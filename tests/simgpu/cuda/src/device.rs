@@ -86,8 +86,8 @@ const ATTRIBUTES: &[(u32, i32)] = &[
     (72, 2_097_120),                    // MAXIMUM_TEXTURE2D_LINEAR_PITCH
     (73, 32_768),                       // MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH
     (74, 32_768),                       // MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT
-    (75, 9),                            // COMPUTE_CAPABILITY_MAJOR
-    (76, 0),                            // COMPUTE_CAPABILITY_MINOR
+    (75, simgpu::COMPUTE_CAPABILITY.0), // COMPUTE_CAPABILITY_MAJOR
+    (76, simgpu::COMPUTE_CAPABILITY.1), // COMPUTE_CAPABILITY_MINOR
     (77, 32_768),                       // MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH
     (78, 1),                            // STREAM_PRIORITIES_SUPPORTED
     (79, 1),                            // GLOBAL_L1_CACHE_SUPPORTED

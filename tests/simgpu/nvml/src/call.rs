@@ -10,6 +10,7 @@ pub(crate) enum Error {
     Uninitialized = 1,
     InvalidArgument = 2,
     NotSupported = 3,
+    NoPermission = 4,
     NotFound = 6,
     InsufficientSize = 7,
     DriverNotLoaded = 9,
@@ -116,6 +117,10 @@ impl<T: Copy> Place<T> {
     /// A place of our own, for as long as the caller keeps `value`.
     pub(crate) fn to(value: &mut T) -> Self {
         Self(value)
+    }
+
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
     }
 
     pub(crate) fn put(self, value: T) -> Result {

@@ -190,6 +190,12 @@ nvml! {
         info.put(MemoryV2 { version, total, reserved: 0, free, used })
     };
 
+    fn nvmlDeviceGetCudaComputeCapability(device: Handle, major: Place<c_int>, minor: Place<c_int>) => |machine| {
+        device.device(machine)?;
+        major.put(simgpu::COMPUTE_CAPABILITY.0)?;
+        minor.put(simgpu::COMPUTE_CAPABILITY.1)
+    };
+
     /// `NVML_COMPUTEMODE_DEFAULT`: any number of processes.
     fn nvmlDeviceGetComputeMode(device: Handle, mode: Place<c_uint>) =>
         |machine| device.device(machine).and_then(|_| mode.put(0));
@@ -197,14 +203,13 @@ nvml! {
     fn nvmlDeviceGetPersistenceMode(device: Handle, mode: Place<c_uint>) =>
         |machine| device.device(machine).and_then(|_| mode.put(ENABLED));
 
-    fn nvmlDeviceGetDisplayMode | nvmlDeviceGetDisplayActive | nvmlDeviceGetAccountingMode (
+    fn nvmlDeviceGetDisplayMode | nvmlDeviceGetDisplayActive (
         device: Handle,
         state: Place<c_uint>,
     ) => |machine| device.device(machine).and_then(|_| state.put(DISABLED));
 
-    /// No virtualisation, no second GPU on the board, no MIG devices.
-    fn nvmlDeviceGetVirtualizationMode | nvmlDeviceGetMultiGpuBoard | nvmlDeviceGetMaxMigDeviceCount
-        | nvmlDeviceIsMigDeviceHandle (device: Handle, answer: Place<c_uint>) =>
+    /// No virtualisation, no second GPU on the board.
+    fn nvmlDeviceGetVirtualizationMode | nvmlDeviceGetMultiGpuBoard (device: Handle, answer: Place<c_uint>) =>
         |machine| device.device(machine).and_then(|_| answer.put(0));
 
     fn nvmlDeviceOnSameBoard(one: Handle, other: Handle, same: Place<c_int>) => |machine| {

@@ -2,7 +2,6 @@
 //! the lists of graphics and of MPS clients are empty.
 
 use core::ffi::c_uint;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use simgpu::Device;
 
@@ -91,14 +90,6 @@ struct SampleList {
     list: Place<SampleInfo>,
 }
 
-/// `nvmlUtilization_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Utilization {
-    gpu: c_uint,
-    memory: c_uint,
-}
-
 impl From<simgpu::Process> for ProcessV1 {
     fn from(process: simgpu::Process) -> Self {
         Self {
@@ -135,7 +126,7 @@ impl From<simgpu::Process> for Detail {
 
 /// Gives a caller a list as NVML does: `count` says what there is room for and is told what there is; where that is
 /// more, nothing else is written.
-fn put_list<T: Copy>(list: &[T], count: Place<c_uint>, into: Place<T>) -> Result {
+pub(crate) fn put_list<T: Copy>(list: &[T], count: Place<c_uint>, into: Place<T>) -> Result {
     let room = count.get()?;
     let there = c_uint::try_from(list.len()).unwrap_or(c_uint::MAX);
     count.put(there)?;
@@ -155,10 +146,7 @@ where
 
 /// The samples newer than a time that the caller gives: one for each process that has worked of late.
 fn samples(device: Device<'_>, last_seen_usec: u64) -> Result<Vec<SampleInfo>> {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |now| now.as_micros());
-    let time_usec = u64::try_from(now).unwrap_or(u64::MAX);
+    let time_usec = sample::now_usec();
     if time_usec <= last_seen_usec {
         return Err(Error::NotFound);
     }
@@ -250,11 +238,5 @@ nvml! {
         let found = samples(device, asked.last_seen_usec)?;
         let result = put_list(&found, Place::to(&mut count), asked.list);
         list.put(SampleList { count, ..asked }).and(result)
-    };
-
-    /// How much of the last second the device worked; the traffic of its memory is not simulated.
-    fn nvmlDeviceGetUtilizationRates(device: Handle, rates: Place<Utilization>) => |machine| {
-        let gpu = sample::busy(device.device(machine)?).all;
-        rates.put(Utilization { gpu, memory: 0 })
     };
 }

@@ -2,7 +2,7 @@
 //! goes back to a look at the devices' counters that is at most a second old, or the last one there was.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use simgpu::{Device, Machine};
@@ -15,6 +15,8 @@ const APART: Duration = Duration::from_millis(100);
 /// The counters of one device at one time.
 struct Look {
     at: Instant,
+    /// The same by the clock that people set, in microseconds since 1970.
+    at_usec: u64,
     /// Nanoseconds of work done by all.
     busy_ns: u64,
     /// The same of each living process.
@@ -40,6 +42,7 @@ impl Look {
             .collect();
         Self {
             at: Instant::now(),
+            at_usec: now_usec(),
             busy_ns: device.busy_ns(),
             by_pid,
         }
@@ -70,6 +73,25 @@ impl Look {
 /// Takes the first look at every device, so that the first question has a period to look back on.
 pub(crate) fn begin(machine: &Machine) {
     *LOOKS.lock() = machine.devices().map(|device| vec![Look::at(device)]).collect();
+}
+
+/// Microseconds since 1970.
+pub(crate) fn now_usec() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// How busy the device was from each look to the next, up to now: when the period ended, in microseconds since 1970,
+/// and the share of it in percent. Only periods that ended after a time.
+pub(crate) fn history(device: Device<'_>, after_usec: u64) -> Vec<(u64, u32)> {
+    // Forgets what is too old and looks once more, if the last look is not just past.
+    busy(device);
+    let looks = LOOKS.lock();
+    let looks = looks.get(device.index()).map_or(&[][..], Vec::as_slice);
+    let periods = looks
+        .windows(2)
+        .map(|pair| (pair[1].at_usec, pair[1].since(&pair[0]).all));
+    periods.filter(|(ended, _)| *ended > after_usec).collect()
 }
 
 /// How busy the device was in the period that ends now.

@@ -1,0 +1,88 @@
+//! How busy the devices are, of late and over the periods before.
+
+use core::ffi::c_uint;
+
+use crate::call::{Error, Handle, Place, nvml};
+use crate::sample;
+
+/// `nvmlUtilization_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Utilization {
+    gpu: c_uint,
+    memory: c_uint,
+}
+
+/// `nvmlSample_t`; the value is a union of eight bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Sample {
+    time_usec: u64,
+    value: u64,
+}
+
+/// `nvmlSamplingType_t`, as far as a simulated device has it: of the GPU, its memory, the encoder and the decoder.
+const OF_GPU: c_uint = 1;
+const OF_MEMORY: c_uint = 2;
+const OF_ENCODER: c_uint = 3;
+const OF_DECODER: c_uint = 4;
+
+/// `nvmlValueType_t`: an unsigned int.
+const UNSIGNED: c_uint = 1;
+
+/// Microseconds over which the idle engines are looked at.
+const PERIOD_USEC: c_uint = 1_000_000;
+
+nvml! {
+    /// How much of the last second the device worked; the traffic of its memory is not simulated.
+    fn nvmlDeviceGetUtilizationRates(device: Handle, rates: Place<Utilization>) => |machine| {
+        let gpu = sample::busy(device.device(machine)?).all;
+        rates.put(Utilization { gpu, memory: 0 })
+    };
+
+    /// Nothing but kernels and copies is simulated: the other engines are idle.
+    fn nvmlDeviceGetEncoderUtilization | nvmlDeviceGetDecoderUtilization | nvmlDeviceGetJpgUtilization
+        | nvmlDeviceGetOfaUtilization (device: Handle, share: Place<c_uint>, period: Place<c_uint>) => |machine| {
+        device.device(machine)?;
+        share.put(0)?;
+        period.put(PERIOD_USEC)
+    };
+
+    /// Without a place for them, only tells how many there are.
+    fn nvmlDeviceGetSamples(
+        device: Handle,
+        kind: c_uint,
+        last_seen_usec: u64,
+        value_type: Place<c_uint>,
+        count: Place<c_uint>,
+        samples: Place<Sample>,
+    ) => |machine| {
+        let device = device.device(machine)?;
+        let room = count.get()?;
+        let share = |percent: u32| match kind {
+            OF_GPU => Ok(u64::from(percent)),
+            OF_MEMORY | OF_ENCODER | OF_DECODER => Ok(0),
+            _ => Err(Error::NotSupported),
+        };
+        share(0)?;
+        value_type.put(UNSIGNED)?;
+        let mut found = Vec::new();
+        for (time_usec, percent) in sample::history(device, last_seen_usec) {
+            found.push(Sample { time_usec, value: share(percent)? });
+        }
+        if found.is_empty() {
+            return Err(Error::NotFound);
+        }
+        let there = c_uint::try_from(found.len()).unwrap_or(c_uint::MAX);
+        if samples.is_null() {
+            return count.put(there);
+        }
+        if room == 0 {
+            return Err(Error::InvalidArgument);
+        }
+        // The newest, if there is not room for all.
+        let first = found.len().saturating_sub(room as usize);
+        count.put(there.min(room))?;
+        samples.put_all(&found[first..])
+    };
+}
