@@ -41,9 +41,13 @@ mod load;
 #[cfg(test)]
 mod lookups;
 #[cfg(test)]
+mod memory_gone;
+#[cfg(test)]
 mod memory_graph;
 #[cfg(test)]
 mod memory_overhead;
+#[cfg(test)]
+mod memory_pool;
 #[cfg(test)]
 mod memory_vmm;
 #[cfg(test)]

@@ -68,7 +68,7 @@ impl Memory {
 
     /// Takes off what a context owned that is no more.
     pub(crate) fn context_gone(&self, process: &Process, context: u32) {
-        for ledger in [&self.blocks, &self.arrays, &self.external] {
+        for ledger in [&self.blocks, &self.host, &self.arrays, &self.external] {
             let owned = |entry: &Entry| entry.owner == context && entry.kind() != Kind::Pool;
             for entry in ledger.take_all(owned) {
                 process.discharge(&entry);

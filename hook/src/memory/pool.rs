@@ -13,7 +13,8 @@ use super::ledger::Entry;
 use super::levels::{self, Unsettled};
 use super::reserve::Reserve;
 use crate::cuda::{
-    CU_STREAM_CAPTURE_STATUS_NONE, CUdeviceptr, CUerror, CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
+    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CUdeviceptr,
+    CUerror, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
 use crate::device::LocalDevice;
 use crate::driver;
@@ -35,19 +36,43 @@ fn current_pool(process: &Process, stream: CUstream) -> Option<Arc<Reserve>> {
         .or_else(|| Some(pools.enter(handle, local, process.devices.index(local), false)))
 }
 
-/// The pool of that handle: one that was created, or some device's default.
+/// The pool of that handle. One that was not created here is some device's default, or the driver says where it is.
 fn pool_of(process: &Process, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
     if let Some(pool) = process.memory.reserves.find(handle) {
         return Some(pool);
     }
+    let (local, is_elsewhere) = match located(handle) {
+        Some(location) => match location.device().and_then(LocalDevice::of) {
+            Some(local) => (local, false),
+            None => (process.place()?.local, true),
+        },
+        None => (default_of(handle)?, false),
+    };
+    let index = process.devices.learn(process.control(), local);
+    Some(process.memory.reserves.enter(handle, local, index, is_elsewhere))
+}
+
+/// Where the driver says that a pool's memory is; since CUDA 13.
+fn located(pool: CUmemoryPool) -> Option<CUmemLocation> {
+    let attribute = |which| {
+        let mut value = 0;
+        driver::cuMemPoolGetAttribute(pool, which, &mut value).ok()?;
+        u32::try_from(value).ok()
+    };
+    Some(CUmemLocation {
+        kind: attribute(CU_MEMPOOL_ATTR_LOCATION_TYPE)?,
+        id: attribute(CU_MEMPOOL_ATTR_LOCATION_ID)?.cast_signed(),
+    })
+}
+
+/// The device that a pool is the default of.
+fn default_of(pool: CUmemoryPool) -> Option<LocalDevice> {
     let mut count = 0;
     driver::cuDeviceGetCount(&mut count).ok()?;
-    let local = (0..count).filter_map(LocalDevice::of).find(|local| {
+    (0..count).filter_map(LocalDevice::of).find(|local| {
         let mut default = CUmemoryPool::NULL;
-        driver::cuDeviceGetDefaultMemPool(&mut default, local.device()).is_ok() && default == handle
-    })?;
-    let index = process.devices.learn(process.control(), local);
-    Some(process.memory.reserves.enter(handle, local, index, false))
+        driver::cuDeviceGetDefaultMemPool(&mut default, local.device()).is_ok() && default == pool
+    })
 }
 
 /// Whether calls on the stream become a graph's, which what they allocate then belongs to.
@@ -86,7 +111,7 @@ pub(crate) fn alloc_from_pool(
         return next();
     };
     match pool_of(process, pool) {
-        Some(pool) if !pool.is_imported && !is_capturing(stream) => {
+        Some(pool) if !pool.is_elsewhere && !is_capturing(stream) => {
             alloc_from(process, &pool, address, bytes as u64, stream, next)
         }
         _ => next(),

@@ -36,8 +36,8 @@ pub(crate) struct Reserve {
     source: Source,
     id: u32,
     pub(crate) local: LocalDevice,
-    /// Memory of another process: charged there.
-    pub(crate) is_imported: bool,
+    /// Memory of another process, which is charged there, or of the host.
+    pub(crate) is_elsewhere: bool,
     measurements: AtomicU64,
     /// Times it was trimmed: what had room before may have none.
     trims: AtomicUsize,
@@ -138,6 +138,9 @@ impl Reserve {
     /// A measurement counts only if none that was begun later is settled already: so the last to settle was begun after
     /// every call that was over by then. No lock is held while the driver is asked.
     pub(crate) fn settle(&self, process: &Process, held: u64) -> Result<(), Over> {
+        if self.is_elsewhere {
+            return Ok(());
+        }
         let _unsettled = Unsettled::on(process.usage(), self.index());
         loop {
             let number = self.measurements.fetch_add(1, Relaxed) + 1;
@@ -195,10 +198,10 @@ impl Reserves {
         handle: CUmemoryPool,
         local: LocalDevice,
         index: usize,
-        is_imported: bool,
+        is_elsewhere: bool,
     ) -> Arc<Reserve> {
         let source = Source::Pool(handle.0.expose_provenance());
-        Self::add(&mut self.list.lock(), source, local, index, is_imported)
+        Self::add(&mut self.list.lock(), source, local, index, is_elsewhere)
     }
 
     /// What graphs have on a device.
@@ -216,7 +219,7 @@ impl Reserves {
         source: Source,
         local: LocalDevice,
         index: usize,
-        is_imported: bool,
+        is_elsewhere: bool,
     ) -> Arc<Reserve> {
         let id = list
             .iter()
@@ -227,7 +230,7 @@ impl Reserves {
             source,
             id,
             local,
-            is_imported,
+            is_elsewhere,
             measurements: AtomicU64::new(0),
             trims: AtomicUsize::new(0),
             account: Mutex::new(Account::new(index)),

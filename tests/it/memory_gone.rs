@@ -1,0 +1,99 @@
+//! What goes without being freed: with its context, by a reset, by a call that fails.
+
+use support::{Mount, Truth};
+
+use crate::calls::Calls;
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+
+/// Something of every kind in the current context.
+fn fill(calls: &mut Calls) {
+    calls.ok(&format!("cuMemAlloc_v2 &linear {}", 3 * MIB));
+    calls.ok(&format!("cuMemAllocManaged &managed {} 1", 5 * MIB));
+    calls.ok("cuMemAllocPitch_v2 &pitched &pitch 1000 100 4");
+    calls.ok(&format!("cuMemHostAlloc &host {} 0", 2 * MIB));
+    // 1024 x 1024, 8 bit, one channel.
+    for (word, value) in [1024, 1024, 0, 1 | 1 << 32].into_iter().enumerate() {
+        calls.put("descriptor", 8 * word, 8, value);
+    }
+    calls.ok("cuArray3DCreate_v2 &array &descriptor");
+    calls.ok("cuMipmappedArrayCreate &mipmap &descriptor 3");
+}
+
+#[test]
+fn what_a_context_owned_goes_with_it_whichever_call_ends_it() {
+    let mount = Mount::new();
+    let truth = Truth::of(&mount.simgpu_dir());
+    for end in [
+        "cuCtxDestroy $second",
+        "cuCtxDestroy_v2 $second",
+        "cuDevicePrimaryCtxReset 0",
+        "cuDevicePrimaryCtxReset_v2 0",
+        "cuDevicePrimaryCtxRelease 0",
+        "cuDevicePrimaryCtxRelease_v2 0",
+    ] {
+        let mut calls = Calls::start(&mount);
+        let dir = Dir::of(&mount, calls.pid());
+        let kept = if end.contains("$second") {
+            calls.ok(&format!("cuMemAlloc_v2 &kept {MIB}"));
+            calls.ok("cuCtxCreate_v2 &second 0 0");
+            MIB
+        } else {
+            0
+        };
+        fill(&mut calls);
+        let current = dir.number("memory.current");
+        assert!(current > 8 * MIB + kept, "{end}");
+        assert_eq!(current, truth.used(calls.pid(), 0), "{end}");
+        assert_eq!(dir.key("memory.stat", "host"), 2 * MIB, "{end}");
+        calls.ok(end);
+        assert_eq!(dir.number("memory.current"), kept, "{end}");
+        assert_eq!(truth.used(calls.pid(), 0), kept, "{end}");
+        assert_eq!(dir.key("memory.stat", "array"), 0, "{end}");
+        assert_eq!(
+            dir.key("memory.stat", "host"),
+            0,
+            "{end}: page-locked memory goes too"
+        );
+    }
+}
+
+#[test]
+fn unloading_code_takes_no_allocation_along() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    fill(&mut calls);
+    let current = dir.number("memory.current");
+    // An empty module, in the words of PTX.
+    let ptx = b".version 7.8\n.target sm_75\n.address_size 64\n";
+    let bytes: String = ptx.iter().map(|byte| format!("{byte:02x}")).collect();
+    calls.fill("code", &bytes);
+    calls.ok("cuModuleLoadData &module &code");
+    calls.ok("cuLibraryLoadData &library &code 0 0 0 0 0 0");
+    calls.ok("cuModuleUnload $module");
+    calls.ok("cuLibraryUnload $library");
+    assert_eq!(dir.number("memory.current"), current);
+}
+
+#[test]
+fn functions_of_before_cuda_3_2_that_fail_charge_nothing() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    dir.write("memory.limit", 8 * MIB);
+    // The simulated driver has them in name only; what they would take is refused before it is asked.
+    for (call, bytes) in [("cuMemAlloc", 9 * MIB), ("cuMemAlloc", MIB)] {
+        let refused = if bytes > 8 * MIB { 2 } else { 801 };
+        assert_eq!(calls.call(&format!("{call} &block {bytes}")), Err(refused));
+    }
+    assert_eq!(
+        calls.call(&format!("cuMemAllocPitch &block &pitch {MIB} 9 4")),
+        Err(2)
+    );
+    assert_eq!(calls.call("cuMemAllocPitch &block &pitch 1000 10 4"), Err(801));
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(dir.key("memory.stat", "nr_alloc"), 0);
+    assert_eq!(dir.key("memory.stat", "nr_alloc_fail"), 4);
+}

@@ -1,0 +1,151 @@
+//! Pools: charged by what they reserve, whoever's they are and however they grow and shrink.
+
+use support::{Config, Mount, Truth};
+
+use crate::calls::{Calls, OUT_OF_MEMORY};
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+/// What a pool of the simulated driver grows by.
+const CHUNK: u64 = 32 * MIB;
+const RELEASE_THRESHOLD: u32 = 4;
+const DEVICE: u64 = 1;
+const HOST: u64 = 2;
+
+/// A pool `name` of pinned memory there, to be shared as a descriptor if it is a device's.
+fn create(calls: &mut Calls, name: &str, location: u64, id: u64) {
+    calls.put("properties", 0, 4, 1);
+    calls.put("properties", 4, 4, u64::from(location == DEVICE));
+    calls.put("properties", 8, 4, location);
+    calls.put("properties", 12, 4, id);
+    calls.ok(&format!("cuMemPoolCreate &{name} &properties"));
+}
+
+#[test]
+fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let truth = Truth::of(&mount.simgpu_dir());
+    let pid = calls.pid();
+    let charged = |expected: u64, why: &str| {
+        assert_eq!(dir.key("memory.stat", "pool"), expected, "{why}");
+        assert_eq!(dir.number("memory.current"), expected, "{why}");
+        assert_eq!(truth.used(pid, 0), expected, "{why}");
+    };
+    create(&mut calls, "pool", DEVICE, 0);
+    calls.put("threshold", 0, 8, u64::MAX);
+    calls.ok(&format!(
+        "cuMemPoolSetAttribute $pool {RELEASE_THRESHOLD} &threshold"
+    ));
+    calls.ok(&format!("cuMemAllocFromPoolAsync &one {} $pool 0", 5 * MIB));
+    calls.ok(&format!("cuMemAllocFromPoolAsync &other {} $pool 0", 40 * MIB));
+    charged(3 * CHUNK, "both");
+    calls.ok("cuMemFreeAsync $one 0");
+    calls.ok("cuMemFreeAsync $other 0");
+    calls.ok("cuStreamSynchronize 0");
+    charged(3 * CHUNK, "below its threshold it keeps all");
+    calls.ok(&format!("cuMemPoolTrimTo $pool {}", 2 * CHUNK));
+    charged(2 * CHUNK, "the smaller piece is enough");
+    calls.ok("cuMemPoolTrimTo $pool 0");
+    charged(0, "trimmed");
+    calls.put("threshold", 0, 8, 0);
+    calls.ok(&format!(
+        "cuMemPoolSetAttribute $pool {RELEASE_THRESHOLD} &threshold"
+    ));
+    calls.ok(&format!("cuMemAllocFromPoolAsync &one {} $pool 0", 5 * MIB));
+    calls.ok("cuMemFreeAsync $one 0");
+    calls.ok("cuCtxSynchronize");
+    charged(0, "given back where the program waits");
+    calls.ok(&format!("cuMemAllocFromPoolAsync &one {} $pool 0", 5 * MIB));
+    calls.ok("cuMemPoolDestroy $pool");
+    charged(CHUNK, "destroyed, but not what is allocated from it");
+    calls.ok("cuMemFreeAsync $one 0");
+    calls.ok("cuStreamSynchronize 0");
+    charged(0, "gone");
+}
+
+#[test]
+fn the_current_pool_is_the_one_that_was_set() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    dir.write("memory.limit", CHUNK);
+    create(&mut calls, "pool", DEVICE, 0);
+    calls.put("location", 0, 4, DEVICE);
+    let full = format!("cuMemAllocAsync &other {} 0", CHUNK + 1);
+    for set in ["cuDeviceSetMemPool 0 $pool", "cuMemSetMemPool &location 1 $pool"] {
+        calls.ok(set);
+        calls.ok(&format!("cuMemAllocAsync &one {MIB} 0"));
+        assert_eq!(dir.gpu(0).key("memory.stat", "pool"), CHUNK, "{set}");
+        assert_eq!(calls.call(&full), OUT_OF_MEMORY, "{set}");
+        calls.ok("cuMemGetMemPool &current &location 1");
+        assert_eq!(calls.get("current"), calls.get("pool"), "{set}");
+        calls.ok("cuMemFreeAsync $one 0");
+        calls.ok("cuStreamSynchronize 0");
+        calls.ok("cuMemPoolTrimTo $pool 0");
+        calls.ok("cuMemGetDefaultMemPool &default &location 1");
+        calls.ok(&format!("cuMemAllocFromPoolAsync &one {MIB} $default 0"));
+        assert_eq!(dir.number("memory.current"), CHUNK, "{set}: its default pool");
+        calls.ok("cuMemFreeAsync $one 0");
+        calls.ok("cuCtxSynchronize");
+        assert_eq!(dir.number("memory.current"), 0, "{set}");
+        calls.ok("cuDeviceSetMemPool 0 $default");
+    }
+    // A pool of another device's, whichever is current.
+    create(&mut calls, "there", DEVICE, 1);
+    assert_eq!(
+        calls.call(&format!("cuMemAllocFromPoolAsync &one {} $there 0", CHUNK + 1)),
+        OUT_OF_MEMORY
+    );
+    calls.ok(&format!("cuMemAllocFromPoolAsync &one {MIB} $there 0"));
+    assert_eq!(dir.gpu(1).number("memory.current"), CHUNK);
+    assert_eq!(dir.gpu(0).number("memory.current"), 0);
+}
+
+#[test]
+fn pools_of_the_host_are_not_the_devices() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    dir.write("memory.limit", MIB);
+    create(&mut calls, "pool", HOST, 0);
+    calls.put("location", 0, 4, HOST);
+    calls.ok("cuMemGetDefaultMemPool &default &location 1");
+    for pool in ["pool", "default"] {
+        calls.ok(&format!("cuMemAllocFromPoolAsync &one {} ${pool} 0", 4 * MIB));
+        assert_eq!(dir.number("memory.current"), 0, "{pool}");
+        calls.ok("cuMemFreeAsync $one 0");
+    }
+}
+
+#[test]
+fn a_shared_pool_is_charged_to_its_maker_alone() {
+    let mount = Mount::new();
+    let (mut maker, mut taker) = (Calls::start(&mount), Calls::start(&mount));
+    let (made, taken) = (Dir::of(&mount, maker.pid()), Dir::of(&mount, taker.pid()));
+    create(&mut maker, "pool", DEVICE, 0);
+    maker.ok(&format!("cuMemAllocFromPoolAsync &block {} $pool 0", 4 * MIB));
+    maker.ok("cuMemPoolExportToShareableHandle &descriptor $pool 1 0");
+    maker.ok("cuMemPoolExportPointer &data $block");
+    let descriptor = maker.ask("get descriptor 0 4");
+    let descriptor = taker.take_descriptor(&maker, &descriptor);
+    let data = maker.show("data", 64);
+    taker.fill("data", &data);
+    taken.write("memory.limit", MIB);
+    taker.ok(&format!(
+        "cuMemPoolImportFromShareableHandle &pool {descriptor} 1 0"
+    ));
+    taker.ok("cuMemPoolImportPointer &block $pool &data");
+    assert_eq!(taken.number("memory.current"), 0);
+    assert_eq!(taken.key("memory.stat", "ipc"), 4 * MIB);
+    assert_eq!(made.number("memory.current"), CHUNK);
+    taker.ok("cuMemFreeAsync $block 0");
+    taker.ok("cuStreamSynchronize 0");
+    assert_eq!(taken.key("memory.stat", "ipc"), 0);
+    taker.ok("cuMemPoolDestroy $pool");
+    assert_eq!(taken.number("memory.current"), 0);
+    maker.ok("cuMemFreeAsync $block 0");
+    maker.ok("cuStreamSynchronize 0");
+    assert_eq!(made.number("memory.current"), 0);
+}
