@@ -410,6 +410,21 @@ impl Contexts {
         self.list.lock().iter().find(has).cloned()
     }
 
+    /// The device of a stream that the program made, where it has contexts on several devices: elsewhere there is no need
+    /// to wait for whoever marks one of them.
+    pub(crate) fn device_of(&self, stream: CUstream) -> Option<LocalDevice> {
+        if stream.0.addr() <= PER_THREAD || !self.are_on_several() {
+            return None;
+        }
+        Some(self.holder(stream)?.local)
+    }
+
+    fn are_on_several(&self) -> bool {
+        let list = self.list.lock();
+        list.windows(2)
+            .any(|pair| matches!(pair, [one, other] if one.local != other.local))
+    }
+
     /// The context is no more, and with it all it owned.
     pub(crate) fn remove(&self, process: &Process, context: &Arc<Context>) {
         let streams = {
@@ -451,6 +466,26 @@ mod tests {
         let told = |index: usize| process.usage().devices[index].nr_contexts.load(Relaxed);
         assert_eq!(told(process.devices.index(local)), 0);
         assert_ne!(contexts.known(process, handle(16), local).id(), first.id());
+    }
+
+    #[test]
+    fn a_streams_device_is_told_where_there_are_several() {
+        let process = Process::of_test(NO_LIMIT);
+        let contexts = &process.contexts;
+        let stream = |number: usize| CUstream(std::ptr::without_provenance_mut(number));
+        let [first, second] = [0, 1].map(|number| LocalDevice::of(number).unwrap());
+        contexts
+            .known(process, handle(16), first)
+            .enter(stream(64), false);
+        contexts.known(process, handle(32), first);
+        assert_eq!(contexts.device_of(stream(64)), None, "there is one device");
+        contexts
+            .known(process, handle(48), second)
+            .enter(stream(80), true);
+        assert_eq!(contexts.device_of(stream(64)), Some(first));
+        assert_eq!(contexts.device_of(stream(80)), Some(second));
+        assert_eq!(contexts.device_of(stream(0)), None, "the current context's");
+        assert_eq!(contexts.device_of(stream(96)), None);
     }
 
     #[test]

@@ -24,8 +24,8 @@ use crate::process::{self, Process};
 
 /// The pool that allocations on a stream come from: the stream's device's, whichever device is current.
 fn current_pool(process: &Process, stream: CUstream) -> Option<Arc<Reserve>> {
-    let local = match process.contexts.holder(stream) {
-        Some(context) => context.local,
+    let local = match process.contexts.device_of(stream) {
+        Some(local) => local,
         None => process.place()?.local,
     };
     let mut handle = CUmemoryPool::NULL;
