@@ -13,7 +13,6 @@ from lib.words import PAGE, Words, shared_memory
 from answer import main
 
 NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
-NO_BARRIER = 1  # CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
 PATIENCE = 15.0
 
 
@@ -58,8 +57,6 @@ class Marks:
             "nothing": (measure.NOTHING, (c_uint32(0),)),
             "launch": (d.function("cuLaunchKernel"), self.kernels.prepared("gcgroup_spin", 0, stream=stream)),
             "write_value": (d.function("cuStreamWriteValue32_v2"), (stream, word, c_uint32(0), c_uint32(0))),
-            "write_value_no_barrier": (d.function("cuStreamWriteValue32_v2"),
-                                       (stream, word, c_uint32(0), c_uint32(NO_BARRIER))),
             "event_record": (d.function("cuEventRecord"), (plain, stream)),
             "event_record_timed": (d.function("cuEventRecord"), (timed, stream)),
             "event_query": (d.function("cuEventQuery"), (plain,)),
@@ -97,28 +94,39 @@ class Marks:
         """Microseconds that a mark after each kernel adds to a queue of short kernels, until all have ended."""
         stream, count = self.driver.stream(1), 100 if self.sim else 400
         table, answer = self.calls_of(stream), {}
-        launch, arguments = self.driver.function("cuLaunchKernel"), \
-            self.kernels.prepared("gcgroup_spin", 10, stream=stream)
-        arms = {"bare": None, **{name: table[name] for name in (
-            "write_value", "write_value_no_barrier", "event_record", "event_record_timed")}}
-        for name, extra in arms.items():
-            samples = []
-            for _ in range(3 if self.sim else 7):
-                # The queue is filled behind a long kernel, so that the host's part is not in it.
-                self.spin(5_000 if self.sim else 20_000, stream)
-                first, last = self.driver.event(), self.driver.event()
-                self.driver.cuEventRecord(first, stream)
-                for _ in range(count):
-                    launch(*arguments)
-                    if extra and extra[0](*extra[1]):
-                        raise Missing(f"{name} is refused")
-                self.driver.cuEventRecord(last, stream)
-                self.driver.cuEventSynchronize(last)
-                samples.append(self.driver.get(c_float, "cuEventElapsedTime", first, last) * 1000 / count)
-            answer[name] = measure.spread(samples)
+        arms = {"bare": None, **{name: table[name] for name in ("write_value", "event_record", "event_record_timed")}}
+        for name, mark in arms.items():
+            try:
+                took = [self.queue(stream, count, mark) for _ in range(3 if self.sim else 7)]
+            except Missing as refused:
+                answer[name] = str(refused)
+                continue
+            answer[name] = measure.spread(took)
+            answer[name]["more"] = round(answer[name]["median"] - answer["bare"]["median"], 3)
         self.destroy(stream)
-        return {name: {**seen, "more": round(seen["median"] - answer["bare"]["median"], 3)}
-                for name, seen in answer.items()}
+        return answer
+
+    def queue(self, stream, count, mark):
+        """Microseconds of each of so many kernels, with a mark behind each. They are queued behind a long kernel, so
+        that the host's part is not in it."""
+        launch = self.driver.function("cuLaunchKernel")
+        kernel = self.kernels.prepared("gcgroup_spin", 10, stream=stream)
+        first, last = self.driver.event(), self.driver.event()
+        self.spin(5_000 if self.sim else 20_000, stream)
+        self.driver.cuEventRecord(first, stream)
+        status = 0
+        for _ in range(count):
+            status |= launch(*kernel)
+            if mark:
+                status |= mark[0](*mark[1])
+        self.driver.cuEventRecord(last, stream)
+        self.driver.cuEventSynchronize(last)
+        took = self.driver.get(c_float, "cuEventElapsedTime", first, last) * 1000 / count
+        for event in (first, last):
+            self.driver.cuEventDestroy_v2(event)
+        if status:
+            raise Missing(f"refused with {self.driver.error(status)}")
+        return took
 
     def load(self):
         """Microseconds of a look at the word, Python's part included."""
