@@ -171,12 +171,16 @@ class Marks:
         return measure.spread(samples)
 
     def after(self, *submissions):
-        """Milliseconds from the first submission until a mark is seen that is made after them all."""
-        self.driver.cuCtxSynchronize()
-        began, value = time.perf_counter_ns(), None
-        for submit in submissions:
-            value = submit()
-        return round((wait_for(self.words.memory, 0, value) - began) / 1e6, 3)
+        """Milliseconds from the first submission until a mark is seen that is made after them all: the least of
+        three, for what waits always waits, and what does not is late now and then."""
+        took = []
+        for _ in range(3):
+            self.driver.cuCtxSynchronize()
+            began, value = time.perf_counter_ns(), None
+            for submit in submissions:
+                value = submit()
+            took.append(wait_for(self.words.memory, 0, value) - began)
+        return round(min(took) / 1e6, 3)
 
     def legacy(self):
         """Which earlier work a mark waits for, and which later work waits for a mark: milliseconds, where the
