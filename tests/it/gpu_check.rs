@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use support::{artifacts, repository};
 
 /// What needs nothing of NVIDIA's but the driver.
-const ON_ANY_DRIVER: [&str; 11] = [
+const ON_ANY_DRIVER: [&str; 12] = [
     "contention",
     "interception_c",
     "interception_ctypes",
@@ -17,6 +17,7 @@ const ON_ANY_DRIVER: [&str; 11] = [
     "lookups",
     "marks",
     "overhead_driver",
+    "priority",
     "slicing",
     "vmm",
 ];
@@ -78,6 +79,16 @@ fn simulated_results_are_not_kept_as_real_ones() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("not a run on a real GPU"), "{said}");
     assert_eq!(files(&kept), before);
+}
+
+#[test]
+fn the_readme_claims_measurements_when_there_are_some() {
+    let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
+    let measured = files(&repository().join("tests/gpu/results"))
+        .iter()
+        .any(|path| path.extension().is_some_and(|ending| ending == "json"));
+    assert_ne!(readme.contains("Not yet measured on a real GPU"), measured);
+    assert_eq!(repository().join("tests/gpu/RESULTS.md").exists(), measured);
 }
 
 #[test]

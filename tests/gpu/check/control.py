@@ -1,4 +1,5 @@
 """Control files, by the mount or by the daemon's socket: one way in, whichever this machine allows."""
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,27 +16,32 @@ class Refused(Exception):
     """The daemon did not take or show a value; the text says why."""
 
 
+def path(pid, name):
+    """A file of a process, or of the root where there is no pid."""
+    return name if pid is None else f"{pid}/{name}"
+
+
 def get(pid, name):
     """What a control file shows, without its last line end."""
     if MOUNT:
         try:
-            with open(f"{MOUNT}/{pid}/{name}", encoding="ascii") as file:
+            with open(f"{MOUNT}/{path(pid, name)}", encoding="ascii") as file:
                 return file.read().strip()
         except OSError as error:
             raise Refused(str(error)) from error
-    return socket_command("get", f"{pid}/{name}")
+    return socket_command("get", path(pid, name))
 
 
 def put(pid, name, value):
     """Writes a control file."""
     if MOUNT:
         try:
-            with open(f"{MOUNT}/{pid}/{name}", "w", encoding="ascii") as file:
+            with open(f"{MOUNT}/{path(pid, name)}", "w", encoding="ascii") as file:
                 file.write(f"{value}\n")
         except OSError as error:
             raise Refused(str(error)) from error
     else:
-        socket_command("set", f"{pid}/{name}", str(value))
+        socket_command("set", path(pid, name), str(value))
 
 
 def socket_command(*arguments):
@@ -67,6 +73,22 @@ def until(what, condition, seconds=20.0):
         if time.monotonic() > deadline:
             raise AssertionError(f"in vain: {what}")
         time.sleep(0.01)
+
+
+def launches(pid):
+    """Kernels that a process has submitted."""
+    return int(flat(pid, "compute.stat")["nr_launches"])
+
+
+@contextlib.contextmanager
+def policy(name):
+    """Another compute.policy for a while; Refused where it is not for us to choose."""
+    before = get(None, "compute.policy").split()[0]
+    put(None, "compute.policy", name)
+    try:
+        yield
+    finally:
+        put(None, "compute.policy", before)
 
 
 def freeze(pid):

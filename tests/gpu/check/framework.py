@@ -1,6 +1,8 @@
-"""A job in one framework, on a lead: `hash`, `info`, `alloc BYTES`, `steps` (until the next line), `time N`.
+"""A job in one framework, on a lead: `hash`, `info`, `alloc BYTES`, `steps` (until the next line), `time N`,
+`each N`.
 
-Answers `hash HEX`, `info FREE TOTAL`, `allocated` or `oom`, `step N` for each step, `stopped N`, `took SECONDS`."""
+Answers `hash HEX`, `info FREE TOTAL`, `allocated` or `oom`, `step N` for each step and `stopped N`, `took SECONDS` for N
+steps, `each SECONDS...` for each of N steps, with a pause of 2 ms between them."""
 import ctypes
 import hashlib
 import os
@@ -236,6 +238,14 @@ KINDS = {"driver": Driver, "torch": Torch, "graph": Graph, "streams": Streams, "
          "cupy": Cupy, "jax": Jax, "numba": Numba, "triton": Triton}
 
 
+def paused(step):
+    """Seconds that a step takes, after a pause."""
+    time.sleep(0.002)
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
 def out_of_memory(error):
     text = f"{type(error).__name__} {error}".lower().replace("_", "").replace(" ", "")
     return any(name in text for name in ("outofmemory", "memoryallocation", "resourceexhausted", "memoryerror"))
@@ -260,6 +270,8 @@ def main():
                 for _ in range(int(rest[0])):
                     work.step()
                 answer = f"took {time.perf_counter() - began}"
+            elif verb == "each":
+                answer = "each " + " ".join(str(paused(work.step)) for _ in range(int(rest[0])))
             else:
                 while not select.select([0], [], [], 0)[0]:
                     work.step()

@@ -23,15 +23,16 @@ def need(*modules, sim=False):
 
 
 class Program(Lead):
-    """A program on a lead; governed unless `bare`."""
+    """A program on a lead; governed unless `bare`, with options of `gcgroupfs run`."""
 
-    def __init__(self, command, bare=False, env=None):
-        super().__init__(command if bare else [control.GCGROUPFS, "run", "--", *command], env)
+    def __init__(self, command, bare=False, env=None, options=()):
+        super().__init__(command if bare else [control.GCGROUPFS, "run", *options, "--", *command], env)
 
 
-def load(*arguments, bare=False):
+def load(*arguments, bare=False, priority=None):
     """gcgroup-load."""
-    return Program([control.LOAD, *map(str, arguments)], bare)
+    options = () if priority is None else ("--priority", str(priority))
+    return Program([control.LOAD, *map(str, arguments)], bare, options=options)
 
 
 def job(kind, bare=False, env=None):

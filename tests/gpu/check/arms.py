@@ -1,0 +1,56 @@
+"""A job that waits for its work beside a batch job: as its equal, more important by either policy, and with the
+batch job frozen. How late the first is, and what is left to the second."""
+import time
+
+import control
+from part import require
+
+MOST, EQUAL, LEAST = 0, 8, 15
+
+
+class Arms:
+    """`bursts(priority)` has the job work for a while, and tells with `p99_usec` how late it was."""
+
+    def __init__(self, facts, bursts):
+        self.facts, self.bursts, self.batch, self.alone = facts, bursts, None, None
+        self.arm("alone")
+
+    def arm(self, name, priority=EQUAL):
+        """One arm, with what the batch job does meanwhile compared to what it does alone."""
+        before, began = self.submitted(), time.monotonic()
+        facts = self.facts[name] = self.bursts(priority)
+        if self.batch:
+            facts["batch_launches"] = self.submitted() - before
+            facts["batch_of_alone"] = facts["batch_launches"] / (time.monotonic() - began) / self.alone
+
+    def submitted(self):
+        """Kernels of the batch job so far."""
+        return control.launches(self.batch) if self.batch else 0
+
+    def beside(self, batch, seconds):
+        """All arms beside the process with that pid, which is at work; first it is alone for so many seconds."""
+        self.batch = batch
+        before, began = self.submitted(), time.monotonic()
+        time.sleep(seconds)
+        self.alone = (self.submitted() - before) / (time.monotonic() - began)
+        require(self.alone > 0, "the batch job does nothing")
+        self.arm("equal")
+        control.put(batch, "compute.priority", LEAST)
+        self.arm("weighted", MOST)
+        try:
+            with control.policy("strict"):
+                self.arm("strict", MOST)
+        except control.Refused as refused:
+            self.facts["strict_refused"] = str(refused)
+        control.freeze(batch)
+        self.arm("frozen")
+        require(self.facts["frozen"]["batch_launches"] == 0, "frozen, it launched")
+        control.thaw(batch)
+        thawed = self.submitted()
+        control.until("the batch job goes on", lambda: self.submitted() > thawed)
+
+    def verdict(self):
+        """All arms in a line."""
+        words = [f"{arm} {seen['p99_usec']:.0f}" + (f" at {seen['batch_of_alone']:.2f}" if "batch_of_alone" in seen else "")
+                 for arm, seen in self.facts.items() if isinstance(seen, dict)]
+        return "p99 in usec, at what part of the batch job's own speed: " + ", ".join(words)

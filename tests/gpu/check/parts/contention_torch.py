@@ -1,0 +1,30 @@
+"""PyTorch: tokens of a small transformer beside the training of a small network."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+import control
+from arms import Arms
+from governing import Counter
+from part import job, main, need
+
+
+def body(sim, facts):
+    need("torch", sim=sim)
+    with job("decode") as tokens, job("train") as batch:
+        for program in (tokens, batch):
+            program.until("ready")
+
+        def bursts(priority):
+            control.put(tokens.pid, "compute.priority", priority)
+            usec = sorted(float(word) * 1e6 for word in tokens.ask("each 200", "each"))
+            return {"p50_usec": usec[len(usec) // 2], "p99_usec": usec[len(usec) * 99 // 100], "max_usec": usec[-1]}
+
+        arms = Arms(facts, bursts)
+        Counter(batch).go_on()
+        arms.beside(batch.pid, 1)
+    return arms.verdict()
+
+
+main(body)

@@ -1,0 +1,56 @@
+"""Two batch jobs of different priorities: what each gets, by either policy; then a quota for one alone."""
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+import time
+
+import control
+from part import load, main, require
+
+QUOTA_USEC, PERIOD_USEC = 20_000, 100_000
+
+
+def parts(programs, seconds):
+    """Each one's part of all launches in so many seconds, after a moment for turns to begin."""
+    time.sleep(0.3)
+    before = [control.launches(program.pid) for program in programs]
+    time.sleep(seconds)
+    new = [control.launches(program.pid) - count for program, count in zip(programs, before)]
+    return [count / max(sum(new), 1) for count in new]
+
+
+def used(pid):
+    """GPU time that was charged, microseconds."""
+    return int(control.flat(pid, "compute.stat")["usage_usec"])
+
+
+def body(sim, facts):
+    seconds = 1 if sim else 3
+    with load("throughput", "--duration", 60, priority=6) as one, load("throughput", "--duration", 60) as other:
+        both = (one, other)
+        for program in both:
+            program.until("ready")
+        facts["weighted"] = parts(both, seconds)
+        require(facts["weighted"][0] > (0.5 if sim else 0.6), f"of 4 to 1, it gets {facts['weighted'][0]:.2f}")
+        require(facts["weighted"][1] > 0, "the less important one starves")
+        try:
+            with control.policy("strict"):
+                facts["strict"] = parts(both, seconds)
+        except control.Refused as refused:
+            facts["strict_refused"] = str(refused)
+    with load("throughput", "--duration", 60) as program:
+        program.until("ready")
+        control.put(program.pid, "compute.max", f"{QUOTA_USEC} {PERIOD_USEC}")
+        time.sleep(0.5)
+        before, began = used(program.pid), time.monotonic()
+        time.sleep(seconds)
+        facts["quota"] = (used(program.pid) - before) / 1e6 / (time.monotonic() - began)
+        require(0 < facts["quota"] < 0.5, f"of a quota of 0.2 it uses {facts['quota']:.2f}")
+    return "priority 6 beside 8 gets {:.2f} (of 0.80), strictly {}; a quota of 0.20 is used to {:.2f}".format(
+        facts["weighted"][0], "{:.2f}".format(facts["strict"][0]) if "strict" in facts else "not for us to choose",
+        facts["quota"])
+
+
+main(body)
