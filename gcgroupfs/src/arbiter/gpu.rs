@@ -9,7 +9,7 @@ use gcgroup_abi::Gate;
 
 use super::Settings;
 use super::member::{Member, Seen};
-use super::policy::{Decision, Policy, Time, Turn, View};
+use super::policy::{Decision, Policy, Time, Turns, View};
 
 /// What a gate is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub struct Plan {
 #[derive(Debug)]
 pub struct Gpu<Id> {
     members: BTreeMap<Id, Member>,
-    turn: Option<Turn>,
+    turns: Turns,
     /// When it was last looked at.
     last: Time,
     /// The least virtual time of those with demand, so far: where a newcomer begins.
@@ -60,7 +60,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     pub fn new() -> Self {
         Self {
             members: BTreeMap::new(),
-            turn: None,
+            turns: Turns::default(),
             last: 0,
             floor: 0,
         }
@@ -101,7 +101,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     /// Who had the turn and left the GPU idle while others waited has had that time too, though only as far as turns
     /// are concerned.
     fn charge_idle(&mut self, nsec: u64) {
-        let Some(turn) = self.turn else { return };
+        let Some(turn) = self.turns.regular else { return };
         if !self.members.values().any(Member::waits) {
             return;
         }
@@ -128,9 +128,9 @@ impl<Id: Copy + Ord> Gpu<Id> {
             Decision::open(seen.len())
         } else {
             let views: Vec<View> = seen.iter().map(|one| self.view(one)).collect();
-            (policy.entry().tick)(now, &views, self.turn, settings)
+            (policy.entry().tick)(now, &views, self.turns, settings)
         };
-        self.turn = decision.turn;
+        self.turns = decision.turns;
 
         let is_measured = seen.iter().any(|one| one.is_watched) || quotas.iter().any(|quotas| quotas.has_any);
         let mut orders = Vec::with_capacity(seen.len());
@@ -196,24 +196,24 @@ impl<Id: Copy + Ord> Gpu<Id> {
             has_woken: member.has_woken,
             virtual_time: member.virtual_time,
             held_since: member.held_since,
+            awaited_until: member.awaited_until(),
         })
     }
 
-    /// While somebody waits, the end of the others' work must be noticed soon; else nothing can happen that is not
-    /// told.
+    /// When the policy would decide otherwise; and while somebody waits, soon, since the end of the others' work must be
+    /// noticed. Nothing else can happen that is not told.
     fn next(&self, now: Time, decision: &Decision, settings: &Settings) -> Option<Time> {
-        if !self.members.values().any(Member::waits) {
-            return None;
-        }
+        let waits = self.members.values().any(Member::waits);
         let leases = self
             .members
             .values()
-            .filter(|member| !member.is_held && member.has_demand)
+            .filter(|member| waits && !member.is_held && member.has_demand)
             .filter_map(|member| member.lease(settings));
+        let tick = waits.then_some(now + settings.tick());
         leases
             .chain(decision.next)
             .filter(|when| *when > now)
-            .chain([now + settings.tick()])
+            .chain(tick)
             .min()
     }
 }
@@ -224,6 +224,7 @@ const IDLE: View = View {
     has_woken: false,
     virtual_time: 0,
     held_since: None,
+    awaited_until: None,
 };
 
 /// A wait for the next period is as long as it takes; one for a turn is as long as the settings say.

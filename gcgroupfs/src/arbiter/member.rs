@@ -22,6 +22,9 @@ pub struct Seen<Id> {
 /// How long a process that has been let go on may take to show work: its threads must be scheduled first.
 const RESPONSE: u64 = 5_000_000;
 
+/// By no more than this is a process's account of its work taken back.
+const CORRECTION: u64 = 10_000_000;
+
 /// Remembered from tick to tick.
 #[derive(Debug, Clone, Copy)]
 pub struct Member {
@@ -67,7 +70,13 @@ impl Member {
             true => seen.busy_nsec.saturating_sub(self.busy_nsec).min(passed),
             false => 0,
         };
-        self.busy_nsec = seen.busy_nsec;
+        // The end of work is set a little before the moment in which it was seen: what has been counted stays counted.
+        if seen.busy_nsec >= self.busy_nsec
+            || self.busy_nsec - seen.busy_nsec > CORRECTION
+            || !self.is_tracked
+        {
+            self.busy_nsec = seen.busy_nsec;
+        }
         self.priority = seen.priority;
         if seen.is_busy {
             self.last_busy = Some(now);
@@ -89,7 +98,7 @@ impl Member {
 
     /// Finds out whether it wants the GPU. One that is frozen, or has used up its quota, does not count.
     pub fn judge<Id>(&mut self, now: Time, seen: &Seen<Id>, is_over: bool, settings: &Settings) {
-        if self.opened.is_some_and(|when| now >= when + RESPONSE) {
+        if self.awaited_until().is_some_and(|end| now >= end) {
             (self.opened, self.deaf) = (None, seen.nr_waiting);
         }
         if seen.nr_waiting != self.deaf {
@@ -111,7 +120,12 @@ impl Member {
     /// Until when it counts as busy without being so.
     pub fn lease(&self, settings: &Settings) -> Option<Time> {
         let lingers = self.last_busy.map(|when| when + settings.linger);
-        lingers.max(self.opened.map(|when| when + RESPONSE))
+        lingers.max(self.awaited_until())
+    }
+
+    /// It was let go on with threads that waited, and has shown no work since: until when it may.
+    pub fn awaited_until(&self) -> Option<Time> {
+        self.opened.map(|when| when + RESPONSE)
     }
 
     /// Notes what was decided.

@@ -1,6 +1,6 @@
 //! The policies: whose turn it is among processes of different priorities on one GPU.
 //!
-//! A policy is a pure function of the time, of what there is to know of the processes, and of the turn so far. It
+//! A policy is a pure function of the time, of what there is to know of the processes, and of the turns so far. It
 //! knows no clock, no process and no gate. Processes of one priority are one class: they have their turn together,
 //! and the hardware slices time among them.
 
@@ -32,8 +32,8 @@ pub struct Entry {
     pub tick: Tick,
 }
 
-/// Decides, once a tick, from the time, a view of each process with a context on the GPU, and the turn so far.
-pub type Tick = fn(Time, &[View], Option<Turn>, &Settings) -> Decision;
+/// Decides, once a tick, from the time, a view of each process with a context on the GPU, and the turns so far.
+pub type Tick = fn(Time, &[View], Turns, &Settings) -> Decision;
 
 /// Every policy there is.
 pub const POLICIES: &[Entry] = &[
@@ -72,15 +72,23 @@ pub struct View {
     pub virtual_time: u128,
     /// Since when it has been held although it has demand.
     pub held_since: Option<Time>,
+    /// It was let go on and has not begun: until then it may.
+    pub awaited_until: Option<Time>,
 }
 
-/// Which class runs.
+/// Which class runs, and since when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
     pub priority: u32,
     pub began: Time,
-    /// One window out of turn, for those who have waited for too long.
-    pub is_extra: bool,
+}
+
+/// Whose turn it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Turns {
+    pub regular: Option<Turn>,
+    /// One window beside it, for those who have waited for too long.
+    pub extra: Option<Turn>,
 }
 
 /// What a policy asks for.
@@ -88,7 +96,7 @@ pub struct Turn {
 pub struct Decision {
     /// For each view, whether it is to wait.
     pub holds: Vec<bool>,
-    pub turn: Option<Turn>,
+    pub turns: Turns,
     /// Whether everybody may be held soon, and so should keep little queued.
     pub takes_turns: bool,
     /// When it would decide otherwise, if nobody's demand changes; none: never.
@@ -113,6 +121,37 @@ struct Class {
     virtual_time: u128,
     has_woken: bool,
     held_since: Option<Time>,
+    awaited_until: Option<Time>,
+}
+
+impl Class {
+    fn new(view: &View) -> Self {
+        Self {
+            priority: view.priority,
+            weight: weight(view.priority),
+            virtual_time: view.virtual_time,
+            has_woken: view.has_woken,
+            held_since: view.held_since,
+            awaited_until: view.awaited_until,
+        }
+    }
+
+    fn add(&mut self, view: &View) {
+        self.weight += weight(view.priority);
+        // One that uses little of the common turns must not draw them out for the others.
+        self.virtual_time = self.virtual_time.max(view.virtual_time);
+        self.has_woken |= view.has_woken;
+        self.held_since = [self.held_since, view.held_since].into_iter().flatten().min();
+        // One that has begun is enough.
+        self.awaited_until = self
+            .awaited_until
+            .and_then(|one| Some(one.max(view.awaited_until?)));
+    }
+
+    /// When a turn is over that is to last for `length`: not before there was time to begin.
+    fn ends(&self, turn: &Turn, length: u64) -> Time {
+        (turn.began + length).max(self.awaited_until.unwrap_or(0))
+    }
 }
 
 /// The most important first.
@@ -124,76 +163,81 @@ fn classes(views: &[View]) -> Vec<Class> {
             .get_mut(at)
             .filter(|class| class.priority == view.priority)
         {
-            Some(class) => {
-                class.weight += weight(view.priority);
-                // One that uses little of the common turns must not draw them out for the others.
-                class.virtual_time = class.virtual_time.max(view.virtual_time);
-                class.has_woken |= view.has_woken;
-                class.held_since = [class.held_since, view.held_since].into_iter().flatten().min();
-            }
-            None => classes.insert(
-                at,
-                Class {
-                    priority: view.priority,
-                    weight: weight(view.priority),
-                    virtual_time: view.virtual_time,
-                    has_woken: view.has_woken,
-                    held_since: view.held_since,
-                },
-            ),
+            Some(class) => class.add(view),
+            None => classes.insert(at, Class::new(view)),
         }
     }
     classes
 }
 
-/// When the next class will have waited for too long, and which.
-fn starves(classes: &[Class], settings: &Settings) -> Option<(Time, u32)> {
-    let interval = settings.starvation?;
-    classes
-        .iter()
-        .filter_map(|class| Some((class.held_since? + interval, class.priority)))
-        .min()
+fn class(classes: &[Class], turn: Option<Turn>) -> Option<(Turn, Class)> {
+    let turn = turn?;
+    let class = classes.iter().find(|class| class.priority == turn.priority)?;
+    Some((turn, *class))
 }
 
-/// The most important busy class runs freely. The others have the gaps, and a window beside it when they have
-/// waited for too long.
-fn strict(now: Time, views: &[View], turn: Option<Turn>, settings: &Settings) -> Decision {
+/// The extra turn at `now`, beside a regular one of the priority `regular`: the one there is until it is over, or that
+/// of who has waited for too long. And when that changes.
+fn extra(
+    now: Time,
+    classes: &[Class],
+    turn: Option<Turn>,
+    regular: u32,
+    settings: &Settings,
+) -> (Option<Turn>, Option<Time>) {
+    let current = class(classes, turn)
+        .map(|(turn, class)| (turn, class.ends(&turn, settings.window)))
+        .filter(|(turn, end)| turn.priority != regular && now < *end);
+    if let Some((turn, end)) = current {
+        return (Some(turn), Some(end));
+    }
+    let Some(interval) = settings.starvation else {
+        return (None, None);
+    };
+    let starves = classes
+        .iter()
+        .filter(|class| class.priority != regular)
+        .filter_map(|class| Some((class.held_since? + interval, class.priority)))
+        .min();
+    match starves {
+        Some((when, priority)) if when <= now => {
+            let turn = Turn { priority, began: now };
+            (Some(turn), Some(now + settings.window))
+        }
+        Some((when, _)) => (None, Some(when)),
+        None => (None, None),
+    }
+}
+
+/// The most important busy class runs freely. The others have the gaps.
+fn strict(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decision {
     let classes = classes(views);
     let Some(best) = classes.first().map(|class| class.priority) else {
         return Decision::open(views.len());
     };
-    let starves = starves(&classes, settings);
-    let extra = turn
-        .filter(|turn| turn.is_extra && now < turn.began + settings.window)
-        .or_else(|| {
-            let (_, priority) = starves.filter(|(when, _)| *when <= now)?;
-            Some(Turn {
-                priority,
-                began: now,
-                is_extra: true,
-            })
-        });
+    let (extra, next) = extra(now, &classes, turns.extra, best, settings);
     Decision {
         holds: views
             .iter()
             .map(|view| view.priority > best && extra.is_none_or(|turn| turn.priority != view.priority))
             .collect(),
-        turn: extra,
+        turns: Turns { regular: None, extra },
         takes_turns: false,
-        next: match extra {
-            Some(turn) => Some(turn.began + settings.window),
-            None => starves.map(|(when, _)| when),
-        },
+        next,
     }
 }
 
 /// Classes take turns. Turns are as long as their shares of the cycle, and who has had least for its weight is next;
 /// so what a turn ran over, or a wake-up ran ahead, is paid back.
-fn weighted(now: Time, views: &[View], turn: Option<Turn>, settings: &Settings) -> Decision {
+fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decision {
     let classes = classes(views);
-    let (Some(best), is_alone) = (classes.first(), classes.len() == 1) else {
+    let Some(least) = classes
+        .iter()
+        .min_by_key(|class| (class.virtual_time, class.priority))
+    else {
         return Decision::open(views.len());
     };
+    let is_alone = classes.len() == 1;
     let sum: u64 = classes.iter().map(|class| class.weight).sum();
     let slice = |class: &Class| {
         let share = u128::from(settings.cycle) * u128::from(class.weight) / u128::from(sum);
@@ -201,68 +245,41 @@ fn weighted(now: Time, views: &[View], turn: Option<Turn>, settings: &Settings) 
             .unwrap_or(settings.cycle)
             .max(settings.window)
     };
-    let ends = |turn: &Turn, class: &Class| {
-        turn.began
-            + if turn.is_extra {
-                settings.window
-            } else {
-                slice(class)
-            }
-    };
-    let starves = starves(&classes, settings);
     let cycle = (u128::from(settings.cycle) << MAX_PRIORITY) / u128::from(sum);
-
-    // The turn so far, of a class that still has demand.
-    let current = turn.and_then(|turn| {
-        let class = classes.iter().find(|class| class.priority == turn.priority)?;
-        Some((turn, class))
-    });
-    let least = classes
-        .iter()
-        .min_by_key(|class| (class.virtual_time, class.priority))
-        .unwrap_or(best);
-    let new = |class: &Class, is_extra| {
-        let priority = class.priority;
-        (
-            Turn {
-                priority,
-                began: now,
-                is_extra,
-            },
-            *class,
-        )
-    };
-    let woken = current.and_then(|(turn, class)| {
-        let may_pass = |other: &&Class| {
+    let current = class(&classes, turns.regular);
+    // Who wakes and is more important goes first, unless it has had a cycle's share more than who runs.
+    let woken = current.and_then(|(_, class)| {
+        classes.iter().find(|other| {
             other.has_woken
                 && other.priority < class.priority
                 && other.virtual_time <= class.virtual_time.saturating_add(cycle)
-        };
-        classes.iter().find(may_pass).filter(|_| !turn.is_extra)
+        })
     });
-    let starving = starves
-        .filter(|(when, _)| *when <= now)
-        .and_then(|(_, priority)| classes.iter().find(|class| class.priority == priority));
-    let (turn, class) = match (current, woken, starving) {
-        (Some((turn, class)), ..) if is_alone => (turn, *class),
-        (Some((turn, class)), ..) if turn.is_extra && now < ends(&turn, class) => (turn, *class),
-        (_, Some(woken), _) => new(woken, false),
-        (_, None, Some(starving)) => new(starving, true),
-        (Some((turn, class)), None, None) if now < ends(&turn, class) => (turn, *class),
-        _ => new(least, false),
+    let new = |class: &Class| {
+        let priority = class.priority;
+        (Turn { priority, began: now }, *class)
     };
-    let end = (!is_alone).then(|| ends(&turn, &class));
+    let (turn, class) = match (current, woken) {
+        (_, Some(woken)) => new(woken),
+        (Some((turn, class)), None) if is_alone || now < class.ends(&turn, slice(&class)) => (turn, class),
+        _ => new(least),
+    };
+    let (extra, next) = extra(now, &classes, turns.extra, turn.priority, settings);
+    let runs = |view: &View| {
+        view.priority == turn.priority || extra.is_some_and(|turn| turn.priority == view.priority)
+    };
+    let end = (!is_alone).then(|| class.ends(&turn, slice(&class)));
     Decision {
         holds: views
             .iter()
-            .map(|view| view.priority != turn.priority && (view.has_demand || view.priority > turn.priority))
+            .map(|view| !runs(view) && (view.has_demand || view.priority > turn.priority))
             .collect(),
-        turn: Some(turn),
+        turns: Turns {
+            regular: Some(turn),
+            extra,
+        },
         takes_turns: !is_alone,
-        next: end.map(|end| {
-            let starves = starves.map(|(when, _)| when).filter(|when| *when > now);
-            starves.map_or(end, |when| end.min(when))
-        }),
+        next: end.into_iter().chain(next.filter(|_| !is_alone)).min(),
     }
 }
 
@@ -271,7 +288,7 @@ impl Decision {
     pub fn open(nr_views: usize) -> Self {
         Self {
             holds: vec![false; nr_views],
-            turn: None,
+            turns: Turns::default(),
             takes_turns: false,
             next: None,
         }

@@ -123,7 +123,7 @@ impl Arbitration<'_> {
         if moved.has_opened {
             self.opened.push((process.blocks.clone(), device));
         }
-        if moved.has_left_run {
+        if moved.is_news {
             self.notices.push(Notice::Ring(id));
         }
     }

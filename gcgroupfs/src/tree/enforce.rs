@@ -16,8 +16,8 @@ const MAX_USAGE: u64 = 1 << 58;
 pub(super) struct Moved {
     /// It holds no more.
     pub(super) has_opened: bool,
-    /// The process must begin to watch its own work.
-    pub(super) has_left_run: bool,
+    /// The process must begin to watch its own work, or need not any more.
+    pub(super) is_news: bool,
 }
 
 /// Fills a new process's block and makes it visible.
@@ -102,7 +102,7 @@ pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder)
     let before = process.gate(device);
     let moved = Moved {
         has_opened: before == Gate::Throttled && order.gate != Gate::Throttled,
-        has_left_run: before == Gate::Run && order.gate != Gate::Run,
+        is_news: (before == Gate::Run) != (order.gate == Gate::Run),
     };
     if let Some(kept) = process.kept_mut(Some(device)) {
         kept.gate = order.gate;

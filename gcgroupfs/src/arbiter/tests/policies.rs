@@ -1,6 +1,6 @@
 //! What each policy decides, as tables.
 
-use crate::arbiter::policy::{Decision, Policy, Turn, View, virtual_time};
+use crate::arbiter::policy::{Decision, Policy, Turn, Turns, View, virtual_time};
 use crate::arbiter::settings::Settings;
 
 const MSEC: u64 = 1_000_000;
@@ -13,6 +13,7 @@ fn idle(priority: u32) -> View {
         has_woken: false,
         virtual_time: 0,
         held_since: None,
+        awaited_until: None,
     }
 }
 
@@ -25,20 +26,19 @@ fn busy(priority: u32, had: u64) -> View {
     }
 }
 
-fn turn(priority: u32, began: u64) -> Option<Turn> {
-    Some(Turn {
-        priority,
-        began,
-        is_extra: false,
-    })
+fn turn(priority: u32, began: u64) -> Turns {
+    Turns {
+        regular: Some(Turn { priority, began }),
+        extra: None,
+    }
 }
 
-fn tick(policy: Policy, now: u64, views: &[View], turn: Option<Turn>) -> Decision {
-    (policy.entry().tick)(now, views, turn, &Settings::default())
+fn tick(policy: Policy, now: u64, views: &[View], turns: Turns) -> Decision {
+    (policy.entry().tick)(now, views, turns, &Settings::default())
 }
 
 fn holds(policy: Policy, views: &[View]) -> Vec<bool> {
-    tick(policy, 0, views, None).holds
+    tick(policy, 0, views, Turns::default()).holds
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn nobody_of_equal_priority_waits_for_another() {
     for policy in [Policy::Weighted, Policy::Strict] {
         let views = [busy(8, 0), busy(8, 1000), idle(8)];
         assert_eq!(holds(policy, &views), [false; 3]);
-        assert!(!tick(policy, 0, &views, None).takes_turns);
+        assert!(!tick(policy, 0, &views, Turns::default()).takes_turns);
     }
 }
 
@@ -101,7 +101,7 @@ fn turns_are_as_long_as_the_shares_of_the_cycle_and_a_window_at_least() {
             120 * MSEC / 7,
         ),
     ] {
-        let decision = tick(Policy::Weighted, 1000 * MSEC, &views, None);
+        let decision = tick(Policy::Weighted, 1000 * MSEC, &views, Turns::default());
         assert_eq!(decision.next, Some(1000 * MSEC + length), "{views:?}");
         assert!(decision.takes_turns);
     }
@@ -111,9 +111,9 @@ fn turns_are_as_long_as_the_shares_of_the_cycle_and_a_window_at_least() {
 fn a_turn_lasts_until_its_end_or_until_its_class_is_idle() {
     let views = [busy(7, 30), busy(8, 10)];
     let before = tick(Policy::Weighted, 13 * MSEC, &views, turn(7, 0));
-    assert_eq!(before.turn, turn(7, 0));
+    assert_eq!(before.turns, turn(7, 0));
     let after = tick(Policy::Weighted, 14 * MSEC, &views, turn(7, 0));
-    assert_eq!(after.turn, turn(8, 14 * MSEC));
+    assert_eq!(after.turns, turn(8, 14 * MSEC));
     let views = [idle(7), busy(8, 1000)];
     assert_eq!(
         tick(Policy::Weighted, MSEC, &views, turn(7, 0)).holds,
@@ -129,7 +129,11 @@ fn who_wakes_and_is_more_important_goes_first_unless_it_has_had_a_cycle_more() {
             ..busy(7, had)
         };
         let decision = tick(Policy::Weighted, MSEC, &[woken, busy(8, 10)], turn(8, 0));
-        assert_eq!(decision.turn.map(|turn| turn.priority), Some(priority), "{had}");
+        assert_eq!(
+            decision.turns.regular.map(|turn| turn.priority),
+            Some(priority),
+            "{had}"
+        );
     }
 }
 
@@ -142,26 +146,33 @@ fn who_waits_for_too_long_has_a_window() {
     };
     let views = [busy(0, 1_000_000), starved, idle(15)];
     let at = settings.starvation.unwrap();
-    for (policy, most_important_waits) in [(Policy::Weighted, true), (Policy::Strict, false)] {
+    for policy in [Policy::Weighted, Policy::Strict] {
         let before = tick(policy, at - 1, &views, turn(0, at - 1));
-        assert!(before.holds[1], "{policy:?}");
+        assert_eq!(before.holds, [false, true, true], "{policy:?}");
         assert_eq!(before.next, Some(at), "{policy:?}");
-        let due = tick(policy, at, &views, before.turn);
-        assert_eq!(due.holds, [most_important_waits, false, false], "{policy:?}");
+        let due = tick(policy, at, &views, before.turns);
+        assert_eq!(due.holds, [false; 3], "{policy:?}");
         assert_eq!(due.next, Some(at + settings.window), "{policy:?}");
-        let fed = View {
+        let awaited = View {
             held_since: None,
+            awaited_until: Some(at + 5 * MSEC),
             ..starved
         };
-        let during = tick(policy, at + settings.window - 1, &[views[0], fed], due.turn);
-        assert!(!during.holds[1], "{policy:?}");
-        let over = tick(policy, at + settings.window, &[busy(0, 0), fed], during.turn);
-        assert_eq!(over.holds, [false, true], "{policy:?}");
+        let fed = View {
+            awaited_until: None,
+            ..awaited
+        };
+        for (view, length) in [(awaited, 5 * MSEC), (fed, settings.window)] {
+            let during = tick(policy, at + length - 1, &[views[0], view], due.turns);
+            assert!(!during.holds[1], "{policy:?} {view:?}");
+            let over = tick(policy, at + length, &[views[0], view], during.turns);
+            assert_eq!(over.holds, [false, true], "{policy:?} {view:?}");
+        }
     }
     let never = Settings {
         starvation: None,
         ..settings
     };
-    let decision = (Policy::Strict.entry().tick)(u64::MAX / 2, &views, None, &never);
+    let decision = (Policy::Strict.entry().tick)(u64::MAX / 2, &views, Turns::default(), &never);
     assert_eq!((decision.holds[1], decision.next), (true, None));
 }
