@@ -1,6 +1,7 @@
 //! Integration tests: one binary, a real mount, real processes. Each file has one subject.
 
 #[cfg(test)]
+mod arbiter;
 mod built;
 #[cfg(test)]
 mod calls;

@@ -11,10 +11,15 @@ use super::Settings;
 use super::member::{Member, Seen};
 use super::policy::{Decision, Policy, Time, Turns, View};
 
+/// How often time is divided among several that are busy, where somebody wants to know.
+const DIVISION: u64 = 2_000_000;
+
 /// What a gate is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order {
     pub gate: Gate,
+    /// While it is arbitrated: the most that may be queued, nanoseconds.
+    pub window: u64,
     /// While it is throttled: the longest wait, nanoseconds.
     pub patience: u64,
     /// Whether the beginning of work there must be told.
@@ -25,6 +30,7 @@ impl Order {
     /// For a process that has nothing on the GPU.
     pub const OPEN: Self = Self {
         gate: Gate::Run,
+        window: 0,
         patience: 0,
         wants_bell: false,
     };
@@ -36,6 +42,8 @@ pub struct Quotas {
     pub has_any: bool,
     /// Something is used up: until when that is so at least.
     pub over_until: Option<Time>,
+    /// The least of them, nanoseconds.
+    pub least: Option<u64>,
 }
 
 /// What holds until the next tick, and when that is to be; none: when a bell rings or a setting changes.
@@ -152,14 +160,16 @@ impl<Id: Copy + Ord> Gpu<Id> {
             };
             member.hold(now, one, holds);
             member.is_tracked = gate != Gate::Run;
+            let may_be_pressed = most.is_some_and(|most| most < one.priority);
             orders.push(Order {
                 gate,
+                window: window(may_be_pressed, quotas, settings),
                 patience: patience(now, quotas, settings),
                 wants_bell: gate != Gate::Run && !one.is_frozen && !member.has_demand && !over,
             });
         }
         Plan {
-            next: self.next(now, &decision, settings),
+            next: self.next(now, &decision, is_measured, settings),
             orders,
         }
     }
@@ -201,19 +211,23 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// When the policy would decide otherwise; and while somebody waits, soon, since the end of the others' work must be
-    /// noticed. Nothing else can happen that is not told.
-    fn next(&self, now: Time, decision: &Decision, settings: &Settings) -> Option<Time> {
+    /// noticed; and while several are busy whose time is measured, often enough to divide it well. Nothing else can
+    /// happen that is not told.
+    fn next(&self, now: Time, decision: &Decision, is_measured: bool, settings: &Settings) -> Option<Time> {
         let waits = self.members.values().any(Member::waits);
+        let is_shared = is_measured && self.members.values().filter(|member| member.is_busy).count() > 1;
         let leases = self
             .members
             .values()
             .filter(|member| waits && !member.is_held && member.has_demand)
             .filter_map(|member| member.lease(settings));
         let tick = waits.then_some(now + settings.tick());
+        let division = is_shared.then_some(now + DIVISION);
         leases
             .chain(decision.next)
             .filter(|when| *when > now)
             .chain(tick)
+            .chain(division)
             .min()
     }
 }
@@ -226,6 +240,17 @@ const IDLE: View = View {
     held_since: None,
     awaited_until: None,
 };
+
+/// Where a more important process may come, the window is how long that one waits. Where only a turn or a quota ends,
+/// what goes beyond is paid back, so there may be more, and the GPU need not wait for the program.
+fn window(may_be_pressed: bool, quotas: &Quotas, settings: &Settings) -> u64 {
+    if may_be_pressed {
+        return settings.window;
+    }
+    let wide = (4 * settings.window).min(settings.cycle / 8);
+    let wide = quotas.least.map_or(wide, |quota| wide.min(quota / 8));
+    wide.max(settings.window)
+}
 
 /// A wait for the next period is as long as it takes; one for a turn is as long as the settings say.
 fn patience(now: Time, quotas: &Quotas, settings: &Settings) -> u64 {

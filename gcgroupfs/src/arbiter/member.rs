@@ -38,6 +38,7 @@ pub struct Member {
     pub has_woken: bool,
     /// Since when it is held although it has demand.
     pub held_since: Option<Time>,
+    pub is_busy: bool,
     busy_nsec: u64,
     last_busy: Option<Time>,
     /// When it was let go on with threads that waited, and no work of theirs has been seen since.
@@ -56,6 +57,7 @@ impl Member {
             has_demand: false,
             has_woken: false,
             held_since: None,
+            is_busy: false,
             busy_nsec: seen.busy_nsec,
             last_busy: None,
             opened: None,
@@ -78,6 +80,7 @@ impl Member {
             self.busy_nsec = seen.busy_nsec;
         }
         self.priority = seen.priority;
+        self.is_busy = seen.is_busy;
         if seen.is_busy {
             self.last_busy = Some(now);
         } else if busy > 0 {
@@ -104,7 +107,11 @@ impl Member {
         if seen.nr_waiting != self.deaf {
             self.deaf = 0;
         }
-        let waits = self.is_held && seen.nr_waiting > 0 && seen.nr_waiting != self.deaf;
+        let waits = seen.nr_waiting > 0 && seen.nr_waiting != self.deaf;
+        if waits && !self.is_held && !seen.is_busy {
+            // There is room in its window, and its thread has not come to know.
+            self.opened = self.opened.or(Some(now));
+        }
         let had = self.has_demand;
         self.has_demand = !seen.is_frozen
             && !is_over
@@ -130,7 +137,7 @@ impl Member {
 
     /// Notes what was decided.
     pub fn hold<Id>(&mut self, now: Time, seen: &Seen<Id>, holds: bool) {
-        if self.is_held && !holds && seen.nr_waiting > 0 {
+        if self.is_held && !holds && seen.nr_waiting > 0 && seen.nr_waiting != self.deaf {
             self.opened = Some(now);
         }
         if holds {

@@ -30,10 +30,6 @@ impl Settings {
     pub fn tick(&self) -> u64 {
         self.window.clamp(100_000, 500_000)
     }
-
-    pub fn window_usec(&self) -> u32 {
-        usec(self.window)
-    }
 }
 
 /// Microseconds, as control blocks have them.

@@ -112,7 +112,7 @@ impl State {
     fn gate(&self, order: &Order) -> GateOrder {
         GateOrder {
             gate: order.gate,
-            window_usec: self.settings.window_usec(),
+            window_usec: usec(order.window),
             patience_usec: usec(order.patience),
             wants_bell: order.wants_bell,
         }
@@ -139,7 +139,9 @@ impl State {
             .into_iter()
             .filter_map(|slot| self.meters.get(&(id, slot)))
         {
+            let quota = meter.quota().usec.saturating_mul(1000);
             quotas.has_any = true;
+            quotas.least = Some(quotas.least.map_or(quota, |least| least.min(quota)));
             if meter.is_over() {
                 quotas.over_until = quotas.over_until.max(Some(meter.ends()));
             }

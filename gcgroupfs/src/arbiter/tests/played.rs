@@ -78,11 +78,11 @@ impl Player {
     }
 
     /// Keeps a window queued, or two kernels, where the gate lets it.
-    fn submit(&mut self, now: u64, window: u64) {
+    fn submit(&mut self, now: u64) {
         let depth = match self.order.gate {
             Gate::Throttled | Gate::Frozen => return,
             Gate::Run | Gate::Track => 20 * MSEC,
-            Gate::Arbitrate => window,
+            Gate::Arbitrate => self.order.window,
         };
         while self.wants(now) && self.queued < depth.max(self.kernel) {
             let kernel = self.kernel.min(self.left);
@@ -121,7 +121,7 @@ fn play(policy: Policy, players: &mut [Player], length: u64) -> Played {
         let mut rings = false;
         for player in players.iter_mut() {
             let (was_idle, waited) = (player.queued == 0, player.waits(now));
-            player.submit(now, settings.window);
+            player.submit(now);
             rings |= player.order.wants_bell && (waited || (was_idle && player.queued > 0));
         }
         if rings || at.is_some_and(|at| at <= now) {
