@@ -3,6 +3,7 @@
 mod check_config;
 mod client;
 mod expression;
+mod freeze;
 mod ls;
 mod mount;
 mod run;
@@ -60,6 +61,10 @@ enum Command {
     },
     /// Runs a program governed, with settings that hold from its first use of the GPU.
     Run(run::Arguments),
+    /// Holds back the GPU work of processes, all at once.
+    Freeze(freeze::Freeze),
+    /// Lets processes go on.
+    Thaw(freeze::Thaw),
     /// Says whether a configuration is right, and if not, what is wrong where.
     CheckConfig(check_config::Arguments),
     /// Prints the table of control files, in Markdown.
@@ -89,6 +94,8 @@ pub fn main() -> ExitCode {
             Client::connect(&socket).and_then(|mut client| print(&ls::list(&mut client, json)?))
         }
         Command::Run(arguments) => return run::run(&socket, &arguments),
+        Command::Freeze(arguments) => return freeze::freeze(&socket, &arguments),
+        Command::Thaw(arguments) => return freeze::thaw(&socket, &arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Files => print(manual::table().as_bytes()),
         Command::Manual => print(manual::page().as_bytes()),

@@ -1,42 +1,336 @@
 //! Whose turn it is: real processes on a simulated GPU, and the daemon between them.
 
-use std::time::Duration;
+use std::fs;
+use std::path::Path;
 
-use support::{Config, Mount};
+use nix::sys::signal::{Signal, kill};
+use support::{Config, Governed, Mount, wait_until};
 
 use crate::contended::{batch, goes_on};
+use crate::driver::{Dir, DriverShell};
+
+/// How often the daemon's arbiter has gone to sleep.
+fn sleeps(mount: &Mount) -> u64 {
+    let daemon = mount.daemon().expect("it runs");
+    let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("it has threads");
+    let is_arbiter =
+        |task: &Path| fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm == "arbiter\n");
+    let task = tasks
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|task| is_arbiter(task))
+        .expect("one of them");
+    let status = fs::read_to_string(task.join("status")).expect("a thread of ours");
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
+        .and_then(|number| number.trim().parse().ok())
+        .expect("a number")
+}
+
+/// Until the arbiter has done with what it was told last.
+fn wait_for_quiet(mount: &Mount) {
+    let mut before = sleeps(mount);
+    wait_until("the arbiter sleeps", || {
+        std::thread::yield_now();
+        let now = sleeps(mount);
+        std::mem::replace(&mut before, now) == now
+    });
+}
+
+fn throttled(mount: &Mount, job: &Governed) -> u64 {
+    mount.number(job.pid(), "compute.stat", "nr_throttled")
+}
+
+fn used(mount: &Mount, job: &Governed) -> u64 {
+    mount.truth().usage_usec(job.pid(), 0)
+}
 
 #[test]
-fn explore() {
-    for (policy, a, b) in [
-        ("weighted", 7, 8),
-        ("weighted", 6, 8),
-        ("weighted", 4, 8),
-        ("strict", 7, 8),
-        ("weighted", 8, 8),
-    ] {
-        let mount = Mount::with(Config::default().arg("--policy").arg(policy));
-        let jobs = [batch(&mount, 0, a), batch(&mount, 0, b)];
+fn among_equals_no_gate_closes_and_the_arbiter_sleeps() {
+    let mount = Mount::new();
+    let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
+    for job in &jobs {
+        goes_on(&mount, job.pid(), 0, 2_000);
+    }
+    wait_for_quiet(&mount);
+    let before = sleeps(&mount);
+    for job in &jobs {
+        goes_on(&mount, job.pid(), 0, 50_000);
+    }
+    assert_eq!(sleeps(&mount), before, "nothing wakes it");
+    for job in &jobs {
+        assert_eq!(throttled(&mount, job), 0);
+    }
+}
+
+#[test]
+fn beside_an_idle_neighbour_the_arbiter_sleeps_too() {
+    let mount = Mount::new();
+    let neighbour = DriverShell::start(&mount);
+    Dir::of(&mount, neighbour.pid()).write("compute.priority", 12);
+    let job = batch(&mount, 0, 2);
+    goes_on(&mount, job.pid(), 0, 2_000);
+    wait_for_quiet(&mount);
+    let before = sleeps(&mount);
+    goes_on(&mount, job.pid(), 0, 100_000);
+    // It tells that it is busy once, and again only if it was seen to be idle.
+    assert!(sleeps(&mount) <= before + 3, "{} and {before}", sleeps(&mount));
+}
+
+#[test]
+fn the_more_important_has_the_gpu_under_strict_and_the_other_has_it_afterwards() {
+    let mount = Mount::with(Config::default().arg("--policy").arg("strict"));
+    assert_eq!(mount.read("", "compute.policy"), "strict");
+    let low = batch(&mount, 0, 10);
+    goes_on(&mount, low.pid(), 0, 2_000);
+    let high = batch(&mount, 0, 2);
+    goes_on(&mount, high.pid(), 0, 20_000);
+    let before = used(&mount, &low);
+    goes_on(&mount, high.pid(), 0, 400_000);
+    let meanwhile = used(&mount, &low) - before;
+    assert!(meanwhile < 200_000, "{meanwhile} beside 400000");
+    assert_eq!(throttled(&mount, &high), 0);
+    assert!(throttled(&mount, &low) > 0);
+    drop(high);
+    goes_on(&mount, low.pid(), 0, 50_000);
+}
+
+#[test]
+fn weights_show_and_the_least_important_goes_on() {
+    let mount = Mount::new();
+    let (high, low) = (batch(&mount, 0, 3), batch(&mount, 0, 9));
+    goes_on(&mount, high.pid(), 0, 20_000);
+    let before = used(&mount, &low);
+    goes_on(&mount, high.pid(), 0, 600_000);
+    let meanwhile = used(&mount, &low) - before;
+    // A sixty-fourth by their weights; half of that of the first, without.
+    assert!(meanwhile < 200_000, "{meanwhile} beside 600000");
+    goes_on(&mount, low.pid(), 0, 2_000);
+}
+
+#[test]
+fn a_priority_holds_from_the_write_on_and_so_does_the_policy() {
+    let mount = Mount::new();
+    let (one, other) = (batch(&mount, 0, 8), batch(&mount, 0, 8));
+    goes_on(&mount, one.pid(), 0, 2_000);
+    mount.write("", "compute.policy", "strict");
+    mount.write(one.pid(), "compute.priority", "9");
+    wait_until("it waits", || throttled(&mount, &one) > 0);
+    mount.write(one.pid(), "compute.priority", "7");
+    wait_until("the other waits", || throttled(&mount, &other) > 0);
+    mount.write(one.pid(), "compute.priority", "8");
+    goes_on(&mount, one.pid(), 0, 20_000);
+    goes_on(&mount, other.pid(), 0, 20_000);
+}
+
+#[test]
+fn a_quota_bounds_the_gpu_time_that_a_process_has() {
+    let mount = Mount::new();
+    let job = batch(&mount, 0, 8);
+    mount.write(job.pid(), "compute.max", "20000 100000");
+    assert_eq!(mount.read(job.pid(), "compute.max"), "20000 100000");
+    wait_until("it waits for the next period", || throttled(&mount, &job) > 5);
+    let (before, began) = (used(&mount, &job), std::time::Instant::now());
+    goes_on(&mount, job.pid(), 0, 200_000);
+    // Ten periods' worth cannot be had in less than nine, and what the first began with.
+    let took = u64::try_from(began.elapsed().as_micros()).expect("not for ever");
+    let had = used(&mount, &job) - before;
+    assert!(had <= took / 5 + 40_000, "{had} in {took}");
+    mount.write(job.pid(), "compute.max", "max");
+    let waited = || mount.number(job.pid(), "compute.stat", "throttled_usec");
+    goes_on(&mount, job.pid(), 0, 20_000);
+    let before = waited();
+    goes_on(&mount, job.pid(), 0, 100_000);
+    assert_eq!(waited(), before, "nothing holds it any more");
+}
+
+#[test]
+fn a_quota_of_one_gpu_leaves_the_other_alone() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let jobs = [batch(&mount, 0, 8), batch(&mount, 1, 8)];
+    for job in &jobs {
+        mount.write(format!("{}/0", job.pid()), "compute.max", "1000 1000000");
+    }
+    wait_until("one is held", || throttled(&mount, &jobs[0]) > 0);
+    goes_on(&mount, jobs[1].pid(), 1, 100_000);
+    assert_eq!(throttled(&mount, &jobs[1]), 0);
+}
+
+#[test]
+fn gpu_time_is_measured_while_somebody_looks() {
+    let mount = Mount::new();
+    let job = batch(&mount, 0, 8);
+    let usage = || mount.number(job.pid(), "compute.stat", "usage_usec");
+    usage();
+    wait_until("it is measured", || usage() > 0);
+    let (measured, truly) = (usage(), used(&mount, &job));
+    goes_on(&mount, job.pid(), 0, 300_000);
+    let truly = used(&mount, &job) - truly;
+    wait_until("as much is charged", || usage() - measured >= truly / 10 * 9);
+    let (pid, charged) = (job.pid(), usage());
+    assert_eq!(
+        mount.number(format!("{pid}/0"), "compute.stat", "usage_usec") / 1_000_000,
+        charged / 1_000_000
+    );
+    drop(job);
+    wait_until("it has left", || !mount.governs(pid));
+    assert!(
+        mount.number("", "compute.stat", "usage_usec") >= charged,
+        "totals keep it"
+    );
+}
+
+#[test]
+fn without_the_daemon_who_was_held_goes_on_and_with_it_is_held_again() {
+    let mut mount = Mount::with(Config::default().arg("--grace").arg("100"));
+    mount.write("", "compute.policy", "strict");
+    let (high, low) = (batch(&mount, 0, 2), batch(&mount, 0, 10));
+    wait_until("it waits", || throttled(&mount, &low) > 0);
+    goes_on(&mount, high.pid(), 0, 20_000);
+    let charged = mount.number(high.pid(), "compute.stat", "usage_usec");
+    mount.kill9();
+    // More than a window out of turn every now and then: as much as the other.
+    goes_on(&mount, low.pid(), 0, 100_000);
+    mount.restart();
+    assert_eq!(
+        mount.read("", "compute.policy"),
+        "strict",
+        "what was written stays"
+    );
+    wait_until("both are back", || {
+        mount.governs(high.pid()) && mount.governs(low.pid())
+    });
+    let before = throttled(&mount, &low);
+    wait_until("it waits again", || throttled(&mount, &low) > before);
+    assert!(mount.number(high.pid(), "compute.stat", "usage_usec") >= charged);
+    let before = used(&mount, &low);
+    goes_on(&mount, high.pid(), 0, 300_000);
+    assert!(used(&mount, &low) - before < 150_000);
+}
+
+#[test]
+fn the_policy_is_of_the_command_line_or_written_or_of_the_configuration() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("gcgroupfs.toml");
+    let name = path.to_str().expect("a name of ours");
+    fs::write(&path, "[compute]\npolicy = \"strict\"\n").expect("it is ours");
+    let mut mount = Mount::with(Config::default().arg("--config").arg(name));
+    let policy = |mount: &Mount| mount.read("", "compute.policy");
+    let reload =
+        |mount: &Mount| kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("our own child");
+    assert_eq!(policy(&mount), "strict");
+
+    fs::write(&path, "[compute]\nwindow_usec = 1000\n").expect("it is ours");
+    reload(&mount);
+    wait_until("it is read again", || policy(&mount) == "weighted");
+
+    fs::write(&path, "[compute]\npolicy = 7\n").expect("it is ours");
+    reload(&mount);
+    wait_until("it complains", || mount.log().contains(&format!("{name}:2:10: ")));
+    assert_eq!(policy(&mount), "weighted", "the old one stays");
+
+    fs::write(&path, "[compute]\npolicy = \"weighted\"\n").expect("it is ours");
+    mount.write("", "compute.policy", "strict");
+    reload(&mount);
+    wait_until("it is read again", || {
+        mount.log().matches("read again").count() == 2
+    });
+    assert_eq!(policy(&mount), "strict", "what was written goes before it");
+    mount.restart();
+    assert_eq!(policy(&mount), "strict", "and stays");
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_with_its_place() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("wrong.toml");
+    fs::write(&path, "[compute]\ncycle_usec = 1\n").expect("it is ours");
+    let mount = Mount::new();
+    let check = |arguments: &[&str]| {
+        let output = mount.gcgroupfs(arguments).output().expect("it runs");
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    let name = path.to_str().expect("a name of ours");
+    let place = format!("{name}:2:14: ");
+    let (ok, said) = check(&["check-config", name]);
+    assert!(!ok && said.contains(&place), "{said}");
+    let (ok, said) = check(&[
+        "mount",
+        "--config",
+        name,
+        directory.path().to_str().expect("likewise"),
+    ]);
+    assert!(!ok && said.contains(&place), "{said}");
+    fs::write(&path, "[compute]\ncycle_usec = 10_000\n").expect("it is ours");
+    assert_eq!(check(&["check-config", name]), (true, String::new()));
+}
+
+#[test]
+fn several_are_frozen_at_once_and_waited_for() {
+    for config in [Config::default(), Config::default().arg("--no-fuse")] {
+        let mount = Mount::with(config);
+        let jobs = [batch_anywhere(&mount), batch_anywhere(&mount)];
+        let pids = jobs.each_ref().map(|job| job.pid().to_string());
+        let run = |arguments: &[&str]| {
+            let output = mount.gcgroupfs(arguments).output().expect("it runs");
+            (
+                output.status.code(),
+                String::from_utf8_lossy(&output.stderr).into_owned(),
+            )
+        };
+        assert_eq!(run(&["freeze", "--wait", &pids[0], &pids[1]]).0, Some(0));
+        let stopped = jobs.each_ref().map(|job| used(&mount, job));
+        let events = |pid: &str| {
+            let output = mount
+                .gcgroupfs(&["get", &format!("{pid}/gcgroup.events")])
+                .output();
+            String::from_utf8(output.expect("it runs").stdout).expect("text")
+        };
+        assert!(pids.iter().all(|pid| events(pid).contains("frozen 1\n")));
+        assert_eq!(jobs.each_ref().map(|job| used(&mount, job)), stopped);
+        assert_eq!(run(&["thaw", &pids[0], &pids[1]]), (Some(0), String::new()));
         for job in &jobs {
             goes_on(&mount, job.pid(), 0, 2_000);
         }
-        let truth = mount.truth();
-        let used = || jobs.each_ref().map(|job| truth.usage_usec(job.pid(), 0));
-        let (before, began) = (used(), std::time::Instant::now());
-        std::thread::sleep(Duration::from_secs(5));
-        let after = used();
-        let took = began.elapsed().as_micros();
-        println!(
-            "{policy} {a} {b}: {:?} {:?} of {took}",
-            after[0] - before[0],
-            after[1] - before[1]
-        );
-        for job in &jobs {
-            println!(
-                "{} {}",
-                mount.read(job.pid(), "compute.stat").replace('\n', " "),
-                truth.usage_usec(job.pid(), 0)
-            );
-        }
+        let (code, said) = run(&["freeze", &pids[0], "1", &pids[1]]);
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("1/compute.freeze"), "{said}");
+        wait_until("the others have been told", || {
+            events(&pids[1]).contains("frozen 1\n")
+        });
     }
+}
+
+/// Also where nothing is mounted.
+fn batch_anywhere(mount: &Mount) -> Governed {
+    mount.load(&[
+        "throughput",
+        "--kernel-usec",
+        "500",
+        "--depth",
+        "4",
+        "--duration",
+        "3600",
+    ])
+}
+
+#[test]
+fn a_freeze_that_takes_too_long_says_so_and_stays() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(shell.ask("spin 100000 100"), "ok");
+    let pid = shell.pid().to_string();
+    let output = mount
+        .gcgroupfs(&["freeze", "--wait", "--timeout", "0.01", &pid])
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("still busy"));
+    assert_eq!(dir.number("compute.freeze"), 1);
+    shell.kill9();
 }

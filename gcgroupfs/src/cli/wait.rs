@@ -28,8 +28,8 @@ const RESTART: Duration = Duration::from_secs(5);
 
 /// Exit statuses beside success, which is "it holds".
 const TIMED_OUT: u8 = 1;
-const USAGE: u8 = 2;
-const GONE: u8 = 3;
+pub(super) const USAGE: u8 = 2;
+pub(super) const GONE: u8 = 3;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -48,7 +48,7 @@ pub struct Arguments {
     timeout: Option<Duration>,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()
         .map_err(|_| "a number of seconds is expected".to_owned())?;
@@ -57,7 +57,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// Waits. What went wrong is said on standard error.
 pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
-    match wait(socket, arguments) {
+    let deadline = arguments.timeout.map(|timeout| Instant::now() + timeout);
+    match until(socket, &arguments.path, &arguments.expressions, deadline) {
         Ok(()) => ExitCode::SUCCESS,
         Err((status, words)) => {
             if let Some(words) = words {
@@ -69,21 +70,26 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
 }
 
 /// Why it does not hold: an exit status, and the words for it.
-type Failure = (u8, Option<String>);
+pub(super) type Failure = (u8, Option<String>);
 
-fn wait(socket: &Path, arguments: &Arguments) -> Result<(), Failure> {
-    let deadline = arguments.timeout.map(|timeout| Instant::now() + timeout);
+/// Waits until all expressions hold of a control file.
+pub(super) fn until(
+    socket: &Path,
+    path: &Path,
+    expressions: &[Expression],
+    deadline: Option<Instant>,
+) -> Result<(), Failure> {
     let mut source = None;
     let mut lost: Option<Instant> = None;
     loop {
         let looked = match &mut source {
             Some(source) => Source::read(source),
-            None => Source::open(socket, &arguments.path).and_then(|open| source.insert(open).read()),
+            None => Source::open(socket, path).and_then(|open| source.insert(open).read()),
         };
         match looked {
             Ok(text) => {
                 lost = None;
-                if holds(&arguments.expressions, &text)? {
+                if holds(expressions, &text)? {
                     return Ok(());
                 }
             }
