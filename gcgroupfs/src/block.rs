@@ -59,15 +59,13 @@ fn errno(error: std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
-#[cfg(test)]
-pub mod tests {
-    use std::fs::File;
-    use std::os::fd::AsFd;
-    use std::sync::atomic::Ordering::Relaxed;
-
+/// Usage blocks as processes make them.
+#[cfg(any(test, fuzzing))]
+#[allow(clippy::unwrap_used, reason = "for tests")]
+pub mod theirs {
     use super::*;
 
-    /// A usage block as a well-behaved hook makes it, but for the size and seals asked for.
+    /// As a well-behaved hook makes it, but for the size and seals asked for.
     pub fn usage_file(size: usize, seals: SealFlag) -> OwnedFd {
         let file = memfd_create("usage", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
         ftruncate(&file, i64::try_from(size).unwrap()).unwrap();
@@ -79,6 +77,16 @@ pub mod tests {
     pub fn good_usage_file() -> OwnedFd {
         usage_file(USAGE_SIZE, FIXED_SIZE)
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::theirs::*;
+    use super::*;
 
     #[test]
     fn a_control_block_is_writable_here_and_nowhere_else() {

@@ -236,6 +236,29 @@ impl<S: DeserializeOwned> Replay<S> {
     }
 }
 
+/// Panics if what is understood of a state file, of this boot or another, would not be understood again.
+#[cfg(any(test, fuzzing))]
+#[allow(clippy::unwrap_used, reason = "for tests")]
+pub fn check<S: Serialize + DeserializeOwned>(text: &[u8]) {
+    let header = line(&Header {
+        gcgroupfs_settings: VERSION,
+        boot_id: boot_id(),
+    })
+    .unwrap();
+    for text in [text.to_vec(), [&header, text].concat()] {
+        let first = Replay::<S>::of(&text);
+        let mut again = header.clone();
+        for record in first.latest.values() {
+            again.extend(line(record).unwrap());
+        }
+        let second = Replay::<S>::of(&again);
+        assert!(second.fault.is_none());
+        let words =
+            |replay: &Replay<S>| serde_json::to_string(&replay.latest.values().collect::<Vec<_>>()).unwrap();
+        assert_eq!(words(&first), words(&second));
+    }
+}
+
 /// Opens the file and locks it, and makes sure that it is still the one of that name.
 fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
     loop {

@@ -1,28 +1,5 @@
-//! gcgroupfs: a daemon that shows GPU processes as control files, and the command line that speaks to it.
-
-#![deny(unsafe_code)]
-
-mod arbiter;
-mod block;
-mod cli;
-mod config;
-mod devices;
-mod error;
-mod file;
-mod files;
-mod fuse;
-mod journal;
-mod manual;
-mod mount;
-mod overhead;
-mod process;
-mod protocol;
-mod server;
-mod sys;
-mod text;
-mod touch;
-mod tree;
+//! The program: all of it is in the library, where fuzz targets reach it.
 
 fn main() -> std::process::ExitCode {
-    cli::main()
+    gcgroupfs::main()
 }

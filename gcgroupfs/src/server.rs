@@ -3,7 +3,7 @@
 //!
 //! Everything that arrives is hostile until it has been checked. What a control file means, it does not know.
 
-mod answer;
+pub mod answer;
 mod bells;
 mod closer;
 mod connection;

@@ -64,13 +64,21 @@ impl UsageMap {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl UsageMap {
     /// As [`new`](Self::new), but writable: for tests that play the process as well.
     pub fn writable(file: &impl AsFd) -> io::Result<Self> {
         let file = file.as_fd().as_raw_fd();
         Ok(Self(MmapOptions::new().len(map::USAGE_SIZE).map_raw(file)?))
     }
+}
+
+/// All of a usage block, for tests that write it without regard to what it means.
+#[cfg(any(test, fuzzing))]
+pub fn words(usage: &Usage) -> &[std::sync::atomic::AtomicU64] {
+    let words = std::ptr::from_ref(usage).cast();
+    // SAFETY: the block is nothing but atomics, page-aligned and USAGE_SIZE long, and as long borrowed.
+    unsafe { std::slice::from_raw_parts(words, map::USAGE_SIZE / 8) }
 }
 
 impl Deref for UsageMap {

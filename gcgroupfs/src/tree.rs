@@ -13,7 +13,7 @@ mod settings;
 mod sums;
 mod view;
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub mod fixture;
 #[cfg(test)]
 mod tests;
@@ -320,7 +320,7 @@ impl Tree {
     }
 
     /// The process's blocks, or nothing if it has left.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn blocks(&self, id: ProcessId) -> Option<Arc<dyn Blocks>> {
         self.state
             .lock()
@@ -330,7 +330,7 @@ impl Tree {
     }
 
     /// The process whose directory is named `pid`.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn find(&self, pid: u32) -> Option<ProcessId> {
         self.state.lock().pids.get(&pid).copied()
     }

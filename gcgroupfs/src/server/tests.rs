@@ -22,7 +22,7 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 
 use super::*;
-use crate::block::tests::{good_usage_file, usage_file};
+use crate::block::theirs::{good_usage_file, usage_file};
 use crate::file::{Node, resolve};
 use crate::protocol::{Answer, MAX_ANSWER, Operation, Request};
 use crate::tree::{Caller, Device, Owner};

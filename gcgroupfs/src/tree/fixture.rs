@@ -1,5 +1,7 @@
 //! A tree with processes that tests play themselves.
 
+#![allow(clippy::unwrap_used, reason = "for tests")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -51,7 +53,7 @@ impl Blocks for Pair {
 /// Blocks as of a process that has just started.
 pub fn blocks() -> Arc<dyn Blocks> {
     let (control, _) = block::new_control().unwrap();
-    let usage = UsageMap::writable(&block::tests::good_usage_file()).unwrap();
+    let usage = UsageMap::writable(&block::theirs::good_usage_file()).unwrap();
     usage.publish();
     Arc::new(Pair { control, usage })
 }

@@ -1,0 +1,243 @@
+//! What fuzzers feed: each target takes any bytes, and panics when something is not as it must be with any bytes. The
+//! programs around them are in gcgroupfs/fuzz; a test runs each target over its seeds, and over many spoilt copies.
+
+#![allow(clippy::unwrap_used, reason = "a failure is what is looked for")]
+
+use std::cell::OnceCell;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::message::{self, Hello, Welcome};
+
+use crate::file::{self, ControlFile, Io, Node, PAGE};
+use crate::protocol::{Answer, MAX_ANSWER, Request};
+use crate::server::answer::{Asker, answer};
+use crate::tree::fixture::{OWNER, ROOT, World};
+use crate::tree::{Caller, Place, ProcessId, Settings};
+use crate::{journal, sys};
+
+/// Takes any bytes.
+pub type Target = fn(&[u8]);
+
+/// Each by the name of its program and of its directory of seeds.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("message", message),
+    ("store", store),
+    ("usage", usage),
+    ("settings", settings),
+];
+
+const PID: u32 = 100;
+
+thread_local! {
+    static WORLD: OnceCell<(World, ProcessId)> = const { OnceCell::new() };
+}
+
+/// With a tree of one process and two devices, which keeps what earlier inputs have done to it.
+fn with_world(body: impl FnOnce(&World, ProcessId)) {
+    WORLD.with(|world| {
+        let (world, id) = world.get_or_init(|| {
+            let world = World::new(2);
+            let id = world.join(PID);
+            (world, id)
+        });
+        body(world, *id);
+        // Nobody else listens.
+        drop(world.take_notices());
+    });
+}
+
+/// A packet on the socket, of a hook's registration or of a request.
+pub fn message(packet: &[u8]) {
+    let _ = message::tag(packet);
+    if let Ok(hello) = Hello::from_bytes(packet) {
+        let wished = Settings::wished(&hello);
+        let text = serde_json::to_vec(&wished).unwrap();
+        assert_eq!(serde_json::from_slice::<Settings>(&text).unwrap(), wished);
+    }
+    let _ = Welcome::from_bytes(packet);
+    if let Ok(request) = Request::from_bytes(packet) {
+        assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
+    }
+    with_world(|world, _| {
+        let asker = Asker {
+            uid: OWNER.uid,
+            gid: OWNER.gid,
+        };
+        let Some((reply, text)) = answer(&world.tree, asker, b"text".to_vec(), packet) else {
+            return;
+        };
+        assert!(reply.len() <= MAX_ANSWER);
+        let reply = Answer::from_bytes(&reply).unwrap();
+        assert!(reply.status == 0 || text.is_empty());
+        assert!(reply.part.len() <= text.len() || reply.status != 0);
+    });
+}
+
+/// A write to a control file: the first byte says which, and as whom; the rest is what is written.
+pub fn store(data: &[u8]) {
+    let Some((which, text)) = data.split_first() else {
+        return;
+    };
+    with_world(|world, _| {
+        let places = ["100", "100/0", ""].map(|path| match file::resolve(&world.tree, path).unwrap() {
+            Node::Dir(place) => place,
+            Node::File(..) => unreachable!("a directory's path"),
+        });
+        let writable: Vec<(Place, &ControlFile)> = places
+            .into_iter()
+            .flat_map(|place| {
+                file::files_in(&world.tree, place)
+                    .unwrap()
+                    .map(move |file| (place, file))
+            })
+            .filter(|(_, file)| matches!(file.io, Io::ReadWrite(..)))
+            .collect();
+        let (place, file) = writable[usize::from(*which >> 1) % writable.len()];
+        let caller = if which & 1 == 0 { ROOT } else { OWNER };
+        let shown = |file: &ControlFile| file.show(&world.tree, place).unwrap();
+        let before = shown(file);
+        match file.store(&world.tree, place, caller, text) {
+            Err(_) => assert_eq!(shown(file), before, "{} was refused {text:?}", file.name),
+            Ok(()) => {
+                assert!(text.len() <= PAGE);
+                let after = shown(file);
+                assert!(after.len() <= PAGE && after.ends_with('\n'));
+                if file.name != "memory.peak" {
+                    file.store(&world.tree, place, ROOT, after.as_bytes()).unwrap();
+                    assert_eq!(shown(file), after, "{} does not take what it shows", file.name);
+                }
+            }
+        }
+    });
+}
+
+/// A process that writes what it likes into its usage block: pairs of a word's number and its new value.
+pub fn usage(data: &[u8]) {
+    with_world(|world, id| {
+        let blocks = world.tree.blocks(id).unwrap();
+        let words = sys::words(blocks.usage());
+        for pair in data.chunks_exact(10) {
+            let (at, value) = pair.split_first_chunk::<2>().unwrap();
+            let at = usize::from(u16::from_le_bytes(*at)) % words.len();
+            words[at].store(u64::from_le_bytes(value.try_into().unwrap()), Relaxed);
+        }
+        world.tree.rung(id);
+        show_all(world);
+        words.iter().for_each(|word| word.store(0, Relaxed));
+        blocks.usage().publish();
+    });
+}
+
+/// Everything that there is to read.
+fn show_all(world: &World) {
+    for path in ["", "100", "100/0", "100/1"] {
+        let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
+            panic!("{path} is a directory")
+        };
+        for file in file::files_in(&world.tree, place).unwrap() {
+            let text = file.show(&world.tree, place).unwrap();
+            assert!(
+                text.is_empty() || text.ends_with('\n'),
+                "{path}/{}: {text:?}",
+                file.name
+            );
+            let size = file::attributes(&world.tree, Node::File(place, file))
+                .unwrap()
+                .size;
+            assert!(text.len() as u64 <= size, "{path}/{}: {text:?}", file.name);
+            file.nr_changes(&world.tree, place).unwrap();
+        }
+    }
+}
+
+/// A state file: whatever is understood of it is written so that it is understood again.
+pub fn settings(text: &[u8]) {
+    journal::check::<Settings>(text);
+    if let Ok(settings) = serde_json::from_slice::<Settings>(text) {
+        with_world(|world, _| {
+            let id = world.join_with(PID + 1, crate::tree::fixture::blocks(), settings);
+            let caller = Caller { pid: 7, ..OWNER };
+            let _ = world.store("101/memory.limit", caller, "1");
+            for path in ["101", "101/0"] {
+                let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
+                    return;
+                };
+                for file in file::files_in(&world.tree, place).unwrap() {
+                    file.show(&world.tree, place).unwrap();
+                }
+            }
+            world.tree.leave(id, 0);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Spoilt copies of each seed.
+    const COPIES: u64 = 300;
+
+    /// xorshift64*: the same numbers each time.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        }
+
+        fn below(&mut self, bound: usize) -> usize {
+            usize::try_from(self.next() % bound.max(1) as u64).unwrap()
+        }
+    }
+
+    fn spoil(seed: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+        let mut data = seed.to_vec();
+        for _ in 0..=numbers.below(4) {
+            let at = numbers.below(data.len() + 1);
+            let byte = numbers.next().to_le_bytes()[0];
+            match numbers.below(4) {
+                0 => data.truncate(at),
+                1 => data.insert(at, byte),
+                2 => data.extend_from_within(at..),
+                _ => data.iter_mut().skip(at).take(1).for_each(|old| *old = byte),
+            }
+        }
+        data
+    }
+
+    #[test]
+    fn every_target_bears_its_seeds_and_what_becomes_of_them() {
+        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+        for (name, target) in TARGETS {
+            let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("fuzz/seeds")
+                .join(name);
+            let seeds = fs::read_dir(&directory).unwrap();
+            let seeds: Vec<_> = seeds
+                .map(|seed| fs::read(seed.unwrap().path()).unwrap())
+                .collect();
+            assert!(!seeds.is_empty(), "{name} has no seeds");
+            for seed in &seeds {
+                target(seed);
+                (0..COPIES).for_each(|_| target(&spoil(seed, &mut numbers)));
+            }
+        }
+    }
+
+    #[test]
+    fn every_target_has_its_program() {
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/Cargo.toml");
+        let manifest = fs::read_to_string(manifest).unwrap();
+        let programs = manifest.lines().filter_map(|line| line.strip_prefix("name = \""));
+        let programs: Vec<_> = programs.filter(|name| *name != "gcgroupfs-fuzz\"").collect();
+        let targets: Vec<_> = TARGETS.iter().map(|(name, _)| format!("{name}\"")).collect();
+        assert_eq!(programs, targets);
+    }
+}

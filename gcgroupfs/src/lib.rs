@@ -1,0 +1,32 @@
+//! gcgroupfs: a daemon that shows GPU processes as control files, and the command line that speaks to it.
+
+#![deny(unsafe_code)]
+#![cfg_attr(
+    fuzzing,
+    allow(dead_code, reason = "what only tests use is there for the fuzz targets too")
+)]
+
+mod arbiter;
+mod block;
+mod cli;
+mod config;
+mod devices;
+mod error;
+mod file;
+mod files;
+mod fuse;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+mod journal;
+mod manual;
+mod mount;
+mod overhead;
+mod process;
+mod protocol;
+mod server;
+mod sys;
+mod text;
+mod touch;
+mod tree;
+
+pub use cli::main;
