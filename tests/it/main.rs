@@ -78,6 +78,8 @@ mod simgpu_ipc;
 #[cfg(test)]
 mod simgpu_nvml;
 #[cfg(test)]
+mod simgpu_old;
+#[cfg(test)]
 mod simgpu_pools;
 #[cfg(test)]
 mod simgpu_symbols;

@@ -28,7 +28,7 @@ const DEFERRED_MAPPING: u32 = 0x80;
 pub(crate) struct Array {
     process: &'static Process,
     pub(crate) context: CUcontext,
-    descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    pub(crate) descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     /// Where its bytes are; `None` until memory is mapped.
     base: Option<u64>,
     /// Whether its memory goes with it: not so for a level.
@@ -122,7 +122,7 @@ fn check(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> CUresult {
     sound.then_some(()).ok_or(INVALID_VALUE)
 }
 
-fn create(call: Call, out: Out<CUarray>, descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> CUresult {
+pub(crate) fn create(call: Call, out: Out<CUarray>, descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> CUresult {
     let context = call.context()?;
     check(&descriptor)?;
     if out.is_null() {
@@ -243,7 +243,7 @@ fn requirements(
 }
 
 impl Call {
-    fn array(&self, array: CUarray) -> Result<Arc<Array>, CUerror> {
+    pub(crate) fn array(&self, array: CUarray) -> Result<Arc<Array>, CUerror> {
         self.process.arrays.get(array, INVALID_HANDLE)
     }
 }

@@ -15,7 +15,7 @@ use crate::op::Op;
 use crate::stream::Stream;
 
 /// Does a copy in the order of the default stream and returns when it is done.
-fn copy_now(call: Call, copy: &Copy) -> CUresult {
+pub(crate) fn copy_now(call: Call, copy: &Copy) -> CUresult {
     let stream = call.stream(0)?;
     capture::check_wait(&stream)?;
     copy.check(call.process.space)?;
@@ -89,7 +89,7 @@ fn staged(copy: &Copy) -> Result<Side, CUerror> {
 }
 
 impl Call {
-    fn place(&self, address: u64) -> Place {
+    pub(crate) fn place(&self, address: u64) -> Place {
         Place::of(self.process.space, address)
     }
 
@@ -97,7 +97,7 @@ impl Call {
         Copy::row(self.place(dst), self.place(src), length as u64)
     }
 
-    fn array_place(&self, array: CUarray, offset: usize) -> Result<Place, CUerror> {
+    pub(crate) fn array_place(&self, array: CUarray, offset: usize) -> Result<Place, CUerror> {
         let array = self.process.arrays.get(array, INVALID_HANDLE)?;
         Ok(Place::Space(array.base()? + offset as u64))
     }
@@ -177,8 +177,7 @@ impl Call {
         })
     }
 
-    fn copy_2d(&self, copy: In<CUDA_MEMCPY2D>) -> Result<Copy, CUerror> {
-        let c = copy.get()?;
+    pub(crate) fn copy_2d(&self, c: &CUDA_MEMCPY2D) -> Result<Copy, CUerror> {
         self.copy_3d(&CUDA_MEMCPY3D {
             src_x_in_bytes: c.src_x_in_bytes,
             src_y: c.src_y,
@@ -267,12 +266,12 @@ driver! {
         copy_later(call, Copy::row(call.place(dst), call.array_place(src, offset)?, bytes as u64), stream)
     }
 
-    fn cuMemcpy2D_v2(copy: In<CUDA_MEMCPY2D>) twin cuMemcpy2D_v2_ptds null {} |call| { copy_now(call, &call.copy_2d(copy)?) }
+    fn cuMemcpy2D_v2(copy: In<CUDA_MEMCPY2D>) twin cuMemcpy2D_v2_ptds null {} |call| { copy_now(call, &call.copy_2d(&copy.get()?)?) }
     fn cuMemcpy2DUnaligned_v2(copy: In<CUDA_MEMCPY2D>) twin cuMemcpy2DUnaligned_v2_ptds null {} |call| {
-        copy_now(call, &call.copy_2d(copy)?)
+        copy_now(call, &call.copy_2d(&copy.get()?)?)
     }
     fn cuMemcpy2DAsync_v2(copy: In<CUDA_MEMCPY2D>, stream: CUstream) twin cuMemcpy2DAsync_v2_ptsz null {} |call| {
-        copy_later(call, call.copy_2d(copy)?, stream)
+        copy_later(call, call.copy_2d(&copy.get()?)?, stream)
     }
     fn cuMemcpy3D_v2(copy: In<CUDA_MEMCPY3D>) twin cuMemcpy3D_v2_ptds null {} |call| {
         copy_now(call, &call.copy_3d(&copy.get()?)?)
@@ -288,13 +287,13 @@ driver! {
     }
 }
 
-fn fill(call: Call, fill: Fill, stream: CUstream) -> CUresult {
+pub(crate) fn fill(call: Call, fill: Fill, stream: CUstream) -> CUresult {
     let stream = call.stream(stream)?;
     fill.check(call.process.space)?;
     call.enqueue(&stream, Op::Fill(fill))
 }
 
-fn line(address: u64, value: u32, value_size: u64, width: usize) -> Fill {
+pub(crate) fn line(address: u64, value: u32, value_size: u64, width: usize) -> Fill {
     Fill {
         address,
         pitch: 0,
@@ -305,7 +304,14 @@ fn line(address: u64, value: u32, value_size: u64, width: usize) -> Fill {
     }
 }
 
-fn area(address: u64, pitch: usize, value: u32, value_size: u64, width: usize, height: usize) -> Fill {
+pub(crate) fn area(
+    address: u64,
+    pitch: usize,
+    value: u32,
+    value_size: u64,
+    width: usize,
+    height: usize,
+) -> Fill {
     Fill {
         address,
         pitch: pitch as u64,

@@ -223,7 +223,7 @@ fn checksum(space: &Space, src: u64, words: u64, out: u64) -> CUresult {
         .ok_or(ILLEGAL_ADDRESS)
 }
 
-fn launch(
+pub(crate) fn launch(
     call: Call,
     function: CUfunction,
     shape: Shape,

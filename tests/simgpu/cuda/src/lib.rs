@@ -32,6 +32,8 @@ mod names;
 mod nodes;
 mod null;
 mod occupancy;
+mod old;
+mod old_launch;
 mod op;
 mod pointer;
 mod pool;

@@ -13,7 +13,7 @@ use crate::process::Process;
 use crate::{capture, graph_memory, null, pool};
 
 /// Rows of pitched memory begin at multiples of this.
-const PITCH: usize = 512;
+pub(crate) const PITCH: usize = 512;
 
 /// Charges a device, after giving back what the process's pools keep unused if that is what it takes.
 pub(crate) fn charge(process: &Process, device: usize, kind: Held, bytes: u64) -> Result<(), CUerror> {
@@ -60,6 +60,23 @@ pub(crate) fn allocate(
     })
 }
 
+/// Makes a block of linear device memory whose address fits in 32 bits.
+pub(crate) fn allocate_low(call: Call, bytes: u32) -> Result<CUdeviceptr, CUerror> {
+    let context = call.context()?;
+    capture::check_unsafe()?;
+    let bytes = u64::from(bytes);
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    charge(call.process, context.index, Held::Linear, bytes)?;
+    let space = call.process.space;
+    let made = space.make_low(bytes, context.index, context.domain(), bytes);
+    made.ok_or_else(|| {
+        call.process.member.uncharge(context.index, Held::Linear, bytes);
+        OUT_OF_MEMORY
+    })
+}
+
 /// Ends a block that begins at an address and that `wanted` agrees to. Whether there was one.
 pub(crate) fn free_block(
     process: &'static Process,
@@ -98,7 +115,7 @@ fn end(process: &'static Process, block: &Block) {
     process.space.release(block);
 }
 
-fn free(call: Call, address: CUdeviceptr) -> CUresult {
+pub(crate) fn free(call: Call, address: CUdeviceptr) -> CUresult {
     if address == 0 {
         return Ok(());
     }
@@ -131,7 +148,7 @@ fn free(call: Call, address: CUdeviceptr) -> CUresult {
     Ok(())
 }
 
-fn allocate_host(call: Call, out: Out<u64>, bytes: usize, flags: u32) -> CUresult {
+pub(crate) fn allocate_host(call: Call, out: Out<u64>, bytes: usize, flags: u32) -> CUresult {
     let context = call.context()?;
     capture::check_unsafe()?;
     let bytes = u64::try_from(bytes)
@@ -215,7 +232,7 @@ fn managed(call: Call, address: Out<CUdeviceptr>, bytes: usize, flags: u32) -> C
     address.set(made)
 }
 
-fn range(call: Call, base: Out<CUdeviceptr>, size: Out<usize>, address: CUdeviceptr) -> CUresult {
+pub(crate) fn range(call: Call, base: Out<CUdeviceptr>, size: Out<usize>, address: CUdeviceptr) -> CUresult {
     call.context()?;
     let block = call.process.space.find(address).ok_or(NOT_FOUND)?;
     base.set_if(block.base);

@@ -17,6 +17,7 @@ use crate::call::{Call, driver};
 use crate::error::{FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
 use crate::image::{self, Image};
 use crate::kernel::Known;
+use crate::old_launch::Prepared;
 
 /// A module loaded into a context.
 pub(crate) struct Module {
@@ -31,6 +32,8 @@ pub(crate) struct Function {
     pub(crate) context: CUcontext,
     module: CUmodule,
     pub(crate) code: Arc<Code>,
+    /// What launches of the oldest kind are prepared with.
+    pub(crate) prepared: Mutex<Prepared>,
 }
 
 /// A library, which belongs to no context.
@@ -148,12 +151,13 @@ fn get_function(call: Call, module: CUmodule, name: &str) -> Result<CUfunction, 
             context: object.context,
             module,
             code: Code::new(name),
+            prepared: Mutex::default(),
         })
     };
     Ok(*functions.entry(name.to_owned()).or_insert_with(make))
 }
 
-fn get_global(
+pub(crate) fn get_global(
     call: Call,
     module: CUmodule,
     name: &str,

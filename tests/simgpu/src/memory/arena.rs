@@ -70,6 +70,32 @@ impl Arena {
         })
     }
 
+    /// Names below 4 GiB, if the process has room for them there.
+    pub fn low() -> Option<Arena> {
+        const START: u64 = 1 << 30;
+        const LENGTH: u64 = 2 << 30;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+        let (at, length) = (START as *mut libc::c_void, usize::try_from(LENGTH).ok()?);
+        // SAFETY: a fresh anonymous mapping that is told to replace nothing.
+        let start = unsafe { libc::mmap(at, length, libc::PROT_NONE, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        if start != at {
+            // A kernel that does not know the flag takes the address for a wish.
+            // SAFETY: exactly the mapping made above.
+            unsafe { libc::munmap(start, length) };
+            return None;
+        }
+        Some(Arena {
+            start: START,
+            length: LENGTH,
+            bytes: Bytes::None,
+            file: None,
+            free: Mutex::new(Ranges::new(START, LENGTH)),
+        })
+    }
+
     /// The first address.
     pub fn start(&self) -> u64 {
         self.start

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 
@@ -33,7 +33,17 @@ pub struct Space {
     pub(super) physical: Arena,
     /// What host and device both address.
     shared: Arena,
+    /// Names of device memory that fit in 32 bits, from the first such on.
+    low: OnceLock<Option<Arena>>,
     blocks: RwLock<Blocks>,
+}
+
+/// Who is not told when physical memory goes: the block it is behind is what is charged.
+#[derive(Debug)]
+struct Nobody;
+
+impl PhysicalOwner for Nobody {
+    fn released(&self, _: u64) {}
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +61,7 @@ impl Space {
             reserved: Arena::reserve(VIRTUAL, Bytes::None)?,
             physical: Arena::reserve(PHYSICAL, Bytes::Shared)?,
             shared: Arena::reserve(SHARED, Bytes::Private)?,
+            low: OnceLock::new(),
             blocks: RwLock::default(),
         })
     }
@@ -73,6 +84,24 @@ impl Space {
         Some(base)
     }
 
+    /// Makes a block of linear device memory, already charged for, at addresses of 32 bits.
+    pub fn make_low(&'static self, size: u64, device: usize, context: u64, charged: u64) -> Option<u64> {
+        let low = self.low.get_or_init(Arena::low).as_ref()?;
+        let physical = self.make_physical(size.next_multiple_of(4096), None, Box::new(Nobody))?;
+        let base = low.take(size, ALIGN)?;
+        self.insert(Block {
+            charged,
+            physical: Some(Arc::clone(&physical)),
+            ..block(base, size, Kind::Linear, device, context, physical.bytes)
+        });
+        Some(base)
+    }
+
+    fn is_low(&self, address: u64) -> bool {
+        let low = self.low.get().and_then(Option::as_ref);
+        low.is_some_and(|low| low.contains(address))
+    }
+
     /// Where the bytes of device memory are.
     fn bytes_of(&self, linear: u64) -> u64 {
         linear - self.linear.start() + self.bytes.start()
@@ -80,7 +109,11 @@ impl Space {
 
     /// The file that the bytes of a block of linear memory are in, and where in it.
     pub fn place_of(&self, block: &Block) -> Option<(BorrowedFd<'_>, u64)> {
-        self.bytes.place_of(block.bytes)
+        if self.bytes.contains(block.bytes) {
+            self.bytes.place_of(block.bytes)
+        } else {
+            None
+        }
     }
 
     /// Addresses for a pool to make blocks in.
@@ -204,6 +237,11 @@ impl Space {
     /// registered memory the program's, those of a mapping the reservation's.
     pub fn release(&self, block: &Block) {
         match block.kind {
+            Kind::Linear if self.is_low(block.base) => {
+                if let Some(Some(low)) = self.low.get() {
+                    low.give(block.base, block.size.max(1));
+                }
+            }
             Kind::Linear | Kind::Array => {
                 self.bytes.discard(block.bytes, block.size);
                 self.linear.give(block.base, block.size.max(1));
@@ -333,6 +371,7 @@ impl Space {
         [&self.linear, &self.reserved, &self.shared]
             .iter()
             .any(|arena| arena.contains(address))
+            || self.is_low(address)
     }
 
     /// Where the bytes of device memory are; `None` if not all of it is there and accessible.
@@ -398,12 +437,6 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[derive(Debug)]
-    struct Nobody;
-    impl PhysicalOwner for Nobody {
-        fn released(&self, _: u64) {}
-    }
 
     fn space() -> &'static Space {
         Box::leak(Box::new(Space::new().unwrap()))
