@@ -60,3 +60,19 @@ pub fn goes_on(mount: &Mount, pid: i32, gpu: usize, usec: u64) {
     let goal = truth.usage_usec(pid, gpu) + usec;
     wait_until("it has had the GPU", || truth.usage_usec(pid, gpu) >= goal);
 }
+/// Waits until, while they all together have had GPU 0 for 200 ms, the first had so many times what the second had.
+#[track_caller]
+pub fn wait_for_ratio(mount: &Mount, [first, second]: [i32; 2], is_it: impl Fn(f64) -> bool) {
+    let truth = mount.truth();
+    let both = || [first, second].map(|pid| truth.usage_usec(pid, 0));
+    let mut before = both();
+    wait_until("the shares are so", || {
+        let now = both();
+        let [first, second] = [now[0] - before[0], now[1] - before[1]];
+        if first + second < 200_000 {
+            return false;
+        }
+        before = now;
+        is_it(first as f64 / second.max(1) as f64)
+    });
+}

@@ -2,7 +2,7 @@
 
 use support::{Config, Mount, wait_until};
 
-use crate::contended::{batch, goes_on, program, share_word};
+use crate::contended::{batch, goes_on, program, share_word, wait_for_ratio};
 use crate::simgpu::Program;
 
 /// Submitted, and waited for later.
@@ -124,4 +124,17 @@ fn the_most_important_may_be_killed_while_it_is_busy() {
     goes_on(&mount, second.pid(), 0, 200_000);
     drop(second);
     goes_on(&mount, last.pid(), 0, 200_000);
+}
+
+#[test]
+fn gates_that_a_killed_daemon_left_closed_open_and_a_new_daemon_has_them_back() {
+    let mut mount = Mount::with(Config::default().arg("--grace").arg("200"));
+    let (first, last) = (batch(&mount, 0, 0), batch(&mount, 0, 15));
+    let pids = [first.pid(), last.pid()];
+    wait_for_ratio(&mount, pids, |ratio| ratio > 4.0);
+    mount.kill9();
+    wait_for_ratio(&mount, pids, |ratio| ratio < 2.0);
+    mount.restart();
+    wait_until("both are back", || pids.iter().all(|pid| mount.governs(*pid)));
+    wait_for_ratio(&mount, pids, |ratio| ratio > 4.0);
 }

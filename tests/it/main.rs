@@ -93,3 +93,5 @@ mod simgpu_vmm;
 mod statistics;
 #[cfg(test)]
 mod wait;
+#[cfg(test)]
+mod windows;

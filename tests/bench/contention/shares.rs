@@ -29,7 +29,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
                     .collect()
             };
             pass(1.0);
-            let (began, before) = (now(), usage()?);
+            let (began, before, waited_before) = (now(), usage()?, waited(&daemon, &jobs)?);
             pass((4.0 * setting.scale).max(0.5));
             let (after, ended) = (usage()?, now());
             let shares = jobs
@@ -42,7 +42,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
                 let charged = (after[index] - before[index]) as f64 / 1e6 / (ended - began);
                 errors.push(100.0 * (charged / share - 1.0).abs());
             }
-            throttled.push(waited(&daemon, &jobs)?);
+            throttled.push(waited(&daemon, &jobs)? - waited_before);
         }
         let (name, budget) = match step {
             0 => ("shares at equal priorities".to_owned(), Budget::None),

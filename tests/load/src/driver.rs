@@ -184,6 +184,8 @@ driver! {
     fn cuDeviceTotalMem_v2(bytes: &mut usize, device: CUdevice);
     fn cuDevicePrimaryCtxRetain(context: &mut CUcontext, device: CUdevice);
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    fn cuCtxCreate_v2(context: &mut CUcontext, flags: c_uint, device: CUdevice);
+    fn cuCtxDestroy_v2(context: CUcontext);
     fn cuCtxSetCurrent(context: CUcontext);
     fn cuCtxSynchronize();
     fn cuModuleLoadData(module: &mut CUmodule, image: *const c_void);

@@ -23,6 +23,7 @@ pub struct Gpu {
     pub device: CUdevice,
     /// The driver's version, as it writes it: 12080 is 12.8.
     version: c_int,
+    owns_context: bool,
     /// The driver's name and UUID of the device.
     pub name: String,
     pub uuid: [u8; 16],
@@ -40,6 +41,18 @@ impl Gpu {
     /// # Errors
     /// The driver's.
     pub fn open(driver: Arc<Driver>, ordinal: c_int) -> Result<Self> {
+        Self::with(driver, ordinal, false)
+    }
+
+    /// The same device by a context of its own, made the thread's current one.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn another(&self) -> Result<Self> {
+        Self::with(Arc::clone(&self.driver), self.device, true)
+    }
+
+    fn with(driver: Arc<Driver>, ordinal: c_int, owns_context: bool) -> Result<Self> {
         let (mut device, mut context, mut module) = (0, 0, 0);
         let mut name = [0_u8; 128];
         let (mut uuid, mut version) = ([0; 16], 0);
@@ -50,7 +63,11 @@ impl Gpu {
             let length = c_int::try_from(name.len()).unwrap_or(0);
             driver.cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), length, device)?;
             driver.cuDeviceGetUuid_v2(&mut uuid, device)?;
-            driver.cuDevicePrimaryCtxRetain(&mut context, device)?;
+            if owns_context {
+                driver.cuCtxCreate_v2(&mut context, 0, device)?;
+            } else {
+                driver.cuDevicePrimaryCtxRetain(&mut context, device)?;
+            }
             driver.cuCtxSetCurrent(context)?;
             driver.cuModuleLoadData(&mut module, KERNELS.as_ptr().cast())?;
         }
@@ -71,6 +88,7 @@ impl Gpu {
             driver,
             device,
             version,
+            owns_context,
             name,
             uuid,
             context,
@@ -194,14 +212,20 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: made in `open`, and nobody uses them after this. An error now has no reader.
+        // SAFETY: made in `with`, and nobody uses them after this. An error now has no reader.
         let _ = unsafe { self.driver.cuModuleUnload(self.module) };
-        // SAFETY: retained once in `open`.
-        let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+        // SAFETY: created or retained once in `with`.
+        let _ = unsafe {
+            if self.owns_context {
+                self.driver.cuCtxDestroy_v2(self.context)
+            } else {
+                self.driver.cuDevicePrimaryCtxRelease_v2(self.device)
+            }
+        };
     }
 }
 
-/// A stream of its own, which does not wait for the default stream.
+/// A stream of its own.
 #[derive(Debug)]
 pub struct Stream<'g> {
     gpu: &'g Gpu,
@@ -209,11 +233,21 @@ pub struct Stream<'g> {
 }
 
 impl<'g> Stream<'g> {
+    /// One that does not wait for the default stream.
     pub fn new(gpu: &'g Gpu) -> Result<Self> {
         const CU_STREAM_NON_BLOCKING: c_uint = 1;
+        Self::with(gpu, CU_STREAM_NON_BLOCKING)
+    }
+
+    /// One that is in order with the default stream.
+    pub fn blocking(gpu: &'g Gpu) -> Result<Self> {
+        Self::with(gpu, 0)
+    }
+
+    fn with(gpu: &'g Gpu, flags: c_uint) -> Result<Self> {
         let mut raw = 0;
         // SAFETY: a place that outlives the call.
-        unsafe { gpu.driver.cuStreamCreate(&mut raw, CU_STREAM_NON_BLOCKING) }?;
+        unsafe { gpu.driver.cuStreamCreate(&mut raw, flags) }?;
         Ok(Self { gpu, raw })
     }
 

@@ -13,6 +13,7 @@ mod kernels;
 mod latency;
 mod memory;
 mod obey;
+mod order;
 mod overhead;
 mod range;
 mod say;
@@ -53,6 +54,8 @@ enum Command {
     Memory(memory::Memory),
     /// Nanoseconds of a launch, of an allocation and its free, of a look at the memory
     Overhead(overhead::Overhead),
+    /// Work whose result tells whether it was done in order, submitted in one of many ways
+    Order(order::Order),
     /// Launches so many kernels and waits for them
     Launches(obey::Launches),
     /// Does what it reads from stdin
@@ -90,6 +93,7 @@ fn run(arguments: Arguments) -> Result<()> {
         Command::Throughput(args) => throughput::run(args, &gpu),
         Command::Memory(args) => memory::run(args, &gpu),
         Command::Overhead(args) => overhead::run(args, &gpu),
+        Command::Order(args) => order::run(args, &gpu),
         Command::Launches(args) => obey::launches(args, &gpu),
         Command::Obey => obey::obey(&gpu),
     }

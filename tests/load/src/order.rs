@@ -1,0 +1,258 @@
+//! `order`: work whose result tells whether all of it was done, and in order, submitted in one of many ways.
+//!
+//! A chain of steps on one block of memory: fill it with numbers, run for a while, add its checksum to a sum. A step
+//! that is left out, done twice, or done before the one ahead of it makes another sum.
+
+use std::io::{Read as _, stdin};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Result, anyhow, ensure};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::driver::{self, CUdeviceptr, CUstream};
+use crate::gpu::{Gpu, Stream};
+use crate::graph::Graph;
+use crate::say;
+
+/// How the steps are submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+enum Way {
+    /// Chains on streams of their own, by turns
+    Streams,
+    /// A thread for each chain, on its own default stream (`CU_STREAM_PER_THREAD`)
+    PerThread,
+    /// One chain over blocking streams and the legacy default stream, which alone keep it in order
+    Legacy,
+    /// A thread and a context for each chain
+    Contexts,
+    /// Each step captured from a stream, and launched once
+    Capture,
+    /// One graph of several steps, launched again and again
+    Graphs,
+}
+
+#[derive(Debug, Args)]
+pub struct Order {
+    #[arg(value_enum)]
+    way: Way,
+    /// Steps of each chain
+    #[arg(long, default_value_t = 20)]
+    steps: u32,
+    /// Chains, where there are several
+    #[arg(long, default_value_t = 4)]
+    chains: u32,
+    /// Microseconds that a step runs, beside the fill and the checksum
+    #[arg(long, default_value_t = 100)]
+    kernel_usec: u64,
+    /// Stay until the end of the input
+    #[arg(long)]
+    hold: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    command: &'static str,
+    way: Way,
+    /// Kernels that were launched, in graphs or by themselves.
+    kernels: u64,
+    seconds: f64,
+}
+
+const CU_STREAM_LEGACY: CUstream = 0;
+const CU_STREAM_PER_THREAD: CUstream = 2;
+/// Kernels of a step.
+const KERNELS: u64 = 3;
+const WORDS: u64 = 1024;
+
+pub fn run(args: &Order, gpu: &Gpu) -> Result<()> {
+    say::line("ready")?;
+    let start = Instant::now();
+    let steps = match args.way {
+        Way::Streams => streams(args, gpu)?,
+        Way::PerThread => threads(args, |number| {
+            gpu.attach()?;
+            chain_on(args, gpu, CU_STREAM_PER_THREAD, number)
+        })?,
+        Way::Contexts => threads(args, |number| {
+            let gpu = gpu.another()?;
+            let stream = Stream::new(&gpu)?;
+            chain_on(args, &gpu, stream.raw, number)
+        })?,
+        Way::Legacy => legacy(args, gpu)?,
+        Way::Capture => capture(args, gpu)?,
+        Way::Graphs => graphs(args, gpu)?,
+    };
+    say::line("in order")?;
+    if args.hold {
+        stdin().read_to_end(&mut Vec::new())?;
+    }
+    say::result(&Report {
+        command: "order",
+        way: args.way,
+        kernels: u64::from(steps) * KERNELS,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// A block, and the sum that it must come to.
+struct Chain<'g> {
+    gpu: &'g Gpu,
+    memory: CUdeviceptr,
+    expected: u64,
+    value: u32,
+}
+
+impl<'g> Chain<'g> {
+    fn new(gpu: &'g Gpu, number: u32) -> driver::Result<Self> {
+        let mut memory = 0;
+        // SAFETY: a place that outlives the call.
+        unsafe { gpu.driver.cuMemAlloc_v2(&mut memory, bytes(WORDS + 2)) }?;
+        let chain = Self {
+            gpu,
+            memory,
+            expected: 0,
+            value: number,
+        };
+        gpu.set(chain.sum(), 0, 8)?;
+        gpu.synchronize()?;
+        Ok(chain)
+    }
+
+    fn sum(&self) -> CUdeviceptr {
+        self.memory + WORDS * 4
+    }
+
+    /// Submits the next step: its beginning to one stream, the rest to another or the same.
+    fn submit(&mut self, first: CUstream, then: CUstream, usec: u64) -> driver::Result<()> {
+        self.value = self.value.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15);
+        self.expected = self.expected.wrapping_add(checksum(self.value));
+        self.gpu.fill(first, self.memory, WORDS, self.value)?;
+        self.gpu.spin(then, usec)?;
+        self.gpu.checksum(then, self.memory, WORDS, self.sum())
+    }
+
+    /// Compares, after all that was submitted has ended, and frees the block.
+    fn end(self) -> Result<()> {
+        let mut sum = [0; 8];
+        self.gpu.read(self.sum(), &mut sum)?;
+        let found = u64::from_le_bytes(sum);
+        ensure!(
+            found == self.expected,
+            "out of order: the sum is {found:#x}, not {:#x}",
+            self.expected
+        );
+        // SAFETY: allocated in `new`, and not used any more.
+        Ok(unsafe { self.gpu.driver.cuMemFree_v2(self.memory) }?)
+    }
+}
+
+fn bytes(words: u64) -> usize {
+    usize::try_from(words * 4).unwrap_or(usize::MAX)
+}
+
+/// What the checksum kernel makes of what the fill kernel wrote.
+fn checksum(value: u32) -> u64 {
+    (0..WORDS).zip(0_u32..).fold(0, |sum, (index, word)| {
+        u64::from(value.wrapping_add(word))
+            .wrapping_mul(index + 1)
+            .wrapping_add(sum)
+    })
+}
+
+fn chain_on(args: &Order, gpu: &Gpu, stream: CUstream, number: u32) -> Result<u32> {
+    let mut chain = Chain::new(gpu, number)?;
+    for _ in 0..args.steps {
+        chain.submit(stream, stream, args.kernel_usec)?;
+    }
+    gpu.synchronize()?;
+    chain.end()?;
+    Ok(args.steps)
+}
+
+fn streams(args: &Order, gpu: &Gpu) -> Result<u32> {
+    let mut chains = (0..args.chains)
+        .map(|number| Ok((Stream::new(gpu)?, Chain::new(gpu, number)?)))
+        .collect::<driver::Result<Vec<_>>>()?;
+    for _ in 0..args.steps {
+        for (stream, chain) in &mut chains {
+            chain.submit(stream.raw, stream.raw, args.kernel_usec)?;
+        }
+    }
+    gpu.synchronize()?;
+    chains.into_iter().try_for_each(|(_, chain)| chain.end())?;
+    Ok(args.chains * args.steps)
+}
+
+/// A thread for each chain; the steps of all.
+fn threads(args: &Order, chain: impl Fn(u32) -> Result<u32> + Sync) -> Result<u32> {
+    thread::scope(|scope| {
+        let chain = &chain;
+        let all: Vec<_> = (0..args.chains)
+            .map(|number| scope.spawn(move || chain(number)))
+            .collect();
+        all.into_iter().try_fold(0, |steps, thread| {
+            let done = thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+            Ok(steps + done)
+        })
+    })
+}
+
+fn legacy(args: &Order, gpu: &Gpu) -> Result<u32> {
+    let streams = (0..args.chains.max(1))
+        .map(|_| Stream::blocking(gpu))
+        .collect::<driver::Result<Vec<_>>>()?;
+    let mut chain = Chain::new(gpu, 1)?;
+    for (_, stream) in (0..args.steps).zip(streams.iter().cycle()) {
+        chain.submit(stream.raw, CU_STREAM_LEGACY, args.kernel_usec)?;
+    }
+    gpu.synchronize()?;
+    chain.end()?;
+    Ok(args.steps)
+}
+
+fn capture(args: &Order, gpu: &Gpu) -> Result<u32> {
+    let (stream, mut chain) = (Stream::new(gpu)?, Chain::new(gpu, 1)?);
+    let mut kept = Vec::new();
+    for _ in 0..args.steps {
+        let graph = Graph::capture(gpu, &stream, || {
+            chain.submit(stream.raw, stream.raw, args.kernel_usec)
+        })?;
+        graph.launch(&stream)?;
+        kept.push(graph);
+    }
+    gpu.synchronize()?;
+    chain.end()?;
+    Ok(args.steps)
+}
+
+fn graphs(args: &Order, gpu: &Gpu) -> Result<u32> {
+    const STEPS: u32 = 2;
+    let (stream, mut chain) = (Stream::new(gpu)?, Chain::new(gpu, 1)?);
+    let graph = Graph::capture(gpu, &stream, || {
+        (0..STEPS).try_for_each(|_| chain.submit(stream.raw, stream.raw, args.kernel_usec))
+    })?;
+    let once = chain.expected;
+    chain.expected = once.wrapping_mul(args.steps.into());
+    for _ in 0..args.steps {
+        graph.launch(&stream)?;
+    }
+    gpu.synchronize()?;
+    chain.end()?;
+    Ok(STEPS * args.steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_tells_where_each_word_is() {
+        let sum = (0..WORDS).map(|index| (7 + index) * (index + 1)).sum::<u64>();
+        assert_eq!(checksum(7), sum);
+        assert_ne!(checksum(7), checksum(8));
+        assert!(checksum(u32::MAX) > u64::from(u32::MAX), "its words wrap");
+    }
+}
