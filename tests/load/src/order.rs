@@ -58,6 +58,8 @@ struct Report {
     way: Way,
     /// Kernels that were launched, in graphs or by themselves.
     kernels: u64,
+    /// Kernels that were captured, which runs none of them.
+    captured: u64,
     seconds: f64,
 }
 
@@ -66,6 +68,8 @@ const CU_STREAM_PER_THREAD: CUstream = 2;
 /// Kernels of a step.
 const KERNELS: u64 = 3;
 const WORDS: u64 = 1024;
+/// Steps of a graph that is launched again and again.
+const GRAPH_STEPS: u32 = 2;
 
 pub fn run(args: &Order, gpu: &Gpu) -> Result<()> {
     say::line("ready")?;
@@ -85,6 +89,11 @@ pub fn run(args: &Order, gpu: &Gpu) -> Result<()> {
         Way::Capture => capture(args, gpu)?,
         Way::Graphs => graphs(args, gpu)?,
     };
+    let captured = match args.way {
+        Way::Capture => args.steps,
+        Way::Graphs => GRAPH_STEPS,
+        _ => 0,
+    };
     say::line("in order")?;
     if args.hold {
         stdin().read_to_end(&mut Vec::new())?;
@@ -93,6 +102,7 @@ pub fn run(args: &Order, gpu: &Gpu) -> Result<()> {
         command: "order",
         way: args.way,
         kernels: u64::from(steps) * KERNELS,
+        captured: u64::from(captured) * KERNELS,
         seconds: start.elapsed().as_secs_f64(),
     })
 }
@@ -229,10 +239,9 @@ fn capture(args: &Order, gpu: &Gpu) -> Result<u32> {
 }
 
 fn graphs(args: &Order, gpu: &Gpu) -> Result<u32> {
-    const STEPS: u32 = 2;
     let (stream, mut chain) = (Stream::new(gpu)?, Chain::new(gpu, 1)?);
     let graph = Graph::capture(gpu, &stream, || {
-        (0..STEPS).try_for_each(|_| chain.submit(stream.raw, stream.raw, args.kernel_usec))
+        (0..GRAPH_STEPS).try_for_each(|_| chain.submit(stream.raw, stream.raw, args.kernel_usec))
     })?;
     let once = chain.expected;
     chain.expected = once.wrapping_mul(args.steps.into());
@@ -241,7 +250,7 @@ fn graphs(args: &Order, gpu: &Gpu) -> Result<u32> {
     }
     gpu.synchronize()?;
     chain.end()?;
-    Ok(STEPS * args.steps)
+    Ok(GRAPH_STEPS * args.steps)
 }
 
 #[cfg(test)]
