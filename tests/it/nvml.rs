@@ -21,9 +21,15 @@ const INSUFFICIENT_SIZE: u64 = 7;
 const KINDS: [&str; 3] = ["Compute", "Graphics", "MPSCompute"];
 
 /// `programs/nvml.c`, which opens the library and looks its functions up as `nvidia-smi` does.
-struct Nvml(Governed);
+pub(crate) struct Nvml(Governed);
 
 impl Nvml {
+    /// Not governed: told what NVML says.
+    #[track_caller]
+    pub(crate) fn bare(mount: &Mount) -> Self {
+        Self::spawn(mount.bare_command(program()))
+    }
+
     #[track_caller]
     fn spawn(command: Command) -> Self {
         let mut nvml = Self(Governed::spawn(command));
@@ -70,7 +76,7 @@ impl Nvml {
 
     /// The processes that compute on a device.
     #[track_caller]
-    fn computing(&mut self, device: u32) -> BTreeMap<i32, u64> {
+    pub(crate) fn computing(&mut self, device: u32) -> BTreeMap<i32, u64> {
         let (result, count, list) = self.list(&format!("processes {device} Compute 3 16"));
         assert_eq!((result, count), (SUCCESS, list.len() as u64));
         list
@@ -95,7 +101,7 @@ fn memory_is_the_limit_and_what_is_charged() {
     // A stranger takes nearly all of the card: it is used by nobody here, but not free either.
     let mut stranger = DriverShell::start_bare(&mount);
     assert_eq!(stranger.ask(&format!("alloc linear {}", 700 * MIB)), "ok 0");
-    let card = Nvml::spawn(mount.bare_command(program())).ask("memory 0 1");
+    let card = Nvml::bare(&mount).ask("memory 0 1");
     assert!(card[2] < 400 * MIB);
     for version in 1..=2 {
         let told = nvml.ask(&format!("memory 0 {version}"));
@@ -204,7 +210,7 @@ fn nvml_numbers_devices_its_own_way_whatever_the_program_sees() {
 fn utilisation_and_accounts_are_its_own() {
     let mount = Mount::new();
     let busy = mount.load(&["throughput", "--duration", "3600"]);
-    let mut monitor = Nvml::spawn(mount.bare_command(program()));
+    let mut monitor = Nvml::bare(&mount);
     let others = |nvml: &mut Nvml| nvml.list("samples 0 16").2.contains_key(&busy.pid());
     wait_until("the device is busy", || others(&mut monitor));
 
@@ -241,7 +247,7 @@ fn whoever_is_not_limited_is_told_what_nvml_says() {
         assert_eq!(shell.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
     }
     Dir::of(&mount, shells[0].pid()).write("memory.limit", 512 * MIB);
-    let mut bare = Nvml::spawn(mount.bare_command(program()));
+    let mut bare = Nvml::bare(&mount);
     let mut watching = Nvml::start(&mount);
     for command in ["memory 0 1", "memory 0 2"] {
         assert_eq!(watching.ask(command), bare.ask(command));

@@ -5,6 +5,7 @@ use std::process::Command;
 use support::{Config, Governed, Mount, c_program, wait_until};
 
 use crate::driver::Dir;
+use crate::nvml::Nvml;
 
 const MIB: u64 = 1 << 20;
 const OUT_OF_MEMORY: u64 = 2;
@@ -409,6 +410,96 @@ fn threads_on_several_devices_fill_the_processs_limit_and_not_one_block_more() {
         .map(|(base, blocks)| base + blocks * 4096)
         .collect();
     assert_eq!(charged(&dir, 4), want);
+}
+
+/// Whatever is allocated, freed and destroyed from wherever, what is charged on each device is what the process holds
+/// there by the driver's own count.
+#[test]
+fn through_a_thousand_calls_each_device_is_charged_what_the_driver_gave() {
+    const GPUS: u32 = 3;
+    let mount = gpus(GPUS);
+    let mut devices = Devices::start(&mount);
+    let mut truth = Nvml::bare(&mount);
+    let pid = devices.0.pid();
+    let dir = Dir::of(&mount, pid);
+    // A context and a stream of it on each device, and a pool.
+    let (mut contexts, mut streams) = (Vec::new(), Vec::new());
+    for device in 0..u64::from(GPUS) {
+        contexts.push(devices.ok(&format!("create {device}")));
+        streams.push(devices.ok("stream 1"));
+        devices.ok(&format!("pool {device}"));
+        dir.gpu(u32::try_from(device).expect("few"))
+            .write("memory.limit", 300 * MIB);
+    }
+    dir.write("memory.limit", 600 * MIB);
+
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut below = |bound: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % bound
+    };
+    let mut held: Vec<u64> = Vec::new();
+    let (mut refused, mut allocated) = (0, 0);
+    for call in 1..=1000 {
+        let (here, there) = (below(u64::from(GPUS)), below(u64::from(GPUS)));
+        devices.ok(&format!("current {}", contexts[here as usize]));
+        let bytes = (below(24) + 1) * MIB - below(2) * 100;
+        let command = match below(12) {
+            0 => format!("alloc {bytes}"),
+            1 => format!("managed {bytes}"),
+            2 => format!("array {}", bytes.min(100_000)),
+            3 => format!("vmm {there} {}", bytes.next_multiple_of(2 * MIB)),
+            4 => format!("async {bytes} {}", streams[there as usize]),
+            5 => format!("from {there} {bytes} {}", streams[there as usize]),
+            6 => format!("async {bytes} null"),
+            7 if below(20) == 0 => {
+                // All that the context owned goes with it; the rest is freed, or its handles are nobody's.
+                let gone = contexts[there as usize];
+                devices.ok(&format!("destroy {gone}"));
+                contexts[there as usize] = devices.ok(&format!("create {there}"));
+                streams[there as usize] = devices.ok("stream 1");
+                continue;
+            }
+            _ if held.is_empty() => continue,
+            _ => {
+                let one = held.swap_remove(below(held.len() as u64) as usize);
+                devices.ask(&format!("free {one}"));
+                continue;
+            }
+        };
+        match devices.ask(&command)[..] {
+            [0, memory] => {
+                held.push(memory);
+                allocated += 1;
+            }
+            [OUT_OF_MEMORY, _] => refused += 1,
+            // A stream that went with its context.
+            ref other => assert!(
+                other[0] == 400 || other[0] == INVALID_CONTEXT,
+                "{command}: {other:?}"
+            ),
+        }
+        if call % 50 == 0 {
+            for device in 0..GPUS {
+                devices.ok(&format!("current {}", contexts[device as usize]));
+                devices.ok("sync");
+            }
+            for device in 0..GPUS {
+                let charged = dir.gpu(device).number("memory.current");
+                let holds = truth.computing(device).get(&pid).copied().unwrap_or(0);
+                assert_eq!(charged, holds, "device {device}, call {call}");
+                assert!(charged <= 300 * MIB, "device {device}, call {call}: {charged}");
+            }
+            let all = dir.number("memory.current");
+            assert!(all <= 600 * MIB, "call {call}: {all}");
+        }
+    }
+    assert!(
+        allocated > 200 && refused > 10,
+        "{allocated} allocated, {refused} refused"
+    );
 }
 
 #[test]

@@ -40,11 +40,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 256 };
+enum { MOST = 256, MOST_MEMORY = 8192 };
 enum kind { LINEAR, ASYNC, VMM, ARRAY };
 
 static void *contexts[MOST], *streams[MOST], *pools[MOST];
-static struct { enum kind kind; unsigned long long what; } memory[MOST];
+static struct { enum kind kind; unsigned long long what; } memory[MOST_MEMORY];
 static int nr_contexts, nr_streams, nr_pools, nr_memory;
 static void *library;
 
@@ -187,6 +187,10 @@ static void number(int result, unsigned long long value)
 
 static void keep(int result, enum kind kind, unsigned long long what)
 {
+    if (nr_memory == MOST_MEMORY) {
+        fprintf(stderr, "devices: no room for more\n");
+        exit(2);
+    }
     memory[nr_memory].kind = kind;
     memory[nr_memory].what = what;
     number(result, (unsigned long long)nr_memory);
