@@ -12,15 +12,20 @@ import time
 
 
 class Driver:
-    """The driver through ctypes; its memory is computed on by sets and copies alone."""
+    """The driver through ctypes, with the test kernel that fills memory."""
+
+    SIZE = 1 << 20
 
     def __init__(self):
         self.cuda = ctypes.CDLL("libcuda.so.1")
-        context = ctypes.c_void_p()
+        context, module, self.fill = (ctypes.c_void_p() for _ in range(3))
         self.check(self.cuda.cuInit(0))
         self.check(self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
         self.check(self.cuda.cuCtxSetCurrent(context))
-        self.block = self.memory(1 << 20)
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../load/kernels.ptx"), "rb") as file:
+            self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), file.read() + b"\0"))
+        self.check(self.cuda.cuModuleGetFunction(ctypes.byref(self.fill), module, b"gcgroup_fill"))
+        self.block = self.memory(self.SIZE)
 
     def check(self, status):
         if status:
@@ -36,14 +41,20 @@ class Driver:
         self.check(self.cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
         return free.value, total.value
 
+    def launch(self, value):
+        arguments = [self.block, ctypes.c_uint64(self.SIZE // 4), ctypes.c_uint32(value)]
+        places = (ctypes.c_void_p * 3)(*map(ctypes.addressof, arguments))
+        self.check(self.cuda.cuLaunchKernel(self.fill, 8, 1, 1, 256, 1, 1, 0, None, places, None))
+
     def compute(self):
-        self.check(self.cuda.cuMemsetD8_v2(self.block, ctypes.c_ubyte(0x5A), ctypes.c_size_t(1 << 20)))
-        host = (ctypes.c_ubyte * (1 << 20))()
-        self.check(self.cuda.cuMemcpyDtoH_v2(host, self.block, ctypes.c_size_t(1 << 20)))
+        self.check(self.cuda.cuMemsetD8_v2(self.block, ctypes.c_ubyte(0x5A), ctypes.c_size_t(self.SIZE)))
+        self.launch(7)
+        host = (ctypes.c_ubyte * self.SIZE)()
+        self.check(self.cuda.cuMemcpyDtoH_v2(host, self.block, ctypes.c_size_t(self.SIZE)))
         return bytes(host)
 
     def step(self):
-        self.check(self.cuda.cuMemsetD8_v2(self.block, ctypes.c_ubyte(1), ctypes.c_size_t(1 << 20)))
+        self.launch(1)
         self.check(self.cuda.cuCtxSynchronize())
 
 

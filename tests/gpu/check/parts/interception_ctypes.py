@@ -7,4 +7,4 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from governing import check
 from part import main
 
-main(lambda sim, facts: check("driver", facts, launches=False))
+main(lambda sim, facts: check("driver", facts))

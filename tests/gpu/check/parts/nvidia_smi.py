@@ -20,7 +20,13 @@ def body(sim, facts):
     require(hooked.returncode == 0 and hooked.stdout == bare.stdout, hooked.stdout + hooked.stderr)
     table = subprocess.run([control.GCGROUPFS, "run", "--", "nvidia-smi"], capture_output=True, check=False)
     require(table.returncode == 0, "the table fails")
-    return "the same output"
+    ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    card, limited = (subprocess.run(prefix + ask, capture_output=True, text=True, check=True).stdout.split()[0]
+                     for prefix in ([], [control.GCGROUPFS, "run", "--memory-limit", "8G", "--"]))
+    facts.update(card_mib=card, limited_mib=limited)
+    if card.isdigit():
+        require(int(limited) == min(int(card), 8192), f"limited to 8192 MiB, it sees {limited} of {card}")
+    return "the same output; with a limit, the limit"
 
 
 main(body)
