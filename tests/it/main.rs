@@ -46,6 +46,8 @@ mod memory_gone;
 #[cfg(test)]
 mod memory_graph;
 #[cfg(test)]
+mod memory_model;
+#[cfg(test)]
 mod memory_overhead;
 #[cfg(test)]
 mod memory_pool;

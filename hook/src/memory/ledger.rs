@@ -202,6 +202,21 @@ mod tests {
         }
     }
 
+    /// The worst is where every shard has just grown.
+    #[test]
+    fn a_live_block_takes_at_most_64_bytes() {
+        let ledger = Ledger::new(64);
+        for number in 1..=200_000_u64 {
+            ledger.insert(0x7f12_0000_0000 + number * 512, || entry(1, 1));
+            if number.is_multiple_of(20_000) {
+                let shards = ledger.shards.iter();
+                let bytes: usize = shards.map(|shard| shard.0.lock().allocation_size()).sum();
+                let each = bytes as u64 / number;
+                assert!(each <= 64, "{each} bytes for each of {number}");
+            }
+        }
+    }
+
     #[test]
     fn neighbours_are_kept_together() {
         let hashes: Vec<u64> = (0..128)
