@@ -1,12 +1,17 @@
-//! Random calls of every kind: after each of them, what is charged is what the device has.
+//! Random calls of every kind: after each of them, what is charged is what the device has, and nothing of it is taken for
+//! a context.
 
-use support::{Config, Mount, Truth};
+use support::{Config, Mount, Truth, wait_until};
 
 use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
-const LIMIT: u64 = 300 * MIB;
+/// Bytes that a context takes, and that all may take.
+const CONTEXT: u64 = 64 * MIB;
+const LIMIT: u64 = CONTEXT + 300 * MIB;
+/// What `memory.stat` shows that is charged by the calls themselves.
+const CHARGED: [&str; 6] = ["linear", "managed", "pool", "vmm", "array", "graph"];
 /// Blocks that may be there at one time, each a variable of the program's.
 const SLOTS: usize = 24;
 const STEPS: usize = 150;
@@ -48,6 +53,9 @@ impl<'m> Model<'m> {
     fn start(mount: &'m Mount, seed: u64) -> Self {
         let mut calls = Calls::start(mount);
         let dir = Dir::of(mount, calls.pid());
+        wait_until("the context is measured", || {
+            dir.key("memory.stat", "context") == CONTEXT
+        });
         dir.write("memory.limit", LIMIT);
         calls.put("properties", 0, 4, 1);
         calls.put("properties", 8, 4, 1);
@@ -172,16 +180,25 @@ impl<'m> Model<'m> {
     /// Once nothing is under way on the stream, which pools and graphs wait for.
     fn check(&mut self, step: usize) {
         self.calls.ok("cuStreamSynchronize $stream");
-        let current = self.dir.number("memory.current");
+        // All of one moment: the context is measured at any time.
+        let stat = self.dir.read("memory.stat");
+        let key = |key: &str| -> u64 {
+            let line = stat
+                .lines()
+                .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+            line.and_then(|number| number.parse().ok()).expect("a number")
+        };
+        let charged: u64 = CHARGED.into_iter().map(key).sum();
         let truth = self.truth.used(self.calls.pid(), 0);
-        assert_eq!(current, truth, "after step {step}");
-        assert!(current <= LIMIT, "after step {step}: {current}");
+        assert_eq!(charged + CONTEXT, truth, "after step {step}: {stat}");
+        assert!(truth <= LIMIT, "after step {step}: {stat}");
+        assert!(key("context") <= CONTEXT, "after step {step}: {stat}");
     }
 }
 
 #[test]
 fn what_is_charged_is_what_the_device_has_after_any_calls_whatever() {
-    let mount = Mount::with(Config::default());
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT));
     for seed in [0x5eed, 0xfeed_beef] {
         let mut model = Model::start(&mount, seed);
         for step in 0..STEPS {
@@ -202,6 +219,6 @@ fn what_is_charged_is_what_the_device_has_after_any_calls_whatever() {
         model.calls.ok("cuMemPoolDestroy $pool");
         model.calls.ok("cuDeviceGraphMemTrim 0");
         model.check(STEPS);
-        assert_eq!(model.dir.number("memory.current"), 0, "all is freed");
+        wait_until("all is freed", || model.dir.number("memory.current") == CONTEXT);
     }
 }
