@@ -84,6 +84,8 @@ mod simgpu_old;
 #[cfg(test)]
 mod simgpu_pools;
 #[cfg(test)]
+mod simgpu_sparse;
+#[cfg(test)]
 mod simgpu_symbols;
 #[cfg(test)]
 mod simgpu_truth;

@@ -282,6 +282,32 @@ def numbers(count, kind=c_uint64):
     return (kind * count)()
 
 
+class MapInfo(Structure):
+    """CUarrayMapInfo of tiles."""
+    _fields_ = [("resource_type", c_uint), ("resource", c_uint64), ("subresource_type", c_uint), ("pad", c_uint),
+                ("level", c_uint), ("layer", c_uint), ("at", c_uint * 3), ("extent", c_uint * 3), ("operation", c_uint),
+                ("handle_type", c_uint), ("handle", c_uint64), ("offset", c_uint64), ("mask", c_uint), ("flags", c_uint),
+                ("reserved", c_uint * 2)]
+
+
+def map_info(resource, handle=0, at=(0, 0, 0), extent=(0, 0, 0), type=0, offset=0, mask=1, level=0, tail=0):
+    """Maps a part of an array (type 0) or mipmapped array (type 1) onto memory, or with no handle unmaps it."""
+    return MapInfo(resource_type=type, resource=resource, subresource_type=tail, level=level, at=(c_uint * 3)(*at),
+                   extent=(c_uint * 3)(*extent), operation=1 if handle else 2, handle=handle, offset=offset, mask=mask)
+
+
+def array_of(width, height, depth=0, flags=0, channels=1):
+    """Of elements of four bytes for each channel."""
+    descriptor = (c_uint64 * 5)(width, height, depth, 3 | channels << 32, flags)
+    return got(c_uint64, "cuArray3DCreate_v2", descriptor)
+
+
+def tile_pool(size):
+    wish = properties()
+    wish.usage = 1
+    return got(c_uint64, "cuMemCreate", size, wish, 0)
+
+
 class CopyAttributes(Structure):
     """CUmemcpyAttributes."""
     _fields_ = [("order", c_uint), ("src", Location), ("dst", Location), ("flags", c_uint)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use parking_lot::Mutex;
 use simgpu::memory::Kind;
 
 use crate::abi::{
@@ -11,13 +12,15 @@ use crate::abi::{
     CUdevice, CUerror, CUmipmappedArray, CUresult, In, Out,
 };
 use crate::call::{Call, driver};
-use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::context::Context;
+use crate::error::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::memory;
 use crate::process::Process;
+use crate::sparse::{Held, Tiles};
 
 /// Rows begin at multiples of this, arrays are multiples of that: a simple stand-in for tiling.
 const ROW: usize = 32;
-const WHOLE: usize = 64 << 10;
+pub(crate) const WHOLE: usize = 64 << 10;
 
 const LAYERED: u32 = 1;
 const CUBEMAP: u32 = 4;
@@ -29,15 +32,27 @@ pub(crate) struct Array {
     process: &'static Process,
     pub(crate) context: CUcontext,
     pub(crate) descriptor: CUDA_ARRAY3D_DESCRIPTOR,
-    /// Where its bytes are; `None` until memory is mapped.
-    base: Option<u64>,
+    base: Mutex<Base>,
+    /// The tiles that are mapped of a sparse one.
+    tiles: Option<Arc<Tiles>>,
     /// Whether its memory goes with it: not so for a level.
     owns: AtomicBool,
 }
 
+/// Where an array's bytes are.
+enum Base {
+    /// Nowhere yet.
+    None,
+    At(u64),
+    /// At addresses of its own, with memory behind them that was mapped.
+    Mapped(u64, Held),
+}
+
 /// A mipmapped array.
 pub(crate) struct Mipmap {
-    levels: Vec<CUarray>,
+    pub(crate) levels: Vec<CUarray>,
+    /// The tiles that are mapped of a sparse one, of all levels.
+    pub(crate) tiles: Option<Arc<Tiles>>,
     pub(crate) context: CUcontext,
     descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     process: &'static Process,
@@ -46,7 +61,82 @@ pub(crate) struct Mipmap {
 
 impl Array {
     pub(crate) fn base(&self) -> Result<u64, CUerror> {
-        self.base.ok_or(INVALID_HANDLE)
+        match &*self.base.lock() {
+            Base::None => Err(INVALID_HANDLE),
+            Base::At(at) | Base::Mapped(at, _) => Ok(*at),
+        }
+    }
+
+    /// Whether its memory is mapped as a whole.
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.descriptor.flags & DEFERRED_MAPPING != 0 && self.owns.load(Relaxed)
+    }
+
+    /// Its own tiles, if it is sparse and no level.
+    pub(crate) fn tiles(&self) -> Option<Arc<Tiles>> {
+        self.tiles.clone()
+    }
+
+    /// Bytes of an element.
+    pub(crate) fn element(&self) -> usize {
+        element(&self.descriptor).unwrap_or(0)
+    }
+
+    /// Bytes of all of it.
+    pub(crate) fn bytes(&self) -> u64 {
+        size(&self.descriptor).unwrap_or(0) as u64
+    }
+
+    /// Whether it has three dimensions, and not layers of two.
+    pub(crate) fn is_solid(&self) -> bool {
+        self.descriptor.depth > 0 && self.descriptor.flags & LAYERED == 0
+    }
+
+    /// Elements in each direction; one deep if it has layers.
+    pub(crate) fn extent(&self) -> [u32; 3] {
+        let depth = if self.is_solid() { self.descriptor.depth } else { 1 };
+        [self.descriptor.width, self.descriptor.height.max(1), depth]
+            .map(|size| u32::try_from(size).unwrap_or(u32::MAX))
+    }
+
+    /// How many layers it has.
+    pub(crate) fn layers(&self) -> u32 {
+        let layers = if self.is_solid() {
+            1
+        } else {
+            self.descriptor.depth.max(1)
+        };
+        u32::try_from(layers).unwrap_or(u32::MAX)
+    }
+
+    /// Puts memory behind all of it, from a place in the memory on, or takes away what is there.
+    pub(crate) fn place(&self, memory: Option<(Held, u64)>) {
+        let space = self.process.space;
+        let bytes = self.bytes();
+        let new = memory.and_then(|(held, offset)| {
+            let at = space.take_linear(bytes)?;
+            let handle = held.handle();
+            let behind = (&handle.physical, offset);
+            space.make_backed((at, bytes), Kind::Array, handle.device(), 0, behind);
+            Some(Base::Mapped(at, held))
+        });
+        let old = std::mem::replace(&mut *self.base.lock(), new.unwrap_or(Base::None));
+        self.end(old);
+    }
+
+    fn end(&self, base: Base) {
+        let space = self.process.space;
+        match base {
+            Base::At(at) if self.owns.load(Relaxed) => {
+                memory::free_block(self.process, at, |block| block.kind == Kind::Array);
+            }
+            Base::Mapped(at, held) => {
+                drop(space.remove(at, |block| block.kind == Kind::Array));
+                space.give_linear(at, self.bytes());
+                drop(held);
+            }
+            Base::None | Base::At(_) => (),
+        }
     }
 
     /// Bytes from one row to the next.
@@ -69,9 +159,8 @@ impl Array {
 
 impl Drop for Array {
     fn drop(&mut self) {
-        if let (Some(base), true) = (self.base, self.owns.load(Relaxed)) {
-            memory::free_block(self.process, base, |block| block.kind == Kind::Array);
-        }
+        let base = std::mem::replace(self.base.get_mut(), Base::None);
+        self.end(base);
     }
 }
 
@@ -113,13 +202,37 @@ fn size(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Option<usize> {
 }
 
 fn check(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> CUresult {
-    if descriptor.flags & SPARSE != 0 {
-        return Err(NOT_SUPPORTED);
+    // As documented: of two dimensions, with layers or not, or of three; and not also mapped as a whole.
+    let is_sparse = descriptor.flags & SPARSE != 0;
+    if is_sparse && (descriptor.height == 0 || descriptor.flags & DEFERRED_MAPPING != 0) {
+        return Err(INVALID_VALUE);
     }
     let is_flat = descriptor.height > 0 || descriptor.depth == 0 || descriptor.flags & LAYERED != 0;
     let is_cube = descriptor.flags & CUBEMAP == 0 || descriptor.depth.is_multiple_of(6);
     let sound = descriptor.width > 0 && is_flat && is_cube && element(descriptor).is_some();
     sound.then_some(()).ok_or(INVALID_VALUE)
+}
+
+/// Takes memory for an array, unless that comes later: a sparse one has only its addresses.
+fn reserve(call: Call, context: &Context, flags: u32, bytes: usize) -> Result<Option<u64>, CUerror> {
+    if flags & DEFERRED_MAPPING != 0 {
+        return Ok(None);
+    }
+    if flags & SPARSE == 0 {
+        return memory::allocate(call, context, Kind::Array, bytes).map(Some);
+    }
+    let space = call.process.space;
+    let made = space.make_device(bytes as u64, Kind::Array, context.index, context.domain(), 0);
+    made.map(Some).ok_or(OUT_OF_MEMORY)
+}
+
+/// The tiles of an array, if it is sparse.
+fn tiles(flags: u32) -> Option<Arc<Tiles>> {
+    (flags & SPARSE != 0).then(Arc::default)
+}
+
+fn at(base: Option<u64>) -> Mutex<Base> {
+    Mutex::new(base.map_or(Base::None, Base::At))
 }
 
 pub(crate) fn create(call: Call, out: Out<CUarray>, descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> CUresult {
@@ -129,16 +242,14 @@ pub(crate) fn create(call: Call, out: Out<CUarray>, descriptor: CUDA_ARRAY3D_DES
         return Err(INVALID_VALUE);
     }
     let bytes = size(&descriptor).ok_or(OUT_OF_MEMORY)?;
-    let base = match descriptor.flags & DEFERRED_MAPPING {
-        0 => Some(memory::allocate(call, &context, Kind::Array, bytes)?),
-        _ => None,
-    };
+    let base = reserve(call, &context, descriptor.flags, bytes)?;
     let owns = AtomicBool::new(true);
     out.set(call.process.arrays.insert(Array {
         process: call.process,
         context: context.handle,
         descriptor,
-        base,
+        base: at(base),
+        tiles: tiles(descriptor.flags),
         owns,
     }))
 }
@@ -200,11 +311,8 @@ fn create_mipmap(
         return Err(INVALID_VALUE);
     }
     let bytes = mipmap_size(&descriptor, count).ok_or(OUT_OF_MEMORY)?;
-    let base = match descriptor.flags & DEFERRED_MAPPING {
-        0 => Some(memory::allocate(call, &context, Kind::Array, bytes)?),
-        _ => None,
-    };
-    let mut at = base;
+    let base = reserve(call, &context, descriptor.flags, bytes)?;
+    let mut next = base;
     let mut handles = Vec::new();
     for descriptor in levels(&descriptor, count) {
         let owns = AtomicBool::new(false);
@@ -212,13 +320,15 @@ fn create_mipmap(
             process: call.process,
             context: context.handle,
             descriptor,
-            base: at,
+            base: at(next),
+            tiles: None,
             owns,
         }));
-        at = at.map(|at| at + size(&descriptor).unwrap_or(0) as u64);
+        next = next.map(|at| at + size(&descriptor).unwrap_or(0) as u64);
     }
     out.set(call.process.mipmaps.insert(Mipmap {
         levels: handles,
+        tiles: tiles(descriptor.flags),
         context: context.handle,
         descriptor,
         process: call.process,

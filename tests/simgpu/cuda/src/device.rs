@@ -123,7 +123,7 @@ const ATTRIBUTES: &[(u32, i32)] = &[
     (109, 134_213_632),                 // MAX_ACCESS_POLICY_WINDOW_SIZE
     (110, 0),                           // GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
     (111, 1024),                        // RESERVED_SHARED_MEMORY_PER_BLOCK
-    (112, 0),                           // SPARSE_CUDA_ARRAY_SUPPORTED
+    (112, 1),                           // SPARSE_CUDA_ARRAY_SUPPORTED
     (113, 1),                           // READ_ONLY_HOST_REGISTER_SUPPORTED
     (114, 0),                           // TIMELINE_SEMAPHORE_INTEROP_SUPPORTED
     (115, 1),                           // MEMORY_POOLS_SUPPORTED

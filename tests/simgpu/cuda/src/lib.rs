@@ -45,6 +45,7 @@ mod process;
 mod registry;
 mod share;
 mod shared_event;
+mod sparse;
 mod stream;
 mod user_object;
 mod vmm;

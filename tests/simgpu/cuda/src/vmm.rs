@@ -44,6 +44,22 @@ impl Handle {
         handle_type != 0 && self.properties.requested_handle_types & handle_type == handle_type
     }
 
+    /// The device it is on, as the machine numbers it, or [`HOST`].
+    pub(crate) fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Whether it was made for tiles of sparse arrays.
+    pub(crate) fn is_tile_pool(&self) -> bool {
+        const TILE_POOL: u16 = 1;
+        self.properties.usage & TILE_POOL != 0
+    }
+
+    /// Counts something mapped onto it (1) or no longer (-1).
+    pub(crate) fn count_map(&self, change: i32) {
+        self.mapped.fetch_add(change.cast_unsigned(), AcqRel);
+    }
+
     pub(crate) fn export(&self) -> Option<&Export> {
         self.export.as_deref()
     }
@@ -245,7 +261,7 @@ impl Call {
 }
 
 /// Forgets a handle that is neither held nor mapped any more.
-fn let_go(process: &Process, number: usize, handle: &Handle) {
+pub(crate) fn let_go(process: &Process, number: usize, handle: &Handle) {
     if handle.held.load(Acquire) == 0 && handle.mapped.load(Acquire) == 0 {
         let _ = process.handles.remove(number, INVALID_VALUE);
     }
