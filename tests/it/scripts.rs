@@ -212,6 +212,36 @@ fn gc_autopreempt_goes_on_with_a_restarted_daemon() {
 }
 
 #[test]
+fn the_contention_benchmark_runs_and_tells_of_each_arm() {
+    let output = Command::new(repository().join("scripts/bench-contention.sh"))
+        .env("DIST", artifacts().dist())
+        .args(["--sim", "--repetitions", "1", "--scale", "0.05"])
+        .args(["single", "shares", "quota", "freeze"])
+        .output()
+        .unwrap();
+    let table = String::from_utf8_lossy(&output.stderr);
+    // Whether budgets are met is no matter here.
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{table}");
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(told["failed"], serde_json::json!([]), "{table}");
+    assert_eq!(told["skipped"], serde_json::json!([]), "{table}");
+    let rows = told["rows"].as_array().unwrap();
+    for name in [
+        "single 5 ms kernels: p99, alone",
+        "single 5 ms kernels: p99 over alone, strict 2:10",
+        "single 5 ms kernels: idle time kept, freeze by script",
+        "shares at p and p+4",
+        "compute.max 25 %: share",
+        "thaw to first launch, p99",
+    ] {
+        let row = rows.iter().find(|row| row["name"] == name);
+        let median = row.and_then(|row| row["median"].as_f64());
+        assert!(median > Some(0.0), "{name}: {table}");
+        assert!(table.contains(name), "{name}: {table}");
+    }
+}
+
+#[test]
 fn the_demonstration_runs_and_leaves_nothing_behind() {
     let temporary = tempfile::tempdir().unwrap();
     let dist = artifacts().dist();

@@ -1,5 +1,6 @@
 //! What being governed costs a job that has the GPU to itself.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context as _, Result};
@@ -68,37 +69,47 @@ fn rate(kind: &str, kernel: &str, setting: &Setting) -> Result<f64> {
     told["kernels_per_second"].as_f64().context("no rate")
 }
 
-/// Switches of the daemon's threads while it has processes of several priorities, and none of them does anything.
+/// How often the daemon's threads sleep while it has processes of several priorities, and none of them does anything.
 pub fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
-    let mut each_second = Vec::new();
+    let (mut arbiter, mut details) = (Vec::new(), Vec::new());
     for _ in 0..setting.repetitions {
         let daemon = Daemon::start(&setting.place)?;
         let _jobs = [daemon.ranked(2, &["obey"])?, daemon.ranked(10, &["obey"])?];
         // What the start set in motion comes to rest.
         pass(3.0);
-        let (began, before) = (now(), switches(daemon.pid())?);
+        let (began, before) = (now(), sleeps(daemon.pid())?);
         pass(5.0);
-        let (after, ended) = (switches(daemon.pid())?, now());
-        each_second.push((after - before) as f64 / (ended - began));
+        let (after, ended) = (sleeps(daemon.pid())?, now());
+        let each_second: BTreeMap<_, _> = after
+            .into_iter()
+            .map(|(thread, count)| {
+                let count = count - before.get(&thread).copied().unwrap_or(0);
+                (thread, count as f64 / (ended - began))
+            })
+            .collect();
+        arbiter.push(each_second.get("arbiter").copied().context("no arbiter")?);
+        details.push(each_second);
     }
+    let detail = json!({ "by thread": details });
     report.add(
-        "wake-ups of the daemon, all idle",
+        "wake-ups of the arbiter, all idle",
         "/s",
         Budget::Most(0.0),
-        each_second,
-        json!(null),
+        arbiter,
+        detail,
     );
     Ok(())
 }
 
-fn switches(pid: u32) -> Result<u64> {
-    let mut sum = 0;
+/// How often each thread of a process has gone to sleep, by its name.
+fn sleeps(pid: u32) -> Result<BTreeMap<String, u64>> {
+    let mut all = BTreeMap::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let status = fs::read_to_string(task?.path().join("status"))?;
-        let count = status
-            .lines()
-            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        sum += count.context("no count of switches")?.trim().parse::<u64>()?;
+        let find = |key: &str| status.lines().find_map(|line| line.strip_prefix(key));
+        let name = find("Name:").context("no name")?.trim().to_owned();
+        let count = find("voluntary_ctxt_switches:").context("no count of sleeps")?;
+        *all.entry(name).or_default() += count.trim().parse::<u64>()?;
     }
-    Ok(sum)
+    Ok(all)
 }
