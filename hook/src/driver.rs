@@ -168,5 +168,7 @@ calls! {
     /// The array that it names has the room that it says.
     fn nvmlDeviceGetProcessesUtilizationInfo(device: nvmlDevice_t, list: &mut nvmlProcessesUtilizationInfo_v1_t);
     fn nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: &mut c_uint, list: &mut [c_uint; ROOM]);
+    /// Since NVML 13.
+    fn nvmlDeviceGetAccountingStats_v2(device: nvmlDevice_t, stats: &mut nvmlAccountingStats_v2_t);
     fn nvmlDeviceGetAccountingStats(device: nvmlDevice_t, pid: c_uint, stats: &mut nvmlAccountingStats_t);
 }

@@ -186,6 +186,7 @@ mod tests {
         let known = concat!(
             include_str!("../../tests/data/libcuda-13.5.symbols"),
             include_str!("../../tests/data/libnvidia-ml-12.9.symbols"),
+            include_str!("../../tests/data/libnvidia-ml-13.6.added"),
         );
         let known: HashSet<&str> = known.lines().collect();
         for row in ROWS {

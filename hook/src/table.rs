@@ -314,6 +314,9 @@ hooks! {
     fn nvmlDeviceGetAccountingPids(
         device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint,
     ) @0 => |next| nvml::utilization::pids(device, count, pids, next);
+    fn nvmlDeviceGetAccountingStats_v2(
+        device: nvmlDevice_t, stats: *mut nvmlAccountingStats_v2_t,
+    ) @0 => |next| nvml::utilization::stats_v2(device, stats, next);
     fn nvmlDeviceGetAccountingStats(
         device: nvmlDevice_t, pid: c_uint, stats: *mut nvmlAccountingStats_t,
     ) @0 => |next| nvml::utilization::stats(device, pid, stats, next);

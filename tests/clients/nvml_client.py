@@ -40,6 +40,10 @@ def told():
         nvml.nvmlDeviceGetProcessesUtilizationInfo(handle, 0)
     except nvml.NVMLError_NotFound:
         pass
+    try:
+        nvml.nvmlDeviceGetAccountingStats_v2(handle, os.getpid())
+    except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported):
+        pass  # This NVML has none, or keeps no accounts.
     if os.getpid() in dict(lists[0]):
         assert nvml.nvmlSystemGetProcessName(os.getpid())
     return [one.total, one.used] + ["%d:%d" % process for process in lists[0]]

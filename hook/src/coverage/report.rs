@@ -10,6 +10,7 @@ const TABLE: &str = include_str!("../table.rs");
 const CUDA_12: &str = include_str!("../../../tests/data/libcuda-12.8.symbols");
 const CUDA_13: &str = include_str!("../../../tests/data/libcuda-13.5.symbols");
 const NVML_12: &str = include_str!("../../../tests/data/libnvidia-ml-12.9.symbols");
+const NVML_13: &str = include_str!("../../../tests/data/libnvidia-ml-13.6.added");
 const SURFACE: &str = include_str!("../../../tests/data/cuda-surface.tsv");
 /// What `cuGetProcAddress` answers, among it functions that are not in the lists.
 const ASKED: &str = include_str!("../../../tests/simgpu/data/cuda-names.tsv");
@@ -119,7 +120,7 @@ fn names() -> BTreeSet<&'static str> {
         .into_iter()
         .flat_map(lines)
         .map(|line| line.split('\t').next().unwrap());
-    [CUDA_12, CUDA_13, NVML_12]
+    [CUDA_12, CUDA_13, NVML_12, NVML_13]
         .into_iter()
         .flat_map(lines)
         .chain(answered)
@@ -181,7 +182,7 @@ fn report() -> String {
     let of = |section: &'static str| all.iter().filter(move |((how, _), _)| *how == section);
     let mut text = String::from(
         "# Coverage\n\nWhat becomes of every function of libcuda 12.8 and 13.5, of those that cuGetProcAddress is asked for \
-         beyond, and of NVML 12.9.\nMade by a test from `src/table.rs` and `src/coverage`: \
+         beyond, and of NVML 12.9 (and what is hooked of newer ones).\nMade by a test from `src/table.rs` and `src/coverage`: \
          `UPDATE=1 cargo test -p gcgroup-hook coverage`.\n\n| | libcuda | NVML | |\n| --- | ---: | ---: | --- |\n",
     );
     for (section, what) in SECTIONS {

@@ -157,6 +157,22 @@ structures! {
         isRunning: u32 = 0,
         reserved: [u32; 5] = [0; 5],
     }
+
+    /// Since NVML 13.
+    nvmlAccountingStats_v2_t 64 {
+        /// Whose account, set by the caller.
+        pid: u32 = 0,
+        isRunning: u32 = 0,
+        gpuUtilization: u32 = 0,
+        memoryUtilization: u32 = 0,
+        /// The most bytes that it ever held.
+        maxMemoryUsage: u64 = 0,
+        sampleCount: u32 = 0,
+        sumGpuUtil: u64 = 0,
+        sumFbUtil: u64 = 0,
+        time: u64 = 0,
+        startTime: u64 = 0,
+    }
 }
 
 entries! {

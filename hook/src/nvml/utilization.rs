@@ -3,8 +3,8 @@
 use std::ffi::c_uint;
 
 use super::abi::{
-    nvmlAccountingStats_t, nvmlDevice_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
-    nvmlProcessesUtilizationInfo_v1_t, version,
+    nvmlAccountingStats_t, nvmlAccountingStats_v2_t, nvmlDevice_t, nvmlProcessUtilizationInfo_v1_t,
+    nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_v1_t, version,
 };
 use super::list::{ROOM, Whole, put};
 use super::seen::{Own, Seen};
@@ -98,6 +98,22 @@ pub(crate) fn stats(
     first_known(seen.own, pid, |pid| {
         driver::nvmlDeviceGetAccountingStats(of, pid, &mut told)
     })?;
+    told.maxMemoryUsage = seen.peak;
+    place::answer(into, told);
+    Ok(())
+}
+
+/// `nvmlDeviceGetAccountingStats_v2`: the structure says whose.
+pub(crate) fn stats_v2(of: nvmlDevice_t, into: *mut nvmlAccountingStats_v2_t, next: Next<'_>) -> CUresult {
+    let (Some(seen), Some(asked)) = (Seen::on(of), place::given(into)) else {
+        return next();
+    };
+    let mut told = asked;
+    first_known(seen.own, asked.pid, |pid| {
+        told.pid = pid;
+        driver::nvmlDeviceGetAccountingStats_v2(of, &mut told)
+    })?;
+    told.pid = asked.pid;
     told.maxMemoryUsage = seen.peak;
     place::answer(into, told);
     Ok(())
