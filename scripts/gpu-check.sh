@@ -72,8 +72,13 @@ python3 "$repo/tests/gpu/check/machine.py" "$out/machine.json" $sim
 part() {
     name=$(basename "$2" .py)
     began=$(date +%s)
-    timeout -k 5 "$1" python3 "$2" --json "$tmp/parts/$name.json" $sim \
-        > "$tmp/parts/$name.out" 2> "$tmp/parts/$name.err" < /dev/null
+    if [ "$1" -gt 0 ]; then
+        timeout -k 5 "$1" python3 "$2" --json "$tmp/parts/$name.json" $sim \
+            > "$tmp/parts/$name.out" 2> "$tmp/parts/$name.err" < /dev/null
+    else
+        echo "left out: the eight minutes are over" > "$tmp/parts/$name.out"
+        false
+    fi
     echo "$? $(($(date +%s) - began))" > "$tmp/parts/$name.rc"
     python3 "$repo/tests/gpu/check/verdict.py" "$tmp/parts/$name" "$out/results.json" "$3" | tee -a "$out/log.txt"
 }
@@ -84,7 +89,7 @@ for file in "$repo"/tests/gpu/check/parts/*.py "$repo"/tests/gpu/probe/*.py; do
     [ -e "$file" ] || continue
     left=$((until - $(date +%s)))
     [ "$left" -le 60 ] || left=60
-    [ "$left" -ge 1 ] || left=1
+    [ "$left" -ge 1 ] || left=0
     kind=part
     case $file in
         */probe/*)

@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use support::{artifacts, repository};
 
 /// What needs nothing of NVIDIA's but the driver.
-const ON_ANY_DRIVER: [&str; 12] = [
+const ON_ANY_DRIVER: [&str; 13] = [
+    "background",
     "contention",
     "interception_c",
     "interception_ctypes",
