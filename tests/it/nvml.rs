@@ -265,6 +265,17 @@ fn whoever_is_not_limited_is_told_what_nvml_says() {
         !Dir::of(&mount, watching.0.pid()).exists(),
         "watching is not using"
     );
+
+    let mut command = mount.command(program());
+    command.env("GCGROUP_SOCKET", "/nonexistent/gcgroup.sock");
+    let mut alone = Nvml::spawn(command);
+    assert_eq!(alone.ask("cuda"), [SUCCESS]);
+    assert_eq!(alone.ask(&format!("alloc 0 {}", 8 * MIB)), [SUCCESS]);
+    for command in ["memory 0 1", "memory 0 2"] {
+        assert_eq!(alone.ask(command), bare.ask(command), "without a daemon");
+    }
+    assert_eq!(alone.computing(0), bare.computing(0));
+    assert_eq!(alone.computing(0).len(), 3);
     assert_eq!(watching.ask("shutdown"), [SUCCESS]);
     assert_eq!(watching.ask("memory 0 1")[0], UNINITIALIZED);
 }

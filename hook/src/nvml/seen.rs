@@ -1,5 +1,6 @@
 //! What a limited process sees of one device: its limit for the card, and itself for everybody.
 
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::NO_LIMIT;
@@ -41,7 +42,7 @@ impl Seen {
         match process::get() {
             Some(process) if is_limited(process) => Self::by(process, of),
             Some(_) => None,
-            None => Self::before_cuda(Wishes::from_environment().hello.memory_limit),
+            None => Self::before_cuda(wished_limit()),
         }
     }
 
@@ -86,6 +87,13 @@ impl Seen {
             },
         })
     }
+}
+
+/// The limit that the process was started with. Read once: monitors ask often, and other threads may change the
+/// environment meanwhile.
+fn wished_limit() -> u64 {
+    static LIMIT: OnceLock<u64> = OnceLock::new();
+    *LIMIT.get_or_init(|| Wishes::from_environment().hello.memory_limit)
 }
 
 /// Whether any limit is set: NVML need not be asked which device it is where there is none.
