@@ -29,11 +29,26 @@ impl Calls {
     #[track_caller]
     pub fn start(mount: &Mount) -> Self {
         let mut calls = Self::spawn(mount.command(program()));
-        calls.ok("cuInit 0");
-        calls.ok("cuDeviceGet &device 0");
-        calls.ok("cuDevicePrimaryCtxRetain &context $device");
-        calls.ok("cuCtxSetCurrent $context");
+        calls.begin();
         calls
+    }
+
+    /// The same in a pid namespace of its own, in which it has another pid than here.
+    #[track_caller]
+    pub fn start_apart(mount: &Mount) -> Self {
+        let mut command = mount.command("unshare");
+        command.args(["--pid", "--fork", "--kill-child"]).arg(program());
+        let mut calls = Self::spawn(command);
+        calls.begin();
+        calls
+    }
+
+    #[track_caller]
+    fn begin(&mut self) {
+        self.ok("cuInit 0");
+        self.ok("cuDeviceGet &device 0");
+        self.ok("cuDevicePrimaryCtxRetain &context $device");
+        self.ok("cuCtxSetCurrent $context");
     }
 
     /// Governed, and nothing called yet.
@@ -47,6 +62,7 @@ impl Calls {
         Self { program, pid }
     }
 
+    /// As it sees itself.
     pub fn pid(&self) -> i32 {
         self.pid
     }

@@ -3,7 +3,7 @@
 use support::{Config, Mount, wait_until};
 
 use crate::calls::{Calls, OUT_OF_MEMORY};
-use crate::driver::{Dir, DriverShell};
+use crate::driver::{Dir, DriverShell, governed_pids};
 
 const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 64 * MIB;
@@ -93,4 +93,15 @@ fn a_daemon_that_comes_back_measures_anew() {
     wait_until("its context is measured", || {
         context(&Dir::of(&mount, shell.pid())) == CONTEXT
     });
+}
+
+#[test]
+fn a_process_with_another_pid_elsewhere_is_known_by_the_one_it_has_here() {
+    let mount = mount();
+    let calls = Calls::start_apart(&mount);
+    assert_eq!(calls.pid(), 1, "as it sees itself");
+    let pids = governed_pids(&mount);
+    let dir = Dir::of(&mount, pids[0]);
+    assert_eq!(pids.len(), 1);
+    wait_until("the context is measured", || context(&dir) == CONTEXT);
 }
