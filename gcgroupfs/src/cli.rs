@@ -7,6 +7,7 @@ mod freeze;
 mod ls;
 mod mount;
 mod run;
+mod supervise;
 mod wait;
 
 use std::io::{self, Write};

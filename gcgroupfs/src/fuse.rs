@@ -5,12 +5,14 @@
 
 mod announce;
 mod ask;
+mod forget;
 mod handles;
 mod inode;
 mod invalidate;
 mod known;
 mod nodes;
 mod store;
+mod takeover;
 mod wake;
 
 use std::ffi::OsStr;
@@ -30,15 +32,19 @@ use fuser::{
 };
 
 use crate::error::{Error, Result};
+use crate::keep::Kept;
 use crate::tree::{Caller, Tree};
 use announce::{Announcer, Disguise};
 use ask::Asks;
+use forget::Forgetter;
 use invalidate::Invalidator;
 use nodes::{BLOCK, LONG, Nodes};
 use store::Stores;
+use takeover::Takeover;
 use wake::Waker;
 
 pub use announce::Spot;
+pub use forget::pass_on;
 
 /// Request loops. One, since no callback waits and a panic in one is caught. A second costs every `cat` a third more
 /// (25 us instead of 18: the kernel wakes it for the release that nobody waits for, between two requests that
@@ -49,14 +55,23 @@ const LOOPS: usize = 1;
 /// overlong one into several that are not.
 const MAX_WRITE: u32 = 128 << 10;
 
-/// Answers the requests that come over `device`, an open /dev/fuse that has been mounted at `spot`, on threads of its
-/// own. Calls `ended` when the mount is gone, or with the error that ended it.
+/// How the daemon came by its end of the mount, an open /dev/fuse.
+#[derive(Debug)]
+pub enum Link {
+    /// Just mounted.
+    Fresh(OwnedFd),
+    /// Kept by a supervisor. Others may have answered over it before.
+    Kept(Kept),
+}
+
+/// Answers the requests of what is mounted at `spot`, on threads of its own. Calls `ended` when the mount is gone, or
+/// with the error that ended it.
 ///
 /// # Errors
 /// If the kernel's first message is not understood, or there are no threads to be had.
 pub fn serve(
     tree: Arc<Tree>,
-    device: OwnedFd,
+    link: Link,
     spot: Spot,
     ended: impl FnOnce(io::Result<()>) + Send + 'static,
 ) -> io::Result<()> {
@@ -74,17 +89,43 @@ pub fn serve(
     };
     let mut config = fuser::Config::default();
     config.n_threads = Some(LOOPS);
-    // Who may come in is the kernel's to say, by the mount's options.
-    let session = Session::from_fd(adapter, device, SessionACL::All, config)?;
-    invalidator.start(session.notifier())?;
-    announcer.start(spot, nodes.clone(), session.notifier())?;
+    let (session, forgetter, takeover) = match link {
+        // Who may come in is the kernel's to say, by the mount's options.
+        Link::Fresh(device) => {
+            let session = Session::from_fd(adapter, device, SessionACL::All, config)?;
+            let forgetter = Forgetter::Direct(session.notifier());
+            (session, forgetter, None)
+        }
+        Link::Kept(kept) => {
+            let session = takeover::session(adapter, &kept.device, &kept.init, config)?;
+            let forgetter = Forgetter::Relayed(Arc::new(kept.relay));
+            let takeover = Takeover::new(kept.device, kept.roster, kept.pollers)?;
+            nodes.handles.note_pollers(takeover.pollers());
+            announcer.inherit(takeover.entities());
+            tree.listen(takeover.roster());
+            (session, forgetter, Some(takeover))
+        }
+    };
+    invalidator.start(forgetter.clone())?;
+    announcer.start(spot, nodes.clone(), forgetter.clone())?;
     tree.listen(invalidator);
     tree.listen(announcer);
     tree.listen(Arc::new(Waker::start(nodes)?));
-    thread::Builder::new()
-        .name("fuse".to_owned())
-        .spawn(move || ended(session.run()))?;
+    thread::Builder::new().name("fuse".to_owned()).spawn(move || {
+        if let Some(takeover) = takeover {
+            takeover.finish(&tree, forgetter, &session.notifier());
+        }
+        ended(session.run());
+    })?;
     Ok(())
+}
+
+/// Reads the kernel's first message, for daemons that are to take over from one another.
+///
+/// # Errors
+/// The kernel does not send again what one of them has left unanswered.
+pub fn first_message(device: &OwnedFd) -> io::Result<Vec<u8>> {
+    takeover::first_message(device)
 }
 
 struct Adapter {

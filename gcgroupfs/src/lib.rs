@@ -18,6 +18,7 @@ mod fuse;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod journal;
+mod keep;
 mod manual;
 mod mount;
 mod overhead;

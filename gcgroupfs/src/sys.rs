@@ -118,6 +118,33 @@ pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     }
 }
 
+/// Takes a descriptor that was inherited under this number, and closes it on the next exec.
+///
+/// # Errors
+/// `EBADF` if there is none.
+pub fn inherited(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl(2) with F_SETFD takes integers.
+    if number < 3 || unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    // SAFETY: it is open, and its number came with the command line: nobody here has taken it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Puts what `with` is open on in the place of what `number` is open on.
+///
+/// # Errors
+/// What dup3(2) says.
+pub fn replace(number: i32, with: &impl AsFd) -> io::Result<()> {
+    // SAFETY: takes integers; whoever owns `number` goes on owning it.
+    let done = unsafe { libc::dup3(with.as_fd().as_raw_fd(), number, libc::O_CLOEXEC) };
+    if done < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
 /// Accepts one connection, non-blocking and closed on exec.
 ///
 /// # Errors

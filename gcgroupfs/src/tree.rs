@@ -58,7 +58,8 @@ pub struct Device {
     pub name: String,
 }
 
-/// One registration. Never given twice by one tree, so a stale one reaches nobody.
+/// One program that a process runs. It is made of what the kernel says of the process, so that a daemon that starts
+/// again gives it again; and long enough that a stale one reaches nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(pub u64);
 
@@ -118,7 +119,11 @@ pub enum Level {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// A process's directory has appeared.
-    Joined { id: ProcessId, pid: u32 },
+    Joined {
+        id: ProcessId,
+        pid: u32,
+        start_time: u64,
+    },
     /// A process's directory has gone.
     Left {
         id: ProcessId,
@@ -164,7 +169,6 @@ pub struct State {
     processes: BTreeMap<ProcessId, Process>,
     /// The process that has a pid's directory.
     pids: BTreeMap<u32, ProcessId>,
-    last: u64,
     exited: VecDeque<Exited>,
     /// Counts of those that have left: a total never falls.
     departed: Sums,
@@ -185,7 +189,6 @@ impl Tree {
             default_policy: Policy::default(),
             processes: BTreeMap::new(),
             pids: BTreeMap::new(),
-            last: 0,
             exited: VecDeque::new(),
             departed: Sums::default(),
         };
@@ -214,8 +217,8 @@ impl Tree {
             .get(&pid)
             .copied()
             .and_then(|id| state.leave(id, identity.started, &mut notices));
-        state.last += 1;
-        let id = ProcessId(state.last);
+        let id = state.number(&identity);
+        let start_time = identity.start_time;
         let mut process = Process::new(id, identity, blocks, settings, &state.devices);
         enforce::publish(&process, &state.devices);
         // Nobody can have seen anything else yet.
@@ -224,7 +227,7 @@ impl Tree {
         state.processes.insert(id, process);
         drop(state);
         drop(old);
-        notices.push(Notice::Joined { id, pid });
+        notices.push(Notice::Joined { id, pid, start_time });
         self.tell(&notices);
         id
     }
@@ -343,6 +346,11 @@ impl Tree {
             .values()
             .filter_map(|id| Some((*id, state.processes.get(id)?.identity.clone())))
             .collect()
+    }
+
+    /// Whether a directory is named `pid`.
+    pub fn has_process(&self, pid: u32) -> bool {
+        self.state.lock().pids.contains_key(&pid)
     }
 
     /// What kind of directory a place is.
@@ -469,6 +477,32 @@ impl State {
 
     fn policy(&self) -> Policy {
         self.root.policy().unwrap_or(self.default_policy)
+    }
+
+    /// The number of a process's program: 48 bits of a hash (splitmix64's mixing), and not zero, which is the root's.
+    fn number(&self, identity: &Identity) -> ProcessId {
+        let Identity {
+            pid,
+            start_time,
+            image,
+            ..
+        } = identity;
+        let (text, stack) = image.unwrap_or_default();
+        let mix = |mut word: u64| {
+            word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            word ^ (word >> 31)
+        };
+        let hash = [u64::from(*pid), *start_time, text, stack]
+            .into_iter()
+            .fold(0, |hash: u64, word| {
+                mix(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ mix(word))
+            });
+        let mut number = (hash >> 16).max(1);
+        while self.processes.contains_key(&ProcessId(number)) {
+            number = (number + 1).max(1) & ((1 << 48) - 1);
+        }
+        ProcessId(number)
     }
 
     fn level(&self, place: Place) -> Result<Level> {

@@ -96,6 +96,8 @@ mod simgpu_vmm;
 #[cfg(test)]
 mod statistics;
 #[cfg(test)]
+mod supervise;
+#[cfg(test)]
 mod wait;
 #[cfg(test)]
 mod windows;

@@ -12,15 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
+use super::supervise;
 use crate::arbiter::{self, Policy};
 use crate::config;
 use crate::devices::{self, Holders};
 use crate::fuse;
 use crate::journal::{Journal, Key};
+use crate::keep::Inheritance;
 use crate::mount::Mount;
 use crate::overhead;
 use crate::server::{self, Listener, Server};
@@ -52,6 +55,11 @@ pub struct Arguments {
     /// Serve the socket alone
     #[arg(long)]
     no_fuse: bool,
+    /// Keep mount and socket in a process that starts the daemon again when it dies: nobody's read fails (Linux 6.9)
+    #[arg(long, conflicts_with = "no_fuse")]
+    supervise: bool,
+    #[arg(long, hide = true, conflicts_with = "no_fuse")]
+    adopt: Option<Inheritance>,
     /// What is logged: error, warn, info, debug, trace, or by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
@@ -86,10 +94,15 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();
-    let source = config::Source::new(arguments.config.clone());
-    let config = source.read()?;
     raise_descriptor_limit();
     let socket = std::path::absolute(socket)?;
+    if arguments.supervise {
+        return supervise::run(&socket, &arguments.mountpoint, arguments.allow_other);
+    }
+    let kept = arguments.adopt.as_ref().map(Inheritance::take).transpose();
+    let mut kept = kept.context("--adopt is the supervisor's to give")?;
+    let source = config::Source::new(arguments.config.clone());
+    let config = source.read()?;
     let state_dir = arguments
         .state_dir
         .as_deref()
@@ -98,7 +111,14 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     std::fs::create_dir_all(state_dir).with_context(|| format!("cannot make {}", state_dir.display()))?;
 
     // First of all, so that of two daemons the second leaves everything alone.
-    let listener = Listener::bind(&socket)?;
+    let listener = match &mut kept {
+        None => Listener::bind(&socket)?,
+        Some(kept) => {
+            // Without the supervisor nobody would follow us.
+            nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
+            Listener::kept(kept.listener.try_clone()?)
+        }
+    };
     let (nvml, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found));
     let (journal, mut remembered) = Journal::open(state_dir, server::is_kept)?;
@@ -123,32 +143,35 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         tree: tree.clone(),
         arbiter: arbiter.bell(),
     };
-    let mount = if arguments.no_fuse {
-        None
+    let point = &arguments.mountpoint;
+    // Dropping it unmounts.
+    let mut mount = None;
+    let place = if arguments.no_fuse {
+        String::new()
+    } else if let Some(kept) = kept {
+        let spot = fuse::Spot {
+            point: std::path::absolute(point)?,
+            device: kept.number,
+        };
+        fuse::serve(tree, fuse::Link::Kept(kept), spot, ended(stop.clone()))?;
+        format!("{}, ", point.display())
     } else {
-        Some(mount(
-            &arguments.mountpoint,
-            &socket,
-            arguments.allow_other,
-            tree,
-            stop.clone(),
-        )?)
+        let mounted = show(point, &socket, arguments.allow_other, tree, stop.clone())?;
+        format!("{}, ", mount.insert(mounted).point().display())
     };
     tell_ready();
-    let place = mount
-        .as_ref()
-        .map_or_else(String::new, |mount| format!("{}, ", mount.point().display()));
     eprintln!("gcgroupfs: ready: {place}socket {}", socket.display());
     server.run(|| {
         reload.if_asked();
         !stop.is_asked()
     })?;
     info!("stopping");
+    drop(mount);
     Ok(())
 }
 
-/// Shows the tree at `point`. When somebody else unmounts it, the daemon is to stop.
-fn mount(
+/// Shows the tree at `point`.
+fn show(
     point: &Path,
     socket: &Path,
     allow_other: bool,
@@ -157,19 +180,23 @@ fn mount(
 ) -> anyhow::Result<Mount> {
     let cannot = || format!("cannot mount at {}", point.display());
     let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
-    let ended = move |result: io::Result<()>| {
+    let spot = fuse::Spot {
+        point: mount.point().to_owned(),
+        device: mount.device(),
+    };
+    fuse::serve(tree, fuse::Link::Fresh(device), spot, ended(stop)).with_context(cannot)?;
+    Ok(mount)
+}
+
+/// When somebody else unmounts it, the daemon is to stop.
+fn ended(stop: Stop) -> impl FnOnce(io::Result<()>) + Send + 'static {
+    move |result| {
         match result {
             Ok(()) => info!("unmounted"),
             Err(error) => error!("the mount has failed: {error}"),
         }
         stop.ask();
-    };
-    let spot = fuse::Spot {
-        point: mount.point().to_owned(),
-        device: mount.device(),
-    };
-    fuse::serve(tree, device, spot, ended).with_context(cannot)?;
-    Ok(mount)
+    }
 }
 
 /// Whoever runs the daemon owns its root.
@@ -258,7 +285,7 @@ impl Stop {
 }
 
 /// Tells a service manager that started us, as sd_notify(3) does.
-fn tell_ready() {
+pub(super) fn tell_ready() {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;
     };

@@ -18,11 +18,12 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use fuser::{INodeNo, Notifier, Request};
+use fuser::{INodeNo, Request};
 use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use self::helper::Helper;
+use super::forget::Forgetter;
 use super::inode;
 use super::known::Known;
 use super::nodes::Nodes;
@@ -76,6 +77,8 @@ pub(super) struct Announcer {
     /// Entities whose directory watchers have not been told of. The kernel must not hold on to their names, or the
     /// helper could not make them.
     fresh: Mutex<HashSet<u64>>,
+    /// Entities that the kernel knows, and watchers may watch, from the time of a predecessor.
+    inherited: OnceLock<HashSet<u64>>,
 }
 
 impl Announcer {
@@ -84,13 +87,13 @@ impl Announcer {
         self: &Arc<Self>,
         spot: Spot,
         nodes: Arc<Nodes>,
-        notifier: Notifier,
+        forgetter: Forgetter,
     ) -> io::Result<()> {
         let (sender, receiver) = channel();
         let worker = Worker {
             announcer: self.clone(),
             nodes,
-            notifier,
+            forgetter,
             names: HashMap::new(),
             helper: Helper::new(spot),
         };
@@ -116,6 +119,18 @@ impl Announcer {
             .map(|(_, disguise)| *disguise)
     }
 
+    /// These are not new to the kernel.
+    pub(super) fn inherit(&self, entities: HashSet<u64>) {
+        // Called once.
+        let _ = self.inherited.set(entities);
+    }
+
+    fn is_inherited(&self, entity: u64) -> bool {
+        self.inherited
+            .get()
+            .is_some_and(|entities| entities.contains(&entity))
+    }
+
     /// Of a directory that has gone, only once the kernel has forgotten it.
     pub(super) fn tell(&self, news: News) {
         if let Some(queue) = self.queue.get() {
@@ -139,8 +154,10 @@ impl Announcer {
 impl Listener for Announcer {
     fn notice(&self, notice: &Notice) {
         match notice {
-            Notice::Joined { id, pid } => {
-                self.fresh.lock().insert(id.0);
+            Notice::Joined { id, pid, .. } => {
+                if !self.is_inherited(id.0) {
+                    self.fresh.lock().insert(id.0);
+                }
                 self.tell(News::Appeared(*id, *pid));
             }
             Notice::Events(id) => self.tell(News::Changed(*id)),
@@ -154,7 +171,7 @@ impl Listener for Announcer {
 struct Worker {
     announcer: Arc<Announcer>,
     nodes: Arc<Nodes>,
-    notifier: Notifier,
+    forgetter: Forgetter,
     /// Of processes' directories.
     names: HashMap<u64, String>,
     helper: Helper,
@@ -180,6 +197,13 @@ impl Worker {
 
     fn appeared(&mut self, id: ProcessId, name: &str) {
         self.names.insert(id.0, name.to_owned());
+        if self.announcer.is_inherited(id.0) {
+            // What of it is watched is not known, so everything may be.
+            for ino in self.nodes.events_files(Place::process(id)) {
+                self.announcer.known.look_up(ino, self.nodes.nr_changes(ino));
+            }
+            return;
+        }
         if self.nodes.is_gone(Node::Dir(Place::process(id))) {
             // It stays fresh: of its end nobody need be told either.
             return;
@@ -187,7 +211,7 @@ impl Worker {
         let mut done = self.ask(touch::CREATE, name, Disguise::Absent);
         if done == Err(Errno::EEXIST) {
             // The name's last owner has not been forgotten yet.
-            let _ = (self.announcer).in_turn(|| self.notifier.inval_entry(INodeNo::ROOT, OsStr::new(name)));
+            let _ = (self.announcer).in_turn(|| self.forgetter.inval_entry(INodeNo::ROOT, OsStr::new(name)));
             done = self.ask(touch::CREATE, name, Disguise::Absent);
         }
         tracing::trace!(name, ?done, "announced a directory");

@@ -4,13 +4,14 @@
 //! matters, and that is in its number.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
-use fuser::{FileHandle, FileType, INodeNo, PollNotifier};
+use fuser::{FileHandle, FileType, INodeNo, PollHandle, PollNotifier};
 use parking_lot::Mutex;
 
 use super::inode;
+use crate::keep::Slots;
 use crate::tree::Caller;
 
 /// An open control file.
@@ -28,6 +29,8 @@ pub(super) struct OpenFile {
     announced: u64,
     /// How to wake who polls.
     waiting: Option<PollNotifier>,
+    /// The kernel's number for that, once somebody has polled.
+    polled: Option<u64>,
 }
 
 impl OpenFile {
@@ -39,6 +42,7 @@ impl OpenFile {
             seen: None,
             announced: 0,
             waiting: None,
+            polled: None,
         }
     }
 
@@ -70,9 +74,17 @@ pub(super) struct Handles {
     last: AtomicU32,
     files: Mutex<HashMap<u64, OpenFile>>,
     dirs: Mutex<HashMap<u64, OpenDir>>,
+    /// Where a successor finds who was asleep.
+    pollers: OnceLock<Arc<Slots<8>>>,
 }
 
 impl Handles {
+    /// Has those who poll written down.
+    pub(super) fn note_pollers(&self, pollers: Arc<Slots<8>>) {
+        // Called once.
+        let _ = self.pollers.set(pollers);
+    }
+
     fn next<T>(&self, uid: u32, open: &HashMap<u64, T>) -> u64 {
         loop {
             let number = self.last.fetch_add(1, Relaxed).wrapping_add(1);
@@ -91,7 +103,10 @@ impl Handles {
     }
 
     pub(super) fn close_file(&self, FileHandle(handle): FileHandle) {
-        self.files.lock().remove(&handle);
+        let file = self.files.lock().remove(&handle);
+        if let (Some(polled), Some(pollers)) = (file.and_then(|file| file.polled), self.pollers.get()) {
+            pollers.remove(polled.to_le_bytes());
+        }
     }
 
     /// Who opened the file, when `caller` uses it.
@@ -123,6 +138,10 @@ impl Handles {
     pub(super) fn wait(&self, handle: FileHandle, ino: INodeNo, notifier: PollNotifier) -> bool {
         let mut files = self.files.lock();
         let file = adopt(&mut files, handle, ino);
+        let PollHandle(number) = notifier.handle();
+        if let (Some(pollers), None) = (self.pollers.get(), file.polled.replace(number)) {
+            pollers.put(number.to_le_bytes());
+        }
         file.waiting = Some(notifier);
         file.has_news()
     }

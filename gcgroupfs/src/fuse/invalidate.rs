@@ -10,9 +10,10 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use fuser::{INodeNo, Notifier};
+use fuser::INodeNo;
 
 use super::announce::{Announcer, News};
+use super::forget::Forgetter;
 use super::inode;
 use crate::file::Node;
 use crate::tree::{Listener, Notice, Place};
@@ -49,7 +50,7 @@ impl Invalidator {
     }
 
     /// Starts the thread that tells the kernel.
-    pub(super) fn start(&self, notifier: Notifier) -> io::Result<()> {
+    pub(super) fn start(&self, forgetter: Forgetter) -> io::Result<()> {
         let (sender, receiver) = channel();
         let announcer = self.announcer.clone();
         thread::Builder::new()
@@ -57,7 +58,7 @@ impl Invalidator {
             .spawn(move || {
                 for task in receiver {
                     match task {
-                        Task::Forget(entry) => announcer.in_turn(|| forget(&notifier, &entry)),
+                        Task::Forget(entry) => announcer.in_turn(|| forget(&forgetter, &entry)),
                         Task::Announce(news) => announcer.tell(news),
                     }
                 }
@@ -117,13 +118,8 @@ impl Listener for Invalidator {
     }
 }
 
-fn forget(notifier: &Notifier, Forget { parent, child, name }: &Forget) {
-    // Deleting also wakes those who watch the directory, but the kernel refuses it while something below is in use;
-    // then it is enough to have the name asked for again. The mount itself may be gone by now.
-    let result = notifier
-        .delete(*parent, *child, name)
-        .or_else(|_| notifier.inval_entry(*parent, name));
-    if let Err(error) = result {
+fn forget(forgetter: &Forgetter, Forget { parent, child, name }: &Forget) {
+    if let Err(error) = forgetter.delete(*parent, *child, name) {
         tracing::debug!(%error, ?name, "cannot have an entry forgotten");
     }
 }

@@ -51,6 +51,22 @@ impl Nodes {
         matches!(node, Node::File(_, file) if matches!(file.contents, Contents::Events(_)))
     }
 
+    /// The events files of a directory and of those in it.
+    pub(super) fn events_files(&self, place: Place) -> Vec<INodeNo> {
+        let below = self.tree.directories(place).unwrap_or_default();
+        let places = [place]
+            .into_iter()
+            .chain(below.into_iter().map(|(_, place)| place));
+        let files = places.flat_map(|place| {
+            let files = file::files_in(&self.tree, place).into_iter().flatten();
+            files.map(move |file| Node::File(place, file)).collect::<Vec<_>>()
+        });
+        files
+            .filter(|node| self.is_events(*node))
+            .map(inode::number)
+            .collect()
+    }
+
     /// Whether nothing in the root has that name.
     pub(super) fn has_no_directory(&self, name: impl AsRef<OsStr>) -> bool {
         let name = name.as_ref().to_str();

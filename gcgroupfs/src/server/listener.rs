@@ -29,9 +29,8 @@ fn id(file: &Metadata) -> FileId {
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
-    path: PathBuf,
-    /// Which file it was, so that a successor's is not removed.
-    file: FileId,
+    /// Its file, if that is ours to remove: which one it was, so that a successor's is not.
+    file: Option<(PathBuf, FileId)>,
 }
 
 impl Listener {
@@ -60,9 +59,21 @@ impl Listener {
         listen(&socket, Backlog::new(BACKLOG)?)?;
         Ok(Self {
             socket,
-            path: path.to_owned(),
-            file: id(&file),
+            file: Some((path.to_owned(), id(&file))),
         })
+    }
+
+    /// One that a supervisor listens on and keeps.
+    pub fn kept(socket: OwnedFd) -> Self {
+        Self { socket, file: None }
+    }
+
+    /// For those who accept in our place. The file goes with us.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 }
 
@@ -74,9 +85,11 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|file| id(&file) == self.file) {
+        if let Some((path, ours)) = &self.file
+            && fs::symlink_metadata(path).is_ok_and(|file| id(&file) == *ours)
+        {
             // Nobody is left to be told of a failure; the next daemon clears it away.
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(path);
         }
     }
 }

@@ -129,6 +129,7 @@ impl Registry {
         let identity = Identity {
             pid: peer.pid,
             start_time: peer.stat.start_time,
+            image: peer.stat.image,
             started: now(),
             uid: peer.uid,
             gid: peer.gid,
@@ -149,7 +150,7 @@ impl Registry {
         let known = self.processes.get_mut(&process).ok_or(Errno::ESRCH)?;
         let old = known.registration.replace(registration);
         self.remembered.remove(&key);
-        if let Some(old) = &old {
+        if let Some(old) = old.as_ref().filter(|old| old.id != id) {
             self.bells.remove(old.id);
         }
         Ok(Registered {

@@ -58,12 +58,16 @@ pub fn blocks() -> Arc<dyn Blocks> {
     Arc::new(Pair { control, usage })
 }
 
+/// So that each runs a program of its own.
+static NR_IDENTITIES: AtomicU64 = AtomicU64::new(1);
+
 /// Identity of a test process.
 pub fn identity(pid: u32) -> Identity {
     let comm = "a program".to_owned();
     Identity {
         pid,
         start_time: 1000 + u64::from(pid),
+        image: Some((0, NR_IDENTITIES.fetch_add(1, Relaxed))),
         started: 5,
         uid: OWNER.uid,
         gid: OWNER.gid,

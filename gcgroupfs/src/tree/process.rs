@@ -14,6 +14,8 @@ pub struct Identity {
     pub pid: u32,
     /// Clock ticks since boot (field 22 of /proc/PID/stat): with the pid, it names the process for good.
     pub start_time: u64,
+    /// Which program it runs, as far as the kernel tells: where that begins, and where its stack does.
+    pub image: Option<(u64, u64)>,
     /// When it registered, in seconds since 1970; for people to read.
     pub started: u64,
     pub uid: u32,

@@ -66,7 +66,11 @@ fn ids_are_never_reused_and_a_recycled_pid_takes_the_directory_over() {
     assert_eq!(world.tree.find(100), Some(second));
     assert_eq!(world.tree.level(Place::process(first)), Err(Error::Gone));
     assert_eq!(world.tree.level(Place::process(second)), Ok(Level::Process));
-    let joined = |id| Notice::Joined { id, pid: 100 };
+    let joined = |id| Notice::Joined {
+        id,
+        pid: 100,
+        start_time: 1100,
+    };
     let left = |id| Notice::Left {
         id,
         pid: 100,

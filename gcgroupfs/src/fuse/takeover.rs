@@ -1,0 +1,215 @@
+//! A daemon that takes over a mount which another has served. The kernel's first message has been read long ago: it
+//! is said once more to our own ears, and then the real device is put in the place of the one that said it. What the
+//! predecessor had read and not answered, the kernel is asked to send again (Linux 6.9).
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fuser::{Config, INodeNo, Notifier, PollHandle, Session, SessionACL};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use tracing::{debug, warn};
+
+use super::Adapter;
+use super::forget::{Forgetter, RESEND, notification};
+use crate::keep::Slots;
+use crate::process;
+use crate::sys;
+use crate::tree::{Listener, Notice, Place, ProcessId, Tree};
+
+/// How long processes have to come back before it is answered as if they had gone.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two looks whether they have.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A session on `device`, whose first message was `init`. Whoever gets there first answers it.
+pub(super) fn session(
+    adapter: Adapter,
+    device: &OwnedFd,
+    init: &[u8],
+    config: Config,
+) -> io::Result<Session<Adapter>> {
+    let (ours, theirs) = socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )?;
+    nix::unistd::write(&ours, init)?;
+    let number = theirs.as_raw_fd();
+    let session = Session::from_fd(adapter, theirs, SessionACL::All, config)?;
+    let mut reply = [0; 512];
+    let length = nix::unistd::read(&ours, &mut reply)?;
+    // The kernel knows no such request any more, if a predecessor has answered it.
+    match nix::unistd::write(device, reply.get(..length).unwrap_or_default()) {
+        Ok(_) | Err(Errno::ENOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    sys::replace(number, device)?;
+    Ok(session)
+}
+
+/// The kernel's first message: a `struct fuse_in_header` (40 bytes; the second word says what is asked), and a `struct
+/// fuse_init_in`, whose fifth word has the flags from the 32nd on.
+pub(super) fn first_message(device: &OwnedFd) -> io::Result<Vec<u8>> {
+    const INIT: u32 = 26;
+    const HAS_RESEND: u32 = 1 << (39 - 32);
+    // The kernel refuses to fill less than 8 KiB.
+    let mut message = vec![0; 64 << 10];
+    let length = loop {
+        match nix::unistd::read(device, &mut message) {
+            Err(Errno::EINTR | Errno::ENOENT | Errno::EAGAIN) => {}
+            result => break result?,
+        }
+    };
+    message.truncate(length);
+    let word = |at: usize| {
+        let bytes = message.get(at..)?.first_chunk().copied();
+        bytes.map(u32::from_ne_bytes)
+    };
+    if word(4) != Some(INIT) || word(40 + 16).is_none_or(|flags| flags & HAS_RESEND == 0) {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the kernel cannot have one daemon take over from another (Linux 6.9 can)",
+        ));
+    }
+    Ok(message)
+}
+
+/// What is left to do when a daemon has found its way to the device, and before it answers.
+#[derive(Debug)]
+pub(super) struct Takeover {
+    device: OwnedFd,
+    roster: Arc<Slots<24>>,
+    pollers: Arc<Slots<8>>,
+    /// Whom the predecessor governed.
+    before: Vec<Entry>,
+    /// Who was asleep.
+    sleepers: Vec<[u8; 8]>,
+}
+
+impl Takeover {
+    pub(super) fn new(device: OwnedFd, roster: Arc<Slots<24>>, pollers: Arc<Slots<8>>) -> io::Result<Self> {
+        let before = roster.inherit()?.into_iter().filter_map(entry).collect();
+        let sleepers = pollers.inherit()?;
+        Ok(Self {
+            device,
+            roster,
+            pollers,
+            before,
+            sleepers,
+        })
+    }
+
+    /// Writes down who comes and goes.
+    pub(super) fn roster(&self) -> Arc<Roster> {
+        Arc::new(Roster(self.roster.clone()))
+    }
+
+    pub(super) fn pollers(&self) -> Arc<Slots<8>> {
+        self.pollers.clone()
+    }
+
+    pub(super) fn entities(&self) -> HashSet<u64> {
+        self.before.iter().map(|(_, entity, _)| *entity).collect()
+    }
+
+    /// Waits for the processes, has those forgotten that do not come back, and asks for what was left unanswered.
+    pub(super) fn finish(self, tree: &Tree, forgetter: Forgetter, notifier: &Notifier) {
+        let gone = wait_for(tree, &self.before);
+        for entry in &gone {
+            self.roster.remove(record(*entry));
+        }
+        // Who holds the directory's lock may wait for us: so not here, and not now.
+        let forgotten = thread::Builder::new()
+            .name("fuse-takeover".to_owned())
+            .spawn(move || {
+                for (pid, ..) in gone {
+                    let _ = forgetter.inval_entry(INodeNo::ROOT, OsStr::new(&pid.to_string()));
+                }
+            });
+        if let Err(error) = forgotten {
+            warn!("directories of processes that have ended stay for a while: {error}");
+        }
+        if let Err(error) = nix::unistd::write(&self.device, &notification(RESEND, &[])) {
+            warn!("what the last daemon left unanswered stays so: {error}");
+        }
+        // They ask again, and are told.
+        for sleeper in self.sleepers {
+            self.pollers.remove(sleeper);
+            let woken = notifier.poll(PollHandle(u64::from_le_bytes(sleeper)));
+            debug!(?woken, "woke a poller of the last daemon's");
+        }
+    }
+}
+
+/// Notes for a successor which processes' directories the kernel may know.
+#[derive(Debug)]
+pub(super) struct Roster(pub(super) Arc<Slots<24>>);
+
+/// An entry: pid, entity, start time.
+type Entry = (u32, u64, u64);
+
+fn record((pid, entity, start_time): Entry) -> [u8; 24] {
+    let mut record = [0; 24];
+    let words = [u64::from(pid), entity, start_time];
+    for (place, word) in record.as_chunks_mut().0.iter_mut().zip(words) {
+        *place = word.to_le_bytes();
+    }
+    record
+}
+
+fn entry(record: [u8; 24]) -> Option<Entry> {
+    let [pid, entity, start_time] = record.as_chunks().0 else {
+        return None;
+    };
+    let pid = u32::try_from(u64::from_le_bytes(*pid)).ok()?;
+    Some((pid, u64::from_le_bytes(*entity), u64::from_le_bytes(*start_time)))
+}
+
+impl Listener for Roster {
+    fn notice(&self, notice: &Notice) {
+        match notice {
+            Notice::Joined { id, pid, start_time } => self.0.put(record((*pid, id.0, *start_time))),
+            Notice::Left { id, pid, start_time } => self.0.remove(record((*pid, id.0, *start_time))),
+            _ => {}
+        }
+    }
+}
+
+/// Waits for the processes that the predecessor governed. Gives those that do not come back.
+fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut missing = before.to_vec();
+    let mut gone = Vec::new();
+    loop {
+        missing.retain(|(_, entity, _)| tree.level(Place::process(ProcessId(*entity))).is_err());
+        // Also one that has executed another program since: its directory is another.
+        gone.extend(missing.extract_if(.., |(pid, _, start_time)| {
+            !process::is_alive(*pid, *start_time) || tree.has_process(*pid)
+        }));
+        if missing.is_empty() || Instant::now() >= deadline {
+            break;
+        }
+        thread::sleep(PAUSE);
+    }
+    gone.extend(missing);
+    gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_read_as_it_is_written() {
+        let one = (4711, 1 << 47, 123_456);
+        assert_eq!(entry(record(one)), Some(one));
+    }
+}

@@ -1,0 +1,242 @@
+//! `gcgroupfs mount --supervise`: the daemon is killed again and again, and nobody's read fails.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _};
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use nix::mount::{MntFlags, umount2};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use support::{Config, DEADLINE, Mount, wait_for, wait_until};
+
+use crate::driver::{Dir, DriverShell, governed_pids};
+
+fn supervised() -> Mount {
+    Mount::with(Config::default().arg("--supervise"))
+}
+
+/// The daemon that the supervisor has started.
+fn daemon(mount: &Mount) -> Option<Pid> {
+    let supervisor = mount.daemon().expect("it runs");
+    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
+    let children = children.expect("proc(5)");
+    let pid = children.split_whitespace().next()?.parse().ok()?;
+    Some(Pid::from_raw(pid))
+}
+
+/// Kills the daemon and waits for its successor.
+#[track_caller]
+fn kill9(mount: &Mount) {
+    let before = wait_for("a daemon", || daemon(mount));
+    kill(before, Signal::SIGKILL).expect("it runs");
+    wait_until("another follows", || {
+        daemon(mount).is_some_and(|after| after != before)
+    });
+}
+
+/// Reads on, in every way, until told to stop; gives how often.
+fn read_on(mount: &Mount, pid: i32, over: &AtomicBool, nr_reads: &AtomicU64) {
+    let dir = mount.path().join(pid.to_string());
+    let mut open = File::open(dir.join("memory.limit")).expect("opens");
+    let limit = open_text(&mut open);
+    while !over.load(Relaxed) {
+        assert_eq!(open_text(&mut open), limit, "an open file");
+        assert_eq!(
+            fs::read_to_string(dir.join("memory.limit")).expect("by path"),
+            limit
+        );
+        let events = fs::read_to_string(dir.join("0/gcgroup.events")).expect("below");
+        assert!(events.contains("populated 1"), "{events}");
+        let procs = fs::read_to_string(mount.path().join("gcgroup.procs")).expect("a list");
+        assert!(procs.lines().any(|line| line == pid.to_string()), "{procs}");
+        let listed = fs::read_dir(&dir)
+            .expect("lists")
+            .map(|entry| entry.expect("an entry").file_name());
+        assert!(listed.filter(|name| name == "memory.limit").count() == 1);
+        assert!(fs::metadata(dir.join("0")).expect("is there").is_dir());
+        // What is not there must not seem to be, either.
+        assert!(!dir.join("1").exists());
+        nr_reads.fetch_add(1, Relaxed);
+    }
+}
+
+#[track_caller]
+fn open_text(file: &mut File) -> String {
+    let mut text = String::new();
+    file.rewind().expect("seeks");
+    file.read_to_string(&mut text).expect("reads");
+    text
+}
+
+#[test]
+fn no_read_and_no_write_fails_over_thirty_kills() {
+    const KILLS: u64 = 30;
+    let mount = supervised();
+    let shells: Vec<_> = (0..4).map(|_| DriverShell::start(&mount)).collect();
+    for (shell, n) in shells.iter().zip(1..) {
+        Dir::of(&mount, shell.pid()).write("memory.limit", n << 20);
+    }
+    let (over, nr_reads, nr_writes) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for shell in &shells {
+            let pid = shell.pid();
+            let (mount, over, nr_reads) = (&mount, &over, &nr_reads);
+            scope.spawn(move || read_on(mount, pid, over, nr_reads));
+        }
+        let dir = Dir::of(&mount, shells[0].pid());
+        let (over, nr_writes) = (&over, &nr_writes);
+        scope.spawn(move || {
+            for n in (0..16).cycle().take_while(|_| !over.load(Relaxed)) {
+                dir.write("compute.priority", n);
+                assert_eq!(dir.number("compute.priority"), n);
+                nr_writes.fetch_add(1, Relaxed);
+            }
+        });
+        for _ in 0..KILLS {
+            // Once everybody has got on since the last time.
+            let (reads, writes) = (nr_reads.load(Relaxed), nr_writes.load(Relaxed));
+            wait_until("readers and writers get on", || {
+                nr_reads.load(Relaxed) >= reads + 8 && nr_writes.load(Relaxed) > writes
+            });
+            kill9(&mount);
+        }
+        let reads = nr_reads.load(Relaxed);
+        wait_until("they still do", || nr_reads.load(Relaxed) >= reads + 8);
+        over.store(true, Relaxed);
+    });
+    assert_eq!(
+        mount.log().matches("starting another").count() as u64,
+        KILLS,
+        "{}",
+        mount.log()
+    );
+}
+
+#[test]
+fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
+    let mount = supervised();
+    let (stays, dies) = (DriverShell::start(&mount), DriverShell::start(&mount));
+    let dir = Dir::of(&mount, stays.pid());
+    let mut open = File::open(dir.path().join("memory.current")).expect("opens");
+    let mut doomed = File::open(Dir::of(&mount, dies.pid()).path().join("memory.current")).expect("opens");
+    let ino = |path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("is there"));
+    let before = ino(dir.path().join("memory.current"));
+    let before_kill = daemon(&mount).expect("it runs");
+    // The process ends while there is no daemon: it is stopped from being followed for as long.
+    let supervisor = mount.daemon().expect("it runs");
+    kill(supervisor, Signal::SIGSTOP).expect("it runs");
+    kill(before_kill, Signal::SIGKILL).expect("it runs");
+    let gone = dies.pid();
+    dies.kill9();
+    kill(supervisor, Signal::SIGCONT).expect("it runs");
+    open_text(&mut open);
+    assert_eq!(ino(dir.path().join("memory.current")), before);
+    assert_eq!(
+        doomed.read(&mut [0; 16]).expect_err("gone").raw_os_error(),
+        Some(libc::ENODEV)
+    );
+    wait_until("its name is forgotten", || !Dir::of(&mount, gone).exists());
+    assert_eq!(governed_pids(&mount), [stays.pid()]);
+}
+
+#[test]
+fn who_was_asleep_is_woken_by_the_next_daemon() {
+    let mount = supervised();
+    let shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    let mut events = File::open(dir.path().join("gcgroup.events")).expect("opens");
+    open_text(&mut events);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut events = &events;
+            loop {
+                let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
+                let ready = poll(&mut fds, PollTimeout::try_from(DEADLINE).expect("fits")).expect("polls");
+                assert_eq!(ready, 1, "in vain");
+                let mut text = String::new();
+                events.rewind().expect("seeks");
+                events.read_to_string(&mut text).expect("reads");
+                if text.contains("frozen 1") {
+                    return;
+                }
+            }
+        });
+        for _ in 0..3 {
+            kill9(&mount);
+            dir.read("gcgroup.events");
+        }
+        dir.write("compute.freeze", 1);
+        waiting.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_program_that_is_executed_meanwhile_is_another_directory() {
+    let mount = supervised();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    dir.write("memory.limit", 1 << 20);
+    let mut before = File::open(dir.path().join("memory.limit")).expect("opens");
+    kill(daemon(&mount).expect("it runs"), Signal::SIGKILL).expect("it runs");
+    shell.exec();
+    wait_until("it is back", || governed_pids(&mount) == [shell.pid()]);
+    wait_until("the new one is found by path", || {
+        dir.path().join("memory.limit").exists()
+    });
+    assert_eq!(dir.number("memory.limit"), 1 << 20, "with its settings");
+    // Whether the process had the new program when the daemon looked decides which it is.
+    let mut text = [0; 32];
+    if let Err(error) = before.read(&mut text) {
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+}
+
+#[test]
+fn it_ends_as_it_is_told_and_leaves_nothing() {
+    let mut mount = supervised();
+    let shell = DriverShell::start(&mount);
+    let held = File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("opens");
+    let last = daemon(&mount).expect("it runs");
+    let (path, socket) = (mount.path(), mount.socket());
+    mount.stop();
+    assert!(
+        !fs::read_to_string("/proc/self/mountinfo")
+            .expect("reads")
+            .contains(path.to_str().expect("text"))
+    );
+    assert!(!socket.exists());
+    wait_until("the daemon too", || kill(last, None).is_err());
+    drop(held);
+    // Unmounted by somebody else, it ends by itself.
+    let mount = supervised();
+    wait_until("it is unmounted", || {
+        umount2(&mount.path(), MntFlags::empty()).is_ok()
+    });
+    let supervisor = mount.daemon().expect("it ran");
+    wait_until("it ends", || {
+        let status = fs::read_to_string(format!("/proc/{supervisor}/status")).unwrap_or_default();
+        !status.contains("State:") || status.contains("State:\tZ")
+    });
+}
+
+#[test]
+fn a_supervisor_that_is_killed_takes_the_daemon_along_and_is_followed() {
+    let mut mount = supervised();
+    let shell = DriverShell::start(&mount);
+    let last = daemon(&mount).expect("it runs");
+    mount.kill9();
+    wait_until("the daemon ends", || {
+        let status = fs::read_to_string(format!("/proc/{last}/status")).unwrap_or_default();
+        !status.contains("State:") || status.contains("State:\tZ")
+    });
+    mount.restart();
+    wait_until("the process is back", || governed_pids(&mount) == [shell.pid()]);
+    let status = mount
+        .gcgroupfs(&["get", "devices"])
+        .output()
+        .expect("runs")
+        .status;
+    assert!(status.success());
+}
