@@ -17,6 +17,16 @@ from program import Program
 KINDS = {"device": vmm.DEVICE, "host_numa": vmm.HOST_NUMA}
 
 
+def granularity(driver, kind):
+    """What sizes are multiples of: at least, and as recommended; or the error."""
+    properties = vmm.Properties(type=1, location=vmm.location(driver, kind))
+    try:
+        return [driver.get(c_size_t, "cuMemGetAllocationGranularity", ctypes.byref(properties), option)
+                for option in (0, 1)]
+    except Refused as refused:
+        return str(refused)
+
+
 def steps(driver, size, kind):
     """Microseconds of each step from nothing to usable memory, and back."""
     took = {}
@@ -220,8 +230,7 @@ def body(sim, facts):
     facts["attributes"] = {"vmm": driver.attribute(VMM), "host_numa_id": driver.attribute(HOST_NUMA_ID)}
     if not facts["attributes"]["vmm"]:
         raise Skip("the device has no virtual memory management")
-    properties = vmm.Properties(type=1, location=vmm.location(driver, vmm.DEVICE))
-    facts["granularity"] = driver.get(c_size_t, "cuMemGetAllocationGranularity", ctypes.byref(properties), 0)
+    facts["granularity"] = {name: granularity(driver, kind) for name, kind in KINDS.items()}
     sums, questions = Sums(driver), Questions(facts)
     cost = questions.ask("usec", costs, driver, sim)
     gb = questions.ask("gb_per_second", bandwidth, driver, sums, sim)
