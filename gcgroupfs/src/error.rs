@@ -26,6 +26,8 @@ pub enum Error {
     BadValue { expected: &'static str, got: String },
     #[error("out of range: expected {expected}, got {got:?}")]
     OutOfRange { expected: &'static str, got: String },
+    #[error("not supported: {0}")]
+    NotSupported(&'static str),
     #[error("longer than {0} bytes")]
     TooLong(usize),
 }
@@ -65,6 +67,7 @@ impl Error {
             Self::BeyondRoot(_) => libc::EPERM,
             Self::BadValue { .. } => libc::EINVAL,
             Self::OutOfRange { .. } => libc::ERANGE,
+            Self::NotSupported(_) => libc::EOPNOTSUPP,
             Self::TooLong(_) => libc::E2BIG,
         }
     }

@@ -21,6 +21,8 @@ pub enum Io {
     Read(Show),
     /// 0644
     ReadWrite(Show, Store),
+    /// 0200
+    Write(Store),
 }
 
 /// Which directories have the file.
@@ -110,6 +112,7 @@ impl ControlFile {
         match self.io {
             Io::Read(_) => 0o444,
             Io::ReadWrite(..) => 0o644,
+            Io::Write(_) => 0o200,
         }
     }
 
@@ -126,7 +129,9 @@ impl ControlFile {
     /// # Errors
     /// As [`show`](Self::show).
     pub fn show_and_count(&self, tree: &Tree, place: Place) -> Result<(String, u64)> {
-        let (Io::Read(show) | Io::ReadWrite(show, _)) = self.io;
+        let (Io::Read(show) | Io::ReadWrite(show, _)) = self.io else {
+            return Err(Error::WrongAccess);
+        };
         tree.view(place, |view| Ok((show(view)?, self.count(view)?)))
     }
 
@@ -178,7 +183,7 @@ impl ControlFile {
     /// `EACCES` if the file or the directory's owner does not let the caller write; `E2BIG` beyond [`PAGE`] bytes;
     /// `EINVAL` for an empty one or a wrong format; `ERANGE`, `EPERM` as the file says; `ENODEV` if it is gone.
     pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<()> {
-        let Io::ReadWrite(_, store) = self.io else {
+        let (Io::ReadWrite(_, store) | Io::Write(store)) = self.io else {
             return Err(Error::WrongAccess);
         };
         if caller.uid != tree.owner(place)?.uid && !tree.is_root(caller) {

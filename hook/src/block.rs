@@ -32,8 +32,8 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// New blocks, not yet the daemon's: every gate open, no limit but `memory_limit`.
-    pub(crate) fn new(memory_limit: u64) -> io::Result<Self> {
+    /// New blocks, not yet the daemon's: every gate open, no limit but `memory_limit`, and so much that may be swapped out.
+    pub(crate) fn new(memory_limit: u64, memory_swap_max: u64) -> io::Result<Self> {
         let (usage, usage_file) = match shared_usage() {
             Ok((usage, file)) => (usage, Some(Descriptor::new(file)?)),
             Err(_) => (Mapping::anonymous(USAGE_SIZE)?, None),
@@ -46,9 +46,11 @@ impl Blocks {
         };
         let fresh = blocks.control();
         fresh.memory_limit.store(memory_limit, Relaxed);
+        fresh.memory_swap_max.store(memory_swap_max, Relaxed);
         fresh.grace_msec.store(u32::MAX, Relaxed);
         for device in &fresh.devices {
             device.memory_limit.store(NO_LIMIT, Relaxed);
+            device.memory_swap_max.store(NO_LIMIT, Relaxed);
             device.priority.store(DEFAULT_PRIORITY, Relaxed);
         }
         fresh.publish();
@@ -159,7 +161,7 @@ fn shared_usage() -> io::Result<(Mapping, OwnedFd)> {
 /// Blocks of a test's own.
 #[cfg(test)]
 pub(crate) fn of_test(memory_limit: u64) -> &'static Blocks {
-    Box::leak(Box::new(Blocks::new(memory_limit).unwrap()))
+    Box::leak(Box::new(Blocks::new(memory_limit, 0).unwrap()))
 }
 
 /// A control block as a daemon makes it, and the daemon's view of it.

@@ -134,6 +134,20 @@ pub const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
 pub const CU_MEM_LOCATION_TYPE_HOST: u32 = 2;
 pub const CU_MEM_LOCATION_TYPE_HOST_NUMA: u32 = 3;
 pub const CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: u32 = 4;
+pub const CU_MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
+pub const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: u32 = 3;
+pub const CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: u32 = 134;
+pub const CU_STREAM_NON_BLOCKING: u32 = 1;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUmemAccessDesc {
+    pub location: CUmemLocation,
+    /// `CU_MEM_ACCESS_FLAGS_*`.
+    pub flags: u32,
+}
+
+const _: () = assert!(size_of::<CUmemAccessDesc>() == 12);
 /// Since CUDA 13.4: a part of a device's memory; the low byte of `id` is the device.
 pub const CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: u32 = 6;
 

@@ -67,6 +67,39 @@ calls! {
     fn cuGraphNodeGetType(node: CUgraphNode, kind: &mut c_uint);
     fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, graph: &mut CUgraph);
 
+    fn cuDeviceGetAttribute(value: &mut c_int, attribute: c_uint, device: CUdevice);
+    fn cuDeviceCanAccessPeer(can: &mut c_int, device: CUdevice, peer: CUdevice);
+    fn cuCtxSynchronize();
+    fn cuStreamCreate(stream: &mut CUstream, flags: c_uint);
+    fn cuStreamSynchronize(stream: CUstream);
+    fn cuStreamDestroy_v2(stream: CUstream);
+    fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+
+    fn cuMemAddressReserve(
+        address: &mut CUdeviceptr,
+        bytes: usize,
+        alignment: usize,
+        wanted: CUdeviceptr,
+        flags: u64,
+    );
+    fn cuMemAddressFree(address: CUdeviceptr, bytes: usize);
+    fn cuMemCreate(
+        handle: &mut CUmemGenericAllocationHandle,
+        bytes: usize,
+        properties: &CUmemAllocationProp,
+        flags: u64,
+    );
+    fn cuMemMap(
+        address: CUdeviceptr,
+        bytes: usize,
+        offset: usize,
+        handle: CUmemGenericAllocationHandle,
+        flags: u64,
+    );
+    fn cuMemUnmap(address: CUdeviceptr, bytes: usize);
+    /// For `count` of `access`.
+    fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: &CUmemAccessDesc, count: usize);
+
     fn cuDeviceGetMemPool(pool: &mut CUmemoryPool, device: CUdevice);
     fn cuDeviceGetDefaultMemPool(pool: &mut CUmemoryPool, device: CUdevice);
     /// For the attributes that are 64 bits wide.

@@ -14,6 +14,7 @@ use crate::compute::watch::Watch;
 use crate::descriptor::Descriptor;
 use crate::interpose;
 use crate::process::{self, Process};
+use crate::swap::mover::Mover;
 use crate::sys;
 
 /// Not zero while the helper is in the driver.
@@ -111,6 +112,7 @@ struct Helper {
     drain: Drain,
     progress: Progress,
     watch: Watch,
+    mover: Mover,
     /// When the daemon was lost, until the gates have been opened for it.
     lost: Option<Instant>,
     /// Whether there ever was one.
@@ -128,6 +130,7 @@ impl Helper {
             drain: Drain::new(),
             progress: Progress::new(),
             watch: Watch::new(),
+            mover: Mover::new(),
             lost: None,
             had_daemon: process.connection.lock().is_some(),
             next_try: Instant::now(),
@@ -224,15 +227,15 @@ impl Helper {
 
     /// One step of whatever the control block asks for.
     fn work(&mut self) {
-        let drain = self.drain.step(self.process);
-        let progress = self.progress.step(self.process);
-        let watch = self.watch.step(self.process);
-        if drain.has_news || progress.has_news {
+        let steps = [
+            self.drain.step(self.process),
+            self.progress.step(self.process),
+            self.watch.step(self.process),
+            self.mover.step(self.process),
+        ];
+        if steps.iter().any(|step| step.has_news) {
             self.process.ring();
         }
-        self.wake = [drain.wake, progress.wake, watch.wake]
-            .into_iter()
-            .flatten()
-            .min();
+        self.wake = steps.iter().filter_map(|step| step.wake).min();
     }
 }

@@ -1,7 +1,7 @@
 //! What enforces: loaded into a process when it first asks for a symbol of the NVIDIA driver.
 //!
-//! `table` names every hooked function; `symbols` answers look-ups with them; `memory` and `compute` are what
-//! happens around the calls; `block` is the process's shared memory. Nothing here knows the daemon's code: the two
+//! `table` names every hooked function; `symbols` answers look-ups with them; `memory`, `swap` and `compute` are
+//! what happens around the calls; `block` is the process's shared memory. Nothing here knows the daemon's code: the two
 //! meet in `gcgroup-abi`.
 //!
 //! Every failure ends in the driver's own answer, except a refused charge.
@@ -22,6 +22,7 @@ pub mod nvml;
 mod place;
 mod process;
 pub mod rows;
+pub mod swap;
 pub mod symbols;
 mod sys;
 pub mod table;

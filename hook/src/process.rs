@@ -30,6 +30,7 @@ use crate::helper::{self, Line};
 use crate::interpose::{self, Next};
 use crate::mapping::{Mapping, PAGE};
 use crate::memory::Memory;
+use crate::swap::Swap;
 use crate::symbols;
 use crate::sys;
 use crate::wishes::Wishes;
@@ -46,6 +47,7 @@ pub(crate) struct Process {
     pub(crate) slots: Slots,
     pub(crate) graphs: Graphs,
     pub(crate) holds: Holds,
+    pub(crate) swap: Swap,
     /// By device.
     pub(crate) meters: [Meter; MAX_DEVICES],
     /// The helper thread's, except for whoever makes it, and for a child that closes its copy.
@@ -153,7 +155,9 @@ extern "C" fn at_exit() {
 
 impl Process {
     fn new(wishes: Wishes) -> io::Result<Self> {
-        let blocks = Blocks::new(wishes.hello.memory_limit)?;
+        let can_swap = wishes.hello.can_swap != 0;
+        let blocks = Blocks::new(wishes.hello.memory_limit, wishes.hello.memory_swap_max)?;
+        blocks.usage().can_swap.store(can_swap.into(), Relaxed);
         let own = Mapping::anonymous(PAGE)?;
         own.wipe_on_fork()?;
         own_word(&own).store(1, Relaxed);
@@ -167,6 +171,7 @@ impl Process {
             slots: Slots::new(),
             graphs: Graphs::default(),
             holds: Holds::new(),
+            swap: Swap::new(can_swap),
             meters: [const { Meter::new() }; MAX_DEVICES],
             connection: Mutex::new(None),
             line: Line::new(),

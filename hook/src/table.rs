@@ -15,6 +15,7 @@ use crate::nvml::abi::*;
 use crate::process;
 pub(crate) use crate::rows::c_name;
 use crate::rows::hooks;
+use crate::swap::{self, query};
 use crate::symbols;
 
 hooks! {
@@ -213,7 +214,7 @@ hooks! {
     fn cuMemUnmap(ptr: CUdeviceptr, size: usize) @10020 => |next| vmm::unmap(ptr, size, next);
     fn cuMemRetainAllocationHandle(
         handle: *mut CUmemGenericAllocationHandle, addr: *mut c_void,
-    ) @11000 => |next| vmm::retain(handle, addr.addr() as u64, next);
+    ) @11000 => |next| swap::pin(CUdeviceptr(addr.addr() as u64), &|| vmm::retain(handle, addr.addr() as u64, next));
     fn cuMemImportFromShareableHandle(
         handle: *mut CUmemGenericAllocationHandle, os_handle: *mut c_void, sh_handle_type: c_uint,
     ) @10020 => |next| vmm::import(handle, next);
@@ -231,17 +232,68 @@ hooks! {
     ) @13010 => |next| vmm::bind(to, Some(device), offset, Bound::Memory(memory), size, next);
     fn cuMulticastBindAddr(
         to: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, size: usize, flags: c_ulonglong,
-    ) @12010 => |next| vmm::bind(to, None, offset, Bound::Mapped(address), size, next);
+    ) @12010 => |next| swap::pin(address, &|| vmm::bind(to, None, offset, Bound::Mapped(address), size, next));
     fn cuMulticastBindAddr_v2(
         to: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, address: CUdeviceptr, size: usize,
         flags: c_ulonglong,
-    ) @13010 => |next| vmm::bind(to, Some(device), offset, Bound::Mapped(address), size, next);
+    ) @13010 => |next| swap::pin(address, &|| vmm::bind(to, Some(device), offset, Bound::Mapped(address), size, next));
     fn cuMulticastUnbind(
         from: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, size: usize,
     ) @12010 => |next| vmm::unbind(from, device, offset, size, next);
     fn cuMemMapArrayAsync [cuMemMapArrayAsync_ptsz](
         list: *mut CUarrayMapInfo, count: c_uint, stream: CUstream,
     ) @11010 => |next| sparse::map(list, count, stream, next);
+
+    // Memory that can be moved: what the program is told of it, and what keeps it where it is.
+
+    fn cuMemGetAddressRange_v2(
+        base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr,
+    ) @3020 => |next| query::range(base, bytes, address, next);
+    fn cuPointerGetAttribute(
+        data: *mut c_void, attribute: c_uint, address: CUdeviceptr,
+    ) @4000 => |next| query::attribute(data, attribute, address, next);
+    fn cuPointerGetAttributes(
+        count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, address: CUdeviceptr,
+    ) @7000 => |next| query::attributes(count, attributes, data, address, next);
+    fn cuPointerSetAttribute(
+        value: *const c_void, attribute: c_uint, address: CUdeviceptr,
+    ) @6000 => |next| swap::pin(address, next);
+    fn cuMemGetHandleForAddressRange(
+        handle: *mut c_void, address: CUdeviceptr, bytes: usize, kind: c_uint, flags: c_ulonglong,
+    ) @11070 => |next| swap::pin(address, next);
+
+    // Words that the GPU writes and waits for: in memory that can be moved, perhaps.
+
+    fn cuStreamWriteValue32 [cuStreamWriteValue32_ptsz](
+        stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint,
+    ) @8000 => |next| swap::touch(next);
+    fn cuStreamWriteValue32_v2 [cuStreamWriteValue32_v2_ptsz](
+        stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint,
+    ) @11070 => |next| swap::touch(next);
+    fn cuStreamWriteValue64 [cuStreamWriteValue64_ptsz](
+        stream: CUstream, address: CUdeviceptr, value: c_ulonglong, flags: c_uint,
+    ) @9000 => |next| swap::touch(next);
+    fn cuStreamWriteValue64_v2 [cuStreamWriteValue64_v2_ptsz](
+        stream: CUstream, address: CUdeviceptr, value: c_ulonglong, flags: c_uint,
+    ) @11070 => |next| swap::touch(next);
+    fn cuStreamWaitValue32 [cuStreamWaitValue32_ptsz](
+        stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint,
+    ) @8000 => |next| swap::touch(next);
+    fn cuStreamWaitValue32_v2 [cuStreamWaitValue32_v2_ptsz](
+        stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint,
+    ) @11070 => |next| swap::touch(next);
+    fn cuStreamWaitValue64 [cuStreamWaitValue64_ptsz](
+        stream: CUstream, address: CUdeviceptr, value: c_ulonglong, flags: c_uint,
+    ) @9000 => |next| swap::touch(next);
+    fn cuStreamWaitValue64_v2 [cuStreamWaitValue64_v2_ptsz](
+        stream: CUstream, address: CUdeviceptr, value: c_ulonglong, flags: c_uint,
+    ) @11070 => |next| swap::touch(next);
+    fn cuStreamBatchMemOp [cuStreamBatchMemOp_ptsz](
+        stream: CUstream, count: c_uint, operations: *mut c_void, flags: c_uint,
+    ) @8000 => |next| swap::touch(next);
+    fn cuStreamBatchMemOp_v2 [cuStreamBatchMemOp_v2_ptsz](
+        stream: CUstream, count: c_uint, operations: *mut c_void, flags: c_uint,
+    ) @11070 => |next| swap::touch(next);
 
     // Arrays.
 

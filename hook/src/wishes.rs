@@ -1,5 +1,5 @@
-//! What the environment asks for: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`, `GCGROUP_REQUIRED`,
-//! `GCGROUP_SOCKET`. Wishes only: with a daemon, the daemon decides.
+//! What the environment asks for: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`, `GCGROUP_SWAP`,
+//! `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. Wishes only: with a daemon, the daemon decides.
 
 use std::ffi::OsString;
 
@@ -24,6 +24,10 @@ impl Wishes {
         let text = |name| get(name).and_then(|value| value.into_string().ok());
         let is_set = |name| text(name).is_some_and(|value| value.trim() == "1");
         let priority = text("GCGROUP_PRIORITY").and_then(|value| value.trim().parse().ok());
+        // `1` means as much as there is.
+        let swap = text("GCGROUP_SWAP").and_then(|value| bytes(&value));
+        let swap = swap.filter(|bytes| *bytes != 0);
+        let swap = swap.map(|bytes| if bytes == 1 { NO_LIMIT } else { bytes });
         Self {
             socket: get("GCGROUP_SOCKET")
                 .filter(|path| !path.is_empty())
@@ -34,6 +38,8 @@ impl Wishes {
                     .unwrap_or(NO_LIMIT),
                 priority: priority.filter(|priority| *priority < 16).unwrap_or(u32::MAX),
                 freeze: is_set("GCGROUP_FREEZE").into(),
+                can_swap: swap.is_some().into(),
+                memory_swap_max: swap.unwrap_or(0),
                 ..Hello::PLAIN
             },
             required: is_set("GCGROUP_REQUIRED"),
@@ -93,6 +99,8 @@ mod tests {
             wishes.hello,
             Hello {
                 memory_limit: 16,
+                can_swap: 1,
+                memory_swap_max: 16,
                 ..Hello::PLAIN
             }
         );
@@ -105,6 +113,7 @@ mod tests {
         let wishes = Wishes::from(|name| match name {
             "GCGROUP_PRIORITY" => Some("3".into()),
             "GCGROUP_FREEZE" => Some("1".into()),
+            "GCGROUP_SWAP" => Some("1".into()),
             "GCGROUP_SOCKET" => Some("/run/other".into()),
             _ => None,
         });
@@ -113,6 +122,8 @@ mod tests {
             Hello {
                 priority: 3,
                 freeze: 1,
+                can_swap: 1,
+                memory_swap_max: NO_LIMIT,
                 ..Hello::PLAIN
             }
         );

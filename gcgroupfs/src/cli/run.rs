@@ -29,6 +29,10 @@ pub struct Arguments {
     /// Hold back all GPU work from the start
     #[arg(long)]
     freeze: bool,
+    /// Make large allocations such that they can be moved to host memory, at most as much as given, as 8G, or max
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "max",
+          value_parser = |text: &str| parse(parse_bytes, text))]
+    swap: Option<u64>,
     /// The program and its arguments
     #[arg(
         required = true,
@@ -86,6 +90,7 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
             arguments.priority.map(|priority| priority.to_string()),
         ),
         ("GCGROUP_FREEZE", arguments.freeze.then(|| "1".to_owned())),
+        ("GCGROUP_SWAP", arguments.swap.map(|bytes| bytes.to_string())),
     ];
     for (name, value) in wishes {
         // Those not given here may have been given to a program around this one.

@@ -4,7 +4,7 @@ use gcgroup_abi::Kind;
 
 use crate::error::Result;
 use crate::file::Contents::{Events, Page};
-use crate::file::{ControlFile, Io::Read, Io::ReadWrite, On};
+use crate::file::{ControlFile, Io::Read, Io::ReadWrite, Io::Write, On};
 use crate::text::{bytes, flat_keyed, parse_bytes, value};
 use crate::tree::View;
 
@@ -18,7 +18,7 @@ pub(super) const FILES: &[ControlFile] = &[
             |edit, text| edit.set_memory_limit(parse_bytes(text)?),
         ),
         doc: "Most bytes that may be charged, or max; K, M, G, T, P are taken as powers of 1024. \
-              Below memory.current it is accepted: what is there stays, new allocations are refused.",
+              Below memory.current it is accepted: what can be swapped moves to the host, the rest stays, new allocations are refused.",
     },
     ControlFile {
         name: "memory.current",
@@ -38,9 +38,27 @@ pub(super) const FILES: &[ControlFile] = &[
         name: "memory.swap.current",
         on: On::EVERY,
         contents: Page,
-        // No memory is ever moved to the host yet.
-        io: Read(|_| Ok(value(0))),
+        io: Read(|view| Ok(value(view.sums().swap.current))),
         doc: "Bytes of device allocations that live in host memory now.",
+    },
+    ControlFile {
+        name: "memory.swap.max",
+        on: On::GOVERNED,
+        contents: Page,
+        io: ReadWrite(
+            |view| Ok(bytes(view.memory_swap_max()?)),
+            |edit, text| edit.set_memory_swap_max(parse_bytes(text)?),
+        ),
+        doc: "Most bytes that may live in host memory, or max; 0, which a process has unless it was started otherwise, is never. \
+              Only a process started with --swap takes more (EOPNOTSUPP).",
+    },
+    ControlFile {
+        name: "memory.reclaim",
+        on: On::GOVERNED,
+        contents: Page,
+        io: Write(|edit, text| edit.reclaim(parse_bytes(text)?)),
+        doc: "Bytes, or max: as much is to be swapped out, which begins at once; memory.events says what came of it. It stays out \
+              until a limit is changed or the process thaws. Of a process frozen before, all of it comes back before its work goes on.",
     },
     ControlFile {
         name: "memory.events",
@@ -48,7 +66,8 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Events(|view| view.nr_count_changes()),
         io: Read(events),
         doc: "Flat keys: max (allocations that hit a limit), oom (allocations refused for it), \
-              over_limit (times a limit was set below usage); poll(2) wakes on each change.",
+              over_limit (times a limit was set below usage), reclaim (writes of memory.reclaim), swap_in, swap_out and swap_fail \
+              (allocations moved to the device and to the host, and moves that failed); poll(2) wakes on each change.",
     },
     ControlFile {
         name: "memory.stat",
@@ -56,7 +75,8 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Page,
         io: Read(stat),
         doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown, not charged; context is what the \
-              driver holds for the process beyond that: contexts and modules, measured), and counts of allocations, frees and failed allocations.",
+              driver holds for the process beyond that: contexts and modules, measured), swapped (in host memory), pinned_unswappable \
+              (charged, and never to be moved), bytes swapped in and out so far, and counts of allocations, frees and failed allocations.",
     },
 ];
 
@@ -66,6 +86,10 @@ fn events(view: &View<'_>) -> Result<String> {
         ("max", sums.nr_max),
         ("oom", sums.nr_oom),
         ("over_limit", view.nr_over_limit()?),
+        ("reclaim", view.nr_reclaim()?),
+        ("swap_in", sums.swap.nr_in),
+        ("swap_out", sums.swap.nr_out),
+        ("swap_fail", sums.swap.nr_fail),
     ]))
 }
 
@@ -74,6 +98,10 @@ fn stat(view: &View<'_>) -> Result<String> {
     let kinds = Kind::ALL.iter().map(|(_, key, _)| *key).zip(sums.kinds);
     Ok(flat_keyed(kinds.chain([
         ("context", sums.overhead),
+        ("swapped", sums.swap.current),
+        ("pinned_unswappable", sums.unswappable()),
+        ("swap_in_bytes", sums.swap.in_bytes),
+        ("swap_out_bytes", sums.swap.out_bytes),
         ("nr_alloc", sums.nr_alloc),
         ("nr_free", sums.nr_free),
         ("nr_alloc_fail", sums.nr_alloc_fail),
@@ -164,7 +192,7 @@ mod tests {
         let id = world.join(100);
         world.usage(id).devices[0].memory_current.store(4096, Relaxed);
         world.store("100/0/memory.limit", ROOT, "4096").unwrap();
-        assert!(world.show("100/0/memory.events").ends_with("over_limit 0\n"));
+        assert!(world.show("100/0/memory.events").contains("over_limit 0\n"));
         world.store("100/0/memory.limit", ROOT, "4095").unwrap();
         assert_eq!(world.show("100/0/memory.limit"), "4095\n");
         assert_eq!(world.show("100/0/memory.events"), "max 0\noom 0\nover_limit 1\n");

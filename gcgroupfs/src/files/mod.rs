@@ -86,6 +86,9 @@ mod tests {
         let world = World::new(2);
         world.join(100);
         each(&world, |path, place, file| {
+            if matches!(file.io, Io::Write(_)) {
+                return;
+            }
             let text = file
                 .show(&world.tree, place)
                 .unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -116,6 +119,9 @@ mod tests {
         let id = world.join(100);
         world.fill_usage(id, u64::MAX);
         each(&world, |path, place, file| {
+            if matches!(file.io, Io::Write(_)) {
+                return;
+            }
             let text = file
                 .show(&world.tree, place)
                 .unwrap_or_else(|error| panic!("{path}: {error}"));

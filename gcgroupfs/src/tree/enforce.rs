@@ -45,6 +45,9 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
         let drained = usage.drained_generation.load(Relaxed);
         control.freeze_generation.store(drained.wrapping_add(1), Relaxed);
         control
+            .reclaim_generation
+            .store(usage.reclaim_generation.load(Relaxed), Relaxed);
+        control
             .peak_generation
             .store(usage.peak_generation.load(Relaxed), Relaxed);
     }
@@ -64,11 +67,30 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
     control.publish();
 }
 
-/// Makes what is asked of the process hold. Returns whether a gate has closed or opened.
+/// Whether the process has something to move for what the limits are going to be.
+fn swap(process: &Process, memory_limit: u64, swap_max: u64) -> bool {
+    let control = process.control();
+    process.can_swap()
+        && (control.memory_limit.load(Relaxed) != memory_limit
+            || control.memory_swap_max.load(Relaxed) != swap_max)
+}
+
+/// Asks for that many bytes more to be swapped out.
+pub(super) fn reclaim(process: &Process, device: usize, bytes: u64) {
+    if let Some(control) = process.control().devices.get(device) {
+        control.reclaim_bytes.store(bytes, Relaxed);
+        control.reclaim_generation.fetch_add(1, Release);
+    }
+}
+
+/// Makes what is asked of the process hold. Returns whether a gate has closed or opened, or memory may have to move.
 pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
     let (control, asked) = (process.control(), &process.settings);
+    let mut changed = swap(process, asked.memory_limit(None), asked.memory_swap_max(None));
     control.memory_limit.store(asked.memory_limit(None), Relaxed);
-    let mut changed = false;
+    control
+        .memory_swap_max
+        .store(asked.memory_swap_max(None), Relaxed);
     for slot in slots(devices.len()) {
         let Some(control) = control.devices.get(slot) else {
             continue;
@@ -78,7 +100,10 @@ pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
             Some(_) => (asked.memory_limit(uuid), asked.freeze(uuid)),
             None => (NO_LIMIT, false),
         };
+        changed |= process.can_swap() && control.memory_limit.load(Relaxed) != limit;
         control.memory_limit.store(limit, Relaxed);
+        let swap_max = uuid.map_or(NO_LIMIT, |uuid| asked.memory_swap_max(Some(uuid)));
+        control.memory_swap_max.store(swap_max, Relaxed);
         control.priority.store(asked.priority(uuid), Relaxed);
         changed |= gate(control, freeze || asked.freeze(None), process.gate(slot));
     }

@@ -26,6 +26,8 @@ struct Counts {
     nr_max: u64,
     nr_oom: u64,
     nr_over_limit: u64,
+    nr_reclaim: u64,
+    nr_swapped: [u64; 3],
 }
 
 /// All events files of a process: its own first, then those of each device.
@@ -85,11 +87,23 @@ impl Process {
     }
 
     fn counts(&self, device: Option<usize>, devices: &[Device]) -> Counts {
-        let Sums { nr_max, nr_oom, .. } = Sums::of(self, device, devices);
+        let Sums {
+            nr_max, nr_oom, swap, ..
+        } = Sums::of(self, device, devices);
         Counts {
             nr_max,
             nr_oom,
             nr_over_limit: self.nr_over_limit(device),
+            nr_reclaim: self.nr_reclaim(device),
+            nr_swapped: [swap.nr_in, swap.nr_out, swap.nr_fail],
+        }
+    }
+
+    /// Times that somebody asked for memory to be swapped out: on the device, or, as a whole, anywhere.
+    pub(super) fn nr_reclaim(&self, device: Option<usize>) -> u64 {
+        match device {
+            Some(device) => self.devices.get(device).map_or(0, |kept| kept.nr_reclaim),
+            None => self.devices.iter().map(|kept| kept.nr_reclaim).sum::<u64>() + self.whole.nr_reclaim,
         }
     }
 

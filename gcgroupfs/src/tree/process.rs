@@ -40,6 +40,8 @@ pub(super) struct Kept {
     pub(super) peak: u64,
     /// Times a limit was set below usage.
     pub(super) nr_over_limit: u64,
+    /// Times that memory was asked to be swapped out.
+    pub(super) nr_reclaim: u64,
     /// What the gate is while nobody freezes it.
     pub(super) gate: Gate,
 }
@@ -49,6 +51,7 @@ impl Default for Kept {
         Self {
             peak: 0,
             nr_over_limit: 0,
+            nr_reclaim: 0,
             gate: Gate::Run,
         }
     }
@@ -120,6 +123,11 @@ impl Process {
     /// What the process says of itself: to be clamped, never an index or a length.
     pub fn usage(&self) -> &Usage {
         self.blocks.usage()
+    }
+
+    /// Whether the process says that its memory can be swapped out.
+    pub(super) fn can_swap(&self) -> bool {
+        self.usage().can_swap.load(Relaxed) != 0
     }
 
     /// Whether the hook answers and its block is still one.

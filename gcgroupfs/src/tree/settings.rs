@@ -56,6 +56,8 @@ struct Values {
     freeze: Setting<bool>,
     #[serde(skip_serializing_if = "is_default")]
     compute_max: Setting<Quota>,
+    #[serde(skip_serializing_if = "is_default")]
+    memory_swap_max: Setting<u64>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -85,6 +87,8 @@ impl Settings {
         settings.process.memory_limit.value = Some(hello.memory_limit).filter(|limit| *limit != NO_LIMIT);
         settings.process.priority.value = Some(hello.priority).filter(|priority| *priority <= MAX_PRIORITY);
         settings.process.freeze.value = Some(true).filter(|_| hello.freeze == 1);
+        let swap_max = Some(hello.memory_swap_max).filter(|_| hello.can_swap != 0);
+        settings.process.memory_swap_max.value = swap_max.filter(|bytes| *bytes != 0);
         settings
     }
 
@@ -112,6 +116,12 @@ impl Settings {
         self.at(device).memory_limit.value.unwrap_or(NO_LIMIT)
     }
 
+    /// `memory.swap.max` of the process, which is 0 unless set, or of it on a device, which bounds nothing unless set.
+    pub fn memory_swap_max(&self, device: Option<&str>) -> u64 {
+        let unset = if device.is_some() { NO_LIMIT } else { 0 };
+        self.at(device).memory_swap_max.value.unwrap_or(unset)
+    }
+
     /// `compute.priority` of the process, or in force on a device.
     pub fn priority(&self, device: Option<&str>) -> u32 {
         self.at(device)
@@ -134,6 +144,17 @@ impl Settings {
             return Err(Error::BeyondRoot("the memory limit can only be lowered"));
         }
         self.at_mut(device).memory_limit.store(limit, by_root);
+        Ok(())
+    }
+
+    /// # Errors
+    /// `EPERM` if somebody other than root asks for more than root has set.
+    pub fn set_memory_swap_max(&mut self, device: Option<&str>, bytes: u64, by_root: bool) -> Result<()> {
+        let bound = self.at(device).memory_swap_max.root.unwrap_or(NO_LIMIT);
+        if !by_root && bytes > bound {
+            return Err(Error::BeyondRoot("what may be swapped out can only be lowered"));
+        }
+        self.at_mut(device).memory_swap_max.store(bytes, by_root);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use gcgroup_abi::{Kind, MAX_DEVICES, Submission, Usage};
+use gcgroup_abi::{Kind, MAX_DEVICES, Submission, Usage, UsageDevice};
 
 use super::Device;
 use super::process::{Process, slots};
@@ -40,8 +40,60 @@ pub struct Sums {
     pub nr_throttled: u64,
     pub throttled_usec: u64,
     pub gate_timeouts: u64,
+    pub swap: Swapped,
     /// Of processes as a whole; 0 on a device.
     pub nr_unknown_symbols: u64,
+}
+
+/// What was moved between devices and the host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Swapped {
+    /// Bytes of device allocations that are in host memory.
+    pub current: u64,
+    /// Bytes that could be moved there.
+    pub swappable: u64,
+    /// Bytes moved so far, and how many blocks they were.
+    pub out_bytes: u64,
+    pub in_bytes: u64,
+    pub nr_out: u64,
+    pub nr_in: u64,
+    /// Moves that failed.
+    pub nr_fail: u64,
+}
+
+impl Swapped {
+    fn of(usage: &UsageDevice) -> Self {
+        Self {
+            current: count(&usage.swap_current),
+            swappable: count(&usage.swappable),
+            out_bytes: count(&usage.swap_out_bytes),
+            in_bytes: count(&usage.swap_in_bytes),
+            nr_out: count(&usage.nr_swap_out),
+            nr_in: count(&usage.nr_swap_in),
+            nr_fail: count(&usage.nr_swap_fail),
+        }
+    }
+
+    fn each(&mut self) -> [&mut u64; 7] {
+        let Self {
+            current,
+            swappable,
+            out_bytes,
+            in_bytes,
+            nr_out,
+            nr_in,
+            nr_fail,
+        } = self;
+        [current, swappable, out_bytes, in_bytes, nr_out, nr_in, nr_fail]
+    }
+}
+
+impl AddAssign for Swapped {
+    fn add_assign(&mut self, mut other: Self) {
+        for (sum, other) in self.each().into_iter().zip(other.each()) {
+            *sum = sum.saturating_add(*other);
+        }
+    }
 }
 
 impl Sums {
@@ -59,6 +111,11 @@ impl Sums {
         }
         sums.add_threads(process.usage(), device);
         sums
+    }
+
+    /// Bytes charged that no swapping can move.
+    pub fn unswappable(&self) -> u64 {
+        self.charged.saturating_sub(self.swap.swappable)
     }
 
     /// `memory.current`.
@@ -89,6 +146,11 @@ impl Sums {
             overhead: 0,
             kinds: [0; Kind::ALL.len()],
             nr_ended,
+            swap: Swapped {
+                current: 0,
+                swappable: 0,
+                ..self.swap
+            },
             ..*self
         }
     }
@@ -118,6 +180,7 @@ impl Sums {
             nr_throttled: count(&usage.nr_throttled),
             throttled_usec: count(&usage.throttled_usec),
             gate_timeouts: count(&usage.gate_timeouts),
+            swap: Swapped::of(usage),
             ..Self::default()
         };
         for ((kind, _, charged), sum) in Kind::ALL.iter().zip(&mut one.kinds) {
@@ -164,6 +227,7 @@ impl AddAssign for Sums {
             nr_throttled,
             throttled_usec,
             gate_timeouts,
+            swap,
             nr_unknown_symbols,
         } = self;
         add(charged, other.charged);
@@ -189,6 +253,7 @@ impl AddAssign for Sums {
         add(nr_throttled, other.nr_throttled);
         add(throttled_usec, other.throttled_usec);
         add(gate_timeouts, other.gate_timeouts);
+        *swap += other.swap;
         add(nr_unknown_symbols, other.nr_unknown_symbols);
     }
 }

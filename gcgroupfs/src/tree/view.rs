@@ -2,11 +2,16 @@
 
 use std::cell::RefCell;
 
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::process::slots;
 use super::{
     Caller, Device, Exited, Notice, Place, Process, ProcessId, Quota, Settings, State, Sums, enforce, sums,
 };
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
+
+const CANNOT_SWAP: &str = "the process was not started with --swap";
 
 /// The directory that is looked at.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +101,25 @@ impl<'a> View<'a> {
             Some((process, _)) => has(process),
             None => self.state.processes.values().all(has),
         }
+    }
+
+    /// What may be swapped out; nothing of a process that was not started for it.
+    ///
+    /// # Errors
+    /// At the root, which has none.
+    pub fn memory_swap_max(&self) -> Result<u64> {
+        let (process, _) = self.governed()?;
+        let bytes = self.settings(Settings::memory_swap_max)?;
+        Ok(if process.can_swap() { bytes } else { 0 })
+    }
+
+    /// Times that memory was asked to be swapped out.
+    ///
+    /// # Errors
+    /// At the root, which has none.
+    pub fn nr_reclaim(&self) -> Result<u64> {
+        let (process, device) = self.governed()?;
+        Ok(process.nr_reclaim(device))
     }
 
     /// # Errors
@@ -241,6 +265,50 @@ impl<'a> Edit<'a> {
         if let Some(kept) = process.kept_mut(device).filter(|_| is_over) {
             kept.nr_over_limit += 1;
         }
+        self.note_events()
+    }
+
+    /// # Errors
+    /// `EOPNOTSUPP` for more than nothing, if the process was not started for it; `EPERM` beyond what root has set.
+    pub fn set_memory_swap_max(&mut self, bytes: u64) -> Result<()> {
+        let (process, ..) = self.parts()?;
+        if bytes != 0 && !process.can_swap() {
+            return Err(Error::NotSupported(CANNOT_SWAP));
+        }
+        self.set(|settings, device, by_root| settings.set_memory_swap_max(device, bytes, by_root))
+    }
+
+    /// Asks for that many bytes to be swapped out; of a process as a whole, on each device as far as it goes.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if the process was not started for it.
+    pub fn reclaim(&mut self, bytes: u64) -> Result<()> {
+        let (process, device, devices) = self.parts()?;
+        if !process.can_swap() {
+            return Err(Error::NotSupported(CANNOT_SWAP));
+        }
+        let wanted = match device {
+            Some(device) => vec![device],
+            None => slots(devices.len()).collect(),
+        };
+        let mut left = bytes;
+        for device in wanted {
+            let there = process
+                .usage()
+                .devices
+                .get(device)
+                .map_or(0, |usage| usage.swappable.load(Relaxed));
+            let some = left.min(there);
+            if some != 0 {
+                enforce::reclaim(process, device, some);
+                left -= some;
+            }
+        }
+        if let Some(kept) = process.kept_mut(device) {
+            kept.nr_reclaim += 1;
+        }
+        let id = process.id;
+        self.notices.push(Notice::Ring(id));
         self.note_events()
     }
 

@@ -49,6 +49,10 @@ pub struct Hello {
     pub priority: u32,
     /// 1: start frozen.
     pub freeze: u32,
+    /// 1: large allocations can be swapped out.
+    pub can_swap: u32,
+    /// Bytes that may be; 0: no wish.
+    pub memory_swap_max: u64,
 }
 
 impl Hello {
@@ -58,8 +62,10 @@ impl Hello {
         memory_limit: NO_LIMIT,
         priority: u32::MAX,
         freeze: 0,
+        can_swap: 0,
+        memory_swap_max: 0,
     };
-    pub const LENGTH: usize = 8 + 24;
+    pub const LENGTH: usize = 8 + 32;
 
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
@@ -70,7 +76,8 @@ impl Hello {
         at.u32(self.priority);
         at.u64(self.memory_limit);
         at.u32(self.freeze);
-        at.u32(0);
+        at.u32(self.can_swap);
+        at.u64(self.memory_swap_max);
         out
     }
 
@@ -79,11 +86,14 @@ impl Hello {
     pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
         let mut at = Reader::of(packet, Tag::Hello, Self::LENGTH)?;
         let (abi, priority, memory_limit, freeze) = (at.u32()?, at.u32()?, at.u64()?, at.u32()?);
+        let (can_swap, memory_swap_max) = (at.u32()?, at.u64()?);
         Ok(Self {
             abi,
             memory_limit,
             priority,
             freeze,
+            can_swap,
+            memory_swap_max,
         })
     }
 }

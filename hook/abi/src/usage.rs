@@ -123,8 +123,8 @@ pub struct UsageDevice {
     pub nr_swap_out: AtomicU64,
     pub nr_swap_in: AtomicU64,
     pub nr_swap_fail: AtomicU64,
-    /// Bytes charged here that no swapping can move.
-    pub unswappable: AtomicU64,
+    /// Bytes charged here that swapping could move out.
+    pub swappable: AtomicU64,
     /// The `reclaim_generation` that has been dealt with.
     pub reclaim_generation: AtomicU32,
     reserved_swap: AtomicU32,

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::capture::Captures;
 use super::mark::{Sign, Signs};
-use crate::cuda::{CUcontext, CUerror, CUstream};
+use crate::cuda::{CUcontext, CUerror, CUresult, CUstream};
 use crate::device::LocalDevice;
 use crate::process::Process;
 use crate::{cuda, driver};
@@ -85,6 +85,11 @@ impl Context {
         self.id
     }
 
+    /// The driver's name for it, as a number.
+    pub(crate) fn handle(&self) -> usize {
+        self.handle
+    }
+
     /// Runs `body` with the context current, unless it is gone; `NotYet` while somebody destroys it.
     fn visit(&self, body: impl FnOnce(&mut Inner) -> Passed) -> Passed {
         let mut inner = self.inner.lock();
@@ -108,6 +113,26 @@ impl Context {
         let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
         let _ = driver::cuCtxPopCurrent_v2(&mut CUcontext(std::ptr::null_mut()));
         passed
+    }
+
+    /// Runs `body` with the context current and kept from being destroyed; `None` if it is gone or going.
+    pub(crate) fn with_current<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
+        let mut result = None;
+        self.visit(|_| {
+            result = Some(body());
+            Passed::Yes
+        });
+        result
+    }
+
+    /// Waits until all that was submitted to it has ended. In a thread of the program's, which sees to it that the
+    /// context stays.
+    pub(crate) fn synchronize(&self) -> CUresult {
+        let handle = CUcontext(std::ptr::with_exposed_provenance_mut(self.handle));
+        driver::cuCtxPushCurrent_v2(handle)?;
+        let result = driver::cuCtxSynchronize();
+        let _ = driver::cuCtxPopCurrent_v2(&mut CUcontext(std::ptr::null_mut()));
+        result
     }
 
     /// Notes that a call begins that may destroy it.

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 
-use gcgroup_abi::{Gate, MAX_DEVICES};
+use gcgroup_abi::MAX_DEVICES;
 
 use crate::process::{self, Process};
 use crate::sys;
@@ -14,7 +14,7 @@ use super::gate::RECHECK;
 
 #[derive(Debug)]
 struct Hold {
-    /// [`Gate::Run`] or [`Gate::Frozen`].
+    /// How many hold the device.
     word: AtomicU32,
     /// Calls under way that use memory.
     touching: AtomicU32,
@@ -29,7 +29,7 @@ impl Holds {
         Self(
             [const {
                 Hold {
-                    word: AtomicU32::new(Gate::Run as u32),
+                    word: AtomicU32::new(0),
                     touching: AtomicU32::new(0),
                 }
             }; MAX_DEVICES],
@@ -39,7 +39,7 @@ impl Holds {
     /// The word to wait on, if the device is held.
     pub(crate) fn word(&self, index: usize) -> Option<&AtomicU32> {
         let word = &self.0.get(index)?.word;
-        (word.load(SeqCst) != Gate::Run as u32).then_some(word)
+        (word.load(SeqCst) != 0).then_some(word)
     }
 
     /// Whether any is.
@@ -49,10 +49,11 @@ impl Holds {
 
     /// Waits while the device is held.
     pub(super) fn wait(&self, index: usize) {
-        while let Some(word) = self.word(index)
+        let held = || self.0.get(index).map_or(0, |hold| hold.word.load(SeqCst));
+        while let (Some(word), holders @ 1..) = (self.word(index), held())
             && !process::is_exiting()
         {
-            sys::futex_wait(word, Gate::Frozen as u32, RECHECK);
+            sys::futex_wait(word, holders, RECHECK);
         }
     }
 
@@ -68,7 +69,7 @@ impl Process {
     /// Has threads that submit to the device wait from now on. Those inside a submission are to be waited for.
     pub(crate) fn hold(&self, index: usize) {
         if let Some(hold) = self.holds.0.get(index) {
-            hold.word.store(Gate::Frozen as u32, SeqCst);
+            hold.word.fetch_add(1, SeqCst);
             self.slots.watch(self, true);
             sys::barrier();
         }
@@ -77,7 +78,7 @@ impl Process {
     /// Lets them go on. The helper has the slots look at their gates again when it next drains.
     pub(crate) fn release(&self, index: usize) {
         if let Some(hold) = self.holds.0.get(index) {
-            hold.word.store(Gate::Run as u32, SeqCst);
+            hold.word.fetch_sub(1, SeqCst);
             sys::futex_wake(&hold.word);
         }
     }

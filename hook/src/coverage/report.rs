@@ -54,6 +54,16 @@ const HANDLERS: &[(&str, &str, &str)] = &[
         "query",
         "what NVML tells of a device and who is on it: the limit, and the process itself",
     ),
+    (
+        "query",
+        "query",
+        "what the program is told of memory that can be moved",
+    ),
+    (
+        "swap",
+        "tracked",
+        "what uses memory that can be moved, or keeps it where it is",
+    ),
     ("symbols", "query", "look-ups of functions: ours for the driver's"),
     (
         "host",

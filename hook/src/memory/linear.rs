@@ -7,7 +7,7 @@ use super::ledger::Entry;
 use crate::cuda::{CUdeviceptr, CUresult};
 use crate::interpose::Next;
 use crate::place::written;
-use crate::{driver, process};
+use crate::{driver, process, swap};
 
 /// `cuMemAlloc`, `cuMemAllocManaged`: charged before the driver is asked, so that a refusal costs nothing.
 pub(crate) fn alloc<A: Address>(
@@ -23,6 +23,11 @@ pub(crate) fn alloc<A: Address>(
     let Some(place) = process.place() else {
         return next();
     };
+    if kind == Kind::Linear
+        && let Some(result) = A::wide(address).and_then(|wide| swap::alloc(process, place, wide, bytes))
+    {
+        return result;
+    }
     let charge = process.try_charge(place.index, bytes)?;
     next().inspect_err(|_| process.count_failure(place.index))?;
     if let Some(address) = written(address) {
@@ -75,6 +80,9 @@ pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
+    if let Some(result) = swap::free(process, address.key()) {
+        return result;
+    }
     let (result, entry) = process.free(&process.memory.blocks, address.key(), next);
     if result.is_ok() && entry.is_some_and(|entry| entry.kind() == Kind::Pool) {
         process.memory.reserves.settle_all(process);

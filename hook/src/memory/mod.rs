@@ -10,6 +10,7 @@ use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUerror, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
 use crate::process::Process;
+use crate::swap;
 
 mod account;
 pub mod array;
@@ -78,6 +79,7 @@ impl Memory {
             process.discharge(&entry);
         }
         self.synchronized(process, None);
+        swap::context_gone(process, context);
         // The daemon has something to measure.
         process.ring();
     }
@@ -143,6 +145,14 @@ impl Process {
         }
     }
 
+    /// Charges `bytes`, and leaves it to the caller to uncharge them.
+    pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
+        self.charge(index, bytes).map_err(|full| {
+            full.count_hit(self.usage());
+            CUerror::OUT_OF_MEMORY
+        })
+    }
+
     #[inline]
     fn charge(&self, index: usize, bytes: u64) -> Result<(), Full> {
         self.memory
@@ -167,7 +177,7 @@ impl Process {
     }
 
     /// Counts an allocation that failed, and has the daemon tell whoever waits for such events.
-    fn count_failure(&self, index: usize) {
+    pub(crate) fn count_failure(&self, index: usize) {
         levels::count(self.usage(), index, |device| &device.nr_alloc_fail);
         self.ring();
     }
@@ -283,11 +293,20 @@ impl Drop for Charge<'_> {
 /// A device address, of either width.
 pub(crate) trait Address: Copy {
     fn key(self) -> u64;
+
+    /// A place for an address of full width, if it is one.
+    fn wide(_place: *mut Self) -> Option<*mut CUdeviceptr> {
+        None
+    }
 }
 
 impl Address for CUdeviceptr {
     fn key(self) -> u64 {
         self.0
+    }
+
+    fn wide(place: *mut Self) -> Option<*mut CUdeviceptr> {
+        Some(place)
     }
 }
 

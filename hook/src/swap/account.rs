@@ -1,0 +1,158 @@
+//! What blocks are charged: on the device against `memory.limit`, on the host against `memory.swap.max`. A block is in one
+//! of the two sums at any time, except while it is moved in, when it is in both.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::{Control, Kind, NO_LIMIT, Usage, UsageDevice, try_charge, uncharge};
+
+use super::block::{Block, Where};
+use crate::cuda::CUerror;
+use crate::memory::Place;
+use crate::memory::ledger::Entry;
+use crate::process::Process;
+
+impl Process {
+    /// Charges device memory for a block to be made.
+    pub(super) fn charge_block(&self, place: Place, size: u64) -> Result<(), CUerror> {
+        self.charge_bytes(place.index, size)
+            .map_err(|_| CUerror::OUT_OF_MEMORY)
+    }
+
+    pub(super) fn uncharge_block(&self, index: usize, size: u64) {
+        self.memory.levels.uncharge(self.usage(), index, size);
+    }
+
+    /// Charges host memory for a block; whether `memory.swap.max` allows it, of the device and of the process.
+    pub(super) fn charge_swap(&self, index: usize, size: u64) -> bool {
+        let (Some(usage), Some(control)) =
+            (self.usage().devices.get(index), self.control().devices.get(index))
+        else {
+            return false;
+        };
+        let _both = self.swap.both.lock();
+        let of_process = self.control().memory_swap_max.load(Relaxed);
+        let total = swapped(self.usage()).checked_add(size);
+        if total.is_none_or(|total| total > of_process) {
+            return false;
+        }
+        try_charge(&usage.swap_current, size, control.memory_swap_max.load(Relaxed)).is_ok()
+    }
+
+    pub(super) fn uncharge_swap(&self, index: usize, size: u64) {
+        if let Some(usage) = self.usage().devices.get(index) {
+            uncharge(&usage.swap_current, size);
+        }
+    }
+
+    /// How much more may be swapped out from that device.
+    pub(super) fn swap_room(&self, index: usize) -> u64 {
+        let (Some(usage), Some(control)) =
+            (self.usage().devices.get(index), self.control().devices.get(index))
+        else {
+            return 0;
+        };
+        let left = |limit: &AtomicU64, used: u64| match limit.load(Relaxed) {
+            NO_LIMIT => NO_LIMIT,
+            limit => limit.saturating_sub(used),
+        };
+        let on_device = left(&control.memory_swap_max, usage.swap_current.load(Relaxed));
+        on_device.min(left(&self.control().memory_swap_max, swapped(self.usage())))
+    }
+
+    /// A block is there.
+    pub(super) fn enter_block(&self, block: &Block) {
+        let index = self.devices.index(block.local);
+        self.memory.levels.enter(self.usage(), &entry(block, index));
+        match block.place() {
+            Where::Device => self.add_swappable(block, index),
+            Where::Host => self.take_kind(block, index),
+        }
+    }
+
+    /// It was freed, and was there last.
+    pub(super) fn leave_block(&self, block: &Block, last: Where) {
+        let index = self.devices.index(block.local);
+        match last {
+            Where::Device => {
+                self.uncharge_block(index, block.size);
+                self.take_swappable(block, index);
+            }
+            Where::Host => {
+                self.uncharge_swap(index, block.size);
+                // What follows takes it off.
+                self.add_kind(block, index);
+            }
+        }
+        self.memory.levels.leave(self.usage(), &entry(block, index));
+    }
+
+    /// It was moved there. The bytes of a block count as linear memory while they are on the device.
+    pub(super) fn moved_block(&self, block: &Block, to: Where) {
+        let index = self.devices.index(block.local);
+        match to {
+            Where::Device => {
+                self.uncharge_swap(index, block.size);
+                self.add_kind(block, index);
+                self.add_swappable(block, index);
+            }
+            Where::Host => {
+                self.uncharge_block(index, block.size);
+                self.take_kind(block, index);
+                self.take_swappable(block, index);
+            }
+        }
+    }
+
+    fn kind(&self, index: usize) -> Option<&AtomicU64> {
+        self.usage().devices.get(index)?.kinds.get(Kind::Linear as usize)
+    }
+
+    fn add_kind(&self, block: &Block, index: usize) {
+        if let Some(kind) = self.kind(index) {
+            kind.fetch_add(block.size, Relaxed);
+        }
+    }
+
+    fn take_kind(&self, block: &Block, index: usize) {
+        if let Some(kind) = self.kind(index) {
+            kind.fetch_sub(block.size, Relaxed);
+        }
+    }
+
+    fn add_swappable(&self, block: &Block, index: usize) {
+        if let Some(usage) = self.usage().devices.get(index).filter(|_| !block.is_pinned()) {
+            usage.swappable.fetch_add(block.size, Relaxed);
+        }
+    }
+
+    /// Also when it is pinned where it is.
+    pub(super) fn take_swappable(&self, block: &Block, index: usize) {
+        if let Some(usage) = self.usage().devices.get(index).filter(|_| !block.is_pinned()) {
+            usage.swappable.fetch_sub(block.size, Relaxed);
+        }
+    }
+
+    /// An allocation that neither limit had room for.
+    pub(super) fn refuse(&self, index: usize) -> CUerror {
+        self.count_failure(index);
+        CUerror::OUT_OF_MEMORY
+    }
+}
+
+fn entry(block: &Block, index: usize) -> Entry {
+    Entry::new(Kind::Linear, block.size, block.local, index, block.context)
+}
+
+fn swapped(usage: &Usage) -> u64 {
+    let each = |device: &UsageDevice| device.swap_current.load(Relaxed);
+    usage.devices.iter().map(each).fold(0, u64::saturating_add)
+}
+
+/// The limits that a decision is for: when they change, what was moved out on request may come back.
+pub(super) fn limits(control: &Control, index: usize) -> (u64, u64) {
+    let on_device = control
+        .devices
+        .get(index)
+        .map_or(NO_LIMIT, |device| device.memory_limit.load(Relaxed));
+    (on_device, control.memory_limit.load(Relaxed))
+}

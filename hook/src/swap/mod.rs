@@ -1,0 +1,200 @@
+//! Memory that can be moved to the host and back under a fixed address.
+//!
+//! In a process that was started for it, large allocations are made of physical memory mapped at reserved addresses
+//! (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its place. To the program they
+//! are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver is asked for, `account` what is
+//! counted, `mover` decides and moves in the helper thread, `policy` chooses, `query` answers for what has moved.
+
+mod account;
+pub mod block;
+mod host;
+pub mod mover;
+mod physical;
+mod policy;
+pub mod query;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::cuda::{CUdeviceptr, CUerror, CUresult};
+use crate::interpose::Next;
+use crate::memory::Place;
+use crate::place::answer;
+use crate::process::{self, Process};
+use block::{Block, Where};
+
+/// What is smaller than a page of device memory is not worth moving.
+pub(crate) const LEAST: u64 = 2 << 20;
+
+/// How long a call waits for memory to come back, and between looks.
+const PATIENCE: Duration = Duration::from_secs(10);
+const NAP: Duration = Duration::from_micros(200);
+
+/// Everything that can be moved.
+#[derive(Debug)]
+pub(crate) struct Swap {
+    /// Whether the process was started for it.
+    is_on: AtomicBool,
+    /// By address.
+    blocks: RwLock<BTreeMap<u64, Arc<Block>>>,
+    next: AtomicU64,
+    /// Taken to charge against two limits of what may be swapped out.
+    both: Mutex<()>,
+}
+
+impl Swap {
+    pub(crate) fn new(is_on: bool) -> Self {
+        Self {
+            is_on: AtomicBool::new(is_on),
+            blocks: RwLock::default(),
+            next: AtomicU64::new(1),
+            both: Mutex::new(()),
+        }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// The block that an address lies in.
+    pub(crate) fn find(&self, address: u64) -> Option<Arc<Block>> {
+        if !self.is_on() {
+            return None;
+        }
+        let blocks = self.blocks.read();
+        let (_, block) = blocks.range(..=address).next_back()?;
+        block.contains(address).then(|| Arc::clone(block))
+    }
+
+    /// Every block, in the order they were made.
+    fn all(&self) -> Vec<Arc<Block>> {
+        let mut all: Vec<_> = self.blocks.read().values().cloned().collect();
+        all.sort_unstable_by_key(|block| block.number);
+        all
+    }
+
+    fn enter(&self, block: Block) {
+        self.blocks.write().insert(block.base, Arc::new(block));
+    }
+
+    fn take(&self, base: u64) -> Option<Arc<Block>> {
+        if !self.is_on() {
+            return None;
+        }
+        self.blocks.write().remove(&base)
+    }
+}
+
+/// `cuMemAlloc` of that many bytes: an answer, or nothing if it is to be made as ever.
+pub(crate) fn alloc(
+    process: &Process,
+    place: Place,
+    address: *mut CUdeviceptr,
+    bytes: u64,
+) -> Option<CUresult> {
+    if !process.swap.is_on() || bytes < LEAST || address.is_null() {
+        return None;
+    }
+    let size = bytes.checked_next_multiple_of(LEAST)?;
+    let number = process.swap.next.fetch_add(1, Relaxed);
+    let made = match process.charge_block(place, size) {
+        Ok(()) => Block::new(place, number, bytes, size, Where::Device).inspect_err(|_| {
+            process.uncharge_block(place.index, size);
+        }),
+        Err(refused) => Err(refused),
+    };
+    // Over the limit, or the card is full: on the host, if it may be.
+    let made = match made {
+        Err(CUerror::OUT_OF_MEMORY) => alloc_out(process, place, number, bytes, size),
+        made => made,
+    };
+    match made {
+        Ok(block) => {
+            process.enter_block(&block);
+            answer(address, CUdeviceptr(block.base));
+            process.swap.enter(block);
+            Some(Ok(()))
+        }
+        Err(CUerror::OUT_OF_MEMORY) => Some(Err(process.refuse(place.index))),
+        // Something else that virtual memory needs is missing.
+        Err(_) => None,
+    }
+}
+
+fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64) -> Result<Block, CUerror> {
+    if !host::has_room(size) || !process.charge_swap(place.index, size) {
+        return Err(CUerror::OUT_OF_MEMORY);
+    }
+    Block::new(place, number, bytes, size, Where::Host).map_err(|_| {
+        process.uncharge_swap(place.index, size);
+        CUerror::OUT_OF_MEMORY
+    })
+}
+
+/// `cuMemFree`: an answer, if the address is a block's.
+pub(crate) fn free(process: &Process, address: u64) -> Option<CUresult> {
+    let block = process.swap.take(address)?;
+    // What the program has queued may use it: the driver waits in cuMemFree too.
+    let waited = process
+        .contexts
+        .numbered(block.context)
+        .map_or(Ok(()), |context| context.synchronize());
+    if waited.is_err() {
+        process.swap.blocks.write().insert(address, block);
+        return Some(waited);
+    }
+    forget(process, &block);
+    Some(Ok(()))
+}
+
+/// A context is gone, and with it what was allocated in it.
+pub(crate) fn context_gone(process: &Process, context: u32) {
+    if !process.swap.is_on() {
+        return;
+    }
+    let gone: Vec<_> = process
+        .swap
+        .all()
+        .into_iter()
+        .filter(|block| block.context == context)
+        .collect();
+    for block in gone {
+        if process.swap.take(block.base).is_some() {
+            forget(process, &block);
+        }
+    }
+}
+
+fn forget(process: &Process, block: &Block) {
+    let placed = block.end();
+    process.leave_block(block, placed);
+}
+
+/// A call that gives memory away in a way that moving it would break: it stays on the device from here on.
+pub(crate) fn pin(address: CUdeviceptr, next: Next<'_>) -> CUresult {
+    if let Some((process, block)) =
+        process::get().and_then(|process| Some((process, process.swap.find(address.0)?)))
+        && block.pin(process)
+    {
+        process.line.as_ref().inspect(|line| line.wake());
+        let began = Instant::now();
+        while block.place() == Where::Host && began.elapsed() < PATIENCE {
+            std::thread::sleep(NAP);
+        }
+    }
+    next()
+}
+
+/// A call that uses memory and is not a submission: not while that memory moves.
+pub(crate) fn touch(next: Next<'_>) -> CUresult {
+    let Some(process) = process::get().filter(|process| process.swap.is_on()) else {
+        return next();
+    };
+    let index = process.slots.bind(process).map(|bound| bound.index());
+    let _touch = index.and_then(|index| process.touch(index));
+    next()
+}

@@ -1,0 +1,130 @@
+//! What the driver is asked for: physical memory, ranges of addresses, and copies between them.
+
+use crate::cuda::{
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_STREAM_NON_BLOCKING, CUdevice, CUdeviceptr, CUerror, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemLocation, CUresult, CUstream,
+};
+use crate::driver;
+
+use super::LEAST;
+
+/// Physical memory, let go when dropped.
+#[derive(Debug)]
+pub(super) struct Memory {
+    handle: CUmemGenericAllocationHandle,
+}
+
+impl Memory {
+    pub(super) fn new(location: CUmemLocation, size: u64) -> Result<Self, CUerror> {
+        let properties = CUmemAllocationProp {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            location,
+            ..CUmemAllocationProp::NONE
+        };
+        let mut handle = CUmemGenericAllocationHandle(0);
+        driver::cuMemCreate(&mut handle, bytes(size)?, &properties, 0)?;
+        Ok(Self { handle })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // What is still mapped the driver keeps until it is unmapped.
+        let _ = driver::cuMemRelease(self.handle);
+    }
+}
+
+/// Reserved addresses. What is mapped there is to be unmapped before they are given back.
+#[derive(Debug)]
+pub(super) struct Range {
+    address: CUdeviceptr,
+    size: u64,
+    is_back: std::sync::atomic::AtomicBool,
+}
+
+impl Range {
+    pub(super) fn new(size: u64) -> Result<Self, CUerror> {
+        let mut address = CUdeviceptr(0);
+        driver::cuMemAddressReserve(&mut address, bytes(size)?, bytes(LEAST)?, CUdeviceptr(0), 0)?;
+        Ok(Self {
+            address,
+            size,
+            is_back: false.into(),
+        })
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.address.0
+    }
+
+    pub(super) fn map(&self, memory: &Memory) -> CUresult {
+        driver::cuMemMap(self.address, bytes(self.size)?, 0, memory.handle, 0)
+    }
+
+    pub(super) fn unmap(&self) {
+        // It can fail only for what is not mapped, which is what is wanted.
+        let _ = bytes(self.size).and_then(|size| driver::cuMemUnmap(self.address, size));
+    }
+
+    /// Lets the device use what is mapped there, and those of its peers that can.
+    pub(super) fn allow(&self, device: CUdevice) -> CUresult {
+        allow_peers(self.address.0, self.size, device);
+        set_access(self.address.0, self.size, device)
+    }
+
+    pub(super) fn give_back(&self) {
+        if !self.is_back.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            let _ = bytes(self.size).and_then(|size| driver::cuMemAddressFree(self.address, size));
+        }
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+fn bytes(size: u64) -> Result<usize, CUerror> {
+    usize::try_from(size).map_err(|_| CUerror::INVALID_VALUE)
+}
+
+fn set_access(address: u64, size: u64, device: CUdevice) -> CUresult {
+    let access = CUmemAccessDesc {
+        location: CUmemLocation {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE,
+            id: device,
+        },
+        flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    driver::cuMemSetAccess(CUdeviceptr(address), bytes(size)?, &access, 1)
+}
+
+/// Lets every device that can be a peer of the memory's use it: with plain memory the program would only have to enable
+/// that, and here there is no such call.
+fn allow_peers(address: u64, size: u64, device: CUdevice) {
+    let mut count = 0;
+    if driver::cuDeviceGetCount(&mut count).is_err() || count < 2 {
+        return;
+    }
+    for other in (0..count).filter(|other| *other != device) {
+        let mut can = 0;
+        let asked = driver::cuDeviceCanAccessPeer(&mut can, other, device);
+        if asked.is_ok() && can != 0 {
+            // Where it cannot be had, the program will be told when it tries.
+            let _ = set_access(address, size, other);
+        }
+    }
+}
+
+/// Copies on a stream of its own in the current context, and waits until it is done.
+pub(super) fn copy(to: u64, from: u64, size: u64) -> CUresult {
+    let mut stream = CUstream::NULL;
+    driver::cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING)?;
+    let copied = bytes(size)
+        .and_then(|size| driver::cuMemcpyAsync(CUdeviceptr(to), CUdeviceptr(from), size, stream))
+        .and_then(|()| driver::cuStreamSynchronize(stream));
+    let _ = driver::cuStreamDestroy_v2(stream);
+    copied
+}

@@ -1,0 +1,90 @@
+//! Which blocks to move out: pure functions in one table.
+
+/// A block as far as a choice needs to know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Candidate {
+    /// Where it is in the list that was given.
+    pub(super) at: usize,
+    /// Counts up with age: the least is the oldest.
+    pub(super) number: u64,
+    pub(super) size: u64,
+}
+
+/// An order in which to move blocks out.
+struct Policy {
+    name: &'static str,
+    /// The less, the sooner.
+    key: fn(&Candidate) -> (u64, u64),
+}
+
+const POLICIES: &[Policy] = &[
+    // What was made first has its work behind it more often than not; use itself is not known, since a launch's pointers
+    // cannot be told from its numbers.
+    Policy {
+        name: "oldest",
+        key: |one| (one.number, 0),
+    },
+    Policy {
+        name: "largest",
+        key: |one| (u64::MAX - one.size, one.number),
+    },
+];
+
+/// The blocks to move out so that at least `wanted` bytes go and at most `allowed`: their places in the list. Fewer where
+/// they cannot be had. `GCGROUP_RECLAIM` names another order than the first.
+pub(super) fn choose(name: Option<&str>, blocks: &[Candidate], wanted: u64, allowed: u64) -> Vec<usize> {
+    let policy = POLICIES
+        .iter()
+        .find(|policy| Some(policy.name) == name)
+        .or(POLICIES.first());
+    let Some(policy) = policy else { return Vec::new() };
+    let mut order = blocks.to_vec();
+    order.sort_unstable_by_key(policy.key);
+    let (mut gone, mut chosen) = (0_u64, Vec::new());
+    for block in order {
+        if gone >= wanted {
+            break;
+        }
+        let after = gone.saturating_add(block.size);
+        if after <= allowed {
+            gone = after;
+            chosen.push(block.at);
+        }
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(sizes: &[u64]) -> Vec<Candidate> {
+        let one = |(at, size): (usize, &u64)| Candidate {
+            at,
+            number: at as u64,
+            size: *size,
+        };
+        sizes.iter().enumerate().map(one).collect()
+    }
+
+    #[test]
+    fn as_many_go_as_are_needed() {
+        let sizes = [4, 2, 8, 6];
+        for (name, wanted, allowed, want) in [
+            (None, 0, u64::MAX, vec![]),
+            (None, 1, u64::MAX, vec![0]),
+            (None, 5, u64::MAX, vec![0, 1]),
+            (Some("oldest"), u64::MAX, u64::MAX, vec![0, 1, 2, 3]),
+            (Some("largest"), 9, u64::MAX, vec![2, 3]),
+            (Some("largest"), 9, 9, vec![2]),
+            (None, 20, 9, vec![0, 1]),
+            (Some("unheard of"), 1, u64::MAX, vec![0]),
+        ] {
+            assert_eq!(
+                choose(name, &blocks(&sizes), wanted, allowed),
+                want,
+                "{name:?} {wanted} {allowed}"
+            );
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What the program is told of a block: what it would be told of plain device memory, wherever the bytes are.
+
+use std::ffi::{c_uint, c_void};
+
+use super::block::Block;
+use crate::cuda::{CUdeviceptr, CUresult};
+use crate::interpose::Next;
+use crate::place::{answer, given};
+use crate::process;
+
+/// `CU_POINTER_ATTRIBUTE_P2P_TOKENS`: asked for by whoever has another device read the memory.
+const P2P_TOKENS: c_uint = 5;
+/// `CU_MEMORYTYPE_DEVICE`.
+const MEMORYTYPE_DEVICE: u64 = 2;
+
+/// An attribute that moving changes: its number, its width in bytes, and what it is.
+struct Attribute {
+    number: c_uint,
+    width: usize,
+    value: fn(&Block, Asked) -> u64,
+}
+
+/// In whose name an attribute is asked for.
+#[derive(Clone, Copy)]
+struct Asked {
+    context: usize,
+}
+
+/// By the numbers of `CUpointer_attribute`.
+const ATTRIBUTES: &[Attribute] = &[
+    // CONTEXT
+    Attribute {
+        number: 1,
+        width: 8,
+        value: |_, asked| asked.context as u64,
+    },
+    // MEMORY_TYPE
+    Attribute {
+        number: 2,
+        width: 4,
+        value: |_, _| MEMORYTYPE_DEVICE,
+    },
+    // BUFFER_ID: never one of the driver's, which count up from nought.
+    Attribute {
+        number: 7,
+        width: 8,
+        value: |block, _| 1 << 63 | block.number,
+    },
+    // IS_MANAGED
+    Attribute {
+        number: 8,
+        width: 4,
+        value: |_, _| 0,
+    },
+    // DEVICE_ORDINAL
+    Attribute {
+        number: 9,
+        width: 4,
+        value: |block, _| u64::from(block.local.number()),
+    },
+    // RANGE_START_ADDR
+    Attribute {
+        number: 11,
+        width: 8,
+        value: |block, _| block.base,
+    },
+    // RANGE_SIZE
+    Attribute {
+        number: 12,
+        width: 8,
+        value: |block, _| block.asked,
+    },
+];
+
+/// `cuMemGetAddressRange`: as it was asked for, and not as it is mapped.
+pub(crate) fn range(
+    base: *mut CUdeviceptr,
+    bytes: *mut usize,
+    address: CUdeviceptr,
+    next: Next<'_>,
+) -> CUresult {
+    let Some(block) = process::get().and_then(|process| process.swap.find(address.0)) else {
+        return next();
+    };
+    answer(base, CUdeviceptr(block.base));
+    answer(bytes, usize::try_from(block.asked).unwrap_or(usize::MAX));
+    Ok(())
+}
+
+/// `cuPointerGetAttribute`.
+pub(crate) fn attribute(
+    data: *mut c_void,
+    attribute: c_uint,
+    address: CUdeviceptr,
+    next: Next<'_>,
+) -> CUresult {
+    if attribute == P2P_TOKENS {
+        return super::pin(address, next);
+    }
+    if correct(data, attribute, address) {
+        return Ok(());
+    }
+    next()
+}
+
+/// `cuPointerGetAttributes`: a list of attributes, and of places for them.
+pub(crate) fn attributes(
+    count: c_uint,
+    list: *const c_uint,
+    places: *const *mut c_void,
+    address: CUdeviceptr,
+    next: Next<'_>,
+) -> CUresult {
+    next()?;
+    for at in 0..count as usize {
+        let (Some(attribute), Some(place)) = (given(list.wrapping_add(at)), given(places.wrapping_add(at)))
+        else {
+            break;
+        };
+        correct(place, attribute, address);
+    }
+    Ok(())
+}
+
+/// Answers for what moving changes; whether it did.
+fn correct(place: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> bool {
+    let Some(known) = ATTRIBUTES.iter().find(|known| known.number == attribute) else {
+        return false;
+    };
+    let found = process::get().and_then(|process| {
+        let block = process.swap.find(address.0)?;
+        let context = process.contexts.numbered(block.context)?.handle();
+        Some((known.value)(&block, Asked { context }))
+    });
+    let Some(value) = found.filter(|_| !place.is_null()) else {
+        return false;
+    };
+    match known.width {
+        4 => answer(place.cast(), u32::try_from(value).unwrap_or(u32::MAX)),
+        _ => answer(place.cast(), value),
+    }
+    true
+}
