@@ -95,6 +95,8 @@ mod simgpu_versions;
 mod simgpu_vmm;
 #[cfg(test)]
 mod statistics;
+
+mod swap;
 #[cfg(test)]
 mod supervise;
 #[cfg(test)]

@@ -228,6 +228,8 @@ mod tests {
             memory_limit: 1 << 40,
             priority: 3,
             freeze: 1,
+            can_swap: 1,
+            memory_swap_max: 9,
         };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
         let welcome = Welcome { abi: 7, status: 95 };

@@ -1,0 +1,113 @@
+//! Memory that moves to the host and back: the bytes stay what they are, where they are, and the accounts are right.
+
+use support::{Config, Governed, Mount, artifacts, wait_until};
+
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+
+/// A machine whose contexts take no memory, so that limits are exact.
+fn mount() -> Mount {
+    Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0))
+}
+
+/// A program whose large allocations can be moved.
+fn swapping(mount: &Mount) -> Governed {
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey").env("GCGROUP_SWAP", "max");
+    let program = Governed::spawn(command);
+    program.expect("ready");
+    program
+}
+
+#[track_caller]
+fn alloc(program: &mut Governed, bytes: u64) {
+    let answer = program.ask(&format!("alloc linear {bytes}"));
+    assert!(answer.starts_with("allocated "), "{answer}");
+}
+
+#[test]
+fn lowering_the_limit_makes_room_and_raising_it_brings_all_back() {
+    let mount = mount();
+    let mut program = swapping(&mount);
+    let dir = Dir::of(&mount, program.pid());
+    for _ in 0..4 {
+        alloc(&mut program, 32 * MIB);
+    }
+    assert_eq!(dir.number("memory.current"), 128 * MIB);
+    dir.write("memory.limit", 70 * MIB);
+    wait_until("half of it is out", || {
+        dir.number("memory.swap.current") == 64 * MIB
+    });
+    assert_eq!(dir.number("memory.current"), 64 * MIB);
+    assert_eq!(program.ask("verify"), "verified 4");
+    assert_eq!(dir.key("memory.events", "swap_out"), 2);
+    dir.write("memory.limit", "max");
+    wait_until("all of it is back", || dir.number("memory.swap.current") == 0);
+    assert_eq!(dir.number("memory.current"), 128 * MIB);
+    assert_eq!(program.ask("verify"), "verified 4");
+    assert_eq!(dir.key("memory.events", "swap_in"), 2);
+    assert_eq!(dir.key("memory.events", "swap_fail"), 0);
+}
+
+#[test]
+fn a_frozen_process_goes_out_whole_and_is_back_before_its_work_goes_on() {
+    let mount = mount();
+    let mut program = swapping(&mount);
+    let dir = Dir::of(&mount, program.pid());
+    for _ in 0..3 {
+        alloc(&mut program, 16 * MIB);
+    }
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    dir.write("memory.reclaim", "max");
+    wait_until("it is out", || dir.number("memory.current") == 0);
+    assert_eq!(dir.number("memory.swap.current"), 48 * MIB);
+    assert!(dir.is_frozen());
+    program.say("verify");
+    dir.write("compute.freeze", 0);
+    assert_eq!(program.line().as_deref(), Some("verified 3"));
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    assert_eq!(dir.number("memory.current"), 48 * MIB);
+}
+
+#[test]
+fn over_the_limit_is_on_the_host_as_far_as_that_is_allowed() {
+    let mount = mount();
+    let mut program = swapping(&mount);
+    let dir = Dir::of(&mount, program.pid());
+    dir.write("memory.limit", 32 * MIB);
+    dir.write("memory.swap.max", 16 * MIB);
+    alloc(&mut program, 32 * MIB);
+    alloc(&mut program, 16 * MIB);
+    assert_eq!(
+        program.ask("alloc linear 2097152"),
+        "refused CUDA_ERROR_OUT_OF_MEMORY"
+    );
+    assert_eq!(dir.number("memory.swap.current"), 16 * MIB);
+    assert_eq!(dir.number("memory.current"), 32 * MIB);
+    assert_eq!(program.ask("verify"), "verified 2");
+    assert_eq!(program.ask("free all"), "freed 2");
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    assert_eq!(dir.number("memory.current"), 0);
+}
+
+#[test]
+fn who_was_not_started_for_it_never_moves() {
+    let mount = mount();
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    let dir = Dir::of(&mount, program.pid());
+    alloc(&mut program, 32 * MIB);
+    assert_eq!(dir.number("memory.swap.max"), 0);
+    for (file, value) in [("memory.swap.max", "1G"), ("memory.reclaim", "max")] {
+        let error = std::fs::write(dir.path().join(file), value).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{file}");
+    }
+    dir.write("memory.limit", MIB);
+    assert_eq!(program.ask("verify"), "verified 1");
+    assert_eq!(dir.number("memory.current"), 32 * MIB);
+    assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 32 * MIB);
+}
