@@ -15,7 +15,7 @@ fn mount() -> Mount {
 fn swapping(mount: &Mount) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("obey").env("GCGROUP_SWAP", "max");
-    let program = Governed::spawn(command);
+    let mut program = Governed::spawn(command);
     program.expect("ready");
     program
 }
@@ -36,10 +36,8 @@ fn lowering_the_limit_makes_room_and_raising_it_brings_all_back() {
     }
     assert_eq!(dir.number("memory.current"), 128 * MIB);
     dir.write("memory.limit", 70 * MIB);
-    wait_until("half of it is out", || {
-        dir.number("memory.swap.current") == 64 * MIB
-    });
-    assert_eq!(dir.number("memory.current"), 64 * MIB);
+    wait_until("half of it is out", || dir.number("memory.current") == 64 * MIB);
+    assert_eq!(dir.number("memory.swap.current"), 64 * MIB);
     assert_eq!(program.ask("verify"), "verified 4");
     assert_eq!(dir.key("memory.events", "swap_out"), 2);
     dir.write("memory.limit", "max");

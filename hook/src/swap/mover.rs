@@ -168,7 +168,9 @@ impl Device {
             usage.reclaim_generation.store(self.generation, Release);
             return self.rest(process, index, is_held, None);
         };
-        process.hold(index);
+        if !is_held {
+            process.hold(index);
+        }
         self.phase = Phase::Quieting(Quiet::default(), task, Instant::now());
         Step {
             wake: Some(Duration::ZERO),
