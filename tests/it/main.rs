@@ -96,9 +96,9 @@ mod simgpu_vmm;
 #[cfg(test)]
 mod statistics;
 
-mod swap;
 #[cfg(test)]
 mod supervise;
+mod swap;
 #[cfg(test)]
 mod wait;
 #[cfg(test)]
