@@ -78,6 +78,8 @@ mod simgpu_graphs;
 #[cfg(test)]
 mod simgpu_ipc;
 #[cfg(test)]
+mod simgpu_multicast;
+#[cfg(test)]
 mod simgpu_nvml;
 #[cfg(test)]
 mod simgpu_old;

@@ -400,4 +400,20 @@ impl Queues {
             .values()
             .any(|other| other.domain == stream.domain && other.kind == held_by && other.first() < seq)
     }
+
+    /// The stream whose next operation is one that is meant and goes first: by priority, then in the order of submission.
+    pub(crate) fn next(&self, is_meant: impl Fn(&Work) -> bool) -> Option<StreamId> {
+        let mut best: Option<(i32, u64, StreamId)> = None;
+        for (id, stream) in &self.streams {
+            let Some(op) = stream.queue.front() else { continue };
+            if !op.work.as_ref().is_some_and(&is_meant) || !self.allowed(stream, op.seq) {
+                continue;
+            }
+            let key = (stream.priority, op.seq, *id);
+            if best.is_none_or(|best| key < best) {
+                best = Some(key);
+            }
+        }
+        best.map(|(_, _, id)| id)
+    }
 }

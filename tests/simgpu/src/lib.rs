@@ -4,6 +4,7 @@
 mod account;
 pub mod clock;
 pub mod config;
+mod copies;
 mod device;
 mod driver;
 mod engine;

@@ -5,11 +5,12 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 
 use crate::clock::now_ns;
-use crate::engine::{Cost, Engine, Queues, Route, StreamId, Watch, Work};
+use crate::copies::Copies;
+use crate::engine::{Cost, Engine, Queues, StreamId, Watch, Work};
 use crate::turn::{Grant, Turn};
 
 /// Sleeps shorter than this end too late to be worth it.
-const SPIN_NS: u64 = 40_000;
+pub(crate) const SPIN_NS: u64 = 40_000;
 
 /// How often a stream that waits for a word of memory looks at it.
 const POLL: Duration = Duration::from_micros(100);
@@ -27,22 +28,6 @@ struct Running {
     had: u64,
 }
 
-/// A copy that has begun.
-struct Copying {
-    stream: StreamId,
-    effect: Box<dyn FnOnce() + Send>,
-    ns: u64,
-    end: u64,
-}
-
-/// A copy engine.
-#[derive(Default)]
-struct CopyEngine {
-    copying: Option<Copying>,
-    /// When the last copy ended.
-    clock: u64,
-}
-
 /// The time the device is this process's.
 #[derive(Clone, Copy)]
 struct Hold {
@@ -58,8 +43,7 @@ struct Runner {
     hold: Option<Hold>,
     /// When the last kernel ended.
     clock: u64,
-    /// By route.
-    copies: [CopyEngine; Route::ALL.len()],
+    copies: Copies,
 }
 
 /// Starts a thread that no signal of the program's is delivered to.
@@ -94,7 +78,7 @@ pub(crate) fn run(engine: &'static Engine) {
         running: None,
         hold: None,
         clock: 0,
-        copies: Default::default(),
+        copies: Copies::new(engine),
     };
     loop {
         runner.step();
@@ -108,8 +92,8 @@ impl Runner {
         let mut queues = self.engine.lock();
         let polling = loop {
             let (moved, waits) = self.pass(&mut queues);
-            self.begin_copies(&mut queues);
-            if !moved && !self.end_copies(&mut queues) {
+            self.copies.begin(&mut queues);
+            if !moved && !self.copies.end(&mut queues) {
                 break waits;
             }
         };
@@ -119,7 +103,7 @@ impl Runner {
         let Some(limit) = self.advance(&mut queues) else {
             return;
         };
-        let Some(limit) = self.until_copy(&mut queues, limit) else {
+        let Some(limit) = self.copies.until_next(&mut queues, limit) else {
             return;
         };
         let limit = if polling {
@@ -194,75 +178,9 @@ impl Runner {
         (moved, waits)
     }
 
-    /// Begins the next copy by each route whose engine is free.
-    fn begin_copies(&mut self, queues: &mut Queues) {
-        for route in Route::ALL {
-            let engine = &mut self.copies[route as usize];
-            if engine.copying.is_some() {
-                continue;
-            }
-            let is_meant = |work: &Work| matches!(work, Work::Copy(by, ..) if *by == route);
-            let Some(id) = next(queues, is_meant) else {
-                continue;
-            };
-            let Some(stream) = queues.streams.get_mut(&id) else {
-                continue;
-            };
-            let clock = stream.clock;
-            let Some(op) = stream.queue.front_mut() else {
-                continue;
-            };
-            if let Some(Work::Copy(_, ns, effect)) = op.work.take() {
-                let end = clock.max(op.submitted).max(engine.clock).saturating_add(ns);
-                engine.copying = Some(Copying {
-                    stream: id,
-                    effect,
-                    ns,
-                    end,
-                });
-            }
-        }
-    }
-
-    /// Ends the copies whose time has come. Whether there were any.
-    fn end_copies(&mut self, queues: &mut MutexGuard<'_, Queues>) -> bool {
-        let now = now_ns();
-        let mut ended = false;
-        for engine in &mut self.copies {
-            let Some(copy) = engine.copying.take_if(|copy| copy.end <= now) else {
-                continue;
-            };
-            engine.clock = copy.end;
-            self.engine.count_copy(copy.ns);
-            MutexGuard::unlocked(queues, copy.effect);
-            self.engine.finish(queues, copy.stream, copy.end);
-            ended = true;
-        }
-        ended
-    }
-
-    /// How long to sleep: until the next copy ends, or the limit there is already. `None`: not worth it, look again.
-    fn until_copy(
-        &self,
-        queues: &mut MutexGuard<'_, Queues>,
-        limit: Option<Duration>,
-    ) -> Option<Option<Duration>> {
-        let ends = self.copies.iter().filter_map(|engine| engine.copying.as_ref());
-        let Some(end) = ends.map(|copy| copy.end).min() else {
-            return Some(limit);
-        };
-        let left = end.saturating_sub(now_ns());
-        if left < SPIN_NS {
-            MutexGuard::unlocked(queues, std::thread::yield_now);
-            return None;
-        }
-        let left = Duration::from_nanos(left);
-        Some(Some(limit.map_or(left, |limit| limit.min(left))))
-    }
-
     /// Begins the next kernel.
     fn begin(&mut self, queues: &mut Queues) {
-        let Some(id) = next(queues, |work| matches!(work, Work::Kernel(..))) else {
+        let Some(id) = queues.next(|work| matches!(work, Work::Kernel(..))) else {
             return;
         };
         let Some(stream) = queues.streams.get_mut(&id) else {
@@ -348,28 +266,12 @@ impl Runner {
     }
 }
 
-/// The stream whose next operation is one that is meant and goes first: by priority, then in the order of submission.
-fn next(queues: &Queues, is_meant: impl Fn(&Work) -> bool) -> Option<StreamId> {
-    let mut best: Option<(i32, u64, StreamId)> = None;
-    for (id, stream) in &queues.streams {
-        let Some(op) = stream.queue.front() else { continue };
-        if !op.work.as_ref().is_some_and(&is_meant) || !queues.allowed(stream, op.seq) {
-            continue;
-        }
-        let key = (stream.priority, op.seq, *id);
-        if best.is_none_or(|best| key < best) {
-            best = Some(key);
-        }
-    }
-    best.map(|(_, _, id)| id)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::engine::StreamKind;
+    use crate::engine::{Route, StreamKind};
     use crate::member::Member;
 
     const MS: u64 = 1_000_000;

@@ -143,7 +143,7 @@ const ATTRIBUTES: &[(u32, i32)] = &[
     (129, 1),                           // UNIFIED_FUNCTION_POINTERS
     (130, 0),                           // NUMA_CONFIG
     (131, -1),                          // NUMA_ID
-    (132, 0),                           // MULTICAST_SUPPORTED
+    (132, 1),                           // MULTICAST_SUPPORTED
     (133, 0),                           // MPS_ENABLED
     (134, 0),                           // HOST_NUMA_ID
     (135, 0),                           // D3D12_CIG_SUPPORTED

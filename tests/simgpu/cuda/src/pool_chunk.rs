@@ -5,8 +5,8 @@ use std::sync::Arc;
 use simgpu::memory::{HOST, Kind, Physical, Ranges};
 use simgpu::{Export, Held};
 
+use crate::physical;
 use crate::process::Process;
-use crate::vmm;
 
 /// Sizes of blocks are multiples of this.
 pub(crate) const UNIT: u64 = 512;
@@ -86,7 +86,7 @@ impl Chunk {
         };
         let shared = if place.is_shareable {
             // What cannot be made has been taken back.
-            let made = vmm::make_charged(process, place.device, place.kind(), length, true);
+            let made = physical::make_charged(process, place.device, place.kind(), length, true);
             let Ok((physical, Some(export))) = made else {
                 place.give(process, base, length);
                 return None;

@@ -10,10 +10,11 @@ use simgpu::{Export, Tag};
 use crate::abi::{CUdeviceptr, CUmemLocation, CUmemoryPool, CUresult, In, Out, Raw};
 use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::physical;
 use crate::pool::{Pool, Sharing, Wish};
 use crate::pool_chunk::Place;
 use crate::share::{self, POSIX_FILE_DESCRIPTOR};
-use crate::vmm::{self, LOCATION_DEVICE};
+use crate::vmm::LOCATION_DEVICE;
 
 /// What an imported pool knows of the one it was imported from.
 pub(crate) struct Imported {
@@ -109,7 +110,7 @@ impl Imported {
         }
         let machine = call.process.member.machine();
         let export = machine.open_export(serial, Tag::Memory);
-        let (physical, _) = vmm::map_shared(call, export.map_err(|_| INVALID_VALUE)?)?;
+        let (physical, _) = physical::map_shared(call, export.map_err(|_| INVALID_VALUE)?)?;
         chunks.insert(serial, Arc::downgrade(&physical));
         Ok(physical)
     }

@@ -14,8 +14,8 @@ use crate::abi::{CUdevice, CUerror};
 use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
 use crate::registry::Registry;
 use crate::{
-    array, conditional, context, event, graph, graph_memory, ipc, link, module, pool, primary, stream,
-    user_object, vmm,
+    array, conditional, context, event, graph, graph_memory, ipc, link, module, multicast, physical, pool,
+    primary, stream, user_object,
 };
 
 /// Everything a process has of the driver.
@@ -35,7 +35,8 @@ pub(crate) struct Process {
     pub(crate) pools: Registry<pool::Pool>,
     /// By `CUmemLocationType`, the location's id and `CUmemAllocationType`.
     pub(crate) pools_of: Mutex<HashMap<(u32, i32, u32), pool::OfPlace>>,
-    pub(crate) handles: Registry<vmm::Handle>,
+    pub(crate) handles: Registry<physical::Handle>,
+    pub(crate) multicasts: Registry<multicast::Multicast>,
     /// Reserved address ranges: start and length.
     pub(crate) reservations: Mutex<BTreeMap<u64, u64>>,
     pub(crate) ipc: Mutex<ipc::Ipc>,
@@ -152,6 +153,7 @@ impl Process {
             pools: Registry::new(0x59),
             pools_of: Mutex::default(),
             handles: Registry::new(0x5a),
+            multicasts: Registry::new(0x62),
             reservations: Mutex::default(),
             ipc: Mutex::default(),
             arrays: Registry::new(0x5b),

@@ -9,7 +9,7 @@ use simgpu::{Export, Held, Member, Tag};
 use crate::abi::{CUmemGenericAllocationHandle, CUresult, Out, Raw};
 use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
-use crate::vmm;
+use crate::physical;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the only kind of handle that there is here.
 pub(crate) const POSIX_FILE_DESCRIPTOR: u32 = 1;
@@ -79,7 +79,7 @@ fn import(call: Call, out: Out<CUmemGenericAllocationHandle>, handle: Raw, handl
         return Err(NOT_SUPPORTED);
     }
     let export = import_from(call, handle, Tag::Memory)?;
-    out.set(vmm::import(call, export)?)
+    out.set(physical::import(call, export)?)
 }
 
 driver! {

@@ -17,8 +17,8 @@ use crate::bytes::Fill;
 use crate::call::{Call, driver};
 use crate::capture;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE};
+use crate::physical::{self, Handle};
 use crate::process::Process;
-use crate::vmm::{self, Handle};
 
 /// Bytes of a tile.
 const TILE: u64 = WHOLE as u64;
@@ -103,7 +103,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.handle.count_map(-1);
-        vmm::let_go(self.process, self.number, &self.handle);
+        physical::let_go(self.process, self.number, &self.handle);
     }
 }
 

@@ -1,15 +1,14 @@
 //! What is where in a process's unified address space, and the way from a device address to bytes.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 
 use super::arena::{Arena, Bytes};
-use super::block::{Access, Block, Chunk, HOST, Kind, Physical, PhysicalOwner, block};
+use super::block::{Block, Chunk, Kind, Physical, PhysicalOwner, block};
 
 /// Addresses of device memory. They cannot be dereferenced: the bytes are elsewhere.
 const LINEAR: usize = 4 << 40;
@@ -29,13 +28,13 @@ pub struct Space {
     /// Names and bytes of device memory, in step.
     linear: Arena,
     bytes: Arena,
-    reserved: Arena,
+    pub(super) reserved: Arena,
     pub(super) physical: Arena,
     /// What host and device both address.
     shared: Arena,
     /// Names of device memory that fit in 32 bits, from the first such on.
     low: OnceLock<Option<Arena>>,
-    blocks: RwLock<Blocks>,
+    pub(super) blocks: RwLock<Blocks>,
 }
 
 /// Who is not told when physical memory goes: the block it is behind is what is charged.
@@ -47,8 +46,8 @@ impl PhysicalOwner for Nobody {
 }
 
 #[derive(Debug, Default)]
-struct Blocks {
-    by_base: BTreeMap<u64, Block>,
+pub(super) struct Blocks {
+    pub(super) by_base: BTreeMap<u64, Block>,
     next_id: u64,
 }
 
@@ -257,110 +256,6 @@ impl Space {
         self.linear.give(block.base, block.size.max(1));
     }
 
-    /// Reserves addresses, at `wanted` if that is possible.
-    pub fn reserve(&self, size: u64, align: u64, wanted: u64) -> Option<u64> {
-        if wanted != 0 && self.reserved.take_at(wanted, size) {
-            return Some(wanted);
-        }
-        self.reserved.take(size, align)
-    }
-
-    /// Lets reserved addresses go.
-    pub fn unreserve(&self, base: u64, size: u64) {
-        self.reserved.give(base, size);
-    }
-
-    /// Makes physical memory, already charged for; `owner` is told when it goes. Its bytes are those of a file from a
-    /// place on, or of nobody else.
-    pub fn make_physical(
-        &'static self,
-        size: u64,
-        file: Option<(File, u64)>,
-        owner: Box<dyn PhysicalOwner>,
-    ) -> Option<Arc<Physical>> {
-        let bytes = self.physical.take(size, 4096)?;
-        if let Some((file, offset)) = &file
-            && let Err(error) = self.physical.lay(bytes, size, (file.as_fd(), *offset))
-        {
-            eprintln!("simgpu: shared memory: {error}");
-            self.physical.give(bytes, size);
-            return None;
-        }
-        Some(Arc::new(Physical {
-            space: self,
-            bytes,
-            size,
-            file,
-            released: owner,
-        }))
-    }
-
-    /// Puts the beginning of physical memory at reserved addresses. Fails where something is mapped already.
-    pub fn map(&self, base: u64, size: u64, physical: &Arc<Physical>, handle: usize, device: usize) -> bool {
-        if self.overlaps(base, size) {
-            return false;
-        }
-        let block = block(base, size, Kind::Mapped(handle), device, 0, physical.bytes);
-        self.insert(Block {
-            physical: Some(Arc::clone(physical)),
-            access: Access::default(),
-            ..block
-        });
-        true
-    }
-
-    /// Takes out the mapped blocks of a range, which must cover it exactly.
-    pub fn unmap(&self, base: u64, size: u64) -> Option<Vec<Block>> {
-        let mut blocks = self.blocks.write();
-        let bases = blocks.exactly(base, size)?;
-        let gone: Vec<Block> = bases
-            .iter()
-            .filter_map(|base| blocks.by_base.remove(base))
-            .collect();
-        for block in gone.iter().filter(|block| block.access.of(HOST) != 0) {
-            self.reserved.restore(block.base, block.size);
-        }
-        Some(gone)
-    }
-
-    /// Changes who may access the mapped blocks of a range, which must cover it exactly.
-    pub fn set_access(&self, base: u64, size: u64, change: impl Fn(&mut Access)) -> bool {
-        let mut blocks = self.blocks.write();
-        let Some(bases) = blocks.exactly(base, size) else {
-            return false;
-        };
-        for base in bases {
-            if let Some(block) = blocks.by_base.get_mut(&base) {
-                let before = block.access.of(HOST) != 0;
-                change(&mut block.access);
-                let after = block.access.of(HOST) != 0;
-                let place = block.physical.as_ref().and_then(|physical| physical.place());
-                match (before, after, place) {
-                    (false, true, Some(place)) => {
-                        if let Err(error) = self.reserved.lay(block.base, block.size, place) {
-                            eprintln!("simgpu: memory for the host: {error}");
-                        }
-                    }
-                    (true, false, _) => self.reserved.restore(block.base, block.size),
-                    _ => (),
-                }
-            }
-        }
-        true
-    }
-
-    /// The mapped blocks of a range, which must cover it exactly.
-    pub fn mapped(&self, base: u64, size: u64) -> Option<Vec<Block>> {
-        let blocks = self.blocks.read();
-        let bases = blocks.exactly(base, size)?;
-        Some(
-            bases
-                .iter()
-                .filter_map(|base| blocks.by_base.get(base).cloned())
-                .collect(),
-        )
-    }
-
     /// The block that an address is in.
     pub fn find(&self, address: u64) -> Option<Block> {
         self.blocks.read().find(address).cloned()
@@ -403,7 +298,7 @@ impl Space {
             .is_some_and(|(_, block)| block.base + block.size > base)
     }
 
-    fn insert(&self, block: Block) {
+    pub(super) fn insert(&self, block: Block) {
         let mut blocks = self.blocks.write();
         blocks.next_id += 1;
         let id = blocks.next_id;
@@ -415,22 +310,6 @@ impl Blocks {
     fn find(&self, address: u64) -> Option<&Block> {
         let (_, block) = self.by_base.range(..=address).next_back()?;
         (address < block.base + block.size).then_some(block)
-    }
-
-    /// The mapped blocks of a range without holes at whose ends no block is cut.
-    fn exactly(&self, base: u64, size: u64) -> Option<Vec<u64>> {
-        let end = base.checked_add(size)?;
-        let mut at = base;
-        let mut bases = Vec::new();
-        while at < end {
-            let block = self
-                .by_base
-                .get(&at)
-                .filter(|block| matches!(block.kind, Kind::Mapped(_)))?;
-            bases.push(at);
-            at += block.size;
-        }
-        (at == end && size > 0).then_some(bases)
     }
 }
 

@@ -1,0 +1,107 @@
+//! Copies under way: one at a time by each route, beside the kernels.
+
+use std::time::Duration;
+
+use parking_lot::MutexGuard;
+
+use crate::clock::now_ns;
+use crate::engine::{Engine, Queues, Route, StreamId, Work};
+use crate::runner::SPIN_NS;
+
+/// A copy that has begun.
+struct Copying {
+    stream: StreamId,
+    effect: Box<dyn FnOnce() + Send>,
+    ns: u64,
+    end: u64,
+}
+
+/// A copy engine.
+#[derive(Default)]
+struct CopyEngine {
+    copying: Option<Copying>,
+    /// When the last copy ended.
+    clock: u64,
+}
+
+/// The copy engines of a device, as one process uses them.
+pub(crate) struct Copies {
+    engine: &'static Engine,
+    /// By route.
+    engines: [CopyEngine; Route::ALL.len()],
+}
+
+impl Copies {
+    pub(crate) fn new(engine: &'static Engine) -> Copies {
+        Copies {
+            engine,
+            engines: Default::default(),
+        }
+    }
+
+    /// Begins the next copy by each route whose engine is free.
+    pub(crate) fn begin(&mut self, queues: &mut Queues) {
+        for route in Route::ALL {
+            let engine = &mut self.engines[route as usize];
+            if engine.copying.is_some() {
+                continue;
+            }
+            let is_meant = |work: &Work| matches!(work, Work::Copy(by, ..) if *by == route);
+            let Some(id) = queues.next(is_meant) else {
+                continue;
+            };
+            let Some(stream) = queues.streams.get_mut(&id) else {
+                continue;
+            };
+            let clock = stream.clock;
+            let Some(op) = stream.queue.front_mut() else {
+                continue;
+            };
+            if let Some(Work::Copy(_, ns, effect)) = op.work.take() {
+                let end = clock.max(op.submitted).max(engine.clock).saturating_add(ns);
+                engine.copying = Some(Copying {
+                    stream: id,
+                    effect,
+                    ns,
+                    end,
+                });
+            }
+        }
+    }
+
+    /// Ends the copies whose time has come. Whether there were any.
+    pub(crate) fn end(&mut self, queues: &mut MutexGuard<'_, Queues>) -> bool {
+        let now = now_ns();
+        let mut ended = false;
+        for engine in &mut self.engines {
+            let Some(copy) = engine.copying.take_if(|copy| copy.end <= now) else {
+                continue;
+            };
+            engine.clock = copy.end;
+            self.engine.count_copy(copy.ns);
+            MutexGuard::unlocked(queues, copy.effect);
+            self.engine.finish(queues, copy.stream, copy.end);
+            ended = true;
+        }
+        ended
+    }
+
+    /// How long to sleep: until the next copy ends, or the limit there is already. `None`: not worth it, look again.
+    pub(crate) fn until_next(
+        &self,
+        queues: &mut MutexGuard<'_, Queues>,
+        limit: Option<Duration>,
+    ) -> Option<Option<Duration>> {
+        let ends = self.engines.iter().filter_map(|engine| engine.copying.as_ref());
+        let Some(end) = ends.map(|copy| copy.end).min() else {
+            return Some(limit);
+        };
+        let left = end.saturating_sub(now_ns());
+        if left < SPIN_NS {
+            MutexGuard::unlocked(queues, std::thread::yield_now);
+            return None;
+        }
+        let left = Duration::from_nanos(left);
+        Some(Some(limit.map_or(left, |limit| limit.min(left))))
+    }
+}
