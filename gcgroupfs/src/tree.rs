@@ -28,7 +28,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
-pub use arbitration::{Arbitration, GateOrder};
+pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use exited::Exited;
 pub use process::{Identity, Process};
 pub use quota::Quota;

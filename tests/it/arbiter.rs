@@ -323,7 +323,7 @@ fn a_freeze_that_takes_too_long_says_so_and_stays() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    assert_eq!(shell.ask("spin 100000 100"), "ok");
+    assert_eq!(shell.ask("spin 100000 20"), "ok");
     let pid = shell.pid().to_string();
     let output = mount
         .gcgroupfs(&["freeze", "--wait", "--timeout", "0.01", &pid])

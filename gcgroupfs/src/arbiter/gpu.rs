@@ -2,9 +2,6 @@
 //!
 //! It knows no block and no clock: what was seen goes in, what is to hold comes out.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-
 use gcgroup_abi::Gate;
 
 use super::Settings;
@@ -26,6 +23,7 @@ pub struct Order {
     pub wants_bell: bool,
 }
 
+#[cfg(test)]
 impl Order {
     /// For a process that has nothing on the GPU.
     pub const OPEN: Self = Self {
@@ -56,7 +54,8 @@ pub struct Plan {
 
 #[derive(Debug)]
 pub struct Gpu<Id> {
-    members: BTreeMap<Id, Member>,
+    /// Those that were seen last, in the order of their ids.
+    members: Vec<(Id, Member)>,
     turns: Turns,
     /// When it was last looked at.
     last: Time,
@@ -67,7 +66,7 @@ pub struct Gpu<Id> {
 impl<Id: Copy + Ord> Gpu<Id> {
     pub fn new() -> Self {
         Self {
-            members: BTreeMap::new(),
+            members: Vec::new(),
             turns: Turns::default(),
             last: 0,
             floor: 0,
@@ -77,17 +76,14 @@ impl<Id: Copy + Ord> Gpu<Id> {
     /// Nanoseconds of GPU time to charge to each that was seen, in the order of their ids. Where times of work overlap, the hardware has divided
     /// the time among the contexts that had some, and so do we.
     pub fn measure(&mut self, now: Time, seen: &[Seen<Id>]) -> Vec<u64> {
-        self.members
-            .retain(|id, _| seen.binary_search_by_key(id, |one| one.id).is_ok());
+        self.meet(seen);
         let last = std::mem::replace(&mut self.last, now);
-        let mut busy = Vec::with_capacity(seen.len());
-        for one in seen {
-            let member = match self.members.entry(one.id) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(place) => place.insert(Member::new(one)),
-            };
-            busy.push(member.look(now, last, one));
-        }
+        let mut busy: Vec<u64> = self
+            .members
+            .iter_mut()
+            .zip(seen)
+            .map(|((_, member), one)| member.look(now, last, one))
+            .collect();
         let (sum, passed) = (
             busy.iter().map(|nsec| u128::from(*nsec)).sum::<u128>(),
             u128::from(now.saturating_sub(last)),
@@ -97,25 +93,38 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 *nsec = u64::try_from(u128::from(*nsec) * passed / sum).unwrap_or(*nsec);
             }
         }
-        for (one, nsec) in seen.iter().zip(&busy) {
-            if let Some(member) = self.members.get_mut(&one.id) {
-                member.charge(*nsec);
-            }
+        for ((_, member), nsec) in self.members.iter_mut().zip(&busy) {
+            member.charge(*nsec);
         }
         self.charge_idle(u64::try_from(passed.saturating_sub(sum)).unwrap_or(0));
         busy
+    }
+
+    /// Brings the members into line with who was seen: from here on, one belongs to the other by its place.
+    fn meet(&mut self, seen: &[Seen<Id>]) {
+        let is_same = self.members.len() == seen.len()
+            && self.members.iter().zip(seen).all(|((id, _), one)| *id == one.id);
+        if is_same {
+            return;
+        }
+        let known = std::mem::take(&mut self.members);
+        let member = |one: &Seen<Id>| match known.binary_search_by_key(&one.id, |(id, _)| *id) {
+            Ok(place) => known[place],
+            Err(_) => (one.id, Member::new(one)),
+        };
+        self.members = seen.iter().map(member).collect();
     }
 
     /// Who had the turn and left the GPU idle while others waited has had that time too, though only as far as turns
     /// are concerned.
     fn charge_idle(&mut self, nsec: u64) {
         let Some(turn) = self.turns.regular else { return };
-        if !self.members.values().any(Member::waits) {
+        if !self.members().any(Member::waits) {
             return;
         }
         let has_turn = |member: &Member| member.priority == turn.priority && member.has_demand;
-        let sharers = self.members.values().filter(|member| has_turn(member)).count();
-        for member in self.members.values_mut().filter(|member| has_turn(member)) {
+        let sharers = self.members().filter(|member| has_turn(member)).count();
+        for (_, member) in self.members.iter_mut().filter(|(_, member)| has_turn(member)) {
             member.charge(nsec / sharers.max(1) as u64);
         }
     }
@@ -135,14 +144,15 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let decision = if most == least {
             Decision::open(seen.len())
         } else {
-            let views: Vec<View> = seen.iter().map(|one| self.view(one)).collect();
+            let views: Vec<View> = self.members().map(view).collect();
             (policy.entry().tick)(now, &views, self.turns, settings)
         };
         self.turns = decision.turns;
 
         let is_measured = seen.iter().any(|one| one.is_watched) || quotas.iter().any(|quotas| quotas.has_any);
         let mut orders = Vec::with_capacity(seen.len());
-        for ((one, quotas), by_policy) in seen.iter().zip(quotas).zip(&decision.holds) {
+        let each = self.members.iter_mut().zip(seen).zip(quotas).zip(&decision.holds);
+        for ((((_, member), one), quotas), by_policy) in each {
             let over = quotas.over_until.is_some();
             let holds = (*by_policy && !one.is_frozen) || over;
             let gate = if holds {
@@ -153,10 +163,6 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 Gate::Track
             } else {
                 Gate::Run
-            };
-            let Some(member) = self.members.get_mut(&one.id) else {
-                orders.push(Order::OPEN);
-                continue;
             };
             member.hold(now, one, holds);
             member.is_tracked = gate != Gate::Run;
@@ -176,49 +182,41 @@ impl<Id: Copy + Ord> Gpu<Id> {
 
     /// Whether it has work, or may have any moment, as of the last decision.
     pub fn has_demand(&self, id: Id) -> bool {
-        self.members.get(&id).is_some_and(|member| member.has_demand)
+        let place = self.members.binary_search_by_key(&id, |(id, _)| *id);
+        place.is_ok_and(|place| self.members[place].1.has_demand)
     }
 
     /// Finds out who wants the GPU, and sets those who begin to beside those who do already: neither does one come
     /// with a claim to time that it did not want, nor does one who had the GPU alone pay for that.
     fn judge(&mut self, now: Time, seen: &[Seen<Id>], quotas: &[Quotas], settings: &Settings) {
-        for (one, quotas) in seen.iter().zip(quotas) {
-            if let Some(member) = self.members.get_mut(&one.id) {
-                member.judge(now, one, quotas.over_until.is_some(), settings);
-            }
+        for (((_, member), one), quotas) in self.members.iter_mut().zip(seen).zip(quotas) {
+            member.judge(now, one, quotas.over_until.is_some(), settings);
         }
-        let busy = || self.members.values().filter(|member| member.has_demand);
-        let least = busy()
+        let least = self
+            .members()
+            .filter(|member| member.has_demand)
             .filter(|member| !member.has_woken)
             .map(|member| member.virtual_time)
             .min();
         self.floor = self.floor.max(least.unwrap_or(0));
         let floor = self.floor;
-        for member in self.members.values_mut().filter(|member| member.has_woken) {
+        for (_, member) in self.members.iter_mut().filter(|(_, member)| member.has_woken) {
             member.virtual_time = member.virtual_time.max(floor);
         }
     }
 
-    fn view(&self, seen: &Seen<Id>) -> View {
-        self.members.get(&seen.id).map_or(IDLE, |member| View {
-            priority: member.priority,
-            has_demand: member.has_demand,
-            has_woken: member.has_woken,
-            virtual_time: member.virtual_time,
-            held_since: member.held_since,
-            awaited_until: member.awaited_until(),
-        })
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().map(|(_, member)| member)
     }
 
     /// When the policy would decide otherwise; and while somebody waits, soon, since the end of the others' work must be
     /// noticed; and while several are busy whose time is measured, often enough to divide it well. Nothing else can
     /// happen that is not told.
     fn next(&self, now: Time, decision: &Decision, is_measured: bool, settings: &Settings) -> Option<Time> {
-        let waits = self.members.values().any(Member::waits);
-        let is_shared = is_measured && self.members.values().filter(|member| member.is_busy).count() > 1;
+        let waits = self.members().any(Member::waits);
+        let is_shared = is_measured && self.members().filter(|member| member.is_busy).count() > 1;
         let leases = self
-            .members
-            .values()
+            .members()
             .filter(|member| waits && !member.is_held && member.has_demand)
             .filter_map(|member| member.lease(settings));
         let tick = waits.then_some(now + settings.tick());
@@ -232,14 +230,16 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 }
 
-const IDLE: View = View {
-    priority: 0,
-    has_demand: false,
-    has_woken: false,
-    virtual_time: 0,
-    held_since: None,
-    awaited_until: None,
-};
+fn view(member: &Member) -> View {
+    View {
+        priority: member.priority,
+        has_demand: member.has_demand,
+        has_woken: member.has_woken,
+        virtual_time: member.virtual_time,
+        held_since: member.held_since,
+        awaited_until: member.awaited_until(),
+    }
+}
 
 /// Where a more important process may come, the window is how long that one waits. Where only a turn or a quota ends,
 /// what goes beyond is paid back, so there may be more, and the GPU need not wait for the program.

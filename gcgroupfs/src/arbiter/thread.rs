@@ -1,5 +1,6 @@
 //! The arbiter's thread: it sleeps until something is told, or until what it has decided is over.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,12 +8,16 @@ use anyhow::Context;
 use nix::sys::prctl;
 use nix::time::{ClockId, clock_gettime};
 use parking_lot::{Condvar, Mutex};
+use tracing::error;
 
 use super::Settings;
 use super::policy::Time;
 use super::state::{Next, State};
 use crate::sys::wake_all;
-use crate::tree::{Listener, Notice, ProcessId, Tree};
+use crate::tree::{Listener, Notice, Opened, ProcessId, Tree};
+
+/// After a failure.
+const PAUSE: u64 = 1_000_000_000;
 
 /// What has been told since the last tick.
 #[derive(Debug, Default)]
@@ -126,15 +131,26 @@ fn run(tree: &Tree, bell: &Bell, settings: Settings) {
     loop {
         let told = bell.wait(at);
         if told.is_over {
-            return;
+            break;
         }
         let now = now();
         if let Some(settings) = told.settings {
             state.set(settings);
         }
         told.watched.into_iter().for_each(|id| state.watch(now, id));
-        at = tick(tree, &mut state);
+        // A fault of ours must not leave gates closed: whoever waits there can do nothing about it.
+        at = match catch_unwind(AssertUnwindSafe(|| tick(tree, &mut state))) {
+            Ok(at) => at,
+            Err(_) => {
+                error!("the arbiter has failed and begins anew");
+                state = State::new(*state.settings());
+                Some(now + PAUSE)
+            }
+        };
     }
+    // Nobody is to wait for an arbiter that is no more; a new daemon begins anew.
+    let ((), opened) = tree.arbitrate(|tree| tree.open_all());
+    wake(&opened);
 }
 
 /// Ticks until nothing has begun meanwhile, or seems to for ever; returns when to tick again.
@@ -142,16 +158,21 @@ fn tick(tree: &Tree, state: &mut State) -> Option<Time> {
     const MOST: u32 = 8;
     for _ in 0..MOST {
         let (Next { at, again }, opened) = tree.arbitrate(|tree| state.tick(now(), tree));
-        for (blocks, device) in opened {
-            if let Some(device) = blocks.control().devices.get(device) {
-                wake_all(&device.gate);
-            }
-        }
+        wake(&opened);
         if !again {
             return at;
         }
     }
     Some(now() + state.settings().tick())
+}
+
+/// Wakes whoever waits at gates that hold no more.
+fn wake(opened: &Opened) {
+    for (blocks, device) in opened {
+        if let Some(device) = blocks.control().devices.get(*device) {
+            wake_all(&device.gate);
+        }
+    }
 }
 
 /// `CLOCK_MONOTONIC` in nanoseconds, as usage blocks have it.

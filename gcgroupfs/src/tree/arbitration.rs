@@ -18,6 +18,15 @@ pub struct GateOrder {
     pub wants_bell: bool,
 }
 
+impl GateOrder {
+    pub const OPEN: Self = Self {
+        gate: Gate::Run,
+        window_usec: 0,
+        patience_usec: 0,
+        wants_bell: false,
+    };
+}
+
 /// Gates that hold no more: whoever waits there is to be woken once the tree's lock is released.
 pub type Opened = Vec<(Arc<dyn Blocks>, usize)>;
 
@@ -63,19 +72,17 @@ impl Arbitration<'_> {
     /// Every quota there is: of processes, and of processes on devices.
     pub fn quotas(&self) -> impl Iterator<Item = (ProcessId, Option<usize>, Quota)> {
         let devices = &self.state.devices;
+        let slot = move |device: Option<&str>| match device {
+            None => Some(None),
+            // One that is not there now may be again.
+            Some(uuid) => devices
+                .iter()
+                .position(|device| device.uuid_text == uuid)
+                .map(Some),
+        };
         self.state.processes.values().flat_map(move |process| {
-            let whole = (None, process.settings.compute_max(None));
-            let each = devices.iter().map(|device| {
-                (
-                    Some(device.index),
-                    process.settings.compute_max(Some(&device.uuid_text)),
-                )
-            });
-            [whole]
-                .into_iter()
-                .chain(each)
-                .filter(|(_, quota)| !quota.is_none())
-                .map(|(slot, quota)| (process.id, slot, quota))
+            let quotas = process.settings.quotas();
+            quotas.filter_map(move |(device, quota)| Some((process.id, slot(device)?, quota)))
         })
     }
 
@@ -142,13 +149,14 @@ impl Arbitration<'_> {
             .map(|process| process.id)
             .collect();
         for id in absent {
-            let order = GateOrder {
-                gate: Gate::Run,
-                window_usec: 0,
-                patience_usec: 0,
-                wants_bell: false,
-            };
-            self.order(id, device, &order);
+            self.order(id, device, &GateOrder::OPEN);
+        }
+    }
+
+    /// Opens every gate that is not frozen: there is to be no arbiter for a while.
+    pub fn open_all(&mut self) {
+        for device in 0..self.nr_devices() {
+            self.open_absent(device, &[]);
         }
     }
 

@@ -200,6 +200,19 @@ impl Settings {
         self.at(device).compute_max.value.unwrap_or_default()
     }
 
+    /// Every quota there is, of the process or of it on a device.
+    pub fn quotas(&self) -> impl Iterator<Item = (Option<&str>, Quota)> {
+        let devices = self
+            .devices
+            .iter()
+            .map(|(uuid, values)| (Some(uuid.as_str()), values));
+        [(None, &self.process)]
+            .into_iter()
+            .chain(devices)
+            .filter_map(|(device, values)| Some((device, values.compute_max.value?)))
+            .filter(|(_, quota)| !quota.is_none())
+    }
+
     /// Without a period, the one that was there stays.
     ///
     /// # Errors

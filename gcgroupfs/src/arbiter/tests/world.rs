@@ -361,3 +361,18 @@ fn the_policy_is_roots_to_write() {
     world.tree.set_default_policy(crate::arbiter::Policy::Weighted);
     assert_eq!(world.show("compute.policy"), "strict\n", "what was written stays");
 }
+
+#[test]
+fn when_the_arbiter_goes_nobody_waits_for_it() {
+    let mut play = Play::new(2);
+    let (high, low) = (play.join(100, 2), play.join(101, 10));
+    play.begins(high);
+    play.world.store("100/1/compute.freeze", ROOT, "1").unwrap();
+    play.tick();
+    assert_eq!(play.gate(low), Gate::Throttled);
+    let ((), opened) = play.world.tree.arbitrate(|tree| tree.open_all());
+    assert_eq!((play.gate(high), play.gate(low)), (Gate::Run, Gate::Run));
+    assert_eq!(opened.len(), 1, "who waits there is to be woken");
+    let frozen = play.world.control(high).devices[1].gate.load(Relaxed);
+    assert_eq!(frozen, Gate::Frozen as u32, "a freeze is another matter");
+}
