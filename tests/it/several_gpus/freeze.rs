@@ -1,0 +1,136 @@
+//! A freeze of one device alone, whatever device is current to who submits to it.
+
+use support::wait_until;
+
+use super::{Devices, MIB, gpus};
+use crate::driver::Dir;
+
+#[test]
+fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
+    let mount = gpus(2);
+    let mut devices = Devices::start(&mount);
+    devices.contexts(2);
+    let dir = Dir::of(&mount, devices.0.pid());
+    let (frozen, other) = (dir.gpu(0), dir.gpu(1));
+    let waits = || frozen.key("compute.stat", "nr_frozen");
+
+    let (there, there_too) = (
+        devices.ok(&format!("alloc {MIB}")),
+        devices.ok(&format!("alloc {MIB}")),
+    );
+    let stream_there = devices.ok("stream 1");
+    devices.ok("current 0");
+    let (here, here_too) = (
+        devices.ok(&format!("alloc {MIB}")),
+        devices.ok(&format!("alloc {MIB}")),
+    );
+    let stream_here = devices.ok("stream 1");
+    devices.ok(&format!("fill {here} 5"));
+    devices.ok("spin 0 null");
+    devices.ok("sync");
+    devices.ok("current 1");
+    devices.ok(&format!("fill {there} 6"));
+
+    let concerns_it = [
+        format!("copy {here_too} {here} 4096 {stream_here}"),
+        format!("copy {here_too} {here} 4096 null"),
+        format!("copy {there_too} {there} 4096 {stream_here}"),
+        format!("peer {there} 1 {here} 0 4096 sync"),
+        format!("peer {there} 1 {here} 0 4096 {stream_there}"),
+        format!("copy3d {there} 1 {here} 0 4096"),
+        format!("copy2d {here_too} {here} 4096"),
+        format!("word {here}"),
+        format!("fill {here_too} 9"),
+    ];
+    for command in &concerns_it {
+        frozen.write("compute.freeze", 1);
+        wait_until("it stands still", || frozen.is_frozen());
+        assert!(!other.is_frozen() && !dir.is_frozen(), "{command}");
+        let (submitted, waited) = (other.launches(), waits());
+        devices.ok("spin 0 null");
+        devices.ok(&format!("spin 0 {stream_there}"));
+        devices.ok(&format!("copy {there_too} {there} 4096 {stream_there}"));
+        devices.ok("sync");
+        devices.ok(&format!("copy2d {there_too} {there} 4096"));
+        assert_eq!(
+            devices.ok(&format!("word {there}")),
+            devices.ok(&format!("word {there_too}"))
+        );
+        assert_eq!(
+            (other.launches() - submitted, waits()),
+            (2, waited),
+            "the other goes on"
+        );
+
+        devices.0.say(command);
+        wait_until("it waits", || waits() > waited);
+        assert!(frozen.is_frozen(), "{command}");
+        assert_eq!(devices.0.line_now(), None, "{command}");
+        frozen.write("compute.freeze", 0);
+        let answer = devices.0.line();
+        assert!(answer.is_some_and(|answer| answer.starts_with('0')), "{command}");
+        assert_eq!(waits(), waited + 1, "{command}");
+    }
+    assert_eq!(devices.ok(&format!("word {there}")), 5);
+    assert_eq!(frozen.launches(), 1);
+}
+
+#[test]
+fn a_thaw_of_the_process_leaves_a_device_frozen_that_is_so_by_itself() {
+    let mount = gpus(2);
+    let mut devices = Devices::start(&mount);
+    devices.contexts(2);
+    let dir = Dir::of(&mount, devices.0.pid());
+    devices.ok("current 0");
+    let (to, from) = (
+        devices.ok(&format!("alloc {MIB}")),
+        devices.ok(&format!("alloc {MIB}")),
+    );
+    let stream = devices.ok("stream 0");
+    devices.ok("current 1");
+    dir.gpu(0).write("compute.freeze", 1);
+    dir.write("compute.freeze", 1);
+    wait_until("all stands still", || dir.is_frozen());
+    dir.write("compute.freeze", 0);
+    devices.0.say(&format!("copy {to} {from} 4096 {stream}"));
+    wait_until("it waits", || dir.gpu(0).key("compute.stat", "nr_frozen") == 1);
+    assert!(dir.gpu(0).is_frozen());
+    assert_eq!(devices.0.line_now(), None);
+    dir.gpu(0).write("compute.freeze", 0);
+    assert_eq!(devices.0.line().as_deref(), Some("0"));
+}
+
+#[test]
+fn threads_that_copy_on_another_devices_stream_without_pause_all_stop_and_all_go_on() {
+    const THREADS: u64 = 4;
+    let mount = gpus(2);
+    let mut devices = Devices::start(&mount);
+    devices.contexts(2);
+    let dir = Dir::of(&mount, devices.0.pid());
+    let (to, from) = (devices.ok("alloc 4096"), devices.ok("alloc 4096"));
+    let streams: Vec<u64> = (0..THREADS).map(|_| devices.ok("stream 1")).collect();
+    devices.ok("current 0");
+    for stream in streams {
+        devices.ok(&format!("churn {to} {from} {stream}"));
+    }
+    let made = |devices: &mut Devices| devices.ask("progress")[0];
+    for round in 0..20 {
+        let before = made(&mut devices);
+        wait_until("copies are made", || made(&mut devices) > before + 100);
+        dir.gpu(1).write("compute.freeze", 1);
+        wait_until("it stands still", || dir.gpu(1).is_frozen());
+        // Those whose last call has returned may yet have it to count.
+        let still = made(&mut devices);
+        for _ in 0..20 {
+            devices.ok("spin 0 null");
+        }
+        assert!(made(&mut devices) <= still + THREADS, "round {round}");
+        dir.gpu(1).write("compute.freeze", 0);
+    }
+    let least = made(&mut devices);
+    let copies = |index| dir.gpu(index).key("compute.stat", "nr_copies");
+    assert!(
+        copies(0) >= least && copies(1) == 0,
+        "counted where they are submitted"
+    );
+}

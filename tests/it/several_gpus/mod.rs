@@ -1,0 +1,128 @@
+//! Several GPUs: whatever the program calls them and whichever is current, each is charged for its own.
+
+mod charges;
+mod freeze;
+mod limits;
+mod visible;
+
+use std::process::Command;
+
+use support::{Config, Governed, Mount, c_program};
+
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+const OUT_OF_MEMORY: u64 = 2;
+const NO_DEVICE: u64 = 100;
+const INVALID_CONTEXT: u64 = 201;
+
+/// `programs/devices.c`.
+struct Devices(Governed);
+
+impl Devices {
+    #[track_caller]
+    fn spawn(command: Command) -> Self {
+        let mut program = Governed::spawn(command);
+        program.expect("ready");
+        Self(program)
+    }
+
+    /// Governed, and initialised.
+    #[track_caller]
+    fn start(mount: &Mount) -> Self {
+        let mut devices = Self::spawn(mount.command(program()));
+        devices.ok("init");
+        devices
+    }
+
+    #[track_caller]
+    fn ask(&mut self, command: &str) -> Vec<u64> {
+        let answer = self.0.ask(command);
+        let number = |number: &str| number.parse().unwrap_or_else(|_| panic!("{command}: {answer}"));
+        answer.split(' ').map(number).collect()
+    }
+
+    /// What a call that succeeds gives.
+    #[track_caller]
+    fn ok(&mut self, command: &str) -> u64 {
+        let answer = self.ask(command);
+        assert_eq!(answer[0], 0, "{command}: {answer:?}");
+        answer.get(1).copied().unwrap_or(0)
+    }
+
+    #[track_caller]
+    fn refused(&mut self, command: &str) {
+        assert_eq!(self.ask(command)[0], OUT_OF_MEMORY, "{command}");
+    }
+
+    /// A context of its own on each of so many devices, in their order; the last is current.
+    #[track_caller]
+    fn contexts(&mut self, count: u64) {
+        for device in 0..count {
+            assert_eq!(self.ok(&format!("create {device}")), device);
+        }
+    }
+}
+
+fn program() -> std::path::PathBuf {
+    c_program("devices.c", &["-pthread", "-ldl"])
+}
+
+fn gpus(count: u32) -> Mount {
+    Mount::with(Config::default().env("SIMGPU_DEVICES", count))
+}
+
+/// `memory.current` on each device.
+#[track_caller]
+fn charged(dir: &Dir<'_>, count: u32) -> Vec<u64> {
+    (0..count)
+        .map(|index| dir.gpu(index).number("memory.current"))
+        .collect()
+}
+
+/// What a call leaves charged beyond what contexts take, for each device, in MiB.
+struct Charges<'m> {
+    dir: Dir<'m>,
+    before: Vec<u64>,
+}
+
+impl<'m> Charges<'m> {
+    #[track_caller]
+    fn of(mount: &'m Mount, devices: &Devices, count: u32) -> Self {
+        let dir = Dir::of(mount, devices.0.pid());
+        let before = ledger(&dir, count);
+        Self { dir, before }
+    }
+
+    /// MiB charged since, for each device.
+    #[track_caller]
+    fn since(&self) -> Vec<u64> {
+        let count = u32::try_from(self.before.len()).expect("few devices");
+        let now = ledger(&self.dir, count);
+        let since = now
+            .iter()
+            .zip(&self.before)
+            .map(|(now, before)| now.wrapping_sub(*before));
+        since.map(|bytes| bytes / MIB).collect()
+    }
+}
+
+/// What of `memory.current` was allocated, for each device: all but what contexts take.
+#[track_caller]
+fn ledger(dir: &Dir<'_>, count: u32) -> Vec<u64> {
+    let one = |index| {
+        let gpu = dir.gpu(index);
+        ["linear", "managed", "pool", "vmm", "array"]
+            .into_iter()
+            .map(|kind| gpu.key("memory.stat", kind))
+            .sum()
+    };
+    (0..count).map(one).collect()
+}
+
+/// The UUIDs in the daemon's order.
+fn uuids(mount: &Mount) -> Vec<String> {
+    let devices = mount.read("", "devices");
+    let uuid = |line: &str| line.split(' ').nth(1).expect("a UUID").to_owned();
+    devices.lines().map(uuid).collect()
+}

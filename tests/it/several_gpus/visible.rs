@@ -1,0 +1,159 @@
+//! What the program sees, the daemon knows, and NVML numbers: three orders, joined by UUID.
+
+use support::{Config, Mount, wait_until};
+
+use super::{Devices, MIB, NO_DEVICE, charged, gpus, ledger, program, uuids};
+use crate::driver::Dir;
+
+#[test]
+fn whatever_is_visible_and_in_whatever_order_each_device_is_its_own() {
+    let mount = gpus(4);
+    let uuids = uuids(&mount);
+    assert_eq!(uuids.len(), 4);
+    let forms: [(String, &[u32]); 11] = [
+        ("0,1,2,3".into(), &[0, 1, 2, 3]),
+        ("3".into(), &[3]),
+        ("2,0".into(), &[2, 0]),
+        (" 3 , 1".into(), &[3, 1]),
+        (uuids[1].clone(), &[1]),
+        (format!("{},{}", uuids[3], uuids[0]), &[3, 0]),
+        (format!("1,{}", uuids[2]), &[1, 2]),
+        ("2,9,1".into(), &[2]),
+        ("1,-1,0".into(), &[1]),
+        ("3,MIG-00112233-4455-6677-8899-aabbccddeeff".into(), &[3]),
+        ("0,nonsense,1".into(), &[0]),
+    ];
+    for (form, want) in forms {
+        for order in ["PCI_BUS_ID", "FASTEST_FIRST"] {
+            let mut command = mount.command(program());
+            command
+                .env("CUDA_VISIBLE_DEVICES", &form)
+                .env("CUDA_DEVICE_ORDER", order);
+            let mut devices = Devices::spawn(command);
+            devices.ok("init");
+            assert_eq!(devices.ok("count"), want.len() as u64, "{form}");
+            let dir = Dir::of(&mount, devices.0.pid());
+            let mut allocated = [0; 4];
+            for (ordinal, real) in (0_u64..).zip(want) {
+                // One by one on each, so that what goes astray shows.
+                let bytes = (ordinal + 1) * MIB;
+                devices.ok(&format!("create {ordinal}"));
+                dir.gpu(*real).write("memory.limit", 64 * MIB);
+                assert_eq!(devices.ok(&format!("total {ordinal}")), 64 * MIB, "{form}");
+                devices.refused(&format!("alloc {}", 64 * MIB + 1));
+                devices.ok(&format!("alloc {bytes}"));
+                allocated[*real as usize] = bytes;
+            }
+            assert_eq!(ledger(&dir, 4), allocated, "{form}");
+            let whole: u64 = charged(&dir, 4).iter().sum();
+            assert_eq!(dir.number("memory.current"), whole, "{form}");
+        }
+    }
+}
+
+#[test]
+fn the_daemon_shows_every_device_whatever_is_visible_to_it() {
+    let all = uuids(&gpus(3));
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_DEVICES", 3)
+            .env("CUDA_VISIBLE_DEVICES", "2,1"),
+    );
+    assert_eq!(uuids(&mount), all);
+    let mut devices = Devices::start(&mount);
+    devices.contexts(2);
+    devices.ok(&format!("alloc {MIB}"));
+    assert_eq!(ledger(&Dir::of(&mount, devices.0.pid()), 3), [0, MIB, 0]);
+}
+
+#[test]
+fn a_process_to_which_no_device_is_visible_is_not_governed_and_is_told_so_by_the_driver() {
+    let mount = gpus(2);
+    for form in [
+        "",
+        "-1",
+        "7",
+        "NoDevFiles",
+        "0,0",
+        "MIG-00112233-4455-6677-8899-aabbccddeeff",
+    ] {
+        let mut command = mount.command(program());
+        command.env("CUDA_VISIBLE_DEVICES", form);
+        let mut devices = Devices::spawn(command);
+        assert_eq!(devices.ask("init"), [NO_DEVICE], "{form:?}");
+        assert!(!mount.governs(devices.0.pid()), "{form:?}");
+    }
+}
+
+#[test]
+fn devices_that_the_daemon_does_not_know_count_for_the_process_as_a_whole() {
+    let mount = gpus(1);
+    // The same first card, and two that only the program has.
+    let more = tempfile::tempdir().expect("a directory");
+    let mut command = mount.command(program());
+    command.env("SIMGPU_DIR", more.path()).env("SIMGPU_DEVICES", "3");
+    let mut devices = Devices::spawn(command);
+    devices.ok("init");
+    devices.contexts(3);
+    let dir = Dir::of(&mount, devices.0.pid());
+    devices.ok("current 0");
+    devices.ok(&format!("alloc {MIB}"));
+    devices.ok("current 2");
+    devices.ok(&format!("alloc {}", 2 * MIB));
+    assert_eq!(ledger(&dir, 1), [MIB]);
+    assert_eq!(dir.key("memory.stat", "linear"), 3 * MIB);
+    let current = dir.number("memory.current");
+    assert!(current >= 3 * MIB);
+    assert!(!dir.gpu(1).exists());
+
+    dir.write("memory.limit", current + MIB);
+    devices.refused(&format!("alloc {}", MIB + 1));
+    assert_eq!(devices.ask("meminfo")[1..], [MIB, current + MIB]);
+    devices.ok("current 1");
+    devices.ok(&format!("alloc {MIB}"));
+    devices.refused("alloc 1");
+    dir.write("compute.freeze", 1);
+    wait_until("all is still", || dir.is_frozen());
+    devices.0.say("spin 1 null");
+    wait_until("a launch on an unknown device waits", || {
+        dir.key("compute.stat", "nr_frozen") == 1
+    });
+    dir.write("compute.freeze", 0);
+    assert_eq!(devices.0.line().as_deref(), Some("0"));
+}
+
+#[test]
+fn when_a_daemon_comes_that_knows_more_devices_each_is_charged_to_its_own() {
+    let mut mount = Mount::new();
+    let more = tempfile::tempdir().expect("a directory");
+    let mut command = mount.command(program());
+    command.env("SIMGPU_DIR", more.path()).env("SIMGPU_DEVICES", "3");
+    let mut devices = Devices::spawn(command);
+    devices.ok("init");
+    devices.contexts(3);
+    devices.ok(&format!("alloc {}", 4 * MIB));
+    devices.ok("current 1");
+    devices.ok(&format!("alloc {}", 2 * MIB));
+    let pid = devices.0.pid();
+    assert_eq!(charged(&Dir::of(&mount, pid), 1), [0]);
+    assert_eq!(Dir::of(&mount, pid).number("memory.current"), 6 * MIB);
+
+    mount.stop();
+    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine goes");
+    std::fs::create_dir(mount.simgpu_dir()).expect("and another comes");
+    // The first to attach makes the machine.
+    let mut command = mount.bare_command(program());
+    command.env("SIMGPU_DEVICES", "3");
+    let mut first = Devices::spawn(command);
+    first.ok("init");
+    mount.restart();
+    wait_until("it is governed again", || mount.governs(pid));
+    let dir = Dir::of(&mount, pid);
+    wait_until("its charges have moved", || {
+        charged(&dir, 3) == [0, 2 * MIB, 4 * MIB]
+    });
+    assert_eq!(dir.number("memory.current"), 6 * MIB);
+    dir.gpu(1).write("memory.limit", 3 * MIB);
+    devices.refused(&format!("alloc {}", MIB + 1));
+    devices.ok(&format!("alloc {MIB}"));
+}
