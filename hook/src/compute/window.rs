@@ -189,20 +189,31 @@ impl Window {
         if passed.total() != 0 {
             // If there is still work, there was all the time.
             let is_exact = !self.in_flight.is_empty() || now.saturating_sub(self.looked_at) < FRESH;
-            let took = now.saturating_sub(began.max(self.passed_at));
-            self.learn(passed, took, is_exact);
+            let began = began.max(self.passed_at);
+            let most = now.saturating_sub(began);
+            // None of them had passed at the last look.
+            let least = if is_exact {
+                most
+            } else {
+                self.looked_at.saturating_sub(began)
+            };
+            self.learn(passed, least.min(most), most);
             self.passed_at = now;
         }
         self.looked_at = now;
     }
 
-    /// A load took so long, or, if that is not `exact`, no longer than that.
-    fn learn(&mut self, load: Load, took: u64, exact: bool) {
+    /// A load took from `least` to `most` nanoseconds, the former not above the latter.
+    fn learn(&mut self, load: Load, least: u64, most: u64) {
         let expected = load.cost(&self.costs).max(1);
-        if load.total() == 1 && (exact || took < self.longest) {
-            self.longest = took.max(self.longest - self.longest / 16);
+        if load.total() == 1 {
+            self.longest = self
+                .longest
+                .clamp(least, most)
+                .max(self.longest - self.longest / 16);
         }
-        if took > expected && !exact {
+        let took = expected.clamp(least, most);
+        if took == expected {
             return;
         }
         for (cost, _) in self
@@ -287,22 +298,39 @@ mod tests {
     #[test]
     fn costs_follow_what_is_seen() {
         let mut window = Window::new();
-        window.learn(load(10), 1_000_000, true);
+        window.learn(load(10), 1_000_000, 1_000_000);
         assert_eq!(window.costs, [150_000, GUESS, GUESS]);
-        window.learn(load(10), 1_700_000, true);
+        window.learn(load(10), 1_700_000, 1_700_000);
         assert_eq!(window.costs[0], 160_000);
-        window.learn(load(10), 9_000_000, false);
+        window.learn(load(10), 0, 9_000_000);
         assert_eq!(window.costs[0], 160_000, "nobody looked in between");
         for _ in 0..20 {
-            window.learn(load(10), 1_000, false);
+            window.learn(load(10), 0, 1_000);
         }
         assert_eq!(window.costs[0], SHORTEST);
     }
 
     #[test]
+    fn who_was_short_is_found_to_be_long_though_few_look() {
+        let mut window = Window::new();
+        window.costs = [SHORTEST; 3];
+        // Eight of a millisecond each are queued, and looked at when the next comes; marked a quarter of a window apart.
+        for _ in 0..30 {
+            let count = u32::try_from(WINDOW / 4 / window.costs[0]).unwrap() + 1;
+            let left = u64::from(count.min(8));
+            window.learn(load(count), (left - 1) * 1_000_000, left * 1_000_000 + 500_000);
+        }
+        assert!(
+            window.costs[0] > WINDOW / 4,
+            "each is marked from now on: {:?}",
+            window.costs
+        );
+    }
+
+    #[test]
     fn a_sort_is_learnt_of_by_itself() {
         let mut window = Window::new();
-        window.learn(Load { counts: [0, 1, 0] }, 50_000_000, true);
+        window.learn(Load { counts: [0, 1, 0] }, 50_000_000, 50_000_000);
         assert_eq!((window.costs[0], window.costs[2]), (GUESS, GUESS));
         assert!(window.costs[1] > GUESS && window.longest() == 50_000_000);
     }
