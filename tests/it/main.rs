@@ -72,6 +72,8 @@ mod simgpu;
 #[cfg(test)]
 mod simgpu_accounting;
 #[cfg(test)]
+mod simgpu_churn;
+#[cfg(test)]
 mod simgpu_faults;
 #[cfg(test)]
 mod simgpu_graphs;
