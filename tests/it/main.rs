@@ -52,6 +52,8 @@ mod memory_overhead;
 #[cfg(test)]
 mod memory_pool;
 #[cfg(test)]
+mod memory_sparse;
+#[cfg(test)]
 mod memory_vmm;
 #[cfg(test)]
 mod nvml;

@@ -42,7 +42,7 @@ pub(crate) struct Region {
 /// One binding, and what is shown of it.
 #[derive(Debug)]
 pub(crate) struct Binding {
-    region: Region,
+    parts: Vec<Region>,
     object: u32,
     shown: Option<Entry>,
 }
@@ -73,10 +73,42 @@ pub(crate) struct Gone {
 }
 
 impl Region {
-    /// Whether `other` begins in it.
-    fn covers(&self, other: &Self) -> bool {
-        let within = |((start, extent), at): ((&u64, &u64), &u64)| *at >= *start && at - start < *extent;
-        self.group == other.group && self.start.iter().zip(&self.extent).zip(&other.start).all(within)
+    fn end(&self, axis: usize) -> u64 {
+        self.start[axis].saturating_add(self.extent[axis])
+    }
+
+    /// What is left of it without `other`: nothing, or up to six parts.
+    fn without(self, other: &Self) -> Vec<Self> {
+        let apart = |axis| self.end(axis) <= other.start[axis] || other.end(axis) <= self.start[axis];
+        if self.group != other.group || (0..3).any(apart) {
+            return vec![self];
+        }
+        let (mut rest, mut left) = (self, Vec::new());
+        for axis in 0..3 {
+            // What lies before it along the axis, and what after.
+            let (from, to) = (
+                rest.start[axis].max(other.start[axis]),
+                rest.end(axis).min(other.end(axis)),
+            );
+            for (start, end) in [(rest.start[axis], from), (to, rest.end(axis))] {
+                if start < end {
+                    let mut part = rest;
+                    (part.start[axis], part.extent[axis]) = (start, end - start);
+                    left.push(part);
+                }
+            }
+            (rest.start[axis], rest.extent[axis]) = (from, to - from);
+        }
+        left
+    }
+}
+
+impl Binding {
+    /// Takes a region off; whether nothing is left.
+    fn cut(&mut self, region: &Region) -> bool {
+        let parts = std::mem::take(&mut self.parts);
+        self.parts = parts.into_iter().flat_map(|part| part.without(region)).collect();
+        self.parts.is_empty()
     }
 }
 
@@ -233,23 +265,23 @@ impl Physical {
         }
         self.unbind(to, &region, gone);
         let binding = Binding {
-            region,
+            parts: vec![region],
             object,
             shown,
         };
         self.bindings.entry(to).or_default().push(binding);
     }
 
-    /// Ends the bindings that begin in a region.
+    /// Ends what is bound in a region.
     pub(crate) fn unbind(&mut self, from: Binder, region: &Region, gone: &mut Gone) {
-        for binding in self.take_bindings(from, |binding| region.covers(&binding.region)) {
+        for binding in self.cut(from, region) {
             self.end_binding(binding, gone);
         }
     }
 
     /// The same, once that stream has come so far.
     pub(crate) fn unbind_after(&mut self, stream: usize, from: Binder, region: &Region) {
-        let ending = self.take_bindings(from, |binding| region.covers(&binding.region));
+        let ending = self.cut(from, region);
         self.waiting
             .extend(ending.into_iter().map(|binding| (stream, binding)));
     }
@@ -274,11 +306,12 @@ impl Physical {
         }
     }
 
-    fn take_bindings(&mut self, from: Binder, is_wanted: impl Fn(&Binding) -> bool) -> Vec<Binding> {
+    /// Takes a region off what is bound; the bindings of which nothing is left.
+    fn cut(&mut self, from: Binder, region: &Region) -> Vec<Binding> {
         let Some(all) = self.bindings.get_mut(&from) else {
             return Vec::new();
         };
-        let taken = all.extract_if(.., |binding| is_wanted(binding)).collect();
+        let taken = all.extract_if(.., |binding| binding.cut(region)).collect();
         if all.is_empty() {
             self.bindings.remove(&from);
         }
@@ -357,6 +390,32 @@ mod tests {
             group: [0; 3],
             start: [start, 0, 0],
             extent: [extent, 1, 1],
+        }
+    }
+
+    #[test]
+    fn a_region_is_cut_into_what_is_left_of_it() {
+        let cube = |start: [u64; 3], extent: [u64; 3]| Region {
+            group: [0; 3],
+            start,
+            extent,
+        };
+        let volume =
+            |parts: &[Region]| -> u64 { parts.iter().map(|part| part.extent.iter().product::<u64>()).sum() };
+        let whole = cube([10; 3], [10; 3]);
+        assert_eq!(whole.without(&cube([0; 3], [30; 3])), []);
+        assert_eq!(whole.without(&cube([20, 10, 10], [1; 3])), [whole], "beside it");
+        let mut other = cube([0; 3], [30; 3]);
+        other.group = [1, 0, 0];
+        assert_eq!(whole.without(&other), [whole], "another level");
+        let holed = whole.without(&cube([12; 3], [5; 3]));
+        assert_eq!((holed.len(), volume(&holed)), (6, 1000 - 125));
+        let corner = whole.without(&cube([15; 3], [30; 3]));
+        assert_eq!((corner.len(), volume(&corner)), (3, 1000 - 125));
+        for (at, part) in holed.iter().enumerate() {
+            for other in &holed[at + 1..] {
+                assert_eq!(part.without(other), [*part], "no two have anything in common");
+            }
         }
     }
 
@@ -492,7 +551,11 @@ mod tests {
             physical.bind(array, region(start, 64), memory, None, &mut gone);
             assert_eq!(freed(&mut physical, handle), None);
         }
-        physical.unbind_after(5, array, &region(0, 64));
+        physical.unbind_after(5, array, &region(0, 32));
+        physical.passed(Some(5), &mut gone);
+        assert_eq!(gone, Gone::default(), "half of it is there still");
+        physical.unbind_after(5, array, &region(0, 32));
+        physical.unbind_after(5, array, &region(32, 32));
         physical.passed(Some(6), &mut gone);
         assert_eq!(gone, Gone::default());
         physical.passed(Some(5), &mut gone);

@@ -1,0 +1,94 @@
+//! Arrays whose memory comes later: charged where it is made, held by what it is mapped to.
+
+use support::{Mount, Truth};
+
+use crate::calls::Calls;
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+const SPARSE: u64 = 0x40;
+const DEFERRED: u64 = 0x80;
+/// `CU_MEM_CREATE_USAGE_TILE_POOL`.
+const TILE_POOL: u64 = 1;
+
+/// An array of 256 x 256 floats.
+fn array(calls: &mut Calls, flags: u64) {
+    for (word, value) in [256, 256, 0, 0x20 | 1 << 32, flags].into_iter().enumerate() {
+        calls.put("descriptor", 8 * word, 8, value);
+    }
+    calls.ok("cuArray3DCreate_v2 &array &descriptor");
+}
+
+/// Maps a part of `array` to `pool`, or unmaps it.
+fn map(calls: &mut Calls, is_mapped: bool, [x, y]: [u64; 2], [width, height, depth]: [u64; 3]) {
+    let (array, pool) = (calls.get("array"), calls.get("pool"));
+    for (offset, size, value) in [
+        (8, 8, array),
+        (32, 4, x),
+        (36, 4, y),
+        (44, 4, width),
+        (48, 4, height),
+        (52, 4, depth),
+        (56, 4, if is_mapped { 1 } else { 2 }),
+        (64, 8, if is_mapped { pool } else { 0 }),
+        (80, 4, 1),
+    ] {
+        calls.put("info", offset, size, value);
+    }
+    calls.ok("cuMemMapArrayAsync &info 1 0");
+}
+
+#[test]
+fn tiles_hold_their_memory_until_the_stream_has_unmapped_the_last() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let truth = Truth::of(&mount.simgpu_dir());
+    let pid = calls.pid();
+    let held = |expected: u64, why: &str| {
+        assert_eq!(dir.number("memory.current"), expected, "{why}");
+        assert_eq!(truth.used(pid, 0), expected, "{why}");
+    };
+    for (offset, size, value) in [(0, 4, 1), (8, 4, 1), (26, 2, TILE_POOL)] {
+        calls.put("properties", offset, size, value);
+    }
+    array(&mut calls, SPARSE);
+    held(0, "the array has no memory of its own");
+    calls.ok(&format!("cuMemCreate &pool {} &properties 0", 2 * MIB));
+    map(&mut calls, true, [128, 0], [128, 256, 1]);
+    calls.ok("cuMemRelease $pool");
+    held(2 * MIB, "two tiles hold it");
+    map(&mut calls, false, [128, 0], [128, 128, 1]);
+    calls.ok("cuCtxSynchronize");
+    held(2 * MIB, "one does still");
+    map(&mut calls, false, [128, 128], [128, 128, 1]);
+    calls.ok("cuCtxSynchronize");
+    held(0, "none does");
+    // And those that are left go with the array.
+    calls.ok(&format!("cuMemCreate &pool {} &properties 0", 2 * MIB));
+    map(&mut calls, true, [0, 0], [256, 256, 1]);
+    calls.ok("cuStreamSynchronize 0");
+    calls.ok("cuMemRelease $pool");
+    held(2 * MIB, "all of it");
+    calls.ok("cuArrayDestroy $array");
+    held(0, "the array is gone");
+}
+
+#[test]
+fn an_array_with_deferred_mapping_holds_what_it_is_mapped_onto() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    for (offset, size, value) in [(0, 4, 1), (8, 4, 1)] {
+        calls.put("properties", offset, size, value);
+    }
+    array(&mut calls, DEFERRED);
+    calls.ok(&format!("cuMemCreate &pool {} &properties 0", 2 * MIB));
+    map(&mut calls, true, [0, 0], [0, 0, 0]);
+    calls.ok("cuCtxSynchronize");
+    calls.ok("cuMemRelease $pool");
+    assert_eq!(dir.number("memory.current"), 2 * MIB);
+    map(&mut calls, false, [0, 0], [0, 0, 0]);
+    calls.ok("cuCtxSynchronize");
+    assert_eq!(dir.number("memory.current"), 0);
+}
