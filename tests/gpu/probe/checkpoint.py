@@ -7,7 +7,7 @@ import sys
 import time
 from ctypes import c_int, c_uint32, c_uint64
 
-from lib.cuda import MIB, Driver, Refused
+from lib.cuda import MIB, Driver, Missing, Refused
 from lib.nvml import Nvml, bus_id
 from lib.questions import Questions
 from lib.rival import Lead, Rival, serve
@@ -122,7 +122,9 @@ def body(sim, facts):
     facts["uid"] = os.geteuid()
     checkpoints = Checkpoints(driver)
     try:
-        checkpoints.state(os.getpid())  # skips where the driver has no checkpoints
+        checkpoints.state(os.getpid())
+    except Missing:
+        raise
     except Refused as refused:
         facts["of_itself"] = str(refused)
     small, large = (16, 64) if sim else (256, 2048)

@@ -7,7 +7,7 @@ import time
 from ctypes import c_float, c_uint32, c_void_p
 
 from lib import measure
-from lib.cuda import Driver, Missing, Refused
+from lib.cuda import Driver, Refused
 from lib.questions import Questions
 from lib.words import PAGE, Words, shared_memory
 from answer import main
@@ -98,7 +98,7 @@ class Marks:
         for name, mark in arms.items():
             try:
                 took = [self.queue(stream, count, mark) for _ in range(3 if self.sim else 7)]
-            except Missing as refused:
+            except Refused as refused:
                 answer[name] = str(refused)
                 continue
             answer[name] = measure.spread(took)
@@ -125,7 +125,7 @@ class Marks:
         for event in (first, last):
             self.driver.cuEventDestroy_v2(event)
         if status:
-            raise Missing(f"refused with {self.driver.error(status)}")
+            raise Refused("a mark in a queue", status, self.driver.error(status))
         return took
 
     def load(self):

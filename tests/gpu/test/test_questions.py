@@ -5,6 +5,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../probe"))
 
+from lib.cuda import Missing, Refused
 from lib.questions import Questions
 from answer import Skip
 
@@ -41,6 +42,15 @@ class Asked(unittest.TestCase):
         self.questions.ask("two", missing)
         with self.assertRaisesRegex(Skip, "two: no such function"):
             self.questions.verdict("nothing")
+
+    def test_what_the_driver_does_not_support_is_a_refusal_and_no_failure(self):
+        def unsupported():
+            raise Missing("cuMemCreate")
+
+        with self.assertRaises(Refused):
+            unsupported()
+        self.questions.ask("moves", unsupported)
+        self.assertEqual(self.facts["moves"], {"not_possible": "cuMemCreate: not supported by the driver"})
 
     def test_a_broken_question_fails_and_keeps_the_others(self):
         self.questions.ask("one", lambda: 1)

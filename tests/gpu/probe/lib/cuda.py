@@ -25,8 +25,11 @@ class Refused(Exception):
         self.call, self.status, self.name = call, status, name
 
 
-class Missing(Skip):
-    """The driver has no such function, or says that it does not support it."""
+class Missing(Refused, Skip):
+    """The driver has no such function, or says that it does not support it: no answer rather than a failure."""
+
+    def __init__(self, call, why="not supported by the driver"):
+        super().__init__(call, NOT_SUPPORTED, why)
 
 
 def pointer_sized(argument):
@@ -54,7 +57,7 @@ class Driver:
         def call(*arguments):
             status = function(*map(pointer_sized, arguments))
             if status == NOT_SUPPORTED:
-                raise Missing(f"the driver does not support {name}")
+                raise Missing(name)
             if status:
                 raise Refused(name, status, self.error(status))
 
@@ -68,7 +71,7 @@ class Driver:
         try:
             return getattr(self.library, name)
         except AttributeError:
-            raise Missing(f"the driver has no {name}") from None
+            raise Missing(name, "not in the driver") from None
 
     def error(self, status):
         """The name of a status."""
