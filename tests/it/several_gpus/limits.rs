@@ -96,37 +96,37 @@ fn through_a_thousand_calls_each_device_is_charged_what_the_driver_gave() {
     dir.write("memory.limit", 600 * MIB);
 
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut below = |bound: u64| {
+    let mut below = |bound: usize| {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        state % bound
+        usize::try_from(state % bound as u64).expect("below a usize")
     };
     let mut held: Vec<u64> = Vec::new();
     let (mut refused, mut allocated) = (0, 0);
     for call in 1..=1000 {
-        let (here, there) = (below(u64::from(GPUS)), below(u64::from(GPUS)));
-        devices.ok(&format!("current {}", contexts[here as usize]));
-        let bytes = (below(24) + 1) * MIB - below(2) * 100;
+        let (here, there) = (below(GPUS as usize), below(GPUS as usize));
+        devices.ok(&format!("current {}", contexts[here]));
+        let bytes = (below(24) as u64 + 1) * MIB - below(2) as u64 * 100;
         let command = match below(12) {
             0 => format!("alloc {bytes}"),
             1 => format!("managed {bytes}"),
             2 => format!("array {}", bytes.min(100_000)),
             3 => format!("vmm {there} {}", bytes.next_multiple_of(2 * MIB)),
-            4 => format!("async {bytes} {}", streams[there as usize]),
-            5 => format!("from {there} {bytes} {}", streams[there as usize]),
+            4 => format!("async {bytes} {}", streams[there]),
+            5 => format!("from {there} {bytes} {}", streams[there]),
             6 => format!("async {bytes} null"),
             7 if below(20) == 0 => {
                 // All that the context owned goes with it; the rest is freed, or its handles are nobody's.
-                let gone = contexts[there as usize];
+                let gone = contexts[there];
                 devices.ok(&format!("destroy {gone}"));
-                contexts[there as usize] = devices.ok(&format!("create {there}"));
-                streams[there as usize] = devices.ok("stream 1");
+                contexts[there] = devices.ok(&format!("create {there}"));
+                streams[there] = devices.ok("stream 1");
                 continue;
             }
             _ if held.is_empty() => continue,
             _ => {
-                let one = held.swap_remove(below(held.len() as u64) as usize);
+                let one = held.swap_remove(below(held.len()));
                 devices.ask(&format!("free {one}"));
                 continue;
             }
