@@ -74,6 +74,8 @@ mod simgpu;
 #[cfg(test)]
 mod simgpu_accounting;
 #[cfg(test)]
+mod simgpu_batches;
+#[cfg(test)]
 mod simgpu_churn;
 #[cfg(test)]
 mod simgpu_faults;

@@ -282,6 +282,28 @@ def numbers(count, kind=c_uint64):
     return (kind * count)()
 
 
+class Operand(Structure):
+    """CUmemcpy3DOperand."""
+    _fields_ = [("type", c_uint), ("words", c_uint64 * 4)]
+
+
+class Op3d(Structure):
+    """CUDA_MEMCPY3D_BATCH_OP."""
+    _fields_ = [("src", Operand), ("dst", Operand), ("extent", c_size_t * 3), ("order", c_uint), ("flags", c_uint)]
+
+
+def pointer(address, row=0, height=0):
+    return Operand(1, (c_uint64 * 4)(address, row, height, 0))
+
+
+def part(array, x=0, y=0, z=0):
+    return Operand(2, (c_uint64 * 4)(array, x, y, z))
+
+
+def op_3d(src, dst, *extent, order=1):
+    return Op3d(src, dst, (c_size_t * 3)(*extent), order, 0)
+
+
 class MapInfo(Structure):
     """CUarrayMapInfo of tiles."""
     _fields_ = [("resource_type", c_uint), ("resource", c_uint64), ("subresource_type", c_uint), ("pad", c_uint),

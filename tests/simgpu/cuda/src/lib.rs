@@ -8,6 +8,7 @@
 mod abi;
 mod array;
 mod batch;
+mod batch_3d;
 mod bytes;
 mod call;
 mod capture;
