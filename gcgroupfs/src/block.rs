@@ -106,6 +106,37 @@ mod tests {
     }
 
     #[test]
+    fn a_control_block_cannot_be_opened_anew_unsealed_or_emptied() {
+        use std::os::fd::AsRawFd;
+
+        use nix::fcntl::{FallocateFlags, fallocate};
+
+        let (ours, file) = new_control().unwrap();
+        ours.pid.store(42, Relaxed);
+        let anew = File::options()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .unwrap();
+        let length = i64::try_from(CONTROL_SIZE).unwrap();
+        for file in [file.as_fd(), anew.as_fd()] {
+            assert!(memmap2::MmapOptions::new().map_raw(&file).is_err(), "mapped");
+            assert!(nix::unistd::write(file, b"x").is_err(), "written");
+            assert!(
+                ftruncate(file, 0).is_err() && ftruncate(file, 2 * length).is_err(),
+                "resized"
+            );
+            let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            assert!(fallocate(file, hole, 0, length).is_err(), "emptied");
+            // No seal can be taken off, and none put on, such as one against our own writing.
+            for seal in [SealFlag::empty(), SealFlag::F_SEAL_WRITE] {
+                assert_eq!(fcntl(file, FcntlArg::F_ADD_SEALS(seal)), Err(Errno::EPERM));
+            }
+        }
+        assert_eq!(ours.pid.load(Relaxed), 42);
+    }
+
+    #[test]
     fn a_good_usage_block_is_mapped() {
         let map = map_usage(&good_usage_file()).unwrap();
         assert!(!map.is_understood());

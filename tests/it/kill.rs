@@ -1,6 +1,10 @@
 //! kill -9, of processes and of the daemon, at any moment.
 
-use support::{Config, Mount, wait_until};
+use std::os::fd::AsFd as _;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use support::{Config, DEADLINE, Mount, wait_until};
 
 use crate::driver::{Dir, DriverShell, governed_pids};
 
@@ -108,4 +112,39 @@ fn a_process_started_without_a_daemon_is_governed_once_there_is_one() {
     mount.restart();
     wait_until("it registers", || Dir::of(&mount, shell.pid()).exists());
     assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), 3 * MIB);
+}
+
+#[test]
+fn who_has_files_open_when_the_daemon_dies_gets_an_error_and_opens_them_anew() {
+    let mut mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    let path = Dir::of(&mount, shell.pid()).path();
+    for _ in 0..3 {
+        let (file, directory) = (path.join("memory.current"), std::fs::File::open(&path));
+        let open = std::fs::File::open(&file).expect("opens");
+        let events = std::fs::File::open(path.join("gcgroup.events")).expect("opens");
+        let mut text = [0; 64];
+        nix::sys::uio::pread(&events, &mut text, 0).expect("reads");
+        std::thread::scope(|scope| {
+            let asleep = scope.spawn(|| {
+                let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
+                poll(&mut fds, PollTimeout::try_from(DEADLINE).expect("fits")).expect("polls")
+            });
+            mount.kill9();
+            assert_eq!(asleep.join().expect("no panic"), 1, "woken");
+        });
+        for file in [&open, &events] {
+            let errno = nix::sys::uio::pread(file, &mut text, 0).expect_err("nobody answers");
+            assert!(matches!(errno, Errno::ENOTCONN | Errno::ECONNABORTED), "{errno}");
+        }
+        assert!(std::fs::read_to_string(&file).is_err());
+        mount.restart();
+        wait_until("it is back", || Dir::of(&mount, shell.pid()).exists());
+        assert!(
+            nix::sys::uio::pread(&open, &mut text, 0).is_err(),
+            "another mount"
+        );
+        assert_eq!(mount.read(shell.pid(), "memory.current"), "0");
+        drop(directory);
+    }
 }

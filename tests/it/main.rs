@@ -32,6 +32,8 @@ mod freeze;
 #[cfg(test)]
 mod gpu_check;
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod inotify;
 #[cfg(test)]
 mod interception;

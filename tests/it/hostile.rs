@@ -1,0 +1,235 @@
+//! A daemon that lacks what it needs, and pids that come again.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::process::Command;
+
+use nix::mount::{MntFlags, MsFlags, mount as mount_at, umount2};
+use nix::unistd::Pid;
+use support::{Config, Mount, artifacts, wait_until};
+
+use crate::driver::{Dir, DriverShell, governed_pids};
+
+const MIB: u64 = 1 << 20;
+
+/// Sets how many descriptors a process may have. It could raise that again itself, but does so only when it starts.
+fn limit_descriptors(pid: Pid, most: u64) {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let number = libc::RLIMIT_NOFILE;
+    // SAFETY: writes the limit given, and reads none.
+    let mut done = unsafe { libc::prlimit(pid.as_raw(), number, std::ptr::null(), &raw mut limit) };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    limit.rlim_cur = most.min(limit.rlim_max);
+    // SAFETY: reads the limit given, and writes none.
+    done = unsafe { libc::prlimit(pid.as_raw(), number, &raw const limit, std::ptr::null_mut()) };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn nr_descriptors(pid: Pid) -> u64 {
+    fs::read_dir(format!("/proc/{pid}/fd")).expect("proc(5)").count() as u64
+}
+
+#[test]
+fn without_descriptors_the_daemon_serves_whom_it_has_and_later_the_others() {
+    let mount = Mount::new();
+    let first = DriverShell::start(&mount);
+    let daemon = mount.daemon().expect("it runs");
+    wait_until("its descriptors are counted", || governed_pids(&mount).len() == 1);
+    // Room for a few more; each takes two, and each that registers one more for a moment.
+    limit_descriptors(daemon, nr_descriptors(daemon) + 8);
+    let mut shells: Vec<_> = (0..10).map(|_| DriverShell::start(&mount)).collect();
+    for shell in &mut shells {
+        assert_eq!(
+            shell.ask("alloc linear 4096"),
+            "ok 0",
+            "without a daemon as without the library"
+        );
+    }
+    let dir = Dir::of(&mount, first.pid());
+    dir.write("memory.limit", MIB);
+    assert_eq!(dir.number("memory.limit"), MIB);
+    let governed = governed_pids(&mount);
+    assert!(governed.len() < 11, "{governed:?}");
+    let (inside, outside): (Vec<_>, Vec<_>) = shells
+        .into_iter()
+        .partition(|shell| governed.contains(&shell.pid()));
+    assert!(!outside.is_empty());
+    inside.into_iter().for_each(DriverShell::kill9);
+    wait_until("those who waited have the room", || {
+        let governed = governed_pids(&mount);
+        outside.iter().any(|shell| governed.contains(&shell.pid()))
+    });
+    limit_descriptors(daemon, 4096);
+    wait_until("all have", || {
+        let governed = governed_pids(&mount);
+        outside.iter().all(|shell| governed.contains(&shell.pid()))
+    });
+}
+
+/// A small filesystem over a directory, while it lives.
+struct Small(std::path::PathBuf);
+
+impl Small {
+    fn over(path: std::path::PathBuf) -> Self {
+        mount_at(
+            Some("small"),
+            &path,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("size=64k"),
+        )
+        .expect("root mounts");
+        Self(path)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn on_a_full_disk_settings_hold_and_are_saved_when_there_is_room_again() {
+    let mut mount = Mount::new();
+    mount.stop();
+    let small = Small::over(mount.state_dir());
+    mount.restart();
+    let shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    let filler = small.0.join("filler");
+    let mut file = File::create(&filler).expect("creates");
+    while file.write_all(&[1; 512]).is_ok() {}
+    for n in 1..=200_u64 {
+        dir.write("memory.limit", n * MIB);
+        assert_eq!(dir.number("memory.limit"), n * MIB);
+    }
+    wait_until("it is told", || mount.log().contains("settings are not saved"));
+    assert_eq!(mount.log().matches("settings are not saved").count(), 1, "once");
+    drop(file);
+    fs::remove_file(&filler).expect("removes");
+    dir.write("memory.limit", 7 * MIB);
+    mount.kill9();
+    mount.restart();
+    wait_until("the process is back", || dir_exists(&mount, shell.pid()));
+    assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), 7 * MIB);
+    mount.stop();
+}
+
+fn dir_exists(mount: &Mount, pid: i32) -> bool {
+    Dir::of(mount, pid).path().join("memory.limit").exists()
+}
+
+/// In a pid namespace of its own, with 50 pids to go round: a daemon, and one governed process after another, each of
+/// which must find no limit, is given one, and is killed. Now and then the daemon is, too.
+const PIDS_AGAIN: &str = r#"
+set -eu
+echo 360 > /proc/sys/kernel/pid_max
+daemon() {
+    gcgroupfs mount "$T/mnt" --socket "$T/s" --state-dir "$T" 2>> "$T/log" &
+    daemon=$!
+    until gcgroupfs --socket "$T/s" get devices > "$T/devices" 2>&1; do :; done
+}
+daemon
+mkfifo "$T/in"
+seen=' ' again=0 rounds=0
+while [ $again -lt 10 ]; do
+    rounds=$((rounds + 1))
+    [ $rounds -lt 500 ] || { echo "only $again pids came again"; exit 1; }
+    GCGROUP_SOCKET=$T/s LD_PRELOAD=$PRELOAD gcgroup-load obey < "$T/in" > "$T/out" 2>&1 &
+    pid=$!
+    exec 5> "$T/in"
+    until read -r line < "$T/out"; do :; done
+    # The directory of the pid's last owner may be about to go.
+    until limit=$(cat "$T/mnt/$pid/memory.limit" 2> /dev/null); do :; done
+    [ "$limit" = max ] || { echo "$pid was born with $limit"; exit 1; }
+    echo "$rounds"M > "$T/mnt/$pid/memory.limit"
+    case $seen in *" $pid "*) again=$((again + 1)) ;; esac
+    seen="$seen$pid "
+    if [ $((rounds % 20)) = 0 ]; then
+        kill -9 $daemon
+        wait $daemon 2> /dev/null || :
+    fi
+    kill -9 $pid
+    wait $pid 2> /dev/null || :
+    exec 5>&-
+    [ $((rounds % 20)) != 0 ] || daemon
+done
+echo "$again of $rounds"
+kill $daemon
+wait $daemon
+"#;
+
+#[test]
+fn a_pid_that_comes_again_brings_nothing_of_its_last_owner() {
+    let root = tempfile::tempdir().expect("a directory");
+    for name in ["mnt", "sim"] {
+        fs::create_dir(root.path().join(name)).expect("a directory in it");
+    }
+    let programs = artifacts().gcgroupfs();
+    let programs = programs.parent().expect("a directory").display();
+    let output = Command::new("unshare")
+        .args([
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+            "sh",
+            "-c",
+            PIDS_AGAIN,
+        ])
+        .env(
+            "PATH",
+            format!("{programs}:{}", std::env::var("PATH").expect("a path")),
+        )
+        .env("T", root.path())
+        .env("PRELOAD", artifacts().preload())
+        .env("LD_LIBRARY_PATH", artifacts().simgpu())
+        .env("SIMGPU_DIR", root.path().join("sim"))
+        .output()
+        .expect("unshare runs");
+    let log = fs::read_to_string(root.path().join("log")).unwrap_or_default();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{errors}\n{log}");
+    assert!(said.contains(" of "), "{said}");
+}
+
+#[test]
+fn requests_without_end_that_nobody_reads_the_answers_of_hold_up_nobody() {
+    let mount = Mount::with(Config::default());
+    let shell = DriverShell::start(&mount);
+    let socket = nix::sys::socket::socket(
+        nix::sys::socket::AddressFamily::Unix,
+        nix::sys::socket::SockType::SeqPacket,
+        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .expect("a socket");
+    let address = nix::sys::socket::UnixAddr::new(&mount.socket()).expect("a path");
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    nix::sys::socket::connect(fd, &address).expect("connects");
+    // Of gcgroup.stat: operation 1, offset 0, the name's length, the name.
+    let name = b"gcgroup.stat";
+    let words = [u32::from_le_bytes(*b"gcg\x01"), 4, 1, 0, 12];
+    let packet: Vec<u8> = words
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .chain(*name)
+        .collect();
+    wait_until("it is hung up on", || {
+        nix::sys::socket::send(fd, &packet, nix::sys::socket::MsgFlags::MSG_NOSIGNAL).is_err()
+    });
+    assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), 0);
+    assert!(
+        mount
+            .gcgroupfs(&["get", "gcgroup.stat"])
+            .output()
+            .expect("runs")
+            .status
+            .success()
+    );
+}
