@@ -156,6 +156,15 @@ mod tests {
     }
 
     #[test]
+    fn the_sample_in_the_readme_is_the_defaults() {
+        let readme = include_str!("../../README.md");
+        let (_, rest) = readme.split_once("```toml\n").unwrap();
+        let (sample, _) = rest.split_once("```").unwrap();
+        assert_eq!(parsed(sample).unwrap(), Config::default());
+        assert_eq!(sample.matches(" = ").count(), 7, "all of them are there");
+    }
+
+    #[test]
     fn what_is_written_holds_and_the_rest_stays() {
         let config = parsed("[compute]\npolicy = \"strict\"\nwindow_usec = 1_000\n").unwrap();
         assert_eq!(config.compute.policy, Policy::Strict);
