@@ -33,6 +33,14 @@ impl Calls {
         calls
     }
 
+    /// The same without the library.
+    #[track_caller]
+    pub fn start_bare(mount: &Mount) -> Self {
+        let mut calls = Self::spawn(mount.bare_command(program()));
+        calls.begin();
+        calls
+    }
+
     /// The same in a pid namespace of its own, in which it has another pid than here.
     #[track_caller]
     pub fn start_apart(mount: &Mount) -> Self {

@@ -64,6 +64,8 @@ mod odd_times;
 #[cfg(test)]
 mod peers;
 #[cfg(test)]
+mod property;
+#[cfg(test)]
 mod runtime_library;
 #[cfg(test)]
 mod scripts;
