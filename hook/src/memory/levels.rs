@@ -60,8 +60,22 @@ impl Levels {
         index: usize,
         bytes: u64,
     ) -> Result<(), Full> {
+        let sums = self.try_reserve(usage, control, index, bytes)?;
+        self.raise_peaks(usage, control, index, sums);
+        Ok(())
+    }
+
+    /// Charges `bytes` for what may come to nothing: it is no peak until it is there. Gives what is charged then.
+    #[inline]
+    pub(crate) fn try_reserve(
+        &self,
+        usage: &Usage,
+        control: &Control,
+        index: usize,
+        bytes: u64,
+    ) -> Result<Sums, Full> {
         let Some(device) = usage.devices.get(index) else {
-            return Ok(());
+            return Ok(Sums::default());
         };
         let (on_device, on_process) = (device_limit(control, index), process_limit(control));
         let _both = (on_device != NO_LIMIT && on_process != NO_LIMIT).then(|| self.both.lock());
@@ -71,8 +85,10 @@ impl Levels {
             uncharge(&device.memory_current, bytes);
             return Err(Full::Process);
         };
-        self.raise_peaks(usage, control, index, in_device, in_process);
-        Ok(())
+        Ok(Sums {
+            in_device,
+            in_process,
+        })
     }
 
     /// Charges what is there already, limit or not.
@@ -85,7 +101,11 @@ impl Levels {
             .fetch_add(bytes, Relaxed)
             .wrapping_add(bytes);
         let in_process = usage.memory_current.fetch_add(bytes, Relaxed).wrapping_add(bytes);
-        self.raise_peaks(usage, control, index, in_device, in_process);
+        let sums = Sums {
+            in_device,
+            in_process,
+        };
+        self.raise_peaks(usage, control, index, sums);
     }
 
     #[inline]
@@ -166,25 +186,30 @@ impl Levels {
         };
         let now = into.memory_current.fetch_add(bytes, Relaxed).wrapping_add(bytes);
         uncharge(&from.memory_current, bytes);
-        self.raise_peaks(usage, control, to, now, 0);
+        let sums = Sums {
+            in_device: now,
+            in_process: 0,
+        };
+        self.raise_peaks(usage, control, to, sums);
     }
 
+    /// Has the peaks be at least those sums.
     #[inline]
-    fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, in_device: u64, in_process: u64) {
+    pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {
         if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
             let peak = Peak {
                 current: &used.memory_current,
                 peak: &used.memory_peak,
                 seen: &used.peak_generation,
             };
-            self.raise(peak, &set.peak_generation, in_device);
+            self.raise(peak, &set.peak_generation, sums.in_device);
         }
         let peak = Peak {
             current: &usage.memory_current,
             peak: &usage.memory_peak,
             seen: &usage.peak_generation,
         };
-        self.raise(peak, &control.peak_generation, in_process);
+        self.raise(peak, &control.peak_generation, sums.in_process);
     }
 
     /// Has the peak be at least `sum`, since the reset that was asked for last. Under the lock, so that nobody who has
@@ -229,10 +254,25 @@ impl Drop for Unsettled<'_> {
     }
 }
 
+/// What was charged after a charge.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sums {
+    in_device: u64,
+    in_process: u64,
+}
+
 struct Peak<'a> {
     current: &'a AtomicU64,
     peak: &'a AtomicU64,
     seen: &'a AtomicU32,
+}
+
+/// The limit that is in force on the device, if there is any.
+pub(crate) fn limit_on(control: &Control, index: usize) -> Option<Full> {
+    if device_limit(control, index) != NO_LIMIT {
+        return Some(Full::Device(index));
+    }
+    (process_limit(control) != NO_LIMIT).then_some(Full::Process)
 }
 
 /// Most bytes the ledger may have on the device: what the limit leaves beside contexts and modules.
@@ -358,6 +398,19 @@ mod tests {
         assert_eq!(word.load(Relaxed), (2 << 32) + 1);
         drop(other);
         assert_eq!(word.load(Relaxed), 2 << 32);
+    }
+
+    #[test]
+    fn what_came_to_nothing_was_no_peak() {
+        let (usage, control) = blocks();
+        let levels = Levels::default();
+        let sums = levels.try_reserve(usage, control, 0, 50).unwrap();
+        levels.uncharge(usage, 0, 50);
+        levels.try_charge(usage, control, 0, 20).unwrap();
+        assert_eq!(usage.memory_peak.load(Relaxed), 20);
+        levels.raise_peaks(usage, control, 0, sums);
+        assert_eq!(usage.memory_peak.load(Relaxed), 50);
+        assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 50);
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub mod vmm;
 use graph::Graphs;
 use ipc::Opened;
 use ledger::{Entry, Ledger};
-use levels::{Full, Levels};
+use levels::{Full, Levels, Sums};
 use reserve::Reserves;
 use vmm::Vmm;
 
@@ -128,57 +128,70 @@ impl Process {
     /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
     #[inline]
     fn try_charge(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
-        let charge = Charge {
+        let charge = |bytes, sums| Charge {
             process: self,
             index,
             bytes,
+            sums,
         };
-        match self
-            .charge(index, bytes)
-            .or_else(|full| self.make_room(index, bytes, full))
-        {
-            Ok(()) => Ok(charge),
-            Err(refused) => {
-                charge.keep();
-                Err(refused)
-            }
+        if bytes >= ABSURD {
+            return self.absurd(index).map(|()| charge(0, Sums::default()));
         }
+        self.charge(index, bytes)
+            .or_else(|full| self.make_room(index, bytes, full))
+            .map(|sums| charge(bytes, sums))
+    }
+
+    /// Refuses what no device has, if there is a limit. If not, that is for the driver, and must not be charged meanwhile.
+    #[cold]
+    fn absurd(&self, index: usize) -> Result<(), CUerror> {
+        let Some(full) = levels::limit_on(self.control(), index) else {
+            return Ok(());
+        };
+        full.count_hit(self.usage());
+        Err(self.refuse(index, full))
     }
 
     /// Charges `bytes`, and leaves it to the caller to uncharge them.
     pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
-        self.charge(index, bytes).map_err(|full| {
+        let levels = &self.memory.levels;
+        let charged = levels.try_charge(self.usage(), self.control(), index, bytes);
+        charged.map_err(|full| {
             full.count_hit(self.usage());
             CUerror::OUT_OF_MEMORY
         })
     }
 
     #[inline]
-    fn charge(&self, index: usize, bytes: u64) -> Result<(), Full> {
+    fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
         self.memory
             .levels
-            .try_charge(self.usage(), self.control(), index, bytes)
+            .try_reserve(self.usage(), self.control(), index, bytes)
+    }
+
+    fn refuse(&self, index: usize, full: Full) -> CUerror {
+        full.count_refusal(self.usage());
+        self.count_failure(index);
+        CUerror::OUT_OF_MEMORY
     }
 
     /// A limit was hit: charges after trimming every pool, or refuses.
     #[cold]
-    fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<(), CUerror> {
+    fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<Sums, CUerror> {
         full.count_hit(self.usage());
         let charged = if self.memory.reserves.trim(self) {
             self.charge(index, bytes)
         } else {
             Err(full)
         };
-        charged.map_err(|full| {
-            full.count_refusal(self.usage());
-            self.count_failure(index);
-            CUerror::OUT_OF_MEMORY
-        })
+        charged.map_err(|full| self.refuse(index, full))
     }
 
-    /// Counts an allocation that failed, and has the daemon tell whoever waits for such events.
+    /// Counts an allocation that failed, and has the daemon tell whoever waits for such events. Short of memory, the
+    /// driver takes back what pools do not use, whichever they are.
     pub(crate) fn count_failure(&self, index: usize) {
         levels::count(self.usage(), index, |device| &device.nr_alloc_fail);
+        self.memory.reserves.settle_all(self);
         self.ring();
     }
 
@@ -265,11 +278,20 @@ pub(crate) struct Charge<'a> {
     process: &'a Process,
     index: usize,
     bytes: u64,
+    sums: Sums,
 }
+
+/// More bytes than any device has, and so few that sums of them do not overflow.
+const ABSURD: u64 = 1 << 56;
 
 impl Charge<'_> {
     /// The allocation was made: the charge is now the ledger's.
     fn keep(self) {
+        let (usage, control) = (self.process.usage(), self.process.control());
+        self.process
+            .memory
+            .levels
+            .raise_peaks(usage, control, self.index, self.sums);
         std::mem::forget(self);
     }
 

@@ -1,5 +1,8 @@
 //! What should be allocated, as a program's own books have it: thirty lines of adding and taking away.
 
+/// The number of every pool that is destroyed.
+pub(super) const GONE: usize = usize::MAX;
+
 /// How a block came to be, which is how it is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
@@ -68,6 +71,17 @@ impl Model {
     pub(super) fn second_context_gone(&mut self) {
         self.blocks
             .retain(|block| !block.is_second || matches!(block.way, Way::Pool(_)));
+    }
+
+    /// A pool is destroyed; its blocks are still there.
+    pub(super) fn pool_gone(&mut self, pool: usize) {
+        for block in self
+            .blocks
+            .iter_mut()
+            .filter(|block| block.way == Way::Pool(pool))
+        {
+            block.way = Way::Pool(GONE);
+        }
     }
 
     /// Lets go of physical memory that nobody holds.
