@@ -33,7 +33,19 @@ impl Calls {
         calls
     }
 
-    /// The same without the library.
+    /// With variables in its environment, and nothing called yet.
+    #[track_caller]
+    pub fn with(mount: &Mount, is_governed: bool, environment: &[(&str, &str)]) -> Self {
+        let mut command = if is_governed {
+            mount.command(program())
+        } else {
+            mount.bare_command(program())
+        };
+        command.envs(environment.iter().copied());
+        Self::spawn(command)
+    }
+
+    /// The same as [`Self::start`] without the library.
     #[track_caller]
     pub fn start_bare(mount: &Mount) -> Self {
         let mut calls = Self::spawn(mount.bare_command(program()));

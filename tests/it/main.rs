@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod arbiter;
+#[cfg(test)]
 mod built;
 #[cfg(test)]
 mod calls;
@@ -27,6 +28,8 @@ mod end_to_end;
 mod events;
 #[cfg(test)]
 mod everywhere;
+#[cfg(test)]
+mod faults;
 #[cfg(test)]
 mod freeze;
 #[cfg(test)]
@@ -61,6 +64,8 @@ mod memory_vmm;
 mod nvml;
 #[cfg(test)]
 mod odd_times;
+#[cfg(test)]
+mod older_drivers;
 #[cfg(test)]
 mod peers;
 #[cfg(test)]

@@ -532,7 +532,8 @@ impl<'m> Twins<'m> {
                 }
             }
             Step::FreeWrongly(number, how) => self.free(number, |block| {
-                FREEING[how % FREEING.len()].replace("{}", &format!("$v{}", block.variable))
+                let sigil = if block.way == Way::Registered { '&' } else { '$' };
+                FREEING[how % FREEING.len()].replace("{}", &format!("{sigil}v{}", block.variable))
             })?,
             Step::FreeUnknown(address, how) => {
                 let call = FREEING[how % FREEING.len()].replace("{}", &address.to_string());

@@ -193,6 +193,16 @@ impl Levels {
         self.raise_peaks(usage, control, to, sums);
     }
 
+    /// Has the peaks be at least what is charged now.
+    pub(crate) fn raise_to_current(&self, usage: &Usage, control: &Control, index: usize) {
+        let in_device = usage.devices.get(index).map(|device| &device.memory_current);
+        let sums = Sums {
+            in_device: in_device.map_or(0, |current| current.load(Relaxed)),
+            in_process: usage.memory_current.load(Relaxed),
+        };
+        self.raise_peaks(usage, control, index, sums);
+    }
+
     /// Has the peaks be at least those sums.
     #[inline]
     pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {

@@ -126,6 +126,10 @@ fn alloc_from(
     stream: CUstream,
     next: Next<'_>,
 ) -> CUresult {
+    if bytes >= super::ABSURD {
+        // The driver's to refuse, and no number to reckon with.
+        return next().inspect_err(|_| process.count_failure(pool.index()));
+    }
     let (may_do, foretold, before) = {
         let mut account = pool.account.lock();
         (

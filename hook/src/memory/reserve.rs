@@ -124,10 +124,11 @@ impl Reserve {
     pub(crate) fn hold(&self, process: &Process, bytes: u64) -> Result<(), Full> {
         let mut account = self.account.lock();
         let (usage, control) = (process.usage(), process.control());
+        // What it comes to is a peak, not what it might have.
         process
             .memory
             .levels
-            .try_charge(usage, control, account.index, bytes)?;
+            .try_reserve(usage, control, account.index, bytes)?;
         account.hold(bytes);
         self.add_kind(process, account.index, bytes);
         Ok(())
@@ -166,6 +167,7 @@ impl Reserve {
                 |bytes| levels.uncharge(usage, index, bytes),
             );
             self.add_kind(process, index, account.paid.wrapping_sub(before));
+            levels.raise_to_current(usage, control, index);
             return settled;
         }
     }

@@ -1,0 +1,223 @@
+//! The driver fails, at whatever the program or the hook itself asks of it: the program is told what the driver says, as
+//! it is without the library; nothing stays charged that is not there; and nobody is stuck.
+
+use simgpu::Held;
+use support::{Mount, Truth, wait_until};
+
+use crate::calls::Calls;
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+/// What a call that is made to fail answers: nothing that the simulated driver answers by itself.
+const FAULT: u32 = 46;
+
+/// Every call that charges, with what makes it one.
+const CHARGED: &[&str] = &[
+    "cuMemAlloc_v2 &a 4096",
+    "cuMemAllocPitch_v2 &a &pitch 1000 10 4",
+    "cuMemAllocManaged &a 4096 1",
+    "cuMemAllocAsync &a 4096 0",
+    "cuMemAllocFromPoolAsync &a 4096 $pool 0",
+    "cuMemCreate &a 2097152 &props 0",
+    "cuArrayCreate_v2 &a &flat",
+    "cuArray3DCreate_v2 &a &deep",
+    "cuMipmappedArrayCreate &a &deep 2",
+    "cuMemHostAlloc &a 4096 0",
+    "cuMemAllocHost_v2 &a 4096",
+    "cuMemHostRegister_v2 &a 512 0",
+];
+
+/// Everything that a program may want with memory, from its making to its end. Each is answered, whatever is made to
+/// fail.
+const LIFE: &[&str] = &[
+    "cuStreamCreate &stream 1",
+    "cuMemPoolCreate &pool &props",
+    "cuMemAddressReserve &place 33554432 0 0 0",
+    "cuMemAlloc_v2 &linear 4096",
+    "cuMemAllocPitch_v2 &pitched &pitch 1000 10 4",
+    "cuMemAllocManaged &managed 4096 1",
+    "cuMemAllocAsync &async 4096 0",
+    "cuMemAllocAsync &other 5000000 $stream",
+    "cuMemAllocFromPoolAsync &pooled 4096 $pool $stream",
+    "cuMemCreate &handle 2097152 &props 0",
+    "cuMemMap $place 2097152 0 $handle 0",
+    "cuMemRetainAllocationHandle &retained $place",
+    "cuArrayCreate_v2 &array &flat",
+    "cuArray3DCreate_v2 &array3 &deep",
+    "cuMipmappedArrayCreate &mipmapped &deep 2",
+    "cuMemHostAlloc &host 4096 0",
+    "cuMemGetInfo_v2 &free &total",
+    "cuMemsetD8Async $linear 1 4096 $stream",
+    "cuMemcpyDtoDAsync_v2 $pitched $linear 100 0",
+    "cuMemFree_v2 $linear",
+    "cuMemFree_v2 $pitched",
+    "cuMemFree_v2 $managed",
+    "cuMemFreeAsync $async 0",
+    "cuMemFreeAsync $other $stream",
+    "cuMemFreeAsync $pooled $stream",
+    "cuMemPoolTrimTo $pool 0",
+    "cuMemUnmap $place 2097152",
+    "cuMemRelease $handle",
+    "cuMemRelease $retained",
+    "cuArrayDestroy $array",
+    "cuArrayDestroy $array3",
+    "cuMipmappedArrayDestroy $mipmapped",
+    "cuMemFreeHost $host",
+    "cuStreamSynchronize $stream",
+    "cuStreamDestroy_v2 $stream",
+    "cuMemPoolDestroy $pool",
+    "cuCtxSynchronize",
+];
+
+/// The driver's functions that the hook calls for itself: the rows of its list.
+fn own_calls() -> Vec<String> {
+    let list =
+        std::fs::read_to_string(support::repository().join("hook/src/driver.rs")).expect("it is there");
+    let rows = list
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("fn cu"));
+    let names: Vec<String> = rows
+        .filter_map(|row| Some(format!("cu{}", row.split('(').next()?)))
+        .collect();
+    assert!(names.len() > 30, "the list is not read aright: {names:?}");
+    names
+}
+
+/// Descriptions that the calls above name.
+fn describe(calls: &mut Calls) {
+    for (variable, offset, size, value) in [
+        ("props", 0, 4, 1),
+        ("props", 8, 4, 1),
+        ("flat", 0, 8, 256),
+        ("flat", 8, 8, 16),
+        ("flat", 16, 4, 1),
+        ("flat", 20, 4, 1),
+        ("deep", 0, 8, 64),
+        ("deep", 8, 8, 64),
+        ("deep", 24, 4, 1),
+        ("deep", 28, 4, 1),
+    ] {
+        calls.put(variable, offset, size, value);
+    }
+}
+
+/// A program that has what the calls above name, and of whose calls some fail. What its own beginning is answered it
+/// keeps to itself.
+fn start(mount: &Mount, faults: &str, is_governed: bool) -> Calls {
+    let mut calls = Calls::with(mount, is_governed, &[("SIMGPU_FAULTS", faults)]);
+    for call in [
+        "cuInit 0",
+        "cuDevicePrimaryCtxRetain &context 0",
+        "cuCtxSetCurrent $context",
+    ] {
+        let _ = calls.call(call);
+    }
+    describe(&mut calls);
+    calls
+}
+
+#[test]
+fn an_allocation_that_fails_is_told_of_and_charged_to_nobody() {
+    let mount = Mount::new();
+    for call in CHARGED {
+        let name = call.split(' ').next().expect("a name");
+        let mut calls = start(&mount, &format!("{name}={FAULT}@2+"), true);
+        let dir = Dir::of(&mount, calls.pid());
+        calls.ok("cuMemPoolCreate &pool &props");
+        // The first succeeds, so that there is something to be mistaken about.
+        calls.ok(call);
+        calls.ok("cuCtxSynchronize");
+        let files = ["memory.current", "memory.peak"];
+        let before = files.map(|file| dir.number(file));
+        let (failed, stat) = (dir.key("memory.stat", "nr_alloc_fail"), dir.read("memory.stat"));
+        for failure in 1..=5 {
+            assert_eq!(calls.call(call), Err(FAULT), "{call}");
+            assert_eq!(
+                files.map(|file| dir.number(file)),
+                before,
+                "{call}, {failure} failures\n{stat}"
+            );
+        }
+        if !call.contains("Host") {
+            assert_eq!(dir.key("memory.stat", "nr_alloc_fail"), failed + 5, "{call}");
+        }
+    }
+}
+
+#[test]
+fn whatever_the_hook_asks_may_fail() {
+    let mount = Mount::new();
+    let truth = Truth::of(&mount.simgpu_dir());
+    for name in own_calls() {
+        let faults = format!("{name}={FAULT}");
+        let (mut governed, mut bare) = (start(&mount, &faults, true), start(&mount, &faults, false));
+        for call in LIFE {
+            assert_eq!(governed.call(call), bare.call(call), "{call}, while {name} fails");
+        }
+        let pid = governed.pid();
+        let dir = Dir::of(&mount, pid);
+        if !dir.exists() {
+            assert_eq!(name, "cuInit", "every other program is governed");
+            continue;
+        }
+        for (key, kind) in [
+            ("linear", Held::Linear),
+            ("managed", Held::Managed),
+            ("array", Held::Array),
+            ("vmm", Held::Physical),
+        ] {
+            let (told, is) = (dir.key("memory.stat", key), truth.held(pid, 0, kind));
+            assert!(
+                told <= is,
+                "{told} bytes {key} are charged, {is} are there, while {name} fails"
+            );
+        }
+        // Whether it can be told that it has drained or not: it is held, and let go.
+        dir.write("compute.freeze", 1);
+        governed.tell("call cuMemcpyDtoD_v2 0 0 0");
+        dir.write("compute.freeze", 0);
+        let bare = bare.ask("call cuMemcpyDtoD_v2 0 0 0");
+        assert_eq!(governed.line(), bare, "after a freeze, while {name} fails");
+    }
+}
+
+#[test]
+fn a_free_that_fails_leaves_what_it_was_to_free_charged() {
+    let mount = Mount::new();
+    for (make, free, size) in [
+        ("cuMemAlloc_v2 &a 4096", "cuMemFree_v2 $a", 4096),
+        ("cuMemAllocManaged &a 4096 1", "cuMemFree_v2 $a", 4096),
+        ("cuMemCreate &a 2097152 &props 0", "cuMemRelease $a", 2 * MIB),
+        ("cuArrayCreate_v2 &a &flat", "cuArrayDestroy $a", 64 << 10),
+    ] {
+        let name = free.split(' ').next().expect("a name");
+        // An array without memory is made and destroyed before, to learn how large the array will be.
+        let at = if name == "cuArrayDestroy" { 2 } else { 1 };
+        let mut calls = start(&mount, &format!("{name}={FAULT}@{at}"), true);
+        let dir = Dir::of(&mount, calls.pid());
+        calls.ok(make);
+        assert_eq!(dir.number("memory.current"), size, "{make}");
+        assert_eq!(calls.call(free), Err(FAULT));
+        assert_eq!(dir.number("memory.current"), size, "{free} failed");
+        calls.ok(free);
+        assert_eq!(dir.number("memory.current"), 0, "{free}");
+    }
+}
+
+#[test]
+fn a_process_whose_marks_fail_is_held_and_let_go_and_never_called_frozen_falsely() {
+    let mount = Mount::new();
+    for name in ["cuEventCreate", "cuEventRecord", "cuEventQuery"] {
+        let mut calls = start(&mount, &format!("{name}={FAULT}@1"), true);
+        let dir = Dir::of(&mount, calls.pid());
+        calls.ok("cuMemAlloc_v2 &a 4096");
+        calls.ok("cuMemsetD8_v2 $a 1 4096");
+        // The first mark fails; the next does not.
+        dir.write("compute.freeze", 1);
+        wait_until("it is drained all the same", || dir.is_frozen());
+        calls.tell("call cuMemsetD8_v2 $a 2 4096");
+        wait_until("it is held", || dir.key("compute.stat", "nr_frozen") == 1);
+        dir.write("compute.freeze", 0);
+        assert_eq!(calls.line(), "ok", "{name}");
+    }
+}

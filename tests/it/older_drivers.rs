@@ -1,0 +1,117 @@
+//! Drivers older than the library: what they have is governed, and what they lack switches off nothing else.
+
+use support::{Config, Mount, artifacts, c_program, wait_until};
+
+use crate::calls::{Calls, OUT_OF_MEMORY};
+use crate::driver::{Dir, DriverShell, driver_shell};
+
+const MIB: u64 = 1 << 20;
+const DRIVERS: [&str; 4] = ["11.8", "12.2", "12.8", "13.5"];
+
+fn each(body: impl Fn(&Mount, &str)) {
+    for driver in DRIVERS {
+        body(
+            &Mount::with(Config::default().env("SIMGPU_DRIVER", driver)),
+            driver,
+        );
+    }
+}
+
+#[test]
+fn the_cap_holds_for_every_kind_of_memory_on_each() {
+    each(|mount, driver| {
+        for (kind, unit) in [
+            ("linear", 1),
+            ("managed", 1),
+            ("async", 32 * MIB),
+            ("pool", 32 * MIB),
+            ("vmm", 2 * MIB),
+            ("array", 64 << 10),
+        ] {
+            let mut shell = DriverShell::spawn(mount.command(driver_shell()));
+            let dir = Dir::of(mount, shell.pid());
+            let limit = 64 * MIB;
+            dir.write("memory.limit", limit);
+            let mut alloc = |bytes| shell.ask(&format!("alloc {kind} {bytes}"));
+            assert_eq!(alloc(limit + unit), "error 2", "{kind} on {driver}");
+            assert_eq!(alloc(limit), "ok 0", "{kind} on {driver}");
+            assert_eq!(dir.number("memory.current"), limit, "{kind} on {driver}");
+            assert_eq!(alloc(unit), "error 2", "{kind} on {driver}");
+            assert_eq!(dir.number("memory.peak"), limit, "{kind} on {driver}");
+            assert_eq!(shell.ask("free 0"), "ok", "{kind} on {driver}");
+            assert_eq!(
+                shell.ask("meminfo").split(' ').nth(1),
+                Some("67108864"),
+                "{driver}"
+            );
+        }
+    });
+}
+
+#[test]
+fn launches_are_counted_frozen_and_thawed_on_each() {
+    each(|mount, driver| {
+        let mut shell = DriverShell::start(mount);
+        let dir = Dir::of(mount, shell.pid());
+        assert_eq!(shell.ask("spin 10 20"), "ok", "{driver}");
+        assert_eq!(shell.ask("sync"), "ok", "{driver}");
+        assert_eq!(dir.launches(), 20, "{driver}");
+        wait_until("all have ended", || {
+            dir.key("gcgroup.stat", "nr_pending_kernels") == 0
+        });
+        dir.write("compute.freeze", 1);
+        wait_until("it is drained", || dir.is_frozen());
+        shell.tell("spin 10 5");
+        wait_until("a launch is held", || dir.key("compute.stat", "nr_frozen") == 1);
+        assert_eq!(dir.launches(), 20, "{driver}");
+        dir.write("compute.freeze", 0);
+        assert_eq!(shell.answer(), "ok", "{driver}");
+        assert_eq!(dir.launches(), 25, "{driver}");
+    });
+}
+
+#[test]
+fn every_way_to_the_driver_is_counted_on_each() {
+    let path = format!("-L{}", artifacts().simgpu().display());
+    let linked = c_program("ways.c", &["-DLINKED", &path, "-lcuda", "-ldl"]);
+    let unlinked = c_program("ways.c", &["-ldl"]);
+    each(|mount, driver| {
+        let mut ways = vec![(&linked, "linked"), (&unlinked, "dlsym"), (&unlinked, "ex")];
+        if driver != "11.8" {
+            // It asks by both look-ups; the newer one came with CUDA 12.
+            ways.extend([(&unlinked, "proc1"), (&unlinked, "proc2"), (&unlinked, "ptsz")]);
+        }
+        for (program, way) in ways {
+            let mut command = mount.command(program);
+            command.args([way, "7"]);
+            let mut program = support::Governed::spawn(command);
+            program.expect("launched 7");
+            assert_eq!(Dir::of(mount, program.pid()).launches(), 7, "{way} on {driver}");
+        }
+    });
+}
+
+#[test]
+fn what_a_driver_lacks_is_absent_and_leaves_the_rest_governed() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DRIVER", "11.8"));
+    let mut calls = Calls::start(&mount);
+    // Newer than the driver, each of another sort: none is there.
+    for call in [
+        "cuCtxCreate_v4 0 0 0 0",
+        "cuMemcpyBatchAsync_v2 0 0 0 0 0 0 0 0",
+        "cuMemGetMemPool 0 0 0",
+    ] {
+        assert_eq!(calls.ask(&format!("call {call}")), "absent", "{call}");
+    }
+    let dir = Dir::of(&mount, calls.pid());
+    dir.write("memory.limit", MIB);
+    // The last rows of the table as well as the first.
+    assert_eq!(calls.call("cuMemAlloc_v2 &a 2000000"), OUT_OF_MEMORY);
+    calls.ok("cuMemAlloc_v2 &a 1000000");
+    assert_eq!(dir.number("memory.current"), 1_000_000);
+    for _ in 0..3 {
+        calls.ok("cuMemsetD32Async $a 0 1000 0");
+        calls.ok("cuMemcpyDtoDAsync_v2 $a $a 100 0");
+    }
+    assert_eq!(dir.key("compute.stat", "nr_copies"), 6);
+}
