@@ -112,9 +112,9 @@ mod simgpu_versions;
 mod simgpu_vmm;
 #[cfg(test)]
 mod statistics;
-
 #[cfg(test)]
 mod supervise;
+#[cfg(test)]
 mod swap;
 #[cfg(test)]
 mod wait;

@@ -149,7 +149,7 @@ impl Process {
             return Ok(());
         };
         full.count_hit(self.usage());
-        Err(self.refuse(index, full))
+        Err(self.refused_by(index, full))
     }
 
     /// Charges `bytes`, and leaves it to the caller to uncharge them.
@@ -169,7 +169,7 @@ impl Process {
             .try_reserve(self.usage(), self.control(), index, bytes)
     }
 
-    fn refuse(&self, index: usize, full: Full) -> CUerror {
+    fn refused_by(&self, index: usize, full: Full) -> CUerror {
         full.count_refusal(self.usage());
         self.count_failure(index);
         CUerror::OUT_OF_MEMORY
@@ -184,7 +184,7 @@ impl Process {
         } else {
             Err(full)
         };
-        charged.map_err(|full| self.refuse(index, full))
+        charged.map_err(|full| self.refused_by(index, full))
     }
 
     /// Counts an allocation that failed, and has the daemon tell whoever waits for such events. Short of memory, the
