@@ -53,6 +53,8 @@ mod memory_graph;
 #[cfg(test)]
 mod memory_model;
 #[cfg(test)]
+mod memory_old;
+#[cfg(test)]
 mod memory_overhead;
 #[cfg(test)]
 mod memory_pool;

@@ -1,6 +1,6 @@
 //! What goes without being freed: with its context, by a reset, by a call that fails.
 
-use support::{Mount, Truth};
+use support::{Mount, Truth, wait_until};
 
 use crate::calls::Calls;
 use crate::driver::Dir;
@@ -78,22 +78,36 @@ fn unloading_code_takes_no_allocation_along() {
 }
 
 #[test]
-fn functions_of_before_cuda_3_2_that_fail_charge_nothing() {
+fn memory_that_a_stream_is_to_free_is_charged_until_it_has() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
-    dir.write("memory.limit", 8 * MIB);
-    // The simulated driver has them in name only; what they would take is refused before it is asked.
-    for (call, bytes) in [("cuMemAlloc", 9 * MIB), ("cuMemAlloc", MIB)] {
-        let refused = if bytes > 8 * MIB { 2 } else { 801 };
-        assert_eq!(calls.call(&format!("{call} &block {bytes}")), Err(refused));
+    let truth = Truth::of(&mount.simgpu_dir());
+    calls.ok("cuStreamCreate &stream 1");
+    for size in ["cuMemAlloc_v2 &word 4", "cuMemAlloc_v2 &block 8388608"] {
+        calls.ok(size);
     }
+    dir.write("memory.limit", 9 * MIB);
+    let charged = dir.number("memory.current");
+    // The stream stands still until the word is written.
+    calls.ok("cuMemsetD32_v2 $word 0 1");
+    calls.ok("cuStreamWaitValue32_v2 $stream $word 1 0");
+    calls.ok("cuMemFreeAsync $block $stream");
+    assert_eq!(dir.number("memory.current"), charged);
+    assert_eq!(truth.used(calls.pid(), 0), charged);
     assert_eq!(
-        calls.call(&format!("cuMemAllocPitch &block &pitch {MIB} 9 4")),
-        Err(2)
+        calls.call("cuMemAlloc_v2 &other 8388608"),
+        Err(2),
+        "there is no room yet"
     );
-    assert_eq!(calls.call("cuMemAllocPitch &block &pitch 1000 10 4"), Err(801));
-    assert_eq!(dir.number("memory.current"), 0);
-    assert_eq!(dir.key("memory.stat", "nr_alloc"), 0);
-    assert_eq!(dir.key("memory.stat", "nr_alloc_fail"), 4);
+    calls.ok("cuMemsetD32_v2 $word 1 1");
+    // Without waiting for it: the next allocation that needs the room finds out.
+    wait_until("the stream goes on", || {
+        calls.call("cuStreamQuery $stream").is_ok()
+    });
+    calls.ok("cuMemAlloc_v2 &other 8388608");
+    assert_eq!(dir.number("memory.current"), charged);
+    calls.ok("cuMemFreeAsync $other $stream");
+    calls.ok("cuStreamSynchronize $stream");
+    assert_eq!(dir.number("memory.current"), 4);
 }

@@ -133,9 +133,17 @@ impl Account {
         }
     }
 
-    /// Whether the pool is gone.
+    /// Whether the pool is gone, once the streams that it waits for have come so far.
     pub(crate) fn is_over(&self) -> bool {
         self.is_destroyed && self.live == 0
+    }
+
+    /// The streams that freed blocks wait for, as far as they are remembered.
+    pub(crate) fn waits_for(&self) -> Vec<usize> {
+        let mut streams: Vec<_> = self.waiting.iter().map(|(stream, _)| *stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        streams
     }
 
     /// Makes foretelling agree with what the pool grew by for an allocation of that size: by the least step that

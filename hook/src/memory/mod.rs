@@ -14,6 +14,7 @@ use crate::swap;
 
 mod account;
 pub mod array;
+mod freeing;
 pub mod graph;
 pub mod host;
 pub mod ipc;
@@ -27,6 +28,7 @@ mod reserve;
 pub mod sparse;
 pub mod vmm;
 
+use freeing::Freeing;
 use graph::Graphs;
 use ipc::Opened;
 use ledger::{Entry, Ledger};
@@ -47,6 +49,7 @@ pub(crate) struct Memory {
     pub(crate) reserves: Reserves,
     /// By handle of external memory.
     external: Ledger,
+    freeing: Freeing,
     opened: Opened,
     physical: Vmm,
     graphs: Graphs,
@@ -61,6 +64,7 @@ impl Memory {
             arrays: Ledger::new(4),
             reserves: Reserves::default(),
             external: Ledger::new(1),
+            freeing: Freeing::default(),
             opened: Opened::default(),
             physical: Vmm::default(),
             graphs: Graphs::default(),
@@ -75,6 +79,7 @@ impl Memory {
                 process.discharge(&entry);
             }
         }
+        self.freeing.context_gone(process, context);
         for entry in self.opened.context_gone(context) {
             process.discharge(&entry);
         }
@@ -91,6 +96,7 @@ impl Memory {
         if let Some(stream) = stream {
             self.reserves.passed(stream);
         }
+        self.freeing.settle(process, stream);
         process.passed_physical(stream);
     }
 
@@ -100,6 +106,7 @@ impl Memory {
             ledger.each(|entry| process.follow(entry));
         }
         self.reserves.renumber(process);
+        self.freeing.renumber(process);
         self.opened.renumber(process);
         self.physical.renumber(process);
     }
@@ -179,7 +186,8 @@ impl Process {
     #[cold]
     fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<Sums, CUerror> {
         full.count_hit(self.usage());
-        let charged = if self.memory.reserves.trim(self) {
+        let has_freed = self.memory.freeing.settle(self, None);
+        let charged = if self.memory.reserves.trim(self) || has_freed {
             self.charge(index, bytes)
         } else {
             Err(full)
@@ -259,7 +267,10 @@ impl Process {
         };
         let result = next();
         match result {
-            Ok(()) => self.discharge_on(&entry, stream),
+            Ok(()) => match stream.filter(|_| entry.is_charged()) {
+                Some(stream) => self.memory.freeing.add(self, stream, entry),
+                None => self.discharge_on(&entry, stream),
+            },
             Err(_) => {
                 let mut entry = entry;
                 ledger.insert(key, || {

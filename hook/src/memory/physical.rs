@@ -286,17 +286,20 @@ impl Physical {
             .extend(ending.into_iter().map(|binding| (stream, binding)));
     }
 
-    /// That stream has come so far, or all have.
-    pub(crate) fn passed(&mut self, stream: Option<usize>, gone: &mut Gone) {
-        let is_over = |waiting: &mut (usize, Binding)| stream.is_none_or(|stream| stream == waiting.0);
+    /// That stream has come so far.
+    pub(crate) fn passed(&mut self, stream: usize, gone: &mut Gone) {
+        let is_over = |waiting: &mut (usize, Binding)| stream == waiting.0;
         for (_, binding) in self.waiting.extract_if(.., is_over).collect::<Vec<_>>() {
             self.end_binding(binding, gone);
         }
     }
 
-    /// Whether bindings wait for a stream.
-    pub(crate) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+    /// The streams that bindings wait for.
+    pub(crate) fn waits_for(&self) -> Vec<usize> {
+        let mut streams: Vec<_> = self.waiting.iter().map(|(stream, _)| *stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        streams
     }
 
     /// What memory was bound to is gone.
@@ -552,13 +555,13 @@ mod tests {
             assert_eq!(freed(&mut physical, handle), None);
         }
         physical.unbind_after(5, array, &region(0, 32));
-        physical.passed(Some(5), &mut gone);
+        physical.passed(5, &mut gone);
         assert_eq!(gone, Gone::default(), "half of it is there still");
         physical.unbind_after(5, array, &region(0, 32));
         physical.unbind_after(5, array, &region(32, 32));
-        physical.passed(Some(6), &mut gone);
+        physical.passed(6, &mut gone);
         assert_eq!(gone, Gone::default());
-        physical.passed(Some(5), &mut gone);
+        physical.passed(5, &mut gone);
         assert_eq!(gone.freed, [entry(10)]);
         physical.add(3, entry(30));
         let memory = physical.of_handle(3).unwrap();

@@ -260,14 +260,8 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     // Before the driver, which may give the handle to another pool at once.
     pool.account.lock().is_destroyed = true;
     let result = next();
-    let is_over = {
-        let mut account = pool.account.lock();
-        account.is_destroyed = result.is_ok();
-        account.is_over()
-    };
-    if is_over {
-        process.memory.reserves.end(process, &pool);
-    }
+    pool.account.lock().is_destroyed = result.is_ok();
+    process.memory.reserves.end_if_over(process, &pool);
     result
 }
 

@@ -12,6 +12,7 @@ use gcgroup_abi::Kind;
 use parking_lot::Mutex;
 
 use super::account::{Account, Over};
+use super::freeing::has_passed;
 use super::ledger::Entry;
 use super::levels::{Full, Unsettled};
 use crate::cuda::{
@@ -252,7 +253,11 @@ impl Reserves {
             .cloned()
             .collect();
         for pool in pools {
-            // A pool that is over stays so until its memory is freed.
+            if pool.account.lock().is_over() {
+                self.end_if_over(process, &pool);
+                continue;
+            }
+            // A pool that is over the limit stays so until its memory is freed.
             let _ = pool.settle(process, 0);
         }
     }
@@ -261,6 +266,10 @@ impl Reserves {
     pub(crate) fn trim(&self, process: &Process) -> bool {
         let all = self.list.lock().clone();
         let mut any = false;
+        for reserve in all.iter().filter(|reserve| reserve.account.lock().is_over()) {
+            self.end(process, reserve);
+            any = true;
+        }
         for reserve in all.iter().filter(|reserve| reserve.has_spare()) {
             reserve.trim(process, 0);
             any = true;
@@ -277,13 +286,19 @@ impl Reserves {
             .find(|pool| pool.id == entry.owner)
             .cloned();
         let Some(pool) = pool else { return };
-        let is_over = {
-            let mut account = pool.account.lock();
-            account.end(entry.size, stream);
-            account.is_over()
+        pool.account.lock().end(entry.size, stream);
+        self.end_if_over(process, &pool);
+    }
+
+    /// Ends a destroyed pool of which nothing is allocated, if what was is freed; else whoever waits for a stream does.
+    pub(crate) fn end_if_over(&self, process: &Process, pool: &Arc<Reserve>) {
+        let waits_for = {
+            let account = pool.account.lock();
+            account.is_over().then(|| account.waits_for())
         };
-        if is_over {
-            self.end(process, &pool);
+        let has_all = |streams: Vec<usize>| streams.iter().all(|stream| has_passed(process, *stream));
+        if waits_for.is_some_and(has_all) {
+            self.end(process, pool);
         }
     }
 

@@ -6,6 +6,7 @@
 use gcgroup_abi::Kind;
 use parking_lot::Mutex;
 
+use super::freeing::has_passed;
 use super::ledger::Entry;
 use super::physical::{Binder, Gone, Physical, Region};
 use crate::cuda::{
@@ -56,10 +57,13 @@ impl Process {
         Some((first, self.devices.learn(self.control(), first)))
     }
 
-    /// Brings what waits for a stream to its end: that stream has come so far, or all have.
-    pub(super) fn passed_physical(&self, stream: Option<usize>) {
-        if self.memory.physical.0.lock().is_waiting() {
-            self.physical(|physical, gone| physical.passed(stream, gone));
+    /// Brings what waits for streams to its end: that stream has come so far, and others may have.
+    pub(super) fn passed_physical(&self, passed: Option<usize>) {
+        let waiting = self.memory.physical.0.lock().waits_for();
+        for stream in waiting {
+            if passed == Some(stream) || has_passed(self, stream) {
+                self.physical(|physical, gone| physical.passed(stream, gone));
+            }
         }
     }
 }
