@@ -246,7 +246,13 @@ impl Passing<'_> {
     }
 
     fn may_not_wait(&self) -> bool {
-        self.is_nested || process::is_exiting() || self.process.contexts.captures.is_by(sys::gettid())
+        self.is_nested || process::is_exiting() || self.is_capturing()
+    }
+
+    /// The thread's id is a system call, so first whether anybody captures.
+    fn is_capturing(&self) -> bool {
+        let captures = &self.process.contexts.captures;
+        captures.is_any() && captures.is_by(sys::gettid())
     }
 
     fn note(&self, stream: usize) {
