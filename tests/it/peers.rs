@@ -2,6 +2,7 @@
 
 use support::{Config, Mount, artifacts, c_program, wait_for, wait_until};
 
+use crate::calls::Calls;
 use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
 
 const MIB: u64 = 1 << 20;
@@ -210,4 +211,194 @@ fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
         assert_eq!(shell.ask(&answer.replace("ok", "free")), "ok");
     }
     assert_eq!(switches(), before, "not once woken");
+}
+
+#[test]
+fn freeing_what_is_not_in_the_books_goes_to_the_driver() {
+    let mount = Mount::new();
+    let (mut governed, mut bare) = (DriverShell::start(&mount), DriverShell::start_bare(&mount));
+    for address in ["0", "1", "7f0000000000", "ffffffffffffffff"] {
+        let command = format!("freeptr {address}");
+        assert_eq!(governed.ask(&command), bare.ask(&command), "{address}");
+    }
+    for command in [
+        format!("alloc linear {MIB}"),
+        "free 0".to_owned(),
+        "free 0".to_owned(),
+    ] {
+        assert_eq!(governed.ask(&command), bare.ask(&command), "{command}");
+    }
+    assert_eq!(Dir::of(&mount, governed.pid()).number("memory.current"), 0);
+}
+
+#[test]
+fn who_is_killed_in_the_middle_of_an_allocation_holds_up_nobody() {
+    let mount = Mount::new();
+    let mut stays = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, stays.pid());
+    for number in 0..20 {
+        let mut dies = DriverShell::start(&mount);
+        let its = Dir::of(&mount, dies.pid());
+        dies.tell("race 4 4096");
+        wait_until("it is at it", || its.number("memory.current") > 0);
+        dies.kill9();
+        assert_eq!(stays.ask(&format!("alloc linear {MIB}")), format!("ok {number}"));
+    }
+    assert_eq!(dir.number("memory.current"), 20 * MIB);
+}
+
+#[test]
+fn equal_pids_of_two_namespaces_are_two_processes() {
+    let mount = Mount::new();
+    let mut both = [Calls::start_apart(&mount), Calls::start_apart(&mount)];
+    let pids = governed_pids(&mount);
+    assert_eq!(pids.len(), 2, "{pids:?}");
+    for (number, calls) in both.iter_mut().enumerate() {
+        calls.ok(&format!("cuMemAlloc_v2 &a {}", (number as u64 + 1) * MIB));
+    }
+    let mut charged: Vec<u64> = pids
+        .iter()
+        .map(|pid| Dir::of(&mount, *pid).number("memory.current"))
+        .collect();
+    charged.sort_unstable();
+    assert_eq!(charged, [MIB, 2 * MIB]);
+}
+
+#[test]
+fn usage_above_the_limit_leaves_nothing_free_and_is_no_error() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(shell.ask(&format!("alloc linear {}", 64 * MIB)), "ok 0");
+    dir.write("memory.limit", 16 * MIB);
+    assert_eq!(shell.ask("meminfo"), format!("0 {}", 16 * MIB));
+}
+
+#[test]
+fn a_look_up_gets_the_version_the_flavour_and_the_status_of_the_driver() {
+    let mount = Mount::new();
+    let (mut governed, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
+    for calls in [&mut governed, &mut bare] {
+        for (variable, name) in [
+            ("alloc", "cuMemAlloc"),
+            ("launch", "cuLaunchKernel"),
+            ("none", "cuNoSuchThing"),
+        ] {
+            let hex: String = name.bytes().map(|byte| format!("{byte:02x}")).collect();
+            calls.fill(variable, &format!("{hex}00"));
+        }
+    }
+    let mut found = Vec::new();
+    for (name, version, flags) in [
+        ("alloc", 2000, 0),
+        ("alloc", 3020, 0),
+        ("launch", 4000, 0),
+        ("launch", 7000, 2),
+        ("none", 12080, 0),
+        ("alloc", 1000, 0),
+    ] {
+        let call = format!("cuGetProcAddress_v2 &{name} &function {version} {flags} &status");
+        let [ours, theirs] = [&mut governed, &mut bare].map(|calls| {
+            calls.put("status", 0, 8, 99);
+            calls.put("function", 0, 8, 1);
+            (calls.call(&call), calls.get("status"), calls.get("function"))
+        });
+        assert_eq!(
+            (ours.0, ours.1, ours.2 == 0),
+            (theirs.0, theirs.1, theirs.2 == 0),
+            "{call}"
+        );
+        found.push(ours.2);
+    }
+    assert_ne!(found[0], found[1], "versions are told apart");
+    assert_ne!(found[2], found[3], "flavours are told apart");
+}
+
+#[test]
+fn threads_at_the_last_byte_never_exceed_and_never_all_fail() {
+    let mount = Mount::new();
+    for round in 1..=10 {
+        let mut shell = DriverShell::start(&mount);
+        let dir = Dir::of(&mount, shell.pid());
+        dir.write("memory.limit", 7 * MIB + round);
+        assert_eq!(
+            shell.ask(&format!("race 8 {MIB}")),
+            "raced 7",
+            "the last is given to one"
+        );
+        assert_eq!(dir.number("memory.peak"), 7 * MIB);
+    }
+}
+
+#[test]
+fn every_entry_point_that_launches_is_seen() {
+    let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let zeros = " 0 0 0 0 0 0 0 0 0 0 0";
+    let mut seen = 0;
+    for name in [
+        "cuLaunchKernel",
+        "cuLaunchKernel_ptsz",
+        "cuLaunchKernelEx",
+        "cuLaunchKernelEx_ptsz",
+        "cuLaunchCooperativeKernel",
+        "cuLaunchCooperativeKernel_ptsz",
+        "cuLaunch",
+        "cuLaunchGrid",
+        "cuLaunchGridAsync",
+    ] {
+        // What the driver makes of it is its own business here.
+        let _ = calls.call(&format!("{name}{zeros}"));
+        seen += 1;
+        assert_eq!(dir.key("compute.stat", "nr_launches"), seen, "{name}");
+    }
+    for (number, name) in ["cuGraphLaunch", "cuGraphLaunch_ptsz"].into_iter().enumerate() {
+        let _ = calls.call(&format!("{name}{zeros}"));
+        assert_eq!(dir.key("compute.stat", "nr_graphs"), number as u64 + 1, "{name}");
+    }
+}
+
+#[test]
+fn a_limit_outlives_an_environment_that_is_lost() {
+    let mount = Mount::new();
+    let mut shell = with_env(&mount, "GCGROUP_MEMORY_LIMIT", "4M");
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(dir.number("memory.limit"), 4 * MIB);
+    // What is told to the daemon later holds, whatever the environment still says, and in the next program too.
+    dir.write("memory.limit", 2 * MIB);
+    shell.exec();
+    wait_until("the new program is there", || dir.exists());
+    assert_eq!(dir.number("memory.limit"), 2 * MIB);
+    assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB + 1)), "error 2");
+}
+
+#[test]
+fn nobody_else_may_write_what_governs_a_process_and_it_may_not_either() {
+    let mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", shell.pid())).expect("it lives");
+    let control: Vec<_> = maps
+        .lines()
+        .filter(|line| line.contains("gcgroup-control"))
+        .collect();
+    assert!(!control.is_empty(), "{maps}");
+    for line in control {
+        let mut words = line.split_whitespace();
+        let range = words.next().expect("a range");
+        assert_eq!(words.next(), Some("r--s"), "{line}");
+        // Not even root gets a writable mapping: the file is sealed.
+        let path = format!("/proc/{}/map_files/{range}", shell.pid());
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
+        let written = file.and_then(|file| std::os::unix::fs::FileExt::write_at(&file, &[0xff; 64], 0));
+        assert!(written.is_err(), "{line}");
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    for entry in std::fs::read_dir(mount.state_dir())
+        .expect("it is there")
+        .flatten()
+    {
+        let mode = entry.metadata().expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o022, 0, "{}", entry.path().display());
+    }
 }
