@@ -16,7 +16,7 @@ use super::contexts::{Context, Mark};
 const GUESS: u64 = 200_000;
 /// Nothing is taken to be shorter: what can be queued is bounded by number too.
 const SHORTEST: u64 = 500;
-/// A look that finds everything ended, this late after the last, says little about when it did.
+/// A look this late after the last says little about when what it finds ended did end.
 const FRESH: u64 = 150_000;
 
 /// Submissions to one stream between two marks.
@@ -45,7 +45,7 @@ pub(super) struct Window {
     in_flight: VecDeque<Batch>,
     /// Streams with submissions since their last mark.
     unmarked: Vec<(usize, Load)>,
-    /// When a batch was last seen to have passed, and when that was last asked.
+    /// When the last batch that is known to have passed did so, and when that was last asked.
     passed_at: u64,
     looked_at: u64,
 }
@@ -187,20 +187,24 @@ impl Window {
             }
         }
         if passed.total() != 0 {
-            // If there is still work, there was all the time.
-            let is_exact = !self.in_flight.is_empty() || now.saturating_sub(self.looked_at) < FRESH;
-            let began = began.max(self.passed_at);
-            let most = now.saturating_sub(began);
-            // None of them had passed at the last look.
-            let least = if is_exact {
-                most
-            } else {
-                self.looked_at.saturating_sub(began)
-            };
-            self.learn(passed, least.min(most), most);
-            self.passed_at = now;
+            self.account(passed, began, now);
         }
         self.looked_at = now;
+    }
+
+    /// A load of which nothing had passed at the last look has passed now; its first batch was marked at `began`.
+    fn account(&mut self, passed: Load, began: u64, now: u64) {
+        let began = began.max(self.passed_at);
+        let most = now.saturating_sub(began);
+        let is_exact = now.saturating_sub(self.looked_at) < FRESH;
+        let least = if is_exact {
+            most
+        } else {
+            self.looked_at.saturating_sub(began).min(most)
+        };
+        self.learn(passed, least, most);
+        // When it passed is not known either: what comes next began there.
+        self.passed_at = began + passed.cost(&self.costs).clamp(least, most);
     }
 
     /// A load took from `least` to `most` nanoseconds, the former not above the latter.
@@ -325,6 +329,22 @@ mod tests {
             "each is marked from now on: {:?}",
             window.costs
         );
+    }
+
+    #[test]
+    fn who_sleeps_in_between_takes_no_sleep_for_work() {
+        const LONG: u64 = 1_000_000;
+        let mut window = Window::new();
+        // The device is never idle: one runs, and the next is queued shortly before it ends, after a nap of nearly as
+        // long. So each ends while the thread sleeps.
+        for kernel in 2..100_u64 {
+            let end = kernel * LONG;
+            window.looked_at = end - 250_000;
+            window.account(load(1), end - LONG - 250_000, end + 690_000);
+            assert!(window.passed_at <= end + 690_000);
+        }
+        let cost = window.costs[0];
+        assert!((LONG * 7 / 10..LONG * 11 / 10).contains(&cost), "{cost}");
     }
 
     #[test]
