@@ -208,7 +208,8 @@ fn a_thousand_pollers_are_woken_by_what_concerns_them_and_by_nothing_else() {
         Ok(0),
         "all have read it"
     );
-    assert_eq!(memory.read(), "max 0\noom 0\nover_limit 0\n");
+    let text = memory.read();
+    assert!(text.contains("oom 0") && text.contains("over_limit 0"), "{text}");
 }
 
 #[test]

@@ -36,6 +36,15 @@ fn kill9(mount: &Mount) {
     });
 }
 
+/// Tells the others to stop, also when the test has failed.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Reads on, in every way, until told to stop; gives how often.
 fn read_on(mount: &Mount, pid: i32, over: &AtomicBool, nr_reads: &AtomicU64) {
     let dir = mount.path().join(pid.to_string());
@@ -80,6 +89,7 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
     }
     let (over, nr_reads, nr_writes) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let _end = End(&over);
         for shell in &shells {
             let pid = shell.pid();
             let (mount, over, nr_reads) = (&mount, &over, &nr_reads);
@@ -104,7 +114,6 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
         }
         let reads = nr_reads.load(Relaxed);
         wait_until("they still do", || nr_reads.load(Relaxed) >= reads + 8);
-        over.store(true, Relaxed);
     });
     assert_eq!(
         mount.log().matches("starting another").count() as u64,
