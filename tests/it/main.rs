@@ -9,6 +9,8 @@ mod calls;
 #[cfg(test)]
 mod cap;
 #[cfg(test)]
+mod churn;
+#[cfg(test)]
 mod cli;
 #[cfg(test)]
 mod clients;

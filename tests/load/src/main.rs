@@ -5,6 +5,7 @@
 //! and last one line of JSON. It knows nothing of gcgroupfs.
 
 mod block;
+mod churn;
 mod clock;
 mod driver;
 mod gpu;
@@ -56,6 +57,8 @@ enum Command {
     Overhead(overhead::Overhead),
     /// Work whose result tells whether it was done in order, submitted in one of many ways
     Order(order::Order),
+    /// Threads that allocate and free by every API at once, and what they hold at the end
+    Churn(churn::Churn),
     /// Launches so many kernels and waits for them
     Launches(obey::Launches),
     /// Does what it reads from stdin
@@ -94,6 +97,7 @@ fn run(arguments: Arguments) -> Result<()> {
         Command::Memory(args) => memory::run(args, &gpu),
         Command::Overhead(args) => overhead::run(args, &gpu),
         Command::Order(args) => order::run(args, &gpu),
+        Command::Churn(args) => churn::run(args, &gpu),
         Command::Launches(args) => obey::launches(args, &gpu),
         Command::Obey => obey::obey(&gpu),
     }

@@ -1,0 +1,45 @@
+//! Threads that allocate and free by every API at once: in the end the ledger is what the driver has.
+
+use simgpu::Held;
+use support::{Mount, Truth, artifacts, wait_until};
+
+use crate::driver::Dir;
+
+#[test]
+fn after_the_churn_the_ledger_is_the_drivers_own_count() {
+    let mount = Mount::new();
+    let mut command = mount.command(artifacts().load());
+    let rounds = std::env::var("GCGROUP_CHURN_ROUNDS").unwrap_or_else(|_| "200".to_owned());
+    command.args(["churn", "--rounds", &rounds]);
+    let mut load = support::Governed::spawn(command);
+    load.expect("ready");
+    let (truth, dir, pid) = (
+        Truth::of(&mount.simgpu_dir()),
+        Dir::of(&mount, load.pid()),
+        load.pid(),
+    );
+    let agrees = || {
+        let kinds = [
+            ("linear", Held::Linear),
+            ("managed", Held::Managed),
+            ("array", Held::Array),
+            ("vmm", Held::Physical),
+            ("pool", Held::Pool),
+        ];
+        kinds
+            .iter()
+            .all(|(key, kind)| dir.key("memory.stat", key) == truth.held(pid, 0, *kind))
+            && dir.number("memory.current") == truth.used(pid, 0)
+            && dir.key("memory.stat", "host") == truth.held(pid, 0, Held::HostPinned)
+    };
+    load.expect("churned");
+    assert!(dir.key("memory.stat", "linear") + dir.key("memory.stat", "vmm") > 0);
+    wait_until("what is held is what is charged", agrees);
+    load.say("");
+    load.expect("freed");
+    wait_until("nothing is charged that is not there", agrees);
+    assert_eq!(
+        dir.key("memory.stat", "nr_alloc"),
+        dir.key("memory.stat", "nr_free")
+    );
+}
