@@ -159,3 +159,44 @@ fn memory_that_another_process_shares_is_shown_until_it_is_closed_as_often_as_it
     taker.ok("cuDevicePrimaryCtxReset_v2 0");
     assert_eq!(taken.key("memory.stat", "ipc"), 0);
 }
+
+#[test]
+fn what_is_bound_to_a_multicast_object_is_held_and_shown() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let truth = Truth::of(&mount.simgpu_dir());
+    let pid = calls.pid();
+    let held = |expected: u64, why: &str| {
+        assert_eq!(dir.gpu(0).number("memory.current"), expected, "{why}");
+        assert_eq!(truth.used(pid, 0), expected, "{why}");
+        assert_eq!(dir.number("memory.current"), expected, "{why}");
+    };
+    properties(&mut calls, DEVICE, 0);
+    calls.put("object", 0, 4, 2);
+    calls.put("object", 8, 8, 2 * MIB);
+    for bind in [
+        "cuMulticastBindMem $multicast 0 $handle 0",
+        "cuMulticastBindMem_v2 $multicast 0 0 $handle 0",
+    ] {
+        calls.ok("cuMulticastCreate &multicast &object");
+        for device in [0, 1] {
+            calls.ok(&format!("cuMulticastAddDevice $multicast {device}"));
+        }
+        held(0, "an object has no memory of its own");
+        for is_unbound in [true, false] {
+            create(&mut calls, "handle", 2 * MIB);
+            calls.ok(&format!("{bind} {} 0", 2 * MIB));
+            assert_eq!(dir.key("memory.stat", "multicast"), 2 * MIB, "{bind}");
+            calls.ok("cuMemRelease $handle");
+            held(2 * MIB, "bound");
+            if is_unbound {
+                calls.ok(&format!("cuMulticastUnbind $multicast 0 0 {}", 2 * MIB));
+            } else {
+                calls.ok("cuMemRelease $multicast");
+            }
+            held(0, "unbound, or gone with the object");
+            assert_eq!(dir.key("memory.stat", "multicast"), 0, "{bind}");
+        }
+    }
+}
