@@ -9,12 +9,12 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use gcgroup_abi::{Kind, Usage};
+use gcgroup_abi::{Kind, OTHER_DEVICE, Usage, UsageDevice};
 
 use crate::tree::{Blocks, Listener, Notice, ProcessId, Tree};
 
@@ -146,15 +146,25 @@ struct Ledger {
 }
 
 impl Ledger {
+    /// With what the process has charged to devices that it does not know by number, before a daemon told it: it may be
+    /// this one's.
     fn of(usage: &Usage, device: usize) -> Option<Self> {
-        let device = usage.devices.get(device)?;
+        let slots = [usage.devices.get(device)?, usage.devices.get(OTHER_DEVICE)?];
+        // Bytes move from the second to the first: read last, so that none is missed on its way.
+        let sum = |word: fn(&UsageDevice) -> &AtomicU64| {
+            let word = |slot: &&UsageDevice| word(slot).load(Acquire);
+            slots.iter().rev().map(word).fold(0, u64::wrapping_add)
+        };
         fence(SeqCst);
         let ledger = Self {
-            charged: device.memory_current.load(Acquire),
-            managed: device.kinds.get(Kind::Managed as usize)?.load(Acquire),
-            counts: [&device.nr_alloc, &device.nr_free, &device.nr_alloc_fail]
-                .map(|count| count.load(Acquire)),
-            unsettled: device.unsettled.load(Acquire),
+            charged: sum(|slot| &slot.memory_current),
+            managed: sum(|slot| &slot.kinds[Kind::Managed as usize]),
+            counts: [
+                sum(|slot| &slot.nr_alloc),
+                sum(|slot| &slot.nr_free),
+                sum(|slot| &slot.nr_alloc_fail),
+            ],
+            unsettled: sum(|slot| &slot.unsettled),
         };
         fence(SeqCst);
         Some(ledger)
@@ -256,6 +266,15 @@ mod tests {
         );
         device.unsettled.fetch_sub(1, Relaxed);
         assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 4992");
+    }
+
+    #[test]
+    fn what_was_charged_before_there_was_a_daemon_is_no_context() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let other = &world.usage(id).devices[OTHER_DEVICE];
+        other.memory_current.store(70, Relaxed);
+        assert_eq!(overhead(&world, &Says(Some(100), NOTHING)), "context 30");
     }
 
     #[test]
