@@ -1,7 +1,7 @@
 //! A gate of the process's own: closed while something is done to a device's memory that no submission may see.
 //!
 //! While any device is held, every slot's gate leads to the cold path, so the path of a submission stays what it is.
-//! Calls that use memory and are not submissions take a [`Touch`].
+//! Calls that use memory and are not submissions take a `Touch`.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 
