@@ -218,6 +218,8 @@ impl Tree {
             .copied()
             .and_then(|id| state.leave(id, identity.started, &mut notices));
         let id = state.number(&identity);
+        // The same program once more: its directory stays.
+        notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
         let start_time = identity.start_time;
         let mut process = Process::new(id, identity, blocks, settings, &state.devices);
         enforce::publish(&process, &state.devices);

@@ -37,6 +37,9 @@ const ADOPT: &str = "--adopt";
 /// A daemon that lived for less is not followed by the next at once, if the one before it did not live longer.
 const SHORT: Duration = Duration::from_secs(1);
 
+/// The longest pause before the next. Processes wait for a second before they try again to register.
+const PAUSE: Duration = Duration::from_millis(250);
+
 /// The exit status of a daemon that knows why it cannot go on. The next one could not either.
 const GIVES_UP: i32 = 1;
 
@@ -93,7 +96,7 @@ fn follow(keeper: &Keeper, signals: &mut Signals) -> anyhow::Result<()> {
         pause = if began.elapsed() >= SHORT {
             Duration::ZERO
         } else {
-            (pause * 2).clamp(Duration::from_millis(1), SHORT)
+            (pause * 2).clamp(Duration::from_millis(1), PAUSE)
         };
         signals.sleep(pause);
         if signals.is_end_asked() {

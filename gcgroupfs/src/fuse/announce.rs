@@ -196,7 +196,11 @@ impl Worker {
     }
 
     fn appeared(&mut self, id: ProcessId, name: &str) {
-        self.names.insert(id.0, name.to_owned());
+        if self.names.insert(id.0, name.to_owned()).is_some() {
+            // It has only registered again.
+            self.announcer.fresh.lock().remove(&id.0);
+            return;
+        }
         if self.announcer.is_inherited(id.0) {
             // What of it is watched is not known, so everything may be.
             for ino in self.nodes.events_files(Place::process(id)) {

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{DEFAULT_PRIORITY, Gate, NO_LIMIT, OTHER_DEVICE};
 
-use super::fixture::{OWNER, ROOT, World, blocks};
-use super::{Level, Notice, Place, Settings};
+use super::fixture::{OWNER, ROOT, World, blocks, identity};
+use super::{Identity, Level, Notice, Place, Settings};
 use crate::error::Error;
 
 #[test]
@@ -202,4 +202,28 @@ fn a_lost_hook_shows_and_an_overwritten_block_counts_as_one() {
     assert!(world.show("100/gcgroup.events").ends_with("hook lost\n"));
     world.tree.set_hook(id, true);
     assert!(world.show("100/0/gcgroup.events").ends_with("hook ok\n"));
+}
+
+#[test]
+fn a_program_that_registers_again_keeps_its_directory() {
+    let world = World::new(1);
+    let identity = identity(100);
+    let first = world.tree.join(identity.clone(), blocks(), Settings::default());
+    world.take_notices();
+    let again = world.tree.join(identity.clone(), blocks(), Settings::default());
+    assert_eq!(first, again);
+    assert!(
+        world
+            .take_notices()
+            .iter()
+            .all(|notice| !matches!(notice, Notice::Left { .. }))
+    );
+    let other = Identity {
+        image: Some((1, 2)),
+        ..identity
+    };
+    let other = world.tree.join(other, blocks(), Settings::default());
+    assert_ne!(first, other);
+    let left = |notice: &Notice| matches!(notice, Notice::Left { id, .. } if *id == first);
+    assert!(world.take_notices().iter().any(left));
 }
