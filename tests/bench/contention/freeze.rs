@@ -19,6 +19,7 @@ const DRAIN: f64 = 0.5 + 1.0 + 2.0;
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let (mut drains, mut queued, mut thaws, mut middles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut samples = Vec::new();
     for _ in 0..setting.repetitions {
         let daemon = Daemon::start(&setting.place)?;
         let count = setting.count(60);
@@ -28,7 +29,9 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         let job = daemon.ranked(10, &batch("1000"))?;
         // What was queued before is not what is measured.
         pass(0.5);
-        drains.push(quantile(&drained(&daemon, &job, count)?, 0.99));
+        let times = drained(&daemon, &job, count)?;
+        drains.push(quantile(&times, 0.99));
+        samples.push(times);
         drop(other);
         // And without: all that the job likes to queue.
         queued.push(quantile(&drained(&daemon, &job, count)?, 0.99));
@@ -42,7 +45,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         "ms",
         Budget::Most(DRAIN),
         drains,
-        json!(null),
+        json!({ "all": samples }),
     );
     report.add(
         "freeze to drained of 8 kernels of 1 ms, p99",
