@@ -128,11 +128,11 @@ impl Blocks {
         new.replace(&self.control).map_err(|_| NotOurs::Kind)
     }
 
-    /// Keeps every setting but opens the gates: nobody is left who could.
+    /// Keeps every setting but opens the gates, or those that are not frozen: nobody is left who could.
     ///
     /// Threads that wait on the block that is replaced find out when they next look, within
     /// [`gate::RECHECK`](crate::compute::gate::RECHECK).
-    pub(crate) fn open_gates(&self) -> io::Result<()> {
+    pub(crate) fn open_gates(&self, keep_frozen: bool) -> io::Result<()> {
         let copy = Mapping::anonymous(CONTROL_SIZE)?;
         for (to, from) in words(&copy).iter().zip(words(&self.control)) {
             to.store(from.load(Relaxed), Relaxed);
@@ -140,7 +140,10 @@ impl Blocks {
         // SAFETY: page-aligned, of this size, and mapped until it is moved below.
         let control = unsafe { map::control(copy.address()) };
         for device in &control.devices {
-            device.gate.store(Gate::Run as u32, Relaxed);
+            let is_frozen = Gate::from_word(device.gate.load(Relaxed)) == Gate::Frozen;
+            if !(keep_frozen && is_frozen) {
+                device.gate.store(Gate::Run as u32, Relaxed);
+            }
         }
         copy.protect();
         copy.replace(&self.control)
@@ -262,7 +265,9 @@ mod tests {
         blocks.adopt(&file).unwrap();
         let seen = blocks.control();
         assert_eq!(seen.devices[3].gate.load(Relaxed), Gate::Frozen as u32);
-        blocks.open_gates().unwrap();
+        blocks.open_gates(true).unwrap();
+        assert_eq!(seen.devices[3].gate.load(Relaxed), Gate::Frozen as u32);
+        blocks.open_gates(false).unwrap();
         assert_eq!(seen.devices[3].gate.load(Relaxed), Gate::Run as u32);
         assert_eq!(seen.memory_limit.load(Relaxed), 8192);
         daemon.memory_limit.store(1, Relaxed);

@@ -90,6 +90,8 @@ pub(crate) fn forget() {
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LOST: Duration = Duration::from_millis(500);
 const RETRY_ABSENT: Duration = Duration::from_secs(2);
+/// Where what is frozen stays frozen without a daemon, everything else goes on after so long: nobody gives turns.
+const GRACE_OF_TURNS: Duration = Duration::from_secs(5);
 /// How long a daemon that listens may take to answer the helper.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -201,15 +203,19 @@ impl Helper {
     }
 
     fn grace_ends(&self) -> Option<Instant> {
-        let grace = self.process.control().grace_msec.load(Relaxed);
-        (grace != u32::MAX).then(|| self.lost.map(|lost| lost + Duration::from_millis(grace.into())))?
+        let grace = match self.process.control().grace_msec.load(Relaxed) {
+            u32::MAX => GRACE_OF_TURNS,
+            msec => Duration::from_millis(msec.into()),
+        };
+        self.lost.map(|lost| lost + grace)
     }
 
     fn seek(&mut self) {
         let now = Instant::now();
         if self.grace_ends().is_some_and(|end| end <= now) {
             self.lost = None;
-            self.process.open_gates();
+            let keeps_frozen = self.process.control().grace_msec.load(Relaxed) == u32::MAX;
+            self.process.open_gates(keeps_frozen);
         }
         if now < self.next_try {
             return;

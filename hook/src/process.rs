@@ -254,9 +254,9 @@ impl Process {
     }
 
     /// The daemon has been away for longer than it said it would be.
-    pub(crate) fn open_gates(&self) {
+    pub(crate) fn open_gates(&self, keep_frozen: bool) {
         // If memory is short the gates stay as they were: nothing better is to be had.
-        let _ = self.blocks.open_gates();
+        let _ = self.blocks.open_gates(keep_frozen);
     }
 
     fn complain_of(&self, theirs: u32) {
