@@ -22,6 +22,7 @@ pub mod quiet;
 mod slot;
 pub mod slots;
 pub mod streams;
+mod waiting;
 pub mod watch;
 mod window;
 
