@@ -90,7 +90,7 @@ impl Machine {
         taken
             .map(|(index, slot)| {
                 let is_alive = self.locks.slot_owner(index).is_some();
-                Account::new(slot, is_alive, self.config().devices)
+                Account::new(slot, is_alive, self.places())
             })
             .collect()
     }

@@ -20,6 +20,7 @@ use std::env;
 use std::path::PathBuf;
 
 use crate::engine::Route;
+use crate::mig::Mig;
 
 /// Most devices a machine may have.
 pub const MAX_DEVICES: usize = 16;
@@ -40,6 +41,9 @@ pub struct Config {
     pub host_bandwidth: u64,
     /// Bytes that a copy or a set within a device moves in a second (`SIMGPU_DEVICE_BANDWIDTH`).
     pub device_bandwidth: u64,
+    /// Which devices are divided, and into what (`SIMGPU_MIG`; see [`Mig`]). With their instances they are at most
+    /// [`MAX_DEVICES`].
+    pub mig: Mig,
     /// Whether driver calls check nothing and return at once (`SIMGPU_NULL=1`), for benchmarks.
     pub null: bool,
 }
@@ -53,6 +57,7 @@ impl Default for Config {
             timeslice_ns: 2_000_000,
             host_bandwidth: 25 << 30,
             device_bandwidth: 1 << 40,
+            mig: Mig::default(),
             null: false,
         }
     }
@@ -68,9 +73,16 @@ impl Config {
         let standard = Config::default();
         let number = |name: &str| var(name).as_deref().and_then(parse_bytes);
         let devices = number("SIMGPU_DEVICES").and_then(|n| usize::try_from(n).ok());
+        let devices = devices.map_or(standard.devices, |n| n.clamp(1, MAX_DEVICES));
+        let memory = number("SIMGPU_MEMORY").unwrap_or(standard.memory);
+        let wanted = var("SIMGPU_MIG").unwrap_or_default();
+        let mig = Mig::parse(&wanted, devices, memory).unwrap_or_else(|| {
+            eprintln!("simgpu: SIMGPU_MIG: the devices cannot be divided by {wanted}");
+            standard.mig
+        });
         Config {
-            devices: devices.map_or(standard.devices, |n| n.clamp(1, MAX_DEVICES)),
-            memory: number("SIMGPU_MEMORY").unwrap_or(standard.memory),
+            devices,
+            memory,
             context_memory: number("SIMGPU_CONTEXT_MEMORY").unwrap_or(standard.context_memory),
             timeslice_ns: number("SIMGPU_TIMESLICE_US")
                 .map_or(standard.timeslice_ns, |usec| usec.clamp(50, 10_000_000) * 1000),
@@ -78,6 +90,7 @@ impl Config {
                 .map_or(standard.host_bandwidth, |bytes| bytes.max(1 << 20)),
             device_bandwidth: number("SIMGPU_DEVICE_BANDWIDTH")
                 .map_or(standard.device_bandwidth, |bytes| bytes.max(1 << 20)),
+            mig,
             null: var("SIMGPU_NULL").is_some_and(|v| v == "1"),
         }
     }

@@ -38,23 +38,66 @@ impl<'a> Device<'a> {
         Device { machine, index }
     }
 
-    /// Its place in the order of PCI addresses, from 0.
+    /// Its place on the machine: that in the order of PCI addresses, from 0; instances have theirs behind all devices.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Its UUID, the same for the same index on every simulated machine.
+    /// What it is called: the product, and of an instance its profile too (`Simulated GPU MIG 1g.5gb`).
+    pub fn name(&self) -> String {
+        self.machine.instance(self.index).map_or(NAME.to_owned(), |it| {
+            format!("{NAME} MIG {}g.{}gb", it.slices, it.memory >> 30)
+        })
+    }
+
+    /// Whether it is in MIG mode: it does no work itself, its instances do.
+    pub fn is_divided(&self) -> bool {
+        self.machine.config().mig.is_enabled(self.index)
+    }
+
+    /// Its instances, of a device that is divided.
+    pub fn instances(&self) -> impl Iterator<Item = Device<'a>> + use<'a> {
+        let (machine, parent) = (self.machine, self.index);
+        let first = machine.config().devices;
+        let instances = machine.config().mig.instances().enumerate();
+        instances
+            .filter(move |(_, instance)| instance.parent == parent)
+            .map(move |(place, _)| Device::new(machine, first + place))
+    }
+
+    /// The device that it is an instance of, and which of its instances it is, from 0.
+    pub fn part_of(&self) -> Option<(Device<'a>, usize)> {
+        let parent = Device::new(self.machine, self.machine.instance(self.index)?.parent);
+        let number = parent.instances().position(|it| it.index == self.index)?;
+        Some((parent, number))
+    }
+
+    /// Multiprocessors it has.
+    pub fn multiprocessors(&self) -> u32 {
+        let slices = self.machine.instance(self.index).map(|it| it.slices);
+        slices
+            .filter(|slices| *slices < 7)
+            .map_or(132, |slices| 16 * slices)
+    }
+
+    /// Its UUID, the same for the same index on every simulated machine. That of an instance begins with what the others
+    /// have not, so that it can be abbreviated.
     pub fn uuid(&self) -> [u8; 16] {
         let mut uuid = *b"simgpu\x40\0\x80\0gcgr\0\0";
-        uuid[15] = u8::try_from(self.index).unwrap_or(u8::MAX);
+        let byte = |number| u8::try_from(number).unwrap_or(u8::MAX);
+        match self.part_of() {
+            Some((parent, number)) => uuid[..2].copy_from_slice(&[byte(parent.index), byte(number + 1)]),
+            None => uuid[15] = byte(self.index),
+        }
         uuid
     }
 
-    /// Its UUID as the driver's tools write it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+    /// Its UUID as the driver's tools write it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`.
     pub fn uuid_string(&self) -> String {
         let hex: String = self.uuid().iter().map(|byte| format!("{byte:02x}")).collect();
+        let kind = if self.part_of().is_some() { "MIG" } else { "GPU" };
         format!(
-            "GPU-{}-{}-{}-{}-{}",
+            "{kind}-{}-{}-{}-{}-{}",
             &hex[..8],
             &hex[8..12],
             &hex[12..16],
@@ -63,9 +106,10 @@ impl<'a> Device<'a> {
         )
     }
 
-    /// The bus number of its PCI address; domain, device and function are 0.
+    /// The bus number of its PCI address; domain, device and function are 0. An instance has its device's.
     pub fn pci_bus(&self) -> u32 {
-        u32::try_from(self.index).unwrap_or(0) + 1
+        let device = self.part_of().map_or(self.index, |(parent, _)| parent.index);
+        u32::try_from(device).unwrap_or(0) + 1
     }
 
     /// Its PCI address with an eight-digit domain, as NVML writes it: `00000000:01:00.0`.
@@ -75,13 +119,17 @@ impl<'a> Device<'a> {
 
     /// Bytes of memory it has.
     pub fn memory_total(&self) -> u64 {
-        self.machine.config().memory
+        self.machine.memory_of(self.index)
     }
 
-    /// Bytes of memory in use: by living processes, and what has no owner any more but is held by some.
+    /// Bytes of memory in use: by living processes, and what has no owner any more but is held by some. Of a device
+    /// that is divided: on all its instances.
     pub fn memory_used(&self) -> u64 {
         let owned: u64 = self.processes().iter().map(|process| process.used).sum();
-        owned.saturating_add(self.machine.orphaned(self.index))
+        let here = owned.saturating_add(self.machine.orphaned(self.index));
+        self.instances()
+            .map(|it| it.memory_used())
+            .fold(here, u64::saturating_add)
     }
 
     /// Nanoseconds of work it has done since the machine was made, by whomever. Grows while a kernel

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::config::{Config, MAX_DEVICES};
 use crate::held::Held;
+use crate::mig::Mig;
 
 /// Most processes that can use the machine at once.
 pub const MAX_PROCESSES: usize = 4096;
@@ -13,7 +14,7 @@ pub const MAX_PROCESSES: usize = 4096;
 /// Most things that processes can share at once.
 pub const MAX_EXPORTS: usize = 4096;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x03");
 
 /// The whole of the file.
 #[repr(C)]
@@ -31,7 +32,9 @@ pub(crate) struct Layout {
     device_bandwidth: AtomicU64,
     /// The last number given to a thing that processes share; see `export`.
     pub(crate) next_export: AtomicU64,
-    reserved: [AtomicU64; 54],
+    /// How devices are divided: the words of a [`Mig`].
+    mig: [AtomicU64; 2 * MAX_DEVICES + 1],
+    reserved: [AtomicU64; 21],
     pub(crate) device: [SharedDevice; MAX_DEVICES],
     pub(crate) export: [SharedExport; MAX_EXPORTS],
     pub(crate) slot: [Slot; MAX_PROCESSES],
@@ -119,6 +122,7 @@ impl Layout {
             timeslice_ns: self.timeslice_ns.load(Relaxed).max(1),
             host_bandwidth: self.host_bandwidth.load(Relaxed),
             device_bandwidth: self.device_bandwidth.load(Relaxed),
+            mig: Mig::of_words(self.mig.each_ref().map(|word| word.load(Relaxed))),
             null: self.null.load(Relaxed) != 0,
         })
     }
@@ -145,6 +149,9 @@ impl Layout {
         self.timeslice_ns.store(config.timeslice_ns, Relaxed);
         self.host_bandwidth.store(config.host_bandwidth, Relaxed);
         self.device_bandwidth.store(config.device_bandwidth, Relaxed);
+        for (word, value) in self.mig.iter().zip(config.mig.words()) {
+            word.store(value, Relaxed);
+        }
         self.null.store(u64::from(config.null), Relaxed);
         self.magic.store(MAGIC, Release);
     }

@@ -35,7 +35,7 @@ impl Member {
     /// exact, whoever else is charging.
     pub fn try_charge(&self, device: usize, kind: Held, bytes: u64) -> bool {
         let _guard = self.machine.locks.device(device);
-        let total = self.machine.config().memory;
+        let total = self.machine.memory_of(device);
         // Most often everything fits, the dead included; only else is it worth asking who is alive.
         let with_dead: u64 = self
             .machine
@@ -81,8 +81,7 @@ impl Member {
     /// Bytes the device has left.
     pub fn free(&self, device: usize) -> u64 {
         self.machine
-            .config()
-            .memory
+            .memory_of(device)
             .saturating_sub(self.living_use(device))
     }
 

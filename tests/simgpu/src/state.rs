@@ -14,6 +14,7 @@ use crate::config::{self, Config};
 use crate::device::Device;
 use crate::layout::{Layout, MAX_PROCESSES};
 use crate::lock::{Locks, open_shared};
+use crate::mig::Instance;
 
 /// An attached machine.
 #[derive(Debug)]
@@ -95,7 +96,7 @@ impl Machine {
         &self.dir
     }
 
-    /// The devices, in the order of their PCI addresses.
+    /// The devices, in the order of their PCI addresses. Instances of them are not among them.
     pub fn devices(&self) -> impl Iterator<Item = Device<'_>> {
         (0..self.config.devices).map(|index| Device::new(self, index))
     }
@@ -105,9 +106,26 @@ impl Machine {
         self.locks.slot_owner(slot).is_some()
     }
 
-    /// One device, if the machine has that many.
+    /// The device or the instance at one place, if the machine has that many.
     pub fn device(&self, index: usize) -> Option<Device<'_>> {
-        (index < self.config.devices).then(|| Device::new(self, index))
+        (index < self.places()).then(|| Device::new(self, index))
+    }
+
+    /// How many places there are: those of the devices, and behind them those of all their instances.
+    pub(crate) fn places(&self) -> usize {
+        self.config.devices + self.config.mig.instances().count()
+    }
+
+    /// What the instance at one place is; `None` for a device.
+    pub(crate) fn instance(&self, index: usize) -> Option<Instance> {
+        let index = index.checked_sub(self.config.devices)?;
+        self.config.mig.instances().nth(index)
+    }
+
+    /// Bytes of memory of the device or the instance at one place.
+    pub(crate) fn memory_of(&self, index: usize) -> u64 {
+        self.instance(index)
+            .map_or(self.config.memory, |instance| instance.memory)
     }
 
     /// Takes a place among the processes that share the machine. At most once in a process.

@@ -28,7 +28,6 @@ const ATTRIBUTES: &[(u32, i32)] = &[
     (13, 1_980_000),                    // CLOCK_RATE, kHz
     (14, 512),                          // TEXTURE_ALIGNMENT
     (15, 1),                            // GPU_OVERLAP
-    (16, 132),                          // MULTIPROCESSOR_COUNT
     (17, 0),                            // KERNEL_EXEC_TIMEOUT
     (18, 0),                            // INTEGRATED
     (19, 1),                            // CAN_MAP_HOST_MEMORY
@@ -162,12 +161,18 @@ const ATTRIBUTES: &[(u32, i32)] = &[
     (148, 0),                           // ATOMIC_REDUCTION_SUPPORTED
 ];
 
+const MULTIPROCESSOR_COUNT: u32 = 16;
 const PCI_BUS_ID: u32 = 33;
 
 fn attribute(call: Call, attribute: u32, device: CUdevice) -> Result<i32, CUerror> {
     let device = call.process.on_machine(device)?;
-    if attribute == PCI_BUS_ID {
-        return i32::try_from(device.pci_bus()).map_err(|_| INVALID_VALUE);
+    let of_its_own = match attribute {
+        MULTIPROCESSOR_COUNT => Some(device.multiprocessors()),
+        PCI_BUS_ID => Some(device.pci_bus()),
+        _ => None,
+    };
+    if let Some(value) = of_its_own {
+        return i32::try_from(value).map_err(|_| INVALID_VALUE);
     }
     let row = ATTRIBUTES.iter().find(|(number, _)| *number == attribute);
     row.map(|(_, value)| *value).ok_or(INVALID_VALUE)
@@ -198,10 +203,13 @@ driver! {
     }
     fn cuDeviceGetCount(count: Out<i32>) |call| { count.set(i32::try_from(call.process.devices.len()).unwrap_or(0)) }
     fn cuDeviceGetName(name: Out<c_char>, length: i32, device: CUdevice) |call| {
-        call.process.device(device)?;
-        name.set_text(simgpu::NAME, length)
+        name.set_text(&call.process.on_machine(device)?.name(), length)
     }
-    fn cuDeviceGetUuid(uuid: Out<CUuuid>, device: CUdevice) |call| { uuid.set(CUuuid(call.process.on_machine(device)?.uuid())) }
+    /// Of an instance: that of the device it is a part of.
+    fn cuDeviceGetUuid(uuid: Out<CUuuid>, device: CUdevice) |call| {
+        let device = call.process.on_machine(device)?;
+        uuid.set(CUuuid(device.part_of().map_or(device, |(parent, _)| parent).uuid()))
+    }
     fn cuDeviceGetUuid_v2(uuid: Out<CUuuid>, device: CUdevice) |call| { uuid.set(CUuuid(call.process.on_machine(device)?.uuid())) }
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: CUdevice) |call| {
         bytes.set(usize::try_from(call.process.on_machine(device)?.memory_total()).unwrap_or(usize::MAX))

@@ -51,5 +51,6 @@ mod shared_event;
 mod sparse;
 mod stream;
 mod user_object;
+mod visible;
 mod vmm;
 mod word;

@@ -184,7 +184,7 @@ fn info(call: Call, free: Out<usize>, total: Out<usize>) -> CUresult {
     let context = call.context()?;
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     free.set_if(size(call.process.member.free(context.index)));
-    total.set_if(size(call.process.member.machine().config().memory));
+    total.set_if(size(call.process.on_machine(context.device)?.memory_total()));
     Ok(())
 }
 

@@ -221,7 +221,7 @@ driver! {
     fn cuMemGetInfo(free: Out<Size>, total: Out<Size>) |call| {
         let context = call.context()?;
         free.set_if(narrow(call.process.member.free(context.index)));
-        total.set_if(narrow(call.process.member.machine().config().memory));
+        total.set_if(narrow(call.process.on_machine(context.device)?.memory_total()));
         Ok(())
     }
     fn cuMemAlloc(address: Out<Address>, bytes: Size) |call| {

@@ -15,7 +15,7 @@ use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UN
 use crate::registry::Registry;
 use crate::{
     array, conditional, context, event, graph, graph_memory, ipc, link, module, multicast, physical, pool,
-    primary, stream, user_object,
+    primary, stream, user_object, visible,
 };
 
 /// Everything a process has of the driver.
@@ -124,7 +124,7 @@ impl Process {
         if machine.config().null {
             crate::call::set_null_mode();
         }
-        let visible = visible(machine, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+        let visible = visible::of(machine, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
         if visible.is_empty() {
             return Err(NO_DEVICE);
         }
@@ -189,27 +189,4 @@ impl Process {
     pub(crate) fn nudge_engines(&self) {
         self.devices.iter().for_each(|device| device.engine.nudge());
     }
-}
-
-/// The devices that `CUDA_VISIBLE_DEVICES` leaves, in its order: all without it; by index or by the
-/// beginning of a UUID, up to the first that is none. One named twice leaves none at all.
-fn visible(machine: &Machine, wish: Option<&str>) -> Vec<usize> {
-    let Some(wish) = wish else {
-        return machine.devices().map(|device| device.index()).collect();
-    };
-    let mut visible = Vec::new();
-    for name in wish.split(',').map(str::trim) {
-        let is_it = |device: &Device<'_>| match name.parse::<usize>() {
-            Ok(index) => device.index() == index,
-            Err(_) => name.len() > 4 && device.uuid_string().starts_with(name),
-        };
-        let Some(device) = machine.devices().find(is_it) else {
-            break;
-        };
-        if visible.contains(&device.index()) {
-            return Vec::new();
-        }
-        visible.push(device.index());
-    }
-    visible
 }

@@ -99,6 +99,24 @@ impl Handle {
         let index = self.0.addr().checked_sub(1).ok_or(Error::InvalidArgument)?;
         machine.device(index).ok_or(Error::InvalidArgument)
     }
+
+    /// A device that is no instance of one.
+    pub(crate) fn whole(self, machine: &Machine) -> Result<Device<'_>> {
+        let device = self.device(machine)?;
+        match device.part_of() {
+            Some(_) => Err(Error::InvalidArgument),
+            None => Ok(device),
+        }
+    }
+
+    /// A device to which MIG means nothing: what NVML cannot say of instances and of what is divided into them.
+    pub(crate) fn undivided(self, machine: &Machine) -> Result<Device<'_>> {
+        let device = self.device(machine)?;
+        match device.is_divided() || device.part_of().is_some() {
+            true => Err(Error::NotSupported),
+            false => Ok(device),
+        }
+    }
 }
 
 /// A caller's pointer to one `T`: null, or good to read and to write for the length of the call. Only C makes one.

@@ -134,7 +134,9 @@ nvml! {
 
     fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Place<Handle>) => |machine| {
         let uuid = uuid.get()?;
-        device.put(find(machine, |it| it.uuid_string().eq_ignore_ascii_case(uuid))?)
+        let mut all = machine.devices().flat_map(|it| [it].into_iter().chain(it.instances()));
+        let found = all.find(|it| it.uuid_string().eq_ignore_ascii_case(uuid));
+        device.put(found.map(Handle::new).ok_or(Error::NotFound)?)
     };
 
     fn nvmlDeviceGetHandleByPciBusId | nvmlDeviceGetHandleByPciBusId_v2 (address: Text, device: Place<Handle>) =>
@@ -148,28 +150,34 @@ nvml! {
         |_| serial.get().and(Err(Error::NotFound));
 
     fn nvmlDeviceGetName(device: Handle, name: Place<u8>, length: c_uint) =>
-        |machine| device.device(machine).and_then(|_| name.put_text(simgpu::NAME, length));
+        |machine| name.put_text(&device.device(machine)?.name(), length);
 
     fn nvmlDeviceGetUUID(device: Handle, uuid: Place<u8>, length: c_uint) =>
         |machine| uuid.put_text(&device.device(machine)?.uuid_string(), length);
 
-    fn nvmlDeviceGetIndex | nvmlDeviceGetMinorNumber (device: Handle, index: Place<c_uint>) =>
-        |machine| index.put(number(device.device(machine)?.index()));
+    /// Of an instance: which of its device's it is.
+    fn nvmlDeviceGetIndex(device: Handle, index: Place<c_uint>) => |machine| {
+        let device = device.device(machine)?;
+        index.put(number(device.part_of().map_or(device.index(), |(_, instance)| instance)))
+    };
+
+    fn nvmlDeviceGetMinorNumber(device: Handle, minor: Place<c_uint>) =>
+        |machine| minor.put(number(device.whole(machine)?.index()));
 
     fn nvmlDeviceGetPciInfo(device: Handle, info: Place<PciV1>) =>
-        |machine| info.put(pci(device.device(machine)?).begin);
+        |machine| info.put(pci(device.whole(machine)?).begin);
 
     fn nvmlDeviceGetPciInfo_v2(device: Handle, info: Place<PciV2>) => |machine| {
-        let PciV3 { begin, subsystem, .. } = pci(device.device(machine)?);
+        let PciV3 { begin, subsystem, .. } = pci(device.whole(machine)?);
         info.put(PciV2 { begin, subsystem })
     };
 
     fn nvmlDeviceGetPciInfo_v3(device: Handle, info: Place<PciV3>) =>
-        |machine| info.put(pci(device.device(machine)?));
+        |machine| info.put(pci(device.whole(machine)?));
 
     /// Base class 3 and subclass 2: a 3D controller.
     fn nvmlDeviceGetPciInfoExt(device: Handle, info: Place<PciExt>) => |machine| {
-        let PciV3 { begin, subsystem, bus_id } = pci(device.device(machine)?);
+        let PciV3 { begin, subsystem, bus_id } = pci(device.whole(machine)?);
         let PciV1 { domain, bus, device, id, .. } = begin;
         let version = version::<PciExt>(1);
         if info.get()?.version != version {

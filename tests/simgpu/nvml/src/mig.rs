@@ -1,32 +1,69 @@
-//! Instances of devices: no simulated device can be divided.
+//! Instances of devices. A machine that was made without any is one whose devices cannot be divided.
 
 use core::ffi::{c_uint, c_void};
 
+use simgpu::{Device, Machine};
+
 use crate::call::{Error, Handle, Place, Result, nvml};
 
-fn unsupported(device: Handle, machine: &simgpu::Machine) -> Result {
+/// The GPU instance and the compute instance that an instance is: each of the first has one of the second.
+pub(crate) fn ids(device: Device<'_>) -> Option<(c_uint, c_uint)> {
+    let (_, number) = device.part_of()?;
+    Some((
+        c_uint::try_from(number).unwrap_or(c_uint::MAX).saturating_add(1),
+        0,
+    ))
+}
+
+/// A device that can be divided, and may be.
+fn divisible(device: Handle, machine: &Machine) -> Result<Device<'_>> {
+    let device = device.whole(machine)?;
+    match machine.config().mig.is_anywhere() {
+        true => Ok(device),
+        false => Err(Error::NotSupported),
+    }
+}
+
+/// What would need the right to divide devices.
+fn unsupported(device: Handle, machine: &Machine) -> Result {
     device.device(machine)?;
     Err(Error::NotSupported)
 }
 
 nvml! {
-    fn nvmlDeviceGetMaxMigDeviceCount | nvmlDeviceIsMigDeviceHandle (device: Handle, answer: Place<c_uint>) =>
-        |machine| device.device(machine).and_then(|_| answer.put(0));
+    fn nvmlDeviceGetMaxMigDeviceCount(device: Handle, count: Place<c_uint>) => |machine| {
+        let is_divided = device.whole(machine)?.is_divided();
+        count.put(if is_divided { simgpu::MAX_INSTANCES } else { 0 })
+    };
 
-    fn nvmlDeviceGetMigMode(device: Handle, _now: Place<c_uint>, _later: Place<c_uint>) =>
-        |machine| unsupported(device, machine);
+    fn nvmlDeviceIsMigDeviceHandle(device: Handle, answer: Place<c_uint>) =>
+        |machine| answer.put(c_uint::from(device.device(machine)?.part_of().is_some()));
+
+    /// The mode now, and the one that will be: it never changes.
+    fn nvmlDeviceGetMigMode(device: Handle, now: Place<c_uint>, later: Place<c_uint>) => |machine| {
+        let mode = c_uint::from(divisible(device, machine)?.is_divided());
+        now.put(mode)?;
+        later.put(mode)
+    };
 
     fn nvmlDeviceSetMigMode(device: Handle, _mode: c_uint, _status: Place<c_uint>) =>
         |machine| unsupported(device, machine);
 
-    fn nvmlDeviceGetGpuInstanceId | nvmlDeviceGetComputeInstanceId (device: Handle, _id: Place<c_uint>) =>
-        |machine| unsupported(device, machine);
+    fn nvmlDeviceGetGpuInstanceId(device: Handle, id: Place<c_uint>) =>
+        |machine| id.put(ids(device.device(machine)?).ok_or(Error::NotSupported)?.0);
 
-    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, _index: c_uint, _found: Place<Handle>) =>
-        |machine| unsupported(device, machine);
+    fn nvmlDeviceGetComputeInstanceId(device: Handle, id: Place<c_uint>) =>
+        |machine| id.put(ids(device.device(machine)?).ok_or(Error::NotSupported)?.1);
 
-    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: Handle, _found: Place<Handle>) =>
-        |machine| device.device(machine).and(Err(Error::InvalidArgument));
+    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, index: c_uint, found: Place<Handle>) => |machine| {
+        let instance = divisible(device, machine)?.instances().nth(index as usize);
+        found.put(Handle::new(instance.ok_or(Error::NotFound)?))
+    };
+
+    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: Handle, found: Place<Handle>) => |machine| {
+        let part_of = device.device(machine)?.part_of();
+        found.put(Handle::new(part_of.ok_or(Error::InvalidArgument)?.0))
+    };
 
     fn nvmlDeviceGetGpuInstances(
         device: Handle,

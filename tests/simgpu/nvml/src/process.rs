@@ -6,10 +6,32 @@ use core::ffi::c_uint;
 use simgpu::Device;
 
 use crate::call::{Error, Handle, Place, Result, nvml, version};
-use crate::sample;
+use crate::{mig, sample};
 
 /// The GPU or compute instance of a process on a device without MIG.
 const NO_INSTANCE: c_uint = c_uint::MAX;
+
+/// A process and the device that it is on.
+struct Found<'a>(Device<'a>, simgpu::Process);
+
+impl Found<'_> {
+    /// The GPU and the compute instance.
+    fn instances(&self) -> (c_uint, c_uint) {
+        mig::ids(self.0).unwrap_or((NO_INSTANCE, NO_INSTANCE))
+    }
+}
+
+/// Those on a device. Where it is divided: those on all of its instances.
+fn found(device: Device<'_>) -> Vec<Found<'_>> {
+    let all = [device].into_iter().chain(device.instances());
+    all.flat_map(|device| {
+        device
+            .processes()
+            .into_iter()
+            .map(move |process| Found(device, process))
+    })
+    .collect()
+}
 
 /// `nvmlProcessMode_t`: one past the last, after compute, graphics and MPS.
 const MODES: c_uint = 3;
@@ -90,8 +112,8 @@ struct SampleList {
     list: Place<SampleInfo>,
 }
 
-impl From<simgpu::Process> for ProcessV1 {
-    fn from(process: simgpu::Process) -> Self {
+impl From<Found<'_>> for ProcessV1 {
+    fn from(Found(_, process): Found<'_>) -> Self {
         Self {
             pid: process.pid,
             used: process.used,
@@ -99,26 +121,28 @@ impl From<simgpu::Process> for ProcessV1 {
     }
 }
 
-impl From<simgpu::Process> for ProcessV2 {
-    fn from(process: simgpu::Process) -> Self {
-        let simgpu::Process { pid, used, .. } = process;
+impl From<Found<'_>> for ProcessV2 {
+    fn from(found: Found<'_>) -> Self {
+        let (gpu_instance, compute_instance) = found.instances();
+        let simgpu::Process { pid, used, .. } = found.1;
         Self {
             pid,
             used,
-            gpu_instance: NO_INSTANCE,
-            compute_instance: NO_INSTANCE,
+            gpu_instance,
+            compute_instance,
         }
     }
 }
 
-impl From<simgpu::Process> for Detail {
-    fn from(process: simgpu::Process) -> Self {
-        let simgpu::Process { pid, used, .. } = process;
+impl From<Found<'_>> for Detail {
+    fn from(found: Found<'_>) -> Self {
+        let (gpu_instance, compute_instance) = found.instances();
+        let simgpu::Process { pid, used, .. } = found.1;
         Self {
             pid,
             used,
-            gpu_instance: NO_INSTANCE,
-            compute_instance: NO_INSTANCE,
+            gpu_instance,
+            compute_instance,
             used_protected: 0,
         }
     }
@@ -138,9 +162,9 @@ pub(crate) fn put_list<T: Copy>(list: &[T], count: Place<c_uint>, into: Place<T>
 
 fn put_processes<T>(device: Device<'_>, count: Place<c_uint>, into: Place<T>) -> Result
 where
-    T: Copy + From<simgpu::Process>,
+    T: Copy + for<'a> From<Found<'a>>,
 {
-    let list: Vec<T> = device.processes().into_iter().map(T::from).collect();
+    let list: Vec<T> = found(device).into_iter().map(T::from).collect();
     put_list(&list, count, into)
 }
 
@@ -198,7 +222,7 @@ nvml! {
             return Err(Error::VersionMismatch);
         }
         let found: Vec<Detail> = match asked.mode {
-            COMPUTE => device.processes().into_iter().map(Detail::from).collect(),
+            COMPUTE => self::found(device).into_iter().map(Detail::from).collect(),
             mode if mode < MODES => Vec::new(),
             _ => return Err(Error::InvalidArgument),
         };
@@ -213,7 +237,7 @@ nvml! {
         count: Place<c_uint>,
         last_seen_usec: u64,
     ) => |machine| {
-        let found = samples(device.device(machine)?, last_seen_usec)?;
+        let found = samples(device.undivided(machine)?, last_seen_usec)?;
         let found: Vec<Sample> = found
             .into_iter()
             .map(|SampleInfo { time_usec, pid, sm, .. }| Sample {
@@ -229,7 +253,7 @@ nvml! {
     };
 
     fn nvmlDeviceGetProcessesUtilizationInfo(device: Handle, list: Place<SampleList>) => |machine| {
-        let device = device.device(machine)?;
+        let device = device.undivided(machine)?;
         let asked = list.get()?;
         if asked.version != version::<SampleList>(1) {
             return Err(Error::VersionMismatch);

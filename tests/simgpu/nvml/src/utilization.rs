@@ -34,9 +34,9 @@ const UNSIGNED: c_uint = 1;
 const PERIOD_USEC: c_uint = 1_000_000;
 
 nvml! {
-    /// How much of the last second the device worked; the traffic of its memory is not simulated.
+    /// How much of the last second the device worked, which is not known where MIG divides it; the traffic of its memory is not simulated.
     fn nvmlDeviceGetUtilizationRates(device: Handle, rates: Place<Utilization>) => |machine| {
-        let gpu = sample::busy(device.device(machine)?).all;
+        let gpu = sample::busy(device.undivided(machine)?).all;
         rates.put(Utilization { gpu, memory: 0 })
     };
 
@@ -57,7 +57,7 @@ nvml! {
         count: Place<c_uint>,
         samples: Place<Sample>,
     ) => |machine| {
-        let device = device.device(machine)?;
+        let device = device.undivided(machine)?;
         let room = count.get()?;
         let share = |percent: u32| match kind {
             OF_GPU => Ok(u64::from(percent)),

@@ -1,0 +1,172 @@
+//! Devices that are divided into instances, as MIG does: which, and into what.
+//!
+//! An instance is a device of its own, with memory and time slices that it shares with no other. Its place on the machine
+//! is behind those of all whole devices. A device that is divided does no work itself.
+
+use crate::config::{MAX_DEVICES, parse_bytes};
+
+/// Compute slices that a device can be divided into, and so the most instances it can have.
+pub const MAX_INSTANCES: u32 = 7;
+
+/// What one instance is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Instance {
+    /// The place of the device that it is a part of.
+    pub parent: usize,
+    /// Compute slices, 1 to [`MAX_INSTANCES`].
+    pub slices: u32,
+    /// Bytes of memory. 0: there is no such instance.
+    pub memory: u64,
+}
+
+/// How the devices of a machine are divided (`SIMGPU_MIG`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mig {
+    /// One bit for each device that is in MIG mode; it may have no instances.
+    enabled: u64,
+    instances: [Instance; MAX_DEVICES],
+}
+
+impl Mig {
+    /// Reads a list of `DEVICE:INSTANCES`, separated by semicolons. INSTANCES is a number of equal parts, 0 to
+    /// [`MAX_INSTANCES`] (`0:3`), or a list of profiles: compute slices and bytes of memory (`0:1g.5gb,2g.10gb`).
+    /// `None` for what is no such list, and for more than the devices have.
+    pub(crate) fn parse(text: &str, devices: usize, memory: u64) -> Option<Mig> {
+        let mut mig = Mig::default();
+        let mut next = 0;
+        for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+            let (device, instances) = part.split_once(':')?;
+            let parent = device.trim().parse().ok().filter(|device| *device < devices)?;
+            if mig.is_enabled(parent) {
+                return None;
+            }
+            mig.enabled |= 1 << parent;
+            for (slices, memory) in profiles(instances.trim(), memory)? {
+                let place = mig
+                    .instances
+                    .get_mut(next)
+                    .filter(|_| next + devices < MAX_DEVICES)?;
+                *place = Instance {
+                    parent,
+                    slices,
+                    memory,
+                };
+                next += 1;
+            }
+        }
+        Some(mig)
+    }
+
+    /// Whether a device is in MIG mode.
+    pub fn is_enabled(&self, device: usize) -> bool {
+        device < MAX_DEVICES && self.enabled & 1 << device != 0
+    }
+
+    /// Whether any device is.
+    pub fn is_anywhere(&self) -> bool {
+        self.enabled != 0
+    }
+
+    /// The instances, in the order of their places.
+    pub fn instances(&self) -> impl Iterator<Item = Instance> {
+        self.instances
+            .into_iter()
+            .take_while(|instance| instance.memory != 0)
+    }
+
+    /// As the words of the state file.
+    pub(crate) fn words(&self) -> [u64; 2 * MAX_DEVICES + 1] {
+        let mut words = [0; 2 * MAX_DEVICES + 1];
+        let (first, rest) = words.split_at_mut(1);
+        first[0] = self.enabled;
+        for (pair, instance) in rest.chunks_exact_mut(2).zip(&self.instances) {
+            pair[0] = (instance.parent as u64) << 32 | u64::from(instance.slices);
+            pair[1] = instance.memory;
+        }
+        words
+    }
+
+    /// From such words.
+    pub(crate) fn of_words(words: [u64; 2 * MAX_DEVICES + 1]) -> Mig {
+        let (first, rest) = words.split_at(1);
+        let mut mig = Mig {
+            enabled: first[0],
+            ..Mig::default()
+        };
+        for (instance, pair) in mig.instances.iter_mut().zip(rest.chunks_exact(2)) {
+            *instance = Instance {
+                parent: usize::try_from(pair[0] >> 32).unwrap_or(usize::MAX),
+                slices: u32::try_from(pair[0] & u64::from(u32::MAX)).unwrap_or(0),
+                memory: pair[1],
+            };
+        }
+        mig
+    }
+}
+
+/// The slices and the bytes of memory of each instance of one device.
+fn profiles(text: &str, memory: u64) -> Option<Vec<(u32, u64)>> {
+    if let Ok(count) = text.parse::<u32>() {
+        if count > MAX_INSTANCES {
+            return None;
+        }
+        let one = |count| (MAX_INSTANCES / count, memory / u64::from(count));
+        return Some((0..count).map(|_| one(count)).collect());
+    }
+    let mut profiles = Vec::new();
+    for profile in text.split(',') {
+        let (slices, bytes) = profile.trim().split_once("g.")?;
+        let bytes = parse_bytes(bytes).filter(|bytes| *bytes != 0)?;
+        profiles.push((slices.parse().ok().filter(|slices| *slices != 0)?, bytes));
+    }
+    let slices: u32 = profiles.iter().map(|(slices, _)| slices).sum();
+    let bytes = profiles
+        .iter()
+        .try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes))?;
+    (slices <= MAX_INSTANCES && bytes <= memory).then_some(profiles)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn instances(text: &str) -> Option<Vec<(usize, u32, u64)>> {
+        let mig = Mig::parse(text, 2, 16 * GIB)?;
+        assert_eq!(Mig::of_words(mig.words()), mig);
+        let instances = mig.instances();
+        Some(
+            instances
+                .map(|it| (it.parent, it.slices, it.memory / GIB))
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn a_device_is_divided_into_equal_parts_or_by_profiles() {
+        assert_eq!(instances(""), Some(vec![]));
+        assert_eq!(instances("0:2"), Some(vec![(0, 3, 8), (0, 3, 8)]));
+        assert_eq!(
+            instances("1:1g.5gb,2g.10gb; 0:1"),
+            Some(vec![(1, 1, 5), (1, 2, 10), (0, 7, 16)])
+        );
+        assert!(Mig::parse("1:0", 2, GIB).is_some_and(|mig| mig.is_enabled(1) && !mig.is_enabled(0)));
+    }
+
+    #[test]
+    fn what_no_device_can_be_divided_into_is_refused() {
+        for text in [
+            "0",
+            "2:1",
+            "0:8",
+            "0:1;0:1",
+            "0:1g",
+            "0:0g.1gb",
+            "0:1g.17gb",
+            "0:4g.1gb,4g.1gb",
+        ] {
+            assert_eq!(instances(text), None, "{text}");
+        }
+    }
+}
