@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::signal::kill;
@@ -16,10 +15,11 @@ use tracing::{debug, info, warn};
 use crate::overhead::Source;
 use crate::tree::Device;
 
-/// Lists the GPUs in NVML's order (that of their PCI addresses).
+/// Lists the GPUs in NVML's order (that of their PCI addresses). In the place of one in MIG mode stand its instances, in
+/// their order; nobody can use it as a whole. Whether it is in that mode is never changed.
 ///
-/// NVML stays initialised for the life of the daemon.
-pub fn find() -> (Option<Nvml>, Vec<Device>) {
+/// NVML stays initialised for the life of what asks it, which the daemon keeps.
+pub fn find() -> (Option<Holders>, Vec<Device>) {
     let nvml = match Nvml::init() {
         Ok(nvml) => nvml,
         Err(error) => {
@@ -33,14 +33,20 @@ pub fn find() -> (Option<Nvml>, Vec<Device>) {
     });
     let mut found = Vec::new();
     for index in 0..count {
-        let device = nvml
-            .device_by_index(index)
-            .and_then(|handle| describe(found.len(), &handle));
-        // One that cannot be looked at (fallen off the bus) keeps its place, so that indexes mean the same as in NVML.
-        found.push(device.unwrap_or_else(|error| {
-            warn!("device {index} is not governed: {error}");
-            unknown(found.len())
-        }));
+        let gpu = nvml.device_by_index(index);
+        let gpu = gpu.and_then(|gpu| Ok((gpu.pci_info()?.bus_id, parts(gpu)?)));
+        let (pci, parts) = gpu.unwrap_or_else(|error| (String::new(), vec![Err(error)]));
+        if parts.is_empty() {
+            info!("device {index} is in MIG mode and has no instances");
+        }
+        for part in parts {
+            let part = part.and_then(|handle| describe(found.len(), &handle, &pci));
+            // One that cannot be looked at (fallen off the bus) keeps its place, so that indexes mean the same as in NVML.
+            found.push(part.unwrap_or_else(|error| {
+                warn!("device {index} is not governed: {error}");
+                unknown(found.len())
+            }));
+        }
     }
     for device in &found {
         info!(
@@ -48,15 +54,31 @@ pub fn find() -> (Option<Nvml>, Vec<Device>) {
             device.index, device.uuid_text, device.pci, device.name
         );
     }
-    (Some(nvml), found)
+    (Some(Holders::new(nvml, &found)), found)
 }
 
-fn describe(index: usize, handle: &Handle<'_>) -> Result<Device, NvmlError> {
+/// `NVML_DEVICE_MIG_ENABLE`.
+const IN_MIG_MODE: u32 = 1;
+
+/// What a GPU offers to programs: itself, or its instances.
+fn parts(gpu: Handle<'_>) -> Result<Vec<Result<Handle<'_>, NvmlError>>, NvmlError> {
+    // Older drivers and other GPUs do not know the question.
+    if gpu.mig_mode().map_or(0, |mode| mode.current) != IN_MIG_MODE {
+        return Ok(vec![Ok(gpu)]);
+    }
+    let instances = (0..gpu.mig_device_count()?).map(|number| gpu.mig_device_by_index(number));
+    // Numbers may be free between others.
+    let there = |instance: &Result<_, _>| !matches!(instance, Err(NvmlError::NotFound));
+    Ok(instances.filter(there).collect())
+}
+
+/// `pci` is the GPU's: an instance does not know it.
+fn describe(index: usize, handle: &Handle<'_>, pci: &str) -> Result<Device, NvmlError> {
     let uuid_text = handle.uuid()?;
     Ok(Device {
         index,
         uuid: parse_uuid(&uuid_text).ok_or(NvmlError::Unknown)?,
-        pci: handle.pci_info()?.bus_id,
+        pci: pci.to_owned(),
         name: handle.name()?,
         total: handle.memory_info()?.total,
         uuid_text,
@@ -79,23 +101,29 @@ fn unknown(index: usize) -> Device {
 /// Who holds how much on the devices, by NVML's account. Under MPS, and in some virtual machines, it does not say.
 #[derive(Debug)]
 pub struct Holders {
-    nvml: Arc<Nvml>,
+    nvml: Nvml,
+    /// As NVML spells the UUID of each device.
+    uuids: Vec<String>,
     /// Whether every pid there is means the same to us as to the driver.
     sees_everybody: bool,
 }
 
 impl Holders {
-    pub fn new(nvml: Arc<Nvml>) -> Self {
+    fn new(nvml: Nvml, devices: &[Device]) -> Self {
         // The first pid namespace has a number of its own, PROC_PID_INIT_INO of the kernel.
         let sees_everybody = fs::read_link("/proc/self/ns/pid")
             .is_ok_and(|namespace| namespace == Path::new("pid:[4026531836]"));
-        Self { nvml, sees_everybody }
+        let uuids = devices.iter().map(|device| device.uuid_text.clone()).collect();
+        Self {
+            nvml,
+            uuids,
+            sees_everybody,
+        }
     }
 
     fn ask(&self, device: usize) -> Result<HashMap<u32, Option<u64>>, NvmlError> {
-        let handle = self
-            .nvml
-            .device_by_index(u32::try_from(device).unwrap_or(u32::MAX))?;
+        let uuid = self.uuids.get(device).ok_or(NvmlError::NotFound)?;
+        let handle = self.nvml.device_by_uuid(uuid.as_str())?;
         let mut held = HashMap::new();
         // A process that also draws is in both lists, with all that it has in each.
         for list in [

@@ -47,11 +47,11 @@ const NR_EXITED: usize = 64;
 pub struct Device {
     /// Its slot in every block, and its directory's name. Equals its position in the tree's list.
     pub index: usize,
-    /// As the driver's `cuDeviceGetUuid` gives it.
+    /// As the driver's `cuDeviceGetUuid_v2` gives it.
     pub uuid: [u8; 16],
-    /// As NVML spells it (`GPU-...`); settings are kept by it, so that they outlive a renumbering.
+    /// As NVML spells it (`GPU-...`, `MIG-...`); settings are kept by it, so that they outlive a renumbering.
     pub uuid_text: String,
-    /// As NVML spells it (`00000000:01:00.0`).
+    /// As NVML spells it (`00000000:01:00.0`). That of the GPU, for all its instances.
     pub pci: String,
     /// Bytes of memory; zero if unknown.
     pub total: u64,

@@ -20,7 +20,7 @@ use tracing_subscriber::EnvFilter;
 use super::supervise;
 use crate::arbiter::{self, Policy};
 use crate::config;
-use crate::devices::{self, Holders};
+use crate::devices;
 use crate::fuse;
 use crate::journal::{Journal, Key};
 use crate::keep::Inheritance;
@@ -119,7 +119,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
             Listener::kept(kept.listener.try_clone()?)
         }
     };
-    let (nvml, found) = devices::find();
+    let (holders, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found));
     let (journal, mut remembered) = Journal::open(state_dir, server::is_kept)?;
     let asked = remembered.remove(&Key::ROOT).unwrap_or_default();
@@ -132,8 +132,8 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let arbiter = arbiter::Thread::start(tree.clone(), arbiter::Settings::new(&config.compute))?;
     let grace = arguments.grace_msec();
     let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, grace)?;
-    if let Some(nvml) = nvml.map(Arc::new) {
-        overhead::watch(tree.clone(), Holders::new(nvml)).context("cannot begin to measure")?;
+    if let Some(holders) = holders {
+        overhead::watch(tree.clone(), holders).context("cannot begin to measure")?;
     }
     let stop = Stop::on_signals(server.waker()?)?;
     let reload = Reload {

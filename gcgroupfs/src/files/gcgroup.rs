@@ -14,7 +14,9 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::ROOT,
         contents: List,
         io: Read(devices),
-        doc: "The GPUs, one line each: INDEX UUID PCI-ADDRESS TOTAL-BYTES NAME; INDEX names the device's directories.",
+        doc: "The GPUs in NVML's order, one line each: INDEX UUID PCI-ADDRESS TOTAL-BYTES NAME; INDEX names the device's \
+              directories. In the place of a GPU in MIG mode stand its instances as they were when the daemon started, \
+              each with an INDEX of its own.",
     },
     ControlFile {
         name: "exited",
