@@ -142,6 +142,8 @@ calls! {
 
     /// `text` is filled with at most `length` bytes, the last of them a zero.
     fn nvmlDeviceGetUUID(device: nvmlDevice_t, text: &mut [u8; 96], length: c_uint);
+    fn nvmlDeviceGetMaxMigDeviceCount(device: nvmlDevice_t, count: &mut c_uint);
+    fn nvmlDeviceGetMigDeviceHandleByIndex(device: nvmlDevice_t, number: c_uint, instance: &mut nvmlDevice_t);
 
     // Lists: `count` says what there is room for, at most `ROOM`, and is told what there is.
 

@@ -15,7 +15,6 @@ use gcgroup_abi::{ControlDevice, Gate, Submission, Thread, UsageDevice};
 use super::elsewhere;
 use super::meter::ring_if_wanted;
 use super::slot::Bound;
-use super::waiting::Waiting;
 use super::window::{Place, Window};
 use crate::cuda::{CUresult, CUstream};
 use crate::interpose::Next;
@@ -211,13 +210,13 @@ impl Passing<'_> {
             let stream = call.stream();
             if is_watched && let Some(index) = self.closed_device(call, stream) {
                 self.bound.uncount(self.what);
-                wait_closed(self.process, self.bound, index);
+                wait_closed(self.process, index);
                 continue;
             }
             match gate {
                 Gate::Frozen => {
                     self.bound.uncount(self.what);
-                    wait_frozen(self.bound, self.bound.index(), control, usage);
+                    wait_frozen(control, usage);
                 }
                 Gate::Throttled if !self.spend_credit() => {
                     self.bound.uncount(self.what);
@@ -323,7 +322,7 @@ impl Passing<'_> {
         let window = window(control);
         let longest = self.with_window(|places| places.longest());
         let patience = (2 * window).max(PATIENCE).max(2 * longest);
-        let mut waiting = Waiting::at(self.bound, self.bound.index(), usage).throttled();
+        let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
         let captures = &self.process.contexts.captures;
         while matches!(
             Gate::from_word(control.gate.load(Relaxed)),
@@ -342,7 +341,6 @@ impl Passing<'_> {
                 .clamp(NAP, PATIENCE)
                 .min(patience - waited);
             doze(&control.gate, word, Duration::from_nanos(nap));
-            waiting.tell();
             let context = self.process.contexts.numbered(self.bound.context());
             let place = self
                 .with_window(|places| places.place(context.as_ref(), self.what, stream, window, sys::now()));
@@ -355,7 +353,7 @@ impl Passing<'_> {
 
     fn wait_throttled(&mut self, control: &ControlDevice, usage: &UsageDevice) {
         let began = sys::now();
-        let mut waiting = Waiting::at(self.bound, self.bound.index(), usage).throttled();
+        let waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
         ring_if_wanted(self.process, self.bound.index());
         loop {
             let word = control.gate.load(Relaxed);
@@ -371,7 +369,6 @@ impl Passing<'_> {
             }
             let nap = Duration::from_nanos(patience - waited).min(RECHECK);
             doze(&control.gate, word, nap);
-            waiting.tell();
         }
         drop(waiting);
         self.timeouts += 1;
@@ -395,13 +392,48 @@ fn is_frozen(gate: &AtomicU32) -> bool {
     Gate::from_word(gate.load(Relaxed)) == Gate::Frozen
 }
 
+/// A thread that waits; counted as waiting while this lives, and for how long it did when it is dropped.
+struct Waiting<'a> {
+    usage: &'a UsageDevice,
+    usec: &'a std::sync::atomic::AtomicU64,
+    since: u64,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(
+        usage: &'a UsageDevice,
+        times: &std::sync::atomic::AtomicU64,
+        usec: &'a std::sync::atomic::AtomicU64,
+        since: u64,
+    ) -> Self {
+        times.fetch_add(1, Relaxed);
+        usage.nr_waiting.fetch_add(1, Relaxed);
+        Self { usage, usec, since }
+    }
+
+    /// Brings the account up to date.
+    fn tell(&mut self) {
+        let now = sys::now();
+        let usec = now.saturating_sub(self.since) / 1000;
+        self.usec.fetch_add(usec, Relaxed);
+        self.since += usec * 1000;
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.tell();
+        self.usage.nr_waiting.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Sleeps on the gate with nothing held, so that a signal's handler may call the driver, or never come back.
 fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
     interpose::outside(|| sys::futex_wait(gate, word, longest));
 }
 
 /// Waits while a device is held, or else until its gate is not frozen any more.
-fn wait_closed(process: &Process, bound: Bound<'_>, index: usize) {
+fn wait_closed(process: &Process, index: usize) {
     if process.holds.word(index).is_some() {
         return process.holds.wait(index);
     }
@@ -409,13 +441,13 @@ fn wait_closed(process: &Process, bound: Bound<'_>, index: usize) {
         process.control().devices.get(index),
         process.usage().devices.get(index),
     ) {
-        wait_frozen(bound, index, control, usage);
+        wait_frozen(control, usage);
     }
 }
 
 /// Waits until the gate is not frozen, or the program exits.
-fn wait_frozen(bound: Bound<'_>, index: usize, control: &ControlDevice, usage: &UsageDevice) {
-    let mut waiting = Waiting::at(bound, index, usage).frozen();
+fn wait_frozen(control: &ControlDevice, usage: &UsageDevice) {
+    let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
     while is_frozen(&control.gate) && !process::is_exiting() {
         doze(&control.gate, Gate::Frozen as u32, RECHECK);
         waiting.tell();
@@ -436,6 +468,6 @@ pub(crate) fn hold(process: &Process, mut begin: impl FnMut(), mut take_back: im
             return;
         }
         take_back();
-        wait_closed(process, bound, index);
+        wait_closed(process, index);
     }
 }

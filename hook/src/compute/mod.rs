@@ -22,7 +22,6 @@ pub mod quiet;
 mod slot;
 pub mod slots;
 pub mod streams;
-mod waiting;
 pub mod watch;
 mod window;
 

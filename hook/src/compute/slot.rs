@@ -29,8 +29,6 @@ pub(super) struct Side {
     /// Its own thread's; locked for as long as it takes to take it out or put it back.
     pub(super) window: Mutex<Option<Box<Window>>>,
     pub(super) noted: Noted,
-    /// Index of the device at whose gate its thread waits, plus one; zero: at none.
-    pub(super) waits_at: AtomicU32,
 }
 
 impl Side {
@@ -43,7 +41,6 @@ impl Side {
             credit: AtomicU32::new(0),
             window: Mutex::new(None),
             noted: Noted::new(),
-            waits_at: AtomicU32::new(0),
         }
     }
 }

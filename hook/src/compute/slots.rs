@@ -102,18 +102,12 @@ impl Slots {
 
     /// The calling thread's slot, found or taken; `None` if it has no current context.
     pub(crate) fn bind<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
-        let bound = self
-            .current(process)
-            .or_else(|| self.rebind(process, current_context()?))?;
-        bound.waits_no_more(process);
-        Some(bound)
+        self.current(process)
+            .or_else(|| self.rebind(process, current_context()?))
     }
 
     /// The calling thread's context may have become another: from here on it counts where it should.
     pub(crate) fn moved(&self, process: &Process) {
-        if let Some(left) = self.current(process) {
-            left.waits_no_more(process);
-        }
         let Some(context) = current_context() else {
             return interpose::set_thread(interpose::unbound());
         };
@@ -221,14 +215,12 @@ impl Slots {
     fn release_dead(&self, process: &Process) {
         for bound in self.in_block(process).filter(|bound| is_dead(bound.thread)) {
             settle(bound.thread);
-            bound.waits_no_more(process);
             bound.thread.tid.store(0, Release);
         }
     }
 
     fn give(&self, process: &Process, bound: Bound<'_>, tid: u32, local: LocalDevice, index: usize) {
         settle(bound.thread);
-        bound.waits_no_more(process);
         let moves = bound.index() != index;
         match (bound.extra, process.usage().devices.get(bound.index())) {
             (Some(extra), Some(device)) => extra.fold(device),
@@ -264,9 +256,6 @@ impl Slots {
             .filter(|bound| bound.index() == index)
             .any(|bound| {
                 bound.fold(process);
-                if bound.side.waits_at.load(Relaxed) != 0 && is_dead(bound.thread) {
-                    bound.waits_no_more(process);
-                }
                 // A thread that died inside the driver never comes out.
                 bound.thread.is_inside() && !is_dead(bound.thread)
             })

@@ -1,9 +1,10 @@
 //! What a limited process sees of one device: its limit for the card, and itself for everybody.
 
+use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::NO_LIMIT;
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
 use super::abi::nvmlDevice_t;
 use crate::cuda::CUuuid;
@@ -47,10 +48,9 @@ impl Seen {
     }
 
     fn by(process: &Process, of: nvmlDevice_t) -> Option<Self> {
-        let mut text = [0; 96];
-        driver::nvmlDeviceGetUUID(of, &mut text, 96).ok()?;
-        let index = device::index_of(process.control(), device::uuid_words(uuid(&text)?));
-        Self::at(process, index)
+        let index = slot(process, of)?;
+        let instance = (index == OTHER_DEVICE).then(|| used_instance(process, of));
+        Self::at(process, instance.flatten().unwrap_or(index))
     }
 
     fn at(process: &Process, index: usize) -> Option<Self> {
@@ -87,6 +87,33 @@ impl Seen {
             },
         })
     }
+}
+
+/// A device's slot in the blocks.
+fn slot(process: &Process, of: nvmlDevice_t) -> Option<usize> {
+    let mut text = [0; 96];
+    driver::nvmlDeviceGetUUID(of, &mut text, 96).ok()?;
+    let uuid = device::uuid_words(uuid(&text)?);
+    Some(device::index_of(process.control(), uuid))
+}
+
+/// A GPU in MIG mode has no slot, its instances have. The slot of the one that the process uses: it can use one at most.
+fn used_instance(process: &Process, gpu: nvmlDevice_t) -> Option<usize> {
+    let mut count = 0;
+    driver::nvmlDeviceGetMaxMigDeviceCount(gpu, &mut count).ok()?;
+    (0..count).find_map(|number| {
+        let mut instance = nvmlDevice_t(ptr::null_mut());
+        driver::nvmlDeviceGetMigDeviceHandleByIndex(gpu, number, &mut instance).ok()?;
+        let index = slot(process, instance).filter(|index| *index != OTHER_DEVICE)?;
+        let charged = process.usage().devices.get(index)?.memory_current.load(Relaxed);
+        let beyond = process
+            .control()
+            .devices
+            .get(index)?
+            .memory_overhead
+            .load(Relaxed);
+        (charged != 0 || beyond != 0).then_some(index)
+    })
 }
 
 /// The limit that the process was started with. Read once: monitors ask often, and other threads may change the
