@@ -65,6 +65,8 @@ mod memory_sparse;
 #[cfg(test)]
 mod memory_vmm;
 #[cfg(test)]
+mod mig;
+#[cfg(test)]
 mod nvml;
 #[cfg(test)]
 mod odd_times;

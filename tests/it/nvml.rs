@@ -11,7 +11,7 @@ use crate::driver::{Dir, DriverShell};
 const MIB: u64 = 1 << 20;
 
 /// NVML's results.
-const SUCCESS: u64 = 0;
+pub(crate) const SUCCESS: u64 = 0;
 const UNINITIALIZED: u64 = 1;
 const INVALID_ARGUMENT: u64 = 2;
 const NOT_SUPPORTED: u64 = 3;
@@ -21,7 +21,7 @@ const INSUFFICIENT_SIZE: u64 = 7;
 const KINDS: [&str; 3] = ["Compute", "Graphics", "MPSCompute"];
 
 /// `programs/nvml.c`, which opens the library and looks its functions up as `nvidia-smi` does.
-pub(crate) struct Nvml(Governed);
+pub(crate) struct Nvml(pub(crate) Governed);
 
 impl Nvml {
     /// Not governed: told what NVML says.
@@ -31,7 +31,7 @@ impl Nvml {
     }
 
     #[track_caller]
-    fn spawn(command: Command) -> Self {
+    pub(crate) fn spawn(command: Command) -> Self {
         let mut nvml = Self(Governed::spawn(command));
         assert_eq!(nvml.ask("init"), [SUCCESS]);
         nvml
@@ -54,7 +54,7 @@ impl Nvml {
     }
 
     #[track_caller]
-    fn ask(&mut self, command: &str) -> Vec<u64> {
+    pub(crate) fn ask(&mut self, command: &str) -> Vec<u64> {
         let answer = self.0.ask(command);
         let number = |number: &str| number.parse().unwrap_or_else(|_| panic!("{command}: {answer}"));
         answer.split(' ').map(number).collect()
@@ -62,7 +62,7 @@ impl Nvml {
 
     /// What a list call says: its result, how many there are, and those written: a number for each pid.
     #[track_caller]
-    fn list(&mut self, command: &str) -> (u64, u64, BTreeMap<i32, u64>) {
+    pub(crate) fn list(&mut self, command: &str) -> (u64, u64, BTreeMap<i32, u64>) {
         let answer = self.0.ask(command);
         let mut words = answer.split(' ');
         let mut number = || words.next().and_then(|word| word.parse().ok()).expect("a number");
@@ -83,7 +83,7 @@ impl Nvml {
     }
 }
 
-fn program() -> std::path::PathBuf {
+pub(crate) fn program() -> std::path::PathBuf {
     c_program("nvml.c", &[])
 }
 

@@ -3,6 +3,7 @@
  * were given, from 0.
  *
  *   init | count | uuid DEVICE | total DEVICE
+ *   gpu DEVICE              the UUID of the GPU that it is or is an instance of
  *   create DEVICE           a context, current from then on          -> RESULT CONTEXT
  *   retain DEVICE           the primary context; not made current    -> RESULT CONTEXT
  *   reset DEVICE            the primary context's end
@@ -252,6 +253,13 @@ static void one(const char *line)
     } else if (IS("uuid")) {
         unsigned char uuid[16];
         result = CALL("cuDeviceGetUuid_v2", uuid, x);
+        printf("%d ", result);
+        for (int i = 0; i < 16; i++)
+            printf("%02x", uuid[i]);
+        printf("\n");
+    } else if (IS("gpu")) {
+        unsigned char uuid[16];
+        result = CALL("cuDeviceGetUuid", uuid, x);
         printf("%d ", result);
         for (int i = 0; i < 16; i++)
             printf("%02x", uuid[i]);

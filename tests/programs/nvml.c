@@ -16,6 +16,16 @@
  *   alloc DEVICE BYTES                   allocates there
  *   work                                 a kernel of a millisecond, waited for, where the last allocation was
  *
+ *   name DEVICE                          the name
+ *   mode DEVICE                          the MIG mode now and later, by nvmlDeviceGetMigMode
+ *   most DEVICE                          the most instances
+ *   instance DEVICE                      1 for an instance, else 0
+ *   ids DEVICE                           the GPU instance and the compute instance
+ *   parent DEVICE                        the index of the GPU that an instance is of, and the instance's own
+ *   by UUID                              the index of the device or instance with that UUID
+ *
+ * DEVICE is NVML's index of a GPU, or 1000 * (1 + that index) + N for the Nth MIG instance of it.
+ *
  * KIND is a part of the function's name: Compute, Graphics, MPSCompute. What is not written is "-".
  */
 #include <dlfcn.h>
@@ -85,8 +95,41 @@ static void *device(unsigned index)
 {
     void *handle = NULL;
 
-    CALL("nvmlDeviceGetHandleByIndex_v2", index, &handle);
+    if (index < 1000) {
+        CALL("nvmlDeviceGetHandleByIndex_v2", index, &handle);
+    } else {
+        void *gpu = NULL;
+
+        CALL("nvmlDeviceGetHandleByIndex_v2", index / 1000 - 1, &gpu);
+        CALL("nvmlDeviceGetMigDeviceHandleByIndex", gpu, index % 1000, &handle);
+    }
     return handle;
+}
+
+static void mig(const char *what, unsigned index)
+{
+    unsigned answer = 0, other = 0, result;
+    void *parent = NULL;
+
+    if (!strcmp(what, "mode")) {
+        result = CALL("nvmlDeviceGetMigMode", device(index), &answer, &other);
+        printf("%u %u %u\n", result, answer, other);
+    } else if (!strcmp(what, "most")) {
+        result = CALL("nvmlDeviceGetMaxMigDeviceCount", device(index), &answer);
+        printf("%u %u\n", result, answer);
+    } else if (!strcmp(what, "instance")) {
+        result = CALL("nvmlDeviceIsMigDeviceHandle", device(index), &answer);
+        printf("%u %u\n", result, answer);
+    } else if (!strcmp(what, "ids")) {
+        result = CALL("nvmlDeviceGetGpuInstanceId", device(index), &answer);
+        result = result ? result : CALL("nvmlDeviceGetComputeInstanceId", device(index), &other);
+        printf("%u %u %u\n", result, answer, other);
+    } else {
+        result = CALL("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device(index), &parent);
+        result = result ? result : CALL("nvmlDeviceGetIndex", parent, &answer);
+        result = result ? result : CALL("nvmlDeviceGetIndex", device(index), &other);
+        printf("%u %u %u\n", result, answer, other);
+    }
 }
 
 static void processes(unsigned index, const char *kind, unsigned version, unsigned room)
@@ -268,6 +311,17 @@ int main(void)
             char uuid[128] = "-";
             unsigned result = CALL("nvmlDeviceGetUUID", device(index), uuid, room);
             printf("%u %s\n", result, uuid);
+        } else if (sscanf(line, "name %u", &index) == 1) {
+            char name[128] = "-";
+            unsigned result = CALL("nvmlDeviceGetName", device(index), name, sizeof(name));
+            printf("%u %s\n", result, name);
+        } else if (sscanf(line, "by %63s", kind) == 1) {
+            void *found = NULL;
+            unsigned result = CALL("nvmlDeviceGetHandleByUUID", kind, &found), at = 0;
+            result = result ? result : CALL("nvmlDeviceGetIndex", found, &at);
+            printf("%u %u\n", result, at);
+        } else if (sscanf(line, "%63s %u", kind, &index) == 2 && strstr("mode most instance ids parent", kind)) {
+            mig(kind, index);
         } else if (sscanf(line, "memory %u %u", &index, &number) == 2) {
             memory(index, number);
         } else if (sscanf(line, "processes %u %63s %u %u", &index, kind, &number, &room) == 4) {

@@ -11,17 +11,17 @@ use support::{Config, Governed, Mount, c_program};
 
 use crate::driver::Dir;
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 const OUT_OF_MEMORY: u64 = 2;
-const NO_DEVICE: u64 = 100;
+pub(crate) const NO_DEVICE: u64 = 100;
 const INVALID_CONTEXT: u64 = 201;
 
 /// `programs/devices.c`.
-struct Devices(Governed);
+pub(crate) struct Devices(pub(crate) Governed);
 
 impl Devices {
     #[track_caller]
-    fn spawn(command: Command) -> Self {
+    pub(crate) fn spawn(command: Command) -> Self {
         let mut program = Governed::spawn(command);
         program.expect("ready");
         Self(program)
@@ -29,14 +29,14 @@ impl Devices {
 
     /// Governed, and initialised.
     #[track_caller]
-    fn start(mount: &Mount) -> Self {
+    pub(crate) fn start(mount: &Mount) -> Self {
         let mut devices = Self::spawn(mount.command(program()));
         devices.ok("init");
         devices
     }
 
     #[track_caller]
-    fn ask(&mut self, command: &str) -> Vec<u64> {
+    pub(crate) fn ask(&mut self, command: &str) -> Vec<u64> {
         let answer = self.0.ask(command);
         let number = |number: &str| number.parse().unwrap_or_else(|_| panic!("{command}: {answer}"));
         answer.split(' ').map(number).collect()
@@ -44,27 +44,27 @@ impl Devices {
 
     /// What a call that succeeds gives.
     #[track_caller]
-    fn ok(&mut self, command: &str) -> u64 {
+    pub(crate) fn ok(&mut self, command: &str) -> u64 {
         let answer = self.ask(command);
         assert_eq!(answer[0], 0, "{command}: {answer:?}");
         answer.get(1).copied().unwrap_or(0)
     }
 
     #[track_caller]
-    fn refused(&mut self, command: &str) {
+    pub(crate) fn refused(&mut self, command: &str) {
         assert_eq!(self.ask(command)[0], OUT_OF_MEMORY, "{command}");
     }
 
     /// A context of its own on each of so many devices, in their order; the last is current.
     #[track_caller]
-    fn contexts(&mut self, count: u64) {
+    pub(crate) fn contexts(&mut self, count: u64) {
         for device in 0..count {
             assert_eq!(self.ok(&format!("create {device}")), device);
         }
     }
 }
 
-fn program() -> std::path::PathBuf {
+pub(crate) fn program() -> std::path::PathBuf {
     c_program("devices.c", &["-pthread", "-ldl"])
 }
 
@@ -121,7 +121,7 @@ fn ledger(dir: &Dir<'_>, count: u32) -> Vec<u64> {
 }
 
 /// The UUIDs in the daemon's order.
-fn uuids(mount: &Mount) -> Vec<String> {
+pub(crate) fn uuids(mount: &Mount) -> Vec<String> {
     let devices = mount.read("", "devices");
     let uuid = |line: &str| line.split(' ').nth(1).expect("a UUID").to_owned();
     devices.lines().map(uuid).collect()
