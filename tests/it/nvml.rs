@@ -214,7 +214,7 @@ fn utilisation_and_accounts_are_its_own() {
     let others = |nvml: &mut Nvml| nvml.list("samples 0 16").2.contains_key(&busy.pid());
     wait_until("the device is busy", || others(&mut monitor));
 
-    let (mut nvml, _dir) = Nvml::limited(&mount, 512 * MIB);
+    let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
     let pid = nvml.0.pid();
     for list in ["samples 0 16", "infos 0 16", "samples 0 0"] {
         assert_eq!(nvml.list(list).0, NOT_FOUND, "it has not worked: {list}");
@@ -230,13 +230,25 @@ fn utilisation_and_accounts_are_its_own() {
             assert_eq!(short, (INSUFFICIENT_SIZE, 1, BTreeMap::new()), "{list}");
         }
     }
-    // The simulated cards keep no accounts; of others there is none to be had in any case.
-    assert_eq!(
-        nvml.ask(&format!("accounting 0 {pid}")),
-        [NOT_SUPPORTED, NOT_SUPPORTED]
+    // While no accounts are kept; of others there is none to be had in any case.
+    let (own, others) = (
+        format!("accounting 0 {pid}"),
+        format!("accounting 0 {}", busy.pid()),
     );
-    assert_eq!(nvml.ask("accounting 0 1"), [NOT_SUPPORTED, NOT_FOUND]);
-    assert_eq!(monitor.ask("accounting 0 1"), [NOT_SUPPORTED, NOT_SUPPORTED]);
+    assert_eq!(nvml.ask(&own), [NOT_SUPPORTED, 0, NOT_SUPPORTED, 0, 0]);
+    assert_eq!(nvml.ask(&others), [NOT_SUPPORTED, 0, NOT_FOUND, 0, 0]);
+    assert_eq!(monitor.ask(&own), [NOT_SUPPORTED, 0, NOT_SUPPORTED, 0, 0]);
+
+    assert_eq!(monitor.ask("account 0 1"), [SUCCESS]);
+    assert_eq!(nvml.ask(&format!("alloc 0 {}", 16 * MIB)), [SUCCESS]);
+    let peak = dir.gpu(0).number("memory.peak");
+    assert!(peak >= 17 * MIB);
+    assert_eq!(nvml.ask(&own), [SUCCESS, 1, SUCCESS, peak, 1]);
+    assert_eq!(nvml.ask(&others), [SUCCESS, 1, NOT_FOUND, 0, 0]);
+    assert_eq!(monitor.ask(&others)[..3], [SUCCESS, 2, SUCCESS]);
+    assert_eq!(monitor.ask(&own)[..3], [SUCCESS, 2, SUCCESS]);
+    dir.gpu(0).write("memory.limit", "max");
+    assert_eq!(nvml.ask(&others)[..3], [SUCCESS, 2, SUCCESS], "without a limit");
 }
 
 #[test]

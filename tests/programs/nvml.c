@@ -11,7 +11,9 @@
  *   infos DEVICE ROOM [null]             the same by nvmlDeviceGetProcessesUtilizationInfo
  *   nulls DEVICE                         the results of processes and of details with room for some and nowhere to put
  *                                        them, and of processes without a count
- *   accounting DEVICE PID                the results of asking for the pids that are accounted, and for that one's account
+ *   account DEVICE MODE                  switches accounting on (1) or off (0)
+ *   accounting DEVICE PID                how many pids are accounted, then the result of asking for that one's account, the
+ *                                        most memory it held, and whether it runs
  *   cuda                                 begins to use CUDA; answers with cuInit's result
  *   alloc DEVICE BYTES                   allocates there
  *   work                                 a kernel of a millisecond, waited for, where the last allocation was
@@ -209,15 +211,16 @@ static void nulls(unsigned index)
 
 static void accounting(unsigned index, unsigned pid)
 {
-    unsigned pids[MOST], count = MOST, result;
+    unsigned pids[MOST], count = MOST, result, told;
     struct {
         unsigned gpu, memory;
         unsigned long long most, time, start;
         unsigned is_running, reserved[5];
-    } stats;
+    } stats = {0};
 
     result = CALL("nvmlDeviceGetAccountingPids", device(index), &count, pids);
-    printf("%u %u\n", result, CALL("nvmlDeviceGetAccountingStats", device(index), pid, &stats));
+    told = CALL("nvmlDeviceGetAccountingStats", device(index), pid, &stats);
+    printf("%u %u %u %llu %u\n", result, result ? 0 : count, told, stats.most, stats.is_running);
 }
 
 static unsigned begin(void)
@@ -336,6 +339,8 @@ int main(void)
             nulls(index);
         } else if (sscanf(line, "accounting %u %u", &index, &number) == 2) {
             accounting(index, number);
+        } else if (sscanf(line, "account %u %u", &index, &number) == 2) {
+            printf("%u\n", CALL("nvmlDeviceSetAccountingMode", device(index), number));
         } else if (!strcmp(line, "cuda\n")) {
             printf("%u\n", begin());
         } else if (!strcmp(line, "work\n")) {
