@@ -170,28 +170,37 @@ fn errno() -> &'static Cell<c_int> {
     unsafe { &*libc::__errno_location().cast::<Cell<c_int>>() }
 }
 
-/// Whether a handler runs on this thread; ends when dropped, so also by a panic.
+/// Whether a handler runs on this thread; ends when dropped, so also by a panic. Meanwhile pthread_cancel(3) does not
+/// end the thread: what that unwinds, be it from the driver, cannot pass the frames that catch our panics.
 struct Inside(&'static Cell<usize>);
+
+/// In the word that says where on the stack: cancellation was enabled before.
+const WAS_ENABLED: usize = 1;
 
 impl Inside {
     /// `None` if one runs already: the word is where on the stack. One that runs no deeper than the caller does not run
     /// any more: a signal's handler has left it by longjmp(3).
     #[inline(always)]
     fn enter() -> Option<Self> {
-        let here = 0_u8;
+        let here = 0_usize;
         let here = (&raw const here).addr();
         let inside = &local().inside;
         if here < inside.get() {
             return None;
         }
-        inside.set(here);
+        let was_enabled = set_cancel_state(PTHREAD_CANCEL_DISABLE) == PTHREAD_CANCEL_ENABLE;
+        // Who was jumped out of has not put it back.
+        let left = inside.get() & WAS_ENABLED;
+        inside.set(here | left | if was_enabled { WAS_ENABLED } else { 0 });
         Some(Self(inside))
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        self.0.set(0);
+        if self.0.replace(0) & WAS_ENABLED != 0 {
+            set_cancel_state(PTHREAD_CANCEL_ENABLE);
+        }
     }
 }
 
@@ -205,7 +214,13 @@ pub(crate) fn is_inside() -> bool {
 pub(crate) fn outside(wait: impl FnOnce()) {
     let inside = &local().inside;
     let before = inside.replace(0);
+    if before & WAS_ENABLED != 0 {
+        set_cancel_state(PTHREAD_CANCEL_ENABLE);
+    }
     wait();
+    if before & WAS_ENABLED != 0 {
+        set_cancel_state(PTHREAD_CANCEL_DISABLE);
+    }
     inside.set(before);
 }
 
@@ -213,21 +228,27 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
+const PTHREAD_CANCEL_ENABLE: c_int = 0;
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
-/// Runs `body`, in which the thread may sleep or do input and output, so that pthread_cancel(3) ends it only after:
-/// what that unwinds cannot pass the frames that catch our panics.
+/// The state before.
+fn set_cancel_state(state: c_int) -> c_int {
+    let mut before = PTHREAD_CANCEL_ENABLE;
+    // SAFETY: a state that there is, and a place for the one before.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
+}
+
+/// Runs `body`, in which the thread may sleep or do input and output, so that pthread_cancel(3) ends it only after. For
+/// what runs outside of a handler.
 pub(crate) fn uncanceled<T>(body: impl FnOnce() -> T) -> T {
     struct State(c_int);
     impl Drop for State {
         fn drop(&mut self) {
-            // SAFETY: a state that the function below gave, and nowhere to write to.
-            unsafe { pthread_setcancelstate(self.0, null_mut()) };
+            set_cancel_state(self.0);
         }
     }
-    let mut before = State(PTHREAD_CANCEL_DISABLE);
-    // SAFETY: a place for the state.
-    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before.0) };
+    let _before = State(set_cancel_state(PTHREAD_CANCEL_DISABLE));
     body()
 }
 
@@ -321,10 +342,15 @@ mod tests {
     #[test]
     fn a_handler_that_was_jumped_out_of_runs_no_more() {
         #[inline(never)]
-        fn deeper() {
-            let frame = [0_u8; 512];
-            std::hint::black_box(&frame);
+        fn enter_and_leave_it_so() {
             std::mem::forget(std::hint::black_box(Inside::enter()));
+        }
+        #[inline(never)]
+        fn deeper() {
+            let frame = [0_u8; 4096];
+            std::hint::black_box(&frame);
+            enter_and_leave_it_so();
+            std::hint::black_box(&frame);
         }
         deeper();
         assert!(is_inside());
@@ -333,31 +359,56 @@ mod tests {
             Err(CUerror::OUT_OF_MEMORY)
         );
         assert!(!is_inside());
+        assert_eq!(set_cancel_state(PTHREAD_CANCEL_ENABLE), PTHREAD_CANCEL_ENABLE);
+    }
+
+    unsafe extern "C" {
+        fn pthread_cancel(thread: libc::pthread_t) -> c_int;
     }
 
     #[test]
-    fn a_canceled_thread_goes_on_to_the_end_of_what_may_not_be() {
-        unsafe extern "C" {
-            fn pthread_cancel(thread: libc::pthread_t) -> c_int;
-        }
+    fn a_canceled_thread_goes_on_to_the_end_of_the_call() {
         let canceled = std::thread::spawn(|| {
-            // SAFETY: this very thread, which meets one more cancellation point: the one below.
+            // SAFETY: this very thread, which meets cancellation points: those below.
             unsafe { pthread_cancel(libc::pthread_self()) };
+            // SAFETY: a cancellation point.
+            let sleep = || unsafe { libc::usleep(1) };
             let real = || {
-                uncanceled(|| {
-                    // SAFETY: a cancellation point.
-                    unsafe { libc::usleep(1) };
-                });
+                sleep();
                 Err(CUerror::NOT_READY)
             };
-            let answer = around(&real, &mut |next| next());
-            let mut before = -1;
-            // SAFETY: a place for the state; from here on the thread may not be canceled.
-            unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-            (answer, before)
+            let answer = around(&real, &mut |next| {
+                sleep();
+                let answer = next();
+                sleep();
+                answer
+            });
+            guarded(sleep);
+            uncanceled(sleep);
+            // From here on the thread may not be canceled.
+            (answer, set_cancel_state(PTHREAD_CANCEL_DISABLE))
         });
-        let enabled = 0;
-        assert_eq!(canceled.join().unwrap(), (Err(CUerror::NOT_READY), enabled));
+        assert_eq!(
+            canceled.join().unwrap(),
+            (Err(CUerror::NOT_READY), PTHREAD_CANCEL_ENABLE)
+        );
+    }
+
+    #[test]
+    fn who_jumps_out_of_a_wait_may_be_canceled_as_before() {
+        for state in [PTHREAD_CANCEL_ENABLE, PTHREAD_CANCEL_DISABLE] {
+            let before = set_cancel_state(state);
+            let seen = guarded(|| {
+                let mut seen = None;
+                outside(|| {
+                    let there = set_cancel_state(state);
+                    seen = Some((there, is_inside()));
+                });
+                (seen, set_cancel_state(PTHREAD_CANCEL_DISABLE))
+            });
+            assert_eq!(seen, Some((Some((state, false)), PTHREAD_CANCEL_DISABLE)));
+            assert_eq!(set_cancel_state(before), state);
+        }
     }
 
     #[test]

@@ -167,6 +167,16 @@ fn a_canceled_thread_whose_allocation_is_refused_ends_and_nobody_else() {
     assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
 }
 
+/// Whatever the driver does in its functions, cancellation is for the program's own frames.
+#[test]
+fn a_canceled_thread_that_goes_on_calling_is_canceled_in_no_call() {
+    let mount = Mount::new();
+    let mut odd = Odd::governed(&mount);
+    assert_eq!(odd.ask("doomed 200"), "canceled 0");
+    assert_eq!(Dir::of(&mount, odd.pid).number("memory.current"), 0);
+    assert_eq!(odd.ask("launch 3"), "0");
+}
+
 #[test]
 fn who_jumps_out_of_a_launch_is_charged_and_held_as_before() {
     let mount = Mount::new();

@@ -10,6 +10,7 @@
  *   cancel                  cancels that thread                            -> sent
  *   join                    waits for it                                   -> canceled | CODE
  *   condemned BYTES         a thread that is canceled already allocates    -> canceled CODE
+ *   doomed N                one more does all that N times, among others   -> canceled CODE
  *   handler BYTES           a signal's handler allocates, frees, launches  -> CODE CODE CODE
  *   callback BYTES          a host function on a stream allocates, asks    -> CODE CODE
  *   vfork PROGRAM WAY N     a child that shares our memory becomes that    -> STATUS
@@ -147,6 +148,42 @@ static void *condemned(void *bytes)
     thread_runs = 1;
     pthread_cancel(pthread_self());
     condemned_answer = cuMemAlloc_v2(&pointer, (size_t)bytes);
+    pthread_testcancel();
+    return NULL;
+}
+
+static atomic_int crowd_leaves;
+
+static void *crowd(void *unused)
+{
+    (void)unused;
+    cuCtxSetCurrent(context);
+    thread_runs = 1;
+    while (!crowd_leaves) {
+        CUdeviceptr pointer;
+        if (!cuMemAlloc_v2(&pointer, 4096))
+            cuMemFree_v2(pointer);
+        launch();
+    }
+    return NULL;
+}
+
+static CUresult doomed_answer;
+
+static void *doomed(void *rounds)
+{
+    CUresult status = cuCtxSetCurrent(context);
+    thread_runs = 1;
+    pthread_cancel(pthread_self());
+    for (uintptr_t left = (uintptr_t)rounds; left && !status; left--) {
+        CUdeviceptr pointer;
+        status = cuMemAlloc_v2(&pointer, 4096);
+        if (!status)
+            status = launch();
+        if (!status)
+            status = cuMemFree_v2(pointer);
+    }
+    doomed_answer = status;
     pthread_testcancel();
     return NULL;
 }
@@ -297,6 +334,21 @@ int main(int count, char **words)
             start(condemned, (void *)(uintptr_t)n);
             pthread_join(thread, &answered);
             printf("%s %d\n", answered == PTHREAD_CANCELED ? "canceled" : "went on", condemned_answer);
+        } else if (sscanf(line, "doomed %llu", &n) == 1) {
+            pthread_t others[3];
+            void *answered;
+            crowd_leaves = 0;
+            for (int i = 0; i < 3; i++) {
+                start(crowd, NULL);
+                others[i] = thread;
+            }
+            doomed_answer = -1;
+            start(doomed, (void *)(uintptr_t)n);
+            pthread_join(thread, &answered);
+            crowd_leaves = 1;
+            for (int i = 0; i < 3; i++)
+                pthread_join(others[i], NULL);
+            printf("%s %d\n", answered == PTHREAD_CANCELED ? "canceled" : "went on", doomed_answer);
         } else if (sscanf(line, "handler %llu", &n) == 1) {
             handler_bytes = n;
             sigaction(SIGUSR2, &action, NULL);

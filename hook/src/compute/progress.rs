@@ -14,7 +14,7 @@ use super::Step;
 use super::contexts::{Mark, Passed};
 use crate::cuda::CUresult;
 use crate::helper;
-use crate::interpose::{self, Next};
+use crate::interpose::Next;
 use crate::process::{self, Process};
 
 /// Between two rounds of marks, and the longest between two looks at them.
@@ -201,7 +201,7 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
         process.slots.fold(process);
         (bound.index(), process.usage().kernels(bound.index()))
     });
-    interpose::uncanceled(next)?;
+    next()?;
     if let Some((index, submitted)) = before
         && process
             .contexts

@@ -18,7 +18,7 @@ use crate::cuda::{
 };
 use crate::device::LocalDevice;
 use crate::driver;
-use crate::interpose::{self, Next};
+use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};
 
@@ -278,7 +278,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
 
 /// `cuStreamSynchronize`: pools give memory back there.
 pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
-    interpose::uncanceled(next)?;
+    next()?;
     if let Some(process) = process::get() {
         process.memory.synchronized(process, Some(stream.0.addr()));
     }
@@ -287,7 +287,7 @@ pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
 
 /// Calls that wait for all of a context, or for an event: how far streams have come is not known.
 pub(crate) fn synchronize_all(next: Next<'_>) -> CUresult {
-    interpose::uncanceled(next)?;
+    next()?;
     if let Some(process) = process::get() {
         process.memory.synchronized(process, None);
     }
