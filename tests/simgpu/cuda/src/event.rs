@@ -29,14 +29,21 @@ pub(crate) struct Event {
     pub(crate) captured: Mutex<Option<capture::Fork>>,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct State {
     /// How often it was recorded.
     begun: u64,
-    /// The last recording that was reached.
-    done: u64,
-    /// When it was, in nanoseconds.
+    /// The recordings that were not reached yet: those in different streams are not reached in order.
+    pending: Vec<u64>,
+    /// When the last of those that were reached was, in nanoseconds.
     at: u64,
+    last_reached: u64,
+}
+
+impl State {
+    fn is_complete(&self, turn: u64) -> bool {
+        !self.pending.contains(&turn)
+    }
 }
 
 impl Event {
@@ -83,7 +90,9 @@ impl Event {
         }
         let mut state = self.state.lock();
         state.begun += 1;
-        state.begun
+        let turn = state.begun;
+        state.pending.push(turn);
+        turn
     }
 
     /// The number of the last recording; 0 if there was none.
@@ -100,8 +109,9 @@ impl Event {
             return shared.complete(turn);
         }
         let mut state = self.state.lock();
-        if turn > state.done {
-            (state.done, state.at) = (turn, at);
+        state.pending.retain(|pending| *pending != turn);
+        if turn > state.last_reached {
+            (state.last_reached, state.at) = (turn, at);
         }
         drop(state);
         self.reached.notify_all();
@@ -115,7 +125,7 @@ impl Event {
         if let Some(shared) = &self.shared {
             return shared.is_complete(turn);
         }
-        self.state.lock().done >= turn
+        self.state.lock().is_complete(turn)
     }
 
     fn wait(&self) {
@@ -124,19 +134,21 @@ impl Event {
         }
         let mut state = self.state.lock();
         let turn = state.begun;
-        while state.done < turn {
+        while !state.is_complete(turn) {
             self.reached.wait(&mut state);
         }
     }
 
     /// When it was reached; nothing for one that keeps no time or was never recorded.
     fn time(&self) -> Result<u64, CUerror> {
-        let state = *self.state.lock();
-        match state {
-            _ if self.flags & DISABLE_TIMING != 0 => Err(INVALID_HANDLE),
-            State { begun: 0, .. } => Err(INVALID_HANDLE),
-            State { begun, done, at } if done == begun => Ok(at),
-            _ => Err(NOT_READY),
+        let state = self.state.lock();
+        if self.flags & DISABLE_TIMING != 0 || state.begun == 0 {
+            return Err(INVALID_HANDLE);
+        }
+        if state.is_complete(state.begun) {
+            Ok(state.at)
+        } else {
+            Err(NOT_READY)
         }
     }
 }
