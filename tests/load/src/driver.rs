@@ -199,6 +199,7 @@ driver! {
     fn cuEventSynchronize(event: CUevent);
     fn cuEventElapsedTime(milliseconds: &mut f32, start: CUevent, end: CUevent);
     fn cuEventDestroy_v2(event: CUevent);
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
     fn cuStreamEndCapture(stream: CUstream, graph: &mut CUgraph);
     fn cuGraphInstantiateWithFlags(executable: &mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
@@ -246,6 +247,7 @@ driver! {
     fn cuMemFreeHost(pointer: usize);
     fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
+    fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
     fn cuMemcpy2D_v2(copy: &Copy2D);
     fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);
 }

@@ -256,6 +256,18 @@ impl<'g> Stream<'g> {
         // SAFETY: a stream that lives until drop.
         unsafe { self.gpu.driver.cuStreamSynchronize(self.raw) }
     }
+
+    /// Has what is submitted from now on wait for the event.
+    pub fn wait(&self, event: &Event<'_>) -> Result<()> {
+        // SAFETY: a stream and an event that live through the call.
+        unsafe { self.gpu.driver.cuStreamWaitEvent(self.raw, event.raw, 0) }
+    }
+
+    /// Submits a copy between places of the caller's memory on this device.
+    pub fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<()> {
+        // SAFETY: the driver checks the addresses.
+        unsafe { self.gpu.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw) }
+    }
 }
 
 impl Drop for Stream<'_> {

@@ -7,6 +7,7 @@
 mod block;
 mod churn;
 mod clock;
+mod content;
 mod driver;
 mod gpu;
 mod graph;
@@ -20,6 +21,7 @@ mod range;
 mod say;
 mod size;
 mod stats;
+mod swap;
 mod throughput;
 mod touch;
 
@@ -59,6 +61,8 @@ enum Command {
     Order(order::Order),
     /// Threads that allocate and free by every API at once, and what they hold at the end
     Churn(churn::Churn),
+    /// Memory of all sizes in use, every word of it known and verified
+    Swap(swap::Swap),
     /// Launches so many kernels and waits for them
     Launches(obey::Launches),
     /// Does what it reads from stdin
@@ -98,6 +102,7 @@ fn run(arguments: Arguments) -> Result<()> {
         Command::Overhead(args) => overhead::run(args, &gpu),
         Command::Order(args) => order::run(args, &gpu),
         Command::Churn(args) => churn::run(args, &gpu),
+        Command::Swap(args) => swap::run(args, &gpu),
         Command::Launches(args) => obey::launches(args, &gpu),
         Command::Obey => obey::obey(&gpu),
     }
