@@ -77,8 +77,15 @@ fn swap(process: &Process, memory_limit: u64, swap_max: u64) -> bool {
 
 /// Asks for that many bytes more to be swapped out.
 pub(super) fn reclaim(process: &Process, device: usize, bytes: u64) {
-    if let Some(control) = process.control().devices.get(device) {
-        control.reclaim_bytes.store(bytes, Relaxed);
+    let (control, usage) = (process.control(), process.usage());
+    if let (Some(control), Some(usage)) = (control.devices.get(device), usage.devices.get(device)) {
+        let is_done = usage.reclaim_generation.load(Relaxed) == control.reclaim_generation.load(Relaxed);
+        let before = if is_done {
+            0
+        } else {
+            control.reclaim_bytes.load(Relaxed)
+        };
+        control.reclaim_bytes.store(before.saturating_add(bytes), Relaxed);
         control.reclaim_generation.fetch_add(1, Release);
     }
 }

@@ -298,10 +298,15 @@ impl<'a> Edit<'a> {
                 .devices
                 .get(device)
                 .map_or(0, |usage| usage.swappable.load(Relaxed));
-            let some = left.min(there);
+            // All of it is also what comes in just now.
+            let some = if bytes == gcgroup_abi::NO_LIMIT {
+                gcgroup_abi::NO_LIMIT
+            } else {
+                left.min(there)
+            };
             if some != 0 {
                 enforce::reclaim(process, device, some);
-                left -= some;
+                left = left.saturating_sub(some);
             }
         }
         if let Some(kept) = process.kept_mut(device) {

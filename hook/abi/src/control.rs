@@ -51,9 +51,10 @@ pub struct ControlDevice {
     pub patience_usec: AtomicU32,
     /// Not zero: the daemon sleeps and wants the bell when work begins here (`busy_since` leaves zero).
     pub wants_bell: AtomicU32,
-    /// Counts the writes of `memory.reclaim` here, each of which asks for `reclaim_bytes` more to be swapped out.
+    /// Counts the writes of `memory.reclaim` here.
     pub reclaim_generation: AtomicU32,
     reserved_gate_word: AtomicU32,
+    /// Bytes to be swapped out, asked for by all writes that the process has not dealt with; [`NO_LIMIT`]: all there are.
     pub reclaim_bytes: AtomicU64,
     reserved_gate: [AtomicU64; 3],
     /// The device's UUID as the driver gives it (16 bytes, little-endian halves); zero: no device here.

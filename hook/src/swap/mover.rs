@@ -16,9 +16,9 @@ use super::host;
 use super::policy::{Candidate, choose};
 use crate::compute::Step;
 use crate::compute::quiet::Quiet;
-use crate::helper;
 use crate::memory::levels::{device_limit, process_limit};
 use crate::process::Process;
+use crate::{driver, helper};
 
 /// Between looks while queued work ends.
 const SOON: Duration = Duration::from_micros(50);
@@ -53,6 +53,8 @@ struct Device {
     phase: Phase,
     /// Bytes still to be moved out because somebody asked.
     asked: u64,
+    /// Bytes moved out of those that were asked for and not dealt with.
+    gone: u64,
     generation: u32,
     /// The limits under which blocks were left out.
     limits: (u64, u64),
@@ -71,6 +73,7 @@ impl Mover {
         let device = || Device {
             phase: Phase::Rest,
             asked: 0,
+            gone: 0,
             generation: 0,
             limits: (NO_LIMIT, NO_LIMIT),
             was_frozen: false,
@@ -132,7 +135,7 @@ impl Device {
         let generation = control.reclaim_generation.load(Acquire);
         if generation != self.generation {
             self.generation = generation;
-            self.asked = self.asked.saturating_add(control.reclaim_bytes.load(Relaxed));
+            self.asked = control.reclaim_bytes.load(Relaxed).saturating_sub(self.gone);
             self.not_before = None;
         }
         let is_frozen = Gate::from_word(control.gate.load(Acquire)) == Gate::Frozen;
@@ -165,8 +168,10 @@ impl Device {
         }
         self.not_before = None;
         let Some(task) = self.task(process, index, usage, order) else {
-            usage.reclaim_generation.store(self.generation, Release);
-            return self.rest(process, index, is_held, None);
+            let again = self.not_before.map(|_| AGAIN);
+            let mut step = self.rest(process, index, is_held, again);
+            step.has_news = self.deal(usage);
+            return step;
         };
         if !is_held {
             process.hold(index);
@@ -179,13 +184,21 @@ impl Device {
     }
 
     fn rest(&mut self, process: &Process, index: usize, is_held: bool, wake: Option<Duration>) -> Step {
-        if is_held {
+        if is_held && self.was_frozen {
+            self.phase = Phase::Out;
+        } else if is_held {
             process.release(index);
         }
         Step {
             wake,
             has_news: false,
         }
+    }
+
+    /// Tells that what was asked for so far has been seen to; whether that is news.
+    fn deal(&mut self, usage: &UsageDevice) -> bool {
+        (self.asked, self.gone) = (0, 0);
+        usage.reclaim_generation.swap(self.generation, Release) != self.generation
     }
 
     fn quieten(
@@ -225,11 +238,16 @@ impl Device {
             wake: Some(Duration::ZERO),
             has_news: true,
         };
+        // Nothing comes in while something is to go, but for what cannot be elsewhere.
+        if task.to == Where::Device && self.asked != 0 {
+            task.blocks.retain(|block| block.is_pinned());
+        }
         if let Some(block) = task.blocks.pop() {
             match relocate(process, &block, index, usage, task.to) {
                 Ok(()) if task.to == Where::Host => {
                     block.set_stays(task.is_asked);
                     self.asked = self.asked.saturating_sub(block.size);
+                    self.gone = self.gone.saturating_add(block.size);
                 }
                 Ok(()) => {}
                 Err(failed) => {
@@ -247,8 +265,7 @@ impl Device {
         }
         if task.to == Where::Host && self.was_frozen && task.is_asked {
             // It stays held, so that a thaw finds all of it back.
-            usage.reclaim_generation.store(self.generation, Release);
-            self.asked = 0;
+            self.deal(usage);
             self.phase = Phase::Out;
             return go_on;
         }
@@ -301,7 +318,8 @@ impl Device {
                 .filter_map(|at| movable.get(*at).cloned())
                 .collect();
             if blocks.is_empty() {
-                if self.asked != 0 {
+                // There is nothing more, or there may not be more of it on the host.
+                if self.asked != 0 && !movable.is_empty() {
                     usage.nr_swap_fail.fetch_add(1, Relaxed);
                 }
                 self.asked = 0;
@@ -314,10 +332,21 @@ impl Device {
             });
         }
         // What went first comes first.
-        let mut room = room(process, index, usage);
+        let by_limits = room(process, index, usage);
+        let mut room = by_limits;
+        let is_due_in = |block: &Arc<Block>| block.place() == Where::Host && !block.stays();
+        if let Some(first) = all.iter().find(|block| is_due_in(block))
+            && first.size <= by_limits
+        {
+            room = room.min(free_memory(process, first));
+            if first.size > room {
+                // Others have the card: nobody tells when they go.
+                self.not_before = Some(Instant::now() + AGAIN);
+            }
+        }
         let mut back: Vec<_> = all
             .into_iter()
-            .filter(|block| block.place() == Where::Host && !block.stays())
+            .filter(is_due_in)
             .take_while(|block| {
                 let fits = block.size <= room;
                 room = room.saturating_sub(block.size);
@@ -353,6 +382,19 @@ fn room(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
     let control = process.control();
     under(&usage.memory_current, device_limit(control, index))
         .min(under(&process.usage().memory_current, process_limit(control)))
+}
+
+/// Bytes that the driver has to give where the block would be; without an answer, it will say when it is asked for them.
+fn free_memory(process: &Process, block: &Block) -> u64 {
+    let (mut free, mut total) = (0, 0);
+    let context = process.contexts.numbered(block.context);
+    let asked = context.and_then(|context| {
+        helper::in_driver(|| context.with_current(|| driver::cuMemGetInfo_v2(&mut free, &mut total)))
+    });
+    match asked.flatten() {
+        Some(Ok(())) => free as u64,
+        _ => u64::MAX,
+    }
 }
 
 /// Moves one block and its charge. The device is held and quiet.

@@ -63,8 +63,9 @@ impl Range {
     }
 
     pub(super) fn unmap(&self) {
-        // It can fail only for what is not mapped, which is what is wanted.
-        let _ = bytes(self.size).and_then(|size| driver::cuMemUnmap(self.address, size));
+        let unmap = || bytes(self.size).and_then(|size| driver::cuMemUnmap(self.address, size));
+        // What stays mapped stays in use, so it is worth a second try.
+        let _ = unmap().or_else(|_| unmap());
     }
 
     /// Lets the device use what is mapped there, and those of its peers that can.
