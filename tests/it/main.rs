@@ -123,6 +123,10 @@ mod supervise;
 #[cfg(test)]
 mod swap;
 #[cfg(test)]
+mod swap_faults;
+#[cfg(test)]
+mod swap_load;
+#[cfg(test)]
 mod wait;
 #[cfg(test)]
 mod windows;

@@ -1,0 +1,62 @@
+//! A workload that knows every word of its memory, while that is moved out and in under it.
+
+use support::{Config, Governed, Mount, artifacts, wait_until};
+
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+
+fn start(mount: &Mount, arguments: &[&str]) -> Governed {
+    let mut command = mount.command(artifacts().load());
+    command.arg("swap").args(arguments).env("GCGROUP_SWAP", "max");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    program
+}
+
+#[test]
+fn no_word_is_wrong_while_limits_reclaims_and_freezes_come_and_go() {
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let mut program = start(&mount, &["--bytes", "6M", "--blocks", "12", "--hold"]);
+    let dir = Dir::of(&mount, program.pid());
+    for round in 0..4 {
+        wait_until("it has memory", || dir.number("memory.current") >= 16 * MIB);
+        dir.write("memory.limit", 8 * MIB);
+        wait_until("its excess is out", || dir.number("memory.current") <= 8 * MIB);
+        dir.write("memory.limit", "max");
+        wait_until("all is back", || dir.number("memory.swap.current") == 0);
+        if round % 2 == 0 {
+            dir.write("compute.freeze", 1);
+            wait_until("it is drained", || dir.is_frozen());
+            dir.write("memory.reclaim", "max");
+            let is_out = || dir.number("memory.current") == dir.key("memory.stat", "pinned_unswappable");
+            wait_until("only what never moves is there", is_out);
+            let held = mount.truth().used(program.pid(), 0);
+            assert_eq!(held, dir.number("memory.current"), "what is charged is there");
+            dir.write("compute.freeze", 0);
+        }
+    }
+    assert!(dir.key("memory.events", "swap_out") >= 4);
+    program.close_stdin();
+    program.expect("{\"command\":\"swap\"");
+    assert!(program.wait().success(), "{}", program.stderr());
+}
+
+#[test]
+fn what_was_moved_and_freed_leaves_nothing_behind() {
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let mut program = start(&mount, &["--bytes", "4M", "--blocks", "8", "--hold"]);
+    let dir = Dir::of(&mount, program.pid());
+    wait_until("it has memory", || dir.number("memory.current") >= 8 * MIB);
+    dir.write("memory.limit", 4 * MIB);
+    wait_until("some is out", || dir.key("memory.events", "swap_out") >= 1);
+    program.say("");
+    program.expect("{\"command\":\"swap\"");
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    assert_eq!(dir.key("memory.stat", "linear"), 0);
+    assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0);
+    assert_eq!(mount.truth().used(program.pid(), 0), 0);
+    assert_eq!(mount.truth().used_by_all(0), 0);
+    program.finish();
+}
