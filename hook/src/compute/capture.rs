@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::gate;
 use crate::cuda::{CU_STREAM_CAPTURE_STATUS_NONE, CUresult, CUstream};
 use crate::interpose::Next;
-use crate::process;
+use crate::process::{self, Process};
 use crate::{driver, sys};
 
 #[derive(Debug, Default)]
@@ -81,7 +81,17 @@ pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
         || captures.begin(stream, tid),
         || captures.end(stream, tid),
     );
-    next().inspect_err(|_| captures.end(stream, tid))
+    // What is submitted to it is not to be counted, and only the cold path asks.
+    process.slots.watch(process, true);
+    next().inspect_err(|_| {
+        captures.end(stream, tid);
+        is_over(process);
+    })
+}
+
+/// Lets the helper have submissions take the short way again.
+fn is_over(process: &Process) {
+    process.line.as_ref().inspect(|line| line.wake());
 }
 
 /// `cuStreamEndCapture`: the capture is over, also if it was not valid; not, if another thread had to end it.
@@ -93,6 +103,8 @@ pub(crate) fn end(stream: CUstream, next: Next<'_>) -> CUresult {
     let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     if driver::cuStreamIsCapturing(stream, &mut status).is_err() || status == CU_STREAM_CAPTURE_STATUS_NONE {
         process.contexts.captures.end(stream, sys::gettid());
+        process.slots.current(process).inspect(|bound| bound.discount());
+        is_over(process);
     }
     result
 }

@@ -91,9 +91,13 @@ impl Drain {
             self.are_several = matches!(asked, Some(Ok(()))).then_some(count > 1);
         }
         let are_several = self.are_several == Some(true);
-        process
-            .slots
-            .watch(process, is_any_frozen && are_several || process.holds.is_any());
+        let is_wanted =
+            || is_any_frozen && are_several || process.holds.is_any() || process.contexts.captures.is_any();
+        process.slots.watch(process, is_wanted());
+        // Somebody may have begun to hold or to capture in between.
+        if is_wanted() {
+            process.slots.watch(process, true);
+        }
     }
 
     /// Takes up freezes and drops what was thawed; whether a freeze was taken up.

@@ -16,10 +16,10 @@ use super::elsewhere;
 use super::meter::ring_if_wanted;
 use super::slot::Bound;
 use super::window::{Place, Window};
-use crate::cuda::{CUresult, CUstream};
+use crate::cuda::{self, CUresult, CUstream};
 use crate::interpose::Next;
 use crate::process::{self, Process};
-use crate::{interpose, sys};
+use crate::{driver, interpose, sys};
 
 /// Who waits looks at the gate this often, whether woken or not: the block it waits on may have been replaced.
 pub(crate) const RECHECK: Duration = Duration::from_millis(100);
@@ -133,6 +133,7 @@ fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*mut Th
     let process = process::get()?;
     if let Some(bound) = process.slots.current(process) {
         bound.uncount(what);
+        bound.discount();
         bound.fold(process);
         is_nested |= bound.thread.is_inside();
     }
@@ -160,6 +161,9 @@ pub(crate) fn submit(
     let Some(process) = process::get() else {
         return next();
     };
+    if process.contexts.captures.is_any() && is_captured(default_stream(stream.0.addr(), false)) {
+        return next();
+    }
     let Some(bound) = process.slots.bind(process) else {
         return next();
     };
@@ -202,6 +206,9 @@ impl Passing<'_> {
             let Some((control, usage)) = blocks(self.process, self.bound) else {
                 return;
             };
+            if self.process.contexts.captures.is_any() && is_captured(call.stream()) {
+                return self.bound.count_captured(self.what);
+            }
             let gate = Gate::from_word(control.gate.load(Relaxed));
             let is_watched = self.process.slots.are_watched();
             if (gate == Gate::Run && !is_watched) || self.may_not_wait() {
@@ -381,6 +388,13 @@ impl Passing<'_> {
 fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevice, &'a UsageDevice)> {
     let control = process.control().devices.get(bound.index())?;
     Some((control, process.usage().devices.get(bound.index())?))
+}
+
+/// Whether what is submitted to a stream now becomes part of a graph, and so does not run.
+fn is_captured(stream: usize) -> bool {
+    let mut status = cuda::CU_STREAM_CAPTURE_STATUS_NONE;
+    let asked = driver::cuStreamIsCapturing(super::contexts::stream(stream), &mut status);
+    asked.is_ok() && status != cuda::CU_STREAM_CAPTURE_STATUS_NONE
 }
 
 /// Nanoseconds of work that may be queued.

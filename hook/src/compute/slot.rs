@@ -29,6 +29,8 @@ pub(super) struct Side {
     /// Its own thread's; locked for as long as it takes to take it out or put it back.
     pub(super) window: Mutex<Option<Box<Window>>>,
     pub(super) noted: Noted,
+    /// Submissions that are counted and became part of a graph instead, by sort.
+    pub(super) captured: [AtomicU64; Submission::COUNT],
 }
 
 impl Side {
@@ -41,6 +43,7 @@ impl Side {
             credit: AtomicU32::new(0),
             window: Mutex::new(None),
             noted: Noted::new(),
+            captured: [const { AtomicU64::new(0) }; Submission::COUNT],
         }
     }
 }
@@ -88,6 +91,25 @@ impl Bound<'_> {
     /// Takes an [`Self::enter`] back.
     pub(crate) fn uncount(&self, what: Submission) {
         add(self.thread.entered(what), u64::MAX);
+    }
+
+    /// What was entered becomes part of a graph: it is taken off when it has been exited.
+    pub(super) fn count_captured(&self, what: Submission) {
+        if let Some(count) = self.side.captured.get(what as usize) {
+            add(count, 1);
+        }
+    }
+
+    /// Takes off what became part of graphs. For the slot's own thread, or for who takes it over.
+    pub(super) fn discount(&self) {
+        for (counts, captured) in self.thread.submissions.iter().zip(&self.side.captured) {
+            let captured = captured.swap(0, Relaxed);
+            if captured != 0 {
+                counts
+                    .iter()
+                    .for_each(|count| add(count, captured.wrapping_neg()));
+            }
+        }
     }
 
     /// The driver has returned.
