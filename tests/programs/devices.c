@@ -24,6 +24,11 @@
  *   fill MEMORY VALUE | word MEMORY                                  -> RESULT VALUE
  *   copy TO FROM BYTES STREAM
  *   copy2d TO FROM BYTES                by a CUDA_MEMCPY2D of one row, on the default stream
+ *   toarray ARRAY FROM BYTES            by cuMemcpyDtoA
+ *   fromarray TO ARRAY BYTES            by a CUDA_MEMCPY2D of one row
+ *   batch STREAM BYTES TO FROM TO FROM  by cuMemcpyBatchAsync
+ *   batch3d STREAM BYTES TO ARRAY       by cuMemcpy3DBatchAsync, of one row
+ *   one3d STREAM BYTES TO ARRAY         by cuMemcpy3DWithAttributesAsync, of one row
  *   copy3d TO CONTEXT FROM CONTEXT BYTES        by a CUDA_MEMCPY3D_PEER of one row
  *   nulls DEVICE            the results of asking for memory with no place for the free, the total, either; and for a
  *                           device's total
@@ -73,7 +78,11 @@ struct copy3d {
     void *dst_context;
     size_t dst_pitch, dst_height, width, height, depth;
 };
-enum { DEVICE = 2 };
+enum { DEVICE = 2, OF_ARRAY = 3 };
+struct attributes { int order, hints[4]; unsigned flags; };
+struct operand { int type; union { struct { unsigned long long address; size_t row, height; int hint[2]; } pointer;
+    struct { unsigned long long array; size_t x, y, z; } array; } what; };
+struct op3d { struct operand src, dst; size_t extent[3]; int order; unsigned flags; };
 
 static void *function(const char *name)
 {
@@ -347,6 +356,32 @@ static void one(const char *line)
             .width = bytes, .height = 1,
         };
         printf("%d\n", CALL("cuMemcpy2D_v2", &copy));
+    } else if (IS("toarray")) {
+        printf("%d\n", CALL("cuMemcpyDtoA_v2", memory[x].what, (size_t)0, memory[y].what, (size_t)strtoull(c, NULL, 10)));
+    } else if (IS("fromarray")) {
+        bytes = strtoull(c, NULL, 10);
+        struct copy2d copy = {
+            .src_type = OF_ARRAY, .src_array = memory[y].what,
+            .dst_type = DEVICE, .dst = memory[x].what, .dst_pitch = bytes,
+            .width = bytes, .height = 1,
+        };
+        printf("%d\n", CALL("cuMemcpy2D_v2", &copy));
+    } else if (IS("batch")) {
+        size_t sizes[2] = {strtoull(b, NULL, 10), strtoull(b, NULL, 10)}, first = 0;
+        unsigned long long to[2] = {memory[atoi(c)].what, memory[atoi(e)].what};
+        unsigned long long from[2] = {memory[atoi(d)].what, memory[atoi(f)].what};
+        struct attributes how = {1, {0}, 0};
+        printf("%d\n", CALL("cuMemcpyBatchAsync_v2", to, from, sizes, (size_t)2, &how, &first, (size_t)1, stream(a)));
+    } else if (IS("batch3d") || IS("one3d")) {
+        struct op3d op = {
+            .src = {2, {.array = {memory[atoi(d)].what, 0, 0, 0}}},
+            .dst = {1, {.pointer = {memory[atoi(c)].what, 0, 0, {0}}}},
+            .extent = {strtoull(b, NULL, 10), 1, 1}, .order = 1,
+        };
+        if (IS("one3d"))
+            printf("%d\n", CALL("cuMemcpy3DWithAttributesAsync", &op, 0ull, stream(a)));
+        else
+            printf("%d\n", CALL("cuMemcpy3DBatchAsync_v2", (size_t)1, &op, 0ull, stream(a)));
     } else if (IS("copy3d")) {
         bytes = strtoull(e, NULL, 10);
         struct copy3d copy = {

@@ -5,7 +5,7 @@
 //! slot's gate leads to the cold path, and that asks here where each call goes. What was let through before is waited
 //! for: `Inside` is who was in the driver then.
 //!
-//! Not seen: the memory of arrays and of batches, and what a graph's nodes do on other devices.
+//! Not seen: the levels of mipmapped arrays, and what a graph's nodes do on other devices.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
@@ -14,7 +14,7 @@ use gcgroup_abi::{Gate, OTHER_DEVICE, Submission, Thread};
 use super::gate::Arguments;
 use super::slot::is_dead;
 use crate::cuda::{
-    CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUcontext, CUdeviceptr, CUstream,
 };
 use crate::device::LocalDevice;
@@ -25,7 +25,7 @@ use crate::process::Process;
 const REGISTERS: usize = 6;
 /// A structure of a copy, of CUDA 3.2 or newer: what it may be told of, by where that is in it.
 struct Structure {
-    /// Two times, of which sort of memory and at which address.
+    /// Two times, of which sort of memory and at which address; the array, if it is one, is named behind the address.
     places: [(usize, usize); 2],
     contexts: &'static [usize],
 }
@@ -46,19 +46,61 @@ const STRUCTURES: [Structure; 3] = [
     },
 ];
 
-/// Where a call's [`names`] say which of the [`STRUCTURES`] its first argument points to, from 1.
+/// A list of what is copied, of CUDA 12.8 or newer.
+struct List {
+    /// The arguments that point to it, or to its halves.
+    heads: &'static [usize],
+    /// The argument that says how many there are; without it one.
+    count: Option<usize>,
+    /// The bytes from each entry to the next.
+    stride: usize,
+    /// Where in each memory is named, by address or array.
+    memory: &'static [usize],
+}
+
+/// Entries that are looked at, of a longer list too.
+const LONGEST: usize = 1 << 16;
+
+/// `CUdeviceptr` and two times `CUDA_MEMCPY3D_BATCH_OP`.
+const LISTS: [List; 3] = [
+    List {
+        heads: &[0, 1],
+        count: Some(3),
+        stride: 8,
+        memory: &[0],
+    },
+    List {
+        heads: &[1],
+        count: Some(0),
+        stride: 112,
+        memory: &[8, 48],
+    },
+    List {
+        heads: &[0],
+        count: None,
+        stride: 112,
+        memory: &[8, 48],
+    },
+];
+
+/// Where a call's [`names`] say which of the [`STRUCTURES`] its first argument points to, from 1, or which of the [`LISTS`]
+/// it is given, from behind those.
 const STRUCTURE: usize = 2 * REGISTERS;
 
-/// What a call's arguments name, by their types: bits 0–5 the addresses, 6–11 the contexts, 12–14 the structure.
+/// What a call's arguments name, by their types: bits 0–5 the addresses and arrays, 6–11 the contexts, 12–14 the
+/// structure or list.
 pub(crate) const fn names(types: &[&str]) -> u32 {
     let (mut index, mut rest, mut names) = (0, types, 0);
     while let [first, others @ ..] = rest {
         names |= match first.as_bytes() {
-            b"CUdeviceptr" if index < REGISTERS => 1 << index,
+            b"CUdeviceptr" | b"CUarray" if index < REGISTERS => 1 << index,
             b"CUcontext" if index < REGISTERS => 1 << (REGISTERS + index),
             b"*const CUDA_MEMCPY2D" if index == 0 => 1 << STRUCTURE,
             b"*const CUDA_MEMCPY3D" if index == 0 => 2 << STRUCTURE,
             b"*const CUDA_MEMCPY3D_PEER" if index == 0 => 3 << STRUCTURE,
+            b"*mut CUdeviceptr" if index == 0 => 4 << STRUCTURE,
+            b"*mut CUDA_MEMCPY3D_BATCH_OP" if index == 1 => 5 << STRUCTURE,
+            b"*mut CUDA_MEMCPY3D_BATCH_OP" if index == 0 => 6 << STRUCTURE,
             _ => 0,
         };
         (index, rest) = (index + 1, others);
@@ -92,9 +134,9 @@ pub(super) fn closed(
     let are = |bit: usize| move |index: &usize| names >> (bit + index) & 1 != 0;
     let contexts = (0..REGISTERS).filter(are(REGISTERS));
     let addresses = (0..REGISTERS).filter(are(0));
-    let structure = (names >> STRUCTURE)
-        .checked_sub(1)
-        .and_then(|number| STRUCTURES.get(number as usize));
+    let number = (names >> STRUCTURE).checked_sub(1).map(|number| number as usize);
+    let structure = number.and_then(|number| STRUCTURES.get(number));
+    let list = number.and_then(|number| LISTS.get(number.checked_sub(STRUCTURES.len())?));
     let places = structure.into_iter().flat_map(|structure| structure.places);
     let peers = structure.into_iter().flat_map(|structure| structure.contexts);
     contexts
@@ -104,22 +146,43 @@ pub(super) fn closed(
         .chain(
             addresses
                 .map(|index| arguments.get(index))
-                .chain(places.filter_map(|place| address_in(arguments, place)))
-                .filter_map(device_of),
+                .chain(places.filter_map(|place| memory_in(arguments, place)))
+                .chain(list.into_iter().flat_map(|list| list.memory_of(arguments)))
+                .filter_map(|memory| device_of(process, memory)),
         )
         .find_map(is_closed)
 }
 
-/// The address in a structure, if it is one.
-fn address_in(arguments: Arguments, (sort, address): (usize, usize)) -> Option<usize> {
-    let sort = arguments.word_in_first(sort)? & 0xffff_ffff;
-    matches!(sort, CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED)
-        .then(|| arguments.word_in_first(address))
-        .flatten()
+impl List {
+    /// All memory that it names.
+    fn memory_of(&self, arguments: Arguments) -> impl Iterator<Item = usize> {
+        let is_there = self.heads.iter().all(|head| arguments.get(*head) != 0);
+        let count = self.count.map_or(1, |index| arguments.get(index));
+        (0..if is_there { count.min(LONGEST) } else { 0 }).flat_map(move |entry| {
+            let of_head = move |head: &'static usize| {
+                let in_entry = self.memory.iter();
+                in_entry.filter_map(move |offset| arguments.word_behind(*head, entry * self.stride + offset))
+            };
+            self.heads.iter().flat_map(of_head)
+        })
+    }
 }
 
-/// The device that memory is on; `None` for the host's, and for what is no memory.
-fn device_of(address: usize) -> Option<LocalDevice> {
+/// The address or the array in a structure, if it is one.
+fn memory_in(arguments: Arguments, (sort, address): (usize, usize)) -> Option<usize> {
+    match arguments.word_in_first(sort)? & 0xffff_ffff {
+        CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => arguments.word_in_first(address),
+        CU_MEMORYTYPE_ARRAY => arguments.word_in_first(address + size_of::<usize>()),
+        _ => None,
+    }
+}
+
+/// The device that memory or an array is on; `None` for the host's, and for what is no memory.
+fn device_of(process: &Process, address: usize) -> Option<LocalDevice> {
+    // The handle of an array is no address of the device's.
+    if let Some(local) = process.memory.arrays.local(address as u64) {
+        return Some(local);
+    }
     let ask = |attribute| {
         let mut value = 0;
         driver::cuPointerGetAttribute(&mut value, attribute, CUdeviceptr(address as u64)).ok()?;
@@ -192,6 +255,11 @@ mod tests {
         );
         assert_eq!(names(&["*mut c_void", "CUdeviceptr", "usize"]), 0b10);
         assert_eq!(names(&["*const CUDA_MEMCPY3D_PEER"]) >> STRUCTURE, 3);
+        assert_eq!(
+            names(&["*mut CUdeviceptr", "*mut CUdeviceptr", "usize"]) >> STRUCTURE,
+            4
+        );
+        assert_eq!(names(&["CUarray", "usize", "CUarray"]), 0b101);
         assert!(
             names(&["*const CUDA_MEMCPY3D_PEER"]) << 17 >> 17 == 3 << STRUCTURE,
             "in one word with the rest"

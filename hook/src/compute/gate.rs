@@ -64,8 +64,13 @@ impl Arguments {
 
     /// A word of the structure that the first argument points to.
     pub(super) fn word_in_first(self, offset: usize) -> Option<usize> {
-        let structure = self.get(0);
-        // SAFETY: the driver reads the same word of what the program says is that structure.
+        self.word_behind(0, offset)
+    }
+
+    /// A word of what an argument points to.
+    pub(super) fn word_behind(self, index: usize, offset: usize) -> Option<usize> {
+        let structure = self.get(index);
+        // SAFETY: the driver reads the same word of what the program says is such a structure, or a list of them.
         (structure != 0).then(|| unsafe { *std::ptr::with_exposed_provenance::<usize>(structure + offset) })
     }
 

@@ -122,6 +122,14 @@ impl Ledger {
         Some(found.remove().0.1)
     }
 
+    /// The device that what is remembered of that key is on.
+    pub(crate) fn local(&self, key: u64) -> Option<LocalDevice> {
+        let hash = hash(key);
+        let table = self.shard(hash)?.lock();
+        let (_, entry) = table.find(hash, |(other, _)| *other == key)?;
+        Some(entry.local)
+    }
+
     /// Removes all that `is_wanted`.
     pub(crate) fn take_all(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let mut taken = Vec::new();

@@ -45,7 +45,7 @@ pub(crate) struct Memory {
     /// By host address.
     host: Ledger,
     /// By handle of the array or mipmapped array.
-    arrays: Ledger,
+    pub(crate) arrays: Ledger,
     pub(crate) reserves: Reserves,
     /// By handle of external memory.
     external: Ledger,

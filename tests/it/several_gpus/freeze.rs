@@ -25,6 +25,7 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
         devices.ok(&format!("alloc {MIB}")),
     );
     let stream_here = devices.ok("stream 1");
+    let array = devices.ok("array 4096");
     devices.ok(&format!("fill {here} 5"));
     devices.ok("spin 0 null");
     devices.ok("sync");
@@ -39,6 +40,11 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
         format!("peer {there} 1 {here} 0 4096 {stream_there}"),
         format!("copy3d {there} 1 {here} 0 4096"),
         format!("copy2d {here_too} {here} 4096"),
+        format!("toarray {array} {there} 4096"),
+        format!("fromarray {there_too} {array} 4096"),
+        format!("batch {stream_there} 4096 {there_too} {there} {here_too} {here}"),
+        format!("batch3d {stream_there} 4096 {there_too} {array}"),
+        format!("one3d {stream_there} 4096 {there_too} {array}"),
         format!("word {here}"),
         format!("fill {here_too} 9"),
     ];
