@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use serde_json::json;
-use support::{Config, Mount, artifacts};
+use support::{Config, Mount, artifacts, instructions};
 
 use crate::report::Report;
 
@@ -36,30 +36,12 @@ fn launch(command: &Command) -> f64 {
 
 /// Instructions of a whole run with so many launches.
 fn count(command: &Command, launches: u32) -> f64 {
-    let mut valgrind = Command::new("valgrind");
-    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--"]);
-    valgrind.arg(command.get_program());
+    let mut run = Command::new(command.get_program());
     // One round; the warming one takes at most a hundred.
-    valgrind.args([
-        "overhead",
-        "--call",
-        "launch",
-        "--rounds",
-        "1",
-        "--calls",
-        &launches.to_string(),
-    ]);
+    run.args(["overhead", "--call", "launch", "--rounds", "1"]);
+    run.args(["--calls", &launches.to_string()]);
     for (name, value) in command.get_envs() {
-        value.map(|value| valgrind.env(name, value));
+        value.map(|value| run.env(name, value));
     }
-    let output = valgrind.output().expect("valgrind runs");
-    let words = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words}");
-    let total = words
-        .lines()
-        .find_map(|line| line.split_once("Collected : "))
-        .map(|(_, count)| count.trim());
-    total
-        .and_then(|total| total.parse().ok())
-        .unwrap_or_else(|| panic!("no count in {words}"))
+    instructions(&run) as f64
 }

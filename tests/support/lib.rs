@@ -4,6 +4,7 @@
 //! Everything here panics rather than return an error: a test that cannot have what it needs has failed.
 
 mod artifacts;
+mod counted;
 mod governed;
 mod mount;
 mod program;
@@ -11,6 +12,7 @@ mod truth;
 mod wait;
 
 pub use artifacts::{Artifacts, artifacts, python, repository};
+pub use counted::{instructions, system_calls};
 pub use governed::Governed;
 pub use mount::{Config, Mount};
 pub use program::{c_program, c_program_by};

@@ -1,0 +1,101 @@
+//! Faults found in other tools of this kind, of what a call costs and what it leaves behind; each a test by its name.
+
+use std::process::Command;
+
+use support::{Config, Governed, Mount, artifacts, c_program, instructions, system_calls, wait_until};
+
+use crate::driver::{Dir, DriverShell, driver_shell};
+
+/// A governed run of so many `cuMemAlloc` and `cuMemFree`, on a driver that does nothing itself, beside live blocks.
+fn pairs(mount: &Mount, calls: u32, live: u32) -> Command {
+    let mut command = mount.command(artifacts().load());
+    command.args(["overhead", "--call", "alloc-free", "--rounds", "1"]);
+    command.args(["--calls", &calls.to_string(), "--live", &live.to_string()]);
+    command
+}
+
+const FEW: u32 = 200;
+const MANY: u32 = 2_200;
+
+#[test]
+fn an_allocation_asks_neither_the_daemon_nor_the_kernel() {
+    let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
+    let [few, many] = [FEW, MANY].map(|calls| system_calls(&pairs(&mount, calls, 10)));
+    // Two thousand pairs more; what a run needs otherwise may differ by a few.
+    assert!(many < few + 100, "{few} and {many} system calls");
+}
+
+#[test]
+fn an_allocation_costs_no_more_beside_many() {
+    let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
+    let [few, many] = [10, 2_000].map(|live| {
+        let [less, more] = [FEW, MANY].map(|calls| instructions(&pairs(&mount, calls, live)));
+        (more - less) / u64::from(MANY - FEW)
+    });
+    // One that looks at every live block would take at least an instruction for each.
+    assert!(many < few + 500, "{few} and {many} instructions a pair");
+}
+
+#[test]
+fn umask_and_signals_stay_the_programs() {
+    let mount = Mount::new();
+    let status = |from: Command| {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "umask 027; trap '' USR1; exec \"$0\""])
+            .arg(driver_shell());
+        for (name, value) in from.get_envs() {
+            value.map(|value| command.env(name, value));
+        }
+        let mut shell = DriverShell::spawn(command);
+        let pid = shell.pid();
+        let is_governed = mount.governs(pid);
+        assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
+        assert_eq!(shell.ask("spin 1 2"), "ok");
+        if is_governed {
+            let dir = Dir::of(&mount, pid);
+            dir.write("compute.freeze", 1);
+            wait_until("it is drained", || dir.is_frozen());
+            dir.write("compute.freeze", 0);
+        }
+        assert_eq!(shell.ask("spin 1 2"), "ok");
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+        let names = ["Umask", "SigBlk", "SigIgn", "SigCgt"];
+        let lines = text
+            .lines()
+            .filter(|line| names.iter().any(|name| line.starts_with(name)));
+        (is_governed, lines.map(str::to_owned).collect::<Vec<_>>())
+    };
+    let (is_governed, governed) = status(mount.command(driver_shell()));
+    assert!(is_governed);
+    let (is_governed, bare) = status(mount.bare_command(driver_shell()));
+    assert!(!is_governed);
+    assert_eq!(bare.len(), 4, "{bare:?}");
+    assert_eq!(bare[0], "Umask:\t0027");
+    assert_eq!(governed, bare);
+}
+
+#[test]
+fn a_look_up_starts_behind_who_asks_and_finds_the_same_again() {
+    let mount = Mount::new();
+    let simgpu = format!("-L{}", artifacts().simgpu().display());
+    let part = |which: &str| c_program("next.c", &["-shared", "-fPIC", which]);
+    let (first, second) = (part("-DFIRST"), part("-DSECOND"));
+    let [first, second] = [first, second].map(|library| library.display().to_string());
+    let program = c_program(
+        "next.c",
+        &["-Wl,--no-as-needed", &first, &second, &simgpu, "-lcuda", "-ldl"],
+    );
+    for command in [mount.bare_command(&program), mount.command(&program)] {
+        let governed = command
+            .get_envs()
+            .any(|(name, value)| name == "LD_PRELOAD" && value.is_some());
+        let mut next = Governed::spawn(command);
+        // A name of the program's own, not the driver's: the first library's function found the second's, twice.
+        next.expect("cuPlain 1 2 2");
+        for how in ["default", "next", "handle", "getproc"] {
+            next.expect(&format!("{how} found found same 0"));
+        }
+        assert!(next.wait().success(), "governed: {governed}");
+    }
+}
