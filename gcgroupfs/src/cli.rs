@@ -7,6 +7,7 @@ mod freeze;
 mod ls;
 mod mount;
 mod run;
+mod set;
 mod supervise;
 mod wait;
 
@@ -45,13 +46,7 @@ enum Command {
         path: String,
     },
     /// Writes a value to a control file, without the mount.
-    Set {
-        /// Below the mount point, as 1234/memory.limit
-        path: String,
-        /// As one would echo it
-        #[arg(allow_hyphen_values = true)]
-        value: String,
-    },
+    Set(set::Set),
     /// Waits until a control file says so: gcgroupfs wait 1234/gcgroup.events frozen=1
     Wait(wait::Arguments),
     /// Lists the governed processes.
@@ -87,9 +82,7 @@ pub fn main() -> ExitCode {
     let done = match command {
         Command::Mount(arguments) => mount::run(&socket, &arguments),
         Command::Get { path } => Client::connect(&socket).and_then(|mut client| print(&client.get(&path)?)),
-        Command::Set { path, value } => {
-            Client::connect(&socket).and_then(|mut client| client.set(&path, &value))
-        }
+        Command::Set(arguments) => return set::run(&socket, &arguments),
         Command::Wait(arguments) => return wait::run(&socket, &arguments),
         Command::Ls { json } => {
             Client::connect(&socket).and_then(|mut client| print(&ls::list(&mut client, json)?))

@@ -109,3 +109,32 @@ fn who_was_not_started_for_it_never_moves() {
     assert_eq!(dir.number("memory.current"), 32 * MIB);
     assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 32 * MIB);
 }
+
+#[test]
+fn who_waits_for_a_write_finds_it_in_effect_or_hears_what_is_not() {
+    let mount = mount();
+    let mut program = swapping(&mount);
+    let dir = Dir::of(&mount, program.pid());
+    for _ in 0..4 {
+        alloc(&mut program, 8 * MIB);
+    }
+    let set = |file: &str, value: &str, timeout: &str| {
+        let path = format!("{}/{file}", program.pid());
+        let command = ["set", "--wait", "--timeout", timeout, &path, value];
+        mount.gcgroupfs(&command).output().unwrap()
+    };
+    assert!(set("memory.limit", "16M", "60").status.success());
+    assert_eq!(dir.number("memory.current"), 16 * MIB);
+    assert!(set("memory.reclaim", "8M", "60").status.success());
+    assert_eq!(dir.number("memory.swap.current"), 24 * MIB);
+    assert!(set("compute.freeze", "1", "60").status.success());
+    assert!(dir.is_frozen());
+    assert!(set("compute.freeze", "0", "60").status.success());
+    assert!(!dir.is_frozen());
+    dir.write("memory.swap.max", 0);
+    let refused = set("memory.limit", "1M", "0");
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success());
+    assert!(words.contains("memory.current is "), "{words}");
+    assert!(!set("memory.swap.max", "max", "60").status.success(), "at once");
+}
