@@ -128,6 +128,8 @@ mod swap_faults;
 #[cfg(test)]
 mod swap_load;
 #[cfg(test)]
+mod swap_pinned;
+#[cfg(test)]
 mod wait;
 #[cfg(test)]
 mod windows;

@@ -1,0 +1,81 @@
+//! What a program learns of memory that can be moved, and what stays where it is from then on.
+
+use support::{Config, Mount, wait_until};
+
+use crate::calls::Calls;
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+/// Not a multiple of anything that is mapped.
+const ASKED: u64 = 5 * MIB + 256;
+const SIZE: u64 = 6 * MIB;
+
+fn mount() -> Mount {
+    Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("GCGROUP_SWAP", "max"),
+    )
+}
+
+/// Has the one block moved to the host.
+fn out(dir: &Dir<'_>) {
+    dir.write("memory.reclaim", "max");
+    wait_until("it is out", || dir.number("memory.current") == 0);
+    assert_eq!(dir.number("memory.swap.current"), SIZE);
+}
+
+/// By `CUpointer_attribute`: context, memory type, managed or not, ordinal, start and size.
+fn attributes(calls: &mut Calls) -> Vec<u64> {
+    calls.ok("cuMemGetAddressRange_v2 &base &size $block");
+    let mut told = vec![calls.get("base"), calls.get("size")];
+    for attribute in [1, 2, 7, 8, 9, 11, 12] {
+        calls.put("value", 0, 8, 0);
+        calls.ok(&format!("cuPointerGetAttribute &value {attribute} $block"));
+        told.push(calls.get("value"));
+    }
+    told
+}
+
+#[test]
+fn what_is_told_of_a_block_is_that_of_device_memory_wherever_it_is() {
+    let mount = mount();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok(&format!("cuMemAlloc_v2 &block {ASKED}"));
+    let (block, context) = (calls.get("block"), calls.get("context"));
+    let here = attributes(&mut calls);
+    let [base, size, told_context, kind, _, managed, ordinal, start, bytes] = here[..] else {
+        panic!("{here:?}")
+    };
+    assert_eq!((base, size, start, bytes), (block, ASKED, block, ASKED));
+    assert_eq!((told_context, kind, managed, ordinal), (context, 2, 0, 0));
+    out(&dir);
+    assert_eq!(attributes(&mut calls), here);
+}
+
+#[test]
+fn what_is_given_away_comes_back_first_and_stays() {
+    for call in [
+        "cuMemRetainAllocationHandle &handle $block",
+        "cuPointerGetAttribute &tokens 5 $block",
+        "cuMemGetHandleForAddressRange &descriptor $block 2097152 1 0",
+    ] {
+        let mount = mount();
+        let mut calls = Calls::start(&mount);
+        let dir = Dir::of(&mount, calls.pid());
+        calls.ok(&format!("cuMemAlloc_v2 &block {ASKED}"));
+        assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0, "{call}");
+        out(&dir);
+        // Whether the driver can do that is its own business.
+        let _ = calls.call(call);
+        assert_eq!(dir.number("memory.current"), SIZE, "{call}");
+        assert_eq!(dir.number("memory.swap.current"), 0, "{call}");
+        assert_eq!(dir.key("memory.stat", "pinned_unswappable"), SIZE, "{call}");
+        dir.write("memory.limit", MIB);
+        dir.write("memory.reclaim", "max");
+        wait_until("it was seen", || dir.key("memory.events", "reclaim") == 2);
+        calls.ok("cuCtxSynchronize");
+        assert_eq!(dir.number("memory.current"), SIZE, "{call}");
+    }
+}
