@@ -10,7 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen, socket, sockopt,
+};
+
+use crate::process;
 
 /// Connections that may wait to be accepted; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
@@ -125,18 +129,31 @@ fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
         Ok(file) if !file.file_type().is_socket() => bail!("{} is there and is no socket", path.display()),
         Ok(_) => {}
     }
-    let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
-    match connect(probe.as_raw_fd(), address) {
-        Err(Errno::ECONNREFUSED) => {
-            fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()))
+    let deadline = Instant::now() + TAKEOVER_PATIENCE;
+    loop {
+        let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
+        match connect(probe.as_raw_fd(), address) {
+            Err(Errno::ECONNREFUSED) => {
+                return fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()));
+            }
+            Err(Errno::ENOENT) => return Ok(()),
+            // A daemon that was killed while it started a process: the socket closes when that executes its program.
+            Ok(()) if is_orphan(&probe) && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // Also a full backlog, or a socket of another type: there is somebody.
+            _ => bail!(
+                "another daemon listens on {} (give this one another --socket)",
+                path.display()
+            ),
         }
-        Err(Errno::ENOENT) => Ok(()),
-        // Also a full backlog, or a socket of another type: there is somebody.
-        _ => bail!(
-            "another daemon listens on {} (give this one another --socket)",
-            path.display()
-        ),
     }
+}
+
+/// Whether who began to listen at the other end is dead. See `SO_PEERCRED` in unix(7).
+fn is_orphan(probe: &OwnedFd) -> bool {
+    let listener = getsockopt(probe, sockopt::PeerCredentials).map(|peer| u32::try_from(peer.pid()));
+    matches!(listener, Ok(Ok(pid)) if pid != 0 && process::stat(pid).is_none())
 }
 
 #[cfg(test)]
