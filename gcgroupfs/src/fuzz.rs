@@ -128,13 +128,19 @@ pub fn usage(data: &[u8]) {
     });
 }
 
+/// The files of a directory that can be read.
+fn readable(world: &World, place: Place) -> impl Iterator<Item = &'static ControlFile> {
+    let files = file::files_in(&world.tree, place).unwrap();
+    files.filter(|file| !matches!(file.io, Io::Write(_)))
+}
+
 /// Everything that there is to read.
 fn show_all(world: &World) {
     for path in ["", "100", "100/0", "100/1"] {
         let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
             panic!("{path} is a directory")
         };
-        for file in file::files_in(&world.tree, place).unwrap() {
+        for file in readable(world, place) {
             let text = file.show(&world.tree, place).unwrap();
             assert!(
                 text.is_empty() || text.ends_with('\n'),
@@ -162,7 +168,7 @@ pub fn settings(text: &[u8]) {
                 let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
                     return;
                 };
-                for file in file::files_in(&world.tree, place).unwrap() {
+                for file in readable(world, place) {
                     file.show(&world.tree, place).unwrap();
                 }
             }
