@@ -40,8 +40,8 @@ struct Slow {
 enum Goal {
     /// A file with a single number shows at most so much.
     AtMost(&'static str, u64),
-    /// A file with a single number shows at least so much.
-    AtLeast(&'static str, u64),
+    /// Bytes that have been moved to the host so far.
+    Out(u64),
     /// The device, or all of them, is drained, or is not.
     Frozen(u64),
 }
@@ -56,11 +56,8 @@ const SLOW: &[Slow] = &[
         goal: |directory, value| {
             let current = directory.number("memory.current", "")?;
             let movable = current.saturating_sub(directory.number("memory.stat", "pinned_unswappable")?);
-            let gone = directory.number("memory.swap.current", "")?;
-            Ok(Goal::AtLeast(
-                "memory.swap.current",
-                gone + movable.min(parse_bytes(value)?),
-            ))
+            let gone = directory.number("memory.stat", "swap_out_bytes")?;
+            Ok(Goal::Out(gone + movable.min(parse_bytes(value)?)))
         },
     },
     Slow {
@@ -122,9 +119,9 @@ impl Goal {
                 let found = directory.number(file, "")?;
                 (found > most).then(|| format!("{file} is {found}, over {most}"))
             }
-            Self::AtLeast(file, least) => {
-                let found = directory.number(file, "")?;
-                (found < least).then(|| format!("{file} is {found}, not {least}"))
+            Self::Out(bytes) => {
+                let missing = bytes.saturating_sub(directory.number("memory.stat", "swap_out_bytes")?);
+                (missing != 0).then(|| format!("{missing} bytes are still there"))
             }
             Self::Frozen(wanted) => {
                 let found = directory.number("gcgroup.events", "frozen")?;

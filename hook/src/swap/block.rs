@@ -136,8 +136,14 @@ impl Block {
     /// Moves its bytes. Nothing may use the memory meanwhile: the caller has seen to that.
     ///
     /// At each step the bytes are whole in what is mapped or in what will be: the old memory is let go last. False if there
-    /// was nothing to move: it has been freed, or is there already.
-    pub(super) fn move_to(&self, context: &Arc<Context>, to: Where) -> Result<bool, Failed> {
+    /// was nothing to move: it has been freed, or is there already. `count` is called when it is there, before anybody
+    /// can see that.
+    pub(super) fn move_to(
+        &self,
+        context: &Arc<Context>,
+        to: Where,
+        count: impl FnOnce(),
+    ) -> Result<bool, Failed> {
         let mut placed = self.placed.lock();
         let Some(old) = placed.memory.as_ref().filter(|_| placed.place != to) else {
             return Ok(false);
@@ -159,6 +165,7 @@ impl Block {
         }
         placed.memory = Some(new);
         placed.place = to;
+        count();
         Ok(true)
     }
 

@@ -35,6 +35,8 @@ struct Task {
     blocks: Vec<Arc<Block>>,
     /// Whether that was asked for, and not made necessary by a limit.
     is_asked: bool,
+    /// Whether the process was frozen when it began.
+    is_frozen: bool,
 }
 
 #[derive(Debug)]
@@ -132,12 +134,6 @@ impl Device {
         let Some(control) = process.control().devices.get(index) else {
             return;
         };
-        let generation = control.reclaim_generation.load(Acquire);
-        if generation != self.generation {
-            self.generation = generation;
-            self.asked = control.reclaim_bytes.load(Relaxed).saturating_sub(self.gone);
-            self.not_before = None;
-        }
         let is_frozen = Gate::from_word(control.gate.load(Acquire)) == Gate::Frozen;
         let now = limits(process.control(), index);
         if now != self.limits || self.was_frozen && !is_frozen {
@@ -147,7 +143,17 @@ impl Device {
                 block.set_stays(false);
             }
         }
+        if self.was_frozen && !is_frozen {
+            // A thaw takes back what was asked for before it.
+            self.asked = 0;
+        }
         self.was_frozen = is_frozen;
+        let generation = control.reclaim_generation.load(Acquire);
+        if generation != self.generation {
+            self.generation = generation;
+            self.asked = control.reclaim_bytes.load(Relaxed).saturating_sub(self.gone);
+            self.not_before = None;
+        }
     }
 
     /// Sees what there is to do, and begins it.
@@ -242,12 +248,18 @@ impl Device {
         if task.to == Where::Device && self.asked != 0 {
             task.blocks.retain(|block| block.is_pinned());
         }
+        // Thawed meanwhile: what is out comes back before anything is let through.
+        let is_from_frozen = task.to == Where::Host && task.is_asked && task.is_frozen;
+        if is_from_frozen && !self.was_frozen {
+            task.blocks.clear();
+        }
         if let Some(block) = task.blocks.pop() {
             match relocate(process, &block, index, usage, task.to) {
                 Ok(()) if task.to == Where::Host => {
                     block.set_stays(task.is_asked);
-                    self.asked = self.asked.saturating_sub(block.size);
-                    self.gone = self.gone.saturating_add(block.size);
+                    let of_asked = self.asked.min(block.size);
+                    self.asked -= of_asked;
+                    self.gone = self.gone.saturating_add(of_asked);
                 }
                 Ok(()) => {}
                 Err(failed) => {
@@ -263,7 +275,7 @@ impl Device {
             self.phase = Phase::Moving(task);
             return go_on;
         }
-        if task.to == Where::Host && self.was_frozen && task.is_asked {
+        if is_from_frozen {
             // It stays held, so that a thaw finds all of it back.
             self.deal(usage);
             self.phase = Phase::Out;
@@ -294,6 +306,7 @@ impl Device {
                 to: Where::Device,
                 blocks: due,
                 is_asked: false,
+                is_frozen: self.was_frozen,
             });
         }
         let excess = excess(process, index, usage);
@@ -329,6 +342,7 @@ impl Device {
                 to: Where::Host,
                 blocks,
                 is_asked,
+                is_frozen: self.was_frozen,
             });
         }
         // What went first comes first.
@@ -358,6 +372,7 @@ impl Device {
             to: Where::Device,
             blocks: back,
             is_asked: false,
+            is_frozen: self.was_frozen,
         })
     }
 }
@@ -421,9 +436,9 @@ fn relocate(
     if !is_charged {
         return Err(Failed::NoRoom);
     }
-    let moved = helper::in_driver(|| block.move_to(&context, to)).unwrap_or(Err(Failed::Driver));
+    let count = || process.moved_block(block, to);
+    let moved = helper::in_driver(|| block.move_to(&context, to, count)).unwrap_or(Err(Failed::Driver));
     if moved == Ok(true) {
-        process.moved_block(block, to);
         let (count, bytes) = match to {
             Where::Host => (&usage.nr_swap_out, &usage.swap_out_bytes),
             Where::Device => (&usage.nr_swap_in, &usage.swap_in_bytes),
