@@ -1,7 +1,10 @@
 //! Moves that fail: the bytes are whole in one place, the accounts are right, and what can be tried again is.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
+use crate::calls::Calls;
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
@@ -130,4 +133,43 @@ fn a_daemon_that_is_killed_while_memory_moves_is_told_where_it_is() {
     });
     wait_until("and nowhere else", || dir.number("memory.current") == 8 * MIB);
     all_is_freed(&mount, &mut program, "");
+}
+
+/// Threads free what is moving, while limits, reclaims and freezes come from several hands.
+#[test]
+fn whoever_writes_what_at_once_the_accounts_come_out_even() {
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("GCGROUP_SWAP", "max"),
+    );
+    let mut calls = Calls::start(&mount);
+    let pid = calls.pid();
+    let is_over = AtomicBool::new(false);
+    calls.tell("churn 3 4 8388608 4");
+    let write = |file: &str, values: &[&str]| {
+        let mut values = values.iter().cycle();
+        while let (false, Some(value)) = (is_over.load(Relaxed), values.next()) {
+            mount.write(pid, file, value);
+        }
+    };
+    let answer = std::thread::scope(|scope| {
+        scope.spawn(|| write("memory.limit", &["4M", "max", "24M"]));
+        scope.spawn(|| write("memory.reclaim", &["2M", "max"]));
+        scope.spawn(|| write("compute.freeze", &["1", "0"]));
+        scope.spawn(|| write("memory.swap.max", &["max", "16M"]));
+        let answer = calls.line();
+        is_over.store(true, Relaxed);
+        answer
+    });
+    assert!(answer.starts_with("calls "), "{answer}");
+    mount.write(pid, "compute.freeze", "0");
+    let dir = Dir::of(&mount, pid);
+    assert!(dir.key("memory.events", "swap_out") > 0, "something moved");
+    for file in ["memory.current", "memory.swap.current"] {
+        assert_eq!(dir.number(file), 0, "{file}");
+    }
+    assert_eq!(dir.key("memory.stat", "linear"), 0);
+    assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0);
+    assert_eq!(mount.truth().used(pid, 0), 0);
 }
