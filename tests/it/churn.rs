@@ -1,9 +1,11 @@
-//! Threads that allocate and free by every API at once: in the end the ledger is what the driver has.
+//! Threads that allocate and free by every API at once: in the end the ledger is what the driver has and what NVML
+//! says.
 
 use simgpu::Held;
 use support::{Mount, Truth, artifacts, wait_until};
 
 use crate::driver::Dir;
+use crate::nvml::Nvml;
 
 #[test]
 fn after_the_churn_the_ledger_is_the_drivers_own_count() {
@@ -18,7 +20,8 @@ fn after_the_churn_the_ledger_is_the_drivers_own_count() {
         Dir::of(&mount, load.pid()),
         load.pid(),
     );
-    let agrees = || {
+    let mut nvml = Nvml::bare(&mount);
+    let mut agrees = || {
         let kinds = [
             ("linear", Held::Linear),
             ("managed", Held::Managed),
@@ -30,11 +33,12 @@ fn after_the_churn_the_ledger_is_the_drivers_own_count() {
             .iter()
             .all(|(key, kind)| dir.key("memory.stat", key) == truth.held(pid, 0, *kind))
             && dir.number("memory.current") == truth.used(pid, 0)
+            && nvml.computing(0).get(&pid) == Some(&dir.number("memory.current"))
             && dir.key("memory.stat", "host") == truth.held(pid, 0, Held::HostPinned)
     };
     load.expect("churned");
     assert!(dir.key("memory.stat", "linear") + dir.key("memory.stat", "vmm") > 0);
-    wait_until("what is held is what is charged", agrees);
+    wait_until("what is held is what is charged", &mut agrees);
     load.say("");
     load.expect("freed");
     wait_until("nothing is charged that is not there", agrees);

@@ -74,6 +74,7 @@ mod odd_times;
 mod older_drivers;
 #[cfg(test)]
 mod peers;
+#[cfg(test)]
 mod peers_calls;
 #[cfg(test)]
 mod property;
