@@ -4,6 +4,7 @@
 //! the machine's own speed cancels out; the driver is the simulated one in null mode, whose calls check nothing
 //! and return at once, so that its time does not hide ours.
 
+mod apis;
 mod calls;
 mod crowd;
 mod exec;
@@ -26,8 +27,9 @@ fn main() {
     stay_on_one_cpu();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 6] = [
+    let subjects: [Subject; 7] = [
         ("calls", calls::run),
+        ("apis", apis::run),
         ("instructions", instructions::run),
         ("exec", exec::run),
         ("thaw", thaw::run),

@@ -1,14 +1,17 @@
 //! `overhead`: what a call costs. Many rounds of many calls; the median and the least of the rounds.
 
 use std::hint::black_box;
+use std::io::stdin;
+use std::sync::Barrier;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, anyhow};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::block::{Allocator, Api, Block};
-use crate::gpu::{Gpu, Stream};
+use crate::driver::CudaError;
+use crate::gpu::Gpu;
 use crate::say;
 use crate::size::Size;
 use crate::stats::{quantile, sorted};
@@ -42,12 +45,23 @@ pub struct Overhead {
     /// Bytes of a block
     #[arg(long, default_value = "512")]
     size: Size,
+    /// How to allocate
+    #[arg(long, value_enum, default_value_t = Api::Linear)]
+    api: Api,
+    /// Threads that call at once, each with its part of the live blocks. What is told is the time that all of them took
+    /// for a round, for each call of each
+    #[arg(long, default_value_t = 1)]
+    threads: u32,
+    /// Begin only when a line is read, with the live blocks there
+    #[arg(long)]
+    hold: bool,
 }
 
 #[derive(Serialize)]
 struct Report {
     command: &'static str,
     live: u32,
+    threads: u32,
     rounds: u32,
     calls: u32,
     ns: Vec<Cost>,
@@ -61,11 +75,11 @@ struct Cost {
 }
 
 pub fn run(args: &Overhead, gpu: &Gpu) -> Result<()> {
-    let allocator = Allocator::new(gpu, Api::Linear)?;
-    let live: Vec<Block> = (0..args.live)
-        .map(|_| allocator.allocate(args.size.0))
-        .collect::<Result<_, _>>()?;
+    let crowd = Crowd::new(args, gpu)?;
     say::line("ready")?;
+    if args.hold {
+        stdin().read_line(&mut String::new())?;
+    }
     let all = [Call::Launch, Call::AllocFree, Call::Meminfo];
     let mut ns = Vec::new();
     for call in if args.call.is_empty() {
@@ -73,11 +87,7 @@ pub fn run(args: &Overhead, gpu: &Gpu) -> Result<()> {
     } else {
         args.call.as_slice()
     } {
-        round(*call, args.calls.min(100), args, gpu, &allocator)?;
-        let rounds: Result<Vec<f64>> = (0..args.rounds)
-            .map(|_| round(*call, args.calls, args, gpu, &allocator))
-            .collect();
-        let rounds = sorted(rounds?);
+        let rounds = sorted(crowd.rounds(*call, args)?);
         let cost = Cost {
             call: *call,
             median: quantile(&rounds, 0.5),
@@ -89,34 +99,111 @@ pub fn run(args: &Overhead, gpu: &Gpu) -> Result<()> {
         ))?;
         ns.push(cost);
     }
-    for block in live {
-        allocator.free(block)?;
-    }
+    crowd.free()?;
     let Overhead {
-        live, rounds, calls, ..
+        live,
+        threads,
+        rounds,
+        calls,
+        ..
     } = *args;
     say::result(&Report {
         command: "overhead",
         live,
+        threads,
         rounds,
         calls,
         ns,
     })
 }
 
-/// Nanoseconds a call.
-fn round(call: Call, calls: u32, args: &Overhead, gpu: &Gpu, allocator: &Allocator<'_>) -> Result<f64> {
-    let stream: &Stream<'_> = &allocator.stream;
-    let start = Instant::now();
-    for _ in 0..calls {
-        match call {
-            Call::Launch => gpu.spin(stream.raw, black_box(0))?,
-            Call::AllocFree => allocator.free(allocator.allocate(black_box(args.size.0))?)?,
-            Call::Meminfo => drop(black_box(gpu.memory_info()?)),
+/// What each thread calls with.
+struct Crowd<'g> {
+    members: Vec<(Allocator<'g>, Vec<Block>)>,
+}
+
+impl<'g> Crowd<'g> {
+    fn new(args: &Overhead, gpu: &'g Gpu) -> Result<Self> {
+        let threads = args.threads.max(1);
+        let member = |number| -> Result<_> {
+            let allocator = Allocator::new(gpu, args.api)?;
+            let part = args.live / threads + u32::from(number < args.live % threads);
+            let live: Result<_, _> = (0..part).map(|_| allocator.allocate(args.size.0)).collect();
+            Ok((allocator, live?))
+        };
+        let members: Result<_> = (0..threads).map(member).collect();
+        Ok(Self { members: members? })
+    }
+
+    fn free(self) -> Result<()> {
+        for (allocator, live) in self.members {
+            for block in live {
+                allocator.free(block)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nanoseconds a call, by round.
+    fn rounds(&self, call: Call, args: &Overhead) -> Result<Vec<f64>> {
+        let barrier = Barrier::new(self.members.len());
+        let all = self.members.len() as f64 * f64::from(args.calls.max(1));
+        let run = |allocator| rounds_of_one(call, args, allocator, &barrier);
+        let (first, others) = self.members.split_first().context("there is a thread")?;
+        let took = std::thread::scope(|scope| -> Result<_> {
+            let others: Vec<_> = others
+                .iter()
+                .map(|(allocator, _)| scope.spawn(move || run(allocator)))
+                .collect();
+            let took = run(&first.0);
+            for other in others {
+                other.join().map_err(|_| anyhow!("a thread panicked"))??;
+            }
+            took
+        })?;
+        Ok(took.into_iter().map(|nanoseconds| nanoseconds / all).collect())
+    }
+}
+
+/// Nanoseconds of each round of all threads, as one of them sees it; before them, one that does not count.
+fn rounds_of_one(
+    call: Call,
+    args: &Overhead,
+    allocator: &Allocator<'_>,
+    barrier: &Barrier,
+) -> Result<Vec<f64>> {
+    // Who failed must not keep the others waiting.
+    let mut outcome = allocator.gpu.attach();
+    let mut took = Vec::new();
+    for number in 0..=args.rounds {
+        let calls = if number == 0 {
+            args.calls.min(100)
+        } else {
+            args.calls
+        };
+        barrier.wait();
+        let start = Instant::now();
+        if outcome.is_ok() {
+            outcome = round(call, calls, args, allocator);
+        }
+        barrier.wait();
+        took.push(start.elapsed().as_secs_f64() * 1e9);
+        // Outside the measured time, so that the next round finds an empty queue.
+        if outcome.is_ok() {
+            outcome = allocator.stream.synchronize();
         }
     }
-    let took = start.elapsed();
-    // Outside the measured time, so that the next round finds an empty queue.
-    stream.synchronize()?;
-    Ok(took.as_secs_f64() * 1e9 / f64::from(calls.max(1)))
+    outcome?;
+    Ok(took.split_off(1))
+}
+
+fn round(call: Call, calls: u32, args: &Overhead, allocator: &Allocator<'_>) -> Result<(), CudaError> {
+    for _ in 0..calls {
+        match call {
+            Call::Launch => allocator.gpu.spin(allocator.stream.raw, black_box(0))?,
+            Call::AllocFree => allocator.free(allocator.allocate(black_box(args.size.0))?)?,
+            Call::Meminfo => drop(black_box(allocator.gpu.memory_info()?)),
+        }
+    }
+    Ok(())
 }
