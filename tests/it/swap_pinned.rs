@@ -79,3 +79,36 @@ fn what_is_given_away_comes_back_first_and_stays() {
         assert_eq!(dir.number("memory.current"), SIZE, "{call}");
     }
 }
+
+#[test]
+fn a_limit_on_one_device_moves_what_is_there_alone() {
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("SIMGPU_DEVICES", 2)
+            .env("GCGROUP_SWAP", "max"),
+    );
+    let mut calls = Calls::start(&mount);
+    calls.ok(&format!("cuMemAlloc_v2 &block {SIZE}"));
+    calls.ok("cuDevicePrimaryCtxRetain &other 1");
+    calls.ok("cuCtxSetCurrent $other");
+    calls.ok(&format!("cuMemAlloc_v2 &second {SIZE}"));
+    let dir = Dir::of(&mount, calls.pid());
+    let (first, second) = (dir.gpu(0), dir.gpu(1));
+    second.write("memory.limit", MIB);
+    wait_until("it is out", || second.number("memory.current") == 0);
+    assert_eq!(second.number("memory.swap.current"), SIZE);
+    assert_eq!(first.number("memory.current"), SIZE);
+    assert_eq!(first.number("memory.swap.current"), 0);
+    let truth = mount.truth();
+    assert_eq!(
+        (truth.used(calls.pid(), 0), truth.used(calls.pid(), 1)),
+        (SIZE, 0)
+    );
+    second.write("memory.limit", "max");
+    wait_until("it is back", || second.number("memory.swap.current") == 0);
+    assert_eq!(
+        (truth.used(calls.pid(), 0), truth.used(calls.pid(), 1)),
+        (SIZE, SIZE)
+    );
+}
