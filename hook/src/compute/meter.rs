@@ -29,6 +29,8 @@ pub(crate) struct Meter {
 /// What a thread last noted, so that the next submission to the same stream need not.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
+    /// The device's index, plus one: a slot may come to be another device's.
+    device: AtomicU32,
     round: AtomicU32,
     context: AtomicU32,
     stream: AtomicU64,
@@ -37,6 +39,7 @@ pub(super) struct Noted {
 impl Noted {
     pub(super) const fn new() -> Self {
         Self {
+            device: AtomicU32::new(0),
             round: AtomicU32::new(0),
             context: AtomicU32::new(0),
             stream: AtomicU64::new(0),
@@ -56,7 +59,9 @@ impl Meter {
     pub(super) fn note(&self, process: &Process, bound: Bound<'_>, stream: usize) {
         let (round, context) = (self.round.load(SeqCst), bound.context());
         let noted = &bound.side.noted;
-        if noted.round.load(Relaxed) == round
+        let device = u32::try_from(bound.index() + 1).unwrap_or(0);
+        if noted.device.load(Relaxed) == device
+            && noted.round.load(Relaxed) == round
             && noted.context.load(Relaxed) == context
             && noted.stream.load(Relaxed) == stream as u64
         {
@@ -72,6 +77,7 @@ impl Meter {
             }
             begin(usage, sys::now())
         };
+        noted.device.store(device, Relaxed);
         noted.round.store(round, Relaxed);
         noted.context.store(context, Relaxed);
         noted.stream.store(stream as u64, Relaxed);
@@ -113,8 +119,9 @@ impl Meter {
         true
     }
 
-    /// The account is kept no longer.
+    /// The account is kept no longer. Who submits when it is kept again notes its stream anew.
     pub(super) fn stop(&self, usage: &UsageDevice, end: u64) {
+        self.round.fetch_add(1, SeqCst);
         let mut used = self.used.lock();
         used.clear();
         close(usage, end);
@@ -180,6 +187,21 @@ mod tests {
         assert_eq!(meter.take().len(), 1);
         assert!(meter.end(usage, since + 10));
         assert_eq!(usage.busy(since + 100), (10, false));
+        meter.note(process, slot, 7);
+        assert!(usage.busy(u64::MAX).1);
+    }
+
+    #[test]
+    fn an_account_that_was_closed_begins_again_with_the_same_stream() {
+        let process = Process::of_test(NO_LIMIT);
+        let usage = &process.usage().devices[OTHER_DEVICE];
+        let meter = &process.meters[OTHER_DEVICE];
+        let slot = process
+            .slots
+            .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+        meter.note(process, slot, 7);
+        meter.stop(usage, sys::now());
+        assert!(!usage.busy(u64::MAX).1);
         meter.note(process, slot, 7);
         assert!(usage.busy(u64::MAX).1);
     }
