@@ -70,12 +70,14 @@ impl Meter {
         let Some(usage) = process.usage().devices.get(bound.index()) else {
             return;
         };
-        let has_begun = {
+        let (round, has_begun) = {
             let mut used = self.used.lock();
+            // The round that the list is of: it changes under the lock.
+            let round = self.round.load(Relaxed);
             if !used.contains(&(context, stream)) {
                 used.push((context, stream));
             }
-            begin(usage, sys::now())
+            (round, begin(usage, sys::now()))
         };
         noted.device.store(device, Relaxed);
         noted.round.store(round, Relaxed);
@@ -89,8 +91,9 @@ impl Meter {
 
     /// Begins a round: whoever submits from now on notes its stream anew. Gives what was used until now.
     pub(super) fn take(&self) -> Vec<Used> {
+        let mut used = self.used.lock();
         self.round.fetch_add(1, SeqCst);
-        std::mem::take(&mut *self.used.lock())
+        std::mem::take(&mut *used)
     }
 
     /// What [`Self::take`] gave is not done with.
@@ -121,8 +124,8 @@ impl Meter {
 
     /// The account is kept no longer. Who submits when it is kept again notes its stream anew.
     pub(super) fn stop(&self, usage: &UsageDevice, end: u64) {
-        self.round.fetch_add(1, SeqCst);
         let mut used = self.used.lock();
+        self.round.fetch_add(1, SeqCst);
         used.clear();
         close(usage, end);
     }
