@@ -54,7 +54,7 @@ pub struct ControlDevice {
     /// Counts the writes of `memory.reclaim` here.
     pub reclaim_generation: AtomicU32,
     reserved_gate_word: AtomicU32,
-    /// Bytes to be swapped out, asked for by all writes that the process has not dealt with; [`NO_LIMIT`]: all there are.
+    /// Bytes to be swapped out, asked for by all writes that the process has not dealt with; [`crate::NO_LIMIT`]: all there are.
     pub reclaim_bytes: AtomicU64,
     reserved_gate: [AtomicU64; 3],
     /// The device's UUID as the driver gives it (16 bytes, little-endian halves); zero: no device here.
