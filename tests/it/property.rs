@@ -531,10 +531,14 @@ impl<'m> Twins<'m> {
                     self.both(&call, None)?;
                 }
             }
-            Step::FreeWrongly(number, how) => self.free(number, |block| {
-                let sigil = if block.way == Way::Registered { '&' } else { '$' };
-                FREEING[how % FREEING.len()].replace("{}", &format!("{sigil}v{}", block.variable))
-            })?,
+            Step::FreeWrongly(number, how) => {
+                self.free(number, |block| {
+                    let sigil = if block.way == Way::Registered { '&' } else { '$' };
+                    FREEING[how % FREEING.len()].replace("{}", &format!("{sigil}v{}", block.variable))
+                })?;
+                // What a stream is to free, and is no pool's, is charged until somebody waits for the stream.
+                self.both("cuStreamSynchronize 0", None)?;
+            }
             Step::FreeUnknown(address, how) => {
                 let call = FREEING[how % FREEING.len()].replace("{}", &address.to_string());
                 self.both(&call, None)?;
