@@ -69,6 +69,14 @@ impl Captures {
     }
 }
 
+/// Whether what is submitted to a stream now becomes part of a graph, and so does not run; `None` if the driver does not
+/// say.
+pub(crate) fn is_capturing(stream: CUstream) -> Option<bool> {
+    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
+    driver::cuStreamIsCapturing(stream, &mut status).ok()?;
+    Some(status != CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
 /// `cuStreamBeginCapture` and its like.
 pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
@@ -100,8 +108,7 @@ pub(crate) fn end(stream: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return result;
     };
-    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if driver::cuStreamIsCapturing(stream, &mut status).is_err() || status == CU_STREAM_CAPTURE_STATUS_NONE {
+    if is_capturing(stream) != Some(true) {
         process.contexts.captures.end(stream, sys::gettid());
         process.slots.current(process).inspect(|bound| bound.discount());
         is_over(process);

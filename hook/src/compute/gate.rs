@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use gcgroup_abi::{ControlDevice, Gate, Submission, Thread, UsageDevice};
 
-use super::elsewhere;
 use super::meter::ring_if_wanted;
 use super::slot::Bound;
 use super::window::{Place, Window};
-use crate::cuda::{self, CUresult, CUstream};
+use super::{capture, context, elsewhere};
+use crate::cuda::{CUresult, CUstream};
 use crate::interpose::Next;
 use crate::process::{self, Process};
-use crate::{driver, interpose, sys};
+use crate::{interpose, sys};
 
 /// Who waits looks at the gate this often, whether woken or not: the block it waits on may have been replaced.
 pub(crate) const RECHECK: Duration = Duration::from_millis(100);
@@ -87,8 +87,8 @@ impl Arguments {
 
 fn default_stream(handle: usize, per_thread: bool) -> usize {
     match (handle, per_thread) {
-        (0, false) => super::contexts::LEGACY,
-        (0, true) => super::contexts::PER_THREAD,
+        (0, false) => context::LEGACY,
+        (0, true) => context::PER_THREAD,
         (handle, _) => handle,
     }
 }
@@ -166,7 +166,7 @@ pub(crate) fn submit(
     let Some(process) = process::get() else {
         return next();
     };
-    if process.contexts.captures.is_any() && is_captured(default_stream(stream.0.addr(), false)) {
+    if process.contexts.captures.is_any() && capture::is_capturing(stream) == Some(true) {
         return next();
     }
     let Some(bound) = process.slots.bind(process) else {
@@ -211,7 +211,9 @@ impl Passing<'_> {
             let Some((control, usage)) = blocks(self.process, self.bound) else {
                 return;
             };
-            if self.process.contexts.captures.is_any() && is_captured(call.stream()) {
+            if self.process.contexts.captures.is_any()
+                && capture::is_capturing(context::stream(call.stream())) == Some(true)
+            {
                 return self.bound.count_captured(self.what);
             }
             let gate = Gate::from_word(control.gate.load(Relaxed));
@@ -393,13 +395,6 @@ impl Passing<'_> {
 fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevice, &'a UsageDevice)> {
     let control = process.control().devices.get(bound.index())?;
     Some((control, process.usage().devices.get(bound.index())?))
-}
-
-/// Whether what is submitted to a stream now becomes part of a graph, and so does not run.
-fn is_captured(stream: usize) -> bool {
-    let mut status = cuda::CU_STREAM_CAPTURE_STATUS_NONE;
-    let asked = driver::cuStreamIsCapturing(super::contexts::stream(stream), &mut status);
-    asked.is_ok() && status != cuda::CU_STREAM_CAPTURE_STATUS_NONE
 }
 
 /// Nanoseconds of work that may be queued.

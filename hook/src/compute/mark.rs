@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use super::contexts::is_over;
+use super::context::is_over;
 use crate::cuda::{
     CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CUdeviceptr, CUerror, CUevent, CUresult, CUstream,
 };
@@ -108,10 +108,14 @@ impl Signs {
         };
         let (word, address) = self.word(index)?;
         let value = word.load(Relaxed).wrapping_add(1);
-        if write(stream, address, value).is_ok() {
-            return Some(Sign::Word { index, value });
+        let written = write(stream, address, value);
+        let mut spares = self.spares.lock();
+        match written {
+            Ok(()) => return Some(Sign::Word { index, value }),
+            // Nor any other: events from now on.
+            Err(CUerror::NOT_FOUND | CUerror::NOT_SUPPORTED) => spares.words.clear(),
+            Err(_) => spares.words.push(index),
         }
-        self.spares.lock().words.push(index);
         None
     }
 

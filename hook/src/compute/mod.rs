@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 pub mod capture;
+pub mod context;
 pub mod contexts;
 pub mod drain;
 pub mod elsewhere;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::MAX_DEVICES;
 
 use super::Step;
-use super::contexts::{Mark, Passed};
+use super::context::{Mark, Passed};
 use crate::cuda::CUresult;
 use crate::helper;
 use crate::interpose::Next;

@@ -2,7 +2,7 @@
 //!
 //! To be begun when no thread can submit any more: all have passed a memory barrier since the gate was closed.
 
-use super::contexts::{Mark, Passed};
+use super::context::{Mark, Passed};
 use super::elsewhere::Inside;
 use crate::helper;
 use crate::process::Process;

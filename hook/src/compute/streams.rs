@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::contexts::Context;
+use super::context::Context;
 use super::slots;
 use crate::cuda::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream};
 use crate::device::LocalDevice;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use gcgroup_abi::{Gate, MAX_DEVICES, UsageDevice};
 
 use super::Step;
-use super::contexts::{Mark, Passed};
+use super::context::{Mark, Passed};
 use super::meter::{Meter, Used};
 use crate::process::Process;
 use crate::{helper, sys};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use gcgroup_abi::Submission;
 
-use super::contexts::{Context, Mark};
+use super::context::{Context, Mark};
 
 /// A first guess at what a submission takes, nanoseconds: one that is marked at once.
 const GUESS: u64 = 200_000;

@@ -4,7 +4,8 @@
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
-use crate::cuda::{CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CUerror, CUstream};
+use crate::compute::capture;
+use crate::cuda::{CU_STREAM_CAPTURE_MODE_RELAXED, CUerror, CUstream};
 use crate::driver;
 use crate::process::Process;
 
@@ -27,9 +28,7 @@ pub(super) fn has_passed(process: &Process, stream: usize) -> bool {
     // A capture of the program's own must not notice.
     let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
-    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
-    let passed = driver::cuStreamIsCapturing(handle, &mut status).is_ok()
-        && status == CU_STREAM_CAPTURE_STATUS_NONE
+    let passed = capture::is_capturing(handle) == Some(false)
         && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY);
     let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
     passed

@@ -12,9 +12,10 @@ use super::graph;
 use super::ledger::Entry;
 use super::levels::{self, Unsettled};
 use super::reserve::Reserve;
+use crate::compute::capture;
 use crate::cuda::{
-    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CU_STREAM_CAPTURE_STATUS_NONE, CUdeviceptr,
-    CUerror, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
+    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUerror, CUmemLocation,
+    CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
 use crate::device::LocalDevice;
 use crate::driver;
@@ -75,11 +76,10 @@ fn default_of(pool: CUmemoryPool) -> Option<LocalDevice> {
     })
 }
 
-/// Whether calls on the stream become a graph's, which what they allocate then belongs to.
-fn is_capturing(stream: CUstream) -> bool {
-    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
-    let is_capturing =
-        driver::cuStreamIsCapturing(stream, &mut status).is_ok() && status != CU_STREAM_CAPTURE_STATUS_NONE;
+/// Whether calls on the stream become a graph's, which what they allocate then belongs to. The driver is asked only while
+/// somebody captures.
+fn is_capturing(process: &Process, stream: CUstream) -> bool {
+    let is_capturing = process.contexts.captures.is_any() && capture::is_capturing(stream) == Some(true);
     if is_capturing {
         graph::begin_use();
     }
@@ -92,7 +92,7 @@ pub(crate) fn alloc(address: *mut CUdeviceptr, bytes: usize, stream: CUstream, n
         return next();
     };
     match current_pool(process, stream) {
-        Some(pool) if !is_capturing(stream) => {
+        Some(pool) if !is_capturing(process, stream) => {
             alloc_from(process, &pool, address, bytes as u64, stream, next)
         }
         _ => next(),
@@ -111,7 +111,7 @@ pub(crate) fn alloc_from_pool(
         return next();
     };
     match pool_of(process, pool) {
-        Some(pool) if !pool.is_elsewhere && !is_capturing(stream) => {
+        Some(pool) if !pool.is_elsewhere && !is_capturing(process, stream) => {
             alloc_from(process, &pool, address, bytes as u64, stream, next)
         }
         _ => next(),

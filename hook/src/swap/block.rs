@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use parking_lot::Mutex;
 
 use super::physical::{Memory, Range, copy};
-use crate::compute::contexts::Context;
+use crate::compute::context::Context;
 use crate::cuda::{CUdevice, CUerror, CUmemLocation};
 use crate::device::LocalDevice;
 use crate::driver;
