@@ -52,6 +52,11 @@ impl Blocks {
             device.memory_limit.store(NO_LIMIT, Relaxed);
             device.memory_swap_max.store(NO_LIMIT, Relaxed);
             device.priority.store(DEFAULT_PRIORITY, Relaxed);
+            device.group_limit.store(NO_LIMIT, Relaxed);
+            device.group_room.store(NO_LIMIT, Relaxed);
+        }
+        for device in &blocks.usage().devices {
+            device.memory_granted.store(NO_LIMIT, Relaxed);
         }
         fresh.publish();
         blocks.control.protect();

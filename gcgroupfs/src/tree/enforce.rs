@@ -50,6 +50,15 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
         control
             .peak_generation
             .store(usage.peak_generation.load(Relaxed), Relaxed);
+        // Who waits for an answer of an earlier daemon's looks again, and asks again.
+        control
+            .grant_answer
+            .store(usage.grant_request.load(Relaxed), Relaxed);
+        control
+            .pressure_answer
+            .store(usage.pressure_request.load(Relaxed), Relaxed);
+        control.group_limit.store(NO_LIMIT, Relaxed);
+        control.group_room.store(NO_LIMIT, Relaxed);
     }
     for (device, control) in devices.iter().zip(&control.devices) {
         let (low, high) = device.uuid.split_at(8);

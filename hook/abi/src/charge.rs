@@ -1,6 +1,6 @@
-//! Charging bytes against a limit, exactly, without a lock.
+//! Charging bytes against a limit, and against what was granted, exactly, without a lock.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// The charge would pass the limit; nothing was charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,63 @@ pub fn try_charge(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Re
     }
 }
 
+/// What a charge had no room in; nothing was charged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Short {
+    /// The limit.
+    Limit,
+    /// What is granted. More can be asked for.
+    Grant,
+}
+
+/// Adds `bytes` to `current` unless the sum would exceed `limit`, or `granted`, which another may be lowering by
+/// [`lower_grant`]; returns the sum.
+///
+/// The second look and `lower_grant`'s are in one total order with the two stores. So either the charge is seen by
+/// whoever lowers, and left its bytes, or the lower grant is seen here, and the charge is undone.
+///
+/// # Errors
+/// What was short; nothing is charged then.
+#[inline]
+pub fn try_charge_granted(
+    current: &AtomicU64,
+    granted: &AtomicU64,
+    bytes: u64,
+    limit: u64,
+) -> Result<u64, Short> {
+    let mut now = current.load(Relaxed);
+    loop {
+        let sum = now
+            .checked_add(bytes)
+            .filter(|sum| *sum <= limit)
+            .ok_or(Short::Limit)?;
+        if sum > granted.load(Relaxed) {
+            return Err(Short::Grant);
+        }
+        match current.compare_exchange_weak(now, sum, SeqCst, Relaxed) {
+            Ok(_) if sum <= granted.load(SeqCst) => return Ok(sum),
+            Ok(_) => {
+                uncharge(current, bytes);
+                return Err(Short::Grant);
+            }
+            Err(seen) => now = seen,
+        }
+    }
+}
+
+/// Lowers what is granted from `old` towards `target`, but not below what is charged; returns what is granted now.
+///
+/// Charges that are committed never exceed what this returns, if they did not exceed `old`. One writer at a time.
+pub fn lower_grant(current: &AtomicU64, granted: &AtomicU64, old: u64, target: u64) -> u64 {
+    let target = target.min(old);
+    granted.store(target, SeqCst);
+    let kept = current.load(SeqCst).clamp(target, old);
+    if kept != target {
+        granted.store(kept, SeqCst);
+    }
+    kept
+}
+
 /// Takes `bytes` off `current`, stopping at zero.
 #[inline]
 pub fn uncharge(current: &AtomicU64, bytes: u64) {
@@ -36,6 +93,8 @@ pub fn uncharge(current: &AtomicU64, bytes: u64) {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
 
     #[test]
@@ -59,6 +118,72 @@ mod tests {
         let current = AtomicU64::new(50);
         assert_eq!(try_charge(&current, 1, 10), Err(Refused));
         assert_eq!(current.load(Relaxed), 50);
+    }
+
+    #[test]
+    fn a_charge_reaches_what_is_granted_and_says_what_was_short() {
+        let (current, granted) = (AtomicU64::new(90), AtomicU64::new(100));
+        let charge = |bytes, limit| try_charge_granted(&current, &granted, bytes, limit);
+        assert_eq!(charge(11, 200), Err(Short::Grant));
+        assert_eq!(charge(11, 95), Err(Short::Limit));
+        assert_eq!(charge(u64::MAX, u64::MAX), Err(Short::Limit));
+        assert_eq!(charge(10, 100), Ok(100));
+        assert_eq!(charge(0, 100), Ok(100));
+    }
+
+    #[test]
+    fn lowering_leaves_what_is_charged() {
+        let (current, granted) = (AtomicU64::new(60), AtomicU64::new(100));
+        assert_eq!(lower_grant(&current, &granted, 100, 80), 80);
+        assert_eq!(lower_grant(&current, &granted, 80, 10), 60);
+        assert_eq!(granted.load(Relaxed), 60);
+        assert_eq!(lower_grant(&current, &granted, 60, 90), 60, "it does not raise");
+        current.store(70, Relaxed);
+        assert_eq!(
+            lower_grant(&current, &granted, 60, 0),
+            60,
+            "nor cover what was not granted"
+        );
+    }
+
+    /// A process charges and uncharges while another takes back what it does not use: what is committed never exceeds
+    /// what its taker believes to be granted.
+    #[test]
+    fn no_charge_is_committed_beyond_what_was_left_to_it() {
+        const FULL: u64 = 8;
+        let (current, granted) = (AtomicU64::new(0), AtomicU64::new(FULL));
+        // Raised after the charge and lowered before the uncharge: never more than what is committed.
+        let committed = AtomicU64::new(0);
+        let threads = AtomicU64::new(3);
+        std::thread::scope(|scope| {
+            for _ in 0..threads.load(Relaxed) {
+                scope.spawn(|| {
+                    for round in 0..60_000 {
+                        let bytes = round % 3 + 1;
+                        if try_charge_granted(&current, &granted, bytes, u64::MAX).is_ok() {
+                            committed.fetch_add(bytes, SeqCst);
+                            committed.fetch_sub(bytes, SeqCst);
+                            uncharge(&current, bytes);
+                        }
+                    }
+                    threads.fetch_sub(1, SeqCst);
+                });
+            }
+            scope.spawn(|| {
+                let (mut old, mut target) = (FULL, 0);
+                while threads.load(SeqCst) > 0 {
+                    let left = lower_grant(&current, &granted, old, target);
+                    for _ in 0..10 {
+                        let seen = committed.load(SeqCst);
+                        assert!(seen <= left, "{seen} are charged of {left} that were left");
+                    }
+                    target = (target + 1) % FULL;
+                    old = left.max(target + 1);
+                    granted.store(old, SeqCst);
+                }
+            });
+        });
+        assert_eq!(current.load(Relaxed), 0);
     }
 
     #[test]

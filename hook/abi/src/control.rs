@@ -35,7 +35,7 @@ impl Gate {
     }
 }
 
-/// One (process, device): a cache line for the submission path, a line for allocation.
+/// One (process, device): a cache line for the submission path, a line for allocation, the rest for what is rare.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ControlDevice {
@@ -72,6 +72,18 @@ pub struct ControlDevice {
     pub usage_nsec: AtomicU64,
     /// Most bytes of the process's memory here that may be swapped out.
     pub memory_swap_max: AtomicU64,
+    /// The last `grant_request` of the usage block that has been answered; its thread waits on it with `FUTEX_WAIT`.
+    pub grant_answer: AtomicU32,
+    /// The last one that was refused.
+    pub grant_refused: AtomicU32,
+    /// The same of `pressure_request`: looked at, and nobody can make room.
+    pub pressure_answer: AtomicU32,
+    pub pressure_refused: AtomicU32,
+    /// Least of the limits of the groups above, here and on all devices together, bytes; [`crate::NO_LIMIT`]: none.
+    pub group_limit: AtomicU64,
+    /// Bytes that those groups have left, besides what is granted; [`crate::NO_LIMIT`]: they have no limit.
+    pub group_room: AtomicU64,
+    reserved_groups: [AtomicU64; 12],
 }
 
 /// Written by the daemon, read by the hook.
@@ -120,7 +132,7 @@ impl Control {
 
 // The layout is the contract: a change here is a change of VERSION.
 const _: () = {
-    assert!(size_of::<ControlDevice>() == 128);
+    assert!(size_of::<ControlDevice>() == 256);
     assert!(offset_of!(ControlDevice, gate) == 0);
     assert!(offset_of!(ControlDevice, freeze_generation) == 4);
     assert!(offset_of!(ControlDevice, priority) == 8);
@@ -136,7 +148,13 @@ const _: () = {
     assert!(offset_of!(ControlDevice, peak_generation) == 104);
     assert!(offset_of!(ControlDevice, usage_nsec) == 112);
     assert!(offset_of!(ControlDevice, memory_swap_max) == 120);
-    assert!(size_of::<Control>() == 12288);
+    assert!(offset_of!(ControlDevice, grant_answer) == 128);
+    assert!(offset_of!(ControlDevice, grant_refused) == 132);
+    assert!(offset_of!(ControlDevice, pressure_answer) == 136);
+    assert!(offset_of!(ControlDevice, pressure_refused) == 140);
+    assert!(offset_of!(ControlDevice, group_limit) == 144);
+    assert!(offset_of!(ControlDevice, group_room) == 152);
+    assert!(size_of::<Control>() == 20480);
     assert!(offset_of!(Control, version) == 8);
     assert!(offset_of!(Control, nr_devices) == 12);
     assert!(offset_of!(Control, generation) == 16);

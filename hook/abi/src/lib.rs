@@ -1,14 +1,16 @@
 //! What the daemon and a hooked process agree on, and nothing else.
 //!
 //! * [`Control`]: written by the daemon, mapped read-only by the process.
-//! * [`Usage`]: written by the process, mapped read-only by the daemon, which believes none of it.
+//! * [`Usage`]: written by the process, read by the daemon, which believes none of it and writes but one word for
+//!   each device, [`UsageDevice::memory_granted`].
 //! * [`message`]: what passes over the registration socket.
 //! * [`Bridge`]: what the preload library and the hook hand each other, inside one process.
 //!
 //! Every shared field is an atomic integer of fixed width; there are no pointers that the other side
 //! follows, no `bool`s and no enums. Fields are grouped by who writes them. A zero-filled block is one
 //! that nobody has published: magic and version are stored last and checked first.
-//! Except for those two, no two fields need to be read together, so every access is `Relaxed`.
+//! Except for those two, and for what is charged against what is granted, no two fields need to be read together,
+//! so every access is `Relaxed`.
 #![no_std]
 
 mod bridge;
@@ -19,7 +21,7 @@ pub mod message;
 mod usage;
 
 pub use bridge::{Bridge, Local, Resolve, START_SYMBOL};
-pub use charge::{Refused, try_charge, uncharge};
+pub use charge::{Refused, Short, lower_grant, try_charge, try_charge_granted, uncharge};
 pub use control::{Control, ControlDevice, Gate};
 pub use usage::{Kind, Submission, Thread, Usage, UsageDevice};
 
@@ -27,7 +29,7 @@ pub use usage::{Kind, Submission, Thread, Usage, UsageDevice};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gcgroup\x01");
 
 /// Bumped when a field moves, changes meaning or goes away. Taking a reserved word does not.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Devices a block has room for. A device keeps its index in every block of one daemon.
 pub const MAX_DEVICES: usize = 64;

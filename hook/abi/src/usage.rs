@@ -1,5 +1,5 @@
 //! The usage block: the process's side. The daemon clamps what it reads and never uses it as an index,
-//! a length or an address.
+//! a length or an address. It writes one word for each device, [`UsageDevice::memory_granted`].
 
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -128,6 +128,19 @@ pub struct UsageDevice {
     /// The `reclaim_generation` that has been dealt with.
     pub reclaim_generation: AtomicU32,
     reserved_swap: AtomicU32,
+    /// The most that `memory_current` may be by the limits of the groups above, bytes; [`NO_LIMIT`](crate::NO_LIMIT):
+    /// they have none. The hook makes it `NO_LIMIT`; from then on the daemon writes it. It is here, so that it outlives
+    /// the daemon. What `memory_current` is charged by against it: [`crate::try_charge_granted`].
+    pub memory_granted: AtomicU64,
+    /// Bytes of the charge for which more is wanted. Means something while `grant_request` is not answered.
+    pub grant_wanted: AtomicU64,
+    /// Counts the requests for more; the last one is answered when `grant_answer` of the control block is as high.
+    pub grant_request: AtomicU32,
+    /// The same for requests that others make room on the device.
+    pub pressure_request: AtomicU32,
+    /// Bytes that the driver refused for want of memory.
+    pub pressure_wanted: AtomicU64,
+    reserved_grants: [AtomicU64; 12],
 }
 
 impl UsageDevice {
@@ -184,7 +197,7 @@ impl Thread {
     }
 }
 
-/// Written by the hook, read by the daemon.
+/// Written by the hook, but for [`UsageDevice::memory_granted`]; read by the daemon.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Usage {
@@ -255,7 +268,7 @@ impl Usage {
 
 // The layout is the contract: a change here is a change of VERSION.
 const _: () = {
-    assert!(size_of::<UsageDevice>() == 384);
+    assert!(size_of::<UsageDevice>() == 512);
     assert!(offset_of!(UsageDevice, memory_peak) == 8);
     assert!(offset_of!(UsageDevice, peak_generation) == 16);
     assert!(offset_of!(UsageDevice, drained_generation) == 20);
@@ -275,6 +288,11 @@ const _: () = {
     assert!(offset_of!(UsageDevice, gate_timeouts) == 312);
     assert!(offset_of!(UsageDevice, swap_current) == 320);
     assert!(offset_of!(UsageDevice, reclaim_generation) == 376);
+    assert!(offset_of!(UsageDevice, memory_granted) == 384);
+    assert!(offset_of!(UsageDevice, grant_wanted) == 392);
+    assert!(offset_of!(UsageDevice, grant_request) == 400);
+    assert!(offset_of!(UsageDevice, pressure_request) == 404);
+    assert!(offset_of!(UsageDevice, pressure_wanted) == 408);
     assert!(size_of::<Thread>() == 128);
     assert!(offset_of!(Thread, gate) == 0);
     assert!(offset_of!(Thread, tid) == 8);
@@ -288,6 +306,6 @@ const _: () = {
     assert!(offset_of!(Usage, nr_unknown_symbols) == 56);
     assert!(offset_of!(Usage, can_swap) == 64);
     assert!(offset_of!(Usage, devices) == 256);
-    assert!(offset_of!(Usage, threads) == 256 + 384 * MAX_DEVICES);
-    assert!(size_of::<Usage>() == 61440);
+    assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);
+    assert!(size_of::<Usage>() == 69632);
 };
