@@ -147,6 +147,18 @@ fn a_quota_bounds_the_gpu_time_that_a_process_has() {
 }
 
 #[test]
+fn work_that_was_queued_before_the_quota_counts() {
+    let mount = Mount::new();
+    let mut job = mount.obedient();
+    assert_eq!(job.ask("launch 50 10000"), "launched 50");
+    mount.write(job.pid(), "compute.max", "100000 1000000");
+    assert_eq!(job.ask("sync"), "synchronised");
+    // As far as it was measured without being read.
+    let used = mount.number(job.pid(), "compute.stat", "usage_usec");
+    assert!(used >= 50_000, "{used}");
+}
+
+#[test]
 fn a_quota_of_one_gpu_leaves_the_other_alone() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let jobs = [batch(&mount, 0, 8), batch(&mount, 1, 8)];

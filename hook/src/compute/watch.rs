@@ -11,7 +11,7 @@ use gcgroup_abi::{Gate, MAX_DEVICES, UsageDevice};
 
 use super::Step;
 use super::context::{Mark, Passed};
-use super::meter::{Meter, Used};
+use super::meter::{Meter, Used, ring_if_wanted};
 use crate::process::Process;
 use crate::{helper, sys};
 
@@ -105,7 +105,10 @@ impl Device {
                 return true;
             };
             if !round.marks.is_empty() {
-                meter.begin(usage, now);
+                if meter.begin(usage, now) {
+                    // The next submission finds that work has begun, and tells nobody.
+                    ring_if_wanted(process, index);
+                }
                 self.round = Some(round);
             }
         }
