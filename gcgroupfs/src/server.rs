@@ -11,6 +11,7 @@ mod listener;
 mod rate;
 mod registry;
 mod scribe;
+mod strangers;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +33,7 @@ use self::connection::Connection;
 use self::rate::Rate;
 use self::registry::Registry;
 use self::scribe::Scribe;
+use self::strangers::Strangers;
 use crate::journal::{Journal, Key};
 use crate::process;
 use crate::sys;
@@ -103,6 +105,7 @@ pub struct Server {
     /// Nobody is accepted before: there is no room.
     full_until: Option<Instant>,
     complaints: Rate,
+    strangers: Strangers,
     next_tend: Option<Instant>,
 }
 
@@ -147,6 +150,7 @@ impl Server {
             last_number: 0,
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),
+            strangers: Strangers::default(),
             next_tend: None,
         })
     }

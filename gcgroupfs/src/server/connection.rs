@@ -10,10 +10,11 @@ use gcgroup_abi::message::{self, Hello, Tag, Welcome};
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{ControlMessage, MsgFlags, Shutdown, send, sendmsg, shutdown};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{Server, TEND, watch};
 use crate::block;
+use crate::journal::Key;
 use crate::process::{self, Peer};
 use crate::protocol::MAX_REQUEST;
 use crate::sys::{self, Received};
@@ -163,8 +164,16 @@ impl Server {
 
     /// Registers the process, or tells it why not. Whatever happens, no descriptor that came along is closed here.
     fn take_hello(&mut self, number: u64, packet: &[u8], mut descriptors: Vec<OwnedFd>) -> bool {
+        // The version first: what else another one says may be of another length.
+        if let Ok(version) = message::version(packet)
+            && version != gcgroup_abi::VERSION
+        {
+            self.discard(descriptors);
+            self.complain_of(number, version);
+            self.welcome_not(number, Errno::EPROTONOSUPPORT);
+            return false;
+        }
         let refusal = match Hello::from_bytes(packet) {
-            Ok(hello) if hello.abi != gcgroup_abi::VERSION => Errno::EPROTONOSUPPORT,
             Ok(hello) => match <[OwnedFd; 1]>::try_from(std::mem::take(&mut descriptors)) {
                 Ok([usage]) => {
                     let registered = self.register(number, &hello, &usage);
@@ -232,6 +241,37 @@ impl Server {
         if self.complaints.allows(Instant::now()) {
             info!("a process of user {} was refused: {errno}", connection.uid);
         }
+        self.welcome_not(number, errno);
+    }
+
+    /// Tells of a process whose hook was built for another daemon, once for each: it goes on asking, in case the next
+    /// daemon is its own.
+    fn complain_of(&mut self, number: u64, version: u32) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        let Ok(peer) = process::peer(&*connection.socket) else {
+            return;
+        };
+        let key = Key {
+            pid: peer.pid,
+            start_time: peer.stat.start_time,
+        };
+        if self.strangers.meets(key) && self.complaints.allows(Instant::now()) {
+            warn!(
+                "{} ({}) of user {} is not governed: its hook speaks version {version}, this daemon version {}",
+                peer.pid,
+                peer.stat.comm,
+                peer.uid,
+                gcgroup_abi::VERSION
+            );
+        }
+    }
+
+    fn welcome_not(&self, number: u64, errno: Errno) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
         let status = (errno as i32).unsigned_abs();
         let welcome = Welcome {
             abi: gcgroup_abi::VERSION,

@@ -98,7 +98,22 @@ impl Hello {
     }
 }
 
-/// The daemon's answer to [`Hello`].
+/// [`Hello::abi`] of a packet that says hello in whatever version: of everything that follows the header, it alone is
+/// where it is for good.
+///
+/// # Errors
+/// What is wrong with the packet.
+pub fn version(hello: &[u8]) -> Result<u32, Malformed> {
+    match tag(hello)? {
+        Tag::Hello => Reader {
+            rest: hello.get(8..).unwrap_or(&[]),
+        }
+        .u32(),
+        _ => Err(Malformed::Tag),
+    }
+}
+
+/// The daemon's answer to [`Hello`]. It is the same for all versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
     /// [`crate::VERSION`] of the daemon's blocks.
@@ -250,6 +265,22 @@ mod tests {
             Hello::from_bytes(&Welcome { abi: 1, status: 0 }.to_bytes()),
             Err(Malformed::Tag)
         );
+    }
+
+    #[test]
+    fn a_version_is_read_whatever_else_is_said() {
+        let hello = Hello {
+            abi: 9,
+            ..Hello::PLAIN
+        }
+        .to_bytes();
+        let mut longer = [0; Hello::LENGTH + 24];
+        longer[..Hello::LENGTH].copy_from_slice(&hello);
+        for packet in [&hello[..12], &hello, &longer] {
+            assert_eq!(version(packet), Ok(9));
+        }
+        assert_eq!(version(&hello[..11]), Err(Malformed::Length));
+        assert_eq!(version(&bare(Tag::Doorbell)), Err(Malformed::Tag));
     }
 
     #[test]

@@ -131,3 +131,25 @@ fn a_killed_process_leaves_no_directory() {
     assert!(world.pids().is_empty());
     child.wait().unwrap();
 }
+
+#[test]
+fn a_hook_of_another_version_is_told_so_whatever_else_it_says() {
+    let world = World::new();
+    let hello = Hello {
+        abi: gcgroup_abi::VERSION + 1,
+        ..Hello::PLAIN
+    }
+    .to_bytes();
+    let longer = [&hello[..], &[7; 24]].concat();
+    for packet in [&hello[..12], &hello, &longer] {
+        let socket = world.connect();
+        transmit(&socket, packet, &[good_usage_file().as_raw_fd()]).unwrap();
+        let (welcome, control) = welcome(&socket);
+        let welcome = welcome.unwrap();
+        assert_eq!(welcome.abi, gcgroup_abi::VERSION);
+        assert_eq!(welcome.status, libc::EPROTONOSUPPORT.unsigned_abs());
+        assert!(control.is_none());
+    }
+    assert!(world.pids().is_empty());
+    world.assert_well();
+}
