@@ -80,6 +80,11 @@ impl DriverShell {
         self.program.line().expect("the program goes on")
     }
 
+    /// What it, and the hook in it, wrote to stderr so far.
+    pub fn stderr(&self) -> String {
+        self.program.stderr()
+    }
+
     /// Its pid stays, its program begins anew.
     #[track_caller]
     pub fn exec(&mut self) {

@@ -1,0 +1,320 @@
+//! Hooks and daemons of different versions, and state of an earlier daemon: a program goes on whatever it meets.
+
+use std::fs::{self, File, Permissions};
+use std::io::Write as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gcgroup_abi::VERSION;
+use gcgroup_abi::message::Welcome;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, listen,
+    recv, sendmsg, socket,
+};
+use support::{Config, Mount, repository, wait_until};
+use tempfile::TempDir;
+
+use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
+
+const MIB: u64 = 1 << 20;
+
+/// The version of the hook that is kept among the fixtures.
+const OLD: u32 = 2;
+
+/// The libraries of version [`OLD`], as somebody has installed them.
+fn old_libraries() -> TempDir {
+    let directory = TempDir::new().expect("a directory");
+    for name in ["libgcgroup.so", "libgcgroup_hook.so"] {
+        let packed = repository().join(format!("tests/fixtures/hook-abi{OLD}/{name}.gz"));
+        let output = Command::new("gzip")
+            .arg("-dc")
+            .arg(&packed)
+            .output()
+            .expect("gzip runs");
+        assert!(output.status.success(), "{}", packed.display());
+        fs::write(directory.path().join(name), output.stdout).expect("writes");
+    }
+    directory
+}
+
+fn with_old_libraries(mount: &Mount, libraries: &TempDir) -> Command {
+    let mut command = mount.command(driver_shell());
+    command.env("LD_PRELOAD", libraries.path().join("libgcgroup.so"));
+    command
+}
+
+/// What a process does, whoever governs it or not.
+#[track_caller]
+fn assert_works(shell: &mut DriverShell) {
+    let id = shell.ask("alloc linear 4096");
+    let id = id.strip_prefix("ok ").expect("allocated");
+    for command in [&format!("free {id}"), "spin 1 1", "sync"] {
+        assert_eq!(shell.ask(command), "ok", "{command}");
+    }
+}
+
+#[test]
+fn an_old_hook_is_not_governed_by_a_new_daemon_and_the_program_goes_on() {
+    const { assert!(VERSION > OLD, "they are the same") }
+    let mut mount = Mount::new();
+    let libraries = old_libraries();
+    let mut shell = DriverShell::spawn(with_old_libraries(&mount, &libraries));
+    // What it says, line by line, is all that is on its stdout.
+    assert_works(&mut shell);
+    let line =
+        format!("of user 0 is not governed: its hook speaks version {OLD}, this daemon version {VERSION}");
+    wait_until("the daemon tells", || mount.log().contains(&line));
+    let complaint = format!("the daemon speaks version {VERSION}, this hook {OLD}: not governed");
+    wait_until("so does the hook", || shell.stderr().contains(&complaint));
+    assert!(governed_pids(&mount).is_empty());
+    mount.restart();
+    // Both know each other by now, and again it is told of once by each.
+    wait_until("the next daemon tells", || {
+        mount.log().matches(&line).count() == 2
+    });
+    assert_works(&mut shell);
+    let new = DriverShell::start(&mount);
+    assert_eq!(governed_pids(&mount), [new.pid()], "neighbours are governed");
+    assert_eq!(shell.stderr().matches("not governed").count(), 1);
+    assert_works(&mut shell);
+    assert_eq!(mount.log().matches(&line).count(), 2, "{}", mount.log());
+    shell.quit();
+}
+
+#[test]
+fn an_old_hook_that_must_be_governed_is_refused() {
+    let mount = Mount::new();
+    let libraries = old_libraries();
+    let mut command = with_old_libraries(&mount, &libraries);
+    command.env("GCGROUP_REQUIRED", "1");
+    let output = command.output().expect("runs");
+    // CUDA_ERROR_SYSTEM_NOT_READY, from cuInit.
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.starts_with("ready ") && said.ends_with(" 802\n") && said.lines().count() == 1,
+        "{said}"
+    );
+}
+
+/// A daemon that says the same to everybody.
+struct Answers {
+    listener: OwnedFd,
+}
+
+impl Answers {
+    fn at(path: &Path) -> Self {
+        let listener = socket(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        );
+        let listener = listener.expect("a socket");
+        bind(listener.as_raw_fd(), &UnixAddr::new(path).expect("a path")).expect("binds");
+        listen(&listener, Backlog::new(16).expect("few")).expect("listens");
+        fs::set_permissions(path, Permissions::from_mode(0o666)).expect("ours");
+        Self { listener }
+    }
+
+    /// Answers the next one, and gives its connection.
+    fn answer(&self, welcome: Welcome, control: Option<&OwnedFd>) -> OwnedFd {
+        let connection = accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("somebody comes");
+        // SAFETY: just opened, and nobody else's.
+        let connection = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(connection) };
+        recv(connection.as_raw_fd(), &mut [0; 128], MsgFlags::empty()).expect("it says hello");
+        let files: Vec<_> = control.iter().map(|file| file.as_raw_fd()).collect();
+        let files = [ControlMessage::ScmRights(&files)];
+        let files = if control.is_some() { &files[..] } else { &[] };
+        let welcome = welcome.to_bytes();
+        let parts = [std::io::IoSlice::new(&welcome)];
+        sendmsg::<()>(
+            connection.as_raw_fd(),
+            &parts,
+            files,
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        )
+        .expect("it listens");
+        connection
+    }
+}
+
+/// The control block of a daemon of version [`OLD`]: 1 MiB for the process, everything frozen, 100 ms of grace.
+fn old_control() -> OwnedFd {
+    let mut block = vec![0; 12288];
+    let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"gcgroup\x01");
+    put(8, &OLD.to_le_bytes());
+    put(24, &MIB.to_le_bytes());
+    put(40, &100_u32.to_le_bytes());
+    for device in (0..64).map(|index| 256 + 128 * index) {
+        // The gate, its generation, and the device's limit.
+        put(device, &3_u32.to_le_bytes());
+        put(device + 4, &1_u32.to_le_bytes());
+        put(device + 80, &u64::MAX.to_le_bytes());
+    }
+    let file = memfd_create("control", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).expect("a memfd");
+    File::from(file.try_clone().expect("a descriptor"))
+        .write_all(&block)
+        .expect("memory");
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(
+        &file,
+        FcntlArg::F_ADD_SEALS(seals | SealFlag::F_SEAL_FUTURE_WRITE),
+    )
+    .expect("sealed");
+    file
+}
+
+#[test]
+fn what_an_old_daemon_has_frozen_goes_on_after_an_upgrade_within_its_limit() {
+    let mut mount = Mount::new();
+    mount.stop();
+    let libraries = old_libraries();
+    let old = Answers::at(&mount.socket());
+    let command = with_old_libraries(&mount, &libraries);
+    let (connection, mut shell) = std::thread::scope(|scope| {
+        let answers = scope.spawn(|| old.answer(Welcome { abi: OLD, status: 0 }, Some(&old_control())));
+        let shell = DriverShell::spawn(command);
+        (answers.join().expect("no panic"), shell)
+    });
+    assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
+    shell.tell("spin 1 1");
+    drop((old, connection));
+    fs::remove_file(mount.socket()).expect("removes");
+    mount.restart();
+    assert_eq!(
+        shell.answer(),
+        "ok",
+        "it was frozen until the grace time was over"
+    );
+    wait_until("the daemon tells", || {
+        mount.log().contains(&format!("its hook speaks version {OLD}"))
+    });
+    assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
+    assert_works(&mut shell);
+    assert!(governed_pids(&mount).is_empty());
+}
+
+#[test]
+fn a_new_hook_is_not_governed_by_an_old_daemon() {
+    let mut mount = Mount::new();
+    mount.stop();
+    let refusals = [
+        Welcome {
+            abi: OLD,
+            status: libc::EPROTONOSUPPORT.unsigned_abs(),
+        },
+        // As no daemon says it: a block comes along, which is of no use.
+        Welcome { abi: OLD, status: 0 },
+    ];
+    for welcome in refusals {
+        // A new one, since whom the last one refused may have tried again.
+        let old = Answers::at(&mount.socket());
+        let command = mount.command(driver_shell());
+        let mut shell = std::thread::scope(|scope| {
+            let answers =
+                scope.spawn(|| old.answer(welcome, (welcome.status == 0).then(old_control).as_ref()));
+            let shell = DriverShell::spawn(command);
+            drop(answers.join().expect("no panic"));
+            shell
+        });
+        assert_works(&mut shell);
+        let complaint = format!("the daemon speaks version {OLD}, this hook {VERSION}: not governed");
+        assert_eq!(
+            shell.stderr().matches(&complaint).count(),
+            1,
+            "{}",
+            shell.stderr()
+        );
+        shell.quit();
+        fs::remove_file(mount.socket()).expect("removes");
+    }
+}
+
+/// Which boot of the machine this is, as the state file has it.
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("proc(5)")
+}
+
+/// In clock ticks since boot.
+fn start_time(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    // Field 22; the state is field 3.
+    let field = fields.split_whitespace().nth(22 - 3).expect("a field");
+    field.parse().expect("a number")
+}
+
+fn state_file(mount: &Mount) -> PathBuf {
+    mount.state_dir().join("settings.jsonl")
+}
+
+#[test]
+fn the_settings_that_a_daemon_of_version_1_has_left_hold() {
+    let mut mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    mount.kill9();
+    let written =
+        fs::read_to_string(repository().join("tests/fixtures/settings-1.jsonl")).expect("a fixture");
+    let written = written
+        .replace("BOOT", boot_id().trim())
+        .replace("PID", &shell.pid().to_string())
+        .replace("START", &start_time(shell.pid()).to_string());
+    fs::write(state_file(&mount), written).expect("writes");
+    mount.restart();
+    wait_until("the process is back", || governed_pids(&mount) == [shell.pid()]);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(dir.number("memory.limit"), 64 * MIB);
+    assert_eq!(dir.gpu(0).number("memory.limit"), 32 * MIB);
+    assert_eq!(dir.number("compute.priority"), 11);
+    assert_eq!(dir.read("compute.max"), "20000 50000");
+    assert_eq!(dir.number("compute.freeze"), 1);
+    assert_eq!(mount.read("", "compute.policy"), "strict");
+    assert!(!mount.state_dir().join("settings.corrupt").exists());
+}
+
+#[test]
+fn state_that_is_not_understood_is_set_aside_once_and_never_stands_in_the_way() {
+    let future = format!(
+        "{{\"gcgroupfs_settings\":4096,\"boot_id\":\"{}\"}}\n\x01\x02\n",
+        boot_id().trim()
+    );
+    for (text, fault) in [
+        (future.as_str(), "written by another version"),
+        ("[mount]\npath = 1\n", "not a file of settings"),
+        ("\0\0\0\0", "not a file of settings"),
+    ] {
+        for supervised in [false, true] {
+            let config = if supervised {
+                Config::default().arg("--supervise")
+            } else {
+                Config::default()
+            };
+            let mut mount = Mount::with(config);
+            mount.stop();
+            fs::write(state_file(&mount), text).expect("writes");
+            mount.restart();
+            let shell = DriverShell::start(&mount);
+            wait_until("it is governed", || governed_pids(&mount) == [shell.pid()]);
+            Dir::of(&mount, shell.pid()).write("memory.limit", MIB);
+            mount.kill9();
+            mount.restart();
+            wait_until("it still is", || governed_pids(&mount) == [shell.pid()]);
+            assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), MIB);
+            let aside = fs::read(mount.state_dir().join("settings.corrupt")).expect("is kept");
+            assert_eq!(aside, text.as_bytes());
+            assert_eq!(mount.log().matches(fault).count(), 1, "{}", mount.log());
+            assert_eq!(
+                mount.log().matches("starting another").count(),
+                0,
+                "{}",
+                mount.log()
+            );
+        }
+    }
+}
