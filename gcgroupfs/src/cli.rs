@@ -6,6 +6,7 @@ mod expression;
 mod freeze;
 mod ls;
 mod mount;
+mod reload;
 mod run;
 mod set;
 mod supervise;
@@ -61,7 +62,7 @@ enum Command {
     Freeze(freeze::Freeze),
     /// Lets processes go on.
     Thaw(freeze::Thaw),
-    /// Says whether a configuration is right, and if not, what is wrong where.
+    /// Says whether a configuration is right, and if not, what is wrong where; and which of its rules is for a process.
     CheckConfig(check_config::Arguments),
     /// Prints the table of control files, in Markdown.
     Files,

@@ -10,6 +10,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::arbiter::Policy;
+use crate::rules::Rules;
 
 /// Read if there is one and no other is named.
 pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
@@ -19,6 +20,8 @@ pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     pub compute: Compute,
+    #[serde(rename = "rule")]
+    pub rules: Rules,
 }
 
 /// `[compute]`: whose turn it is on a GPU. Times are whole microseconds, as everywhere in the control files.
@@ -95,19 +98,19 @@ impl Source {
     /// It cannot be read, or is wrong: then the place, as PATH:LINE:COLUMN, and what is wrong there.
     pub fn read(&self) -> anyhow::Result<Config> {
         match &self.named {
-            Some(path) => read(path),
+            Some(path) => Ok(read(path)?.0),
             None => read_if_there(Path::new(DEFAULT_PATH)),
         }
     }
 }
 
-/// Reads one file.
+/// Reads one file; gives its text too.
 ///
 /// # Errors
 /// As [`Source::read`].
-pub fn read(path: &Path) -> anyhow::Result<Config> {
+pub fn read(path: &Path) -> anyhow::Result<(Config, String)> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    parse(&text, path)
+    Ok((parse(&text, path)?, text))
 }
 
 fn read_if_there(path: &Path) -> anyhow::Result<Config> {
@@ -118,22 +121,27 @@ fn read_if_there(path: &Path) -> anyhow::Result<Config> {
     }
 }
 
-fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
+/// # Errors
+/// As [`Source::read`].
+pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
     let error = match toml::from_str(text) {
         Ok(config) => return Ok(config),
         Err(error) => error,
     };
-    let before = error
-        .span()
-        .and_then(|span| text.get(..span.start))
-        .unwrap_or_default();
-    let line = before.matches('\n').count() + 1;
-    let column = before.rsplit('\n').next().map_or(0, |rest| rest.chars().count()) + 1;
+    let (line, column) = place(text, error.span().map_or(0, |span| span.start));
     bail!(
         "{}:{line}:{column}: {}",
         path.display(),
         error.message().replace('\n', "; ")
     )
+}
+
+/// The line and the column of a byte of a text, counting from 1.
+pub fn place(text: &str, offset: usize) -> (usize, usize) {
+    let before = text.get(..offset).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().map_or(0, |rest| rest.chars().count()) + 1;
+    (line, column)
 }
 
 #[cfg(test)]
@@ -182,6 +190,32 @@ mod tests {
             ("[compute]\npolicy = \"fair\"\n", ":2:10: ", "`weighted`"),
             ("[compute]\nlinger_usec = \"1ms\"\n", ":2:15: ", "invalid type"),
             ("[compute\n", ":1:9: ", ""),
+            ("[rule]\n", ":1:1: ", "sequence"),
+            ("[[rule]]\nmatch.pid = 1\n", ":2:7: ", "unknown field `pid`"),
+            ("[[rule]]\nmatch.uid = -1\n", ":2:13: ", "-1"),
+            (
+                "[[rule]]\nmatch.uid = [0, \"no-such-user\"]\n",
+                ":2:17: ",
+                "no user \"no-such-user\"",
+            ),
+            ("[[rule]]\nmatch.gid = \"no-such-group\"\n", ":2:13: ", "no group"),
+            ("[[rule]]\nmatch.exe = []\n", ":2:13: ", "empty list"),
+            ("[[rule]]\nmatch.comm = \"[\"\n", ":2:14: ", "unclosed"),
+            ("[[rule]]\n[[rule]]\ngroup = \"a\"\n", ":3:9: ", "invalid type"),
+            ("[[rule]]\ngroup.name = \"a/{user\"\n", ":2:14: ", "without its }"),
+            (
+                "[[rule]]\ngroup.delegate = true\n",
+                ":2:1: ",
+                "missing field `name`",
+            ),
+            ("[[rule]]\nprocess.memory.limit = \"1X\"\n", ":2:24: ", "or max"),
+            (
+                "[[rule]]\nprocess.memory.max = 1\n",
+                ":2:16: ",
+                "unknown field `max`",
+            ),
+            ("[[rule]]\nprocess.compute.priority = 16\n", ":2:28: ", "0 to 15"),
+            ("[[rule]]\nprocess.compute.max = true\n", ":2:23: ", "a quota"),
         ] {
             let said = complaint(text);
             assert!(said.starts_with(&format!("gcgroupfs.toml{place}")), "{said}");

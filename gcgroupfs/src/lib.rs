@@ -24,6 +24,7 @@ mod mount;
 mod overhead;
 mod process;
 mod protocol;
+mod rules;
 mod server;
 mod sys;
 mod text;

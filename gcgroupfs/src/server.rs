@@ -7,6 +7,7 @@ pub mod answer;
 mod bells;
 mod closer;
 mod connection;
+mod enquiry;
 mod listener;
 mod rate;
 mod registry;
@@ -30,6 +31,7 @@ use tracing::{debug, warn};
 use self::bells::Bells;
 use self::closer::Closer;
 use self::connection::Connection;
+use self::enquiry::Enquiries;
 use self::rate::Rate;
 use self::registry::Registry;
 use self::scribe::Scribe;
@@ -39,6 +41,7 @@ use crate::process;
 use crate::sys;
 use crate::tree::{Settings, Tree};
 
+pub use self::enquiry::Current as CurrentRules;
 pub use self::listener::{Listener, new_socket};
 
 /// Connections of one user that are not (or not yet) those of a registered process.
@@ -98,6 +101,7 @@ pub struct Server {
     journal: Arc<Journal>,
     closer: Closer,
     registry: Registry,
+    enquiries: Enquiries,
     connections: HashMap<u64, Connection>,
     /// Those for which time matters: all but well-behaved hooks.
     timed: HashSet<u64>,
@@ -135,7 +139,15 @@ impl Server {
         // The bells first: a thaw should not wait for the disk.
         tree.listen(bells.clone());
         tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
-        let registry = Registry::new(tree.clone(), bells, epoll.clone(), grace_msec, remembered);
+        let enquiries = Enquiries::start(waker.try_clone()?)?;
+        let registry = Registry::new(
+            tree.clone(),
+            bells,
+            epoll.clone(),
+            journal.clone(),
+            grace_msec,
+            remembered,
+        );
         Ok(Self {
             epoll,
             listener,
@@ -145,6 +157,7 @@ impl Server {
             journal,
             closer: Closer::default(),
             registry,
+            enquiries,
             connections: HashMap::new(),
             timed: HashSet::new(),
             last_number: 0,
@@ -161,6 +174,11 @@ impl Server {
     /// Out of descriptors.
     pub fn waker(&self) -> std::io::Result<UnixStream> {
         self.waker.try_clone()
+    }
+
+    /// The rules that whoever registers is asked by. There are none at first.
+    pub fn rules(&self) -> CurrentRules {
+        self.enquiries.rules()
     }
 
     /// Serves until `go_on`, asked after each wake-up, says no.
@@ -237,6 +255,9 @@ impl Server {
     fn drain_wake(&mut self) {
         // Empty or closed: either way there is nothing more to know.
         while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
+        while let Some((applicant, verdict)) = self.enquiries.answer() {
+            self.admit_or_refuse(applicant, &verdict);
+        }
     }
 
     fn accept(&mut self) {

@@ -1,20 +1,160 @@
-//! `gcgroupfs check-config`: says whether a configuration can be read, before a daemon is told to.
+//! `gcgroupfs check-config`: says whether a configuration can be read, before a daemon is told to; and which of its
+//! rules is for a process, and why the others are not.
 
+use std::fmt::Write;
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
 
 use crate::config;
+use crate::rules::{Facts, Rules, Verdict};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The configuration
     #[arg(default_value = config::DEFAULT_PATH)]
     file: PathBuf,
+    /// Say which rule would be for this process, governed or not, and why the others would not
+    #[arg(long)]
+    pid: Option<u32>,
 }
 
 /// # Errors
-/// The file cannot be read, or is wrong: then PATH:LINE:COLUMN and what is wrong there.
+/// The file cannot be read, or is wrong: then PATH:LINE:COLUMN and what is wrong there. No such process.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    config::read(&arguments.file).map(drop)
+    let (config, text) = config::read(&arguments.file)?;
+    let Some(pid) = arguments.pid else { return Ok(()) };
+    let facts = Facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
+    super::print(explain(&config.rules, &text, &facts)?.as_bytes())
+}
+
+/// What each rule says of the process.
+fn explain(rules: &Rules, text: &str, facts: &Facts) -> Result<String, std::fmt::Error> {
+    let mut out = describe(facts)?;
+    let mut holds = None;
+    for judgement in rules.judgements(facts) {
+        let (line, _) = config::place(text, judgement.offset);
+        write!(out, "rule {}, line {line}", judgement.number)?;
+        if let Some(name) = judgement.name {
+            write!(out, " ({name})")?;
+        }
+        match (judgement.verdict, holds) {
+            (Err(why), _) => writeln!(out, ": no: {why}")?,
+            (Ok(_), Some(first)) => writeln!(out, ": would be, but rule {first} comes first")?,
+            (Ok(verdict), None) => {
+                writeln!(out, ": yes")?;
+                out.push_str(&consequences(&verdict)?);
+                holds = Some(judgement.number);
+            }
+        }
+    }
+    if holds.is_none() {
+        writeln!(
+            out,
+            "no rule is for it: it stays where it begins, and nothing is set for it"
+        )?;
+    }
+    Ok(out)
+}
+
+fn describe(facts: &Facts) -> Result<String, std::fmt::Error> {
+    let mut out = format!("pid {}\n", facts.pid);
+    match &facts.user {
+        Some(user) => writeln!(out, "  uid {} ({user})", facts.uid)?,
+        None => writeln!(out, "  uid {}", facts.uid)?,
+    }
+    write!(out, "  gid {}", facts.gid)?;
+    for gid in facts.groups.iter().filter(|gid| **gid != facts.gid) {
+        write!(out, " {gid}")?;
+    }
+    writeln!(out, "\n  comm {}", facts.comm)?;
+    match &facts.exe {
+        Some(exe) => writeln!(out, "  exe {}", exe.display())?,
+        None => writeln!(out, "  exe not known")?,
+    }
+    for cgroup in &facts.cgroups {
+        writeln!(out, "  cgroup {cgroup}")?;
+    }
+    match &facts.wish {
+        Some(wish) => writeln!(out, "  wish {wish}")?,
+        None => writeln!(out, "  no wish")?,
+    }
+    Ok(out)
+}
+
+fn consequences(verdict: &Verdict) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    match &verdict.group {
+        Some(group) => {
+            let whose = if group.delegate { ", its user's" } else { "" };
+            writeln!(out, "  group {}{whose}", group.path)?;
+            for line in group.given.lines() {
+                writeln!(out, "    {line}")?;
+            }
+        }
+        None => writeln!(out, "  group: where it begins")?,
+    }
+    let lines = verdict.process.lines();
+    if !lines.is_empty() {
+        writeln!(out, "  process")?;
+    }
+    for line in lines {
+        writeln!(out, "    {line}")?;
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rule_says_why_and_the_first_that_is_for_it_says_what() {
+        let text = "\
+[[rule]]
+name = \"slurm\"
+match.cgroup = \"/slurm/**\"
+group.name = \"jobs/{cgroup:job_*}\"
+
+[[rule]]
+match.uid = 1000
+group = { name = \"users/{user}\", delegate = true, memory.limit = \"1K\" }
+process.compute.priority = 9
+[[rule]]
+";
+        let rules = config::parse(text, "x.toml".as_ref()).unwrap().rules;
+        let facts = Facts {
+            pid: 7,
+            uid: 1000,
+            gid: 100,
+            groups: vec![100, 27],
+            user: Some("alice".into()),
+            comm: "python3".into(),
+            cgroups: vec!["/user.slice".into()],
+            ..Facts::default()
+        };
+        let said = explain(&rules, text, &facts).unwrap();
+        assert_eq!(
+            said,
+            "\
+pid 7
+  uid 1000 (alice)
+  gid 100 27
+  comm python3
+  exe not known
+  cgroup /user.slice
+  no wish
+rule 1, line 1 (slurm): no: cgroup /user.slice is not /slurm/**
+rule 2, line 6: yes
+  group users/alice, its user's
+    memory.limit 1024
+  process
+    compute.priority 9
+rule 3, line 10: would be, but rule 2 comes first
+"
+        );
+        let nothing = explain(&Rules::default(), "", &facts).unwrap();
+        assert!(nothing.contains("no rule is for it"), "{nothing}");
+    }
 }

@@ -17,6 +17,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
+use super::reload::{Parts, Reload};
 use super::supervise;
 use crate::arbiter::{self, Policy};
 use crate::config;
@@ -136,13 +137,15 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         overhead::watch(tree.clone(), holders).context("cannot begin to measure")?;
     }
     let stop = Stop::on_signals(server.waker()?)?;
-    let reload = Reload {
-        asked: flag_on(SIGHUP, &server.waker()?)?,
+    server.rules().set(config.rules);
+    let parts = Parts {
         source,
         policy: arguments.policy,
         tree: tree.clone(),
         arbiter: arbiter.bell(),
+        rules: server.rules(),
     };
+    let reload = Reload::new(flag_on(SIGHUP, &server.waker()?)?, parts);
     let point = &arguments.mountpoint;
     // Dropping it unmounts.
     let mut mount = None;
@@ -213,34 +216,6 @@ fn raise_descriptor_limit() {
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
     if let Err(error) = raised {
         warn!("cannot raise the limit of open descriptors: {error}");
-    }
-}
-
-/// Reading the configuration again, when SIGHUP has asked for it.
-#[derive(Debug)]
-struct Reload {
-    asked: Arc<AtomicBool>,
-    source: config::Source,
-    /// The command line's, which overrides the file's.
-    policy: Option<Policy>,
-    tree: Arc<Tree>,
-    arbiter: Arc<arbiter::Bell>,
-}
-
-impl Reload {
-    fn if_asked(&self) {
-        if !self.asked.swap(false, Relaxed) {
-            return;
-        }
-        match self.source.read() {
-            Ok(config) => {
-                self.tree
-                    .set_default_policy(self.policy.unwrap_or(config.compute.policy));
-                self.arbiter.set(arbiter::Settings::new(&config.compute));
-                info!("configuration read again");
-            }
-            Err(error) => warn!("the configuration stays as it was: {error:#}"),
-        }
     }
 }
 

@@ -12,11 +12,13 @@ use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{ControlMessage, MsgFlags, Shutdown, send, sendmsg, shutdown};
 use tracing::{debug, info, warn};
 
+use super::enquiry::Applicant;
 use super::{Server, TEND, watch};
 use crate::block;
 use crate::journal::Key;
 use crate::process::{self, Peer};
 use crate::protocol::MAX_REQUEST;
+use crate::rules::Verdict;
 use crate::sys::{self, Received};
 use crate::tree::ProcessId;
 
@@ -44,6 +46,8 @@ pub struct Connection {
 pub(super) enum Kind {
     /// Has not said anything.
     New,
+    /// A process that registers, while the rules are asked about it.
+    Applicant,
     /// The command line: the text it is reading.
     Client(Vec<u8>),
     /// A registered process.
@@ -195,16 +199,43 @@ impl Server {
         false
     }
 
+    /// Registers it at once, or when the rules have been asked.
     fn register(&mut self, number: u64, hello: &Hello, usage: &OwnedFd) -> nix::Result<()> {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return Err(Errno::ENOTCONN);
+        };
+        let usage = block::map_usage(usage)?;
+        let peer: Peer = process::peer(&*connection.socket)?;
+        let is_known = self.registry.is_known(&peer);
+        let applicant = Applicant {
+            number,
+            peer,
+            hello: *hello,
+            usage,
+        };
+        if is_known || !self.enquiries.are_needed() {
+            return self.admit(applicant, &Verdict::default());
+        }
+        connection.kind = Kind::Applicant;
+        self.enquiries.ask(applicant)
+    }
+
+    /// Goes on with a registration that has waited for its verdict.
+    pub(super) fn admit_or_refuse(&mut self, applicant: Applicant, verdict: &Verdict) {
+        let number = applicant.number;
+        if let Err(errno) = self.admit(applicant, verdict) {
+            self.refuse(number, errno);
+            self.hang_up(number);
+        }
+    }
+
+    fn admit(&mut self, applicant: Applicant, verdict: &Verdict) -> nix::Result<()> {
+        let number = applicant.number;
         let Some(connection) = self.connections.get(&number) else {
             return Err(Errno::ENOTCONN);
         };
         let socket = connection.socket.clone();
-        let usage = block::map_usage(usage)?;
-        let peer: Peer = process::peer(&*socket)?;
-        let registered = self
-            .registry
-            .register(number, peer, hello, usage, socket.clone())?;
+        let registered = self.registry.register(applicant, verdict, socket.clone())?;
         if let Some(superseded) = registered.superseded {
             self.forget(superseded);
         }

@@ -17,11 +17,12 @@ use tracing::{debug, info};
 
 use super::Token;
 use super::bells::{Bells, Mapped};
+use super::enquiry::Applicant;
 use super::rate::Rate;
 use crate::block;
-use crate::journal::Key;
+use crate::journal::{Journal, Key};
 use crate::process::{self, Peer};
-use crate::sys::UsageMap;
+use crate::rules::{Given, Verdict};
 use crate::tree::{Identity, ProcessId, Settings, Tree};
 
 /// Registered processes of one user. The other users' share is theirs.
@@ -35,6 +36,7 @@ pub struct Registry {
     tree: Arc<Tree>,
     bells: Arc<Bells>,
     epoll: Arc<Epoll>,
+    journal: Arc<Journal>,
     /// For the control blocks: how long gates stay closed without a daemon.
     grace_msec: u32,
     processes: HashMap<u64, Known>,
@@ -79,6 +81,7 @@ impl Registry {
         tree: Arc<Tree>,
         bells: Arc<Bells>,
         epoll: Arc<Epoll>,
+        journal: Arc<Journal>,
         grace_msec: u32,
         remembered: BTreeMap<Key, Settings>,
     ) -> Self {
@@ -87,6 +90,7 @@ impl Registry {
             tree,
             bells,
             epoll,
+            journal,
             grace_msec,
             processes,
             numbers,
@@ -94,22 +98,33 @@ impl Registry {
         }
     }
 
-    /// Gives a process its directory, in place of the one it may have.
+    /// Whether the process has been here before: then what holds for it is known.
+    pub fn is_known(&self, peer: &Peer) -> bool {
+        let key = key(peer);
+        self.numbers
+            .get(&key)
+            .is_some_and(|process| self.settings(*process, key).is_some())
+            || self.remembered.contains_key(&key)
+    }
+
+    /// Gives a process its directory, in place of the one it may have. The verdict counts for one that has not been here
+    /// before.
     ///
     /// # Errors
     /// `EDQUOT` if its user has too many, `EAGAIN` if it comes too often; out of memory or descriptors.
     pub fn register(
         &mut self,
-        number: u64,
-        peer: Peer,
-        hello: &Hello,
-        usage: UsageMap,
+        applicant: Applicant,
+        verdict: &Verdict,
         socket: Arc<OwnedFd>,
     ) -> nix::Result<Registered> {
-        let key = Key {
-            pid: peer.pid,
-            start_time: peer.stat.start_time,
-        };
+        let Applicant {
+            number,
+            peer,
+            hello,
+            usage,
+        } = applicant;
+        let key = key(&peer);
         if !self.numbers.contains_key(&key) && self.nr_of(peer.uid) >= MAX_PER_UID {
             return Err(Errno::EDQUOT);
         }
@@ -123,9 +138,15 @@ impl Registry {
         }
         let (control, file) = block::new_control()?;
         control.grace_msec.store(self.grace_msec, Relaxed);
-        let settings = self
-            .settings(process, key)
-            .unwrap_or_else(|| Settings::wished(hello));
+        // Before the process is there for others to write to: what they write has a higher number.
+        let seq = self.journal.number();
+        let (settings, is_new) = match self.settings(process, key) {
+            Some(settings) => (settings, false),
+            None => (settings_of(verdict, &hello), verdict.process != Given::default()),
+        };
+        if is_new {
+            self.journal.append(seq, key, &settings);
+        }
         let identity = Identity {
             pid: peer.pid,
             start_time: peer.stat.start_time,
@@ -293,6 +314,20 @@ impl Registry {
     fn nr_of(&self, uid: u32) -> usize {
         self.processes.values().filter(|known| known.uid == uid).count()
     }
+}
+
+fn key(peer: &Peer) -> Key {
+    Key {
+        pid: peer.pid,
+        start_time: peer.stat.start_time,
+    }
+}
+
+/// What holds for a new process: what the rules say, and within that what it wishes.
+fn settings_of(verdict: &Verdict, hello: &Hello) -> Settings {
+    let mut settings = verdict.process.settings();
+    settings.wish(hello);
+    settings
 }
 
 /// Seconds since 1970.

@@ -3,8 +3,8 @@
 mod hostile;
 mod registration;
 mod requests;
+mod rules;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -37,6 +37,7 @@ const ROOT: Caller = Caller {
 struct World {
     directory: tempfile::TempDir,
     tree: Arc<Tree>,
+    rules: CurrentRules,
     stop: Arc<AtomicBool>,
     waker: UnixStream,
     thread: Option<JoinHandle<()>>,
@@ -66,11 +67,12 @@ impl World {
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
         let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, 5000).unwrap();
         let (stop, waker) = (Arc::new(AtomicBool::new(false)), server.waker().unwrap());
-        let asked = stop.clone();
+        let (asked, rules) = (stop.clone(), server.rules());
         let thread = std::thread::spawn(move || server.run(|| !asked.load(Relaxed)).unwrap());
         Self {
             directory,
             tree,
+            rules,
             stop,
             waker,
             thread: Some(thread),

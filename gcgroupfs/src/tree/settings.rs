@@ -81,14 +81,28 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What a process was started with. Nothing of it counts as root's word, and a wish that makes no sense is none.
+    /// What a process was started with, as far as it is within what root has set. A wish that makes no sense is none.
+    pub fn wish(&mut self, hello: &Hello) {
+        // What goes beyond root's word is not wished for.
+        if hello.memory_limit != NO_LIMIT {
+            let _ = self.set_memory_limit(None, hello.memory_limit, false);
+        }
+        if hello.priority <= MAX_PRIORITY {
+            let _ = self.set_priority(None, hello.priority, false);
+        }
+        if hello.freeze == 1 {
+            let _ = self.set_freeze(None, true, false);
+        }
+        if hello.can_swap != 0 && hello.memory_swap_max != 0 {
+            let _ = self.set_memory_swap_max(None, hello.memory_swap_max, false);
+        }
+    }
+
+    /// What holds for a process that wishes so, and of whom nobody asks anything.
+    #[cfg(any(test, fuzzing))]
     pub fn wished(hello: &Hello) -> Self {
         let mut settings = Self::default();
-        settings.process.memory_limit.value = Some(hello.memory_limit).filter(|limit| *limit != NO_LIMIT);
-        settings.process.priority.value = Some(hello.priority).filter(|priority| *priority <= MAX_PRIORITY);
-        settings.process.freeze.value = Some(true).filter(|_| hello.freeze == 1);
-        let swap_max = Some(hello.memory_swap_max).filter(|_| hello.can_swap != 0);
-        settings.process.memory_swap_max.value = swap_max.filter(|bytes| *bytes != 0);
+        settings.wish(hello);
         settings
     }
 
@@ -338,6 +352,19 @@ mod tests {
         settings.set_freeze(GPU, true, false).unwrap();
         settings.set_freeze(GPU, false, false).unwrap();
         assert!(settings.freeze(None));
+    }
+
+    #[test]
+    fn wishes_stay_within_roots_word() {
+        let mut settings = Settings::default();
+        settings.set_memory_limit(None, 100, true).unwrap();
+        settings.set_priority(None, 10, true).unwrap();
+        settings.wish(&Hello {
+            memory_limit: 101,
+            priority: 12,
+            ..Hello::PLAIN
+        });
+        assert_eq!((settings.memory_limit(None), settings.priority(None)), (100, 12));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Processes that come, change, and go.
 
 use super::*;
+use crate::rules::Verdict;
 
 #[test]
 fn a_process_has_a_directory_from_its_registration_to_the_end_of_its_program() {
@@ -110,7 +111,10 @@ fn a_killed_process_leaves_no_directory() {
     let stat = process::stat(child.id()).unwrap();
     let bells = Arc::new(Bells::default());
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
-    let mut registry = Registry::new(world.tree.clone(), bells, epoll.clone(), 0, BTreeMap::new());
+    let state = tempfile::tempdir().unwrap();
+    let (journal, remembered) = Journal::open(state.path(), is_kept).unwrap();
+    let journal = Arc::new(journal);
+    let mut registry = Registry::new(world.tree.clone(), bells, epoll.clone(), journal, 0, remembered);
     let peer = process::Peer {
         pid: child.id(),
         uid: 0,
@@ -120,7 +124,13 @@ fn a_killed_process_leaves_no_directory() {
     };
     let usage = crate::block::map_usage(&good_usage_file()).unwrap();
     let socket = Arc::new(new_socket(SockFlag::empty()).unwrap());
-    registry.register(9, peer, &Hello::PLAIN, usage, socket).unwrap();
+    let applicant = enquiry::Applicant {
+        number: 9,
+        peer,
+        hello: Hello::PLAIN,
+        usage,
+    };
+    registry.register(applicant, &Verdict::default(), socket).unwrap();
     assert_eq!(world.pids(), [child.id()]);
 
     child.kill().unwrap();

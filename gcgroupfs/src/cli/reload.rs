@@ -1,0 +1,74 @@
+//! Reading the configuration again, when SIGHUP has asked for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use parking_lot::Mutex;
+use tracing::{info, warn};
+
+use crate::arbiter::{self, Policy};
+use crate::config::{Config, Source};
+use crate::server::CurrentRules;
+use crate::tree::Tree;
+
+/// Where what the configuration says goes.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) source: Source,
+    /// The command line's, which overrides the file's.
+    pub(super) policy: Option<Policy>,
+    pub(super) tree: Arc<Tree>,
+    pub(super) arbiter: Arc<arbiter::Bell>,
+    pub(super) rules: CurrentRules,
+}
+
+#[derive(Debug)]
+pub(super) struct Reload {
+    asked: Arc<AtomicBool>,
+    parts: Arc<Mutex<Parts>>,
+}
+
+impl Parts {
+    fn set(&self, config: Config) {
+        self.tree
+            .set_default_policy(self.policy.unwrap_or(config.compute.policy));
+        self.arbiter.set(arbiter::Settings::new(&config.compute));
+        self.rules.set(config.rules);
+    }
+
+    fn read(&self) {
+        match self.source.read() {
+            Ok(config) => {
+                self.set(config);
+                info!("configuration read again");
+            }
+            Err(error) => warn!("the configuration stays as it was: {error:#}"),
+        }
+    }
+}
+
+impl Reload {
+    /// `asked` is set by the signal.
+    pub(super) fn new(asked: Arc<AtomicBool>, parts: Parts) -> Self {
+        Self {
+            asked,
+            parts: Arc::new(Mutex::new(parts)),
+        }
+    }
+
+    /// Reads it on a thread of its own, since the names in it may have to be looked up far away. One at a time: what is
+    /// read last was read after it was last asked for.
+    pub(super) fn if_asked(&self) {
+        if !self.asked.swap(false, Relaxed) {
+            return;
+        }
+        let parts = self.parts.clone();
+        let started = thread::Builder::new()
+            .name("configuration".to_owned())
+            .spawn(move || parts.lock().read());
+        if let Err(error) = started {
+            warn!("the configuration stays as it was: {error}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What rules are asked about: a process, according to the kernel. Only the wish is the process's own word.
+
+use std::fs;
+use std::path::PathBuf;
+
+use nix::unistd::{Uid, User};
+
+use crate::process::{self, Peer};
+use crate::sys;
+
+/// One process, as it was when it was looked at.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    pub pid: u32,
+    /// Effective ids.
+    pub uid: u32,
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// The name of `uid`, if it has one and somebody wants to know.
+    pub user: Option<String>,
+    /// Its short name, which it may choose freely.
+    pub comm: String,
+    /// The program's file, as it is called where the process lives. None where we may not look.
+    pub exe: Option<PathBuf>,
+    /// The paths of its kernel cgroups: of version 2 first, then of the hierarchies of version 1.
+    pub cgroups: Vec<String>,
+    /// The group that it asks for.
+    pub wish: Option<String>,
+}
+
+impl Facts {
+    /// Of a process at the other end of a socket. The name of its user is not looked up.
+    ///
+    /// None if it has ended.
+    pub fn of_peer(peer: &Peer, wish: Option<&str>) -> Option<Self> {
+        let proc = Proc::read(peer.pid);
+        // Still alive after it was looked at: so what was seen is its own, and not of a successor to its pid.
+        (!process::is_dead(&peer.pidfd)).then(|| Self {
+            pid: peer.pid,
+            uid: peer.uid,
+            gid: peer.gid,
+            groups: proc.status.map_or_else(Vec::new, |status| status.groups),
+            user: None,
+            comm: peer.stat.comm.clone(),
+            exe: proc.exe,
+            cgroups: proc.cgroups,
+            wish: wish.map(str::to_owned),
+        })
+    }
+
+    /// Of any process, with the name of its user. Its wish is taken from the environment that it was started with, where
+    /// we may look.
+    ///
+    /// None if there is no such process.
+    pub fn of_pid(pid: u32) -> Option<Self> {
+        let pidfd = sys::pidfd_open(pid.try_into().ok()?).ok()?;
+        let stat = process::stat(pid)?;
+        let proc = Proc::read(pid);
+        let wish = wish_in_environment(pid);
+        let status = proc.status?;
+        (!process::is_dead(&pidfd)).then(|| Self {
+            pid,
+            uid: status.uid,
+            gid: status.gid,
+            groups: status.groups,
+            user: user_name(status.uid),
+            comm: stat.comm,
+            exe: proc.exe,
+            cgroups: proc.cgroups,
+            wish,
+        })
+    }
+
+    /// Whether it is in the group, by its effective id or a supplementary one.
+    pub fn is_in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+}
+
+/// The name of a user. It may take its time: names can come over a network.
+pub fn user_name(uid: u32) -> Option<String> {
+    Some(User::from_uid(Uid::from_raw(uid)).ok()??.name)
+}
+
+/// What /proc says.
+struct Proc {
+    status: Option<Status>,
+    exe: Option<PathBuf>,
+    cgroups: Vec<String>,
+}
+
+impl Proc {
+    fn read(pid: u32) -> Self {
+        let text = |name: &str| {
+            let bytes = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        Self {
+            status: parse_status(&text("status")),
+            exe: fs::read_link(format!("/proc/{pid}/exe")).ok().map(undeleted),
+            cgroups: parse_cgroups(&text("cgroup")),
+        }
+    }
+}
+
+/// A program whose file was replaced since is still that program.
+fn undeleted(exe: PathBuf) -> PathBuf {
+    match exe.to_str().and_then(|text| text.strip_suffix(" (deleted)")) {
+        Some(text) => text.into(),
+        None => exe,
+    }
+}
+
+/// Effective ids and supplementary groups.
+#[derive(Debug, PartialEq, Eq)]
+struct Status {
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+}
+
+/// The text of /proc/PID/status: `Uid:` and `Gid:` are followed by real, effective, saved and file system's.
+fn parse_status(text: &str) -> Option<Status> {
+    let numbers = |key: &str| {
+        let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+        rest.split_ascii_whitespace()
+            .map(|word| word.parse().ok())
+            .collect::<Option<Vec<u32>>>()
+    };
+    Some(Status {
+        uid: *numbers("Uid:")?.get(1)?,
+        gid: *numbers("Gid:")?.get(1)?,
+        groups: numbers("Groups:")?,
+    })
+}
+
+/// The text of /proc/PID/cgroup: `NUMBER:CONTROLLERS:PATH`, number 0 without controllers for version 2.
+fn parse_cgroups(text: &str) -> Vec<String> {
+    let (mut unified, mut others) = (Vec::new(), Vec::new());
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':');
+        if let (Some(number), Some(_), Some(path)) = (fields.next(), fields.next(), fields.next()) {
+            let paths = if number == "0" { &mut unified } else { &mut others };
+            if !paths.iter().any(|known| known == path) {
+                paths.push(path.to_owned());
+            }
+        }
+    }
+    others.retain(|path| !unified.contains(path));
+    unified.extend(others);
+    unified
+}
+
+fn wish_in_environment(pid: u32) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let wish = environment
+        .split(|byte| *byte == 0)
+        .find_map(|pair| pair.strip_prefix(b"GCGROUP_GROUP="))?;
+    String::from_utf8(wish.to_vec())
+        .ok()
+        .filter(|wish| !wish.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn effective_ids_are_the_second_of_four() {
+        let text = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t27 1001 \nNStgid:\t1\n";
+        let status = parse_status(text).unwrap();
+        assert_eq!((status.uid, status.gid, status.groups), (2, 6, vec![27, 1001]));
+        let text = "Uid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t\n";
+        assert!(parse_status(text).unwrap().groups.is_empty());
+        for text in ["", "Uid:\t1\nGid:\t1\t1\nGroups:\t", "Uid:\t1\t2\n"] {
+            assert_eq!(parse_status(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn version_2_comes_first_and_nothing_twice() {
+        let text = "4:memory:/slurm/job_1\n3:cpu,cpuacct:/slurm/job_1\n1:name=systemd:/a:b\n0::/a:b\nodd\n";
+        assert_eq!(parse_cgroups(text), ["/a:b", "/slurm/job_1"]);
+    }
+
+    #[test]
+    fn we_are_whom_the_kernel_says() {
+        let me = Facts::of_pid(std::process::id()).unwrap();
+        assert_eq!(me.uid, nix::unistd::geteuid().as_raw());
+        assert_eq!(me.exe, std::env::current_exe().ok());
+        assert_eq!(me.user, user_name(me.uid));
+        assert!(me.is_in_group(nix::unistd::getegid().as_raw()));
+        assert!(me.cgroups.iter().all(|path| path.starts_with('/')));
+        assert_eq!(Facts::of_pid(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_replaced_program_is_matched_by_its_name() {
+        assert_eq!(undeleted("/bin/a (deleted)".into()), PathBuf::from("/bin/a"));
+        assert_eq!(undeleted("/bin/a".into()), PathBuf::from("/bin/a"));
+    }
+}

@@ -1,0 +1,68 @@
+//! Which processes a rule is for.
+
+use serde::Deserialize;
+
+use super::Facts;
+use super::list::{Gid, List, Pattern, Uid};
+
+/// All that is given must hold, of a list any.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Match {
+    uid: Option<List<Uid>>,
+    /// Effective or supplementary.
+    gid: Option<List<Gid>>,
+    /// The program's file, by its whole path.
+    exe: Option<List<Pattern>>,
+    comm: Option<List<Pattern>>,
+    /// The path of the kernel cgroup; of any hierarchy, where there are several.
+    cgroup: Option<List<Pattern>>,
+    /// The group that it asks for.
+    wish: Option<List<Pattern>>,
+}
+
+impl Match {
+    /// # Errors
+    /// Why it is not for this process.
+    pub(super) fn check(&self, facts: &Facts) -> Result<(), String> {
+        if let Some(wanted) = &self.uid
+            && !wanted.iter().any(|uid| uid.number == facts.uid)
+        {
+            return Err(format!("uid {} is not {wanted}", facts.uid));
+        }
+        if let Some(wanted) = &self.gid
+            && !wanted.iter().any(|gid| facts.is_in_group(gid.number))
+        {
+            return Err(format!("it is not in group {wanted}"));
+        }
+        if let Some(wanted) = &self.exe {
+            let Some(exe) = &facts.exe else {
+                return Err("its executable is not known".to_owned());
+            };
+            if !wanted.iter().any(|pattern| pattern.matches(exe)) {
+                return Err(format!("exe {} is not {wanted}", exe.display()));
+            }
+        }
+        if let Some(wanted) = &self.comm
+            && !wanted.iter().any(|pattern| pattern.matches(&facts.comm))
+        {
+            return Err(format!("comm {} is not {wanted}", facts.comm));
+        }
+        if let Some(wanted) = &self.cgroup
+            && !wanted
+                .iter()
+                .any(|pattern| facts.cgroups.iter().any(|path| pattern.matches(path)))
+        {
+            return Err(format!("cgroup {} is not {wanted}", facts.cgroups.join(" or ")));
+        }
+        if let Some(wanted) = &self.wish {
+            let Some(wish) = &facts.wish else {
+                return Err("it asks for no group".to_owned());
+            };
+            if !wanted.iter().any(|pattern| pattern.matches(wish)) {
+                return Err(format!("wish {wish} is not {wanted}"));
+            }
+        }
+        Ok(())
+    }
+}

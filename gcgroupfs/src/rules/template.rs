@@ -1,0 +1,285 @@
+//! The name of a group, made for each process: text with `{uid}`, `{user}` and the like in it.
+
+use std::fmt;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use super::Facts;
+use super::list::Pattern;
+
+/// What may stand in braces, for people to read.
+const FIELDS: &str = "{uid}, {user}, {gid}, {comm}, {exe}, {cgroup}, {cgroup:PATTERN} or {wish}";
+
+/// The longest name of a directory.
+const LONGEST: usize = 255;
+
+/// The path of a group below the root, without a slash at either end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Template {
+    text: String,
+    /// By directory.
+    names: Vec<Vec<Part>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Uid,
+    User,
+    Gid,
+    Comm,
+    /// The program's file name.
+    Exe,
+    /// The last part of the kernel cgroup's path, or its first one that matches.
+    Cgroup(Option<Pattern>),
+    /// As a path of its own.
+    Wish,
+}
+
+impl Template {
+    /// # Errors
+    /// What is wrong with it, for people to read.
+    fn new(text: &str) -> Result<Self, String> {
+        let names: Vec<Vec<Part>> = text.split('/').map(parse_name).collect::<Result<_, _>>()?;
+        Ok(Self {
+            text: text.to_owned(),
+            names,
+        })
+    }
+
+    pub(super) fn wants_user(&self) -> bool {
+        self.names.iter().flatten().any(|part| *part == Part::User)
+    }
+
+    /// The group of a process.
+    ///
+    /// # Errors
+    /// Why there is none: what it is to be named by is not known.
+    pub(super) fn render(&self, facts: &Facts) -> Result<String, String> {
+        let names = self.names.iter().map(|parts| {
+            let name: String = parts
+                .iter()
+                .map(|part| part.render(facts))
+                .collect::<Result<_, _>>()?;
+            if parts.contains(&Part::Wish) {
+                return Ok(name);
+            }
+            let name = as_name(&name);
+            if name.len() > LONGEST {
+                return Err(format!("its group's name would be longer than {LONGEST} bytes"));
+            }
+            Ok(name)
+        });
+        Ok(names.collect::<Result<Vec<_>, _>>()?.join("/"))
+    }
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Template {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Self::new(&String::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
+impl Part {
+    fn render(&self, facts: &Facts) -> Result<String, String> {
+        match self {
+            Self::Text(text) => Ok(text.clone()),
+            Self::Uid => Ok(facts.uid.to_string()),
+            Self::User => Ok(facts.user.clone().unwrap_or_else(|| format!("uid-{}", facts.uid))),
+            Self::Gid => Ok(facts.gid.to_string()),
+            Self::Comm => Ok(facts.comm.clone()),
+            Self::Exe => {
+                let name = facts.exe.as_ref().and_then(|exe| exe.file_name());
+                let name = name.ok_or("its group is named by its executable, which is not known")?;
+                Ok(name.to_string_lossy().into_owned())
+            }
+            Self::Cgroup(None) => {
+                let names = facts.cgroups.iter().filter_map(|path| path.rsplit('/').next());
+                let name = names.into_iter().find(|name| !name.is_empty());
+                Ok(name
+                    .ok_or("its group is named by its cgroup, which is the root")?
+                    .to_owned())
+            }
+            Self::Cgroup(Some(pattern)) => {
+                let mut names = facts.cgroups.iter().flat_map(|path| path.split('/'));
+                let name = names.find(|name| !name.is_empty() && pattern.matches(name));
+                name.map(str::to_owned).ok_or_else(|| {
+                    format!("its group is named by a part {pattern} of its cgroup, which has none")
+                })
+            }
+            Self::Wish => Ok(facts
+                .wish
+                .clone()
+                .ok_or("its group is named by its wish, and it has none")?),
+        }
+    }
+
+    /// Whether it can only ever be digits.
+    fn is_number(&self) -> bool {
+        match self {
+            Self::Uid | Self::Gid => true,
+            Self::Text(text) => text.bytes().all(|byte| byte.is_ascii_digit()),
+            _ => false,
+        }
+    }
+}
+
+/// One directory's name.
+fn parse_name(text: &str) -> Result<Vec<Part>, String> {
+    if text.is_empty() {
+        return Err("a group is named as a/b/c: without a slash at its ends, or two in a row".to_owned());
+    }
+    if matches!(text, "." | "..") {
+        return Err(format!("{text:?} is no name"));
+    }
+    let (mut parts, mut rest) = (Vec::new(), text);
+    while !rest.is_empty() {
+        let end = rest.find(['{', '}']).unwrap_or(rest.len());
+        let (before, after) = rest.split_at(end);
+        if !before.is_empty() {
+            parts.push(Part::Text(before.to_owned()));
+        }
+        let Some(inside) = after.strip_prefix('{') else {
+            if after.is_empty() {
+                break;
+            }
+            return Err("a } without its {".to_owned());
+        };
+        let (field, after) = inside.split_once('}').ok_or("a { without its }")?;
+        parts.push(parse_field(field)?);
+        rest = after;
+    }
+    if parts.iter().all(Part::is_number) {
+        return Err(format!(
+            "a group's name is not all digits, as {text} is: write user-{{uid}}"
+        ));
+    }
+    if parts.contains(&Part::Wish) && parts.len() > 1 {
+        return Err("{wish} is a path, and stands by itself between slashes".to_owned());
+    }
+    Ok(parts)
+}
+
+fn parse_field(field: &str) -> Result<Part, String> {
+    Ok(match field {
+        "uid" => Part::Uid,
+        "user" => Part::User,
+        "gid" => Part::Gid,
+        "comm" => Part::Comm,
+        "exe" => Part::Exe,
+        "cgroup" => Part::Cgroup(None),
+        "wish" => Part::Wish,
+        _ => match field.strip_prefix("cgroup:") {
+            Some(pattern) => Part::Cgroup(Some(Pattern::new(pattern).map_err(|error| error.to_string())?)),
+            None => return Err(format!("unknown {{{field}}}, expected {FIELDS}")),
+        },
+    })
+}
+
+/// What other programs chose, as a directory can be called.
+fn as_name(text: &str) -> String {
+    let name: String = text
+        .chars()
+        .map(|c| if c == '/' || c.is_control() { '_' } else { c })
+        .collect();
+    if matches!(name.as_str(), "" | "." | "..") || name.bytes().all(|byte| byte.is_ascii_digit()) {
+        format!("_{name}")
+    } else {
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts {
+            uid: 1000,
+            gid: 27,
+            user: Some("alice".into()),
+            comm: "py/thon".into(),
+            exe: Some("/usr/bin/python3".into()),
+            cgroups: vec!["/".into(), "/slurm/uid_1000/job_7/step_0".into()],
+            wish: Some("a/b".into()),
+            ..Facts::default()
+        }
+    }
+
+    fn rendered(text: &str) -> Result<String, String> {
+        Template::new(text).unwrap().render(&facts())
+    }
+
+    #[test]
+    fn names_are_made_of_what_is_known() {
+        for (text, name) in [
+            ("team", "team"),
+            ("users/{user}", "users/alice"),
+            ("u{uid}-{gid}", "u1000-27"),
+            ("{comm}/{exe}", "py_thon/python3"),
+            ("jobs/{cgroup}", "jobs/step_0"),
+            ("jobs/{cgroup:job_*}", "jobs/job_7"),
+            ("users/{user}/{wish}", "users/alice/a/b"),
+        ] {
+            assert_eq!(rendered(text).unwrap(), name, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_makes_no_name() {
+        assert!(rendered("{cgroup:pod*}").unwrap_err().contains("pod*"));
+        let nothing = Facts::default();
+        for text in ["{exe}", "{cgroup}", "{wish}"] {
+            assert!(Template::new(text).unwrap().render(&nothing).is_err(), "{text}");
+        }
+        assert_eq!(
+            Template::new("{user}").unwrap().render(&nothing).unwrap(),
+            "uid-0"
+        );
+        let long = Facts {
+            cgroups: vec![format!("/{}", "x".repeat(256))],
+            ..Facts::default()
+        };
+        assert!(Template::new("{cgroup}").unwrap().render(&long).is_err());
+    }
+
+    #[test]
+    fn what_others_chose_is_made_a_name() {
+        for (text, name) in [
+            ("7", "_7"),
+            ("", "_"),
+            ("..", "_.."),
+            ("a/b\nc", "a_b_c"),
+            ("x1", "x1"),
+        ] {
+            assert_eq!(as_name(text), name, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn wrong_templates_say_why() {
+        for (text, why) in [
+            ("", "named as"),
+            ("/a", "named as"),
+            ("a//b", "named as"),
+            ("a/..", "no name"),
+            ("{uid}", "digits"),
+            ("a/12", "digits"),
+            ("a{", "without its }"),
+            ("a}", "without its {"),
+            ("{pid}", "{cgroup:PATTERN}"),
+            ("{cgroup:[}", "unclosed"),
+            ("x{wish}", "by itself"),
+        ] {
+            let said = Template::new(text).unwrap_err();
+            assert!(said.contains(why), "{text}: {said}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+use super::*;
+
+fn rules(text: &str) -> Rules {
+    #[derive(Deserialize)]
+    struct Of {
+        rule: Rules,
+    }
+    toml::from_str::<Of>(text).unwrap().rule
+}
+
+fn alice() -> Facts {
+    Facts {
+        pid: 7,
+        uid: 1000,
+        gid: 100,
+        groups: vec![27],
+        user: Some("alice".into()),
+        comm: "python3".into(),
+        exe: Some("/usr/bin/python3.11".into()),
+        cgroups: vec!["/system.slice/slurmstepd.scope/job_12/step_0/user/task_0".into()],
+        wish: Some("team/a".into()),
+    }
+}
+
+fn is_for(matching: &str, facts: &Facts) -> bool {
+    let rules = rules(&format!("[[rule]]\nmatch = {{ {matching} }}\n"));
+    rules.judgements(facts).next().unwrap().verdict.is_ok()
+}
+
+#[test]
+fn everything_that_is_given_must_hold_and_of_a_list_any() {
+    for (matching, holds) in [
+        ("", true),
+        ("uid = 1000", true),
+        ("uid = \"root\"", false),
+        ("uid = [\"root\", 1000]", true),
+        ("gid = 100", true),
+        ("gid = 27", true),
+        ("gid = [0, 1]", false),
+        ("exe = \"/usr/bin/python*\"", true),
+        ("exe = \"/usr/*\"", false),
+        ("exe = [\"/opt/**\", \"/usr/**\"]", true),
+        ("comm = \"python?\"", true),
+        ("comm = \"python\"", false),
+        ("cgroup = \"/**/job_*/**\"", true),
+        ("cgroup = \"/kubepods*/**\"", false),
+        ("wish = \"team/*\"", true),
+        ("wish = \"*\"", false),
+        ("uid = 1000, comm = \"bash\"", false),
+        ("uid = 1000, comm = \"python3\"", true),
+    ] {
+        assert_eq!(is_for(matching, &alice()), holds, "{matching}");
+    }
+}
+
+#[test]
+fn what_is_not_known_matches_nothing() {
+    let unknown = Facts::default();
+    for matching in ["exe = \"**\"", "wish = \"**\"", "cgroup = \"**\""] {
+        assert!(!is_for(matching, &unknown), "{matching}");
+    }
+}
+
+#[test]
+fn the_first_rule_holds_and_no_other() {
+    let rules = rules(
+        "[[rule]]
+         match.uid = 0
+         group.name = \"system\"
+         [[rule]]
+         match.comm = \"python*\"
+         group.name = \"users/{user}\"
+         group.delegate = true
+         group.memory.limit = \"8G\"
+         group.compute.max = \"20000 100000\"
+         process.compute.priority = 12
+         process.memory.swap.max = 4096
+         [[rule]]
+         group.name = \"others\"
+         process.memory.limit = 1",
+    );
+    let verdict = rules.verdict(&alice());
+    let group = verdict.group.as_ref().unwrap();
+    assert_eq!((group.path.as_str(), group.delegate), ("users/alice", true));
+    assert_eq!(
+        group.given.lines(),
+        ["memory.limit 8589934592", "compute.max 20000 100000"]
+    );
+    assert_eq!(
+        verdict.process.lines(),
+        ["memory.swap.max 4096", "compute.priority 12"]
+    );
+    assert_eq!(verdict.process.settings().priority(None), 12);
+
+    let root = Facts { uid: 0, ..alice() };
+    assert_eq!(rules.verdict(&root).group.unwrap().path, "system");
+    let other = Facts {
+        comm: "bash".into(),
+        ..alice()
+    };
+    assert_eq!(rules.verdict(&other).process.lines(), ["memory.limit 1"]);
+    assert!(rules.want_user());
+}
+
+#[test]
+fn a_rule_whose_group_has_no_name_is_for_nobody() {
+    let rules = rules(
+        "[[rule]]
+         group.name = \"pods/{cgroup:pod*}\"
+         [[rule]]
+         group.name = \"rest\"",
+    );
+    assert_eq!(rules.verdict(&alice()).group.unwrap().path, "rest");
+    let judgements: Vec<_> = rules.judgements(&alice()).collect();
+    assert!(judgements[0].verdict.as_ref().unwrap_err().contains("pod*"));
+    assert!(judgements[1].verdict.is_ok());
+}
+
+#[test]
+fn what_a_rule_sets_counts_as_roots_word() {
+    let rules = rules("[[rule]]\nprocess = { memory.limit = 100, compute.priority = 10 }");
+    let mut settings = rules.verdict(&alice()).process.settings();
+    assert!(settings.set_memory_limit(None, 101, false).is_err());
+    settings.set_memory_limit(None, 99, false).unwrap();
+    assert!(settings.set_priority(None, 9, false).is_err());
+}
+
+#[test]
+fn without_rules_nothing_is_set() {
+    assert_eq!(Rules::default().verdict(&alice()), Verdict::default());
+    assert!(Verdict::default().process.settings().is_default());
+}

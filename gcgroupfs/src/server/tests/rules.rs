@@ -1,0 +1,93 @@
+//! Processes that rules are asked about.
+
+use super::*;
+use crate::config;
+
+impl World {
+    /// The text is that of a configuration.
+    fn rule(&self, text: &str) {
+        let config = config::parse(text, "gcgroupfs.toml".as_ref()).unwrap();
+        self.rules.set(config.rules);
+    }
+
+    fn limit(&self) -> String {
+        self.show(&format!("{}/memory.limit", me()))
+    }
+}
+
+#[test]
+fn what_the_first_rule_sets_holds_from_the_start() {
+    let world = World::new();
+    let exe = std::env::current_exe().unwrap();
+    world.rule(&format!(
+        "[[rule]]
+         match.comm = \"no such name\"
+         process.memory.limit = 1
+         [[rule]]
+         match = {{ exe = {exe:?}, uid = {} }}
+         process.memory.limit = 4096
+         [[rule]]
+         process.memory.limit = 2",
+        nix::unistd::geteuid()
+    ));
+    let hello = Hello {
+        memory_limit: 1 << 30,
+        priority: 3,
+        ..Hello::PLAIN
+    };
+    let hook = Hook::register(world.connect(), &hello, good_usage_file());
+    assert_eq!(
+        hook.control.memory_limit.load(Relaxed),
+        4096,
+        "no more than the rule"
+    );
+    assert_eq!(world.show(&format!("{}/compute.priority", me())), "3\n", "a wish");
+}
+
+#[test]
+fn what_was_set_before_wins_and_so_does_what_the_rules_said_then() {
+    let world = World::new();
+    world.rule("[[rule]]\nprocess.memory.limit = 4096");
+    let hook = world.register();
+    assert_eq!(world.limit(), "4096\n");
+    let other = "[[rule]]\nprocess.memory.limit = 5000";
+    world.rule(other);
+    let _again = world.register();
+    assert_eq!(world.limit(), "4096\n", "by the rules of then");
+    drop(hook);
+
+    let world = world.restart();
+    world.rule(other);
+    let _hook = world.register();
+    assert_eq!(world.limit(), "4096\n", "over a restart");
+    world.store(&format!("{}/memory.limit", me()), "6000");
+    let _again = world.register();
+    assert_eq!(world.limit(), "6000\n");
+}
+
+#[test]
+fn who_hangs_up_before_the_verdict_is_forgotten_and_others_register() {
+    let world = World::new();
+    world.rule("[[rule]]\nmatch.uid = 4294967294\ngroup.name = \"{user}\"");
+    for _ in 0..10 {
+        let (socket, usage) = (world.connect(), good_usage_file());
+        transmit(&socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
+    }
+    let hook = world.register();
+    world.until("it is back", || world.pids() == [me()]);
+    drop(hook);
+    world.assert_well();
+}
+
+#[test]
+fn a_second_packet_before_the_verdict_ends_the_connection_or_comes_after_it() {
+    let world = World::new();
+    world.rule("[[rule]]\nprocess.memory.limit = 4096");
+    let (socket, usage) = (world.connect(), good_usage_file());
+    transmit(&socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
+    // A second Hello is wrong either way.
+    transmit(&socket, &Hello::PLAIN.to_bytes(), &[]).unwrap();
+    let mut buffer = [0; 64];
+    while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).is_ok_and(|length| length > 0) {}
+    world.assert_well();
+}
