@@ -58,6 +58,8 @@ calls! {
 
     /// `address` is a pointer.
     fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: c_uint);
+    /// `address` is a pointer.
+    fn cuMemHostUnregister(address: usize);
     fn cuMemHostGetDevicePointer_v2(device: &mut CUdeviceptr, address: usize, flags: c_uint);
     fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
     fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint);

@@ -99,13 +99,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) fn run() {
     let Some(process) = process::get() else { return };
     sys::sleep_precisely();
-    // A panic costs a round, not the thread, and the program nothing.
     let mut helper = Helper::new(process);
     while process::get().is_some() {
-        if interpose::guarded(|| helper.round()).is_none() {
-            helper = Helper::new(process);
-            sys::poll([], Some(RETRY_LOST));
-        }
+        helper.guarded(Helper::round);
     }
 }
 
@@ -132,13 +128,21 @@ impl Helper {
             drain: Drain::new(),
             progress: Progress::new(),
             watch: Watch::new(),
-            mover: Mover::new(),
+            mover: Mover::new(process),
             lost: None,
             had_daemon: process.connection.lock().is_some(),
             next_try: Instant::now(),
             retry: RETRY_FIRST,
             // A process may be frozen from its first moment on.
             wake: Some(Duration::ZERO),
+        }
+    }
+
+    /// A panic costs a round, not the thread, and the program nothing: what was held for a move is let go, and begun anew.
+    fn guarded(&mut self, round: impl FnOnce(&mut Self)) {
+        if interpose::guarded(|| round(self)).is_none() {
+            *self = Self::new(self.process);
+            sys::poll([], Some(RETRY_LOST));
         }
     }
 
@@ -243,5 +247,27 @@ impl Helper {
             self.process.ring();
         }
         self.wake = steps.iter().filter_map(|step| step.wake).min();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::hold::Scope;
+    use gcgroup_abi::NO_LIMIT;
+
+    #[test]
+    fn a_panic_leaves_nothing_held() {
+        let process = Process::of_test(NO_LIMIT);
+        let mut helper = Helper::new(process);
+        helper.guarded(|helper| {
+            helper.process.hold(Scope::All);
+            helper.process.hold(Scope::Device(1));
+            panic!("a fault of ours");
+        });
+        assert!((0..3).all(|index| process.holds.word(index).is_none()));
+        assert!(process.touch(1).is_some());
+        helper.guarded(|helper| helper.process.hold(Scope::Device(1)));
+        assert!(process.holds.word(1).is_some(), "as it should be, without one");
     }
 }

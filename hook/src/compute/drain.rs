@@ -13,6 +13,7 @@ use gcgroup_abi::{Gate, MAX_DEVICES};
 
 use super::Step;
 use super::elsewhere;
+use super::hold::Scope;
 use super::quiet::Quiet;
 use crate::process::Process;
 use crate::{driver, helper, sys};
@@ -140,7 +141,7 @@ impl Device {
         let Phase::Draining(quiet) = &mut self.phase else {
             return false;
         };
-        if !quiet.step(process, index) {
+        if !quiet.step(process, Scope::Device(index)) {
             return false;
         }
         self.phase = Phase::Rest;

@@ -183,6 +183,10 @@ fn device_of(process: &Process, address: usize) -> Option<LocalDevice> {
     if let Some(local) = process.memory.arrays.local(address as u64) {
         return Some(local);
     }
+    // Wherever it is now.
+    if let Some(block) = process.swap.find(address as u64) {
+        return Some(block.local);
+    }
     let ask = |attribute| {
         let mut value = 0;
         driver::cuPointerGetAttribute(&mut value, attribute, CUdeviceptr(address as u64)).ok()?;
@@ -200,6 +204,13 @@ pub(super) fn is_any_frozen(process: &Process) -> bool {
     (0..known.min(OTHER_DEVICE))
         .chain([OTHER_DEVICE])
         .any(|index| is_gate_frozen(process, index))
+}
+
+/// Whether all devices that the process has contexts on are frozen.
+pub(crate) fn is_all_frozen(process: &Process) -> bool {
+    let used = process.contexts.on(|_| true);
+    let is_frozen = |local| is_gate_frozen(process, process.devices.index(local));
+    used.iter().all(|context| is_frozen(context.local))
 }
 
 fn is_gate_frozen(process: &Process, index: usize) -> bool {

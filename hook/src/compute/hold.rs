@@ -65,27 +65,63 @@ impl Holds {
     }
 }
 
+/// What is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// One device.
+    Device(usize),
+    /// Whatever the process has: a device may use the memory of another.
+    All,
+}
+
+impl Scope {
+    pub(super) fn has(self, device: usize) -> bool {
+        match self {
+            Self::Device(index) => device == index,
+            Self::All => true,
+        }
+    }
+}
+
+impl Holds {
+    fn of(&self, scope: Scope) -> &[Hold] {
+        match scope {
+            Scope::Device(index) => self.0.get(index).map_or(&[], std::slice::from_ref),
+            Scope::All => &self.0,
+        }
+    }
+}
+
 impl Process {
     /// Has threads that submit to the device wait from now on. Those inside a submission are to be waited for.
-    pub(crate) fn hold(&self, index: usize) {
-        if let Some(hold) = self.holds.0.get(index) {
+    pub(crate) fn hold(&self, scope: Scope) {
+        for hold in self.holds.of(scope) {
             hold.word.fetch_add(1, SeqCst);
-            self.slots.watch(self, true);
-            sys::barrier();
         }
+        self.slots.watch(self, true);
+        sys::barrier();
     }
 
     /// Lets them go on. The helper has the slots look at their gates again when it next drains.
-    pub(crate) fn release(&self, index: usize) {
-        if let Some(hold) = self.holds.0.get(index) {
+    pub(crate) fn release(&self, scope: Scope) {
+        for hold in self.holds.of(scope) {
             hold.word.fetch_sub(1, SeqCst);
             sys::futex_wake(&hold.word);
         }
     }
 
-    /// Whether nobody uses the memory of a device that is held, but for what is queued there.
-    pub(crate) fn is_untouched(&self, index: usize) -> bool {
-        !self.holds.is_touched(index)
+    /// Whoever held anything has been lost: what is held from now on is everything, once, or nothing.
+    pub(crate) fn reset_holds(&self, is_all_held: bool) {
+        for hold in self.holds.of(Scope::All) {
+            if hold.word.swap(is_all_held.into(), SeqCst) != 0 {
+                sys::futex_wake(&hold.word);
+            }
+        }
+    }
+
+    /// Whether nobody uses the memory of what is held, but for what is queued.
+    pub(crate) fn is_untouched(&self) -> bool {
+        (0..MAX_DEVICES).all(|index| !self.holds.is_touched(index))
     }
 
     /// Waits until the device is not held, and keeps it from being so until dropped. Not for submissions, which the
@@ -111,5 +147,37 @@ pub(crate) struct Touch<'a>(&'a AtomicU32);
 impl Drop for Touch<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gcgroup_abi::NO_LIMIT;
+
+    #[test]
+    fn what_is_held_twice_is_held_until_both_let_go() {
+        let process = Process::of_test(NO_LIMIT);
+        process.hold(Scope::Device(3));
+        process.hold(Scope::All);
+        assert!(process.holds.word(0).is_some() && process.holds.word(3).is_some());
+        process.release(Scope::All);
+        assert!(process.holds.word(0).is_none() && process.holds.word(3).is_some());
+        process.release(Scope::Device(3));
+        assert!(!process.holds.is_any());
+    }
+
+    #[test]
+    fn what_was_held_by_who_is_lost_lets_those_go_on_who_wait() {
+        let process = Process::of_test(NO_LIMIT);
+        process.hold(Scope::All);
+        process.hold(Scope::Device(0));
+        let waiter = std::thread::spawn(|| {
+            process.holds.wait(0);
+            process.touch(0).is_some()
+        });
+        process.reset_holds(false);
+        assert!(waiter.join().unwrap());
+        assert!(!process.holds.is_any());
     }
 }

@@ -1,9 +1,10 @@
-//! Waiting, in steps that do not wait, until a device has nothing of this process's to do.
+//! Waiting, in steps that do not wait, until a device, or all of them, have nothing of this process's to do.
 //!
 //! To be begun when no thread can submit any more: all have passed a memory barrier since the gate was closed.
 
 use super::context::{Mark, Passed};
 use super::elsewhere::Inside;
+use super::hold::Scope;
 use crate::helper;
 use crate::process::Process;
 
@@ -17,9 +18,9 @@ pub(crate) struct Quiet {
 
 impl Quiet {
     /// Whether all of it has ended.
-    pub(crate) fn step(&mut self, process: &Process, index: usize) -> bool {
-        if self.marks.is_none() && self.are_outside(process, index) {
-            self.marks = set_marks(process, index);
+    pub(crate) fn step(&mut self, process: &Process, scope: Scope) -> bool {
+        if self.marks.is_none() && self.are_outside(process, scope) {
+            self.marks = set_marks(process, scope);
         }
         let Some(marks) = &mut self.marks else {
             return false;
@@ -28,7 +29,7 @@ impl Quiet {
         asked.is_some() && marks.is_empty()
     }
 
-    fn are_outside(&mut self, process: &Process, index: usize) -> bool {
+    fn are_outside(&mut self, process: &Process, scope: Scope) -> bool {
         // In this order: a thread that passed the gate because it captures is inside until it has submitted.
         if process.contexts.captures.is_any() {
             self.inside = None;
@@ -36,7 +37,7 @@ impl Quiet {
         }
         let inside = self.inside.get_or_insert_with(|| process.slots.inside(process));
         process.slots.retain_inside(process, inside);
-        inside.is_empty() && !process.slots.is_any_inside(process, index)
+        inside.is_empty() && !process.slots.is_any_inside(process, scope)
     }
 
     /// Gives up.
@@ -46,8 +47,10 @@ impl Quiet {
 }
 
 /// `None` if that cannot be done now.
-fn set_marks(process: &Process, index: usize) -> Option<Vec<Mark>> {
-    let contexts = process.contexts.on(|local| process.devices.index(local) == index);
+fn set_marks(process: &Process, scope: Scope) -> Option<Vec<Mark>> {
+    let contexts = process
+        .contexts
+        .on(|local| scope.has(process.devices.index(local)));
     let mut marks = Vec::new();
     let set = helper::in_driver(|| {
         contexts

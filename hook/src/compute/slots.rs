@@ -11,6 +11,7 @@ use gcgroup_abi::{MAX_THREADS, Thread};
 use parking_lot::Mutex;
 
 use super::elsewhere::Inside;
+use super::hold::Scope;
 use super::slot::{Bound, Extra, Side, is_dead, leave_behind, point, settle};
 use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
@@ -249,11 +250,11 @@ impl Slots {
     }
 
     /// Whether any thread is inside a submission to that device. Exact if no thread can enter any more.
-    pub(crate) fn is_any_inside(&self, process: &Process, index: usize) -> bool {
+    pub(super) fn is_any_inside(&self, process: &Process, scope: Scope) -> bool {
         let extras = self.extras.lock();
         self.in_block(process)
             .chain(extras.iter().map(|extra| extra.bound()))
-            .filter(|bound| bound.index() == index)
+            .filter(|bound| scope.has(bound.index()))
             .any(|bound| {
                 bound.fold(process);
                 // A thread that died inside the driver never comes out.
@@ -349,13 +350,13 @@ mod tests {
         let slots = &process.slots;
         let dead = slots.take(process, DEAD, local(0), 0);
         dead.enter(Submission::Copy);
-        assert!(!slots.is_any_inside(process, 0));
+        assert!(!slots.is_any_inside(process, Scope::Device(0)));
         let mine = slots.take(process, sys::gettid(), local(0), 0);
         mine.enter(Submission::Kernel);
-        assert!(slots.is_any_inside(process, 0));
-        assert!(!slots.is_any_inside(process, 1));
+        assert!(slots.is_any_inside(process, Scope::Device(0)));
+        assert!(!slots.is_any_inside(process, Scope::Device(1)));
         mine.uncount(Submission::Kernel);
-        assert!(!slots.is_any_inside(process, 0));
+        assert!(!slots.is_any_inside(process, Scope::Device(0)));
     }
 
     #[test]
@@ -375,7 +376,7 @@ mod tests {
         assert!(ptr::eq(extra.thread, slots.take(process, me, local(0), 0).thread));
         submit(extra, 3);
         extra.enter(Submission::Kernel);
-        assert!(slots.is_any_inside(process, 0));
+        assert!(slots.is_any_inside(process, Scope::Device(0)));
         assert_eq!(process.usage().submitted(0, Submission::Kernel), 3);
         add(extra.thread.exited(Submission::Kernel), 1);
         slots.fold(process);

@@ -11,6 +11,7 @@ use gcgroup_abi::{Gate, MAX_DEVICES, UsageDevice};
 
 use super::Step;
 use super::context::{Mark, Passed};
+use super::hold::Scope;
 use super::meter::{Meter, Used, ring_if_wanted};
 use crate::process::Process;
 use crate::{helper, sys};
@@ -166,7 +167,7 @@ impl Round {
         let used = meter.take();
         // Whoever took the round before last for the present one is seen to be inside.
         sys::barrier();
-        let is_any_inside = process.slots.is_any_inside(process, index);
+        let is_any_inside = process.slots.is_any_inside(process, Scope::Device(index));
         let mut round = Self {
             last_look: sys::now(),
             ..Self::default()

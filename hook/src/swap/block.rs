@@ -1,12 +1,10 @@
 //! One allocation that can be moved: its address, and the physical memory that is there now.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use super::physical::{Memory, Range, copy};
-use crate::compute::context::Context;
+use super::physical::{Copied, Memory, Range, copy};
 use crate::cuda::{CUdevice, CUerror, CUmemLocation};
 use crate::device::LocalDevice;
 use crate::driver;
@@ -20,9 +18,46 @@ pub(crate) enum Where {
     Host,
 }
 
+/// Where a block is to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Goal {
+    Device,
+    /// The host's memory, mapped at the same addresses.
+    Host,
+    /// The host's memory, with nothing at its addresses: nobody may use them until it is back.
+    Aside,
+}
+
+impl Goal {
+    pub(super) fn place(self) -> Where {
+        match self {
+            Self::Device => Where::Device,
+            Self::Host | Self::Aside => Where::Host,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Body {
+    /// Mapped at its addresses.
+    Mapped(Memory),
+    /// Whole, and not mapped, since the driver would not.
+    Loose(Memory),
+    Aside(Copied),
+    /// Freed.
+    Gone,
+}
+
+impl Body {
+    /// Whether there is nothing at its addresses that should be there.
+    fn is_absent(&self) -> bool {
+        matches!(self, Self::Loose(_) | Self::Aside(_))
+    }
+}
+
 #[derive(Debug)]
 struct Placed {
-    memory: Option<Memory>,
+    body: Body,
     place: Where,
     /// Moved out because that was asked for: stays until the limit changes or the process thaws.
     stays: bool,
@@ -36,7 +71,7 @@ pub(crate) struct Block {
     /// Bytes that were asked for, and that are there.
     pub(super) asked: u64,
     pub(super) size: u64,
-    pub(super) local: LocalDevice,
+    pub(crate) local: LocalDevice,
     pub(super) context: u32,
     range: Range,
     is_pinned: AtomicBool,
@@ -44,36 +79,44 @@ pub(crate) struct Block {
     placed: Mutex<Placed>,
 }
 
-/// A move that did not happen; the block is where it was.
+/// A move that did not happen; the bytes are where they were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failed {
     /// There is no room where it should go.
     NoRoom,
+    /// The driver has no such memory for any block.
+    Refused,
     /// The driver refused something else.
     Driver,
+    /// And what was made for it cannot be let go.
+    Stuck,
 }
 
-impl From<CUerror> for Failed {
-    fn from(error: CUerror) -> Self {
-        if error == CUerror::OUT_OF_MEMORY {
-            Self::NoRoom
-        } else {
-            Self::Driver
+impl Failed {
+    /// What the driver's answer means, when something is made or mapped for that goal.
+    fn of(error: CUerror, to: Goal) -> Self {
+        match error {
+            CUerror::OUT_OF_MEMORY => Self::NoRoom,
+            CUerror::INVALID_VALUE
+            | CUerror::INVALID_DEVICE
+            | CUerror::NOT_PERMITTED
+            | CUerror::NOT_SUPPORTED
+                if to == Goal::Host =>
+            {
+                Self::Refused
+            }
+            _ => Self::Driver,
         }
     }
 }
 
 impl Block {
     /// Makes memory and maps it.
-    pub(super) fn new(place: Place, number: u64, asked: u64, size: u64, to: Where) -> Result<Self, CUerror> {
+    pub(super) fn new(place: Place, number: u64, asked: u64, size: u64, to: Goal) -> Result<Self, CUerror> {
         let device = place.local.device();
         let memory = Memory::new(location(device, to), size)?;
         let range = Range::new(size)?;
-        range.map(&memory)?;
-        if let Err(error) = range.allow(device) {
-            range.unmap();
-            return Err(error);
-        }
+        range.map_for(&memory, device)?;
         Ok(Self {
             base: range.address(),
             number,
@@ -84,8 +127,8 @@ impl Block {
             range,
             is_pinned: AtomicBool::new(false),
             placed: Mutex::new(Placed {
-                memory: Some(memory),
-                place: to,
+                body: Body::Mapped(memory),
+                place: to.place(),
                 stays: false,
             }),
         })
@@ -104,6 +147,11 @@ impl Block {
         self.is_pinned.load(Relaxed)
     }
 
+    /// Whether nothing is at its addresses.
+    pub(super) fn is_absent(&self) -> bool {
+        self.placed.lock().body.is_absent()
+    }
+
     pub(super) fn stays(&self) -> bool {
         self.placed.lock().stays
     }
@@ -119,75 +167,123 @@ impl Block {
             process.take_swappable(self, process.devices.index(self.local));
         }
         self.is_pinned.store(true, Relaxed);
-        placed.memory.is_some() && placed.place == Where::Host
+        !matches!(placed.body, Body::Gone) && placed.place == Where::Host
     }
 
-    /// Unmaps it for good and lets its memory go; where it was last.
-    pub(super) fn end(&self) -> Where {
+    /// Unmaps it for good and lets its memory go; where it was last. An error leaves it as it was.
+    pub(super) fn end(&self, process: &Process) -> Result<Where, CUerror> {
         let mut placed = self.placed.lock();
-        if placed.memory.is_some() {
-            self.range.unmap();
-        }
-        placed.memory = None;
+        self.range.unmap()?;
+        self.put(process, &mut placed, Body::Gone);
         self.range.give_back();
-        placed.place
+        Ok(placed.place)
     }
 
-    /// Moves its bytes. Nothing may use the memory meanwhile: the caller has seen to that.
+    /// Changes what the bytes are in; what they were in before is let go.
+    fn put(&self, process: &Process, placed: &mut Placed, body: Body) -> Body {
+        process
+            .swap
+            .count_absent(placed.body.is_absent(), body.is_absent());
+        std::mem::replace(&mut placed.body, body)
+    }
+
+    /// Moves its bytes, in their context. Nothing may use the memory meanwhile: the caller has seen to that.
     ///
     /// At each step the bytes are whole in what is mapped or in what will be: the old memory is let go last. False if there
-    /// was nothing to move: it has been freed, or is there already. `count` is called when it is there, before anybody
-    /// can see that.
-    pub(super) fn move_to(
-        &self,
-        context: &Arc<Context>,
-        to: Where,
-        count: impl FnOnce(),
-    ) -> Result<bool, Failed> {
+    /// was nothing to move: it has been freed, or is there already, or must stay. `count` is called when it is there, before
+    /// anybody can see that.
+    pub(super) fn move_to(&self, process: &Process, to: Goal, count: impl FnOnce()) -> Result<bool, Failed> {
         let mut placed = self.placed.lock();
-        let Some(old) = placed.memory.as_ref().filter(|_| placed.place != to) else {
-            return Ok(false);
-        };
+        let placed = &mut *placed;
         let device = self.local.device();
-        let new = Memory::new(location(device, to), self.size)?;
-        context
-            .with_current(|| self.fill(&new, device))
-            .ok_or(Failed::Driver)??;
-        self.range.unmap();
-        if let Err(error) = self
-            .range
-            .map(&new)
-            .and_then(|()| self.range.allow(device).inspect_err(|_| self.range.unmap()))
-        {
-            // It was mapped there a moment ago, and nothing else has been since.
-            let back = self.range.map(old).and_then(|()| self.range.allow(device));
-            return Err(back.map_or(Failed::Driver, |()| error.into()));
+        if let Body::Loose(memory) = &placed.body {
+            let mapped = self.range.map_for(memory, device);
+            mapped.map_err(|_| Failed::Driver)?;
+            if let Body::Loose(memory) = self.put(process, placed, Body::Gone) {
+                self.put(process, placed, Body::Mapped(memory));
+            }
         }
-        placed.memory = Some(new);
-        placed.place = to;
+        if placed.place == to.place() || to != Goal::Device && self.is_pinned() {
+            return Ok(false);
+        }
+        let new = match (&placed.body, to) {
+            (Body::Mapped(_), Goal::Aside) => Body::Aside(self.copy_aside()?),
+            (Body::Mapped(_), _) => Body::Mapped(self.exchange(process, placed, device, to)?),
+            (Body::Aside(copied), _) => Body::Mapped(self.copy_back(copied, device)?),
+            (Body::Loose(_) | Body::Gone, _) => return Ok(false),
+        };
+        drop(self.put(process, placed, new));
+        placed.place = to.place();
         count();
         Ok(true)
     }
 
+    /// Has other memory, with the same bytes, mapped in the place of the old.
+    fn exchange(
+        &self,
+        process: &Process,
+        placed: &mut Placed,
+        device: CUdevice,
+        to: Goal,
+    ) -> Result<Memory, Failed> {
+        let failed = |error| Failed::of(error, to);
+        let new = Memory::new(location(device, to), self.size).map_err(failed)?;
+        self.fill(&new, device, to)?;
+        self.range.unmap().map_err(|_| Failed::Driver)?;
+        let Err(error) = self.range.map_for(&new, device) else {
+            return Ok(new);
+        };
+        if let Body::Mapped(old) = self.put(process, placed, Body::Gone) {
+            // It was mapped there a moment ago, and nothing else has been since.
+            let old = match self.range.map_for(&old, device) {
+                Ok(()) => Body::Mapped(old),
+                Err(_) => Body::Loose(old),
+            };
+            self.put(process, placed, old);
+        }
+        Err(failed(error))
+    }
+
     /// Copies all of it to memory that is mapped elsewhere for as long as that takes.
-    fn fill(&self, new: &Memory, device: CUdevice) -> Result<(), CUerror> {
-        let aside = Range::new(self.size)?;
-        aside.map(new)?;
+    fn fill(&self, new: &Memory, device: CUdevice, to: Goal) -> Result<(), Failed> {
+        let aside = Range::new(self.size).map_err(|_| Failed::Driver)?;
         let copied = aside
-            .allow(device)
-            .and_then(|()| copy(aside.address(), self.base, self.size));
-        aside.unmap();
+            .map(new)
+            .and_then(|()| aside.allow(device))
+            .map_err(|error| Failed::of(error, to))
+            .and_then(|()| copy(aside.address(), self.base, self.size).map_err(|_| Failed::Driver));
+        aside.unmap().map_err(|_| Failed::Stuck)?;
         copied
+    }
+
+    fn copy_aside(&self) -> Result<Copied, Failed> {
+        let copied = Copied::new(self.size).map_err(|_| Failed::NoRoom)?;
+        let moved = copy(copied.address(), self.base, self.size);
+        moved
+            .and_then(|()| self.range.unmap())
+            .map_err(|_| Failed::Driver)?;
+        Ok(copied)
+    }
+
+    fn copy_back(&self, copied: &Copied, device: CUdevice) -> Result<Memory, Failed> {
+        let failed = |error| Failed::of(error, Goal::Device);
+        let new = Memory::new(location(device, Goal::Device), self.size).map_err(failed)?;
+        self.range.map_for(&new, device).map_err(failed)?;
+        copy(self.base, copied.address(), self.size).map_err(|_| {
+            let _ = self.range.unmap();
+            Failed::Driver
+        })?;
+        Ok(new)
     }
 }
 
-fn location(device: CUdevice, to: Where) -> CUmemLocation {
+fn location(device: CUdevice, to: Goal) -> CUmemLocation {
     match to {
-        Where::Device => CUmemLocation {
+        Goal::Device => CUmemLocation {
             kind: crate::cuda::CU_MEM_LOCATION_TYPE_DEVICE,
             id: device,
         },
-        Where::Host => {
+        Goal::Host | Goal::Aside => {
             let mut node = 0;
             let known = driver::cuDeviceGetAttribute(
                 &mut node,

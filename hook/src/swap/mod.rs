@@ -3,7 +3,8 @@
 //! In a process that was started for it, large allocations are made of physical memory mapped at reserved addresses
 //! (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its place. To the program they
 //! are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver is asked for, `account` what is
-//! counted, `mover` decides and moves in the helper thread, `policy` chooses, `query` answers for what has moved.
+//! counted, `host` how much of the host may be taken; `mover` moves in the helper thread what `task` finds is to be moved,
+//! by the order of `policy`; `query` answers for what has moved.
 
 mod account;
 pub mod block;
@@ -12,10 +13,11 @@ pub mod mover;
 mod physical;
 mod policy;
 pub mod query;
+mod task;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -25,7 +27,8 @@ use crate::interpose::Next;
 use crate::memory::Place;
 use crate::place::answer;
 use crate::process::{self, Process};
-use block::{Block, Where};
+use block::{Block, Goal, Where};
+use host::Host;
 
 /// What is smaller than a page of device memory is not worth moving.
 pub(crate) const LEAST: u64 = 2 << 20;
@@ -44,6 +47,13 @@ pub(crate) struct Swap {
     next: AtomicU64,
     /// Taken to charge against two limits of what may be swapped out.
     both: Mutex<()>,
+    host: Host,
+    /// Blocks with nothing at their addresses.
+    absent: AtomicUsize,
+    /// Whether the driver has refused to map the host's memory.
+    is_host_refused: AtomicBool,
+    /// Whether a move left behind what the driver would not take back: no more of that.
+    is_stuck: AtomicBool,
 }
 
 impl Swap {
@@ -53,6 +63,10 @@ impl Swap {
             blocks: RwLock::default(),
             next: AtomicU64::new(1),
             both: Mutex::new(()),
+            host: Host::new(),
+            absent: AtomicUsize::new(0),
+            is_host_refused: AtomicBool::new(false),
+            is_stuck: AtomicBool::new(false),
         }
     }
 
@@ -75,6 +89,19 @@ impl Swap {
         let mut all: Vec<_> = self.blocks.read().values().cloned().collect();
         all.sort_unstable_by_key(|block| block.number);
         all
+    }
+
+    fn count_absent(&self, was: bool, is: bool) {
+        match (was, is) {
+            (false, true) => self.absent.fetch_add(1, Relaxed),
+            (true, false) => self.absent.fetch_sub(1, Relaxed),
+            _ => return,
+        };
+    }
+
+    /// Whether some block has nothing at its addresses, so that nothing may be let through.
+    fn is_any_absent(&self) -> bool {
+        self.absent.load(Relaxed) != 0
     }
 
     fn enter(&self, block: Block) {
@@ -102,7 +129,7 @@ pub(crate) fn alloc(
     let size = bytes.checked_next_multiple_of(LEAST)?;
     let number = process.swap.next.fetch_add(1, Relaxed);
     let made = match process.charge_block(place, size) {
-        Ok(()) => Block::new(place, number, bytes, size, Where::Device).inspect_err(|_| {
+        Ok(()) => Block::new(place, number, bytes, size, Goal::Device).inspect_err(|_| {
             process.uncharge_block(place.index, size);
         }),
         Err(refused) => Err(refused),
@@ -126,10 +153,10 @@ pub(crate) fn alloc(
 }
 
 fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64) -> Result<Block, CUerror> {
-    if !host::has_room(size) || !process.charge_swap(place.index, size) {
+    if process.swap.host.room() < size || !process.charge_swap(place.index, size) {
         return Err(CUerror::OUT_OF_MEMORY);
     }
-    Block::new(place, number, bytes, size, Where::Host).map_err(|_| {
+    Block::new(place, number, bytes, size, Goal::Host).map_err(|_| {
         process.uncharge_swap(place.index, size);
         CUerror::OUT_OF_MEMORY
     })
@@ -143,12 +170,11 @@ pub(crate) fn free(process: &Process, address: u64) -> Option<CUresult> {
         .contexts
         .numbered(block.context)
         .map_or(Ok(()), |context| context.synchronize());
-    if waited.is_err() {
+    let freed = waited.and_then(|()| forget(process, &block));
+    if freed.is_err() {
         process.swap.blocks.write().insert(address, block);
-        return Some(waited);
     }
-    forget(process, &block);
-    Some(Ok(()))
+    Some(freed)
 }
 
 /// A context is gone, and with it what was allocated in it.
@@ -164,14 +190,16 @@ pub(crate) fn context_gone(process: &Process, context: u32) {
         .collect();
     for block in gone {
         if process.swap.take(block.base).is_some() {
-            forget(process, &block);
+            // What cannot be unmapped now, the driver has the addresses of until the program ends.
+            let _ = forget(process, &block);
         }
     }
 }
 
-fn forget(process: &Process, block: &Block) {
-    let placed = block.end();
-    process.leave_block(block, placed);
+fn forget(process: &Process, block: &Block) -> CUresult {
+    let last = block.end(process)?;
+    process.leave_block(block, last);
+    Ok(())
 }
 
 /// A call that gives memory away in a way that moving it would break: it stays on the device from here on.

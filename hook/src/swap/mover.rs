@@ -1,43 +1,37 @@
 //! Moves blocks, in the helper thread: out when a limit is lowered or somebody asks for it, in when there is room.
 //!
-//! A device's submissions are held, what was queued has ended, and then one block after the other is moved, a block a
-//! step, so that the helper hears what else it is told. If that cannot be had in a while, everything goes on as it was:
-//! a kernel may wait for a submission that is held.
+//! All the process's submissions are held, since a device may use another's memory; what was queued has ended, and then one
+//! block after the other is moved, a block a step, so that the helper hears what else it is told. If that cannot be had
+//! in a while, everything goes on as it was: a kernel may wait for a submission that is held.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::{Gate, MAX_DEVICES, NO_LIMIT, UsageDevice};
 
 use super::account::limits;
-use super::block::{Block, Failed, Where};
-use super::host;
-use super::policy::{Candidate, choose};
+use super::block::{Block, Failed, Goal, Where};
+use super::task::{Found, Look, Task, blocks, excess};
 use crate::compute::Step;
+use crate::compute::elsewhere;
+use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
-use crate::memory::levels::{device_limit, process_limit};
+use crate::helper;
 use crate::process::Process;
-use crate::{driver, helper};
 
 /// Between looks while queued work ends.
 const SOON: Duration = Duration::from_micros(50);
 /// How long queued work may take to end, and how long it is left in peace if it does not.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// When memory was short, it is tried again after so long.
+/// When something was short or failed, it is tried again after so long, and after twice as long each time it fails again.
 const AGAIN: Duration = Duration::from_millis(500);
+const SELDOM: Duration = Duration::from_secs(8);
 
-/// What is to be moved where.
-#[derive(Debug)]
-struct Task {
-    to: Where,
-    /// The next one last.
-    blocks: Vec<Arc<Block>>,
-    /// Whether that was asked for, and not made necessary by a limit.
-    is_asked: bool,
-    /// Whether the process was frozen when it began.
-    is_frozen: bool,
-}
+const GO_ON: Step = Step {
+    wake: Some(Duration::ZERO),
+    has_news: false,
+};
 
 #[derive(Debug)]
 enum Phase {
@@ -46,13 +40,13 @@ enum Phase {
     Quieting(Quiet, Task, Instant),
     /// Held, and quiet.
     Moving(Task),
-    /// Held because frozen with everything out: it comes back before anything is let through.
-    Out,
 }
 
 #[derive(Debug)]
 struct Device {
     phase: Phase,
+    /// Whether it is held because it left while frozen: it comes back before anything is let through.
+    is_kept: bool,
     /// Bytes still to be moved out because somebody asked.
     asked: u64,
     /// Bytes moved out of those that were asked for and not dealt with.
@@ -62,28 +56,40 @@ struct Device {
     limits: (u64, u64),
     was_frozen: bool,
     not_before: Option<Instant>,
+    pause: Duration,
+    /// Whether it was counted that what should go may not.
+    is_refused: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Mover {
     devices: Vec<Device>,
     order: Option<String>,
+    /// Whether everything is held because some block has nothing at its addresses.
+    is_all_kept: bool,
 }
 
 impl Mover {
-    pub(crate) fn new() -> Self {
+    /// What another held, if there was one that is lost, is let go, but for what must not be.
+    pub(crate) fn new(process: &Process) -> Self {
         let device = || Device {
             phase: Phase::Rest,
+            is_kept: false,
             asked: 0,
             gone: 0,
             generation: 0,
             limits: (NO_LIMIT, NO_LIMIT),
             was_frozen: false,
             not_before: None,
+            pause: AGAIN,
+            is_refused: false,
         };
+        let is_all_kept = process.swap.is_any_absent();
+        process.reset_holds(is_all_kept);
         Self {
             devices: std::iter::repeat_with(device).take(MAX_DEVICES).collect(),
             order: std::env::var("GCGROUP_RECLAIM").ok(),
+            is_all_kept,
         }
     }
 
@@ -93,6 +99,8 @@ impl Mover {
         if !process.swap.is_on() {
             return all;
         }
+        // Before a move lets go what it held.
+        self.keep(process);
         let order = self.order.as_deref();
         for ((index, device), usage) in self.devices.iter_mut().enumerate().zip(&process.usage().devices) {
             device.hear(process, index);
@@ -105,18 +113,23 @@ impl Mover {
         }
         all
     }
+
+    /// Holds everything while some block has nothing at its addresses.
+    fn keep(&mut self, process: &Process) {
+        let is_any_absent = process.swap.is_any_absent();
+        match (self.is_all_kept, is_any_absent) {
+            (false, true) => process.hold(Scope::All),
+            (true, false) => process.release(Scope::All),
+            _ => return,
+        }
+        self.is_all_kept = is_any_absent;
+    }
 }
 
 impl Device {
     fn step(&mut self, process: &Process, index: usize, usage: &UsageDevice, order: Option<&str>) -> Step {
         match std::mem::replace(&mut self.phase, Phase::Rest) {
-            Phase::Rest => self.begin(process, index, usage, order, false),
-            Phase::Out if self.was_frozen && self.asked == 0 => {
-                self.phase = Phase::Out;
-                Step::default()
-            }
-            // Thawed, or more is to go.
-            Phase::Out => self.begin(process, index, usage, order, true),
+            Phase::Rest => self.begin(process, index, usage, order),
             Phase::Quieting(quiet, task, since) => self.quieten(process, index, usage, (quiet, task, since)),
             Phase::Moving(task) => self.advance(process, index, usage, task),
         }
@@ -124,9 +137,10 @@ impl Device {
 
     /// Whether there is nothing to move, as can be told without looking at blocks.
     fn is_at_ease(&self, process: &Process, index: usize, usage: &UsageDevice) -> bool {
-        let is_all_in = usage.swap_current.load(Relaxed) == 0 && self.asked == 0;
-        let is_heard = usage.reclaim_generation.load(Relaxed) == self.generation;
-        matches!(self.phase, Phase::Rest) && is_all_in && is_heard && excess(process, index, usage) == 0
+        let is_all_in = usage.swap_current.load(Relaxed) == 0 && !process.swap.is_any_absent();
+        let is_heard = self.asked == 0 && usage.reclaim_generation.load(Relaxed) == self.generation;
+        let is_at_rest = matches!(self.phase, Phase::Rest) && !self.is_kept;
+        is_at_rest && is_all_in && is_heard && excess(process, index, usage) == 0
     }
 
     /// Takes up what is asked, and what has changed.
@@ -138,7 +152,7 @@ impl Device {
         let now = limits(process.control(), index);
         if now != self.limits || self.was_frozen && !is_frozen {
             self.limits = now;
-            self.not_before = None;
+            self.forgive();
             for block in blocks(process, index) {
                 block.set_stays(false);
             }
@@ -152,48 +166,59 @@ impl Device {
         if generation != self.generation {
             self.generation = generation;
             self.asked = control.reclaim_bytes.load(Relaxed).saturating_sub(self.gone);
-            self.not_before = None;
+            self.forgive();
         }
+    }
+
+    /// What failed may be tried at once: something else is wanted now.
+    fn forgive(&mut self) {
+        self.not_before = None;
+        self.pause = AGAIN;
+        self.is_refused = false;
     }
 
     /// Sees what there is to do, and begins it.
-    fn begin(
-        &mut self,
-        process: &Process,
-        index: usize,
-        usage: &UsageDevice,
-        order: Option<&str>,
-        is_held: bool,
-    ) -> Step {
-        if let Some(left) = self
+    fn begin(&mut self, process: &Process, index: usize, usage: &UsageDevice, order: Option<&str>) -> Step {
+        let left = self
             .not_before
-            .map(|when| when.saturating_duration_since(Instant::now()))
-            && !left.is_zero()
-        {
-            return self.rest(process, index, is_held, Some(left));
+            .map(|when| when.saturating_duration_since(Instant::now()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            return self.rest(process, index, Some(left));
         }
         self.not_before = None;
-        let Some(task) = self.task(process, index, usage, order) else {
-            let again = self.not_before.map(|_| AGAIN);
-            let mut step = self.rest(process, index, is_held, again);
-            step.has_news = self.deal(usage);
-            return step;
+        let look = Look {
+            process,
+            index,
+            usage,
+            asked: self.asked,
+            is_frozen: self.was_frozen,
+            order,
         };
-        if !is_held {
-            process.hold(index);
-        }
-        self.phase = Phase::Quieting(Quiet::default(), task, Instant::now());
-        Step {
-            wake: Some(Duration::ZERO),
-            has_news: false,
-        }
+        let again = match look.task() {
+            Found::Task(task) => {
+                process.hold(Scope::All);
+                self.phase = Phase::Quieting(Quiet::default(), task, Instant::now());
+                return GO_ON;
+            }
+            Found::Nothing => None,
+            Found::NotYet => Some(AGAIN),
+            Found::Refused => {
+                if !std::mem::replace(&mut self.is_refused, true) {
+                    usage.nr_swap_fail.fetch_add(1, Relaxed);
+                }
+                None
+            }
+        };
+        self.not_before = again.map(|again| Instant::now() + again);
+        let mut step = self.rest(process, index, again);
+        step.has_news = self.deal(usage);
+        step
     }
 
-    fn rest(&mut self, process: &Process, index: usize, is_held: bool, wake: Option<Duration>) -> Step {
-        if is_held && self.was_frozen {
-            self.phase = Phase::Out;
-        } else if is_held {
-            process.release(index);
+    fn rest(&mut self, process: &Process, index: usize, wake: Option<Duration>) -> Step {
+        if self.is_kept && !self.was_frozen {
+            self.is_kept = false;
+            process.release(Scope::Device(index));
         }
         Step {
             wake,
@@ -207,6 +232,13 @@ impl Device {
         usage.reclaim_generation.swap(self.generation, Release) != self.generation
     }
 
+    /// Tries again later, less and less often.
+    fn put_off(&mut self) {
+        self.asked = 0;
+        self.not_before = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(SELDOM);
+    }
+
     fn quieten(
         &mut self,
         process: &Process,
@@ -214,12 +246,9 @@ impl Device {
         usage: &UsageDevice,
         (mut quiet, task, since): (Quiet, Task, Instant),
     ) -> Step {
-        if quiet.step(process, index) && process.is_untouched(index) {
+        if quiet.step(process, Scope::All) && process.is_untouched() {
             self.phase = Phase::Moving(task);
-            return Step {
-                wake: Some(Duration::ZERO),
-                has_news: false,
-            };
+            return GO_ON;
         }
         if since.elapsed() < PATIENCE {
             self.phase = Phase::Quieting(quiet, task, since);
@@ -232,43 +261,46 @@ impl Device {
         usage.nr_swap_fail.fetch_add(1, Relaxed);
         self.asked = 0;
         self.not_before = Some(Instant::now() + PATIENCE);
-        process.release(index);
+        process.release(Scope::All);
         Step {
-            wake: Some(PATIENCE),
             has_news: true,
+            ..self.rest(process, index, Some(PATIENCE))
         }
     }
 
     fn advance(&mut self, process: &Process, index: usize, usage: &UsageDevice, mut task: Task) -> Step {
         let go_on = Step {
-            wake: Some(Duration::ZERO),
             has_news: true,
+            ..GO_ON
         };
         // Nothing comes in while something is to go, but for what cannot be elsewhere.
-        if task.to == Where::Device && self.asked != 0 {
-            task.blocks.retain(|block| block.is_pinned());
+        if task.to == Goal::Device && self.asked != 0 {
+            task.blocks.retain(|block| block.is_pinned() || block.is_absent());
         }
         // Thawed meanwhile: what is out comes back before anything is let through.
-        let is_from_frozen = task.to == Where::Host && task.is_asked && task.is_frozen;
-        if is_from_frozen && !self.was_frozen {
+        let is_out = task.to != Goal::Device;
+        let is_from_frozen = is_out && task.is_asked && task.is_frozen;
+        let is_over = is_from_frozen || task.to == Goal::Aside;
+        if is_over && !self.was_frozen {
             task.blocks.clear();
         }
         if let Some(block) = task.blocks.pop() {
             match relocate(process, &block, index, usage, task.to) {
-                Ok(()) if task.to == Where::Host => {
+                Ok(true) if is_out => {
                     block.set_stays(task.is_asked);
                     let of_asked = self.asked.min(block.size);
                     self.asked -= of_asked;
                     self.gone = self.gone.saturating_add(of_asked);
+                    self.pause = AGAIN;
                 }
-                Ok(()) => {}
+                Ok(_) => self.pause = AGAIN,
+                Err(Failed::Refused) if task.is_frozen && elsewhere::is_all_frozen(process) => {
+                    process.swap.is_host_refused.store(true, Relaxed);
+                    task.to = Goal::Aside;
+                    task.blocks.push(block);
+                }
                 Err(failed) => {
-                    let is_expected = task.to == Where::Device && failed == Failed::NoRoom;
-                    if !is_expected {
-                        usage.nr_swap_fail.fetch_add(1, Relaxed);
-                    }
-                    self.asked = 0;
-                    self.not_before = Some(Instant::now() + AGAIN);
+                    self.fail(process, usage, task.to, failed);
                     task.blocks.clear();
                 }
             }
@@ -277,156 +309,43 @@ impl Device {
         }
         if is_from_frozen {
             // It stays held, so that a thaw finds all of it back.
+            if !std::mem::replace(&mut self.is_kept, true) {
+                process.hold(Scope::Device(index));
+            }
             self.deal(usage);
-            self.phase = Phase::Out;
-            return go_on;
         }
-        process.release(index);
+        process.release(Scope::All);
         go_on
     }
 
-    /// What is to be moved, if anything.
-    fn task(
-        &mut self,
-        process: &Process,
-        index: usize,
-        usage: &UsageDevice,
-        order: Option<&str>,
-    ) -> Option<Task> {
-        let all = blocks(process, index);
-        if all.is_empty() {
-            self.asked = 0;
-            return None;
+    fn fail(&mut self, process: &Process, usage: &UsageDevice, to: Goal, failed: Failed) {
+        match failed {
+            // Nothing of ours failed: others have the card.
+            Failed::NoRoom if to == Goal::Device => return self.put_off(),
+            Failed::Refused => process.swap.is_host_refused.store(true, Relaxed),
+            Failed::Stuck => process.swap.is_stuck.store(true, Relaxed),
+            Failed::NoRoom | Failed::Driver => {}
         }
-        // What the program is about to give away comes back whatever the limits say.
-        let is_due = |block: &Arc<Block>| block.is_pinned() && block.place() == Where::Host;
-        let due: Vec<_> = all.iter().filter(|block| is_due(block)).cloned().collect();
-        if !due.is_empty() {
-            return Some(Task {
-                to: Where::Device,
-                blocks: due,
-                is_asked: false,
-                is_frozen: self.was_frozen,
-            });
-        }
-        let excess = excess(process, index, usage);
-        let wanted = excess.max(self.asked);
-        if wanted != 0 {
-            let is_asked = self.asked >= excess;
-            let on_device = |block: &Arc<Block>| block.place() == Where::Device && !block.is_pinned();
-            let movable: Vec<_> = all.into_iter().filter(on_device).collect();
-            let candidates: Vec<_> = movable
-                .iter()
-                .enumerate()
-                .map(|(at, block)| Candidate {
-                    at,
-                    number: block.number,
-                    size: block.size,
-                })
-                .collect();
-            let chosen = choose(order, &candidates, wanted, process.swap_room(index));
-            let blocks: Vec<_> = chosen
-                .iter()
-                .rev()
-                .filter_map(|at| movable.get(*at).cloned())
-                .collect();
-            if blocks.is_empty() {
-                // There is nothing more, or there may not be more of it on the host.
-                if self.asked != 0 && !movable.is_empty() {
-                    usage.nr_swap_fail.fetch_add(1, Relaxed);
-                }
-                self.asked = 0;
-                return None;
-            }
-            return Some(Task {
-                to: Where::Host,
-                blocks,
-                is_asked,
-                is_frozen: self.was_frozen,
-            });
-        }
-        // What went first comes first.
-        let by_limits = room(process, index, usage);
-        let mut room = by_limits;
-        let is_due_in = |block: &Arc<Block>| block.place() == Where::Host && !block.stays();
-        if let Some(first) = all.iter().find(|block| is_due_in(block))
-            && first.size <= by_limits
-        {
-            room = room.min(free_memory(process, first));
-            if first.size > room {
-                // Others have the card: nobody tells when they go.
-                self.not_before = Some(Instant::now() + AGAIN);
-            }
-        }
-        let mut back: Vec<_> = all
-            .into_iter()
-            .filter(is_due_in)
-            .take_while(|block| {
-                let fits = block.size <= room;
-                room = room.saturating_sub(block.size);
-                fits
-            })
-            .collect();
-        back.reverse();
-        (!back.is_empty()).then_some(Task {
-            to: Where::Device,
-            blocks: back,
-            is_asked: false,
-            is_frozen: self.was_frozen,
-        })
+        usage.nr_swap_fail.fetch_add(1, Relaxed);
+        self.put_off();
     }
 }
 
-fn blocks(process: &Process, index: usize) -> Vec<Arc<Block>> {
-    let mut blocks = process.swap.all();
-    blocks.retain(|block| process.devices.index(block.local) == index);
-    blocks
-}
-
-/// Bytes over the limits.
-fn excess(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
-    let over = |current: &AtomicU64, limit: u64| current.load(Relaxed).saturating_sub(limit);
-    let control = process.control();
-    over(&usage.memory_current, device_limit(control, index))
-        .max(over(&process.usage().memory_current, process_limit(control)))
-}
-
-/// Bytes up to the limits.
-fn room(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
-    let under = |current: &AtomicU64, limit: u64| limit.saturating_sub(current.load(Relaxed));
-    let control = process.control();
-    under(&usage.memory_current, device_limit(control, index))
-        .min(under(&process.usage().memory_current, process_limit(control)))
-}
-
-/// Bytes that the driver has to give where the block would be; without an answer, it will say when it is asked for them.
-fn free_memory(process: &Process, block: &Block) -> u64 {
-    let (mut free, mut total) = (0, 0);
-    let context = process.contexts.numbered(block.context);
-    let asked = context.and_then(|context| {
-        helper::in_driver(|| context.with_current(|| driver::cuMemGetInfo_v2(&mut free, &mut total)))
-    });
-    match asked.flatten() {
-        Some(Ok(())) => free as u64,
-        _ => u64::MAX,
-    }
-}
-
-/// Moves one block and its charge. The device is held and quiet.
+/// Moves one block and its charge; whether there was anything to move. Everything is held and quiet.
 fn relocate(
     process: &Process,
     block: &Arc<Block>,
     index: usize,
     usage: &UsageDevice,
-    to: Where,
-) -> Result<(), Failed> {
+    to: Goal,
+) -> Result<bool, Failed> {
     let Some(context) = process.contexts.numbered(block.context) else {
         return Err(Failed::Driver);
     };
     // Charged where it goes before it goes; what it leaves is uncharged after.
-    let is_charged = match to {
-        Where::Host => host::has_room(block.size) && process.charge_swap(index, block.size),
-        Where::Device if block.is_pinned() => {
+    let is_charged = match to.place() {
+        Where::Host => process.swap.host.room() >= block.size && process.charge_swap(index, block.size),
+        Where::Device if block.is_pinned() || block.is_absent() => {
             let levels = &process.memory.levels;
             levels.charge(process.usage(), process.control(), index, block.size);
             true
@@ -436,20 +355,22 @@ fn relocate(
     if !is_charged {
         return Err(Failed::NoRoom);
     }
-    let count = || process.moved_block(block, to);
-    let moved = helper::in_driver(|| block.move_to(&context, to, count)).unwrap_or(Err(Failed::Driver));
+    let count = || process.moved_block(block, to.place());
+    let moved = helper::in_driver(|| context.with_current(|| block.move_to(process, to, count)));
+    let moved = moved.flatten().unwrap_or(Err(Failed::Driver));
     if moved == Ok(true) {
-        let (count, bytes) = match to {
+        let (count, bytes) = match to.place() {
             Where::Host => (&usage.nr_swap_out, &usage.swap_out_bytes),
             Where::Device => (&usage.nr_swap_in, &usage.swap_in_bytes),
         };
         count.fetch_add(1, Relaxed);
         bytes.fetch_add(block.size, Relaxed);
-        return Ok(());
+    } else if moved != Err(Failed::Stuck) {
+        // What is stuck is there, and nobody's any more.
+        match to.place() {
+            Where::Host => process.uncharge_swap(index, block.size),
+            Where::Device => process.uncharge_block(index, block.size),
+        }
     }
-    match to {
-        Where::Host => process.uncharge_swap(index, block.size),
-        Where::Device => process.uncharge_block(index, block.size),
-    }
-    moved.map(drop)
+    moved
 }

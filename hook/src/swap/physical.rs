@@ -1,11 +1,14 @@
 //! What the driver is asked for: physical memory, ranges of addresses, and copies between them.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use crate::cuda::{
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_STREAM_NON_BLOCKING, CUdevice, CUdeviceptr, CUerror, CUmemAccessDesc, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemLocation, CUresult, CUstream,
 };
 use crate::driver;
+use crate::mapping::Mapping;
 
 use super::LEAST;
 
@@ -35,12 +38,47 @@ impl Drop for Memory {
     }
 }
 
+/// Page-locked memory of the process's own; not locked where the driver does not do that, which makes copies slower.
+#[derive(Debug)]
+pub(super) struct Copied {
+    memory: Mapping,
+    is_locked: bool,
+}
+
+impl Copied {
+    /// In the current context.
+    pub(super) fn new(size: u64) -> Result<Self, CUerror> {
+        let memory = Mapping::anonymous(bytes(size)?).map_err(|_| CUerror::OUT_OF_MEMORY)?;
+        let locked = driver::cuMemHostRegister_v2(memory.address().addr(), memory.size(), PORTABLE);
+        Ok(Self {
+            memory,
+            is_locked: locked.is_ok(),
+        })
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.memory.address().addr() as u64
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        if self.is_locked {
+            let _ = driver::cuMemHostUnregister(self.memory.address().addr());
+        }
+    }
+}
+
+/// `CU_MEMHOSTREGISTER_PORTABLE`: for every context, so that it does not go with the one it was made in.
+const PORTABLE: u32 = 1;
+
 /// Reserved addresses. What is mapped there is to be unmapped before they are given back.
 #[derive(Debug)]
 pub(super) struct Range {
     address: CUdeviceptr,
     size: u64,
-    is_back: std::sync::atomic::AtomicBool,
+    is_mapped: AtomicBool,
+    is_back: AtomicBool,
 }
 
 impl Range {
@@ -50,6 +88,7 @@ impl Range {
         Ok(Self {
             address,
             size,
+            is_mapped: false.into(),
             is_back: false.into(),
         })
     }
@@ -58,14 +97,30 @@ impl Range {
         self.address.0
     }
 
+    /// In the place of what could not be unmapped, if anything.
     pub(super) fn map(&self, memory: &Memory) -> CUresult {
-        driver::cuMemMap(self.address, bytes(self.size)?, 0, memory.handle, 0)
+        self.unmap()?;
+        driver::cuMemMap(self.address, bytes(self.size)?, 0, memory.handle, 0)?;
+        self.is_mapped.store(true, Relaxed);
+        Ok(())
     }
 
-    pub(super) fn unmap(&self) {
-        let unmap = || bytes(self.size).and_then(|size| driver::cuMemUnmap(self.address, size));
-        // What stays mapped stays in use, so it is worth a second try.
-        let _ = unmap().or_else(|_| unmap());
+    /// Maps it for the device, or not at all.
+    pub(super) fn map_for(&self, memory: &Memory, device: CUdevice) -> CUresult {
+        self.map(memory)?;
+        self.allow(device).inspect_err(|_| {
+            let _ = self.unmap();
+        })
+    }
+
+    /// What stays mapped stays in use.
+    pub(super) fn unmap(&self) -> CUresult {
+        if self.is_mapped.load(Relaxed) {
+            let unmap = || driver::cuMemUnmap(self.address, bytes(self.size)?);
+            unmap().or_else(|_| unmap())?;
+            self.is_mapped.store(false, Relaxed);
+        }
+        Ok(())
     }
 
     /// Lets the device use what is mapped there, and those of its peers that can.
@@ -75,7 +130,7 @@ impl Range {
     }
 
     pub(super) fn give_back(&self) {
-        if !self.is_back.swap(true, std::sync::atomic::Ordering::Relaxed) {
+        if !self.is_back.swap(true, Relaxed) {
             let _ = bytes(self.size).and_then(|size| driver::cuMemAddressFree(self.address, size));
         }
     }

@@ -1,0 +1,193 @@
+//! What is to be moved next: found from limits, from what was asked for, and from where the blocks are.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::UsageDevice;
+
+use super::block::{Block, Goal, Where};
+use super::policy::{Candidate, choose};
+use crate::compute::elsewhere;
+use crate::memory::levels::{device_limit, process_limit};
+use crate::process::Process;
+use crate::{driver, helper};
+
+/// What is to be moved where.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) to: Goal,
+    /// The next one last.
+    pub(super) blocks: Vec<Arc<Block>>,
+    /// Whether that was asked for, and not made necessary by a limit.
+    pub(super) is_asked: bool,
+    /// Whether the process was frozen when it began.
+    pub(super) is_frozen: bool,
+}
+
+/// What a look came to.
+#[derive(Debug)]
+pub(super) enum Found {
+    Task(Task),
+    /// Everything is where it should be, or as near to it as it can be.
+    Nothing,
+    /// Something should move for which there is no room now, and nobody tells when there is.
+    NotYet,
+    /// Something should go that may not.
+    Refused,
+}
+
+/// In whose name a look is taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Look<'a> {
+    pub(super) process: &'a Process,
+    pub(super) index: usize,
+    pub(super) usage: &'a UsageDevice,
+    /// Bytes that somebody asked for to go.
+    pub(super) asked: u64,
+    pub(super) is_frozen: bool,
+    /// Of the reclaim policies.
+    pub(super) order: Option<&'a str>,
+}
+
+impl Look<'_> {
+    pub(super) fn task(&self) -> Found {
+        let all = blocks(self.process, self.index);
+        if all.is_empty() {
+            return Found::Nothing;
+        }
+        let due = self.due(&all);
+        if !due.is_empty() {
+            return Found::Task(self.of(Goal::Device, due, false));
+        }
+        if self.process.swap.is_stuck.load(Relaxed) {
+            return Found::Nothing;
+        }
+        let excess = excess(self.process, self.index, self.usage);
+        if excess.max(self.asked) != 0 {
+            self.out(all, excess)
+        } else {
+            self.back(all)
+        }
+    }
+
+    fn of(&self, to: Goal, blocks: Vec<Arc<Block>>, is_asked: bool) -> Task {
+        Task {
+            to,
+            blocks,
+            is_asked,
+            is_frozen: self.is_frozen,
+        }
+    }
+
+    /// What comes back whatever the limits say: what the program is about to give away, and what must be at its addresses.
+    fn due(&self, all: &[Arc<Block>]) -> Vec<Arc<Block>> {
+        let may_be_absent = self.is_frozen && elsewhere::is_all_frozen(self.process);
+        let is_due = |block: &&Arc<Block>| {
+            let is_given = block.is_pinned() && block.place() == Where::Host;
+            is_given || block.is_absent() && (!may_be_absent || block.place() == Where::Device)
+        };
+        all.iter().filter(is_due).cloned().collect()
+    }
+
+    /// What is over the limits, or was asked for.
+    fn out(&self, all: Vec<Arc<Block>>, excess: u64) -> Found {
+        let (process, wanted) = (self.process, excess.max(self.asked));
+        let is_asked = self.asked >= excess;
+        let on_device = |block: &Arc<Block>| block.place() == Where::Device && !block.is_pinned();
+        let movable: Vec<_> = all.into_iter().filter(on_device).collect();
+        if movable.is_empty() {
+            return Found::Nothing;
+        }
+        let to = match process.swap.is_host_refused.load(Relaxed) {
+            false => Goal::Host,
+            true if self.is_frozen && elsewhere::is_all_frozen(process) => Goal::Aside,
+            true => return Found::Refused,
+        };
+        let candidates: Vec<_> = movable
+            .iter()
+            .enumerate()
+            .map(|(at, block)| Candidate {
+                at,
+                number: block.number,
+                size: block.size,
+            })
+            .collect();
+        let (by_limits, on_host) = (process.swap_room(self.index), process.swap.host.room());
+        let chosen = choose(self.order, &candidates, wanted, by_limits.min(on_host));
+        let blocks: Vec<_> = chosen
+            .iter()
+            .rev()
+            .filter_map(|at| movable.get(*at).cloned())
+            .collect();
+        match (blocks.is_empty(), is_asked, on_host < by_limits) {
+            (false, ..) => Found::Task(self.of(to, blocks, is_asked)),
+            (true, true, _) => Found::Refused,
+            (true, false, true) => Found::NotYet,
+            (true, false, false) => Found::Nothing,
+        }
+    }
+
+    /// What there is room for on the device. What went first comes first.
+    fn back(&self, all: Vec<Arc<Block>>) -> Found {
+        let by_limits = room(self.process, self.index, self.usage);
+        let mut room = by_limits;
+        let is_due = |block: &Arc<Block>| block.place() == Where::Host && !block.stays();
+        let mut is_full = false;
+        if let Some(first) = all.iter().find(|block| is_due(block))
+            && first.size <= by_limits
+        {
+            room = room.min(free_memory(self.process, first));
+            is_full = first.size > room;
+        }
+        let mut back: Vec<_> = all
+            .into_iter()
+            .filter(is_due)
+            .take_while(|block| {
+                let fits = block.size <= room;
+                room = room.saturating_sub(block.size);
+                fits
+            })
+            .collect();
+        back.reverse();
+        match (back.is_empty(), is_full) {
+            (false, _) => Found::Task(self.of(Goal::Device, back, false)),
+            (true, true) => Found::NotYet,
+            (true, false) => Found::Nothing,
+        }
+    }
+}
+
+pub(super) fn blocks(process: &Process, index: usize) -> Vec<Arc<Block>> {
+    let mut blocks = process.swap.all();
+    blocks.retain(|block| process.devices.index(block.local) == index);
+    blocks
+}
+
+/// Bytes over the limits.
+pub(super) fn excess(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
+    let over = |current: &AtomicU64, limit: u64| current.load(Relaxed).saturating_sub(limit);
+    let control = process.control();
+    over(&usage.memory_current, device_limit(control, index))
+        .max(over(&process.usage().memory_current, process_limit(control)))
+}
+
+/// Bytes up to the limits.
+fn room(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
+    let under = |current: &AtomicU64, limit: u64| limit.saturating_sub(current.load(Relaxed));
+    let control = process.control();
+    under(&usage.memory_current, device_limit(control, index))
+        .min(under(&process.usage().memory_current, process_limit(control)))
+}
+
+/// Bytes that the driver has to give where the block would be; without an answer, it will say when it is asked for them.
+fn free_memory(process: &Process, block: &Block) -> u64 {
+    let (mut free, mut total) = (0, 0);
+    let context = process.contexts.numbered(block.context);
+    let asked = context.and_then(|context| {
+        helper::in_driver(|| context.with_current(|| driver::cuMemGetInfo_v2(&mut free, &mut total)))
+    });
+    match asked.flatten() {
+        Some(Ok(())) => free as u64,
+        _ => u64::MAX,
+    }
+}
