@@ -1,15 +1,28 @@
 """A job that waits for its work beside a batch job: as its equal, more important by either policy, and with the
 batch job frozen. How late the first is, and what is left to the second."""
+import statistics
 import time
 
 import control
 from part import require
 
 MOST, EQUAL, LEAST = 0, 8, 15
+REPETITIONS = 5
+
+
+def medians(runs):
+    """The median of each number that all runs tell, and the least and the greatest of it."""
+    facts = {}
+    for key, first in runs[0].items():
+        seen = [run[key] for run in runs]
+        if isinstance(first, (int, float)) and not isinstance(first, bool):
+            facts[key], facts[f"{key}_spread"] = statistics.median(seen), [min(seen), max(seen)]
+    return facts
 
 
 class Arms:
-    """`bursts(priority)` has the job work for a while, and tells with `p99_usec` how late it was."""
+    """`bursts(priority)` has the job work for a while, and tells with `p99_usec` how late it was. Each arm does it several
+    times."""
 
     def __init__(self, facts, bursts):
         self.facts, self.bursts, self.batch, self.alone = facts, bursts, None, None
@@ -17,11 +30,16 @@ class Arms:
 
     def arm(self, name, priority=EQUAL):
         """One arm, with what the batch job does meanwhile compared to what it does alone."""
+        self.facts[name] = medians([self.run(priority) for _ in range(REPETITIONS)])
+
+    def run(self, priority):
+        """One repetition."""
         before, began = self.submitted(), time.monotonic()
-        facts = self.facts[name] = self.bursts(priority)
+        facts = dict(self.bursts(priority))
         if self.batch:
             facts["batch_launches"] = self.submitted() - before
             facts["batch_of_alone"] = facts["batch_launches"] / (time.monotonic() - began) / self.alone
+        return facts
 
     def submitted(self):
         """Kernels of the batch job so far."""
@@ -44,7 +62,7 @@ class Arms:
             self.facts["strict_refused"] = str(refused)
         control.freeze(batch)
         self.arm("frozen")
-        require(self.facts["frozen"]["batch_launches"] == 0, "frozen, it launched")
+        require(self.facts["frozen"]["batch_launches_spread"] == [0, 0], "frozen, it launched")
         control.thaw(batch)
         thawed = self.submitted()
         control.until("the batch job goes on", lambda: self.submitted() > thawed)

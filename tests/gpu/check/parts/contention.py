@@ -10,11 +10,11 @@ from part import load, main, report
 
 def body(sim, facts):
     def bursts(priority):
-        with load("latency", "--count", 20 if sim else 200, priority=priority) as program:
+        with load("latency", "--kernel", "work", "--count", 10 if sim else 60, priority=priority) as program:
             return report(program)
 
     arms = Arms(facts, bursts)
-    with load("throughput", "--duration", 60) as batch:
+    with load("throughput", "--kernel", "work", "--duration", 60) as batch:
         batch.until("ready")
         arms.beside(batch.pid, 0.3 if sim else 1)
     return arms.verdict()
