@@ -8,7 +8,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::map::{self, CONTROL_SIZE, USAGE_SIZE};
-use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, Usage};
+use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, Usage, lower_grant};
 use parking_lot::Mutex;
 
 use crate::descriptor::{self, Descriptor};
@@ -93,7 +93,7 @@ impl Blocks {
 
     /// Puts a new file under the usage block, while other threads count in it.
     ///
-    /// Every word that they change is a sum, so what was added between the copy and the exchange can be added after. It
+    /// Every word that changes is a sum or behaves as one, so what was added between the copy and the exchange can be added after. It
     /// is seen through a second mapping of the old file, see mremap(2), old size 0.
     fn refile(&self) -> io::Result<OwnedFd> {
         let old = self.usage.again()?;
@@ -107,6 +107,18 @@ impl Blocks {
             match late.load(Relaxed).wrapping_sub(*value) {
                 0 => {}
                 missing => drop(to.fetch_add(missing, Relaxed)),
+            }
+        }
+        // What the daemon takes back now, it takes back in the old file: nothing is left to take.
+        for device in &self.usage().devices {
+            match device.memory_granted.load(Relaxed) {
+                NO_LIMIT => {}
+                granted => drop(lower_grant(
+                    &device.memory_current,
+                    &device.memory_granted,
+                    granted,
+                    0,
+                )),
             }
         }
         Ok(file)
@@ -172,13 +184,18 @@ pub(crate) fn of_test(memory_limit: u64) -> &'static Blocks {
     Box::leak(Box::new(Blocks::new(memory_limit, 0).unwrap()))
 }
 
-/// A control block as a daemon makes it, and the daemon's view of it.
+/// A control block as a daemon makes it for a process in no group, and the daemon's view of it.
 #[cfg(test)]
 pub(crate) fn of_daemon() -> (&'static Control, OwnedFd) {
     let file = descriptor::sealed_file(c"gcgroup-control", CONTROL_SIZE).unwrap();
     let mapping: &'static Mapping = Box::leak(Box::new(Mapping::shared(&file, CONTROL_SIZE, true).unwrap()));
     // SAFETY: page-aligned, of this size, never unmapped, writable.
-    (unsafe { map::control(mapping.address()) }, file)
+    let control = unsafe { map::control(mapping.address()) };
+    for device in &control.devices {
+        device.group_limit.store(NO_LIMIT, Relaxed);
+        device.group_room.store(NO_LIMIT, Relaxed);
+    }
+    (control, file)
 }
 
 #[cfg(test)]

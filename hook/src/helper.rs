@@ -95,9 +95,18 @@ const GRACE_OF_TURNS: Duration = Duration::from_secs(5);
 /// How long a daemon that listens may take to answer the helper.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// The helper's thread id.
+static TID: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the caller is the helper, which waits for nobody.
+pub(crate) fn is_caller() -> bool {
+    TID.load(Relaxed) == sys::gettid()
+}
+
 /// The thread's whole life.
 pub(crate) fn run() {
     let Some(process) = process::get() else { return };
+    TID.store(sys::gettid(), Relaxed);
     sys::sleep_precisely();
     let mut helper = Helper::new(process);
     while process::get().is_some() {
@@ -226,6 +235,8 @@ impl Helper {
         }
         if let Some(connection) = self.process.register(PATIENCE) {
             *self.process.connection.lock() = Some(connection);
+            // Who asked for something meanwhile reached nobody.
+            self.process.ring();
             self.had_daemon = true;
             self.lost = None;
             return;

@@ -234,6 +234,7 @@ impl Process {
         match self.blocks.adopt(control) {
             Ok(()) => {
                 self.is_governed.store(true, Relaxed);
+                self.memory.grants.begin_again();
                 self.renumber();
                 Some(connection)
             }

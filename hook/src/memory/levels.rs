@@ -1,10 +1,11 @@
-//! Counting bytes against every limit that applies: first the device's, then the process's as a whole.
+//! Counting bytes against every limit that applies: first the device's and what the groups above grant there, then the
+//! process's as a whole.
 //!
 //! Knows the blocks and nothing of who allocates what.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
-use gcgroup_abi::{Control, NO_LIMIT, Usage, UsageDevice, try_charge, uncharge};
+use gcgroup_abi::{Control, NO_LIMIT, Short, Usage, UsageDevice, try_charge, try_charge_granted, uncharge};
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
@@ -14,6 +15,8 @@ use super::ledger::Entry;
 pub(crate) enum Full {
     Device(usize),
     Process,
+    /// What the groups above grant on the device. They may grant more: see `grant`.
+    Group(usize),
 }
 
 impl Full {
@@ -22,6 +25,8 @@ impl Full {
         match self {
             Self::Device(index) => count(usage, index, |device| &device.nr_max),
             Self::Process => drop(usage.nr_max.fetch_add(1, Relaxed)),
+            // Counted by the daemon, in the group whose limit it is.
+            Self::Group(_) => {}
         }
     }
 
@@ -30,6 +35,7 @@ impl Full {
         match self {
             Self::Device(index) => count(usage, index, |device| &device.nr_oom),
             Self::Process => drop(usage.nr_oom.fetch_add(1, Relaxed)),
+            Self::Group(_) => {}
         }
     }
 }
@@ -79,8 +85,13 @@ impl Levels {
         };
         let (on_device, on_process) = (device_limit(control, index), process_limit(control));
         let _both = (on_device != NO_LIMIT && on_process != NO_LIMIT).then(|| self.both.lock());
-        let in_device =
-            try_charge(&device.memory_current, bytes, on_device).map_err(|_| Full::Device(index))?;
+        let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, on_device);
+        let in_device = charged.map_err(|short| match short {
+            Short::Limit => Full::Device(index),
+            // What the process's own limit has no room for, nobody is to be asked for.
+            Short::Grant if !has_room(&usage.memory_current, bytes, on_process) => Full::Process,
+            Short::Grant => Full::Group(index),
+        })?;
         let Ok(in_process) = try_charge(&usage.memory_current, bytes, on_process) else {
             uncharge(&device.memory_current, bytes);
             return Err(Full::Process);
@@ -278,11 +289,39 @@ struct Peak<'a> {
 }
 
 /// The limit that is in force on the device, if there is any.
-pub(crate) fn limit_on(control: &Control, index: usize) -> Option<Full> {
+pub(crate) fn limit_on(usage: &Usage, control: &Control, index: usize) -> Option<Full> {
     if device_limit(control, index) != NO_LIMIT {
         return Some(Full::Device(index));
     }
-    (process_limit(control) != NO_LIMIT).then_some(Full::Process)
+    if process_limit(control) != NO_LIMIT {
+        return Some(Full::Process);
+    }
+    (granted(usage, index) != NO_LIMIT).then_some(Full::Group(index))
+}
+
+/// Whether there is room for so many bytes more.
+fn has_room(current: &AtomicU64, bytes: u64, limit: u64) -> bool {
+    let sum = current.load(Relaxed).checked_add(bytes);
+    sum.is_some_and(|sum| sum <= limit)
+}
+
+/// Most bytes the ledger may have on the device without asking the groups above; no limit without such groups.
+fn granted(usage: &Usage, index: usize) -> u64 {
+    let device = usage.devices.get(index);
+    device.map_or(NO_LIMIT, |device| device.memory_granted.load(Relaxed))
+}
+
+/// Bytes that the groups above leave the process on the device, asked for or not.
+pub(crate) fn group_room(usage: &Usage, control: &Control, index: usize) -> u64 {
+    let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) else {
+        return NO_LIMIT;
+    };
+    match used.memory_granted.load(Relaxed) {
+        NO_LIMIT => NO_LIMIT,
+        granted => granted
+            .saturating_sub(used.memory_current.load(Relaxed))
+            .saturating_add(set.group_room.load(Relaxed)),
+    }
 }
 
 /// Most bytes the ledger may have on the device: what the limit leaves beside contexts and modules.
@@ -396,6 +435,26 @@ mod tests {
             "not one of the last bytes was refused to everybody"
         );
         assert_eq!(usage.memory_current.load(Relaxed), 1000);
+    }
+
+    #[test]
+    fn what_groups_grant_holds_to_the_byte_and_the_processs_own_limit_before_they_are_asked() {
+        let (usage, control) = blocks();
+        let levels = Levels::default();
+        usage.devices[1].memory_granted.store(100, Relaxed);
+        assert_eq!(levels.try_charge(usage, control, 1, 101), Err(Full::Group(1)));
+        assert_eq!(levels.try_charge(usage, control, 0, 101), Ok(()));
+        assert_eq!(levels.try_charge(usage, control, 1, 100), Ok(()));
+        control.memory_limit.store(250, Relaxed);
+        assert_eq!(levels.try_charge(usage, control, 1, 50), Err(Full::Process));
+        assert_eq!(levels.try_charge(usage, control, 1, 49), Err(Full::Group(1)));
+        control.devices[1].memory_limit.store(100, Relaxed);
+        assert_eq!(levels.try_charge(usage, control, 1, 49), Err(Full::Device(1)));
+        assert_eq!(current(usage, 1), (100, 201), "refusals charge nothing");
+        control.devices[1].group_room.store(7, Relaxed);
+        levels.uncharge(usage, 1, 30);
+        assert_eq!(group_room(usage, control, 1), 37);
+        assert_eq!(group_room(usage, control, 0), NO_LIMIT);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What the program keeps on the device: charged before the driver is asked, remembered, given back.
 //!
-//! A charge goes to (process, device) and to the process; what exceeds either limit is refused with
-//! `CUDA_ERROR_OUT_OF_MEMORY`, and the driver is not asked. `levels` counts, `ledger` remembers, the others say what
-//! a call takes.
+//! A charge goes to (process, device) and to the process, and is part of what the groups above have granted; what exceeds
+//! a limit is refused with `CUDA_ERROR_OUT_OF_MEMORY`, and the driver is not asked. `levels` counts, `grant` asks for
+//! more, `ledger` remembers, the others say what a call takes.
 
 use gcgroup_abi::Kind;
 
@@ -15,6 +15,7 @@ use crate::swap;
 mod account;
 pub mod array;
 mod freeing;
+mod grant;
 pub mod graph;
 pub mod host;
 pub mod ipc;
@@ -29,6 +30,7 @@ pub mod sparse;
 pub mod vmm;
 
 use freeing::Freeing;
+use grant::Grants;
 use graph::Graphs;
 use ipc::Opened;
 use ledger::{Entry, Ledger};
@@ -53,6 +55,7 @@ pub(crate) struct Memory {
     opened: Opened,
     physical: Vmm,
     graphs: Graphs,
+    pub(crate) grants: Grants,
 }
 
 impl Memory {
@@ -68,6 +71,7 @@ impl Memory {
             opened: Opened::default(),
             physical: Vmm::default(),
             graphs: Graphs::default(),
+            grants: Grants::new(),
         }
     }
 
@@ -152,7 +156,7 @@ impl Process {
     /// Refuses what no device has, if there is a limit. If not, that is for the driver, and must not be charged meanwhile.
     #[cold]
     fn absurd(&self, index: usize) -> Result<(), CUerror> {
-        let Some(full) = levels::limit_on(self.control(), index) else {
+        let Some(full) = levels::limit_on(self.usage(), self.control(), index) else {
             return Ok(());
         };
         full.count_hit(self.usage());
@@ -161,19 +165,24 @@ impl Process {
 
     /// Charges `bytes`, and leaves it to the caller to uncharge them.
     pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
-        let levels = &self.memory.levels;
-        let charged = levels.try_charge(self.usage(), self.control(), index, bytes);
-        charged.map_err(|full| {
+        let sums = self.charge(index, bytes).map_err(|full| {
             full.count_hit(self.usage());
             CUerror::OUT_OF_MEMORY
-        })
+        })?;
+        let (usage, control) = (self.usage(), self.control());
+        self.memory.levels.raise_peaks(usage, control, index, sums);
+        Ok(())
     }
 
+    /// Charges what fits. Where more must be granted first, that is waited for.
     #[inline]
     fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        self.memory
-            .levels
-            .try_reserve(self.usage(), self.control(), index, bytes)
+        let levels = &self.memory.levels;
+        let charge = || levels.try_reserve(self.usage(), self.control(), index, bytes);
+        match charge() {
+            Err(Full::Group(index)) => self.charge_granted(index, bytes, charge),
+            charged => charged,
+        }
     }
 
     fn refused_by(&self, index: usize, full: Full) -> CUerror {

@@ -33,7 +33,8 @@ impl Room {
         };
         let device = set.memory_limit.load(Relaxed);
         let whole = control.memory_limit.load(Relaxed);
-        if device == NO_LIMIT && whole == NO_LIMIT {
+        let groups = set.group_limit.load(Relaxed);
+        if [device, whole, groups] == [NO_LIMIT; 3] {
             return Self::ALL;
         }
         // What contexts and modules take is part of what is used.
@@ -55,8 +56,10 @@ impl Room {
             usage.memory_current.load(Relaxed),
         );
         Self {
-            total: device.min(whole),
-            free: on_device.min(on_process),
+            total: device.min(whole).min(groups),
+            free: on_device
+                .min(on_process)
+                .min(super::levels::group_room(usage, control, index)),
         }
     }
 }
@@ -127,6 +130,29 @@ mod tests {
         assert_eq!(Room::on(process, 0), Room::ALL);
         assert_eq!(7_usize.at_most(Room::ALL.total), 7);
         assert_eq!(7_u32.at_most(Room::ALL.free), 7, "more than fits is no less");
+    }
+
+    #[test]
+    fn the_groups_above_leave_what_is_granted_and_not_used_and_what_they_have_left() {
+        let (process, control) = governed();
+        control.devices[0].group_limit.store(1000, Relaxed);
+        control.devices[0].group_room.store(300, Relaxed);
+        process.usage().devices[0].memory_granted.store(200, Relaxed);
+        process.usage().devices[0].memory_current.store(150, Relaxed);
+        let room = Room {
+            total: 1000,
+            free: 350,
+        };
+        assert_eq!(Room::on(process, 0), room);
+        assert_eq!(Room::on(process, 1), Room::ALL);
+        control.devices[0].memory_limit.store(400, Relaxed);
+        assert_eq!(
+            Room::on(process, 0),
+            Room {
+                total: 400,
+                free: 250
+            }
+        );
     }
 
     #[test]

@@ -121,8 +121,16 @@ impl Reserve {
         self.account.lock().index
     }
 
-    /// Charges in advance.
+    /// Charges in advance. Where more must be granted first, that is waited for.
     pub(crate) fn hold(&self, process: &Process, bytes: u64) -> Result<(), Full> {
+        match self.try_hold(process, bytes) {
+            // With no lock held: the helper takes it too.
+            Err(Full::Group(index)) => process.charge_granted(index, bytes, || self.try_hold(process, bytes)),
+            held => held,
+        }
+    }
+
+    fn try_hold(&self, process: &Process, bytes: u64) -> Result<(), Full> {
         let mut account = self.account.lock();
         let (usage, control) = (process.usage(), process.control());
         // What it comes to is a peak, not what it might have.
@@ -144,6 +152,14 @@ impl Reserve {
             return Ok(());
         }
         let _unsettled = Unsettled::on(process.usage(), self.index());
+        let settled = self.settle_by_ledger(process, held);
+        if settled.is_err() && process.cover(self.index()) {
+            return Ok(());
+        }
+        settled
+    }
+
+    fn settle_by_ledger(&self, process: &Process, held: u64) -> Result<(), Over> {
         loop {
             let number = self.measurements.fetch_add(1, Relaxed) + 1;
             let reserved = self.reserved();

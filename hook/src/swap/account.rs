@@ -148,11 +148,14 @@ fn swapped(usage: &Usage) -> u64 {
     usage.devices.iter().map(each).fold(0, u64::saturating_add)
 }
 
-/// The limits that a decision is for: when they change, what was moved out on request may come back.
-pub(super) fn limits(control: &Control, index: usize) -> (u64, u64) {
-    let on_device = control
-        .devices
-        .get(index)
-        .map_or(NO_LIMIT, |device| device.memory_limit.load(Relaxed));
-    (on_device, control.memory_limit.load(Relaxed))
+/// The limits that a decision is for, of the device, the process and the groups above: when they change, what was moved
+/// out on request may come back.
+pub(super) fn limits(control: &Control, index: usize) -> [u64; 3] {
+    let (on_device, of_groups) = control.devices.get(index).map_or((NO_LIMIT, NO_LIMIT), |device| {
+        (
+            device.memory_limit.load(Relaxed),
+            device.group_limit.load(Relaxed),
+        )
+    });
+    [on_device, control.memory_limit.load(Relaxed), of_groups]
 }

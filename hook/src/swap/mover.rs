@@ -53,7 +53,7 @@ struct Device {
     gone: u64,
     generation: u32,
     /// The limits under which blocks were left out.
-    limits: (u64, u64),
+    limits: [u64; 3],
     was_frozen: bool,
     not_before: Option<Instant>,
     pause: Duration,
@@ -78,7 +78,7 @@ impl Mover {
             asked: 0,
             gone: 0,
             generation: 0,
-            limits: (NO_LIMIT, NO_LIMIT),
+            limits: [NO_LIMIT; 3],
             was_frozen: false,
             not_before: None,
             pause: AGAIN,

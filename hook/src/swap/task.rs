@@ -8,7 +8,7 @@ use gcgroup_abi::UsageDevice;
 use super::block::{Block, Goal, Where};
 use super::policy::{Candidate, choose};
 use crate::compute::elsewhere;
-use crate::memory::levels::{device_limit, process_limit};
+use crate::memory::levels::{device_limit, group_room, process_limit};
 use crate::process::Process;
 use crate::{driver, helper};
 
@@ -177,6 +177,7 @@ fn room(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
     let control = process.control();
     under(&usage.memory_current, device_limit(control, index))
         .min(under(&process.usage().memory_current, process_limit(control)))
+        .min(group_room(process.usage(), control, index))
 }
 
 /// Bytes that the driver has to give where the block would be; without an answer, it will say when it is asked for them.

@@ -1,0 +1,317 @@
+//! Asking for more than the groups above have granted: a request in the usage block, the daemon's bell, and a futex on its
+//! answer.
+//!
+//! Only what exceeds a grant comes here. Nothing is kept for who asked: what is granted is the process's, and the charge
+//! is tried again. Every wait ends, whatever has become of the daemon.
+
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::{ControlDevice, MAX_DEVICES, UsageDevice};
+use parking_lot::Mutex;
+
+use super::levels::Full;
+use crate::process::{self, Process};
+use crate::{helper, sys};
+
+/// How long a daemon may take that is being started again, or that is stopped.
+const PATIENCE: Duration = if cfg!(test) {
+    Duration::from_millis(500)
+} else {
+    Duration::from_secs(5)
+};
+/// How often somebody who waits looks whether another daemon's block is there, and rings again.
+const RECHECK: Duration = Duration::from_millis(20);
+/// Times that others of the process may take what was granted to one, or give back what it lacked.
+const MOST_TRIES: usize = 1000;
+
+#[derive(Debug)]
+pub(crate) struct Grants {
+    /// By device, held by who asks: one request of a device is under way at a time.
+    asking: [Mutex<()>; MAX_DEVICES],
+    /// A request was not answered: until one is, or another daemon comes, nobody waits.
+    is_silent: AtomicBool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    /// Looked at, and not refused.
+    Given,
+    Refused,
+    /// Nobody has answered, or the caller may not wait.
+    Missing,
+}
+
+impl Grants {
+    pub(crate) fn new() -> Self {
+        Self {
+            asking: [const { Mutex::new(()) }; MAX_DEVICES],
+            is_silent: AtomicBool::new(false),
+        }
+    }
+
+    /// There is a new daemon.
+    pub(crate) fn begin_again(&self) {
+        self.is_silent.store(false, Relaxed);
+    }
+}
+
+impl Process {
+    /// Charges `bytes` on a device by `charge`, which has said that the groups above have not granted so much, after asking
+    /// for more.
+    ///
+    /// Not to be called with a lock held that the helper takes.
+    #[cold]
+    pub(super) fn charge_granted<T>(
+        &self,
+        index: usize,
+        bytes: u64,
+        charge: impl Fn() -> Result<T, Full>,
+    ) -> Result<T, Full> {
+        let full = Full::Group(index);
+        let (Some(lock), Some(device)) = (
+            self.memory.grants.asking.get(index),
+            self.usage().devices.get(index),
+        ) else {
+            return Err(full);
+        };
+        let _asking = match lock.try_lock() {
+            Some(asking) => asking,
+            None if helper::is_caller() => return Err(full),
+            // Who asks is done sooner, unless a signal's handler of the program's took it elsewhere.
+            None => lock.try_lock_for(2 * PATIENCE).ok_or(full)?,
+        };
+        for _ in 0..MOST_TRIES {
+            // Another's request may have brought enough.
+            match charge() {
+                Err(Full::Group(_)) => {}
+                charged => return charged,
+            }
+            let before = device.memory_current.load(Relaxed);
+            match self.ask(index, bytes) {
+                Answer::Given => {}
+                // Something was given back or undone after the daemon looked.
+                Answer::Refused if device.memory_current.load(Relaxed) < before => {}
+                Answer::Refused | Answer::Missing => break,
+            }
+        }
+        charge()
+    }
+
+    /// Whether the groups above grant, now that they are asked, what was charged because it is there already, and whether no
+    /// other limit is exceeded by it.
+    #[cold]
+    pub(super) fn cover(&self, index: usize) -> bool {
+        self.charge_granted(index, 0, || {
+            self.memory
+                .levels
+                .try_reserve(self.usage(), self.control(), index, 0)
+        })
+        .is_ok()
+    }
+
+    /// Puts one request, and waits for its answer.
+    fn ask(&self, index: usize, bytes: u64) -> Answer {
+        let (Some(usage), Some(control)) =
+            (self.usage().devices.get(index), self.control().devices.get(index))
+        else {
+            return Answer::Missing;
+        };
+        let silent = &self.memory.grants.is_silent;
+        if is_answered(control, usage.grant_request.load(Relaxed)) {
+            silent.store(false, Relaxed);
+        }
+        let number = put(usage, bytes);
+        let begun = Instant::now();
+        loop {
+            self.ring();
+            let may_wait = !silent.load(Relaxed) && !process::is_exiting() && !helper::is_caller();
+            let seen = control.grant_answer.load(Acquire);
+            if reaches(seen, number) {
+                return outcome(control, number);
+            }
+            if !may_wait {
+                return Answer::Missing;
+            }
+            if begun.elapsed() >= PATIENCE {
+                silent.store(true, Relaxed);
+                return Answer::Missing;
+            }
+            sys::futex_wait(&control.grant_answer, seen, RECHECK);
+            if is_answered(control, number) {
+                return outcome(control, number);
+            }
+        }
+    }
+}
+
+/// Puts a request; its number.
+fn put(usage: &UsageDevice, bytes: u64) -> u32 {
+    usage.grant_wanted.store(bytes, Relaxed);
+    usage.grant_request.fetch_add(1, Release).wrapping_add(1)
+}
+
+fn is_answered(control: &ControlDevice, number: u32) -> bool {
+    reaches(control.grant_answer.load(Acquire), number)
+}
+
+fn outcome(control: &ControlDevice, number: u32) -> Answer {
+    if control.grant_refused.load(Relaxed) == number {
+        Answer::Refused
+    } else {
+        Answer::Given
+    }
+}
+
+/// Whether a count that wraps has come as far as `number`.
+fn reaches(count: u32, number: u32) -> bool {
+    count.wrapping_sub(number).cast_signed() >= 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block;
+    use gcgroup_abi::{Control, NO_LIMIT, Usage};
+    use std::sync::atomic::AtomicU32;
+    use std::thread;
+
+    /// A process in a group, and the daemon's view of its block.
+    fn member(granted: u64) -> (&'static Process, &'static Control) {
+        let process = Process::of_test(NO_LIMIT);
+        process.usage().devices[0].memory_granted.store(granted, Relaxed);
+        (process, adopt(process))
+    }
+
+    /// Another daemon, which knows what was asked before it came.
+    fn adopt(process: &Process) -> &'static Control {
+        let (control, file) = block::of_daemon();
+        for (device, usage) in control.devices.iter().zip(&process.usage().devices) {
+            device.memory_limit.store(NO_LIMIT, Relaxed);
+            let asked = usage.grant_request.load(Relaxed);
+            device.grant_answer.store(asked, Relaxed);
+        }
+        control.memory_limit.store(NO_LIMIT, Relaxed);
+        control.publish();
+        process.adopt(&file);
+        control
+    }
+
+    fn request(usage: &Usage) -> &AtomicU32 {
+        &usage.devices[0].grant_request
+    }
+
+    fn wait_for(request: &AtomicU32, number: u32) {
+        while request.load(Acquire) != number {
+            thread::yield_now();
+        }
+    }
+
+    fn answer(control: &Control, number: u32) {
+        control.devices[0].grant_answer.store(number, Release);
+        sys::futex_wake(&control.devices[0].grant_answer);
+    }
+
+    #[test]
+    fn within_the_grant_nobody_is_asked_and_beyond_it_the_daemon_is() {
+        let (process, control) = member(100);
+        let device = &process.usage().devices[0];
+        assert!(process.charge(0, 100).is_ok());
+        assert_eq!(request(process.usage()).load(Relaxed), 0);
+        thread::scope(|scope| {
+            let charging = scope.spawn(|| process.charge(0, 50).is_ok());
+            wait_for(request(process.usage()), 1);
+            assert_eq!(device.grant_wanted.load(Relaxed), 50);
+            // Answered, but it is not enough: somebody else was quicker.
+            device.memory_granted.store(120, Relaxed);
+            answer(control, 1);
+            wait_for(request(process.usage()), 2);
+            device.memory_granted.store(150, Relaxed);
+            answer(control, 2);
+            assert!(charging.join().unwrap());
+        });
+        assert_eq!(device.memory_current.load(Relaxed), 150);
+    }
+
+    #[test]
+    fn a_refused_request_is_a_refused_charge_unless_something_was_given_back_meanwhile() {
+        let (process, control) = member(100);
+        assert!(process.charge(0, 100).is_ok());
+        let refuse = |number| {
+            wait_for(request(process.usage()), number);
+            control.devices[0].grant_refused.store(number, Relaxed);
+            answer(control, number);
+        };
+        thread::scope(|scope| {
+            let charging = scope.spawn(|| process.charge(0, 10).map(drop));
+            refuse(1);
+            assert_eq!(charging.join().unwrap(), Err(Full::Group(0)));
+            let charging = scope.spawn(|| process.charge(0, 10).map(drop));
+            wait_for(request(process.usage()), 2);
+            process.memory.levels.uncharge(process.usage(), 0, 20);
+            refuse(2);
+            assert_eq!(charging.join().unwrap(), Ok(()));
+        });
+        assert_eq!(process.usage().devices[0].memory_current.load(Relaxed), 90);
+    }
+
+    #[test]
+    fn who_waits_while_the_daemon_is_replaced_asks_the_next_one() {
+        let (process, _lost) = member(0);
+        thread::scope(|scope| {
+            let charging = scope.spawn(|| process.charge(0, 10).is_ok());
+            wait_for(request(process.usage()), 1);
+            let next = adopt(process);
+            wait_for(request(process.usage()), 2);
+            process.usage().devices[0].memory_granted.store(10, Relaxed);
+            answer(next, 2);
+            assert!(charging.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_answer_is_waited_for_once() {
+        let (process, control) = member(0);
+        assert_eq!(process.charge(0, 10).map(drop), Err(Full::Group(0)));
+        let silent = &process.memory.grants.is_silent;
+        assert!(silent.load(Relaxed));
+        assert_eq!(process.charge(0, 10).map(drop), Err(Full::Group(0)));
+        let asked = request(process.usage()).load(Relaxed);
+        assert_eq!(asked, 2, "it is asked all the same");
+        // It was only slow.
+        process.usage().devices[0].memory_granted.store(10, Relaxed);
+        answer(control, asked);
+        assert!(process.charge(0, 10).is_ok());
+        thread::scope(|scope| {
+            let charging = scope.spawn(|| process.charge(0, 10).is_ok());
+            wait_for(request(process.usage()), 3);
+            process.usage().devices[0].memory_granted.store(20, Relaxed);
+            answer(control, 3);
+            assert!(charging.join().unwrap());
+        });
+        assert!(!silent.load(Relaxed));
+    }
+
+    #[test]
+    fn what_is_there_already_is_covered_if_the_groups_have_room_for_it() {
+        let (process, control) = member(0);
+        let levels = &process.memory.levels;
+        levels.charge(process.usage(), process.control(), 0, 30);
+        thread::scope(|scope| {
+            let covering = scope.spawn(|| process.cover(0));
+            wait_for(request(process.usage()), 1);
+            assert_eq!(process.usage().devices[0].grant_wanted.load(Relaxed), 0);
+            process.usage().devices[0].memory_granted.store(30, Relaxed);
+            answer(control, 1);
+            assert!(covering.join().unwrap());
+        });
+        control.devices[0].memory_limit.store(29, Relaxed);
+        assert!(!process.cover(0), "the process's own limit has not");
+    }
+
+    #[test]
+    fn counts_of_requests_wrap() {
+        assert!(reaches(1, u32::MAX) && reaches(7, 7));
+        assert!(!reaches(u32::MAX, 1) && !reaches(6, 7));
+    }
+}
