@@ -25,6 +25,10 @@ const RESPONSE: u64 = 5_000_000;
 /// By no more than this is a process's account of its work taken back.
 const CORRECTION: u64 = 10_000_000;
 
+/// One bit for each of the last pauses between work: whether it was so short that lingering would have bridged it. At
+/// first they are taken to be.
+const SHORT: u8 = u8::MAX;
+
 /// Remembered from tick to tick.
 #[derive(Debug, Clone, Copy)]
 pub struct Member {
@@ -41,6 +45,9 @@ pub struct Member {
     pub is_busy: bool,
     busy_nsec: u64,
     last_busy: Option<Time>,
+    /// The pause that has ended with the last look, and which of those before were short.
+    pause: Option<u64>,
+    pauses: u8,
     /// When it was let go on with threads that waited, and no work of theirs has been seen since.
     opened: Option<Time>,
     /// The number of waiting threads that did not go on when they could.
@@ -60,6 +67,8 @@ impl Member {
             is_busy: false,
             busy_nsec: seen.busy_nsec,
             last_busy: None,
+            pause: None,
+            pauses: SHORT,
             opened: None,
             deaf: 0,
         }
@@ -80,6 +89,10 @@ impl Member {
             self.busy_nsec = seen.busy_nsec;
         }
         self.priority = seen.priority;
+        if !self.is_busy && (seen.is_busy || busy > 0) {
+            let began = now.saturating_sub(busy);
+            self.pause = self.last_busy.map(|when| began.saturating_sub(when));
+        }
         self.is_busy = seen.is_busy;
         if seen.is_busy {
             self.last_busy = Some(now);
@@ -101,6 +114,9 @@ impl Member {
 
     /// Finds out whether it wants the GPU. One that is frozen, or has used up its quota, does not count.
     pub fn judge<Id>(&mut self, now: Time, seen: &Seen<Id>, is_over: bool, settings: &Settings) {
+        if let Some(pause) = self.pause.take() {
+            self.pauses = self.pauses << 1 | u8::from(pause <= settings.linger);
+        }
         if self.awaited_until().is_some_and(|end| now >= end) {
             (self.opened, self.deaf) = (None, seen.nr_waiting);
         }
@@ -124,9 +140,11 @@ impl Member {
         self.is_held && self.has_demand
     }
 
-    /// Until when it counts as busy without being so.
+    /// Until when it counts as busy without being so. One that has always paused for longer of late is not waited for:
+    /// the GPU would stand idle each time.
     pub fn lease(&self, settings: &Settings) -> Option<Time> {
-        let lingers = self.last_busy.map(|when| when + settings.linger);
+        let linger = if self.pauses == 0 { 0 } else { settings.linger };
+        let lingers = self.last_busy.map(|when| when + linger);
         lingers.max(self.awaited_until())
     }
 

@@ -149,6 +149,33 @@ fn the_less_important_waits_while_the_more_important_is_busy_and_goes_on_when_it
 }
 
 #[test]
+fn who_has_paused_for_long_each_time_is_not_waited_for_until_a_pause_is_short() {
+    let mut play = Play::new(1);
+    let (high, low) = (play.join(100, 2), play.join(101, 10));
+    play.begins(low);
+    play.tick();
+    // A kernel of 5 ms, a pause; whether the other still waits right after the kernel's end.
+    let mut lingers = |pause: u64| {
+        play.begins(high);
+        play.after(5 * MSEC);
+        play.ends(high);
+        play.after(MSEC / 10);
+        let waits = play.gate(low) == Gate::Throttled;
+        play.after(pause);
+        waits
+    };
+    for _ in 0..8 {
+        assert!(lingers(25 * MSEC));
+    }
+    assert!(!lingers(25 * MSEC), "all pauses were long");
+    assert!(!lingers(MSEC / 2));
+    for _ in 0..8 {
+        assert!(lingers(25 * MSEC), "one was short");
+    }
+    assert!(!lingers(25 * MSEC));
+}
+
+#[test]
 fn it_sleeps_when_who_could_wait_does_not_and_is_told_when_that_changes() {
     let mut play = Play::new(1);
     let (high, low) = (play.join(100, 2), play.join(101, 10));
