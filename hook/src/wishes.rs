@@ -1,9 +1,9 @@
 //! What the environment asks for: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`, `GCGROUP_SWAP`,
-//! `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. Wishes only: with a daemon, the daemon decides.
+//! `GCGROUP_GROUP`, `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. Wishes only: with a daemon, the daemon decides.
 
 use std::ffi::OsString;
 
-use gcgroup_abi::message::Hello;
+use gcgroup_abi::message::{GroupName, Hello};
 use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
 
 #[derive(Debug)]
@@ -40,6 +40,9 @@ impl Wishes {
                 freeze: is_set("GCGROUP_FREEZE").into(),
                 can_swap: swap.is_some().into(),
                 memory_swap_max: swap.unwrap_or(0),
+                group: text("GCGROUP_GROUP")
+                    .and_then(|name| GroupName::new(&name))
+                    .unwrap_or(GroupName::NONE),
                 ..Hello::PLAIN
             },
             required: is_set("GCGROUP_REQUIRED"),
@@ -94,7 +97,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_understood_is_not_wished_for() {
-        let wishes = Wishes::from(|name| (name != "GCGROUP_SOCKET").then(|| "16".into()));
+        let wishes = Wishes::from(|name| match name {
+            "GCGROUP_SOCKET" => None,
+            "GCGROUP_GROUP" => Some("x".repeat(GroupName::LONGEST + 1).into()),
+            _ => Some("16".into()),
+        });
         assert_eq!(
             wishes.hello,
             Hello {
@@ -114,6 +121,7 @@ mod tests {
             "GCGROUP_PRIORITY" => Some("3".into()),
             "GCGROUP_FREEZE" => Some("1".into()),
             "GCGROUP_SWAP" => Some("1".into()),
+            "GCGROUP_GROUP" => Some("team/a".into()),
             "GCGROUP_SOCKET" => Some("/run/other".into()),
             _ => None,
         });
@@ -124,6 +132,7 @@ mod tests {
                 freeze: 1,
                 can_swap: 1,
                 memory_swap_max: NO_LIMIT,
+                group: GroupName::new("team/a").unwrap(),
                 ..Hello::PLAIN
             }
         );

@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use gcgroup_abi::message::GroupName;
 
 use super::client::Client;
 use crate::error::Error;
@@ -33,6 +34,9 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "max",
           value_parser = |text: &str| parse(parse_bytes, text))]
     swap: Option<u64>,
+    /// Begin in this group, as team/batch: made if it is not there, if you may
+    #[arg(long, value_name = "NAME", value_parser = group)]
+    group: Option<String>,
     /// The program and its arguments
     #[arg(
         required = true,
@@ -45,6 +49,15 @@ pub struct Arguments {
 
 fn parse<T>(parse: fn(&str) -> Result<T, Error>, text: &str) -> Result<T, String> {
     parse(text).map_err(|error| error.to_string())
+}
+
+fn group(text: &str) -> Result<String, String> {
+    let text = text.trim_matches('/');
+    match GroupName::new(text) {
+        Some(name) if name.as_str().is_some() => Ok(text.to_owned()),
+        Some(_) => Err("a name is expected".to_owned()),
+        None => Err(format!("longer than {} bytes", GroupName::LONGEST)),
+    }
 }
 
 /// Becomes the program, so its exit status is the program's. If that fails: 127 if there is no such program, 126 if
@@ -89,6 +102,7 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
             "GCGROUP_PRIORITY",
             arguments.priority.map(|priority| priority.to_string()),
         ),
+        ("GCGROUP_GROUP", arguments.group.clone()),
         ("GCGROUP_FREEZE", arguments.freeze.then(|| "1".to_owned())),
         ("GCGROUP_SWAP", arguments.swap.map(|bytes| bytes.to_string())),
     ];

@@ -105,7 +105,7 @@ impl Enquiries {
 
 /// A process that has ended meanwhile is asked nothing about: its connection has ended too.
 fn judge(rules: &Arc<Rules>, applicant: &Applicant, names: &mut Names) -> Verdict {
-    let Some(mut facts) = Facts::of_peer(&applicant.peer, None) else {
+    let Some(mut facts) = Facts::of_peer(&applicant.peer, applicant.hello.group.as_str()) else {
         return Verdict::default();
     };
     if rules.want_user() {

@@ -53,6 +53,34 @@ pub struct Hello {
     pub can_swap: u32,
     /// Bytes that may be; 0: no wish.
     pub memory_swap_max: u64,
+    /// The group to begin in.
+    pub group: GroupName,
+}
+
+/// The path of a group below the root, as `a/b`; empty: no wish. What may follow it in its field is zeroes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupName([u8; Self::LONGEST]);
+
+impl GroupName {
+    /// Bytes.
+    pub const LONGEST: usize = 128;
+
+    pub const NONE: Self = Self([0; Self::LONGEST]);
+
+    /// Nothing if the text does not fit, or has a zero in it.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let mut name = Self::NONE;
+        name.0.get_mut(..text.len())?.copy_from_slice(text.as_bytes());
+        (!text.contains('\0')).then_some(name)
+    }
+
+    /// Nothing if it is empty or no text.
+    #[must_use]
+    pub fn as_str(&self) -> Option<&str> {
+        let text = self.0.split(|byte| *byte == 0).next()?;
+        core::str::from_utf8(text).ok().filter(|text| !text.is_empty())
+    }
 }
 
 impl Hello {
@@ -64,8 +92,9 @@ impl Hello {
         freeze: 0,
         can_swap: 0,
         memory_swap_max: 0,
+        group: GroupName::NONE,
     };
-    pub const LENGTH: usize = 8 + 32;
+    pub const LENGTH: usize = 8 + 32 + GroupName::LONGEST;
 
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
@@ -78,6 +107,7 @@ impl Hello {
         at.u32(self.freeze);
         at.u32(self.can_swap);
         at.u64(self.memory_swap_max);
+        at.put(&self.group.0);
         out
     }
 
@@ -87,6 +117,7 @@ impl Hello {
         let mut at = Reader::of(packet, Tag::Hello, Self::LENGTH)?;
         let (abi, priority, memory_limit, freeze) = (at.u32()?, at.u32()?, at.u64()?, at.u32()?);
         let (can_swap, memory_swap_max) = (at.u32()?, at.u64()?);
+        let group = GroupName(at.take()?);
         Ok(Self {
             abi,
             memory_limit,
@@ -94,6 +125,7 @@ impl Hello {
             freeze,
             can_swap,
             memory_swap_max,
+            group,
         })
     }
 }
@@ -245,11 +277,26 @@ mod tests {
             freeze: 1,
             can_swap: 1,
             memory_swap_max: 9,
+            group: GroupName::new("team/a").unwrap(),
         };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
         let welcome = Welcome { abi: 7, status: 95 };
         assert_eq!(Welcome::from_bytes(&welcome.to_bytes()), Ok(welcome));
         assert_eq!(tag(&bare(Tag::Doorbell)), Ok(Tag::Doorbell));
+    }
+
+    #[test]
+    fn a_groups_name_is_text_that_fits() {
+        let long = [b'x'; GroupName::LONGEST + 1];
+        let long = core::str::from_utf8(&long).unwrap();
+        for text in ["a", "a/\u{e9}", &long[1..]] {
+            assert_eq!(GroupName::new(text).unwrap().as_str(), Some(text));
+        }
+        assert_eq!(GroupName::new(""), Some(GroupName::NONE));
+        assert_eq!(GroupName::NONE.as_str(), None);
+        assert_eq!(GroupName::new(long), None);
+        assert_eq!(GroupName::new("a\0b"), None);
+        assert_eq!(GroupName([0xff; GroupName::LONGEST]).as_str(), None);
     }
 
     #[test]
