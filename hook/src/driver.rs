@@ -23,6 +23,7 @@ macro_rules! calls {
                 type Function = unsafe extern "C" fn($($ty),*) -> CUresult;
                 // SAFETY: the driver's function of this name, and so of this signature.
                 let real = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
+                $crate::thread::hold();
                 // SAFETY: what it writes to is borrowed for the call, and long enough by its type.
                 unsafe { real($($arg),*) }
             }

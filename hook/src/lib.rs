@@ -26,4 +26,6 @@ pub mod swap;
 pub mod symbols;
 mod sys;
 pub mod table;
+mod thread;
+mod unwind;
 mod wishes;

@@ -27,12 +27,13 @@ use crate::cuda::{CUerror, CUresult};
 use crate::descriptor::Descriptor;
 use crate::device::Devices;
 use crate::helper::{self, Line};
-use crate::interpose::{self, Next};
+use crate::interpose::Next;
 use crate::mapping::{Mapping, PAGE};
 use crate::memory::Memory;
 use crate::swap::Swap;
 use crate::symbols;
 use crate::sys;
+use crate::thread;
 use crate::wishes::Wishes;
 
 #[derive(Debug)]
@@ -91,7 +92,7 @@ pub(crate) fn is_exiting() -> bool {
 /// `cuInit`: the first that succeeds puts the process under the daemon's eyes.
 pub(crate) fn init(next: Next<'_>) -> CUresult {
     next()?;
-    let process = get().or_else(|| interpose::uncanceled(start));
+    let process = get().or_else(|| thread::uncanceled(start));
     process.inspect(|process| symbols::count_unknown(process));
     if process.map_or_else(|| Wishes::from_environment().required, Process::lacks_daemon) {
         return Err(CUerror::SYSTEM_NOT_READY);
@@ -145,7 +146,7 @@ unsafe extern "C" fn in_child() {
 
 fn forget() {
     PROCESS.store(null_mut(), Relaxed);
-    interpose::set_thread(interpose::unbound());
+    thread::set_slot(thread::unbound());
 }
 
 extern "C" fn at_exit() {

@@ -147,9 +147,9 @@ macro_rules! function {
 
     (@ours $name:ident ($($arg:ident: $ty:ty),* $(,)?) [|$next:ident| $body:expr]) => {
         #[allow(unused_variables, reason = "a handler names only the arguments it needs")]
-        pub(super) unsafe extern "C" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
+        pub(super) unsafe extern "C-unwind" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
             let real = || {
-                type Function = unsafe extern "C" fn($($ty),*) -> $crate::cuda::CUresult;
+                type Function = unsafe extern "C-unwind" fn($($ty),*) -> $crate::cuda::CUresult;
                 // SAFETY: the driver's function of this name, and so of this signature.
                 let real = unsafe { ::std::mem::transmute::<*mut ::std::ffi::c_void, Function>(REAL.address()) };
                 // SAFETY: the program's arguments, passed on as they came.
@@ -165,7 +165,9 @@ pub(crate) use {c_name, entry, function, hooks};
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::CUresult;
     use crate::table::ROWS;
+    use crate::unwind::tests::{cancel_self, is_canceled, pthread_testcancel};
     use std::collections::{HashMap, HashSet};
 
     #[test]
@@ -179,6 +181,28 @@ mod tests {
         assert_eq!(base("cuStreamWaitValue64_v2_ptsz"), b"cuStreamWaitValue64");
         assert!(parts(b"cuLaunchKernel_ptsz").per_thread);
         assert!(!parts(b"cuLaunchKernel").per_thread);
+    }
+
+    type Seconds = u32;
+
+    crate::rows::function!(cuSleep [] (seconds: Seconds) [|next| next()]);
+
+    extern "C-unwind" fn sleeps(_seconds: Seconds) -> CUresult {
+        pthread_testcancel();
+        Ok(())
+    }
+
+    unsafe extern "C-unwind" fn is_canceled_in_a_call(_: *mut c_void) -> *mut c_void {
+        cuSleep::REAL.set(sleeps as *mut c_void, std::ptr::null_mut());
+        cancel_self();
+        // SAFETY: it sleeps.
+        let _ = unsafe { cuSleep::ours(1) };
+        std::ptr::null_mut()
+    }
+
+    #[test]
+    fn a_thread_may_be_canceled_in_the_driver_as_without_us() {
+        assert!(is_canceled(is_canceled_in_a_call));
     }
 
     #[test]

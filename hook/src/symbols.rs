@@ -20,6 +20,7 @@ use crate::interpose::{self, Next};
 use crate::process::{self, Process};
 use crate::rows::{Row, parts};
 use crate::table::ROWS;
+use crate::thread;
 
 static BRIDGE: AtomicPtr<Bridge> = AtomicPtr::new(null_mut());
 
@@ -37,7 +38,7 @@ pub unsafe extern "C" fn gcgroup_hook_start(bridge: *const Bridge) -> Option<Res
     }
     // SAFETY: as the caller vouches, and of our version.
     let sides = unsafe { &*bridge };
-    interpose::set_locals(sides.thread_offset, sides.unbound);
+    thread::set_locals(sides.thread_offset, sides.unbound);
     BRIDGE.store(bridge.cast_mut(), Release);
     interpose::say_panics_once();
     Some(resolve)
@@ -193,6 +194,7 @@ impl Library {
 
     /// The address of `name` in the library; null if it lacks it, `None` if it is not loaded.
     fn find(&self, name: &CStr) -> Option<*mut c_void> {
+        thread::hold();
         let handle = self.handle(None)?;
         // SAFETY: the C library's dlsym, with a handle that is held and a C string.
         Some(unsafe { (bridge()?.dlsym)(handle, name.as_ptr()) })
@@ -204,6 +206,7 @@ impl Library {
         if self.prepared.load(Acquire) {
             return Some(());
         }
+        thread::hold();
         self.handle(member)?;
         let by_version = self
             .find(c"cuGetProcAddress_v2")

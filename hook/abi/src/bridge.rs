@@ -19,7 +19,8 @@ pub struct Local {
     /// The thread's slot on its current device; at first one shared by all, whose gate is closed, so that the
     /// first submission of a thread takes the slow path.
     pub slot: Cell<*mut crate::Thread>,
-    /// The hook's own: not zero while a handler of its runs on this thread.
+    /// The hook's own: not zero while a handler of its runs on this thread. Where on the stack, a multiple of 8; of the
+    /// lowest bits, 1 says that the thread cannot be cancelled until the handler ends, 2 that it could be before.
     pub inside: Cell<usize>,
 }
 

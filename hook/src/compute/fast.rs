@@ -91,7 +91,7 @@ macro_rules! submission {
                 "call {closed}",
                 "jmp 2b",
                 ".cfi_endproc",
-                offset = sym $crate::interpose::THREAD_OFFSET,
+                offset = sym $crate::thread::OFFSET,
                 entered = const $crate::compute::fast::mark(::gcgroup_abi::Submission::$what),
                 exited = const $crate::compute::fast::mark(::gcgroup_abi::Submission::$what) + 8,
                 call = const CALL,
@@ -135,7 +135,8 @@ mod tests {
     use gcgroup_abi::{Submission, Thread};
 
     use crate::cuda::{CUerror, CUresult};
-    use crate::interpose::{self, Real};
+    use crate::interpose::Real;
+    use crate::thread;
 
     /// Checks that the driver gets every argument, on an aligned stack and while the call is marked.
     macro_rules! passes_on {
@@ -149,7 +150,7 @@ mod tests {
                 extern "C" fn driver($($arg: u64),*) -> CUresult {
                     assert_eq!([$($arg),*], [$($value),*]);
                     // SAFETY: the test's own slot, below.
-                    let slot = unsafe { &*interpose::thread() };
+                    let slot = unsafe { &*thread::slot() };
                     assert!(slot.is_inside());
                     assert_aligned();
                     Err(CUerror::NOT_READY)
@@ -159,7 +160,7 @@ mod tests {
                 fn passes_its_arguments_on_and_marks_the_call() {
                     let gate = AtomicU32::new(0);
                     let slot = slot(&gate);
-                    interpose::set_thread(std::ptr::from_ref(&slot).cast_mut());
+                    thread::set_slot(std::ptr::from_ref(&slot).cast_mut());
                     REAL.set(driver as *mut _, std::ptr::null_mut());
                     for call in 1..=3 {
                         // SAFETY: the function above has the same arguments.
@@ -168,7 +169,7 @@ mod tests {
                         assert_eq!(slot.exited(Submission::$what).load(Relaxed), call);
                         assert!(!slot.is_inside());
                     }
-                    interpose::set_thread(std::ptr::null_mut());
+                    thread::set_slot(std::ptr::null_mut());
                 }
             }
         };

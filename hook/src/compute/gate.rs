@@ -19,7 +19,7 @@ use super::{capture, context, elsewhere};
 use crate::cuda::{CUresult, CUstream};
 use crate::interpose::Next;
 use crate::process::{self, Process};
-use crate::{interpose, sys};
+use crate::{interpose, sys, thread};
 
 /// Who waits looks at the gate this often, whether woken or not: the block it waits on may have been replaced.
 pub(crate) const RECHECK: Duration = Duration::from_millis(100);
@@ -122,7 +122,7 @@ impl Call {
 
 /// Binds the calling thread to a slot and waits while the gate is held; returns the slot, already marked.
 pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
-    let is_nested = interpose::is_inside();
+    let is_nested = thread::is_inside();
     let what = match call & 0xff {
         0 => Submission::Kernel,
         1 => Submission::Graph,
@@ -130,7 +130,7 @@ pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
     };
     interpose::guarded(|| admitted(what, Call::Passed(call, arguments), is_nested))
         .flatten()
-        .unwrap_or_else(interpose::unbound)
+        .unwrap_or_else(thread::unbound)
 }
 
 /// `None` where nothing governs: the thread counts in the slot that is nobody's.
@@ -443,7 +443,7 @@ impl Drop for Waiting<'_> {
 
 /// Sleeps on the gate with nothing held, so that a signal's handler may call the driver, or never come back.
 fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
-    interpose::outside(|| sys::futex_wait(gate, word, longest));
+    thread::outside(|| sys::futex_wait(gate, word, longest));
 }
 
 /// Waits while a device is held, or else until its gate is not frozen any more.

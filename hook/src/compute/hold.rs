@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 use gcgroup_abi::MAX_DEVICES;
 
 use crate::process::{self, Process};
-use crate::{interpose, sys};
+use crate::{sys, thread};
 
 use super::gate::RECHECK;
 
@@ -53,7 +53,7 @@ impl Holds {
         while let (Some(word), holders @ 1..) = (self.word(index), held())
             && !process::is_exiting()
         {
-            interpose::outside(|| sys::futex_wait(word, holders, RECHECK));
+            thread::outside(|| sys::futex_wait(word, holders, RECHECK));
         }
     }
 

@@ -15,9 +15,9 @@ use super::hold::Scope;
 use super::slot::{Bound, Extra, Side, is_dead, leave_behind, point, settle};
 use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
-use crate::interpose::{self, Next};
+use crate::interpose::Next;
 use crate::process::{self, Process};
-use crate::{driver, sys};
+use crate::{driver, sys, thread};
 
 #[derive(Debug)]
 pub(crate) struct Slots {
@@ -75,8 +75,8 @@ impl Slots {
 
     /// The calling thread's slot, if it has one on its current device.
     pub(crate) fn current<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
-        let slot = interpose::thread();
-        if slot == interpose::unbound() || slot.is_null() {
+        let slot = thread::slot();
+        if slot == thread::unbound() || slot.is_null() {
             return None;
         }
         let threads = &process.usage().threads;
@@ -110,14 +110,14 @@ impl Slots {
     /// The calling thread's context may have become another: from here on it counts where it should.
     pub(crate) fn moved(&self, process: &Process) {
         let Some(context) = current_context() else {
-            return interpose::set_thread(interpose::unbound());
+            return thread::set_slot(thread::unbound());
         };
         let epoch = process.contexts.epoch();
         let is_same = |bound: &Bound<'_>| {
             bound.side.handle.load(Relaxed) == context.0.addr() && bound.side.epoch.load(Relaxed) == epoch
         };
         if !self.current(process).is_some_and(|bound| is_same(&bound)) {
-            interpose::set_thread(interpose::unbound());
+            thread::set_slot(thread::unbound());
             self.rebind(process, context);
         }
     }
@@ -138,7 +138,7 @@ impl Slots {
         bound.side.context.store(known.id(), Relaxed);
         bound.side.handle.store(context.0.addr(), Relaxed);
         bound.side.epoch.store(epoch, Relaxed);
-        interpose::set_thread(ptr::from_ref(bound.thread).cast_mut());
+        thread::set_slot(ptr::from_ref(bound.thread).cast_mut());
         Some(bound)
     }
 

@@ -2,9 +2,9 @@
 //!
 //! Cut into shards by a hash of the key, so that threads seldom meet; 24 bytes an entry. Knows no limits.
 
+use super::lock::Lock;
 use gcgroup_abi::{Kind, OTHER_DEVICE};
 use hashbrown::HashTable;
-use parking_lot::Mutex;
 
 use crate::device::LocalDevice;
 
@@ -62,7 +62,7 @@ impl Entry {
 /// A shard has cache lines of its own.
 #[repr(align(128))]
 #[derive(Debug, Default)]
-struct Shard(Mutex<HashTable<(u64, Entry)>>);
+struct Shard(Lock<HashTable<(u64, Entry)>>);
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -92,7 +92,7 @@ impl Ledger {
         }
     }
 
-    fn shard(&self, hash: u64) -> Option<&Mutex<HashTable<(u64, Entry)>>> {
+    fn shard(&self, hash: u64) -> Option<&Lock<HashTable<(u64, Entry)>>> {
         // The table itself uses the lowest and the highest bits; neighbours share these. A mask, since a division takes as
         // long as all the rest.
         let number = (hash >> 32) as usize & (self.shards.len() - 1);

@@ -22,6 +22,7 @@ pub mod ipc;
 pub mod ledger;
 pub mod levels;
 pub mod linear;
+mod lock;
 mod physical;
 pub mod pool;
 pub mod report;

@@ -27,6 +27,7 @@ use crate::interpose::Next;
 use crate::memory::Place;
 use crate::place::answer;
 use crate::process::{self, Process};
+use crate::thread;
 use block::{Block, Goal, Where};
 use host::Host;
 
@@ -127,6 +128,7 @@ pub(crate) fn alloc(
         return None;
     }
     let size = bytes.checked_next_multiple_of(LEAST)?;
+    thread::hold();
     let number = process.swap.next.fetch_add(1, Relaxed);
     let made = match process.charge_block(place, size) {
         Ok(()) => Block::new(place, number, bytes, size, Goal::Device).inspect_err(|_| {
@@ -209,6 +211,7 @@ pub(crate) fn pin(address: CUdeviceptr, next: Next<'_>) -> CUresult {
         && block.pin(process)
     {
         process.line.as_ref().inspect(|line| line.wake());
+        thread::hold();
         let began = Instant::now();
         while block.place() == Where::Host && began.elapsed() < PATIENCE {
             std::thread::sleep(NAP);

@@ -1,6 +1,7 @@
 //! How a driver function is written: the exported symbol, its twin for the per-thread default stream,
 //! the checks common to all, null mode, faults asked for and the trace.
 
+use std::ffi::c_int;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::sync::OnceLock;
@@ -39,12 +40,40 @@ pub(crate) fn set_null_mode() {
     MODE.store(NULL, Relaxed);
 }
 
-/// Answers a call by `body`, unless a fault was asked for.
+/// Answers a call by `body`, unless a fault was asked for. Nobody cancels the thread in it.
 pub(crate) fn answer(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
+    let _uncanceled = (!is_null_mode()).then(Uncanceled::begin);
     if MODE.load(Relaxed) == PLAIN {
         return body();
     }
     watched(name, body)
+}
+
+/// While it lives, pthread_cancel(3) does not end the thread: it could not unwind what is Rust's.
+struct Uncanceled(c_int);
+
+impl Uncanceled {
+    fn begin() -> Self {
+        Self(set_cancel_state(PTHREAD_CANCEL_DISABLE))
+    }
+}
+
+impl Drop for Uncanceled {
+    fn drop(&mut self) {
+        set_cancel_state(self.0);
+    }
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+fn set_cancel_state(state: c_int) -> c_int {
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    }
+    let mut before = 0;
+    // SAFETY: a state that there is, and a place for the one before.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
 }
 
 #[cold]

@@ -1,0 +1,154 @@
+//! A lock for what takes no longer than a look into a table.
+//!
+//! Taking a lock and giving it back are one atomic read-modify-write each wherever somebody who sleeps must be woken, and
+//! those are most of what an allocation costs. Here nobody is woken: giving back is a plain store, and who has waited in
+//! vain for some time sleeps for a moment. So it is for what is held for nanoseconds and hardly ever wanted by two.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::Duration;
+
+use crate::sys;
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+
+/// Looks at a lock that is held before the CPU is left to others, and before the thread sleeps.
+const SPINS: u32 = 64;
+const YIELDS: u32 = 16;
+/// Who holds it has lost its CPU: about as long as the others on that CPU take.
+const NAP: Duration = Duration::from_micros(100);
+
+#[derive(Debug, Default)]
+pub(super) struct Lock<T> {
+    word: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: whoever reaches the value holds the lock, so at most one thread at a time.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    #[inline]
+    pub(super) fn lock(&self) -> Guard<'_, T> {
+        if self.try_take().is_none() {
+            self.wait();
+        }
+        Guard(self)
+    }
+
+    #[inline]
+    fn try_take(&self) -> Option<()> {
+        let taken = self.word.compare_exchange_weak(FREE, HELD, Acquire, Relaxed);
+        taken.ok().map(drop)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait(&self) {
+        let mut looks = 0;
+        loop {
+            if self.word.load(Relaxed) == FREE && self.try_take().is_some() {
+                return;
+            }
+            looks += 1;
+            if looks < SPINS {
+                std::hint::spin_loop();
+            } else if looks < SPINS + YIELDS {
+                std::thread::yield_now();
+            } else {
+                sys::futex_wait(&self.word, HELD, NAP);
+            }
+        }
+    }
+}
+
+/// The lock is held while this lives.
+#[derive(Debug)]
+pub(super) struct Guard<'a, T>(&'a Lock<T>);
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the lock is held.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the lock is held, and by this guard alone.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.word.store(FREE, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn one_thread_at_a_time_sees_the_value() {
+        let lock: Lock<[u64; 8]> = Lock::default();
+        let barrier = Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    barrier.wait();
+                    for _ in 0..20_000 {
+                        let mut values = lock.lock();
+                        let first = values[0];
+                        for value in values.iter_mut() {
+                            assert_eq!(*value, first);
+                            *value += 1;
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), [80_000; 8]);
+    }
+
+    #[test]
+    fn who_waits_for_long_gets_it_all_the_same() {
+        let lock: Lock<u32> = Lock::default();
+        let is_waiting = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let held = lock.lock();
+            scope.spawn(|| {
+                is_waiting.store(true, Release);
+                *lock.lock() = 1;
+            });
+            while !is_waiting.load(Acquire) {
+                std::thread::yield_now();
+            }
+            for _ in 0..1000 {
+                std::thread::yield_now();
+            }
+            assert_eq!(*held, 0);
+            drop(held);
+        });
+        assert_eq!(*lock.lock(), 1);
+    }
+
+    #[test]
+    fn a_panic_gives_it_back() {
+        let lock: Lock<u32> = Lock::default();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _held = lock.lock();
+            std::panic::resume_unwind(Box::new(()));
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(*lock.lock(), 0);
+    }
+}
