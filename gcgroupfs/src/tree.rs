@@ -335,7 +335,6 @@ impl Tree {
     }
 
     /// The process whose directory is named `pid`.
-    #[cfg(any(test, fuzzing))]
     pub fn find(&self, pid: u32) -> Option<ProcessId> {
         self.state.lock().pids.get(&pid).copied()
     }
@@ -348,11 +347,6 @@ impl Tree {
             .values()
             .filter_map(|id| Some((*id, state.processes.get(id)?.identity.clone())))
             .collect()
-    }
-
-    /// Whether a directory is named `pid`.
-    pub fn has_process(&self, pid: u32) -> bool {
-        self.state.lock().pids.contains_key(&pid)
     }
 
     /// What kind of directory a place is.

@@ -20,7 +20,7 @@ use super::forget::{Forgetter, RESEND, notification};
 use crate::keep::Slots;
 use crate::process;
 use crate::sys;
-use crate::tree::{Listener, Notice, Place, ProcessId, Tree};
+use crate::tree::{Listener, Notice, Tree};
 
 /// How long processes have to come back before it is answered as if they had gone.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -188,16 +188,24 @@ fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
     let deadline = Instant::now() + PATIENCE;
     let mut missing = before.to_vec();
     let mut gone = Vec::new();
-    loop {
-        missing.retain(|(_, entity, _)| tree.level(Place::process(ProcessId(*entity))).is_err());
-        // Also one that has executed another program since: its directory is another.
-        gone.extend(missing.extract_if(.., |(pid, _, start_time)| {
-            !process::is_alive(*pid, *start_time) || tree.has_process(*pid)
-        }));
-        if missing.is_empty() || Instant::now() >= deadline {
-            break;
+    while !missing.is_empty() && Instant::now() < deadline {
+        missing.retain(|entry| {
+            let (pid, entity, start_time) = *entry;
+            // Asked once: who comes between two questions would seem to have come as another.
+            let is_over = match tree.find(pid) {
+                Some(found) if found.0 == entity => return false,
+                // It has executed another program since: its directory is another.
+                Some(_) => true,
+                None => !process::is_alive(pid, start_time),
+            };
+            if is_over {
+                gone.push(*entry);
+            }
+            !is_over
+        });
+        if !missing.is_empty() {
+            thread::sleep(PAUSE);
         }
-        thread::sleep(PAUSE);
     }
     gone.extend(missing);
     gone
@@ -206,6 +214,41 @@ fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tree::Settings;
+    use crate::tree::fixture::{World, blocks, identity};
+
+    #[test]
+    fn who_comes_while_it_is_looked_for_has_come_back() {
+        let me = std::process::id();
+        let start_time = process::stat(me).unwrap().start_time;
+        for _ in 0..200 {
+            let world = World::new(1);
+            let mut identity = identity(me);
+            identity.start_time = start_time;
+            let join = || world.tree.join(identity.clone(), blocks(), Settings::default());
+            let id = join();
+            let before = [(me, id.0, start_time)];
+            assert!(wait_for(&world.tree, &before).is_empty(), "it is there");
+            world.tree.leave(id, 0);
+            thread::scope(|scope| {
+                let found = scope.spawn(|| wait_for(&world.tree, &before));
+                assert_eq!(join(), id);
+                assert_eq!(found.join().unwrap(), [], "it has come");
+            });
+            identity.image = Some((1, 1));
+            let join = || world.tree.join(identity.clone(), blocks(), Settings::default());
+            join();
+            assert_eq!(wait_for(&world.tree, &before), before, "it runs another program");
+        }
+    }
+
+    #[test]
+    fn who_is_dead_is_not_waited_for() {
+        let world = World::new(1);
+        // No process has this pid: kernel.pid_max is 2^22 at most.
+        let before = [(u32::MAX, 7, 5)];
+        assert_eq!(wait_for(&world.tree, &before), before);
+    }
 
     #[test]
     fn an_entry_is_read_as_it_is_written() {
