@@ -14,6 +14,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::fcntl::{Flock, FlockArg};
@@ -27,6 +29,10 @@ const NAME: &str = "settings.jsonl";
 
 /// Of the file's format. A daemon sets another's aside.
 const VERSION: u32 = 1;
+
+/// How long a lock is waited for, and the time between two attempts.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Bytes appended since the last compaction that call for another.
 const COMPACT_AFTER: u64 = 1 << 20;
@@ -263,7 +269,7 @@ pub fn check<S: Serialize + DeserializeOwned>(text: &[u8]) {
 fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
     loop {
         let file = open(path, false).with_context(|| format!("cannot open {}", path.display()))?;
-        let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+        let Some(file) = take(file) else {
             bail!(
                 "{} is in use by another gcgroupfs (give this one another --state-dir)",
                 path.display()
@@ -276,6 +282,20 @@ fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
         if fs::metadata(path).is_ok_and(|named| named.ino() == ours.ino() && named.dev() == ours.dev()) {
             return Ok(file);
         }
+    }
+}
+
+/// Locks a file, waiting for a moment: a daemon that was killed while it started a process may have left a lock to that
+/// process, which lets go of it when it executes its program or ends.
+fn take(mut file: File) -> Option<Flock<File>> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => return Some(locked),
+            Err(_) if Instant::now() > deadline => return None,
+            Err((back, _)) => file = back,
+        }
+        thread::sleep(PAUSE);
     }
 }
 
@@ -306,7 +326,7 @@ fn write_compacted<S: Serialize>(
 ) -> anyhow::Result<Flock<File>> {
     let path = compacted(path);
     let fresh = open(&path, true).with_context(|| format!("cannot write {}", path.display()))?;
-    let Ok(mut fresh) = Flock::lock(fresh, FlockArg::LockExclusiveNonblock) else {
+    let Some(mut fresh) = take(fresh) else {
         bail!("{} is in use by another gcgroupfs", path.display());
     };
     let mut text = line(&Header {

@@ -150,3 +150,17 @@ fn a_second_daemon_is_refused() {
     let error = Journal::open::<u32>(directory.path(), |_| true).unwrap_err();
     assert!(error.to_string().contains("in use"), "{error}");
 }
+
+#[test]
+fn a_lock_that_is_held_for_a_moment_more_is_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    append(&journal, A, 1);
+    let found = std::thread::scope(|scope| {
+        let next = scope.spawn(|| reopen(directory.path()));
+        std::thread::sleep(PAUSE);
+        drop(journal);
+        next.join().unwrap()
+    });
+    assert_eq!(found, BTreeMap::from([(A, 1)]));
+}
