@@ -1,6 +1,8 @@
 //! What a control file is, and how a path, a name or a slot leads to one. Adapters (the mount, the socket) speak to
 //! the tree through this module and know no file by name.
 
+use std::time::Duration;
+
 use crate::error::{Error, Result};
 use crate::files;
 use crate::tree::{Caller, Edit, Level, Owner, Place, Tree, View};
@@ -71,11 +73,28 @@ pub enum Contents {
     Page,
     /// As long as there are entries.
     List,
-    /// At most [`PAGE`] bytes, which the processes are asked for when it is read. The function says whether they have
-    /// answered; a reader is kept waiting for that, a little.
-    Asked(fn(&View<'_>) -> bool),
+    /// What is asked for when it is read; a reader is kept waiting for the answer, a little.
+    Asked(Asked),
     /// At most [`PAGE`] bytes, and poll(2) waits for changes. The function counts them.
     Events(fn(&View<'_>) -> Result<u64>),
+}
+
+impl Contents {
+    /// Whether they are as long as there are entries; else they are at most [`PAGE`] bytes.
+    pub fn are_list(&self) -> bool {
+        matches!(self, Self::List | Self::Asked(Asked { is_list: true, .. }))
+    }
+}
+
+/// How contents that others must tell are asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    pub is_list: bool,
+    pub ask: fn(&View<'_>),
+    /// Whether those that were asked have answered.
+    pub is_answered: fn(&View<'_>) -> bool,
+    /// The longest that a reader waits. Then it is shown what was told last.
+    pub patience: Duration,
 }
 
 /// One row of the table of control files.
@@ -135,19 +154,20 @@ impl ControlFile {
         tree.view(place, |view| Ok((show(view)?, self.count(view)?)))
     }
 
-    /// Asks the processes, where the contents are theirs to tell. Whether a reader should wait for the answer.
+    /// Asks, where the contents are others' to tell. For how long a reader should wait for the answer.
     ///
     /// # Errors
     /// As [`show`](Self::show).
-    pub fn ask(&self, tree: &Tree, place: Place) -> Result<bool> {
-        let Contents::Asked(_) = self.contents else {
-            return Ok(false);
+    pub fn ask(&self, tree: &Tree, place: Place) -> Result<Option<Duration>> {
+        let Contents::Asked(Asked { ask, patience, .. }) = self.contents else {
+            return Ok(None);
         };
         tree.view(place, |view| {
-            view.ask_progress();
+            ask(view);
             Ok(())
         })?;
-        self.has_answer(tree, place).map(|answered| !answered)
+        self.has_answer(tree, place)
+            .map(|answered| (!answered).then_some(patience))
     }
 
     /// Whether everybody who was asked has answered.
@@ -155,10 +175,10 @@ impl ControlFile {
     /// # Errors
     /// As [`show`](Self::show).
     pub fn has_answer(&self, tree: &Tree, place: Place) -> Result<bool> {
-        let Contents::Asked(has_answered) = self.contents else {
+        let Contents::Asked(Asked { is_answered, .. }) = self.contents else {
             return Ok(true);
         };
-        tree.view(place, |view| Ok(has_answered(view)))
+        tree.view(place, |view| Ok(is_answered(view)))
     }
 
     /// The number of changes so far.
@@ -262,7 +282,7 @@ pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
             constant: true,
         }),
         Node::File(place, file) => {
-            let constant = !matches!(file.contents, Contents::List);
+            let constant = !file.contents.are_list();
             let length = if constant {
                 PAGE
             } else {

@@ -254,9 +254,9 @@ impl Filesystem for Adapter {
         reply: ReplyData,
     ) {
         match guarded(|| self.nodes.ask(ino, offset)) {
-            Ok(true) => self.asks.push(ino, handle, size, reply),
+            Ok(Some(patience)) => self.asks.push(ino, handle, size, patience, reply),
             // What is wrong, reading says too.
-            Ok(false) | Err(_) => ask::answer(&self.nodes, ino, handle, offset, size, reply),
+            Ok(None) | Err(_) => ask::answer(&self.nodes, ino, handle, offset, size, reply),
         }
     }
 

@@ -7,6 +7,7 @@
 )]
 
 mod arbiter;
+mod audit;
 mod block;
 mod cli;
 mod config;

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use gcgroup_abi::{Kind, OTHER_DEVICE, Usage, UsageDevice};
 
+use crate::audit::Audit;
 use crate::tree::{Blocks, Listener, Notice, ProcessId, Tree};
 
 /// How often everybody is looked at, while there is anybody.
@@ -43,13 +44,17 @@ pub fn watch(tree: Arc<Tree>, source: impl Source + 'static) -> io::Result<()> {
     Ok(())
 }
 
-/// Hears when there may be something new to measure: a context that was made, a process that came with some.
+/// Hears when there may be something new to measure: a context that was made, a process that came with some, somebody who
+/// wants to know.
 #[derive(Debug)]
 struct Ear(SyncSender<()>);
 
 impl Listener for Ear {
     fn notice(&self, notice: &Notice) {
-        if matches!(notice, Notice::Joined { .. } | Notice::Rung(_)) {
+        if matches!(
+            notice,
+            Notice::Joined { .. } | Notice::Rung(_) | Notice::AuditAsked
+        ) {
             // Full: it will look anyway.
             let _ = self.0.try_send(());
         }
@@ -59,31 +64,40 @@ impl Listener for Ear {
 fn run(tree: &Tree, source: &impl Source, woken: &Receiver<()>) {
     let mut samples = Samples::default();
     loop {
-        let anybody = samples.take(tree, source);
+        let next = samples.take(tree, source);
         thread::sleep(PAUSE);
         // The other end lasts as long as the tree.
-        if !anybody {
+        let Some(next) = next else {
             let _ = woken.recv();
-        } else if woken.recv_timeout(PERIOD).is_ok() {
+            continue;
+        };
+        if woken.recv_timeout(next).is_ok() {
             samples.take(tree, source);
             thread::sleep(PAUSE);
         }
     }
 }
 
-/// What each process was last found to hold beyond its ledger, by device.
 #[derive(Debug, Default)]
-struct Samples(HashMap<(ProcessId, usize), u64>);
+struct Samples {
+    /// What each process was last found to hold beyond its ledger, by device.
+    last: HashMap<(ProcessId, usize), u64>,
+    audit: Audit,
+    /// How often an audit had been asked for when it was last looked.
+    asked: u64,
+}
 
 impl Samples {
-    /// Measures everybody once; whether there is anybody.
-    fn take(&mut self, tree: &Tree, source: &impl Source) -> bool {
-        let processes = tree.ledgers();
+    /// Measures everybody once, and notes who uses a device past the hooks. When to look again,
+    /// if not only when somebody rings.
+    fn take(&mut self, tree: &Tree, source: &impl Source) -> Option<Duration> {
+        let (processes, asked) = (tree.ledgers(), tree.nr_audits_asked());
         let there: HashSet<ProcessId> = processes.iter().map(|(id, ..)| *id).collect();
-        self.0.retain(|(id, _), _| there.contains(id));
-        if processes.is_empty() {
-            return false;
+        self.last.retain(|(id, _), _| there.contains(id));
+        if processes.is_empty() && asked == self.asked {
+            return None;
         }
+        let can_tell = self.audit.can_tell();
         for device in 0..tree.nr_devices() {
             let before: Vec<_> = processes
                 .iter()
@@ -97,12 +111,26 @@ impl Samples {
                 let Some(held) = held.get(pid).copied().unwrap_or(Some(0)) else {
                     continue;
                 };
-                self.settle(tree, *id, blocks.as_ref(), device, held, before);
+                let found = self.settle(tree, *id, blocks.as_ref(), device, held, before);
+                let contexts = nr_contexts(blocks.usage(), device);
+                self.audit.beyond_ledger(*pid, device, found, contexts);
+            }
+            // Looked for after the device was asked: a process registers before it uses one.
+            let strangers = held.iter().filter(|(pid, _)| tree.find(**pid).is_none());
+            for (pid, bytes) in strangers.filter(|_| can_tell) {
+                self.audit.no_hook(*pid, device, *bytes);
             }
         }
-        true
+        let found = self.audit.take();
+        if !can_tell {
+            return Some(PAUSE);
+        }
+        tree.set_unmanaged(found, asked);
+        self.asked = asked;
+        (!processes.is_empty()).then_some(PERIOD)
     }
 
+    /// Has what the process holds beyond its ledger charged. Gives what it holds so for certain: the lesser of two samples.
     fn settle(
         &mut self,
         tree: &Tree,
@@ -111,26 +139,37 @@ impl Samples {
         device: usize,
         held: u64,
         before: Option<Ledger>,
-    ) {
+    ) -> u64 {
+        let last = self.last.get(&(id, device)).copied().unwrap_or(0);
         let after = Ledger::of(blocks.usage(), device);
         let (Some(ledger), Some(control)) = (
             before.filter(|before| before.is_settled() && Some(*before) == after),
             blocks.control().devices.get(device),
         ) else {
-            return;
+            return last;
         };
         let known = control.memory_overhead.load(Relaxed);
         let found = ledger.overhead(held, known);
-        let last = if found == 0 {
-            self.0.remove(&(id, device))
+        if found == 0 {
+            self.last.remove(&(id, device));
         } else {
-            self.0.insert((id, device), found)
-        };
-        let overhead = found.max(last.unwrap_or(0));
+            self.last.insert((id, device), found);
+        }
+        let overhead = found.max(last);
         if overhead != known {
             tree.set_overhead(id, device, overhead);
         }
+        found.min(last)
     }
+}
+
+/// Contexts that the process says it has on a device, with those on devices that it does not know by number.
+fn nr_contexts(usage: &Usage, device: usize) -> u64 {
+    [device, OTHER_DEVICE]
+        .into_iter()
+        .filter_map(|slot| usage.devices.get(slot))
+        .map(|slot| u64::from(slot.nr_contexts.load(Relaxed)))
+        .sum()
 }
 
 /// A process's own account of a device, by its own word: compared and subtracted, and nothing more.
@@ -204,7 +243,8 @@ mod tests {
     /// What is shown after two samples.
     fn overhead(world: &World, source: &impl Source) -> String {
         let mut samples = Samples::default();
-        assert!(samples.take(&world.tree, source) && samples.take(&world.tree, source));
+        samples.take(&world.tree, source).unwrap();
+        samples.take(&world.tree, source).unwrap();
         let stat = world.show("100/0/memory.stat");
         let line = stat.lines().find(|line| line.starts_with("context "));
         line.unwrap_or_default().to_owned()
@@ -287,8 +327,8 @@ mod tests {
             assert_eq!(world.control(id).devices[0].memory_overhead.load(Relaxed), shown);
         }
         world.tree.leave(id, 0);
-        assert!(!samples.take(&world.tree, &Says(Some(1), NOTHING)));
-        assert!(samples.0.is_empty());
+        assert!(samples.take(&world.tree, &Says(Some(1), NOTHING)).is_none());
+        assert!(samples.last.is_empty());
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod process;
 mod quota;
 mod settings;
 mod sums;
+mod unmanaged;
 mod view;
 
 #[cfg(any(test, fuzzing))]
@@ -34,6 +35,7 @@ pub use process::{Identity, Process};
 pub use quota::Quota;
 pub use settings::Settings;
 pub use sums::Sums;
+pub use unmanaged::{Reason, Unmanaged};
 pub use view::{Edit, Scope, View};
 
 /// The least important `compute.priority`.
@@ -143,6 +145,8 @@ pub enum Notice {
     Events(ProcessId),
     /// Somebody has read the GPU time of these.
     Watched(Vec<ProcessId>),
+    /// Somebody wants to know who uses the devices past the hooks.
+    AuditAsked,
 }
 
 /// Takes [`Notice`]s on whatever thread caused them. Must not wait.
@@ -172,6 +176,7 @@ pub struct State {
     exited: VecDeque<Exited>,
     /// Counts of those that have left: a total never falls.
     departed: Sums,
+    audit: unmanaged::Audit,
 }
 
 impl Tree {
@@ -191,6 +196,7 @@ impl Tree {
             pids: BTreeMap::new(),
             exited: VecDeque::new(),
             departed: Sums::default(),
+            audit: unmanaged::Audit::default(),
         };
         Self {
             state: Mutex::new(state),
@@ -310,6 +316,16 @@ impl Tree {
             Some((*id, *pid, process.blocks.clone()))
         };
         state.pids.iter().filter_map(ledger).collect()
+    }
+
+    /// How often somebody has asked who uses the devices past the hooks.
+    pub fn nr_audits_asked(&self) -> u64 {
+        self.state.lock().audit.nr_asked()
+    }
+
+    /// Answers those who had asked when it was `asked` times.
+    pub fn set_unmanaged(&self, found: Vec<Unmanaged>, asked: u64) {
+        self.state.lock().audit.answer(found, asked);
     }
 
     /// How many devices there are.

@@ -131,6 +131,8 @@ mod swap_load;
 #[cfg(test)]
 mod swap_pinned;
 #[cfg(test)]
+mod unmanaged;
+#[cfg(test)]
 mod versions;
 #[cfg(test)]
 mod wait;

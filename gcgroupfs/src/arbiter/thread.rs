@@ -76,7 +76,7 @@ impl Listener for Bell {
             | Notice::RootChanged
             | Notice::Rung(_) => self.tell(|_| {}),
             Notice::Watched(ids) => self.tell(|told| told.watched.extend(ids)),
-            Notice::Ring(_) | Notice::Events(_) => {}
+            Notice::Ring(_) | Notice::Events(_) | Notice::AuditAsked => {}
         }
     }
 }

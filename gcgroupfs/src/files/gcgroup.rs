@@ -1,10 +1,11 @@
 //! `gcgroup.*` and the root's lists: who is governed, on what, and how far they have come.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use crate::error::Result;
-use crate::file::Contents::{Asked, Events, List};
-use crate::file::{ControlFile, Io::Read, On};
+use crate::file::Contents::{self, Events, List};
+use crate::file::{Asked, ControlFile, Io::Read, On};
 use crate::text::{flat_keyed, word};
 use crate::tree::View;
 
@@ -27,6 +28,22 @@ pub(super) const FILES: &[ControlFile] = &[
               the pid, then KEY=VALUE pairs (times in seconds since 1970).",
     },
     ControlFile {
+        name: "unmanaged",
+        on: On::ROOT,
+        contents: Contents::Asked(Asked {
+            is_list: true,
+            ask: |view| view.ask_audit(),
+            is_answered: |view| view.has_audit(),
+            // NVML is asked, which may take long the first time.
+            patience: Duration::from_secs(3),
+        }),
+        io: Read(|view| Ok(view.unmanaged().iter().map(|one| format!("{one}\n")).collect())),
+        doc: "Who uses the GPUs past the library, by NVML's account, one line for each process and GPU: the pid, then \
+              KEY=VALUE pairs. The reason is no_hook (its bytes are all that it holds there) or beyond_ledger (it holds so \
+              many bytes more than its own account and its contexts explain); since is when it was first found \
+              (seconds since 1970). It is looked when somebody reads, and the reader waits for that.",
+    },
+    ControlFile {
         name: "gcgroup.procs",
         on: On::MEMBERS,
         contents: List,
@@ -44,7 +61,12 @@ pub(super) const FILES: &[ControlFile] = &[
     ControlFile {
         name: "gcgroup.stat",
         on: On::EVERY,
-        contents: Asked(|view| view.has_progress()),
+        contents: Contents::Asked(Asked {
+            is_list: false,
+            ask: |view| view.ask_progress(),
+            is_answered: |view| view.has_progress(),
+            patience: Duration::from_millis(10),
+        }),
         io: Read(stat),
         doc: "Kernels submitted, ended and pending, in the format of GVM; \
               a read has the process look which have ended, and waits for that 10 ms at most.",

@@ -25,7 +25,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::file::{self, Contents, Io, Node, PAGE};
+    use crate::file::{self, Io, Node, PAGE};
     use crate::tree::fixture::{ROOT, World};
 
     /// Every file of every directory of a fresh process, and of the root.
@@ -93,10 +93,7 @@ mod tests {
                 .show(&world.tree, place)
                 .unwrap_or_else(|error| panic!("{path}: {error}"));
             assert!(text.is_empty() || text.ends_with('\n'), "{path}: {text:?}");
-            assert!(
-                matches!(file.contents, Contents::List) || text.len() <= PAGE,
-                "{path}"
-            );
+            assert!(file.contents.are_list() || text.len() <= PAGE, "{path}");
         });
     }
 
@@ -125,10 +122,7 @@ mod tests {
             let text = file
                 .show(&world.tree, place)
                 .unwrap_or_else(|error| panic!("{path}: {error}"));
-            assert!(
-                matches!(file.contents, Contents::List) || text.len() <= PAGE,
-                "{path}"
-            );
+            assert!(file.contents.are_list() || text.len() <= PAGE, "{path}");
         });
     }
 }

@@ -12,8 +12,6 @@ use fuser::{FileHandle, INodeNo, ReplyData};
 use super::nodes::Nodes;
 use super::{guarded, slice};
 
-/// Longest that a reader waits. A process that answers later, or never, shows what it last told.
-const PATIENCE: Duration = Duration::from_millis(10);
 /// Between two looks for an answer: it takes a process about that long.
 const PAUSE: Duration = Duration::from_micros(100);
 
@@ -58,8 +56,16 @@ impl Asks {
         Ok(Self(sender))
     }
 
-    pub(super) fn push(&self, ino: INodeNo, handle: FileHandle, size: u32, reply: ReplyData) {
-        let until = Instant::now() + PATIENCE;
+    /// Answers when there is something to show, or when `patience` is over.
+    pub(super) fn push(
+        &self,
+        ino: INodeNo,
+        handle: FileHandle,
+        size: u32,
+        patience: Duration,
+        reply: ReplyData,
+    ) {
+        let until = Instant::now() + patience;
         // Without the thread, the read is dropped with its reply, which then says EIO.
         let _ = self.0.send(Ask {
             ino,

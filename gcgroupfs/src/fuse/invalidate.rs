@@ -113,7 +113,8 @@ impl Listener for Invalidator {
             | Notice::Ring(_)
             | Notice::Events(_)
             | Notice::Rung(_)
-            | Notice::Watched(_) => {}
+            | Notice::Watched(_)
+            | Notice::AuditAsked => {}
         }
     }
 }

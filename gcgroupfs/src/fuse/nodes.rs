@@ -158,11 +158,11 @@ impl Nodes {
         Ok(text)
     }
 
-    /// Asks for what a read from the start would show. Whether to wait for the answer.
-    pub(super) fn ask(&self, ino: INodeNo, offset: u64) -> Result<bool> {
+    /// Asks for what a read from the start would show. For how long to wait for the answer.
+    pub(super) fn ask(&self, ino: INodeNo, offset: u64) -> Result<Option<Duration>> {
         match self.node(ino)? {
             Node::File(place, file) if offset == 0 => file.ask(&self.tree, place),
-            _ => Ok(false),
+            _ => Ok(None),
         }
     }
 

@@ -63,7 +63,8 @@ impl Listener for Waker {
             | Notice::RootChanged
             | Notice::Ring(_)
             | Notice::Rung(_)
-            | Notice::Watched(_) => {}
+            | Notice::Watched(_)
+            | Notice::AuditAsked => {}
         }
     }
 }

@@ -51,7 +51,11 @@ pub fn answer(tree: &Tree, asker: Asker, text: Vec<u8>, packet: &[u8]) -> Option
 
 fn get(tree: &Tree, path: &str) -> Result<Vec<u8>> {
     match file::resolve(tree, path)? {
-        Node::File(place, file) => Ok(file.show(tree, place)?.into_bytes()),
+        Node::File(place, file) => {
+            // Nobody is kept waiting here: what is found is for who asks next.
+            file.ask(tree, place)?;
+            Ok(file.show(tree, place)?.into_bytes())
+        }
         Node::Dir(_) => Err(Error::IsDirectory),
     }
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::process::slots;
 use super::{
-    Caller, Device, Exited, Notice, Place, Process, ProcessId, Quota, Settings, State, Sums, enforce, sums,
+    Caller, Device, Exited, Notice, Place, Process, ProcessId, Quota, Settings, State, Sums, Unmanaged,
+    enforce, sums,
 };
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
@@ -50,6 +51,22 @@ impl<'a> View<'a> {
     /// Those that left last, the latest first.
     pub fn exited(&self) -> impl Iterator<Item = &Exited> {
         self.state.exited.iter()
+    }
+
+    /// Who uses the devices past the hooks, as of the last look.
+    pub fn unmanaged(&self) -> &[Unmanaged] {
+        &self.state.audit.found
+    }
+
+    /// Has somebody look who does.
+    pub fn ask_audit(&self) {
+        self.state.audit.ask();
+        self.notices.borrow_mut().push(Notice::AuditAsked);
+    }
+
+    /// Whether it has been looked since that was asked last.
+    pub fn has_audit(&self) -> bool {
+        self.state.audit.is_answered()
     }
 
     /// The pids of the processes here.

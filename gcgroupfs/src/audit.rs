@@ -1,0 +1,139 @@
+//! Who uses the devices past the hooks: processes that have none, and those that hold more than their hooks account for.
+//!
+//! It is not there to stop anybody, who could not be stopped, but to have them seen.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tracing::info;
+
+use crate::process;
+use crate::tree::{Reason, Unmanaged};
+
+/// How long after its start a daemon takes those without a hook for some that have not come back yet.
+const COMING_BACK: Duration = Duration::from_secs(2);
+
+/// Bytes that each context of a process is taken to explain: the context itself, and what the driver sets aside in it for
+/// stacks, heaps and queues.
+const PER_CONTEXT: u64 = 2 << 30;
+
+/// One process on one device, by pid and start time.
+type Seen = (u32, u64, usize, Reason);
+
+#[derive(Debug)]
+pub struct Audit {
+    began: Instant,
+    /// When each was first found, seconds since 1970.
+    since: HashMap<Seen, u64>,
+    found: Vec<Unmanaged>,
+}
+
+impl Default for Audit {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            since: HashMap::new(),
+            found: Vec::new(),
+        }
+    }
+}
+
+impl Audit {
+    /// Whether those who have a hook can be told from others yet.
+    pub fn can_tell(&self) -> bool {
+        self.began.elapsed() >= COMING_BACK
+    }
+
+    /// Notes a process without a hook, which is on a device and holds so many bytes there.
+    pub fn no_hook(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
+        self.note(pid, device, bytes, Reason::NoHook);
+    }
+
+    /// Notes a process with a hook, which holds so many bytes on a device beyond its ledger, if its contexts do not
+    /// explain them.
+    pub fn beyond_ledger(&mut self, pid: u32, device: usize, bytes: u64, contexts: u64) {
+        if bytes > contexts.saturating_mul(PER_CONTEXT) {
+            self.note(pid, device, Some(bytes), Reason::BeyondLedger);
+        }
+    }
+
+    fn note(&mut self, pid: u32, device: usize, bytes: Option<u64>, reason: Reason) {
+        // Gone since.
+        let (Some(stat), Ok(file)) = (process::stat(pid), fs::metadata(format!("/proc/{pid}"))) else {
+            return;
+        };
+        let (comm, uid) = (stat.comm, file.uid());
+        let seen = (pid, stat.start_time, device, reason);
+        let since = *self.since.entry(seen).or_insert_with(|| {
+            match reason {
+                Reason::NoHook => info!("{pid} ({comm}) of user {uid} uses device {device} without a hook"),
+                Reason::BeyondLedger => {
+                    info!("{pid} ({comm}) of user {uid} holds more on device {device} than it accounts for");
+                }
+            }
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs())
+        });
+        self.found.push(Unmanaged {
+            pid,
+            device,
+            uid,
+            comm,
+            bytes,
+            since,
+            reason,
+        });
+    }
+
+    /// What was noted since the last call, by pid and device.
+    pub fn take(&mut self) -> Vec<Unmanaged> {
+        let mut found = std::mem::take(&mut self.found);
+        found.sort_unstable_by_key(|one| (one.pid, one.device));
+        self.since.retain(|(pid, _, device, reason), _| {
+            found
+                .iter()
+                .any(|one| (one.pid, one.device, one.reason) == (*pid, *device, *reason))
+        });
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_found_again_is_there_since_the_first_time() {
+        let mut audit = Audit::default();
+        let me = std::process::id();
+        audit.no_hook(me, 1, Some(7));
+        audit.no_hook(me, 0, None);
+        // No process has this pid: kernel.pid_max is 2^22 at most.
+        audit.no_hook(u32::MAX, 0, Some(1));
+        let first = audit.take();
+        let devices: Vec<_> = first.iter().map(|one| (one.pid, one.device, one.bytes)).collect();
+        assert_eq!(devices, [(me, 0, None), (me, 1, Some(7))]);
+        audit.since.values_mut().for_each(|since| *since = 3);
+        audit.no_hook(me, 1, Some(8));
+        assert_eq!(audit.take()[0].since, 3);
+        audit.no_hook(me, 0, Some(8));
+        assert_ne!(audit.take()[0].since, 3, "it had gone");
+        assert!(audit.take().is_empty() && audit.since.is_empty());
+    }
+
+    #[test]
+    fn contexts_explain_so_much_and_no_more() {
+        let mut audit = Audit::default();
+        let me = std::process::id();
+        let mut is_noted = |bytes, contexts| {
+            audit.beyond_ledger(me, 0, bytes, contexts);
+            !audit.take().is_empty()
+        };
+        assert!(is_noted(1, 0) && !is_noted(0, 0));
+        assert!(!is_noted(PER_CONTEXT, 1) && is_noted(PER_CONTEXT + 1, 1));
+        assert!(!is_noted(u64::MAX, u64::MAX));
+    }
+}

@@ -1,0 +1,150 @@
+//! `unmanaged`: who uses the GPUs past the library, seen by NVML's account.
+
+use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt as _;
+
+use support::{Config, Governed, Mount, artifacts, wait_until};
+
+use crate::driver::{DriverShell, governed_pids};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// The line of a process on a GPU.
+#[track_caller]
+fn line(mount: &Mount, pid: i32, gpu: u32) -> Option<BTreeMap<String, String>> {
+    let text = mount.read("", "unmanaged");
+    let begin = format!("{pid} gpu={gpu} ");
+    let mut lines = text.lines().filter(|line| line.starts_with(&begin));
+    let line = lines.next()?;
+    assert!(lines.next().is_none(), "one line each: {text}");
+    let pairs = line
+        .split(' ')
+        .skip(1)
+        .map(|pair| pair.split_once('=').expect("a pair"));
+    Some(
+        pairs
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect(),
+    )
+}
+
+fn bytes(line: &BTreeMap<String, String>) -> u64 {
+    line["bytes"].parse().expect("a number")
+}
+
+#[test]
+fn a_process_without_a_hook_is_listed_while_it_uses_a_gpu() {
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_DEVICES", 2)
+            .env("SIMGPU_CONTEXT_MEMORY", "64M"),
+    );
+    let before = std::time::SystemTime::now();
+    let mut bare = DriverShell::start_bare(&mount);
+    wait_until("it is seen", || line(&mount, bare.pid(), 0).is_some());
+    let first = line(&mount, bare.pid(), 0).expect("seen");
+    assert_eq!(
+        (first["uid"].as_str(), first["reason"].as_str()),
+        ("0", "no_hook")
+    );
+    assert!(first["comm"].starts_with("driver_shell"), "{first:?}");
+    assert_eq!(bytes(&first), 64 * MIB, "its context");
+    let since: u64 = first["since"].parse().expect("a number");
+    let began = before
+        .duration_since(std::time::UNIX_EPOCH)
+        .expect("later")
+        .as_secs();
+    assert!(since >= began, "{since} {began}");
+    assert_eq!(line(&mount, bare.pid(), 1), None, "it is not there");
+    bare.ask(&format!("alloc linear {MIB}"));
+    bare.ask("gpu 1");
+    wait_until("what it takes is seen", || {
+        line(&mount, bare.pid(), 0).is_some_and(|line| bytes(&line) == 65 * MIB)
+            && line(&mount, bare.pid(), 1).is_some_and(|line| bytes(&line) == 64 * MIB)
+    });
+    assert_eq!(
+        line(&mount, bare.pid(), 0).expect("seen")["since"],
+        first["since"]
+    );
+    let governed = DriverShell::start(&mount);
+    assert_eq!(governed_pids(&mount), [governed.pid()]);
+    wait_until("both are looked at", || {
+        mount.number(governed.pid(), "memory.stat", "context") == 64 * MIB
+    });
+    for gpu in [0, 1] {
+        assert_eq!(line(&mount, governed.pid(), gpu), None, "it has a hook");
+    }
+    assert!(mount.log().contains("uses device 0 without a hook"));
+    let pid = bare.pid();
+    bare.kill9();
+    wait_until("it has gone", || line(&mount, pid, 0).is_none());
+    assert_eq!(mount.read("", "unmanaged"), "");
+    governed.quit();
+}
+
+#[test]
+fn another_users_process_is_listed_as_that_users() {
+    let mount = Mount::new();
+    let mut command = mount.bare_command(artifacts().load());
+    command.arg("obey").uid(1234).gid(1234);
+    let mut bare = Governed::spawn(command);
+    bare.expect("ready");
+    wait_until("it is seen", || {
+        line(&mount, bare.pid(), 0)
+            .is_some_and(|line| line["uid"] == "1234" && line["comm"] == "gcgroup-load")
+    });
+}
+
+#[test]
+fn a_governed_process_that_holds_more_than_its_contexts_explain_is_listed() {
+    let config = Config::default()
+        .env("SIMGPU_MEMORY", 16 * GIB)
+        .env("SIMGPU_CONTEXT_MEMORY", 3 * GIB);
+    let mount = Mount::with(config);
+    let shell = DriverShell::start(&mount);
+    wait_until("it is seen", || line(&mount, shell.pid(), 0).is_some());
+    let line = line(&mount, shell.pid(), 0).expect("seen");
+    assert_eq!(line["reason"], "beyond_ledger");
+    assert_eq!(bytes(&line), 3 * GIB);
+    assert!(
+        mount
+            .log()
+            .contains("holds more on device 0 than it accounts for")
+    );
+}
+
+#[test]
+fn a_daemon_that_has_just_started_does_not_take_those_who_come_back_for_strangers() {
+    let mut mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", "64M"));
+    let (shell, bare) = (DriverShell::start(&mount), DriverShell::start_bare(&mount));
+    for _ in 0..3 {
+        mount.kill9();
+        mount.restart();
+        // The first answer there is.
+        assert_eq!(line(&mount, shell.pid(), 0), None);
+        wait_until("the other is seen", || line(&mount, bare.pid(), 0).is_some());
+        assert_eq!(line(&mount, shell.pid(), 0), None);
+    }
+    let own = format!(" {} (", shell.pid());
+    assert!(
+        !mount
+            .log()
+            .lines()
+            .any(|line| line.contains(&own) && line.contains("without a hook"))
+    );
+}
+
+#[test]
+fn readers_of_other_files_do_not_wait_for_the_look() {
+    let mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    // A daemon that has just started keeps those who want to know waiting for a while.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| mount.read("", "unmanaged"));
+        for _ in 0..100 {
+            assert_eq!(mount.number(shell.pid(), "memory.current", ""), 0);
+        }
+        assert_eq!(waiting.join().expect("no panic"), "");
+    });
+}
