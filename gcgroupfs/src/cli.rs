@@ -6,6 +6,7 @@ mod expression;
 mod freeze;
 mod ls;
 mod mount;
+mod places;
 mod reload;
 mod run;
 mod set;
@@ -13,7 +14,7 @@ mod supervise;
 mod wait;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -26,10 +27,10 @@ use crate::{manual, touch};
 #[derive(Debug, Parser)]
 #[command(name = "gcgroupfs", version)]
 struct Cli {
-    /// The daemon's socket.
-    #[arg(long, global = true, value_name = "PATH", env = "GCGROUP_SOCKET",
-        default_value = gcgroup_abi::DEFAULT_SOCKET)]
-    socket: PathBuf,
+    /// The daemon's socket [default: that of the user's own daemon, if there is one, in $XDG_RUNTIME_DIR/gcgroupfs; else
+    /// /run/gcgroupfs/gcgroup.sock]
+    #[arg(long, global = true, value_name = "PATH", env = "GCGROUP_SOCKET")]
+    socket: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -80,17 +81,29 @@ enum Command {
 /// Does what the arguments say; what goes wrong is said on standard error.
 pub fn main() -> ExitCode {
     let Cli { socket, command } = Cli::parse();
-    let done = match command {
-        Command::Mount(arguments) => mount::run(&socket, &arguments),
-        Command::Get { path } => Client::connect(&socket).and_then(|mut client| print(&client.get(&path)?)),
-        Command::Set(arguments) => return set::run(&socket, &arguments),
-        Command::Wait(arguments) => return wait::run(&socket, &arguments),
+    let socket = match socket {
+        Some(socket) => Ok(socket),
+        None if matches!(command, Command::Mount(_)) => places::new_socket(),
+        None => Ok(places::socket()),
+    };
+    match socket {
+        Ok(socket) => run(&socket, command),
+        Err(error) => finish(Err(error)),
+    }
+}
+
+fn run(socket: &Path, command: Command) -> ExitCode {
+    finish(match command {
+        Command::Mount(arguments) => mount::run(socket, &arguments),
+        Command::Get { path } => Client::connect(socket).and_then(|mut client| print(&client.get(&path)?)),
+        Command::Set(arguments) => return set::run(socket, &arguments),
+        Command::Wait(arguments) => return wait::run(socket, &arguments),
         Command::Ls { json } => {
-            Client::connect(&socket).and_then(|mut client| print(&ls::list(&mut client, json)?))
+            Client::connect(socket).and_then(|mut client| print(&ls::list(&mut client, json)?))
         }
-        Command::Run(arguments) => return run::run(&socket, &arguments),
-        Command::Freeze(arguments) => return freeze::freeze(&socket, &arguments),
-        Command::Thaw(arguments) => return freeze::thaw(&socket, &arguments),
+        Command::Run(arguments) => return run::run(socket, &arguments),
+        Command::Freeze(arguments) => return freeze::freeze(socket, &arguments),
+        Command::Thaw(arguments) => return freeze::thaw(socket, &arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Files => print(manual::table().as_bytes()),
         Command::Manual => print(manual::page().as_bytes()),
@@ -101,7 +114,10 @@ pub fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);
             print(&out)
         }
-    };
+    })
+}
+
+fn finish(done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

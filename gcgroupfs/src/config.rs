@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use crate::arbiter::Policy;
 use crate::rules::Rules;
 
-/// Read if there is one and no other is named.
+/// The machine's; read if there is one and no other is named.
 pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
 
 /// All of it. What is not written is at its default; what is not known is refused.
@@ -83,13 +83,14 @@ impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Range<MIN, MAX> {
 /// Where the configuration is, and how it is read again.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// None: the default one, which need not exist.
     named: Option<PathBuf>,
+    /// Otherwise; it need not exist.
+    default: PathBuf,
 }
 
 impl Source {
-    pub fn new(named: Option<PathBuf>) -> Self {
-        Self { named }
+    pub fn new(named: Option<PathBuf>, default: PathBuf) -> Self {
+        Self { named, default }
     }
 
     /// What the file says; the defaults if none was named and there is none.
@@ -99,7 +100,7 @@ impl Source {
     pub fn read(&self) -> anyhow::Result<Config> {
         match &self.named {
             Some(path) => Ok(read(path)?.0),
-            None => read_if_there(Path::new(DEFAULT_PATH)),
+            None => read_if_there(&self.default),
         }
     }
 }
@@ -227,12 +228,12 @@ mod tests {
     fn the_default_file_may_be_absent_and_a_named_one_may_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("none.toml");
-        assert_eq!(read_if_there(&path).unwrap(), Config::default());
-        assert!(Source::new(Some(path.clone())).read().is_err());
+        let source = |named: Option<&Path>| Source::new(named.map(Path::to_owned), path.clone());
+        assert_eq!(source(None).read().unwrap(), Config::default());
+        assert!(source(Some(&path)).read().is_err());
         fs::write(&path, "[compute]\npolicy = \"strict\"\n").unwrap();
-        assert_eq!(
-            Source::new(Some(path)).read().unwrap().compute.policy,
-            Policy::Strict
-        );
+        for named in [Some(path.as_path()), None] {
+            assert_eq!(source(named).read().unwrap().compute.policy, Policy::Strict);
+        }
     }
 }

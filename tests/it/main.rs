@@ -73,6 +73,8 @@ mod odd_times;
 #[cfg(test)]
 mod older_drivers;
 #[cfg(test)]
+mod own_daemon;
+#[cfg(test)]
 mod peers;
 #[cfg(test)]
 mod peers_calls;

@@ -87,6 +87,11 @@ impl Mount {
         self.root.path().join("mnt")
     }
 
+    /// The directory of all that is the mount's, which everybody can read.
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
     /// The daemon's socket.
     pub fn socket(&self) -> PathBuf {
         self.root.path().join("gcgroup.sock")

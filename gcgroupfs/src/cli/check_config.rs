@@ -12,9 +12,8 @@ use crate::rules::{Facts, Rules, Verdict};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The configuration
-    #[arg(default_value = config::DEFAULT_PATH)]
-    file: PathBuf,
+    /// The configuration [default: that of a daemon that you would start]
+    file: Option<PathBuf>,
     /// Say which rule would be for this process, governed or not, and why the others would not
     #[arg(long)]
     pid: Option<u32>,
@@ -23,7 +22,11 @@ pub struct Arguments {
 /// # Errors
 /// The file cannot be read, or is wrong: then PATH:LINE:COLUMN and what is wrong there. No such process.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let (config, text) = config::read(&arguments.file)?;
+    let file = arguments
+        .file
+        .clone()
+        .unwrap_or_else(super::places::configuration);
+    let (config, text) = config::read(&file)?;
     let Some(pid) = arguments.pid else { return Ok(()) };
     let facts = Facts::of_pid(pid).with_context(|| format!("no process {pid}"))?;
     super::print(explain(&config.rules, &text, &facts)?.as_bytes())

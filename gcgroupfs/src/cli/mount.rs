@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use super::reload::{Parts, Reload};
-use super::supervise;
+use super::{places, supervise};
 use crate::arbiter::{self, Policy};
 use crate::config;
 use crate::devices;
@@ -32,16 +32,17 @@ use crate::tree::{Owner, Settings, Tree};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Where the control files are shown; made if it is not there
-    #[arg(default_value = "/gcgroup")]
-    mountpoint: PathBuf,
+    /// Where the control files are shown; made if it is not there [default: /gcgroup; for other users than root,
+    /// $XDG_RUNTIME_DIR/gcgroup]
+    mountpoint: Option<PathBuf>,
     /// Where settings are kept over a restart; by default where the socket is
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Let other users see the control files
     #[arg(long)]
     allow_other: bool,
-    /// The configuration; read again at SIGHUP [default: /etc/gcgroupfs.toml, if it is there]
+    /// The configuration; read again at SIGHUP [default: /etc/gcgroupfs.toml; for other users than root, gcgroupfs.toml in
+    /// $XDG_CONFIG_HOME; if it is there]
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
     /// What compute.priority means, in place of what the configuration and compute.policy said
@@ -97,12 +98,17 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .init();
     raise_descriptor_limit();
     let socket = std::path::absolute(socket)?;
+    let point = match &arguments.mountpoint {
+        Some(point) => point.clone(),
+        None if arguments.no_fuse => PathBuf::new(),
+        None => places::mount_point()?,
+    };
     if arguments.supervise {
-        return supervise::run(&socket, &arguments.mountpoint, arguments.allow_other);
+        return supervise::run(&socket, &point, arguments.allow_other);
     }
     let kept = arguments.adopt.as_ref().map(Inheritance::take).transpose();
     let mut kept = kept.context("--adopt is the supervisor's to give")?;
-    let source = config::Source::new(arguments.config.clone());
+    let source = config::Source::new(arguments.config.clone(), places::configuration());
     let config = source.read()?;
     let state_dir = arguments
         .state_dir
@@ -146,20 +152,19 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         rules: server.rules(),
     };
     let reload = Reload::new(flag_on(SIGHUP, &server.waker()?)?, parts);
-    let point = &arguments.mountpoint;
     // Dropping it unmounts.
     let mut mount = None;
     let place = if arguments.no_fuse {
         String::new()
     } else if let Some(kept) = kept {
         let spot = fuse::Spot {
-            point: std::path::absolute(point)?,
+            point: std::path::absolute(&point)?,
             device: kept.number,
         };
         fuse::serve(tree, fuse::Link::Kept(kept), spot, ended(stop.clone()))?;
         format!("{}, ", point.display())
     } else {
-        let mounted = show(point, &socket, arguments.allow_other, tree, stop.clone())?;
+        let mounted = show(&point, &socket, arguments.allow_other, tree, stop.clone())?;
         format!("{}, ", mount.insert(mounted).point().display())
     };
     tell_ready();

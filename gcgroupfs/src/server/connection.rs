@@ -10,6 +10,7 @@ use gcgroup_abi::message::{self, Hello, Tag, Welcome};
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{ControlMessage, MsgFlags, Shutdown, send, sendmsg, shutdown};
+use nix::unistd::geteuid;
 use tracing::{debug, info, warn};
 
 use super::enquiry::Applicant;
@@ -199,13 +200,17 @@ impl Server {
         false
     }
 
-    /// Registers it at once, or when the rules have been asked.
+    /// Registers it at once, or when the rules have been asked. A user's daemon governs the user's own processes alone.
     fn register(&mut self, number: u64, hello: &Hello, usage: &OwnedFd) -> nix::Result<()> {
         let Some(connection) = self.connections.get_mut(&number) else {
             return Err(Errno::ENOTCONN);
         };
         let usage = block::map_usage(usage)?;
         let peer: Peer = process::peer(&*connection.socket)?;
+        let own = geteuid();
+        if !own.is_root() && peer.uid != own.as_raw() {
+            return Err(Errno::EPERM);
+        }
         let is_known = self.registry.is_known(&peer);
         let applicant = Applicant {
             number,

@@ -13,6 +13,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen, socket, sockopt,
 };
+use nix::unistd::geteuid;
 
 use crate::process;
 
@@ -29,7 +30,7 @@ fn id(file: &Metadata) -> FileId {
     (file.dev(), file.ino(), file.ctime(), file.ctime_nsec())
 }
 
-/// A listening `SOCK_SEQPACKET` socket, open to everyone; its file goes with it.
+/// A listening `SOCK_SEQPACKET` socket, of root's daemon open to everyone; its file goes with it.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -58,7 +59,9 @@ impl Listener {
         clear(path, &address)?;
         let socket = new_socket(SockFlag::SOCK_NONBLOCK)?;
         bind(socket.as_raw_fd(), &address).with_context(|| format!("cannot make {}", path.display()))?;
-        fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        // A user's daemon is for the user's own processes.
+        let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
         let file = fs::symlink_metadata(path)?;
         listen(&socket, Backlog::new(BACKLOG)?)?;
         Ok(Self {
@@ -161,11 +164,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_open_to_all_and_goes_with_its_listener() {
+    fn a_socket_is_open_to_whom_it_is_for_and_goes_with_its_listener() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/s.sock");
         let listener = Listener::bind(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
+        let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode);
         drop(listener);
         assert!(!path.exists());
     }
