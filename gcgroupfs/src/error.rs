@@ -8,14 +8,28 @@ use std::borrow::Cow;
 pub enum Error {
     #[error("no such file or directory")]
     NotFound,
-    #[error("the process is gone")]
+    #[error("the process or the group is gone")]
     Gone,
+    #[error("no such process is governed")]
+    NoProcess,
     #[error("not a directory")]
     NotDirectory,
     #[error("is a directory")]
     IsDirectory,
     #[error("the tree's shape cannot be changed this way")]
     FixedShape,
+    #[error("there is one already")]
+    Exists,
+    #[error("there are processes or groups in it")]
+    NotEmpty,
+    #[error("too many groups, or too deep")]
+    TooMany,
+    #[error("no name for a group: {0}")]
+    BadName(&'static str),
+    #[error("the name is too long")]
+    LongName,
+    #[error("not allowed: {0}")]
+    NotYours(&'static str),
     #[error("files cannot be created here")]
     NoCreate,
     #[error("the file is not open to this")]
@@ -57,6 +71,14 @@ impl Error {
             Self::NotFound => libc::ENOENT,
             // As a removed cgroup's files answer.
             Self::Gone => libc::ENODEV,
+            Self::NoProcess => libc::ESRCH,
+            Self::Exists => libc::EEXIST,
+            Self::NotEmpty => libc::EBUSY,
+            // As cgroup.max.depth and cgroup.max.descendants answer.
+            Self::TooMany => libc::EAGAIN,
+            Self::BadName(_) => libc::EINVAL,
+            Self::LongName => libc::ENAMETOOLONG,
+            Self::NotYours(_) => libc::EPERM,
             Self::NotDirectory => libc::ENOTDIR,
             Self::IsDirectory => libc::EISDIR,
             // As cgroup v2 answers unlink, rename, link and the like.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::tree::{Caller, Edit, Level, Owner, Place, Tree, View};
+use crate::tree::{Access, Caller, Edit, Level, Owner, Place, Tree, View};
 
 /// Most bytes of one write, and the constant size of every file whose contents have a bound.
 pub const PAGE: usize = 4096;
@@ -32,6 +32,8 @@ pub enum Io {
 pub struct On {
     pub root: bool,
     pub process: bool,
+    pub group: bool,
+    /// The directories of processes and groups on one device.
     pub device: bool,
 }
 
@@ -39,21 +41,25 @@ impl On {
     pub const ROOT: Self = Self {
         root: true,
         process: false,
+        group: false,
         device: false,
     };
     pub const MEMBERS: Self = Self {
         root: true,
         process: true,
+        group: true,
         device: false,
     };
     pub const GOVERNED: Self = Self {
         root: false,
         process: true,
+        group: true,
         device: true,
     };
     pub const EVERY: Self = Self {
         root: true,
         process: true,
+        group: true,
         device: true,
     };
 
@@ -61,7 +67,9 @@ impl On {
         match level {
             Level::Root => self.root,
             Level::Process => self.process,
-            Level::ProcessDevice => self.device,
+            Level::ProcessDevice => self.process && self.device,
+            Level::Group => self.group,
+            Level::GroupDevice => self.group && self.device,
         }
     }
 }
@@ -221,6 +229,20 @@ impl ControlFile {
     }
 }
 
+/// Makes a group. The caller's right to change the directory is checked by who asks.
+///
+/// # Errors
+/// As [`Tree::make_group`]; `EEXIST` or `EINVAL` for the name of a control file.
+pub fn make_group(tree: &Tree, parent: Place, name: &str, caller: Caller, mode: u16) -> Result<Place> {
+    if files::all().any(|file| file.name == name) {
+        return Err(match lookup(tree, parent, name) {
+            Ok(_) => Error::Exists,
+            Err(_) => Error::BadName("it is that of a control file"),
+        });
+    }
+    tree.make_group(parent, name, caller, mode).map(Place::group)
+}
+
 /// The files of a directory, in the table's order.
 ///
 /// # Errors
@@ -275,12 +297,15 @@ pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
 /// `ENODEV` if it is gone.
 pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
     match node {
-        Node::Dir(place) => Ok(Attributes {
-            owner: tree.owner(place)?,
-            mode: 0o755,
-            size: 0,
-            constant: true,
-        }),
+        Node::Dir(place) => {
+            let Access { owner, mode } = tree.access(place)?;
+            Ok(Attributes {
+                owner,
+                mode,
+                size: 0,
+                constant: true,
+            })
+        }
         Node::File(place, file) => {
             let constant = !file.contents.are_list();
             let length = if constant {

@@ -106,7 +106,7 @@ pub fn serve(
             (session, forgetter, Some(takeover))
         }
     };
-    invalidator.start(forgetter.clone())?;
+    invalidator.start(forgetter.clone(), session.notifier())?;
     announcer.start(spot, nodes.clone(), forgetter.clone())?;
     tree.listen(invalidator);
     tree.listen(announcer);
@@ -201,11 +201,11 @@ impl Filesystem for Adapter {
         }
     }
 
-    /// Size and times are accepted and nothing is done: `echo 1 > file` truncates first. Mode and owner follow from
-    /// the process.
+    /// Size and times are accepted and nothing is done: `echo 1 > file` truncates first. Mode and owner are changed of
+    /// the root's and of groups' directories alone.
     fn setattr(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -221,17 +221,24 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let result = guarded(|| {
-            let attributes = self.nodes.attributes(self.nodes.node(ino)?)?;
-            if mode.is_some() || uid.is_some() || gid.is_some() {
-                return Err(Error::FixedShape);
-            }
-            Ok(attributes)
-        });
-        match result {
-            Ok((ttl, attr)) => reply.attr(&ttl, &attr),
-            Err(errno) => reply.error(errno),
+        if mode.is_none() && uid.is_none() && gid.is_none() {
+            return match guarded(|| self.nodes.attributes(self.nodes.node(ino)?)) {
+                Ok((ttl, attr)) => reply.attr(&ttl, &attr),
+                Err(errno) => reply.error(errno),
+            };
         }
+        let (caller, invalidator) = (caller(request), self.invalidator.clone());
+        self.stores.push(move |nodes| {
+            let changed = guarded(|| nodes.set_access(caller, ino, (uid, gid), mode));
+            match changed {
+                Ok((ttl, attr)) => {
+                    // Before the answer: who gives a directory away may open its files next.
+                    invalidator.change(nodes.below(ino));
+                    reply.attr(&ttl, &attr);
+                }
+                Err(errno) => reply.error(errno),
+            }
+        });
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -272,7 +279,14 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.stores.push(caller(request), ino, handle, data, reply);
+        let (caller, data) = (caller(request), Box::<[u8]>::from(data));
+        self.stores.push(
+            move |nodes| match guarded(|| nodes.write(caller, ino, handle, &data)) {
+                // Not longer than a page, or it would have been refused.
+                Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(0)),
+                Err(errno) => reply.error(errno),
+            },
+        );
     }
 
     fn poll(
@@ -367,15 +381,32 @@ impl Filesystem for Adapter {
         }));
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        let made = match self.announcer.disguise(request, parent, name) {
-            Some(Disguise::Absent) => guarded(|| self.nodes.lookup(parent, name)),
-            _ => Err(errno(&Error::FixedShape)),
-        };
-        match made {
-            Ok((_, ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
-            Err(errno) => reply.error(errno),
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        if let Some(disguise) = self.announcer.disguise(request, parent, name) {
+            let made = match disguise {
+                Disguise::Absent => guarded(|| self.nodes.lookup(parent, name)),
+                Disguise::Present(_) => Err(errno(&Error::Exists)),
+            };
+            return match made {
+                Ok((_, ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
+                Err(errno) => reply.error(errno),
+            };
         }
+        let (caller, name) = (caller(request), name.to_owned());
+        self.stores.push(
+            move |nodes| match guarded(|| nodes.make_group(caller, parent, &name, mode)) {
+                Ok((ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
+                Err(errno) => reply.error(errno),
+            },
+        );
     }
 
     fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
@@ -385,9 +416,16 @@ impl Filesystem for Adapter {
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         match self.announcer.disguise(request, parent, name) {
             // Had the name a new owner, the kernel would take this to be about that one.
-            Some(Disguise::Present(_)) if self.nodes.has_no_directory(name) => reply.ok(),
-            _ => reply.error(errno(&Error::FixedShape)),
+            Some(Disguise::Present(_)) if self.nodes.has_no_directory(name) => return reply.ok(),
+            Some(_) => return reply.error(errno(&Error::FixedShape)),
+            None => {}
         }
+        let name = name.to_owned();
+        self.stores
+            .push(move |nodes| match guarded(|| nodes.remove_group(parent, &name)) {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            });
     }
 
     fn symlink(&self, _: &Request, _: INodeNo, _: &OsStr, _: &Path, reply: ReplyEntry) {

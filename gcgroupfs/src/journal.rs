@@ -2,7 +2,7 @@
 //!
 //! A header line, then one JSON line for each change, appended by one write(2) and so on file as soon as the write
 //! that caused it is answered; a daemon killed at any point loses at most the line it was writing. Each line holds
-//! all settings of one process and a number; of several for one process the highest number counts, so that lines
+//! all settings of one process or group and a number; of several for one of them the highest number counts, so that lines
 //! may be appended in any order. What settings are, it does not know.
 
 #[cfg(test)]
@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Bytes appended since the last compaction that call for another.
 const COMPACT_AFTER: u64 = 1 << 20;
 
-/// A process for as long as the machine is up: its pid (as the daemon sees it) and its start time in clock ticks
+/// What a line is about. A process for as long as the machine is up: its pid (as the daemon sees it) and its start time in clock ticks
 /// since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Key {
@@ -51,6 +51,19 @@ impl Key {
         pid: 0,
         start_time: 0,
     };
+
+    /// Of a group: no process has this pid either.
+    pub fn group(number: u64) -> Self {
+        Self {
+            pid: 0,
+            start_time: number,
+        }
+    }
+
+    /// The number of the group, if it is one's.
+    pub fn group_number(self) -> Option<u64> {
+        Some(self.start_time).filter(|number| self.pid == 0 && *number != 0)
+    }
 }
 
 /// The first line.
@@ -101,7 +114,7 @@ impl Journal {
             let aside = path.with_extension("corrupt");
             fs::write(&aside, &text).with_context(|| format!("cannot write {}", aside.display()))?;
             warn!(
-                "{}: {fault}; a copy is in {}, {} processes' settings could be read",
+                "{}: {fault}; a copy is in {}, {} records could be read",
                 path.display(),
                 aside.display(),
                 replay.latest.len()
@@ -118,7 +131,7 @@ impl Journal {
             failed: AtomicBool::new(false),
         };
         info!(
-            "settings of {} processes restored from {}",
+            "{} records restored from {}",
             replay.latest.len(),
             journal.path.display()
         );

@@ -52,7 +52,9 @@ fn places(on: On, separator: &str) -> String {
     let places = [
         (on.root, "/"),
         (on.process, "<pid>/"),
-        (on.device, "<pid>/<gpu>/"),
+        (on.process && on.device, "<pid>/<gpu>/"),
+        (on.group, "<group>/"),
+        (on.group && on.device, "<group>/<gpu>/"),
     ];
     places
         .into_iter()
@@ -93,7 +95,9 @@ mod tests {
 
     #[test]
     fn the_table_says_where_and_how() {
-        assert!(table().contains("| `memory.limit` | rw | `<pid>/` `<pid>/<gpu>/` | Most bytes"));
+        assert!(table().contains(
+            "| `memory.limit` | rw | `<pid>/` `<pid>/<gpu>/` `<group>/` `<group>/<gpu>/` | Most bytes"
+        ));
         assert!(table().contains("| `devices` | r | `/` | "));
     }
 

@@ -30,6 +30,8 @@ pub struct Peer {
 pub struct Stat {
     /// The program's short name, control characters replaced.
     pub comm: String,
+    /// The pid of its parent (field 4); zero if that is in no pid namespace of ours.
+    pub parent: u32,
     /// In clock ticks since boot (field 22). With the pid, it names a process for as long as the machine is up.
     pub start_time: u64,
     /// Where its program begins and where its stack does (fields 26 and 28): another pair after an exec, none
@@ -112,6 +114,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
             .chars()
             .map(|c| if c.is_control() { '?' } else { c })
             .collect(),
+        parent: u32::try_from(field(4)?).ok()?,
         start_time: field(22)?,
         image: Some((field(26)?, field(28)?)).filter(|(_, stack)| *stack != 0),
     })
@@ -131,6 +134,7 @@ mod tests {
             stat,
             Stat {
                 comm: "a) S (b?c)".into(),
+                parent: 4,
                 start_time: 22,
                 image: Some((26, 28))
             }

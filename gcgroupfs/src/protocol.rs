@@ -12,7 +12,9 @@
 //! |---|---|---|---|
 //! | get | a control file's path below the mount point | | its text |
 //! | set | likewise | one write | |
-//! | list | names of control files, one a line | | a JSON line for each process and each of its devices: `{"pid", "device", "uid", "comm", "files": {name: text}}` |
+//! | list | names of control files, one a line | | a JSON line for each process and each of its devices: `{"pid", "device", "uid", "comm", "group", "files": {name: text}}` |
+//! | make | a group's path | | |
+//! | remove | likewise | | |
 //!
 //! A text longer than a packet comes in parts: it is made anew at offset 0 and kept by the connection, as an open file
 //! keeps it; ask on from where the last part ended. Refusals come with an errno, as from the mount.
@@ -34,6 +36,8 @@ pub enum Operation {
     Get = 1,
     Set = 2,
     List = 3,
+    Make = 4,
+    Remove = 5,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +76,8 @@ impl<'a> Request<'a> {
             1 => Operation::Get,
             2 => Operation::Set,
             3 => Operation::List,
+            4 => Operation::Make,
+            5 => Operation::Remove,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

@@ -39,7 +39,7 @@ use self::strangers::Strangers;
 use crate::journal::{Journal, Key};
 use crate::process;
 use crate::sys;
-use crate::tree::{Settings, Tree};
+use crate::tree::{GroupId, Saved, Settings, Tree};
 
 pub use self::enquiry::Current as CurrentRules;
 pub use self::listener::{Listener, new_socket};
@@ -122,7 +122,7 @@ impl Server {
         listener: Listener,
         tree: Arc<Tree>,
         journal: Arc<Journal>,
-        remembered: BTreeMap<Key, Settings>,
+        remembered: BTreeMap<Key, Saved>,
         grace_msec: u32,
     ) -> anyhow::Result<Self> {
         let epoll =
@@ -313,6 +313,10 @@ impl Server {
     }
 
     fn compact(&self) {
+        let is_kept = |key: Key| match key.group_number() {
+            Some(number) => self.tree.has_group(GroupId(number)),
+            None => is_kept(key),
+        };
         if let Err(error) = self.journal.compact(is_kept) {
             warn!("cannot compact the settings' file: {error:#}");
         }
@@ -324,9 +328,22 @@ impl Server {
     }
 }
 
-/// Whether what is on file under a key still means somebody.
+/// Whether what is on file under a key may still mean somebody.
 pub fn is_kept(key: Key) -> bool {
-    key == Key::ROOT || process::is_alive(key.pid, key.start_time)
+    key.pid == 0 || process::is_alive(key.pid, key.start_time)
+}
+
+/// Gives the root and the groups what they had before. A policy of the command line takes the place of what was written.
+pub fn restore(tree: &Tree, journal: &Journal, remembered: &mut BTreeMap<Key, Saved>, has_policy: bool) {
+    let mut root = remembered.remove(&Key::ROOT).unwrap_or_default();
+    if has_policy {
+        root.settings = Settings::default();
+    }
+    let groups = remembered.extract_if(.., |key, _| key.group_number().is_some());
+    let groups = groups.filter_map(|(key, saved)| Some((GroupId(key.group_number()?), saved)));
+    tree.restore(root, groups.collect());
+    // With the number that the next group has: what told of the last one that was removed is soon forgotten.
+    journal.append(journal.number(), Key::ROOT, &tree.saved_root());
 }
 
 /// Changes what of a connection the loop is told.

@@ -110,6 +110,15 @@ pub fn parse_priority(text: &str) -> Result<u32> {
         .ok_or_else(|| Error::range(EXPECTED, text))
 }
 
+/// A process's number.
+///
+/// # Errors
+/// `EINVAL` for what is not a number, `ESRCH` for one that no process can have.
+pub fn parse_pid(text: &str) -> Result<u32> {
+    let number = decimal(text, "a pid", text)?;
+    number.try_into().map_err(|_| Error::NoProcess)
+}
+
 /// A quota in microseconds, or `max`, and perhaps a period, as `cpu.max` takes them.
 ///
 /// # Errors

@@ -4,11 +4,19 @@
 //! Everything is behind one lock, held for loads and stores only, so no caller ever waits for a system call.
 
 mod arbitration;
+mod edit;
 mod enforce;
 mod events;
 mod exited;
+mod group;
+mod groups;
+mod inherited;
+mod moves;
+mod notice;
+mod place;
 mod process;
 mod quota;
+mod saved;
 mod settings;
 mod sums;
 mod unmanaged;
@@ -19,24 +27,29 @@ pub mod fixture;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use gcgroup_abi::{Control, MAX_DEVICES, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
 pub use arbitration::{Arbitration, GateOrder, Opened};
+pub use edit::Edit;
 pub use exited::Exited;
+pub use group::Group;
+pub use notice::{Listener, Notice};
+pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
 pub use process::{Identity, Process};
 pub use quota::Quota;
+pub use saved::Saved;
 pub use settings::Settings;
 pub use sums::Sums;
 pub use unmanaged::{Reason, Unmanaged};
-pub use view::{Edit, Scope, View};
+pub use view::{Scope, View};
 
 /// The least important `compute.priority`.
 pub const MAX_PRIORITY: u32 = 15;
@@ -60,98 +73,10 @@ pub struct Device {
     pub name: String,
 }
 
-/// One program that a process runs. It is made of what the kernel says of the process, so that a daemon that starts
-/// again gives it again; and long enough that a stale one reaches nobody.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProcessId(pub u64);
-
 /// The two blocks of a process, mapped. Whoever implements it keeps them mapped while it lives.
 pub trait Blocks: fmt::Debug + Send + Sync {
     fn control(&self) -> &Control;
     fn usage(&self) -> &Usage;
-}
-
-/// Whom a directory and its files belong to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
-    pub uid: u32,
-    pub gid: u32,
-}
-
-/// Who is asking: of a mounted file whoever opened it, on the socket its peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Caller {
-    pub uid: u32,
-    pub gid: u32,
-    pub pid: u32,
-}
-
-/// One directory. `entity` is zero for the root, else a [`ProcessId`]'s number (later also a group's: they share
-/// one count); `device` makes it the directory of that entity on one device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
-    pub entity: u64,
-    pub device: Option<u8>,
-}
-
-impl Place {
-    pub const ROOT: Self = Self {
-        entity: 0,
-        device: None,
-    };
-
-    pub fn process(id: ProcessId) -> Self {
-        Self {
-            entity: id.0,
-            device: None,
-        }
-    }
-}
-
-/// The kinds of directory; which files one has depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    Root,
-    Process,
-    ProcessDevice,
-}
-
-/// What has happened that the model cannot act on itself. Delivered after the lock has been released, so two
-/// notices may overtake each other: take them as "look again", and look in the tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Notice {
-    /// A process's directory has appeared.
-    Joined {
-        id: ProcessId,
-        pid: u32,
-        start_time: u64,
-    },
-    /// A process's directory has gone.
-    Left {
-        id: ProcessId,
-        pid: u32,
-        start_time: u64,
-    },
-    /// The process's settings are not what they were: write them down.
-    SettingsChanged(ProcessId),
-    /// The root's settings are not what they were: write them down.
-    RootChanged,
-    /// The control block has something for the process's helper thread: ring its doorbell, and wake the waiters
-    /// of those of its gates that do not hold any more.
-    Ring(ProcessId),
-    /// The process has rung: something in its usage block is worth a look.
-    Rung(ProcessId),
-    /// The contents of the process's `*.events` may have changed.
-    Events(ProcessId),
-    /// Somebody has read the GPU time of these.
-    Watched(Vec<ProcessId>),
-    /// Somebody wants to know who uses the devices past the hooks.
-    AuditAsked,
-}
-
-/// Takes [`Notice`]s on whatever thread caused them. Must not wait.
-pub trait Listener: Send + Sync {
-    fn notice(&self, notice: &Notice);
 }
 
 /// All there is to know, and the lock around it.
@@ -168,6 +93,15 @@ pub struct State {
     devices: Vec<Device>,
     /// What is asked of everybody.
     root: Settings,
+    /// Whom the root's directory was given to, and what it lets others do.
+    access: Option<Access>,
+    groups: BTreeMap<GroupId, Group>,
+    /// The groups in the root.
+    top: BTreeMap<String, GroupId>,
+    /// The number of the next one.
+    next_group: GroupId,
+    /// How many groups there are that a user has made.
+    nr_made: HashMap<u32, usize>,
     /// Holds until another is asked for.
     default_policy: Policy,
     processes: BTreeMap<ProcessId, Process>,
@@ -191,6 +125,11 @@ impl Tree {
             owner,
             devices,
             root: Settings::default(),
+            access: None,
+            groups: BTreeMap::new(),
+            top: BTreeMap::new(),
+            next_group: GroupId::FIRST,
+            nr_made: HashMap::new(),
             default_policy: Policy::default(),
             processes: BTreeMap::new(),
             pids: BTreeMap::new(),
@@ -209,30 +148,36 @@ impl Tree {
         self.listeners.write().push(listener);
     }
 
-    /// Adds a process with the settings that hold for it from the start, fills its control block and publishes it.
-    /// A process that already has the pid's directory leaves first: its pid was recycled, or it has executed
-    /// another program.
+    /// Adds a process with what is kept of it from before, or what holds for it from the start; fills its control block
+    /// and publishes it. A process that already has the pid's directory leaves first: its pid was recycled, or it has
+    /// executed another program. If the group it was in is gone, it is in the root.
     ///
     /// Before the call, `grace_msec` is the caller's to set. Hand the block out only afterwards.
-    pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, settings: Settings) -> ProcessId {
-        let pid = identity.pid;
+    pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
+        let (saved, pid, start_time) = (saved.into(), identity.pid, identity.start_time);
         let mut notices = Vec::new();
         let mut state = self.state.lock();
-        let old = state
-            .pids
-            .get(&pid)
-            .copied()
-            .and_then(|id| state.leave(id, identity.started, &mut notices));
+        let before = state.pids.get(&pid).copied();
+        let goes_on = before.is_some_and(|before| state.processes[&before].identity.is_same(&identity));
+        let old = before.and_then(|id| state.leave(id, identity.started, goes_on, &mut notices));
         let id = state.number(&identity);
         // The same program once more: its directory stays.
         notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
-        let start_time = identity.start_time;
-        let mut process = Process::new(id, identity, blocks, settings, &state.devices);
+        let mut process = Process::new(id, identity, blocks, saved.settings.clone(), &state.devices);
+        saved.restore(&mut process, &state.devices);
+        let group = saved.group.and_then(|group| state.groups.get(&group));
+        if let Some(group) = group {
+            process.inherited = group.inherited.clone();
+        }
         enforce::publish(&process, &state.devices);
-        // Nobody can have seen anything else yet.
-        process.note_events(&state.devices, &mut Vec::new());
         state.pids.insert(pid, id);
         state.processes.insert(id, process);
+        state.enter(id, saved.group, &mut notices);
+        // Nobody can have seen anything else yet.
+        state.note_events(id, &mut Vec::new());
+        if let Some(old) = &old {
+            state.reap(old.group, &mut notices);
+        }
         drop(state);
         drop(old);
         notices.push(Notice::Joined { id, pid, start_time });
@@ -245,7 +190,12 @@ impl Tree {
     pub fn leave(&self, id: ProcessId, end: u64) {
         let mut notices = Vec::new();
         // Dropped after the lock: the last owner of the blocks unmaps them.
-        let gone = self.state.lock().leave(id, end, &mut notices);
+        let mut state = self.state.lock();
+        let gone = state.leave(id, end, false, &mut notices);
+        if let Some(gone) = &gone {
+            state.reap(gone.group, &mut notices);
+        }
+        drop(state);
         drop(gone);
         self.tell(&notices);
     }
@@ -261,13 +211,7 @@ impl Tree {
     fn note_events(&self, id: ProcessId) {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
-        let State {
-            processes, devices, ..
-        } = &mut *state;
-        match processes.get_mut(&id) {
-            Some(process) => process.note_events(devices, &mut notices),
-            None => notices.clear(),
-        }
+        state.note_events(id, &mut notices);
         drop(state);
         self.tell(&notices);
     }
@@ -285,16 +229,6 @@ impl Tree {
         self.state.lock().default_policy = policy;
     }
 
-    /// What is asked of everybody.
-    pub fn root_settings(&self) -> Settings {
-        self.state.lock().root.clone()
-    }
-
-    /// Asks it of everybody, as it was before a restart: nobody is told.
-    pub fn restore_root(&self, settings: Settings) {
-        self.state.lock().root = settings;
-    }
-
     /// Notes what the driver says the process holds on a device beyond its own ledger, in bytes.
     pub fn set_overhead(&self, id: ProcessId, device: usize, bytes: u64) {
         let mut state = self.state.lock();
@@ -305,6 +239,7 @@ impl Tree {
             // The peak is the ledger's and the overhead of now; what it was with that of before is not to fall.
             process.keep_peaks(device, devices);
             enforce::store_overhead(process, device, bytes);
+            state.observe(id);
         }
     }
 
@@ -333,11 +268,10 @@ impl Tree {
         self.state.lock().devices.len()
     }
 
-    /// Who the process is and what is asked of it, or nothing if it has left.
-    pub fn settings(&self, id: ProcessId) -> Option<(Identity, Settings)> {
+    /// Who the process is, or nothing if it has left.
+    pub fn identity(&self, id: ProcessId) -> Option<Identity> {
         let state = self.state.lock();
-        let process = state.processes.get(&id)?;
-        Some((process.identity.clone(), process.settings.clone()))
+        Some(state.processes.get(&id)?.identity.clone())
     }
 
     /// The process's blocks, or nothing if it has left.
@@ -373,7 +307,7 @@ impl Tree {
         self.state.lock().level(place)
     }
 
-    /// Whom a directory belongs to.
+    /// Whom the control files of a directory belong to.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -381,7 +315,8 @@ impl Tree {
         let state = self.state.lock();
         match state.scope(place)? {
             Scope::Root => Ok(state.owner),
-            Scope::Process(process) | Scope::Device(process, _) => Ok(process.identity.owner()),
+            Scope::Process(process, _) => Ok(process.identity.owner()),
+            Scope::Group(group, _) => Ok(group.access.owner),
         }
     }
 
@@ -396,18 +331,23 @@ impl Tree {
     /// [`Error::Gone`].
     pub fn directories(&self, place: Place) -> Result<Vec<(String, Place)>> {
         let state = self.state.lock();
-        Ok(match state.level(place)? {
-            Level::Root => state
-                .pids
-                .iter()
-                .map(|(pid, id)| (pid.to_string(), Place::process(*id)))
-                .collect(),
-            Level::Process => state
-                .devices
-                .iter()
-                .filter_map(|device| Some((device.index.to_string(), place.on(device.index)?)))
-                .collect(),
-            Level::ProcessDevice => Vec::new(),
+        let on_devices = || {
+            let devices = state.devices.iter();
+            devices.filter_map(|device| Some((device.index.to_string(), place.on(device.index)?)))
+        };
+        let groups = |groups: &BTreeMap<String, GroupId>| -> Vec<_> {
+            let named = groups.iter().map(|(name, id)| (name.clone(), Place::group(*id)));
+            named.collect()
+        };
+        Ok(match state.scope(place)? {
+            Scope::Root => {
+                let processes = state.pids.iter();
+                let processes = processes.map(|(pid, id)| (pid.to_string(), Place::process(*id)));
+                processes.chain(groups(&state.top)).collect()
+            }
+            Scope::Process(_, None) => on_devices().collect(),
+            Scope::Group(group, None) => on_devices().chain(groups(&group.children)).collect(),
+            Scope::Process(_, Some(_)) | Scope::Group(_, Some(_)) => Vec::new(),
         })
     }
 
@@ -417,14 +357,22 @@ impl Tree {
     /// [`Error::NotFound`], also if `place` itself is gone.
     pub fn directory(&self, place: Place, name: &str) -> Result<Place> {
         let state = self.state.lock();
-        let number = canonical_number(name).ok_or(Error::NotFound)?;
-        match state.level(place).map_err(|_| Error::NotFound)? {
-            Level::Root => state.pids.get(&number).map(|id| Place::process(*id)),
-            Level::Process => {
-                let index = number as usize;
-                state.devices.get(index).and_then(|device| place.on(device.index))
-            }
-            Level::ProcessDevice => None,
+        let number = canonical_number(name);
+        let on_device = || {
+            let device = state.devices.get(number? as usize)?;
+            place.on(device.index)
+        };
+        match state.scope(place).map_err(|_| Error::NotFound)? {
+            Scope::Root => match number {
+                Some(number) => state.pids.get(&number).map(|id| Place::process(*id)),
+                None => state.top.get(name).map(|id| Place::group(*id)),
+            },
+            Scope::Process(_, None) => on_device(),
+            Scope::Group(group, None) => match number {
+                Some(_) => on_device(),
+                None => group.children.get(name).map(|id| Place::group(*id)),
+            },
+            Scope::Process(_, Some(_)) | Scope::Group(_, Some(_)) => None,
         }
         .ok_or(Error::NotFound)
     }
@@ -520,56 +468,54 @@ impl State {
     fn level(&self, place: Place) -> Result<Level> {
         Ok(match self.scope(place)? {
             Scope::Root => Level::Root,
-            Scope::Process(_) => Level::Process,
-            Scope::Device(..) => Level::ProcessDevice,
+            Scope::Process(_, None) => Level::Process,
+            Scope::Process(_, Some(_)) => Level::ProcessDevice,
+            Scope::Group(_, None) => Level::Group,
+            Scope::Group(_, Some(_)) => Level::GroupDevice,
         })
     }
 
     fn scope(&self, place: Place) -> Result<Scope<'_>> {
-        if place == Place::ROOT {
-            return Ok(Scope::Root);
+        let device = place.device.map(usize::from);
+        if device.is_some_and(|device| device >= self.devices.len()) {
+            return Err(Error::Gone);
         }
-        let process = self.processes.get(&ProcessId(place.entity)).ok_or(Error::Gone)?;
-        match place.device.map(usize::from) {
-            None => Ok(Scope::Process(process)),
-            Some(device) if device < self.devices.len() => Ok(Scope::Device(process, device)),
-            Some(_) => Err(Error::Gone),
+        match place.whose() {
+            Entity::Root if device.is_none() => Ok(Scope::Root),
+            Entity::Root => Err(Error::Gone),
+            Entity::Process(id) => {
+                let process = self.processes.get(&id).ok_or(Error::Gone)?;
+                Ok(Scope::Process(process, device))
+            }
+            Entity::Group(id) => {
+                let group = self.groups.get(&id).ok_or(Error::Gone)?;
+                Ok(Scope::Group(group, device))
+            }
         }
     }
 
-    fn leave(&mut self, id: ProcessId, end: u64, notices: &mut Vec<Notice>) -> Option<Process> {
+    /// Takes a process out. Of one that `goes_on` here at once, nothing is added to what others have left behind.
+    fn leave(
+        &mut self,
+        id: ProcessId,
+        end: u64,
+        goes_on: bool,
+        notices: &mut Vec<Notice>,
+    ) -> Option<Process> {
+        self.exit(id, goes_on, notices);
         let process = self.processes.remove(&id)?;
         let Identity { pid, start_time, .. } = process.identity;
         if self.pids.get(&pid) == Some(&id) {
             self.pids.remove(&pid);
         }
         let exited = Exited::new(&process, &self.devices, end);
-        self.departed += exited.sums.departed();
+        if !goes_on {
+            self.departed += exited.sums.departed();
+        }
         self.exited.truncate(NR_EXITED - 1);
         self.exited.push_front(exited);
         notices.push(Notice::Left { id, pid, start_time });
         Some(process)
-    }
-}
-
-impl Place {
-    /// The directory this one is in; the root's is itself.
-    pub fn parent(self) -> Self {
-        if self.device.is_some() {
-            Self { device: None, ..self }
-        } else {
-            Self::ROOT
-        }
-    }
-
-    fn on(self, device: usize) -> Option<Self> {
-        let device = u8::try_from(device)
-            .ok()
-            .filter(|index| usize::from(*index) < MAX_DEVICES)?;
-        Some(Self {
-            device: Some(device),
-            ..self
-        })
     }
 }
 

@@ -73,10 +73,16 @@ impl Listener for Bell {
             Notice::Joined { .. }
             | Notice::Left { .. }
             | Notice::SettingsChanged(_)
+            | Notice::GroupChanged(_)
             | Notice::RootChanged
             | Notice::Rung(_) => self.tell(|_| {}),
             Notice::Watched(ids) => self.tell(|told| told.watched.extend(ids)),
-            Notice::Ring(_) | Notice::Events(_) | Notice::AuditAsked => {}
+            Notice::Ring(_)
+            | Notice::Events(_)
+            | Notice::GroupEvents(_)
+            | Notice::Made { .. }
+            | Notice::Removed { .. }
+            | Notice::AuditAsked => {}
         }
     }
 }

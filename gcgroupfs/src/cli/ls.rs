@@ -15,6 +15,8 @@ struct Line {
     device: Option<String>,
     uid: u32,
     comm: String,
+    #[serde(default)]
+    group: String,
     files: BTreeMap<String, String>,
 }
 
@@ -48,6 +50,11 @@ const COLUMNS: &[Column] = &[
         title: "COMM",
         is_number: false,
         cell: |row| row.process.comm.clone(),
+    },
+    Column {
+        title: "GROUP",
+        is_number: false,
+        cell: |row| format!("/{}", row.process.group),
     },
     Column {
         title: "GPU",
@@ -256,6 +263,7 @@ mod tests {
             device: device.map(str::to_owned),
             uid: 4_000_000,
             comm: "train".into(),
+            group: "team/a".into(),
             files: files
                 .iter()
                 .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
@@ -296,8 +304,8 @@ mod tests {
         let lines = [line(None, &whole), line(Some("0"), &idle), line(Some("1"), &busy)];
         assert_eq!(
             table(&rows(&lines)),
-            "PID  USER     COMM   GPU  MEMORY  LIMIT  PRIORITY  FROZEN  KERNELS\n\
-             100  4000000  train    1      1K     2K         -  soon          7\n"
+            "PID  USER     COMM   GROUP    GPU  MEMORY  LIMIT  PRIORITY  FROZEN  KERNELS\n\
+             100  4000000  train  /team/a    1      1K     2K         -  soon          7\n"
         );
         let rows = rows(&lines[..2]);
         assert_eq!(rows.len(), 1);

@@ -23,12 +23,12 @@ use crate::arbiter::{self, Policy};
 use crate::config;
 use crate::devices;
 use crate::fuse;
-use crate::journal::{Journal, Key};
+use crate::journal::Journal;
 use crate::keep::Inheritance;
 use crate::mount::Mount;
 use crate::overhead;
 use crate::server::{self, Listener, Server};
-use crate::tree::{Owner, Settings, Tree};
+use crate::tree::{Owner, Tree};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -129,11 +129,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let (holders, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found));
     let (journal, mut remembered) = Journal::open(state_dir, server::is_kept)?;
-    let asked = remembered.remove(&Key::ROOT).unwrap_or_default();
-    match arguments.policy {
-        Some(_) => journal.append(journal.number(), Key::ROOT, &Settings::default()),
-        None => tree.restore_root(asked),
-    }
+    server::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Before the server, so that it is told of changes first: whose turn it is should not wait for the disk.
     let arbiter = arbiter::Thread::start(tree.clone(), arbiter::Settings::new(&config.compute))?;

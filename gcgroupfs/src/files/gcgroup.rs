@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::file::Contents::{self, Events, List};
-use crate::file::{Asked, ControlFile, Io::Read, On};
-use crate::text::{flat_keyed, word};
+use crate::file::{Asked, ControlFile, Io::Read, Io::ReadWrite, On};
+use crate::text::{flat_keyed, parse_pid, word};
 use crate::tree::View;
 
 pub(super) const FILES: &[ControlFile] = &[
@@ -47,16 +47,21 @@ pub(super) const FILES: &[ControlFile] = &[
         name: "gcgroup.procs",
         on: On::MEMBERS,
         contents: List,
-        io: Read(|view| Ok(view.pids().iter().map(|pid| format!("{pid}\n")).collect())),
-        doc: "The governed processes here, one pid a line.",
+        io: ReadWrite(
+            |view| Ok(view.pids().iter().map(|pid| format!("{pid}\n")).collect()),
+            |edit, text| edit.take_in(parse_pid(text)?),
+        ),
+        doc: "The governed processes, one pid a line: at the root all of them, in a group those directly in it. Writing a pid to a group's \
+              moves that process there, with all that it holds, and to the root's out of its group (ESRCH if it is not governed).",
     },
     ControlFile {
         name: "gcgroup.events",
         on: On::GOVERNED,
         contents: Events(|view| view.nr_standing_changes()),
         io: Read(events),
-        doc: "Flat keys: populated (1 while the process lives), frozen (1 once all work has drained after a freeze), \
-              hook (ok, or lost if the process does not answer any more); poll(2) wakes on each change.",
+        doc: "Flat keys: populated (1 while the process lives, or there is one in the group or below), frozen (1 once all work has \
+              drained after a freeze, here or above), of a process also hook (ok, or lost if it does not answer any more); poll(2) \
+              wakes on each change.",
     },
     ControlFile {
         name: "gcgroup.stat",
@@ -94,13 +99,15 @@ fn devices(view: &View<'_>) -> Result<String> {
 }
 
 fn events(view: &View<'_>) -> Result<String> {
-    let frozen = if view.is_frozen()? { "1" } else { "0" };
-    let hook = if view.is_hook_ok()? { "ok" } else { "lost" };
-    Ok(flat_keyed([
-        ("populated", "1"),
-        ("frozen", frozen),
-        ("hook", hook),
-    ]))
+    let bit = |is: bool| if is { "1" } else { "0" };
+    let hook = view
+        .is_hook_ok()
+        .map(|ok| ("hook", if ok { "ok" } else { "lost" }));
+    let bits = [
+        ("populated", bit(view.is_populated())),
+        ("frozen", bit(view.is_frozen()?)),
+    ];
+    Ok(flat_keyed(bits.into_iter().chain(hook)))
 }
 
 fn stat(view: &View<'_>) -> Result<String> {

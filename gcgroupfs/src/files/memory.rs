@@ -85,8 +85,8 @@ fn events(view: &View<'_>) -> Result<String> {
     Ok(flat_keyed([
         ("max", sums.nr_max),
         ("oom", sums.nr_oom),
-        ("over_limit", view.nr_over_limit()?),
-        ("reclaim", view.nr_reclaim()?),
+        ("over_limit", sums.nr_over_limit),
+        ("reclaim", sums.nr_reclaim),
         ("swap_in", sums.swap.nr_in),
         ("swap_out", sums.swap.nr_out),
         ("swap_fail", sums.swap.nr_fail),

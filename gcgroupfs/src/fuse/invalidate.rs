@@ -10,7 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use fuser::INodeNo;
+use fuser::{INodeNo, Notifier};
 
 use super::announce::{Announcer, News};
 use super::forget::Forgetter;
@@ -39,6 +39,7 @@ enum Task {
 pub(super) struct Invalidator {
     announcer: Arc<Announcer>,
     queue: OnceLock<Sender<Task>>,
+    notifier: OnceLock<Notifier>,
 }
 
 impl Invalidator {
@@ -46,11 +47,12 @@ impl Invalidator {
         Self {
             announcer,
             queue: OnceLock::new(),
+            notifier: OnceLock::new(),
         }
     }
 
     /// Starts the thread that tells the kernel.
-    pub(super) fn start(&self, forgetter: Forgetter) -> io::Result<()> {
+    pub(super) fn start(&self, forgetter: Forgetter, notifier: Notifier) -> io::Result<()> {
         let (sender, receiver) = channel();
         let announcer = self.announcer.clone();
         thread::Builder::new()
@@ -65,7 +67,23 @@ impl Invalidator {
             })?;
         // Called once.
         let _ = self.queue.set(sender);
+        let _ = self.notifier.set(notifier);
         Ok(())
+    }
+
+    /// Has the kernel ask again whom these belong to. No lock of its own is in the way of that, so whoever answers a
+    /// request may do it.
+    pub(super) fn change(&self, nodes: Vec<INodeNo>) {
+        // A negative offset: the attributes alone.
+        const ATTRIBUTES: i64 = -1;
+        for ino in nodes {
+            let known = self
+                .notifier
+                .get()
+                .map(|notifier| notifier.inval_inode(ino, ATTRIBUTES, 0));
+            // Of most files the kernel knows nothing.
+            tracing::trace!(?ino, ?known, "attributes have changed");
+        }
     }
 
     /// Has an entry forgotten that had gone by the time the kernel was told of it: nothing would tell it again.
@@ -108,6 +126,10 @@ impl Listener for Invalidator {
             }
             // An absent name is never remembered, so a new one needs no announcement.
             Notice::Joined { .. }
+            | Notice::Made { .. }
+            | Notice::Removed { .. }
+            | Notice::GroupChanged(_)
+            | Notice::GroupEvents(_)
             | Notice::SettingsChanged(_)
             | Notice::RootChanged
             | Notice::Ring(_)

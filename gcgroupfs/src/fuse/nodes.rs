@@ -10,7 +10,7 @@ use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
 use crate::error::{Error, Result};
 use crate::file::{self, Attributes, Contents, Node};
-use crate::tree::{Caller, Place, Tree};
+use crate::tree::{Caller, DIRECTORY_MODE, Place, Tree};
 
 /// How long the kernel may keep what it was told: until we say otherwise, which we do.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -127,6 +127,65 @@ impl Nodes {
         Ok((node, ttl, attr))
     }
 
+    /// Makes a group in a directory that the kernel lets the caller write.
+    pub(super) fn make_group(
+        &self,
+        caller: Caller,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+    ) -> Result<(Duration, FileAttr)> {
+        let Node::Dir(parent) = self.node(parent)? else {
+            return Err(Error::NotDirectory);
+        };
+        let name = name.to_str().ok_or(Error::BadName("it is not UTF-8"))?;
+        // Only the permission bits are meant, and these fit.
+        let mode = u16::try_from(mode & 0o777).unwrap_or(DIRECTORY_MODE);
+        let made = file::make_group(&self.tree, parent, name, caller, mode)?;
+        self.attributes(Node::Dir(made))
+    }
+
+    /// Removes a group from a directory that the kernel lets the caller write.
+    pub(super) fn remove_group(&self, parent: INodeNo, name: &OsStr) -> Result<()> {
+        let Node::Dir(parent) = self.node(parent)? else {
+            return Err(Error::NotDirectory);
+        };
+        self.tree
+            .remove_group(parent, name.to_str().ok_or(Error::NotFound)?)
+    }
+
+    /// Gives a group's directory away, or the root's, or changes what it lets others do.
+    pub(super) fn set_access(
+        &self,
+        caller: Caller,
+        ino: INodeNo,
+        owner: (Option<u32>, Option<u32>),
+        mode: Option<u32>,
+    ) -> Result<(Duration, FileAttr)> {
+        let Node::Dir(place) = self.node(ino)? else {
+            return Err(Error::FixedShape);
+        };
+        let mode = mode.and_then(|mode| u16::try_from(mode & 0o777).ok());
+        self.tree.set_access(place, caller, owner, mode)?;
+        self.attributes(Node::Dir(place))
+    }
+
+    /// The nodes that belong to whom a directory belongs to: its files, and its directories for devices with theirs.
+    pub(super) fn below(&self, ino: INodeNo) -> Vec<INodeNo> {
+        let Ok(Node::Dir(place)) = self.node(ino) else {
+            return Vec::new();
+        };
+        let on_devices = self.tree.directories(place).unwrap_or_default().into_iter();
+        let on_devices = on_devices.filter(|(_, below)| below.entity == place.entity);
+        let places = [place].into_iter().chain(on_devices.map(|(_, place)| place));
+        let nodes = places.flat_map(|place| {
+            let files = file::files_in(&self.tree, place).into_iter().flatten();
+            let files = files.map(move |file| Node::File(place, file));
+            files.chain([Node::Dir(place)]).collect::<Vec<_>>()
+        });
+        nodes.map(inode::number).filter(|below| *below != ino).collect()
+    }
+
     pub(super) fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
         let Node::File(_, file) = self.node(ino)? else {
             return Err(Error::IsDirectory);
@@ -233,7 +292,7 @@ impl Nodes {
         };
         let mut entries = vec![
             entry(Node::Dir(place), "."),
-            entry(Node::Dir(place.parent()), ".."),
+            entry(Node::Dir(self.tree.parent(place)), ".."),
         ];
         entries
             .extend(file::files_in(&self.tree, place)?.map(|file| entry(Node::File(place, file), file.name)));

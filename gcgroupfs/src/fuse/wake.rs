@@ -58,7 +58,12 @@ impl Listener for Waker {
                 // The thread ends with the daemon.
                 let _ = self.0.send(id.0);
             }
+            Notice::GroupEvents(id) | Notice::Removed { id, .. } => {
+                let _ = self.0.send(id.0);
+            }
             Notice::Joined { .. }
+            | Notice::Made { .. }
+            | Notice::GroupChanged(_)
             | Notice::SettingsChanged(_)
             | Notice::RootChanged
             | Notice::Ring(_)

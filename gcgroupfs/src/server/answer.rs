@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::file::{self, Node};
 use crate::protocol::{Answer, Operation, Request};
-use crate::tree::{Caller, Place, Tree};
+use crate::tree::{Caller, DIRECTORY_MODE, Place, Tree};
 
 /// The most files one may ask for of each directory.
 const MAX_FILES: usize = 64;
@@ -18,6 +18,16 @@ pub struct Asker {
     pub gid: u32,
 }
 
+impl Asker {
+    fn caller(self) -> Caller {
+        Caller {
+            uid: self.uid,
+            gid: self.gid,
+            pid: 0,
+        }
+    }
+}
+
 /// One line of the answer to a list.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
@@ -26,6 +36,8 @@ struct Line<'a> {
     device: Option<&'a str>,
     uid: u32,
     comm: &'a str,
+    /// The path of its group; empty in the root.
+    group: &'a str,
     /// Each name with what the file shows; without those that are not there.
     files: serde_json::Map<String, serde_json::Value>,
 }
@@ -42,6 +54,8 @@ pub fn answer(tree: &Tree, asker: Asker, text: Vec<u8>, packet: &[u8]) -> Option
         (Operation::List, 0) => list(tree, request.name),
         (Operation::Get | Operation::List, _) => Ok(text),
         (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
+        (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
+        (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
     };
     Some(match text {
         Ok(text) => (Answer::part(&text, request.offset).to_bytes(), text),
@@ -62,15 +76,29 @@ fn get(tree: &Tree, path: &str) -> Result<Vec<u8>> {
 
 fn set(tree: &Tree, asker: Asker, request: &Request<'_>) -> Result<()> {
     match file::resolve(tree, request.name)? {
-        Node::File(place, file) => {
-            let caller = Caller {
-                uid: asker.uid,
-                gid: asker.gid,
-                pid: 0,
-            };
-            file.store(tree, place, caller, request.value)
-        }
+        Node::File(place, file) => file.store(tree, place, asker.caller(), request.value),
         Node::Dir(_) => Err(Error::IsDirectory),
+    }
+}
+
+fn make(tree: &Tree, asker: Asker, path: &str) -> Result<()> {
+    let (parent, name) = parent(tree, asker, path)?;
+    file::make_group(tree, parent, name, asker.caller(), DIRECTORY_MODE).map(drop)
+}
+
+fn remove(tree: &Tree, asker: Asker, path: &str) -> Result<()> {
+    let (parent, name) = parent(tree, asker, path)?;
+    tree.remove_group(parent, name)
+}
+
+/// The directory that a path leads to but for its last name, if the asker may change it, and that name.
+fn parent<'a>(tree: &Tree, asker: Asker, path: &'a str) -> Result<(Place, &'a str)> {
+    let path = path.trim_matches('/');
+    let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+    match file::resolve(tree, above)? {
+        Node::Dir(parent) if tree.may_change(parent, asker.caller())? => Ok((parent, name)),
+        Node::Dir(_) => Err(Error::WrongAccess),
+        Node::File(..) => Err(Error::NotDirectory),
     }
 }
 
@@ -80,6 +108,7 @@ fn list(tree: &Tree, names: &str) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     for (id, identity) in tree.processes() {
         let (pid, whole) = (identity.pid.to_string(), Place::process(id));
+        let group = tree.path(tree.group_of(id).flatten());
         let mut push = |place, device: Option<&str>| {
             let files = names.iter().filter_map(|name| show(tree, place, name)).collect();
             let line = Line {
@@ -87,6 +116,7 @@ fn list(tree: &Tree, names: &str) -> Result<Vec<u8>> {
                 device,
                 uid: identity.uid,
                 comm: &identity.comm,
+                group: &group,
                 files,
             };
             if let Ok(line) = serde_json::to_vec(&line) {

@@ -21,15 +21,18 @@ use super::enquiry::Applicant;
 use super::rate::Rate;
 use crate::block;
 use crate::journal::{Journal, Key};
-use crate::process::{self, Peer};
+use crate::process::{self, Peer, Stat};
 use crate::rules::{Given, Verdict};
-use crate::tree::{Identity, ProcessId, Settings, Tree};
+use crate::tree::{GroupId, Identity, ProcessId, Saved, Settings, Tree};
 
 /// Registered processes of one user. The other users' share is theirs.
 const MAX_PER_UID: usize = 4096;
 
 /// Registrations of one process in a second. An honest one needs one for each program it executes.
 const MAX_PER_SECOND: u32 = 16;
+
+/// How far up a governed ancestor is looked for.
+const MAX_ANCESTORS: usize = 64;
 
 #[derive(Debug)]
 pub struct Registry {
@@ -42,7 +45,7 @@ pub struct Registry {
     processes: HashMap<u64, Known>,
     numbers: HashMap<Key, u64>,
     /// Of those that are not registered now.
-    remembered: BTreeMap<Key, Settings>,
+    remembered: BTreeMap<Key, Saved>,
 }
 
 /// A living process that is or was registered.
@@ -83,7 +86,7 @@ impl Registry {
         epoll: Arc<Epoll>,
         journal: Arc<Journal>,
         grace_msec: u32,
-        remembered: BTreeMap<Key, Settings>,
+        remembered: BTreeMap<Key, Saved>,
     ) -> Self {
         let (processes, numbers) = (HashMap::new(), HashMap::new());
         Self {
@@ -103,7 +106,7 @@ impl Registry {
         let key = key(peer);
         self.numbers
             .get(&key)
-            .is_some_and(|process| self.settings(*process, key).is_some())
+            .is_some_and(|process| self.saved(*process, key).is_some())
             || self.remembered.contains_key(&key)
     }
 
@@ -140,13 +143,14 @@ impl Registry {
         control.grace_msec.store(self.grace_msec, Relaxed);
         // Before the process is there for others to write to: what they write has a higher number.
         let seq = self.journal.number();
-        let (settings, is_new) = match self.settings(process, key) {
-            Some(settings) => (settings, false),
-            None => (settings_of(verdict, &hello), verdict.process != Given::default()),
-        };
-        if is_new {
-            self.journal.append(seq, key, &settings);
-        }
+        let saved = self.saved(process, key).unwrap_or_else(|| {
+            let mut saved = Saved::from(settings_of(verdict, &hello));
+            saved.group = self.group_above(&peer.stat);
+            if verdict.process != Given::default() || saved.group.is_some() {
+                self.journal.append(seq, key, &saved);
+            }
+            saved
+        });
         let identity = Identity {
             pid: peer.pid,
             start_time: peer.stat.start_time,
@@ -161,7 +165,7 @@ impl Registry {
             identity.pid, identity.comm, identity.uid
         );
         let blocks = Arc::new(Mapped { control, usage });
-        let id = self.tree.join(identity, blocks.clone(), settings);
+        let id = self.tree.join(identity, blocks.clone(), saved);
         self.bells.hang(id, blocks, socket);
         let registration = Registration {
             id,
@@ -247,11 +251,15 @@ impl Registry {
         let Some(registration) = known.registration.take() else {
             return;
         };
-        if let Some((identity, settings)) = self.tree.settings(registration.id) {
+        if let Some(identity) = self.tree.identity(registration.id) {
             info!("{} ({}) left", identity.pid, identity.comm);
-            if !settings.is_default() {
-                self.remembered.insert(known.key, settings);
-            }
+        }
+        if let Some(saved) = self
+            .tree
+            .saved(registration.id)
+            .filter(|saved| !saved.is_default())
+        {
+            self.remembered.insert(known.key, saved);
         }
         self.tree.leave(registration.id, now());
         self.bells.remove(registration.id);
@@ -281,15 +289,45 @@ impl Registry {
     }
 
     /// What holds for a process that registers again: as it was when it last was registered.
-    fn settings(&self, process: u64, key: Key) -> Option<Settings> {
+    fn saved(&self, process: u64, key: Key) -> Option<Saved> {
         let registered = self
             .processes
             .get(&process)
             .and_then(|known| known.registration.as_ref());
-        match registered.and_then(|registration| self.tree.settings(registration.id)) {
-            Some((_, settings)) => Some(settings),
+        match registered.and_then(|registration| self.tree.saved(registration.id)) {
+            Some(saved) => Some(saved),
             None => self.remembered.get(&key).cloned(),
         }
+    }
+
+    /// The group of the nearest of a process's ancestors that is governed. Where a parent has ended, its children are
+    /// others', and nobody can know.
+    fn group_above(&self, stat: &Stat) -> Option<GroupId> {
+        let (mut parent, mut start_time) = (stat.parent, stat.start_time);
+        for _ in 0..MAX_ANCESTORS {
+            let stat = process::stat(parent)?;
+            // Younger than its child: a successor to the parent's pid.
+            if stat.start_time > start_time {
+                return None;
+            }
+            let key = Key {
+                pid: parent,
+                start_time: stat.start_time,
+            };
+            let known = self
+                .numbers
+                .get(&key)
+                .and_then(|number| self.processes.get(number));
+            let registered = known.and_then(|known| known.registration.as_ref());
+            if let Some(group) = registered.and_then(|registration| self.tree.group_of(registration.id)) {
+                return group;
+            }
+            if let Some(saved) = self.remembered.get(&key) {
+                return saved.group;
+            }
+            (parent, start_time) = (stat.parent, stat.start_time);
+        }
+        None
     }
 
     fn is_same_program(&self, process: u64) -> bool {

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak};
 
 use crate::journal::{Journal, Key};
-use crate::tree::{Listener, Notice, Settings, Tree};
+use crate::tree::{Listener, Notice, Saved, Tree};
 
 #[derive(Debug)]
 pub struct Scribe {
@@ -28,15 +28,18 @@ impl Scribe {
 
 impl Listener for Scribe {
     fn notice(&self, notice: &Notice) {
-        if !matches!(notice, Notice::SettingsChanged(_) | Notice::RootChanged) {
+        if !matches!(
+            notice,
+            Notice::SettingsChanged(_) | Notice::GroupChanged(_) | Notice::RootChanged
+        ) {
             return;
         }
-        // First the number, then the settings: so a higher number never comes with older settings.
+        // First the number, then what is to be kept: so a higher number never comes with something older.
         let number = self.journal.number();
-        let Some((key, settings)) = self.tree.upgrade().and_then(|tree| changed(&tree, notice)) else {
+        let Some((key, saved)) = self.tree.upgrade().and_then(|tree| changed(&tree, notice)) else {
             return;
         };
-        self.journal.append(number, key, &settings);
+        self.journal.append(number, key, &saved);
         if self.journal.is_long() {
             // A full pipe wakes as well as one byte more.
             let _ = (&self.waker).write(&[0]);
@@ -44,14 +47,17 @@ impl Listener for Scribe {
     }
 }
 
-fn changed(tree: &Tree, notice: &Notice) -> Option<(Key, Settings)> {
-    let Notice::SettingsChanged(id) = notice else {
-        return Some((Key::ROOT, tree.root_settings()));
-    };
-    let (identity, settings) = tree.settings(*id)?;
-    let key = Key {
-        pid: identity.pid,
-        start_time: identity.start_time,
-    };
-    Some((key, settings))
+fn changed(tree: &Tree, notice: &Notice) -> Option<(Key, Saved)> {
+    match notice {
+        Notice::SettingsChanged(id) => {
+            let identity = tree.identity(*id)?;
+            let key = Key {
+                pid: identity.pid,
+                start_time: identity.start_time,
+            };
+            Some((key, tree.saved(*id)?))
+        }
+        Notice::GroupChanged(id) => Some((Key::group(id.0), tree.saved_group(*id))),
+        _ => Some((Key::ROOT, tree.saved_root())),
+    }
 }

@@ -62,8 +62,8 @@ impl World {
             gid: 0,
         };
         let tree = Arc::new(Tree::new(owner, vec![device]));
-        let alive = |key: Key| process::is_alive(key.pid, key.start_time);
-        let (journal, remembered) = Journal::open(directory.path(), alive).unwrap();
+        let (journal, mut remembered) = Journal::open(directory.path(), is_kept).unwrap();
+        restore(&tree, &journal, &mut remembered, false);
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
         let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, 5000).unwrap();
         let (stop, waker) = (Arc::new(AtomicBool::new(false)), server.waker().unwrap());

@@ -112,16 +112,14 @@ pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
             continue;
         };
         let uuid = devices.get(slot).map(|device| device.uuid_text.as_str());
-        let (limit, freeze) = match uuid {
-            Some(_) => (asked.memory_limit(uuid), asked.freeze(uuid)),
-            None => (NO_LIMIT, false),
-        };
+        let index = uuid.map(|_| slot);
+        let limit = uuid.map_or(NO_LIMIT, |_| asked.memory_limit(uuid));
         changed |= process.can_swap() && control.memory_limit.load(Relaxed) != limit;
         control.memory_limit.store(limit, Relaxed);
         let swap_max = uuid.map_or(NO_LIMIT, |uuid| asked.memory_swap_max(Some(uuid)));
         control.memory_swap_max.store(swap_max, Relaxed);
-        control.priority.store(asked.priority(uuid), Relaxed);
-        changed |= gate(control, freeze || asked.freeze(None), process.gate(slot));
+        control.priority.store(process.priority(index, uuid), Relaxed);
+        changed |= gate(control, process.freeze(index, uuid), process.gate(slot));
     }
     changed
 }

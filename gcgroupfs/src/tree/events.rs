@@ -1,7 +1,7 @@
 //! What events files show, reduced to what must be compared to know that it has changed, and how often it has.
 
 use super::process::Process;
-use super::{Device, Notice, Sums};
+use super::{Device, Group, GroupId, Notice, ProcessId, State, Sums};
 
 /// What the events files of one directory show, each with the number of changes so far: a poller compares that with
 /// what it was when it last read.
@@ -15,9 +15,10 @@ struct Directory {
 
 /// `gcgroup.events`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Standing {
-    is_frozen: bool,
-    is_hook_ok: bool,
+pub(super) struct Standing {
+    pub(super) is_populated: bool,
+    pub(super) is_frozen: bool,
+    pub(super) is_hook_ok: bool,
 }
 
 /// `memory.events`.
@@ -30,57 +31,177 @@ struct Counts {
     nr_swapped: [u64; 3],
 }
 
-/// All events files of a process: its own first, then those of each device.
+/// All events files of a process or a group: its own first, then those of each device.
 #[derive(Debug, Default)]
 pub(super) struct Events(Vec<Directory>);
 
-impl Events {
-    fn at(&self, device: Option<usize>) -> Directory {
-        self.0
-            .get(device.map_or(0, |index| index + 1))
-            .copied()
-            .unwrap_or_default()
-    }
+/// How many directories with events files one has: its own, and one for each device.
+pub(super) fn nr_places(nr_devices: usize) -> usize {
+    nr_devices + 1
 }
 
-impl Process {
+fn position(device: Option<usize>) -> usize {
+    device.map_or(0, |index| index + 1)
+}
+
+impl Events {
+    fn at(&self, device: Option<usize>) -> Directory {
+        self.0.get(position(device)).copied().unwrap_or_default()
+    }
+
+    fn at_mut(&mut self, at: usize) -> &mut Directory {
+        if self.0.len() <= at {
+            self.0.resize_with(at + 1, Directory::default);
+        }
+        &mut self.0[at]
+    }
+
     /// How often `gcgroup.events` has changed.
     pub(super) fn nr_standing_changes(&self, device: Option<usize>) -> u64 {
-        self.events.at(device).nr_standing
+        self.at(device).nr_standing
     }
 
     /// How often `memory.events` has changed.
     pub(super) fn nr_count_changes(&self, device: Option<usize>) -> u64 {
-        self.events.at(device).nr_counts
+        self.at(device).nr_counts
     }
 
-    /// Counts and tells of changes since the last call.
-    pub(super) fn note_events(&mut self, devices: &[Device], notices: &mut Vec<Notice>) {
+    /// Whether it stood still when it was last looked at, by position.
+    pub(super) fn was_frozen(&self, at: usize) -> bool {
+        self.0
+            .get(at)
+            .is_some_and(|directory| directory.standing.is_frozen)
+    }
+
+    pub(super) fn set_standing(&mut self, at: usize, standing: Standing) -> bool {
+        let directory = self.at_mut(at);
+        let changed = directory.standing != standing;
+        directory.standing = standing;
+        directory.nr_standing += u64::from(changed);
+        changed
+    }
+
+    fn set_counts(&mut self, at: usize, counts: Counts) -> bool {
+        let directory = self.at_mut(at);
+        let changed = directory.counts != counts;
+        directory.counts = counts;
+        directory.nr_counts += u64::from(changed);
+        changed
+    }
+
+    /// Of what is a sum: one of the summands has changed.
+    pub(super) fn count_change(&mut self, at: usize) {
+        self.at_mut(at).nr_counts += 1;
+    }
+}
+
+/// What of a process's events has changed, by position.
+#[derive(Debug, Default)]
+struct Changes {
+    any: bool,
+    counts: Vec<usize>,
+    froze: Vec<usize>,
+    thawed: Vec<usize>,
+}
+
+impl State {
+    /// Counts and tells of changes since the last call, of the process and of all groups that it is in.
+    pub(super) fn note_events(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
+        let Some(process) = self.processes.get_mut(&id) else {
+            return;
+        };
+        let changes = process.note_events(&self.devices);
+        let group = process.group;
+        self.observe(id);
+        if !changes.any {
+            return;
+        }
+        notices.push(Notice::Events(id));
+        let nr_devices = self.devices.len();
+        self.each_above(group, |group| {
+            group.nr_frozen.resize(nr_places(nr_devices), 0);
+            changes.froze.iter().for_each(|at| group.nr_frozen[*at] += 1);
+            for at in &changes.thawed {
+                group.nr_frozen[*at] = group.nr_frozen[*at].saturating_sub(1);
+            }
+            changes
+                .counts
+                .iter()
+                .for_each(|at| group.events.count_change(*at));
+            if group.note_standing(nr_devices) || !changes.counts.is_empty() {
+                notices.push(Notice::GroupEvents(group.id));
+            }
+        });
+    }
+
+    /// A process is in these groups, or is not any more.
+    pub(super) fn count_member(
+        &mut self,
+        id: ProcessId,
+        groups: &[GroupId],
+        enters: bool,
+        notices: &mut Vec<Notice>,
+    ) {
+        let nr_devices = self.devices.len();
+        let Self {
+            processes,
+            groups: all,
+            ..
+        } = self;
+        let Some(process) = processes.get(&id) else { return };
+        for id in groups {
+            let Some(group) = all.get_mut(id) else { continue };
+            group.nr_frozen.resize(nr_places(nr_devices), 0);
+            let count = |number: &mut usize, by: bool| match enters {
+                true => *number += usize::from(by),
+                false => *number = number.saturating_sub(usize::from(by)),
+            };
+            count(&mut group.nr_members, true);
+            for (at, number) in group.nr_frozen.iter_mut().enumerate() {
+                count(number, process.events.was_frozen(at));
+            }
+            if group.note_standing(nr_devices) {
+                notices.push(Notice::GroupEvents(group.id));
+            }
+        }
+    }
+
+    /// Calls with the group and each above it.
+    pub(super) fn each_above(&mut self, from: Option<GroupId>, mut visit: impl FnMut(&mut Group)) {
+        let mut at = from;
+        while let Some(group) = at.and_then(|id| self.groups.get_mut(&id)) {
+            visit(group);
+            at = group.parent;
+        }
+    }
+}
+
+impl Process {
+    fn note_events(&mut self, devices: &[Device]) -> Changes {
         let places = [None].into_iter().chain((0..devices.len()).map(Some));
-        let now: Vec<_> = places
-            .map(|device| (self.standing(device, devices), self.counts(device, devices)))
-            .collect();
-        self.events.0.resize_with(now.len(), Directory::default);
-        let mut changed = false;
-        for (directory, (standing, counts)) in self.events.0.iter_mut().zip(now) {
-            if directory.standing != standing {
-                directory.standing = standing;
-                directory.nr_standing += 1;
-                changed = true;
+        let mut changes = Changes::default();
+        for (at, device) in places.enumerate() {
+            let (standing, counts) = (self.standing(device, devices), self.counts(device, devices));
+            let was_frozen = self.events.was_frozen(at);
+            if self.events.set_standing(at, standing) {
+                changes.any = true;
+                match (was_frozen, standing.is_frozen) {
+                    (false, true) => changes.froze.push(at),
+                    (true, false) => changes.thawed.push(at),
+                    _ => {}
+                }
             }
-            if directory.counts != counts {
-                directory.counts = counts;
-                directory.nr_counts += 1;
-                changed = true;
+            if self.events.set_counts(at, counts) {
+                changes.any = true;
+                changes.counts.push(at);
             }
         }
-        if changed {
-            notices.push(Notice::Events(self.id));
-        }
+        changes
     }
 
     fn standing(&self, device: Option<usize>, devices: &[Device]) -> Standing {
         Standing {
+            is_populated: true,
             is_frozen: self.is_frozen(device, devices.len()),
             is_hook_ok: self.is_hook_ok(),
         }
@@ -88,32 +209,19 @@ impl Process {
 
     fn counts(&self, device: Option<usize>, devices: &[Device]) -> Counts {
         let Sums {
-            nr_max, nr_oom, swap, ..
+            nr_max,
+            nr_oom,
+            nr_over_limit,
+            nr_reclaim,
+            swap,
+            ..
         } = Sums::of(self, device, devices);
         Counts {
             nr_max,
             nr_oom,
-            nr_over_limit: self.nr_over_limit(device),
-            nr_reclaim: self.nr_reclaim(device),
+            nr_over_limit,
+            nr_reclaim,
             nr_swapped: [swap.nr_in, swap.nr_out, swap.nr_fail],
-        }
-    }
-
-    /// Times that somebody asked for memory to be swapped out: on the device, or, as a whole, anywhere.
-    pub(super) fn nr_reclaim(&self, device: Option<usize>) -> u64 {
-        match device {
-            Some(device) => self.devices.get(device).map_or(0, |kept| kept.nr_reclaim),
-            None => self.devices.iter().map(|kept| kept.nr_reclaim).sum::<u64>() + self.whole.nr_reclaim,
-        }
-    }
-
-    /// Times a limit was set below usage: on the device, or, as a whole, anywhere.
-    pub(super) fn nr_over_limit(&self, device: Option<usize>) -> u64 {
-        match device {
-            Some(device) => self.devices.get(device).map_or(0, |kept| kept.nr_over_limit),
-            None => {
-                self.devices.iter().map(|kept| kept.nr_over_limit).sum::<u64>() + self.whole.nr_over_limit
-            }
         }
     }
 }

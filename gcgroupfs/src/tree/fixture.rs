@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use gcgroup_abi::{Control, Submission, Usage};
 use parking_lot::Mutex;
 
-use super::{Blocks, Caller, Device, Identity, Listener, Notice, Owner, ProcessId, Settings, Tree};
+use super::{
+    Blocks, Caller, Device, Entity, GroupId, Identity, Listener, Notice, Owner, Place, ProcessId, Saved,
+    Settings, Tree,
+};
 use crate::block;
 use crate::error::Result;
 use crate::file::{Node, resolve};
@@ -116,8 +119,20 @@ impl World {
         self.join_with(pid, blocks(), Settings::default())
     }
 
-    pub fn join_with(&self, pid: u32, blocks: Arc<dyn Blocks>, settings: Settings) -> ProcessId {
-        self.tree.join(identity(pid), blocks, settings)
+    pub fn join_with(&self, pid: u32, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
+        self.tree.join(identity(pid), blocks, saved)
+    }
+
+    /// Makes the group of that path, and those above that are not there.
+    pub fn group(&self, path: &str) -> GroupId {
+        let mut at = None;
+        for name in path.split('/') {
+            at = match self.tree.directory(Place::of(at), name).map(Place::whose) {
+                Ok(Entity::Group(id)) => Some(id),
+                _ => Some(self.tree.make_group(Place::of(at), name, ROOT, 0o755).unwrap()),
+            };
+        }
+        at.unwrap()
     }
 
     /// What listeners were told since the last call.

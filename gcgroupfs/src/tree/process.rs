@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Control, Gate, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, OTHER_DEVICE, Usage};
 
 use super::events::Events;
-use super::{Blocks, Device, Owner, ProcessId, Settings, enforce, sums};
+use super::inherited::Inherited;
+use super::{Blocks, Device, GroupId, Owner, ProcessId, Settings, enforce, sums};
 
 /// Who a process is, by the kernel's account.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +26,12 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Whether it is the same program of the same process: what it has counted goes on.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.image.is_some()
+            && (self.pid, self.start_time, self.image) == (other.pid, other.start_time, other.image)
+    }
+
     pub fn owner(&self) -> Owner {
         Owner {
             uid: self.uid,
@@ -64,6 +71,14 @@ pub struct Process {
     pub(super) identity: Identity,
     pub(super) blocks: Arc<dyn Blocks>,
     pub(super) settings: Settings,
+    /// The group that it is in; in the root, none.
+    pub(super) group: Option<GroupId>,
+    /// What holds for it by the groups above.
+    pub(super) inherited: Arc<Inherited>,
+    /// Whether it has been in another group before.
+    pub(super) has_moved: bool,
+    /// Bytes that it was last seen to hold, by place as [`Events`] has them; in the root, none.
+    pub(super) observed: Vec<u64>,
     pub(super) hook_ok: bool,
     /// Of the process as a whole.
     pub(super) whole: Kept,
@@ -86,6 +101,10 @@ impl Process {
             identity,
             blocks,
             settings,
+            group: None,
+            inherited: Arc::default(),
+            has_moved: false,
+            observed: Vec::new(),
             hook_ok: true,
             whole: Kept::default(),
             devices: kept,
@@ -135,12 +154,26 @@ impl Process {
         self.hook_ok && self.usage().is_understood()
     }
 
+    /// Whether the process is to stand still, as a whole or on a device of that index and UUID: for what was asked of
+    /// it, or of a group above.
+    pub(super) fn freeze(&self, device: Option<usize>, uuid: Option<&str>) -> bool {
+        self.settings.freeze(None) || self.settings.freeze(uuid) || self.inherited.freeze(device)
+    }
+
+    /// The priority that holds, as a whole or on a device of that index and UUID.
+    pub(super) fn priority(&self, device: Option<usize>, uuid: Option<&str>) -> u32 {
+        let own = self.settings.own_priority(uuid);
+        own.or_else(|| self.settings.own_priority(None))
+            .or_else(|| self.inherited.priority(device))
+            .unwrap_or(DEFAULT_PRIORITY)
+    }
+
     /// Whether nothing of the process's runs on the device, or, as a whole, anywhere: the gate is closed there, and
     /// the process has acknowledged that very closing.
     pub(super) fn is_frozen(&self, device: Option<usize>, nr_devices: usize) -> bool {
         match device {
             Some(device) => self.is_drained(device),
-            None => self.settings.freeze(None) && slots(nr_devices).all(|device| self.is_drained(device)),
+            None => self.freeze(None, None) && slots(nr_devices).all(|device| self.is_drained(device)),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What is asked of a process, by whom, and who may ask for what. Pure values: serialised, they are what survives
+//! What is asked of a process or a group, by whom, and who may ask for what. Pure values: serialised, they are what survives
 //! the daemon.
 
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// What is asked of a process, as a whole and on single devices. Devices are named by their UUID.
+/// What is asked of a process or a group, as a whole and on single devices. Devices are named by their UUID.
 ///
 /// Limits hold side by side, and so do quotas and freezes: the process's and the device's, each by itself. A priority given
 /// to the process replaces those given to its devices.
@@ -107,6 +107,7 @@ impl Settings {
     }
 
     /// Whether nobody has asked for anything.
+    #[cfg(test)]
     pub fn is_default(&self) -> bool {
         is_default(self)
     }
@@ -136,13 +137,20 @@ impl Settings {
         self.at(device).memory_swap_max.value.unwrap_or(unset)
     }
 
-    /// `compute.priority` of the process, or in force on a device.
+    /// `memory.swap.max` of a group, or of it on a device; it bounds nothing unless set.
+    pub fn group_swap_max(&self, device: Option<&str>) -> u64 {
+        self.at(device).memory_swap_max.value.unwrap_or(NO_LIMIT)
+    }
+
+    /// `compute.priority` of who has no group to be given another by.
     pub fn priority(&self, device: Option<&str>) -> u32 {
-        self.at(device)
-            .priority
-            .value
-            .or(self.process.priority.value)
-            .unwrap_or(DEFAULT_PRIORITY)
+        let own = self.own_priority(device).or(self.own_priority(None));
+        own.unwrap_or(DEFAULT_PRIORITY)
+    }
+
+    /// `compute.priority` that was given to the process, or to it on a device.
+    pub fn own_priority(&self, device: Option<&str>) -> Option<u32> {
+        self.at(device).priority.value
     }
 
     /// `compute.freeze` of the process, or of it on a device; a device stands still for either.
@@ -329,7 +337,10 @@ mod tests {
         settings.set_priority(GPU, 12, true).unwrap();
         assert!(denied(settings.set_priority(None, 11, false)));
         settings.set_priority(None, 13, false).unwrap();
-        assert_eq!(settings.priority(GPU), 13);
+        assert_eq!(
+            (settings.own_priority(GPU), settings.own_priority(None)),
+            (None, Some(13))
+        );
         assert!(denied(settings.set_priority(GPU, 11, false)));
     }
 
@@ -338,11 +349,14 @@ mod tests {
         let mut settings = Settings::default();
         settings.set_priority(GPU, 3, false).unwrap();
         assert_eq!(
-            (settings.priority(None), settings.priority(GPU)),
-            (DEFAULT_PRIORITY, 3)
+            (settings.own_priority(None), settings.own_priority(GPU)),
+            (None, Some(3))
         );
         settings.set_priority(None, 5, false).unwrap();
-        assert_eq!((settings.priority(None), settings.priority(GPU)), (5, 5));
+        assert_eq!(
+            (settings.own_priority(None), settings.own_priority(GPU)),
+            (Some(5), None)
+        );
     }
 
     #[test]
@@ -404,10 +418,10 @@ mod tests {
         assert_eq!(
             (
                 settings.memory_limit(None),
-                settings.priority(None),
+                settings.own_priority(None),
                 settings.freeze(None)
             ),
-            (1, 15, true)
+            (1, Some(15), true)
         );
     }
 }

@@ -5,16 +5,18 @@ use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::{Kind, MAX_DEVICES, Submission, Usage, UsageDevice};
+use serde::{Deserialize, Serialize};
 
 use super::Device;
-use super::process::{Process, slots};
+use super::process::{Kept, Process, slots};
 
 /// No count of ours comes near it in a century, every reader can represent it, and two thousand processes that
 /// lie by it do not fill a sum.
 const MAX_COUNT: u64 = 1 << 53;
 
 /// Bytes and counts of a process on a device, of a process, or of everybody.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Sums {
     /// Bytes charged by the process's ledger.
     pub charged: u64,
@@ -43,10 +45,15 @@ pub struct Sums {
     pub swap: Swapped,
     /// Of processes as a whole; 0 on a device.
     pub nr_unknown_symbols: u64,
+    /// Times a limit was set below usage.
+    pub nr_over_limit: u64,
+    /// Times that memory was asked to be swapped out.
+    pub nr_reclaim: u64,
 }
 
 /// What was moved between devices and the host.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Swapped {
     /// Bytes of device allocations that are in host memory.
     pub current: u64,
@@ -88,14 +95,6 @@ impl Swapped {
     }
 }
 
-impl AddAssign for Swapped {
-    fn add_assign(&mut self, mut other: Self) {
-        for (sum, other) in self.each().into_iter().zip(other.each()) {
-            *sum = sum.saturating_add(*other);
-        }
-    }
-}
-
 impl Sums {
     /// A process, on one device or on all.
     pub(super) fn of(process: &Process, device: Option<usize>, devices: &[Device]) -> Self {
@@ -110,7 +109,19 @@ impl Sums {
             sums.nr_unknown_symbols = count(&process.usage().nr_unknown_symbols);
         }
         sums.add_threads(process.usage(), device);
+        sums.add_kept(process, device);
         sums
+    }
+
+    fn add_kept(&mut self, process: &Process, device: Option<usize>) {
+        let mut add = |kept: &Kept| {
+            self.nr_over_limit += kept.nr_over_limit;
+            self.nr_reclaim += kept.nr_reclaim;
+        };
+        match device {
+            Some(device) => process.devices.get(device).into_iter().for_each(add),
+            None => process.devices.iter().chain([&process.whole]).for_each(&mut add),
+        }
     }
 
     /// Bytes charged that no swapping can move.
@@ -136,6 +147,14 @@ impl Sums {
     /// Kernels not known to have ended.
     pub fn nr_pending(&self) -> u64 {
         self.kernels().saturating_sub(self.nr_ended)
+    }
+
+    /// What a process comes with that has been elsewhere: its counts, but not what it holds now.
+    pub(super) fn counts(&self) -> Self {
+        Self {
+            nr_ended: self.nr_ended,
+            ..self.departed()
+        }
     }
 
     /// What stays of a process that has gone: its counts. Whatever it had submitted has ended.
@@ -206,9 +225,15 @@ impl Sums {
     }
 }
 
-impl AddAssign for Sums {
-    fn add_assign(&mut self, other: Self) {
-        let add = |sum: &mut u64, other: u64| *sum = sum.saturating_add(other);
+impl Sums {
+    /// Every number, combined with the same one of another.
+    fn combine(&mut self, mut other: Self, with: fn(u64, u64) -> u64) {
+        for (number, other) in self.each().into_iter().zip(other.each()) {
+            *number = with(*number, *other);
+        }
+    }
+
+    fn each(&mut self) -> impl IntoIterator<Item = &mut u64> {
         let Self {
             charged,
             overhead,
@@ -229,32 +254,65 @@ impl AddAssign for Sums {
             gate_timeouts,
             swap,
             nr_unknown_symbols,
+            nr_over_limit,
+            nr_reclaim,
         } = self;
-        add(charged, other.charged);
-        add(overhead, other.overhead);
-        kinds
-            .iter_mut()
-            .zip(other.kinds)
-            .for_each(|(sum, other)| add(sum, other));
-        add(nr_alloc, other.nr_alloc);
-        add(nr_free, other.nr_free);
-        add(nr_alloc_fail, other.nr_alloc_fail);
-        add(nr_max, other.nr_max);
-        add(nr_oom, other.nr_oom);
-        submitted
-            .iter_mut()
-            .zip(other.submitted)
-            .for_each(|(sum, other)| add(sum, other));
-        add(graph_kernels, other.graph_kernels);
-        add(nr_ended, other.nr_ended);
-        add(nr_frozen, other.nr_frozen);
-        add(frozen_usec, other.frozen_usec);
-        add(usage_nsec, other.usage_nsec);
-        add(nr_throttled, other.nr_throttled);
-        add(throttled_usec, other.throttled_usec);
-        add(gate_timeouts, other.gate_timeouts);
-        *swap += other.swap;
-        add(nr_unknown_symbols, other.nr_unknown_symbols);
+        let single = [
+            charged,
+            overhead,
+            nr_alloc,
+            nr_free,
+            nr_alloc_fail,
+            nr_max,
+            nr_oom,
+            graph_kernels,
+            nr_ended,
+            nr_frozen,
+            frozen_usec,
+            usage_nsec,
+            nr_throttled,
+            throttled_usec,
+            gate_timeouts,
+            nr_unknown_symbols,
+            nr_over_limit,
+            nr_reclaim,
+        ];
+        single
+            .into_iter()
+            .chain(kinds)
+            .chain(submitted)
+            .chain(swap.each())
+    }
+
+    /// Less what others have brought along; a process that takes its counts back makes that no less than nothing.
+    pub(super) fn less(mut self, arrived: Self) -> Self {
+        self.combine(arrived, u64::saturating_sub);
+        self
+    }
+}
+
+impl AddAssign for Sums {
+    fn add_assign(&mut self, other: Self) {
+        self.combine(other, u64::saturating_add);
+    }
+}
+
+/// `memory.current` of a process alone.
+pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
+    let on = |device: usize| {
+        let words = (
+            process.usage().devices.get(device),
+            process.control().devices.get(device),
+        );
+        let (Some(usage), Some(control)) = words else {
+            return 0;
+        };
+        let bytes = |word: &AtomicU64| word.load(Relaxed).min(total(device, devices));
+        bytes(&usage.memory_current).saturating_add(bytes(&control.memory_overhead))
+    };
+    match device {
+        Some(device) => on(device),
+        None => slots(devices.len()).map(on).fold(0, u64::saturating_add),
     }
 }
 

@@ -1,11 +1,13 @@
 //! Joining and leaving, and what stays.
 
+mod groups;
+
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{DEFAULT_PRIORITY, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::fixture::{OWNER, ROOT, World, blocks, identity};
-use super::{Identity, Level, Notice, Place, Settings};
+use super::{Identity, Level, Notice, Place, Saved, Settings};
 use crate::error::Error;
 
 #[test]
@@ -90,10 +92,10 @@ fn settings_hold_across_a_registration_anew() {
     let id = world.join(100);
     world.store("100/memory.limit", ROOT, "1G").unwrap();
     world.store("100/0/compute.freeze", ROOT, "1").unwrap();
-    let (_, settings) = world.tree.settings(id).unwrap();
+    let saved = world.tree.saved(id).unwrap();
     world.tree.leave(id, 0);
-    let json = serde_json::to_string(&settings).unwrap();
-    world.join_with(100, blocks(), serde_json::from_str(&json).unwrap());
+    let json = serde_json::to_string(&saved).unwrap();
+    world.join_with(100, blocks(), serde_json::from_str::<Saved>(&json).unwrap());
     assert_eq!(world.show("100/memory.limit"), "1073741824\n");
     assert_eq!(
         world.store("100/memory.limit", OWNER, "2G").unwrap_err().errno(),

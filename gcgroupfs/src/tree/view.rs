@@ -1,26 +1,19 @@
-//! What a control file sees of the tree, and what it can change: the whole vocabulary of the file table.
+//! What a control file sees of the tree. With what it can change, this is the whole vocabulary of the file table.
 
 use std::cell::RefCell;
 
-use std::sync::atomic::Ordering::Relaxed;
-
-use super::process::slots;
-use super::{
-    Caller, Device, Exited, Notice, Place, Process, ProcessId, Quota, Settings, State, Sums, Unmanaged,
-    enforce, sums,
-};
+use super::{Device, Exited, Group, Notice, Process, Quota, Settings, State, Sums, Unmanaged, enforce, sums};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
-
-const CANNOT_SWAP: &str = "the process was not started with --swap";
 
 /// The directory that is looked at.
 #[derive(Debug, Clone, Copy)]
 pub enum Scope<'a> {
     Root,
-    Process(&'a Process),
-    /// A process on the device of that index.
-    Device(&'a Process, usize),
+    /// A process, as a whole or on the device of that index.
+    Process(&'a Process, Option<usize>),
+    /// A group, likewise.
+    Group(&'a Group, Option<usize>),
 }
 
 /// What there is to see from one directory.
@@ -69,92 +62,110 @@ impl<'a> View<'a> {
         self.state.audit.is_answered()
     }
 
-    /// The pids of the processes here.
+    /// The pids of the processes here; of a group, those directly in it.
     pub fn pids(&self) -> Vec<u32> {
-        match self.process() {
-            Some((process, _)) => vec![process.identity.pid],
-            None => self.state.pids.keys().copied().collect(),
+        match self.scope {
+            Scope::Root => self.state.pids.keys().copied().collect(),
+            Scope::Process(process, _) => vec![process.identity.pid],
+            Scope::Group(group, _) => {
+                let members = group.members.iter();
+                let members = members.filter_map(|id| self.state.processes.get(id));
+                let mut pids: Vec<u32> = members.map(|process| process.identity.pid).collect();
+                pids.sort_unstable();
+                pids
+            }
         }
     }
 
     /// Whether it is of one process, on all its devices.
     pub fn is_process(&self) -> bool {
-        matches!(self.scope, Scope::Process(_))
+        matches!(self.scope, Scope::Process(_, None))
     }
 
-    /// Everything that is counted, at the root with the counts of those that have left.
+    /// Everything that is counted, at the root and in a group with the counts of those that have left.
     pub fn sums(&self) -> Sums {
-        if let Some((process, device)) = self.process() {
-            return Sums::of(process, device, self.devices());
+        match self.scope {
+            Scope::Root => {
+                let mut sums = self.state.departed;
+                self.each(|process| sums += Sums::of(process, None, self.devices()));
+                sums
+            }
+            Scope::Process(process, device) => Sums::of(process, device, self.devices()),
+            Scope::Group(group, device) => self.state.group_sums(group.id, device),
         }
-        let mut sums = self.state.departed;
-        self.state
-            .processes
-            .values()
-            .for_each(|process| sums += Sums::of(process, None, self.devices()));
-        sums
+    }
+
+    /// Calls with every process here and below.
+    fn each(&self, mut look: impl FnMut(&'a Process)) {
+        match self.scope {
+            Scope::Root => self.state.processes.values().for_each(look),
+            Scope::Process(process, _) => look(process),
+            Scope::Group(group, _) => self.state.within(group.id).into_iter().for_each(look),
+        }
     }
 
     /// Has the processes here find out which kernels have ended, those that have any left.
     pub fn ask_progress(&self) {
-        let ask = |process: &Process| {
+        self.each(|process| {
             if Sums::of(process, None, self.devices()).nr_pending() > 0 {
                 enforce::ask_progress(process);
                 self.notices.borrow_mut().push(Notice::Ring(process.id));
             }
-        };
-        match self.process() {
-            Some((process, _)) => ask(process),
-            None => self.state.processes.values().for_each(ask),
-        }
+        });
     }
 
     /// Whether those that were asked have answered, or have nothing left to tell of.
     pub fn has_progress(&self) -> bool {
-        let has = |process: &Process| {
-            enforce::has_progress(process) || Sums::of(process, None, self.devices()).nr_pending() == 0
-        };
-        match self.process() {
-            Some((process, _)) => has(process),
-            None => self.state.processes.values().all(has),
-        }
+        let mut all = true;
+        self.each(|process| {
+            all = all
+                && (enforce::has_progress(process)
+                    || Sums::of(process, None, self.devices()).nr_pending() == 0);
+        });
+        all
     }
 
-    /// What may be swapped out; nothing of a process that was not started for it.
+    /// What may be swapped out; nothing of a process that was not started for it, anything of a group unless set.
     ///
     /// # Errors
     /// At the root, which has none.
     pub fn memory_swap_max(&self) -> Result<u64> {
-        let (process, _) = self.governed()?;
-        let bytes = self.settings(Settings::memory_swap_max)?;
-        Ok(if process.can_swap() { bytes } else { 0 })
-    }
-
-    /// Times that memory was asked to be swapped out.
-    ///
-    /// # Errors
-    /// At the root, which has none.
-    pub fn nr_reclaim(&self) -> Result<u64> {
-        let (process, device) = self.governed()?;
-        Ok(process.nr_reclaim(device))
+        let (settings, uuid) = self.settings()?;
+        Ok(match self.scope {
+            Scope::Process(process, _) if !process.can_swap() => 0,
+            Scope::Group(..) => settings.group_swap_max(uuid),
+            _ => settings.memory_swap_max(uuid),
+        })
     }
 
     /// # Errors
     /// At the root, which has none.
     pub fn memory_limit(&self) -> Result<u64> {
-        self.settings(Settings::memory_limit)
+        let (settings, uuid) = self.settings()?;
+        Ok(settings.memory_limit(uuid))
     }
 
+    /// What holds: of a process its own, or the nearest group's above.
+    ///
     /// # Errors
     /// At the root, which has none.
     pub fn priority(&self) -> Result<u32> {
-        self.settings(Settings::priority)
+        let (_, uuid) = self.settings()?;
+        match self.scope {
+            Scope::Root => Err(Error::NotFound),
+            Scope::Process(process, device) => Ok(process.priority(device, uuid)),
+            Scope::Group(group, device) => Ok(group
+                .inherited
+                .priority(device)
+                .unwrap_or(gcgroup_abi::DEFAULT_PRIORITY)),
+        }
     }
 
     /// # Errors
     /// At the root, which has none.
     pub fn compute_max(&self) -> Result<Quota> {
-        self.settings(Settings::compute_max)
+        let (settings, uuid) = self.settings()?;
+        Ok(settings.compute_max(uuid))
     }
 
     /// The policy that holds.
@@ -164,33 +175,28 @@ impl<'a> View<'a> {
 
     /// Has the GPU time of the processes here measured for a while.
     pub fn watch(&self) {
-        let ids = match self.process() {
-            Some((process, _)) => vec![process.id],
-            None => self.state.processes.keys().copied().collect(),
-        };
+        let mut ids = Vec::new();
+        self.each(|process| ids.push(process.id));
         self.notices.borrow_mut().push(Notice::Watched(ids));
     }
 
+    /// What was asked of the process or the group itself.
+    ///
     /// # Errors
     /// At the root, which has none.
     pub fn freeze(&self) -> Result<bool> {
-        self.settings(Settings::freeze)
+        let (settings, uuid) = self.settings()?;
+        Ok(settings.freeze(uuid))
     }
 
     /// # Errors
     /// At the root, which has none.
     pub fn memory_peak(&self) -> Result<u64> {
-        let (process, device) = self.governed()?;
-        Ok(sums::peak(process, device, self.devices()))
-    }
-
-    /// Times a limit was set below usage.
-    ///
-    /// # Errors
-    /// At the root, which has no limit.
-    pub fn nr_over_limit(&self) -> Result<u64> {
-        let (process, device) = self.governed()?;
-        Ok(process.nr_over_limit(device))
+        match self.scope {
+            Scope::Root => Err(Error::NotFound),
+            Scope::Process(process, device) => Ok(sums::peak(process, device, self.devices())),
+            Scope::Group(group, device) => Ok(self.state.group_peak(group.id, device)),
+        }
     }
 
     /// How often what `gcgroup.events` shows has changed.
@@ -198,8 +204,11 @@ impl<'a> View<'a> {
     /// # Errors
     /// At the root, which has none.
     pub fn nr_standing_changes(&self) -> Result<u64> {
-        let (process, device) = self.governed()?;
-        Ok(process.nr_standing_changes(device))
+        match self.scope {
+            Scope::Root => Err(Error::NotFound),
+            Scope::Process(process, device) => Ok(process.events.nr_standing_changes(device)),
+            Scope::Group(group, device) => Ok(group.events.nr_standing_changes(device)),
+        }
     }
 
     /// How often what `memory.events` shows has changed.
@@ -207,216 +216,57 @@ impl<'a> View<'a> {
     /// # Errors
     /// At the root, which has none.
     pub fn nr_count_changes(&self) -> Result<u64> {
-        let (process, device) = self.governed()?;
-        Ok(process.nr_count_changes(device))
+        match self.scope {
+            Scope::Root => Err(Error::NotFound),
+            Scope::Process(process, device) => Ok(process.events.nr_count_changes(device)),
+            Scope::Group(group, device) => Ok(group.events.nr_count_changes(device)),
+        }
     }
 
-    /// Whether what was frozen here stands still.
+    /// Whether there are processes here.
+    pub fn is_populated(&self) -> bool {
+        match self.scope {
+            Scope::Root => !self.state.processes.is_empty(),
+            Scope::Process(..) => true,
+            Scope::Group(group, _) => group.nr_members > 0,
+        }
+    }
+
+    /// Whether what was frozen, here or above, stands still.
     ///
     /// # Errors
     /// At the root, which cannot be frozen.
     pub fn is_frozen(&self) -> Result<bool> {
-        let (process, device) = self.governed()?;
-        Ok(process.is_frozen(device, self.devices().len()))
-    }
-
-    /// Whether the process still answers.
-    ///
-    /// # Errors
-    /// At the root, which is no process.
-    pub fn is_hook_ok(&self) -> Result<bool> {
-        Ok(self.governed()?.0.is_hook_ok())
-    }
-
-    fn settings<T>(&self, get: impl Fn(&Settings, Option<&str>) -> T) -> Result<T> {
-        let (process, device) = self.governed()?;
-        let uuid = device
-            .and_then(|index| self.devices().get(index))
-            .map(|device| device.uuid_text.as_str());
-        Ok(get(&process.settings, uuid))
-    }
-
-    fn process(&self) -> Option<(&'a Process, Option<usize>)> {
+        let nr_devices = self.devices().len();
         match self.scope {
-            Scope::Root => None,
-            Scope::Process(process) => Some((process, None)),
-            Scope::Device(process, device) => Some((process, Some(device))),
-        }
-    }
-
-    fn governed(&self) -> Result<(&'a Process, Option<usize>)> {
-        self.process().ok_or(Error::NotFound)
-    }
-}
-
-/// What can be changed in one directory, in a caller's name.
-#[derive(Debug)]
-pub struct Edit<'a> {
-    state: &'a mut State,
-    place: Place,
-    by_root: bool,
-    notices: Vec<Notice>,
-}
-
-impl<'a> Edit<'a> {
-    pub(super) fn new(state: &'a mut State, place: Place, caller: Caller) -> Self {
-        let by_root = state.is_root(caller);
-        Self {
-            state,
-            place,
-            by_root,
-            notices: Vec::new(),
-        }
-    }
-
-    pub(super) fn into_notices(self) -> Vec<Notice> {
-        self.notices
-    }
-
-    /// # Errors
-    /// `EPERM` beyond what root has set.
-    pub fn set_memory_limit(&mut self, limit: u64) -> Result<()> {
-        self.set(|settings, device, by_root| settings.set_memory_limit(device, limit, by_root))?;
-        let (process, device, devices) = self.parts()?;
-        let is_over = Sums::of(process, device, devices).current() > limit;
-        if let Some(kept) = process.kept_mut(device).filter(|_| is_over) {
-            kept.nr_over_limit += 1;
-        }
-        self.note_events()
-    }
-
-    /// # Errors
-    /// `EOPNOTSUPP` for more than nothing, if the process was not started for it; `EPERM` beyond what root has set.
-    pub fn set_memory_swap_max(&mut self, bytes: u64) -> Result<()> {
-        let (process, ..) = self.parts()?;
-        if bytes != 0 && !process.can_swap() {
-            return Err(Error::NotSupported(CANNOT_SWAP));
-        }
-        self.set(|settings, device, by_root| settings.set_memory_swap_max(device, bytes, by_root))
-    }
-
-    /// Asks for that many bytes to be swapped out; of a process as a whole, on each device as far as it goes.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` if the process was not started for it.
-    pub fn reclaim(&mut self, bytes: u64) -> Result<()> {
-        let (process, device, devices) = self.parts()?;
-        if !process.can_swap() {
-            return Err(Error::NotSupported(CANNOT_SWAP));
-        }
-        let wanted = match device {
-            Some(device) => vec![device],
-            None => slots(devices.len()).collect(),
-        };
-        let mut left = bytes;
-        for device in wanted {
-            let there = process
-                .usage()
-                .devices
-                .get(device)
-                .map_or(0, |usage| usage.swappable.load(Relaxed));
-            // All of it is also what comes in just now.
-            let some = if bytes == gcgroup_abi::NO_LIMIT {
-                gcgroup_abi::NO_LIMIT
-            } else {
-                left.min(there)
-            };
-            if some != 0 {
-                enforce::reclaim(process, device, some);
-                left = left.saturating_sub(some);
+            Scope::Root => Err(Error::NotFound),
+            Scope::Process(process, device) => Ok(process.is_frozen(device, nr_devices)),
+            Scope::Group(group, device) => {
+                let mut all = group.inherited.freeze(device);
+                if all {
+                    self.each(|process| all = all && process.is_frozen(device, nr_devices));
+                }
+                Ok(all)
             }
         }
-        if let Some(kept) = process.kept_mut(device) {
-            kept.nr_reclaim += 1;
-        }
-        let id = process.id;
-        self.notices.push(Notice::Ring(id));
-        self.note_events()
     }
 
-    /// # Errors
-    /// `EPERM` beyond what root has set.
-    pub fn set_priority(&mut self, priority: u32) -> Result<()> {
-        self.set(|settings, device, by_root| settings.set_priority(device, priority, by_root))
-    }
-
-    /// # Errors
-    /// `EPERM` beyond what root has set.
-    pub fn set_compute_max(&mut self, usec: u64, period_usec: Option<u64>) -> Result<()> {
-        self.set(|settings, device, by_root| settings.set_compute_max(device, usec, period_usec, by_root))
-    }
-
-    /// Sets the policy for all GPUs.
-    pub fn set_policy(&mut self, policy: Policy) {
-        let mut settings = self.state.root.clone();
-        settings.set_policy(policy);
-        if settings != self.state.root {
-            self.state.root = settings;
-            self.notices.push(Notice::RootChanged);
+    /// Whether the process still answers; of a group there is nothing to say.
+    pub fn is_hook_ok(&self) -> Option<bool> {
+        match self.scope {
+            Scope::Process(process, _) => Some(process.is_hook_ok()),
+            Scope::Root | Scope::Group(..) => None,
         }
     }
 
-    /// # Errors
-    /// `EPERM` against root's freeze.
-    pub fn set_freeze(&mut self, freeze: bool) -> Result<()> {
-        self.set(|settings, device, by_root| settings.set_freeze(device, freeze, by_root))?;
-        self.note_events()
-    }
-
-    /// Begins a new peak at what is charged now.
-    ///
-    /// # Errors
-    /// At the root, which has none.
-    pub fn reset_peak(&mut self) -> Result<()> {
-        let (process, device, devices) = self.parts()?;
-        let current = Sums::of(process, device, devices).current();
-        enforce::reset_peak(process, device);
-        if let Some(kept) = process.kept_mut(device) {
-            kept.peak = current;
-        }
-        Ok(())
-    }
-
-    /// Changes the settings and makes them hold; tells the journal, and the process if it must act on them.
-    fn set(&mut self, change: impl FnOnce(&mut Settings, Option<&str>, bool) -> Result<()>) -> Result<()> {
-        let by_root = self.by_root;
-        let (process, device, devices) = self.parts()?;
-        let uuid = device
-            .and_then(|index| devices.get(index))
-            .map(|device| device.uuid_text.as_str());
-        let mut settings = process.settings.clone();
-        change(&mut settings, uuid, by_root)?;
-        if settings == process.settings {
-            return Ok(());
-        }
-        process.settings = settings;
-        let ring = enforce::settings(process, devices);
-        let id = process.id;
-        self.notices.push(Notice::SettingsChanged(id));
-        if ring {
-            self.notices.push(Notice::Ring(id));
-        }
-        Ok(())
-    }
-
-    fn note_events(&mut self) -> Result<()> {
-        let mut notices = Vec::new();
-        let (process, _, devices) = self.parts()?;
-        process.note_events(devices, &mut notices);
-        self.notices.append(&mut notices);
-        Ok(())
-    }
-
-    fn parts(&mut self) -> Result<(&mut Process, Option<usize>, &[Device])> {
-        let State {
-            processes, devices, ..
-        } = &mut *self.state;
-        if self.place == Place::ROOT {
-            return Err(Error::NotFound);
-        }
-        let process = processes
-            .get_mut(&ProcessId(self.place.entity))
-            .ok_or(Error::Gone)?;
-        Ok((process, self.place.device.map(usize::from), devices))
+    /// What is asked here, and the UUID of the device that it is asked on.
+    fn settings(&self) -> Result<(&'a Settings, Option<&'a str>)> {
+        let (settings, device) = match self.scope {
+            Scope::Root => return Err(Error::NotFound),
+            Scope::Process(process, device) => (&process.settings, device),
+            Scope::Group(group, device) => (&group.settings, device),
+        };
+        let device = device.and_then(|index| self.state.devices.get(index));
+        Ok((settings, device.map(|device| device.uuid_text.as_str())))
     }
 }

@@ -44,3 +44,39 @@ fn requests_follow_the_rules_of_the_mount() {
         serde_json::json!({"memory.limit": "1073741824\n"})
     );
 }
+
+#[test]
+fn groups_are_made_removed_and_entered_without_the_mount() {
+    let world = World::new();
+    let _hook = world.register();
+    let client = world.connect();
+    let go = |operation, path: &str, value: &[u8]| ask(&client, operation, path, value).0.cast_signed();
+    assert_eq!(go(Operation::Make, "a", b""), 0);
+    assert_eq!(go(Operation::Make, "/a/b/", b""), 0);
+    for (operation, path, errno) in [
+        (Operation::Make, "a", libc::EEXIST),
+        (Operation::Make, "7", libc::EINVAL),
+        (Operation::Make, "", libc::EINVAL),
+        (Operation::Make, "nowhere/b", libc::ENOENT),
+        (Operation::Make, "devices/b", libc::ENOTDIR),
+        (Operation::Remove, "a", libc::EBUSY),
+        (Operation::Remove, "nowhere", libc::ENOENT),
+    ] {
+        assert_eq!(go(operation, path, b""), errno, "{path}");
+    }
+    let pid = me().to_string();
+    assert_eq!(go(Operation::Set, "a/b/gcgroup.procs", pid.as_bytes()), 0);
+    assert_eq!(world.show("a/b/gcgroup.procs"), format!("{pid}\n"));
+    assert_eq!(go(Operation::Remove, "a/b", b""), libc::EBUSY);
+
+    // Another daemon finds them as they were, and the process in its place.
+    world.store("a/memory.limit", "1G");
+    drop(client);
+    let world = world.restart();
+    assert_eq!(world.show("a/memory.limit"), "1073741824\n");
+    assert_eq!(world.show("a/gcgroup.events"), "populated 0\nfrozen 0\n");
+    let hook = world.register();
+    assert_eq!(world.show("a/b/gcgroup.procs"), format!("{pid}\n"));
+    assert_eq!(world.show("a/gcgroup.events"), "populated 1\nfrozen 0\n");
+    drop(hook);
+}

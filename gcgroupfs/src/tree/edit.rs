@@ -1,0 +1,278 @@
+//! What a control file can change.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::NO_LIMIT;
+
+use super::process::{Process, slots};
+use super::{Caller, Entity, GroupId, Notice, Place, ProcessId, Settings, State, Sums, enforce};
+use crate::arbiter::Policy;
+use crate::error::{Error, Result};
+
+const CANNOT_SWAP: &str = "the process was not started with --swap";
+
+/// What can be changed in one directory, in a caller's name.
+#[derive(Debug)]
+pub struct Edit<'a> {
+    state: &'a mut State,
+    place: Place,
+    caller: Caller,
+    notices: Vec<Notice>,
+}
+
+/// Of whom something is asked.
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    Process(ProcessId),
+    Group(GroupId),
+}
+
+impl<'a> Edit<'a> {
+    pub(super) fn new(state: &'a mut State, place: Place, caller: Caller) -> Self {
+        Self {
+            state,
+            place,
+            caller,
+            notices: Vec::new(),
+        }
+    }
+
+    pub(super) fn into_notices(self) -> Vec<Notice> {
+        self.notices
+    }
+
+    /// # Errors
+    /// `EPERM` beyond what root has set.
+    pub fn set_memory_limit(&mut self, limit: u64) -> Result<()> {
+        self.set(|settings, device, by_root| settings.set_memory_limit(device, limit, by_root))?;
+        let device = self.device();
+        match self.target()? {
+            Target::Process(id) => {
+                let devices = &self.state.devices;
+                let process = self.state.processes.get_mut(&id).ok_or(Error::Gone)?;
+                if Sums::of(process, device, devices).current() > limit {
+                    if let Some(kept) = process.kept_mut(device) {
+                        kept.nr_over_limit += 1;
+                    }
+                    self.notices.push(Notice::SettingsChanged(id));
+                }
+                self.state.note_events(id, &mut self.notices);
+            }
+            Target::Group(id) => {
+                if self.state.group_sums(id, device).current() > limit {
+                    self.count_in_group(id, |sums| sums.nr_over_limit += 1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// `EOPNOTSUPP` for more than nothing, if the process was not started for it; `EPERM` beyond what root has set.
+    pub fn set_memory_swap_max(&mut self, bytes: u64) -> Result<()> {
+        if let Target::Process(id) = self.target()?
+            && bytes != 0
+            && !self.state.processes.get(&id).is_some_and(Process::can_swap)
+        {
+            return Err(Error::NotSupported(CANNOT_SWAP));
+        }
+        self.set(|settings, device, by_root| settings.set_memory_swap_max(device, bytes, by_root))
+    }
+
+    /// Asks for that many bytes to be swapped out; of a process as a whole, on each device as far as it goes, and of a
+    /// group from those first that have most to move.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if no process here was started for it.
+    pub fn reclaim(&mut self, bytes: u64) -> Result<()> {
+        let (device, target) = (self.device(), self.target()?);
+        let wanted: Vec<usize> = match device {
+            Some(device) => vec![device],
+            None => slots(self.state.devices.len()).collect(),
+        };
+        let mut processes: Vec<&Process> = match target {
+            Target::Process(id) => self.state.processes.get(&id).into_iter().collect(),
+            Target::Group(id) => self.state.within(id),
+        };
+        processes.retain(|process| process.can_swap());
+        if processes.is_empty() {
+            return Err(Error::NotSupported(CANNOT_SWAP));
+        }
+        let there = |process: &Process, device: usize| {
+            let usage = process.usage().devices.get(device);
+            usage.map_or(0, |usage| usage.swappable.load(Relaxed))
+        };
+        let all = |process: &&Process| {
+            let each = wanted.iter().map(|device| there(process, *device));
+            std::cmp::Reverse(each.fold(0, u64::saturating_add))
+        };
+        processes.sort_by_cached_key(all);
+        let mut left = bytes;
+        let mut asked = Vec::new();
+        for process in processes {
+            for device in &wanted {
+                // All of it is also what comes in just now.
+                let some = if bytes == NO_LIMIT {
+                    NO_LIMIT
+                } else {
+                    left.min(there(process, *device))
+                };
+                if some != 0 {
+                    enforce::reclaim(process, *device, some);
+                    left = left.saturating_sub(some);
+                }
+            }
+            asked.push(process.id);
+            if left == 0 {
+                break;
+            }
+        }
+        self.notices.extend(asked.into_iter().map(Notice::Ring));
+        match target {
+            Target::Process(id) => {
+                let process = self.state.processes.get_mut(&id).ok_or(Error::Gone)?;
+                if let Some(kept) = process.kept_mut(device) {
+                    kept.nr_reclaim += 1;
+                }
+                self.notices.push(Notice::SettingsChanged(id));
+                self.state.note_events(id, &mut self.notices);
+            }
+            Target::Group(id) => self.count_in_group(id, |sums| sums.nr_reclaim += 1),
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// `EPERM` beyond what root has set.
+    pub fn set_priority(&mut self, priority: u32) -> Result<()> {
+        self.set(|settings, device, by_root| settings.set_priority(device, priority, by_root))
+    }
+
+    /// # Errors
+    /// `EPERM` beyond what root has set.
+    pub fn set_compute_max(&mut self, usec: u64, period_usec: Option<u64>) -> Result<()> {
+        self.set(|settings, device, by_root| settings.set_compute_max(device, usec, period_usec, by_root))
+    }
+
+    /// Sets the policy for all GPUs.
+    pub fn set_policy(&mut self, policy: Policy) {
+        let mut settings = self.state.root.clone();
+        settings.set_policy(policy);
+        if settings != self.state.root {
+            self.state.root = settings;
+            self.notices.push(Notice::RootChanged);
+        }
+    }
+
+    /// # Errors
+    /// `EPERM` against root's freeze.
+    pub fn set_freeze(&mut self, freeze: bool) -> Result<()> {
+        self.set(|settings, device, by_root| settings.set_freeze(device, freeze, by_root))?;
+        if let Target::Process(id) = self.target()? {
+            self.state.note_events(id, &mut self.notices);
+        }
+        Ok(())
+    }
+
+    /// Begins a new peak at what is charged now.
+    ///
+    /// # Errors
+    /// At the root, which has none.
+    pub fn reset_peak(&mut self) -> Result<()> {
+        let device = self.device();
+        match self.target()? {
+            Target::Process(id) => {
+                let devices = &self.state.devices;
+                let process = self.state.processes.get_mut(&id).ok_or(Error::Gone)?;
+                let current = Sums::of(process, device, devices).current();
+                enforce::reset_peak(process, device);
+                if let Some(kept) = process.kept_mut(device) {
+                    kept.peak = current;
+                }
+                self.notices.push(Notice::SettingsChanged(id));
+            }
+            Target::Group(id) => {
+                let current = self.state.group_sums(id, device).current();
+                let group = self.state.groups.get_mut(&id).ok_or(Error::Gone)?;
+                let counted = group.counted_mut(device);
+                (counted.peak, counted.is_reset) = (current, true);
+                self.notices.push(Notice::GroupChanged(id));
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the process of that pid here.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where processes cannot be put; `ESRCH`, `EPERM` as moves have them.
+    pub fn take_in(&mut self, pid: u32) -> Result<()> {
+        let to = match (self.place.whose(), self.place.device) {
+            (Entity::Root, None) => None,
+            (Entity::Group(id), None) => Some(id),
+            _ => return Err(Error::NotSupported("processes are put into groups")),
+        };
+        self.state.relocate(pid, to, self.caller, &mut self.notices)
+    }
+
+    /// Counts something that has happened to a group, there and above.
+    fn count_in_group(&mut self, id: GroupId, count: impl Fn(&mut Sums)) {
+        let device = self.device();
+        let notices = &mut self.notices;
+        self.state.each_above(Some(id), |group| {
+            let mut places = vec![None];
+            places.extend(device.map(Some));
+            for device in places {
+                count(&mut group.counted_mut(device).before);
+                group.events.count_change(device.map_or(0, |device| device + 1));
+            }
+            notices.push(Notice::GroupEvents(group.id));
+            notices.push(Notice::GroupChanged(group.id));
+        });
+    }
+
+    /// Changes the settings and makes them hold; tells the journal, and the processes that must act on them.
+    fn set(&mut self, change: impl FnOnce(&mut Settings, Option<&str>, bool) -> Result<()>) -> Result<()> {
+        let (target, by_root) = (self.target()?, self.state.is_root(self.caller));
+        let uuid = self.device().and_then(|index| self.state.devices.get(index));
+        let uuid = uuid.map(|device| device.uuid_text.clone());
+        let settings = match target {
+            Target::Process(id) => &mut self.state.processes.get_mut(&id).ok_or(Error::Gone)?.settings,
+            Target::Group(id) => &mut self.state.groups.get_mut(&id).ok_or(Error::Gone)?.settings,
+        };
+        let mut changed = settings.clone();
+        change(&mut changed, uuid.as_deref(), by_root)?;
+        if changed == *settings {
+            return Ok(());
+        }
+        *settings = changed;
+        match target {
+            Target::Process(id) => {
+                let process = self.state.processes.get(&id).ok_or(Error::Gone)?;
+                let ring = enforce::settings(process, &self.state.devices);
+                self.notices.push(Notice::SettingsChanged(id));
+                if ring {
+                    self.notices.push(Notice::Ring(id));
+                }
+            }
+            Target::Group(id) => {
+                // What the processes must act on is told first: that is not to wait for the disk.
+                self.state.hand_down(id, &mut self.notices);
+                self.notices.push(Notice::GroupChanged(id));
+            }
+        }
+        Ok(())
+    }
+
+    fn device(&self) -> Option<usize> {
+        self.place.device.map(usize::from)
+    }
+
+    fn target(&self) -> Result<Target> {
+        match self.place.whose() {
+            Entity::Root => Err(Error::NotFound),
+            Entity::Process(id) => Ok(Target::Process(id)),
+            Entity::Group(id) => Ok(Target::Group(id)),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! One group: where it is, whose it is, what is asked of it, who is in it, and what only the daemon remembers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::events::{Events, Standing, nr_places};
+use super::inherited::Inherited;
+use super::{Access, GroupId, ProcessId, Settings, Sums};
+use crate::error::{Error, Result};
+
+/// How deep groups nest; one in the root is at depth 1.
+pub const MAX_DEPTH: usize = 8;
+
+/// The longest name, bytes.
+const MAX_NAME: usize = 255;
+
+/// Groups that one user, other than root, may have made.
+pub(super) const MAX_PER_UID: usize = 1024;
+
+/// Groups in all.
+pub(super) const MAX_GROUPS: usize = 64 << 10;
+
+/// A directory of processes and of other groups.
+#[derive(Debug)]
+pub struct Group {
+    pub(super) id: GroupId,
+    pub(super) name: String,
+    pub(super) parent: Option<GroupId>,
+    /// The uid of who made it.
+    pub(super) maker: u32,
+    /// Whether it goes when the last process and the last child group have gone.
+    pub(super) is_transient: bool,
+    pub(super) access: Access,
+    pub(super) settings: Settings,
+    pub(super) children: BTreeMap<String, GroupId>,
+    /// The processes directly in it.
+    pub(super) members: BTreeSet<ProcessId>,
+    /// The processes in it and below.
+    pub(super) nr_members: usize,
+    /// How many of these stand still, by place as [`Events`] has them.
+    pub(super) nr_frozen: Vec<usize>,
+    /// Bytes that these were last seen to hold, likewise.
+    held: Vec<u64>,
+    /// What holds in it, by itself and all above.
+    pub(super) inherited: Arc<Inherited>,
+    /// By device; the group as a whole is none.
+    pub(super) counted: BTreeMap<Option<usize>, Counted>,
+    pub(super) events: Events,
+}
+
+/// What a group has counted that its processes do not tell, and the most it was seen to hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Counted {
+    /// Counts of processes that have left, and of the group itself.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) before: Sums,
+    /// Counts that processes had when they came in from elsewhere.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) arrived: Sums,
+    /// The highest `memory.current` that was seen since it was last reset, or what it was then.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) peak: u64,
+    /// Whether it has been reset: then the peaks of processes say nothing of it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) is_reset: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Group {
+    pub(super) fn new(id: GroupId, parent: Option<GroupId>, name: &str, maker: u32, access: Access) -> Self {
+        Self {
+            id,
+            name: name.to_owned(),
+            parent,
+            maker,
+            is_transient: false,
+            access,
+            settings: Settings::default(),
+            children: BTreeMap::new(),
+            members: BTreeSet::new(),
+            nr_members: 0,
+            nr_frozen: Vec::new(),
+            held: Vec::new(),
+            inherited: Arc::default(),
+            counted: BTreeMap::new(),
+            events: Events::default(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.nr_members == 0 && self.children.is_empty()
+    }
+
+    pub(super) fn counted(&self, device: Option<usize>) -> Counted {
+        self.counted.get(&device).copied().unwrap_or_default()
+    }
+
+    pub(super) fn counted_mut(&mut self, device: Option<usize>) -> &mut Counted {
+        self.counted.entry(device).or_default()
+    }
+
+    /// One of the processes is seen to hold `now`, and not `before` any more; by place.
+    pub(super) fn hold(&mut self, before: &[u64], now: &[u64]) {
+        let length = before.len().max(now.len()).max(self.held.len());
+        self.held.resize(length, 0);
+        for at in 0..length {
+            let of = |bytes: &[u64]| bytes.get(at).copied().unwrap_or(0);
+            let held = of(&self.held).saturating_sub(of(before)).saturating_add(of(now));
+            self.held[at] = held;
+            let device = at.checked_sub(1);
+            if held > self.counted(device).peak {
+                self.counted_mut(device).peak = held;
+            }
+        }
+    }
+
+    /// Whether it was asked, here or above, to stand still there, and everything in it does.
+    pub(super) fn is_frozen(&self, device: Option<usize>) -> bool {
+        let at = device.map_or(0, |device| device + 1);
+        let nr_frozen = self.nr_frozen.get(at).copied().unwrap_or(0);
+        self.inherited.freeze(device) && nr_frozen == self.nr_members
+    }
+
+    /// Counts changes of what `gcgroup.events` shows; whether there are any.
+    pub(super) fn note_standing(&mut self, nr_devices: usize) -> bool {
+        let mut changed = false;
+        for at in 0..nr_places(nr_devices) {
+            let standing = Standing {
+                is_populated: self.nr_members > 0,
+                is_frozen: self.is_frozen(at.checked_sub(1)),
+                ..Standing::default()
+            };
+            changed |= self.events.set_standing(at, standing);
+        }
+        changed
+    }
+}
+
+/// Checks that a group may have that name.
+///
+/// # Errors
+/// `EINVAL` for one that is empty or has a slash or a newline in it, or nothing but digits, as processes' and
+/// devices' directories have; `ENAMETOOLONG` beyond 255 bytes.
+pub(super) fn check_name(name: &str) -> Result<()> {
+    if name.len() > MAX_NAME {
+        return Err(Error::LongName);
+    }
+    if name.is_empty() || matches!(name, "." | "..") || name.contains(['/', '\n', '\0']) {
+        return Err(Error::BadName("a group's name is one line without a slash"));
+    }
+    if name.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(Error::BadName(
+            "names of digits are those of processes and devices",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_anything_but_numbers() {
+        for name in ["a", "team-1", "1a", "\u{e9}", "a b", "...", &"x".repeat(255)] {
+            check_name(name).unwrap();
+        }
+        for name in ["", "1", "007", "a/b", "a\nb", ".", "..", "/"] {
+            assert_eq!(check_name(name).unwrap_err().errno(), libc::EINVAL, "{name:?}");
+        }
+        assert_eq!(
+            check_name(&"x".repeat(256)).unwrap_err().errno(),
+            libc::ENAMETOOLONG
+        );
+    }
+}

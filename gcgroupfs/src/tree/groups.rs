@@ -1,0 +1,418 @@
+//! Groups: made, removed, found, given away, and restored.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_PER_UID, check_name};
+use super::inherited::Inherited;
+use super::{
+    Access, Caller, DIRECTORY_MODE, Entity, Group, GroupId, Notice, Owner, Place, ProcessId, Saved, Settings,
+    State, Tree, enforce,
+};
+use crate::error::{Error, Result};
+
+impl Tree {
+    /// Makes a group in a directory. It belongs to the caller, whose right to it the kernel has checked, or
+    /// [`may_change`](Self::may_change).
+    ///
+    /// # Errors
+    /// `EPERM` in a process's or a device's directory, `EINVAL` or `ENAMETOOLONG` for the name, `EEXIST`; `EAGAIN`
+    /// beyond [`MAX_DEPTH`], or if there are too many, or too many of the caller's.
+    pub fn make_group(&self, parent: Place, name: &str, caller: Caller, mode: u16) -> Result<GroupId> {
+        self.make(parent, name, caller, mode, None)
+    }
+
+    /// As [`make_group`](Self::make_group), but the group goes when the last process and the last child group have
+    /// gone from it; of these settings. One that is there already is as good, and stays as it is.
+    ///
+    /// # Errors
+    /// As [`make_group`](Self::make_group), but for `EEXIST`.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for rules, which make groups on demand")
+    )]
+    pub fn make_transient_group(
+        &self,
+        parent: Place,
+        name: &str,
+        caller: Caller,
+        settings: Settings,
+    ) -> Result<GroupId> {
+        match self.make(parent, name, caller, DIRECTORY_MODE, Some(settings)) {
+            Err(Error::Exists) => match self.directory(parent, name)?.whose() {
+                Entity::Group(id) => Ok(id),
+                _ => Err(Error::Exists),
+            },
+            other => other,
+        }
+    }
+
+    fn make(
+        &self,
+        parent: Place,
+        name: &str,
+        caller: Caller,
+        mode: u16,
+        transient: Option<Settings>,
+    ) -> Result<GroupId> {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        let made = state.make_group(parent, name, caller, mode, &mut notices);
+        if let Some(group) = made.as_ref().ok().and_then(|id| state.groups.get_mut(id)) {
+            group.is_transient = transient.is_some();
+            group.settings = transient.unwrap_or_default();
+        }
+        if let Ok(id) = made {
+            state.hand_down(id, &mut notices);
+        }
+        drop(state);
+        self.tell(&notices);
+        made
+    }
+
+    /// Removes a group.
+    ///
+    /// # Errors
+    /// `EPERM` for a process's or a device's directory, `ENOENT` if there is none of that name, `EBUSY` if there are
+    /// processes or groups in it.
+    pub fn remove_group(&self, parent: Place, name: &str) -> Result<()> {
+        let place = self.directory(parent, name)?;
+        let Entity::Group(id) = place.whose() else {
+            return Err(Error::FixedShape);
+        };
+        if place.device.is_some() {
+            return Err(Error::FixedShape);
+        }
+        let mut notices = Vec::new();
+        let gone = self.state.lock().remove_group(id, &mut notices);
+        self.tell(&notices);
+        gone.map(drop)
+    }
+
+    /// Whom a directory belongs to, and what it lets others do.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn access(&self, place: Place) -> Result<Access> {
+        self.state.lock().access(place)
+    }
+
+    /// Whether the caller may make and remove groups in a directory, as far as its owner, its group and its mode say.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_change(&self, place: Place, caller: Caller) -> Result<bool> {
+        let state = self.state.lock();
+        let Access { owner, mode } = state.access(place)?;
+        let bits = if caller.uid == owner.uid {
+            mode >> 6
+        } else if caller.gid == owner.gid {
+            mode >> 3
+        } else {
+            mode
+        };
+        Ok(state.is_root(caller) || bits & 0o3 == 0o3)
+    }
+
+    /// Gives a directory away, or changes what it lets others do; its control files belong to whom it belongs to. Of the
+    /// root, the directory alone is given away.
+    ///
+    /// # Errors
+    /// `EPERM` for a process's or a device's directory, to change the uid if the caller is not root, and to change
+    /// anything for who does not own it; [`Error::Gone`].
+    pub fn set_access(
+        &self,
+        place: Place,
+        caller: Caller,
+        (uid, gid): (Option<u32>, Option<u32>),
+        mode: Option<u16>,
+    ) -> Result<()> {
+        let mut state = self.state.lock();
+        let is_root = state.is_root(caller);
+        let old = state.access(place)?;
+        let access = Access {
+            owner: Owner {
+                uid: uid.unwrap_or(old.owner.uid),
+                gid: gid.unwrap_or(old.owner.gid),
+            },
+            mode: mode.map_or(old.mode, |mode| mode & 0o777),
+        };
+        if place.device.is_some() || matches!(place.whose(), Entity::Process(_)) {
+            return Err(Error::FixedShape);
+        }
+        if !is_root && (caller.uid != old.owner.uid || access.owner.uid != old.owner.uid) {
+            return Err(Error::NotYours("the directory is its owner's to give"));
+        }
+        let notice = match place.whose() {
+            Entity::Group(id) => {
+                state.groups.get_mut(&id).ok_or(Error::Gone)?.access = access;
+                Notice::GroupChanged(id)
+            }
+            _ => {
+                state.access = Some(access);
+                Notice::RootChanged
+            }
+        };
+        drop(state);
+        if access != old {
+            self.tell(&[notice]);
+        }
+        Ok(())
+    }
+
+    /// The directory that this one is in; the root's is itself.
+    pub fn parent(&self, place: Place) -> Place {
+        let state = self.state.lock();
+        match place.whose() {
+            _ if place.device.is_some() => place.whole(),
+            Entity::Group(id) => Place::of(state.groups.get(&id).and_then(|group| group.parent)),
+            Entity::Root | Entity::Process(_) => Place::ROOT,
+        }
+    }
+
+    /// The names of a group and of those above, as a path from the root; empty for the root.
+    pub fn path(&self, group: Option<GroupId>) -> String {
+        self.state.lock().path(group)
+    }
+
+    /// The group that a process is in; in the root, none. Nothing if it has left.
+    pub fn group_of(&self, id: ProcessId) -> Option<Option<GroupId>> {
+        Some(self.state.lock().processes.get(&id)?.group)
+    }
+
+    pub fn has_group(&self, id: GroupId) -> bool {
+        self.state.lock().groups.contains_key(&id)
+    }
+
+    /// What is to be kept of a process; nothing if it has left.
+    pub fn saved(&self, id: ProcessId) -> Option<Saved> {
+        let state = self.state.lock();
+        Some(Saved::of_process(state.processes.get(&id)?, &state.devices))
+    }
+
+    /// What is to be kept of a group, or that it is gone.
+    pub fn saved_group(&self, id: GroupId) -> Saved {
+        let state = self.state.lock();
+        let group = state.groups.get(&id);
+        group.map_or_else(Saved::default, |group| Saved::of_group(group, &state.devices))
+    }
+
+    /// What is to be kept of the root.
+    pub fn saved_root(&self) -> Saved {
+        let state = self.state.lock();
+        Saved {
+            settings: state.root.clone(),
+            access: state.access,
+            next_group: Some(state.next_group),
+            ..Saved::default()
+        }
+    }
+
+    /// Gives the root and the groups what they had before a restart: nobody is told. A group whose parent is not
+    /// there is left out.
+    pub fn restore(&self, root: Saved, groups: BTreeMap<GroupId, Saved>) {
+        let mut state = self.state.lock();
+        let last = groups
+            .last_key_value()
+            .map_or(GroupId::FIRST, |(id, _)| GroupId(id.0 + 1));
+        state.next_group = last.max(root.next_group.unwrap_or(last)).min(GroupId::END);
+        state.root = root.settings;
+        state.access = root.access;
+        // A group's number is higher than that of the one it is in.
+        for (id, mut saved) in groups {
+            let Some(made) = saved.made.take() else { continue };
+            let parent = saved.group;
+            let is_free = check_name(&made.name).is_ok()
+                && state.child(parent, &made.name).is_ok_and(|id| id.is_none());
+            if !is_free || !(GroupId::FIRST..GroupId::END).contains(&id) {
+                continue;
+            }
+            let access = saved.access.unwrap_or(Access {
+                owner: state.owner,
+                mode: DIRECTORY_MODE,
+            });
+            let mut group = Group::new(id, parent, &made.name, made.by, access);
+            saved.made = Some(made);
+            saved.restore_group(&mut group, &state.devices);
+            state.add_group(group);
+        }
+    }
+}
+
+impl State {
+    fn make_group(
+        &mut self,
+        parent: Place,
+        name: &str,
+        caller: Caller,
+        mode: u16,
+        notices: &mut Vec<Notice>,
+    ) -> Result<GroupId> {
+        let above = match (parent.whose(), parent.device) {
+            (Entity::Root, None) => None,
+            (Entity::Group(id), None) => Some(id),
+            _ => return Err(Error::FixedShape),
+        };
+        check_name(name)?;
+        if self.child(above, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let nr_made = self.nr_made.get(&caller.uid).copied().unwrap_or(0);
+        if self.chain(above).len() >= MAX_DEPTH
+            || self.groups.len() >= MAX_GROUPS
+            || (nr_made >= MAX_PER_UID && !self.is_root(caller))
+            || self.next_group >= GroupId::END
+        {
+            return Err(Error::TooMany);
+        }
+        let id = self.next_group;
+        self.next_group = GroupId(id.0 + 1);
+        let owner = Owner {
+            uid: caller.uid,
+            gid: caller.gid,
+        };
+        let access = Access {
+            owner,
+            mode: mode & 0o777,
+        };
+        self.add_group(Group::new(id, above, name, caller.uid, access));
+        notices.push(Notice::GroupChanged(id));
+        let name = name.to_owned();
+        notices.push(Notice::Made { id, parent, name });
+        Ok(id)
+    }
+
+    fn add_group(&mut self, mut group: Group) {
+        let (id, name) = (group.id, group.name.clone());
+        let above = group.parent.and_then(|parent| self.groups.get(&parent));
+        let above = above.map_or_else(Arc::<Inherited>::default, |above| above.inherited.clone());
+        group.inherited = Arc::new(above.through(&group.settings, &self.devices));
+        group.note_standing(self.devices.len());
+        *self.nr_made.entry(group.maker).or_default() += 1;
+        match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {
+            Some(parent) => parent.children.insert(name, id),
+            None => self.top.insert(name, id),
+        };
+        self.groups.insert(id, group);
+    }
+
+    pub(super) fn remove_group(&mut self, id: GroupId, notices: &mut Vec<Notice>) -> Result<Group> {
+        let group = self.groups.get(&id).ok_or(Error::NotFound)?;
+        if !group.is_empty() {
+            return Err(Error::NotEmpty);
+        }
+        let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
+        match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {
+            Some(parent) => parent.children.remove(&group.name),
+            None => self.top.remove(&group.name),
+        };
+        if let Some(nr_made) = self.nr_made.get_mut(&group.maker) {
+            *nr_made -= 1;
+            if *nr_made == 0 {
+                self.nr_made.remove(&group.maker);
+            }
+        }
+        // First of all the number that comes next, which must outlive the last group that had one.
+        notices.push(Notice::RootChanged);
+        notices.push(Notice::GroupChanged(id));
+        notices.push(Notice::Removed {
+            id,
+            parent: Place::of(group.parent),
+            name: group.name.clone(),
+        });
+        Ok(group)
+    }
+
+    /// Removes those from here upwards that are there only for what is in them, and have nothing in them any more.
+    pub(super) fn reap(&mut self, from: Option<GroupId>, notices: &mut Vec<Notice>) {
+        let mut at = from;
+        while let Some(group) = at.and_then(|id| self.groups.get(&id)) {
+            let (id, parent) = (group.id, group.parent);
+            if !group.is_transient || self.remove_group(id, notices).is_err() {
+                break;
+            }
+            at = parent;
+        }
+    }
+
+    /// The group of that name in a group, or in the root.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] if there is no such group to look in.
+    pub(super) fn child(&self, parent: Option<GroupId>, name: &str) -> Result<Option<GroupId>> {
+        let children = match parent {
+            None => &self.top,
+            Some(id) => &self.groups.get(&id).ok_or(Error::Gone)?.children,
+        };
+        Ok(children.get(name).copied())
+    }
+
+    /// A group and those above, the nearest first.
+    pub(super) fn chain(&self, group: Option<GroupId>) -> Vec<GroupId> {
+        let above = |group: &&Group| group.parent.and_then(|parent| self.groups.get(&parent));
+        std::iter::successors(group.and_then(|id| self.groups.get(&id)), above)
+            .map(|group| group.id)
+            .collect()
+    }
+
+    pub(super) fn path(&self, group: Option<GroupId>) -> String {
+        let names = self.chain(group).into_iter().rev();
+        let names = names.filter_map(|id| Some(self.groups.get(&id)?.name.as_str()));
+        names.collect::<Vec<_>>().join("/")
+    }
+
+    fn access(&self, place: Place) -> Result<Access> {
+        self.level(place)?;
+        match place.whose() {
+            Entity::Group(id) => Ok(self.groups.get(&id).ok_or(Error::Gone)?.access),
+            Entity::Root => Ok(self.access.unwrap_or(Access {
+                owner: self.owner,
+                mode: DIRECTORY_MODE,
+            })),
+            Entity::Process(id) => Ok(Access {
+                owner: self.processes.get(&id).ok_or(Error::Gone)?.identity.owner(),
+                mode: DIRECTORY_MODE,
+            }),
+        }
+    }
+
+    /// Makes a group's settings hold for all that is in it.
+    pub(super) fn hand_down(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
+        let mut left = vec![id];
+        while let Some(id) = left.pop() {
+            let Some(group) = self.groups.get(&id) else {
+                continue;
+            };
+            let above = group.parent.and_then(|parent| self.groups.get(&parent));
+            let above = above.map_or_else(Arc::<Inherited>::default, |above| above.inherited.clone());
+            let inherited = above.through(&group.settings, &self.devices);
+            if inherited == *group.inherited {
+                continue;
+            }
+            let Some(group) = self.groups.get_mut(&id) else {
+                continue;
+            };
+            group.inherited = Arc::new(inherited);
+            if group.note_standing(self.devices.len()) {
+                notices.push(Notice::GroupEvents(id));
+            }
+            left.extend(group.children.values());
+            let (inherited, members) = (group.inherited.clone(), group.members.clone());
+            for id in members {
+                self.inherit(id, inherited.clone(), notices);
+            }
+        }
+    }
+
+    /// Makes hold for a process what the groups above ask.
+    pub(super) fn inherit(&mut self, id: ProcessId, inherited: Arc<Inherited>, notices: &mut Vec<Notice>) {
+        let Some(process) = self.processes.get_mut(&id) else {
+            return;
+        };
+        process.inherited = inherited;
+        if enforce::settings(process, &self.devices) {
+            notices.push(Notice::Ring(id));
+        }
+        self.note_events(id, notices);
+    }
+}

@@ -1,0 +1,55 @@
+//! What a group hands down to its processes and child groups: whether they stand still, and the priority of those
+//! that have none of their own. Limits are not handed down: each holds by itself.
+
+use super::{Device, Settings};
+
+/// What holds in a group for what is in it, by the group itself and all above.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Inherited {
+    freeze: bool,
+    priority: Option<u32>,
+    devices: Vec<OnDevice>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct OnDevice {
+    freeze: bool,
+    priority: Option<u32>,
+}
+
+impl Inherited {
+    /// What a group of these settings hands on.
+    pub(super) fn through(&self, settings: &Settings, devices: &[Device]) -> Self {
+        let whole = settings.own_priority(None);
+        let on = |device: &Device| {
+            let uuid = Some(device.uuid_text.as_str());
+            let above = self.at(device.index);
+            OnDevice {
+                freeze: above.freeze || settings.freeze(uuid),
+                priority: settings.own_priority(uuid).or(whole).or(above.priority),
+            }
+        };
+        Self {
+            freeze: self.freeze || settings.freeze(None),
+            priority: whole.or(self.priority),
+            devices: devices.iter().map(on).collect(),
+        }
+    }
+
+    fn at(&self, device: usize) -> OnDevice {
+        self.devices.get(device).copied().unwrap_or_default()
+    }
+
+    /// Whether everything is to stand still: on all devices, or on one, there for either.
+    pub(super) fn freeze(&self, device: Option<usize>) -> bool {
+        self.freeze || device.is_some_and(|device| self.at(device).freeze)
+    }
+
+    /// The priority of who has none of its own, as a whole or on a device (of those that are not known, as a whole).
+    pub(super) fn priority(&self, device: Option<usize>) -> Option<u32> {
+        match device.and_then(|device| self.devices.get(device)) {
+            Some(on) => on.priority,
+            None => self.priority,
+        }
+    }
+}

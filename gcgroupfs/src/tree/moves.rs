@@ -1,0 +1,242 @@
+//! Who is in which group: coming, going, and moving from one to another. A process brings what it holds and takes it
+//! along; what it has counted stays counted where it was counted.
+
+use std::sync::Arc;
+
+use super::group::Counted;
+use super::process::Process;
+use super::{Caller, GroupId, Notice, ProcessId, State, Sums, sums};
+use crate::error::{Error, Result};
+
+impl State {
+    /// Puts a process that has just joined, or that has left its group, into a group.
+    pub(super) fn enter(&mut self, id: ProcessId, to: Option<GroupId>, notices: &mut Vec<Notice>) {
+        let Some(group) = to.and_then(|to| self.groups.get_mut(&to)) else {
+            return;
+        };
+        group.members.insert(id);
+        let inherited = group.inherited.clone();
+        if let Some(process) = self.processes.get_mut(&id) {
+            process.group = to;
+            process.inherited = inherited;
+        }
+        let groups = self.chain(to);
+        self.count_member(id, &groups, true, notices);
+        self.observe(id);
+    }
+
+    /// Takes a process, which ends here, out of its group; its counts stay in all groups above, if they do not go on.
+    pub(super) fn exit(&mut self, id: ProcessId, goes_on: bool, notices: &mut Vec<Notice>) {
+        let Some(group) = self.processes.get(&id).and_then(|process| process.group) else {
+            return;
+        };
+        let groups = self.chain(Some(group));
+        self.observe(id);
+        self.carry(id, &groups, &[]);
+        if !goes_on {
+            self.depart(id, &groups);
+        }
+        self.count_member(id, &groups, false, notices);
+        if let Some(group) = self.groups.get_mut(&group) {
+            group.members.remove(&id);
+        }
+        notices.extend(groups.into_iter().map(Notice::GroupChanged));
+    }
+
+    /// Moves the process of that pid into a group, or into the root.
+    ///
+    /// # Errors
+    /// `ESRCH` if there is no such process here; `EPERM` if it is not the caller's, or if the caller may not write
+    /// `gcgroup.procs` of what both groups are in.
+    pub(super) fn relocate(
+        &mut self,
+        pid: u32,
+        to: Option<GroupId>,
+        caller: Caller,
+        notices: &mut Vec<Notice>,
+    ) -> Result<()> {
+        let id = *self.pids.get(&pid).ok_or(Error::NoProcess)?;
+        let process = self.processes.get(&id).ok_or(Error::NoProcess)?;
+        let from = process.group;
+        let (mut left, mut entered) = (self.chain(from), self.chain(to));
+        if entered.first().copied() != to {
+            return Err(Error::Gone);
+        }
+        let mut common = None;
+        while let (Some(one), Some(other)) = (left.last(), entered.last())
+            && one == other
+        {
+            common = left.pop();
+            entered.pop();
+        }
+        if !self.is_root(caller) {
+            let may_write = match common.and_then(|id| self.groups.get(&id)) {
+                Some(group) => group.access.owner.uid == caller.uid,
+                None => false,
+            };
+            if caller.uid != process.identity.uid || !may_write {
+                return Err(Error::NotYours(
+                    "processes are moved by who owns them and what both groups are in",
+                ));
+            }
+        }
+        if from == to {
+            return Ok(());
+        }
+        self.observe(id);
+        self.carry(id, &left, &entered);
+        self.depart(id, &left);
+        self.arrive(id, &entered);
+        self.count_member(id, &left, false, notices);
+        if let Some(group) = from.and_then(|from| self.groups.get_mut(&from)) {
+            group.members.remove(&id);
+        }
+        if let Some(process) = self.processes.get_mut(&id) {
+            process.group = None;
+            process.has_moved = true;
+        }
+        let inherited = match to.and_then(|to| self.groups.get_mut(&to)) {
+            Some(group) => {
+                group.members.insert(id);
+                group.inherited.clone()
+            }
+            None => Arc::default(),
+        };
+        self.count_member(id, &entered, true, notices);
+        if let Some(process) = self.processes.get_mut(&id) {
+            process.group = to;
+        }
+        self.observe(id);
+        self.inherit(id, inherited, notices);
+        notices.push(Notice::SettingsChanged(id));
+        notices.extend(left.into_iter().chain(entered).map(Notice::GroupChanged));
+        self.reap(from, notices);
+        Ok(())
+    }
+
+    /// The counts of a process that goes stay in these groups.
+    fn depart(&mut self, id: ProcessId, groups: &[GroupId]) {
+        self.each_count(id, groups, |counted, sums| counted.before += sums.departed());
+    }
+
+    /// The counts of a process that comes are none of these groups', but what is still under way will be.
+    fn arrive(&mut self, id: ProcessId, groups: &[GroupId]) {
+        self.each_count(id, groups, |counted, sums| {
+            counted.arrived += sums.counts();
+            counted.before.graph_kernels = counted.before.graph_kernels.saturating_add(sums.nr_pending());
+        });
+    }
+
+    fn each_count(&mut self, id: ProcessId, groups: &[GroupId], count: impl Fn(&mut Counted, &Sums)) {
+        let Self {
+            processes,
+            groups: all,
+            devices,
+            ..
+        } = self;
+        let Some(process) = processes.get(&id) else { return };
+        for device in [None].into_iter().chain((0..devices.len()).map(Some)) {
+            let sums = Sums::of(process, device, devices);
+            if sums.counts() == Sums::default() {
+                continue;
+            }
+            for id in groups {
+                if let Some(group) = all.get_mut(id) {
+                    count(group.counted_mut(device), &sums);
+                }
+            }
+        }
+    }
+
+    /// Looks at what a process holds, and notes what its groups hold with it: so their peaks are those of the moments in
+    /// which somebody looked.
+    pub(super) fn observe(&mut self, id: ProcessId) {
+        let Self {
+            processes,
+            groups,
+            devices,
+            ..
+        } = self;
+        let Some(process) = processes.get_mut(&id) else {
+            return;
+        };
+        let mut at = process.group;
+        if at.is_none() {
+            process.observed.clear();
+            return;
+        }
+        let places = [None].into_iter().chain((0..devices.len()).map(Some));
+        let now: Vec<u64> = places
+            .map(|device| sums::current(process, device, devices))
+            .collect();
+        let before = std::mem::replace(&mut process.observed, now.clone());
+        while let Some(group) = at.and_then(|id| groups.get_mut(&id)) {
+            group.hold(&before, &now);
+            at = group.parent;
+        }
+    }
+
+    /// What a process was last seen to hold goes from some groups to others.
+    fn carry(&mut self, id: ProcessId, left: &[GroupId], entered: &[GroupId]) {
+        let Some(process) = self.processes.get(&id) else {
+            return;
+        };
+        for id in left {
+            if let Some(group) = self.groups.get_mut(id) {
+                group.hold(&process.observed, &[]);
+            }
+        }
+        for id in entered {
+            if let Some(group) = self.groups.get_mut(id) {
+                group.hold(&[], &process.observed);
+            }
+        }
+    }
+
+    /// The processes in a group and below.
+    pub(super) fn within(&self, id: GroupId) -> Vec<&Process> {
+        let mut found = Vec::new();
+        let mut left = vec![id];
+        while let Some(group) = left.pop().and_then(|id| self.groups.get(&id)) {
+            found.extend(group.members.iter().filter_map(|id| self.processes.get(id)));
+            left.extend(group.children.values());
+        }
+        found
+    }
+
+    /// What a group and all below it hold, and have counted.
+    pub(super) fn group_sums(&self, id: GroupId, device: Option<usize>) -> Sums {
+        let mut sums = self.held(id, device);
+        if let Some(counted) = self.groups.get(&id).map(|group| group.counted(device)) {
+            sums += counted.before;
+            sums = sums.less(counted.arrived);
+        }
+        sums
+    }
+
+    fn held(&self, id: GroupId, device: Option<usize>) -> Sums {
+        let mut sums = Sums::default();
+        for process in self.within(id) {
+            sums += Sums::of(process, device, &self.devices);
+        }
+        sums
+    }
+
+    /// The highest `memory.current` of a group that anybody can know of: what was seen, and what one process alone
+    /// has had that has been nowhere else.
+    pub(super) fn group_peak(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let counted = self
+            .groups
+            .get(&id)
+            .map(|group| group.counted(device))
+            .unwrap_or_default();
+        let (mut current, mut highest) = (0_u64, 0);
+        for process in self.within(id) {
+            current = current.saturating_add(sums::current(process, device, &self.devices));
+            if !process.has_moved && !counted.is_reset {
+                highest = sums::peak(process, device, &self.devices).max(highest);
+            }
+        }
+        current.max(highest).max(counted.peak)
+    }
+}
