@@ -21,6 +21,8 @@ pub struct Order {
     pub patience: u64,
     /// Whether the beginning of work there must be told.
     pub wants_bell: bool,
+    /// Whether its end must.
+    pub wants_end: bool,
 }
 
 #[cfg(test)]
@@ -31,6 +33,7 @@ impl Order {
         window: 0,
         patience: 0,
         wants_bell: false,
+        wants_end: false,
     };
 }
 
@@ -172,7 +175,12 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 window: window(may_be_pressed, quotas, settings),
                 patience: patience(now, quotas, settings),
                 wants_bell: gate != Gate::Run && !one.is_frozen && !member.has_demand && !over,
+                wants_end: false,
             });
+        }
+        let waits = self.members().any(Member::waits);
+        for (order, member) in orders.iter_mut().zip(self.members()) {
+            order.wants_end = waits && member.is_busy && !member.is_held;
         }
         Plan {
             next: self.next(now, &decision, is_measured, settings),

@@ -115,6 +115,7 @@ impl State {
             window_usec: usec(order.window),
             patience_usec: usec(order.patience),
             wants_bell: order.wants_bell,
+            wants_end: order.wants_end,
         }
     }
 

@@ -16,6 +16,7 @@ pub struct GateOrder {
     pub window_usec: u32,
     pub patience_usec: u32,
     pub wants_bell: bool,
+    pub wants_end: bool,
 }
 
 impl GateOrder {
@@ -24,6 +25,7 @@ impl GateOrder {
         window_usec: 0,
         patience_usec: 0,
         wants_bell: false,
+        wants_end: false,
     };
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use gcgroup_abi::{ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{BELL_AT_BEGIN, BELL_AT_END, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::arbitration::GateOrder;
 use super::process::{Process, slots};
@@ -151,7 +151,9 @@ pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder)
     };
     control.window_usec.store(order.window_usec, Relaxed);
     control.patience_usec.store(order.patience_usec, Relaxed);
-    control.wants_bell.store(u32::from(order.wants_bell), Relaxed);
+    let at_begin = if order.wants_bell { BELL_AT_BEGIN } else { 0 };
+    let at_end = if order.wants_end { BELL_AT_END } else { 0 };
+    control.wants_bell.store(at_begin | at_end, Relaxed);
     if before != order.gate && !is_closed(control) {
         control.gate.store(order.gate as u32, Release);
     }

@@ -35,6 +35,11 @@ impl Gate {
     }
 }
 
+/// In `wants_bell`: the daemon sleeps, and is to be told when work begins here (`busy_since` leaves zero).
+pub const BELL_AT_BEGIN: u32 = 1;
+/// In `wants_bell`: others wait for the device, and the end of the work here is to be told.
+pub const BELL_AT_END: u32 = 2;
+
 /// One (process, device): a cache line for the submission path, a line for allocation, the rest for what is rare.
 #[repr(C, align(128))]
 #[derive(Debug)]
@@ -49,7 +54,7 @@ pub struct ControlDevice {
     pub window_usec: AtomicU32,
     /// Longest wait, microseconds, while the gate is [`Gate::Throttled`].
     pub patience_usec: AtomicU32,
-    /// Not zero: the daemon sleeps and wants the bell when work begins here (`busy_since` leaves zero).
+    /// When the daemon wants the bell: [`BELL_AT_BEGIN`], [`BELL_AT_END`].
     pub wants_bell: AtomicU32,
     /// Counts the writes of `memory.reclaim` here.
     pub reclaim_generation: AtomicU32,

@@ -8,7 +8,7 @@ use std::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
 };
 
-use gcgroup_abi::UsageDevice;
+use gcgroup_abi::{BELL_AT_BEGIN, UsageDevice};
 use parking_lot::Mutex;
 
 use super::slot::Bound;
@@ -160,8 +160,8 @@ fn close(usage: &UsageDevice, end: u64) {
 /// Tells the daemon that work has begun or waits, if it sleeps. What is to be seen has been stored before.
 pub(super) fn ring_if_wanted(process: &Process, index: usize) {
     fence(SeqCst);
-    let wants = |index: usize| Some(process.control().devices.get(index)?.wants_bell.load(Relaxed) != 0);
-    if wants(index) == Some(true) {
+    let control = process.control().devices.get(index);
+    if control.is_some_and(|control| control.wants_bell.load(Relaxed) & BELL_AT_BEGIN != 0) {
         process.ring();
     }
 }

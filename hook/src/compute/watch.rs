@@ -7,7 +7,7 @@
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
 
-use gcgroup_abi::{Gate, MAX_DEVICES, UsageDevice};
+use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, UsageDevice};
 
 use super::Step;
 use super::context::{Mark, Passed};
@@ -52,7 +52,7 @@ impl Watch {
     /// Goes on as far as it gets without waiting.
     pub(crate) fn step(&mut self, process: &Process) -> Step {
         let mut is_busy = false;
-        let mut has_ended = false;
+        let (mut has_ended, mut has_news) = (false, false);
         let blocks = process.control().devices.iter().zip(&process.usage().devices);
         for (((control, usage), meter), (index, device)) in blocks
             .zip(&process.meters)
@@ -68,7 +68,14 @@ impl Watch {
             }
             let was_busy = usage.busy_since.load(Relaxed) != 0;
             is_busy |= device.advance(process, index, meter, usage);
-            has_ended |= was_busy && usage.busy_since.load(Relaxed) == 0;
+            if was_busy && usage.busy_since.load(Relaxed) == 0 {
+                has_ended = true;
+                has_news |= control.wants_bell.load(Relaxed) & BELL_AT_END != 0;
+                if usage.nr_waiting.load(Relaxed) != 0 {
+                    // Nothing is queued, and somebody sleeps until there is thought to be a place.
+                    sys::futex_wake(&control.gate);
+                }
+            }
         }
         if has_ended {
             self.pause = SOON;
@@ -79,10 +86,7 @@ impl Watch {
         } else {
             SOON
         };
-        Step {
-            wake,
-            has_news: false,
-        }
+        Step { wake, has_news }
     }
 }
 
@@ -213,7 +217,7 @@ mod tests {
     use super::*;
     use crate::block;
     use crate::device::LocalDevice;
-    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Submission};
+    use gcgroup_abi::{BELL_AT_BEGIN, NO_LIMIT, OTHER_DEVICE, Submission};
 
     #[test]
     fn work_without_a_context_ends_at_once_and_not_while_a_thread_is_inside() {
@@ -243,6 +247,34 @@ mod tests {
         slot.uncount(Submission::Kernel);
         while watch.step(process).wake.is_some() {}
         assert!(!usage.busy(u64::MAX).1);
+    }
+
+    #[test]
+    fn the_end_of_work_is_told_where_others_wait_for_it() {
+        for (wants, told) in [(0, false), (BELL_AT_BEGIN, false), (BELL_AT_END, true)] {
+            let process = Process::of_test(NO_LIMIT);
+            let (control, file) = block::of_daemon();
+            control.publish();
+            process.adopt(&file);
+            let device = &control.devices[OTHER_DEVICE];
+            device.gate.store(Gate::Track as u32, Relaxed);
+            device.wants_bell.store(wants, Relaxed);
+            let mut watch = Watch::new();
+            watch.step(process);
+            let slot = process
+                .slots
+                .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            process.meters[OTHER_DEVICE].note(process, slot, 1);
+            let mut has_news = false;
+            loop {
+                let step = watch.step(process);
+                has_news |= step.has_news;
+                if step.wake.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(has_news, told, "{wants}");
+        }
     }
 
     #[test]

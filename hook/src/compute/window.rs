@@ -55,7 +55,7 @@ pub(super) struct Window {
 pub(super) enum Place {
     /// There is room for it.
     Free,
-    /// There will be, if all goes as it did, in so many nanoseconds.
+    /// There will be, if the submissions take what they mostly did, in so many nanoseconds.
     Taken(u64),
 }
 
@@ -120,10 +120,10 @@ impl Window {
         }
         // To know when the rest has ended, all of it must be marked.
         self.mark(context, stream, 0, now);
-        match self.left(now) {
-            left if left <= limit => Place::Free,
-            left => Place::Taken(left - limit),
+        if self.left(now) <= limit {
+            return Place::Free;
         }
+        Place::Taken(self.expected(now).saturating_sub(limit))
     }
 
     /// The submission goes to the driver.
@@ -156,17 +156,37 @@ impl Window {
         self.unmarked.clear();
     }
 
-    /// What is queued, in nanoseconds of GPU time from `now` on.
+    /// What is queued, in nanoseconds of GPU time from `now` on, if the one that runs is a long one.
     fn left(&self, now: u64) -> u64 {
-        let unmarked: u64 = self.unmarked.iter().map(|(_, load)| load.cost(&self.costs)).sum();
-        let mut batches = self.in_flight.iter();
-        let running = batches.next().map_or(0, |batch| {
+        self.queued(|batch| {
             let cost = batch.load.cost(&self.costs);
             let longest = if batch.load.total() == 1 { self.longest } else { 0 };
-            let ran = now.saturating_sub(batch.at.max(self.passed_at));
             // Late already: a moment more.
-            cost.max(longest).saturating_sub(ran).max(cost / 16)
-        });
+            cost.max(longest)
+                .saturating_sub(self.ran(batch, now))
+                .max(cost / 16)
+        })
+    }
+
+    /// The same if it is like most, and it is worth a look. What is late is late by a little, as far as anybody knows.
+    fn expected(&self, now: u64) -> u64 {
+        self.queued(|batch| {
+            let (cost, ran) = (batch.load.cost(&self.costs), self.ran(batch, now));
+            cost.saturating_sub(ran)
+                .max(cost / 16)
+                .max(ran.saturating_sub(cost) / 8)
+        })
+    }
+
+    /// For how long a batch has run, if it is the one that runs.
+    fn ran(&self, batch: &Batch, now: u64) -> u64 {
+        now.saturating_sub(batch.at.max(self.passed_at))
+    }
+
+    fn queued(&self, left_of: impl FnOnce(&Batch) -> u64) -> u64 {
+        let unmarked: u64 = self.unmarked.iter().map(|(_, load)| load.cost(&self.costs)).sum();
+        let mut batches = self.in_flight.iter();
+        let running = batches.next().map_or(0, left_of);
         let queued: u64 = batches.map(|batch| batch.load.cost(&self.costs)).sum();
         running.saturating_add(queued).saturating_add(unmarked)
     }

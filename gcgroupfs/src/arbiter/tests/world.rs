@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::Gate;
+use gcgroup_abi::{BELL_AT_BEGIN, BELL_AT_END, Gate};
 
 use crate::arbiter::settings::Settings;
 use crate::arbiter::state::{Next, State};
@@ -71,8 +71,12 @@ impl Play {
         Gate::from_word(self.world.control(id).devices[0].gate.load(Relaxed))
     }
 
+    fn bell(&self, id: ProcessId) -> u32 {
+        self.world.control(id).devices[0].wants_bell.load(Relaxed)
+    }
+
     fn wants_bell(&self, id: ProcessId) -> bool {
-        self.world.control(id).devices[0].wants_bell.load(Relaxed) != 0
+        self.bell(id) == BELL_AT_BEGIN
     }
 
     fn rings(&self) -> Vec<ProcessId> {
@@ -137,6 +141,7 @@ fn the_less_important_waits_while_the_more_important_is_busy_and_goes_on_when_it
         250_000
     );
     assert!(next.at.is_some(), "its end must be noticed while somebody waits");
+    assert_eq!((play.bell(high), play.bell(low)), (BELL_AT_END, 0));
     play.ends(low);
     play.waits(low, 2);
     assert!(play.after(MSEC).at.is_some());
