@@ -81,6 +81,8 @@ mod peers_calls;
 #[cfg(test)]
 mod property;
 #[cfg(test)]
+mod rules;
+#[cfg(test)]
 mod runtime_library;
 #[cfg(test)]
 mod scripts;

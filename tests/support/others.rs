@@ -72,14 +72,14 @@ impl Mount {
     /// Runs a script at the mount point in another user's name; gives whether it succeeded, and all that it said.
     #[track_caller]
     pub fn sh_of(&self, uid: u32, script: &str) -> (bool, String) {
-        let output = Command::new("sh")
+        let output = Command::new("bash")
             .args(["-c", script])
             .uid(uid)
             .gid(uid)
             .current_dir(self.path())
             .env("LC_ALL", "C")
             .output()
-            .expect("sh starts");
+            .expect("bash starts");
         let said = [output.stdout, output.stderr].concat();
         (
             output.status.success(),

@@ -1,0 +1,171 @@
+//! Rules of the configuration: what becomes of a process when it registers.
+
+use std::fs;
+use std::path::PathBuf;
+
+use nix::sys::signal::{Signal, kill};
+use support::{Config, Mount, wait_until};
+use tempfile::TempDir;
+
+use crate::driver::{Dir, DriverShell, driver_shell};
+
+/// Other users than root, who need not have a name.
+pub const ALICE: u32 = 1000;
+const BOB: u32 = 1001;
+
+/// A mount for everybody, with a configuration that can be changed.
+struct Ruled {
+    mount: Mount,
+    directory: TempDir,
+}
+
+impl Ruled {
+    #[track_caller]
+    fn new(rules: &str) -> Self {
+        let directory = TempDir::new().expect("a temporary directory");
+        let path = directory.path().join("gcgroupfs.toml");
+        fs::write(&path, rules).expect("our own directory");
+        let config = Config::default().arg("--allow-other").arg("--config");
+        let mount = Mount::with(config.arg(path.to_str().expect("text")));
+        Self { mount, directory }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("gcgroupfs.toml")
+    }
+
+    /// Has the daemon read other rules, and waits until it says so.
+    #[track_caller]
+    fn reload(&self, rules: &str, says: &str) {
+        fs::write(self.path(), rules).expect("our own directory");
+        let before = self.mount.log().matches(says).count();
+        kill(self.mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
+        wait_until("the daemon has read it", || {
+            self.mount.log().matches(says).count() > before
+        });
+    }
+
+    /// A governed program of somebody's.
+    #[track_caller]
+    fn shell_of(&self, uid: u32) -> DriverShell {
+        DriverShell::spawn(self.mount.command_of(uid, &driver_shell()))
+    }
+
+    fn limit(&self, shell: &DriverShell) -> u64 {
+        Dir::of(&self.mount, shell.pid()).number("memory.limit")
+    }
+
+    /// What `check-config --pid` says of a process.
+    fn explained(&self, shell: &DriverShell) -> String {
+        let path = self.path();
+        let pid = shell.pid().to_string();
+        let mut command =
+            self.mount
+                .gcgroupfs(&["check-config", path.to_str().expect("text"), "--pid", &pid]);
+        let output = command.output().expect("it starts");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+const BY_USER: &str = "
+[[rule]]
+name = \"alice's\"
+match.uid = 1000
+process.memory.limit = \"1M\"
+process.compute.priority = 12
+
+[[rule]]
+match.exe = \"**/driver_shell*\"
+match.uid = [1001, 1002]
+process.memory.limit = \"2M\"
+";
+
+#[test]
+fn the_first_rule_for_a_process_sets_what_holds_from_its_first_call() {
+    let ruled = Ruled::new(BY_USER);
+    let mut alice = ruled.shell_of(ALICE);
+    assert_eq!(alice.ask("alloc linear 1048577"), "error 2");
+    assert_eq!(alice.ask("alloc linear 1048576"), "ok 0");
+    let dir = Dir::of(&ruled.mount, alice.pid());
+    assert_eq!(dir.number("compute.priority"), 12);
+    assert_eq!(ruled.limit(&ruled.shell_of(BOB)), 2 << 20);
+    assert_eq!(dir.read("memory.limit"), "1048576");
+    let root = DriverShell::start(&ruled.mount);
+    assert_eq!(Dir::of(&ruled.mount, root.pid()).read("memory.limit"), "max");
+
+    // What the rules set is root's word: its user can undo nothing of it.
+    let write = |value: &str| {
+        let script = format!("echo {value} > {}/memory.limit", alice.pid());
+        ruled.mount.sh_of(ALICE, &script)
+    };
+    assert!(write("4096").0);
+    assert!(write("1M").0);
+    let (written, said) = write("1048577");
+    assert!(!written && said.contains("not permitted"), "{said}");
+    // Root may, and that wins over the rules, also for another program.
+    dir.write("memory.limit", 3 << 20);
+    alice.exec();
+    wait_until("it has registered again", || {
+        dir.exists() && ruled.limit(&alice) == 3 << 20
+    });
+}
+
+#[test]
+fn rules_hold_for_who_comes_after_they_were_read_and_wrong_ones_for_nobody() {
+    let ruled = Ruled::new(BY_USER);
+    let before = ruled.shell_of(ALICE);
+    ruled.reload(
+        "[[rule]]\nmatch.uid = 1000\nprocess.memory.limit = 4096\n",
+        "configuration read again",
+    );
+    assert_eq!(
+        (ruled.limit(&before), ruled.limit(&ruled.shell_of(ALICE))),
+        (1 << 20, 4096)
+    );
+    ruled.reload(
+        "[[rule]]\nmatch.uid = \"no such user\"\n",
+        "gcgroupfs.toml:2:13: ",
+    );
+    assert_eq!(ruled.limit(&ruled.shell_of(ALICE)), 4096);
+}
+
+#[test]
+fn what_rules_have_set_stays_over_a_restart_with_others() {
+    let mut ruled = Ruled::new(BY_USER);
+    let shell = ruled.shell_of(ALICE);
+    assert_eq!(ruled.limit(&shell), 1 << 20);
+    fs::write(ruled.path(), "[[rule]]\nprocess.memory.limit = 4096\n").expect("our own directory");
+    ruled.mount.kill9();
+    ruled.mount.restart();
+    let dir = Dir::of(&ruled.mount, shell.pid());
+    wait_until("it is back", || dir.exists());
+    assert_eq!(ruled.limit(&shell), 1 << 20);
+    assert_eq!(ruled.limit(&ruled.shell_of(ALICE)), 4096);
+}
+
+#[test]
+fn check_config_tells_which_rule_is_for_a_process_and_why_not_the_others() {
+    let ruled = Ruled::new(BY_USER);
+    let bob = ruled.explained(&ruled.shell_of(BOB));
+    for part in [
+        "  uid 1001\n",
+        "  comm driver_shell",
+        "rule 1, line 2 (alice's): no: uid 1001 is not 1000\n",
+        "rule 2, line 8: yes\n  group: where it begins\n  process\n    memory.limit 2097152\n",
+    ] {
+        assert!(bob.contains(part), "{part}: {bob}");
+    }
+    let root = ruled.explained(&DriverShell::start(&ruled.mount));
+    assert!(root.contains("no rule is for it"), "{root}");
+    let path = ruled.path();
+    let path = path.to_str().expect("text");
+    let mut nobody = ruled.mount.gcgroupfs(&["check-config", path, "--pid", "4194305"]);
+    let nobody = nobody.output().expect("it starts");
+    assert!(!nobody.status.success());
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("no process 4194305"));
+}
