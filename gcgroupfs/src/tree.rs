@@ -14,6 +14,7 @@ mod inherited;
 mod moves;
 mod notice;
 mod place;
+mod pressure;
 mod process;
 mod quota;
 mod saved;
@@ -108,6 +109,7 @@ pub struct State {
     /// The process that has a pid's directory.
     pids: BTreeMap<u32, ProcessId>,
     exited: VecDeque<Exited>,
+    pressure: pressure::Pressure,
     /// Counts of those that have left: a total never falls.
     departed: Sums,
     audit: unmanaged::Audit,
@@ -134,6 +136,7 @@ impl Tree {
             processes: BTreeMap::new(),
             pids: BTreeMap::new(),
             exited: VecDeque::new(),
+            pressure: pressure::Pressure::new(),
             departed: Sums::default(),
             audit: unmanaged::Audit::default(),
         };
@@ -204,6 +207,9 @@ impl Tree {
     pub fn rung(&self, id: ProcessId) {
         // First of all: somebody more important may be waiting.
         self.tell(&[Notice::Rung(id)]);
+        let mut notices = Vec::new();
+        self.state.lock().relieve(id, &mut notices);
+        self.tell(&notices);
         self.note_events(id);
     }
 
@@ -515,6 +521,7 @@ impl State {
         self.exited.truncate(NR_EXITED - 1);
         self.exited.push_front(exited);
         notices.push(Notice::Left { id, pid, start_time });
+        self.relieve(id, notices);
         Some(process)
     }
 }

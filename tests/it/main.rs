@@ -135,6 +135,8 @@ mod swap_load;
 #[cfg(test)]
 mod swap_pinned;
 #[cfg(test)]
+mod swap_pressure;
+#[cfg(test)]
 mod unmanaged;
 #[cfg(test)]
 mod versions;

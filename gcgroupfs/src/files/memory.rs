@@ -66,7 +66,8 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Events(|view| view.nr_count_changes()),
         io: Read(events),
         doc: "Flat keys: max (allocations that hit a limit), oom (allocations refused for it), \
-              over_limit (times a limit was set below usage), reclaim (writes of memory.reclaim), swap_in, swap_out and swap_fail \
+              over_limit (times a limit was set below usage), reclaim (times it was asked to give memory back, \
+              by writes of memory.reclaim and, on a GPU, for more important processes), swap_in, swap_out and swap_fail \
               (allocations moved to the device and to the host, and moves that failed); poll(2) wakes on each change.",
     },
     ControlFile {

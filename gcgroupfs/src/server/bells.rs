@@ -93,8 +93,12 @@ impl Listener for Bells {
 }
 
 impl Mapped {
-    /// Wakes the threads that wait at gates that do not hold any more.
+    /// Wakes the threads that wait at gates that do not hold any more, and those that asked for room.
     fn wake(&self) {
+        let asking = self.control.devices.iter().zip(&self.usage.devices);
+        asking
+            .filter(|(_, usage)| usage.pressure_wanted.load(Relaxed) != 0)
+            .for_each(|(control, _)| wake_all(&control.pressure_answer));
         let used = self.control.nr_devices.load(Relaxed) as usize;
         let (known, other) = (
             self.control.devices.iter().take(used),

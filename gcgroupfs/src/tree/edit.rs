@@ -118,7 +118,7 @@ impl<'a> Edit<'a> {
                     left.min(there(process, *device))
                 };
                 if some != 0 {
-                    enforce::reclaim(process, *device, some);
+                    enforce::reclaim(process, *device, some, false);
                     left = left.saturating_sub(some);
                 }
             }

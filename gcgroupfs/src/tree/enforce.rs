@@ -84,18 +84,31 @@ fn swap(process: &Process, memory_limit: u64, swap_max: u64) -> bool {
             || control.memory_swap_max.load(Relaxed) != swap_max)
 }
 
-/// Asks for that many bytes more to be swapped out.
-pub(super) fn reclaim(process: &Process, device: usize, bytes: u64) {
+/// Asks for that many bytes more to be swapped out, to stay out or lent to somebody; the generation of that.
+pub(super) fn reclaim(process: &Process, device: usize, bytes: u64, is_lent: bool) -> Option<u32> {
     let (control, usage) = (process.control(), process.usage());
-    if let (Some(control), Some(usage)) = (control.devices.get(device), usage.devices.get(device)) {
-        let is_done = usage.reclaim_generation.load(Relaxed) == control.reclaim_generation.load(Relaxed);
-        let before = if is_done {
-            0
-        } else {
-            control.reclaim_bytes.load(Relaxed)
-        };
-        control.reclaim_bytes.store(before.saturating_add(bytes), Relaxed);
-        control.reclaim_generation.fetch_add(1, Release);
+    let (control, usage) = (control.devices.get(device)?, usage.devices.get(device)?);
+    let is_done = usage.reclaim_generation.load(Relaxed) == control.reclaim_generation.load(Relaxed);
+    let (before, were_lent) = if is_done {
+        (0, true)
+    } else {
+        let were_lent = control.reclaim_is_lent.load(Relaxed) != 0;
+        (control.reclaim_bytes.load(Relaxed), were_lent)
+    };
+    control.reclaim_bytes.store(before.saturating_add(bytes), Relaxed);
+    control
+        .reclaim_is_lent
+        .store((is_lent && were_lent).into(), Relaxed);
+    Some(control.reclaim_generation.fetch_add(1, Release).wrapping_add(1))
+}
+
+/// Tells that others have made room, or that they cannot.
+pub(super) fn answer_pressure(process: &Process, device: usize, number: u32, is_granted: bool) {
+    if let Some(control) = process.control().devices.get(device) {
+        if !is_granted {
+            control.pressure_refused.store(number, Relaxed);
+        }
+        control.pressure_answer.store(number, Release);
     }
 }
 

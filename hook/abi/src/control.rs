@@ -58,7 +58,8 @@ pub struct ControlDevice {
     pub wants_bell: AtomicU32,
     /// Counts the writes of `memory.reclaim` here.
     pub reclaim_generation: AtomicU32,
-    reserved_gate_word: AtomicU32,
+    /// Not zero: all of those were asked for in the name of more important processes, and come back when there is room.
+    pub reclaim_is_lent: AtomicU32,
     /// Bytes to be swapped out, asked for by all writes that the process has not dealt with; [`crate::NO_LIMIT`]: all there are.
     pub reclaim_bytes: AtomicU64,
     reserved_gate: [AtomicU64; 3],
@@ -145,6 +146,7 @@ const _: () = {
     assert!(offset_of!(ControlDevice, patience_usec) == 16);
     assert!(offset_of!(ControlDevice, wants_bell) == 20);
     assert!(offset_of!(ControlDevice, reclaim_generation) == 24);
+    assert!(offset_of!(ControlDevice, reclaim_is_lent) == 28);
     assert!(offset_of!(ControlDevice, reclaim_bytes) == 32);
     assert!(offset_of!(ControlDevice, uuid) == 64);
     assert!(offset_of!(ControlDevice, memory_limit) == 80);

@@ -152,7 +152,8 @@ fn charge<A: Array, D: Describe>(made: *mut A, wanted: *const D, levels: u32, ne
     }
     let expected = expected::<A>(wanted, levels, place);
     let charge = process.try_charge(place.index, expected.unwrap_or(0))?;
-    next().inspect_err(|_| process.count_failure(place.index))?;
+    let made_it = process.pressing(place.index, expected.unwrap_or(0), next);
+    made_it.inspect_err(|_| process.count_failure(place.index))?;
     let Some(array) = written(made) else { return Ok(()) };
     let mut charge = charge;
     let mut bytes = expected;

@@ -29,7 +29,8 @@ pub(crate) fn alloc<A: Address>(
         return result;
     }
     let charge = process.try_charge(place.index, bytes)?;
-    next().inspect_err(|_| process.count_failure(place.index))?;
+    let made = process.pressing(place.index, bytes, next);
+    made.inspect_err(|_| process.count_failure(place.index))?;
     if let Some(address) = written(address) {
         charge.keep();
         let entry = Entry::new(kind, bytes, place.local, place.index, place.context);
@@ -54,8 +55,10 @@ pub(crate) fn alloc_pitched<A: Address, P: Copy + TryInto<u64>>(
     let Some(place) = process.place() else {
         return next();
     };
-    let mut charge = process.try_charge(place.index, width.saturating_mul(height))?;
-    next().inspect_err(|_| process.count_failure(place.index))?;
+    let wanted = width.saturating_mul(height);
+    let mut charge = process.try_charge(place.index, wanted)?;
+    let made = process.pressing(place.index, wanted, next);
+    made.inspect_err(|_| process.count_failure(place.index))?;
     let pitch = written(pitch)
         .and_then(|pitch| pitch.try_into().ok())
         .unwrap_or(width);

@@ -25,6 +25,7 @@ pub mod linear;
 mod lock;
 mod physical;
 pub mod pool;
+mod pressure;
 pub mod report;
 mod reserve;
 pub mod sparse;

@@ -150,7 +150,7 @@ fn alloc_from(
         }
     };
     let unsettled = Unsettled::on(process.usage(), pool.index());
-    let result = next();
+    let result = process.pressing(pool.index(), foretold, next);
     let settled = pool.settle(process, held);
     drop(unsettled);
     let made = result.ok().and_then(|()| written(address));

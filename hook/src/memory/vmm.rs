@@ -100,7 +100,8 @@ pub(crate) fn create(
     };
     let index = process.devices.learn(process.control(), local);
     let charge = process.try_charge(index, bytes)?;
-    next().inspect_err(|_| process.count_failure(index))?;
+    let made = process.pressing(index, bytes, next);
+    made.inspect_err(|_| process.count_failure(index))?;
     if let Some(handle) = written(handle) {
         charge.keep();
         process.add_physical(handle, Entry::new(Kind::Vmm, bytes, local, index, 0));

@@ -1,6 +1,7 @@
 //! One allocation that can be moved: its address, and the physical memory that is there now.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -16,6 +17,29 @@ use crate::process::Process;
 pub(crate) enum Where {
     Device,
     Host,
+}
+
+/// How long a block stays on the host that could come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stays {
+    No,
+    /// Somebody asked for that: until a limit changes or the process thaws.
+    Asked,
+    /// Another process needs the room: until there is some again, but not at once, for that one has to take it first.
+    Lent(Instant),
+}
+
+impl Stays {
+    /// How long what was lent is left to whom it was lent to.
+    const LEAVE: Duration = Duration::from_secs(2);
+
+    fn is_for_now(self) -> bool {
+        match self {
+            Self::No => false,
+            Self::Asked => true,
+            Self::Lent(when) => when.elapsed() < Self::LEAVE,
+        }
+    }
 }
 
 /// Where a block is to go.
@@ -59,8 +83,7 @@ impl Body {
 struct Placed {
     body: Body,
     place: Where,
-    /// Moved out because that was asked for: stays until the limit changes or the process thaws.
-    stays: bool,
+    stays: Stays,
 }
 
 #[derive(Debug)]
@@ -129,7 +152,7 @@ impl Block {
             placed: Mutex::new(Placed {
                 body: Body::Mapped(memory),
                 place: to.place(),
-                stays: false,
+                stays: Stays::No,
             }),
         })
     }
@@ -152,11 +175,13 @@ impl Block {
         self.placed.lock().body.is_absent()
     }
 
-    pub(super) fn stays(&self) -> bool {
-        self.placed.lock().stays
+    /// Whether it is to stay out, and whether it may come back before long without anybody's telling.
+    pub(super) fn stays(&self) -> (bool, bool) {
+        let stays = self.placed.lock().stays;
+        (stays.is_for_now(), matches!(stays, Stays::Lent(_)))
     }
 
-    pub(super) fn set_stays(&self, stays: bool) {
+    pub(super) fn set_stays(&self, stays: Stays) {
         self.placed.lock().stays = stays;
     }
 

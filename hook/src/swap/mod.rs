@@ -131,12 +131,14 @@ pub(crate) fn alloc(
     thread::hold();
     let number = process.swap.next.fetch_add(1, Relaxed);
     let made = match process.charge_block(place, size) {
-        Ok(()) => Block::new(place, number, bytes, size, Goal::Device).inspect_err(|_| {
-            process.uncharge_block(place.index, size);
-        }),
+        Ok(()) => {
+            let make = || Block::new(place, number, bytes, size, Goal::Device);
+            let made = process.pressing(place.index, size, make);
+            made.inspect_err(|_| process.uncharge_block(place.index, size))
+        }
         Err(refused) => Err(refused),
     };
-    // Over the limit, or the card is full: on the host, if it may be.
+    // Over the limit, or the card is full and nobody else gives way: on the host, if it may be.
     let made = match made {
         Err(CUerror::OUT_OF_MEMORY) => alloc_out(process, place, number, bytes, size),
         made => made,

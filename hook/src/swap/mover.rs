@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::{Gate, MAX_DEVICES, NO_LIMIT, UsageDevice};
 
 use super::account::limits;
-use super::block::{Block, Failed, Goal, Where};
+use super::block::{Block, Failed, Goal, Stays, Where};
 use super::task::{Found, Look, Task, blocks, excess};
 use crate::compute::Step;
 use crate::compute::elsewhere;
@@ -49,6 +49,8 @@ struct Device {
     is_kept: bool,
     /// Bytes still to be moved out because somebody asked.
     asked: u64,
+    /// Whether they did it for others, to whom the room is lent.
+    is_lent: bool,
     /// Bytes moved out of those that were asked for and not dealt with.
     gone: u64,
     generation: u32,
@@ -76,6 +78,7 @@ impl Mover {
             phase: Phase::Rest,
             is_kept: false,
             asked: 0,
+            is_lent: false,
             gone: 0,
             generation: 0,
             limits: [NO_LIMIT; 3],
@@ -154,7 +157,7 @@ impl Device {
             self.limits = now;
             self.forgive();
             for block in blocks(process, index) {
-                block.set_stays(false);
+                block.set_stays(Stays::No);
             }
         }
         if self.was_frozen && !is_frozen {
@@ -166,6 +169,7 @@ impl Device {
         if generation != self.generation {
             self.generation = generation;
             self.asked = control.reclaim_bytes.load(Relaxed).saturating_sub(self.gone);
+            self.is_lent = control.reclaim_is_lent.load(Relaxed) != 0;
             self.forgive();
         }
     }
@@ -234,7 +238,6 @@ impl Device {
 
     /// Tries again later, less and less often.
     fn put_off(&mut self) {
-        self.asked = 0;
         self.not_before = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(SELDOM);
     }
@@ -259,7 +262,7 @@ impl Device {
         }
         quiet.abandon();
         usage.nr_swap_fail.fetch_add(1, Relaxed);
-        self.asked = 0;
+        self.deal(usage);
         self.not_before = Some(Instant::now() + PATIENCE);
         process.release(Scope::All);
         Step {
@@ -287,7 +290,11 @@ impl Device {
         if let Some(block) = task.blocks.pop() {
             match relocate(process, &block, index, usage, task.to) {
                 Ok(true) if is_out => {
-                    block.set_stays(task.is_asked);
+                    block.set_stays(match (task.is_asked, self.is_lent) {
+                        (false, _) => Stays::No,
+                        (true, false) => Stays::Asked,
+                        (true, true) => Stays::Lent(Instant::now()),
+                    });
                     let of_asked = self.asked.min(block.size);
                     self.asked -= of_asked;
                     self.gone = self.gone.saturating_add(of_asked);
@@ -328,6 +335,9 @@ impl Device {
         }
         usage.nr_swap_fail.fetch_add(1, Relaxed);
         self.put_off();
+        if to != Goal::Device {
+            self.deal(usage);
+        }
     }
 }
 

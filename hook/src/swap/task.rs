@@ -131,7 +131,15 @@ impl Look<'_> {
     fn back(&self, all: Vec<Arc<Block>>) -> Found {
         let by_limits = room(self.process, self.index, self.usage);
         let mut room = by_limits;
-        let is_due = |block: &Arc<Block>| block.place() == Where::Host && !block.stays();
+        let on_host = |block: &Arc<Block>| block.place() == Where::Host;
+        let is_due = |block: &Arc<Block>| on_host(block) && !block.stays().0;
+        // What others need has just been left to them. Nobody tells when there is room again.
+        if all
+            .iter()
+            .any(|block| on_host(block) && block.stays() == (true, true))
+        {
+            return Found::NotYet;
+        }
         let mut is_full = false;
         if let Some(first) = all.iter().find(|block| is_due(block))
             && first.size <= by_limits
