@@ -150,6 +150,10 @@ hooks! {
         address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream,
     ) @11020 => |next| pool::alloc_from_pool(address, bytes, pool, stream, next);
     fn cuMemFreeAsync [cuMemFreeAsync_ptsz](address: CUdeviceptr, stream: CUstream) @11020 => |next| pool::free(address, stream, next);
+    fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) @11020 => |next| pool::set_current(next);
+    fn cuMemSetMemPool(
+        location: *mut CUmemLocation, kind: c_uint, pool: CUmemoryPool,
+    ) @13000 => |next| pool::set_current(next);
     fn cuMemPoolCreate(pool: *mut CUmemoryPool, pool_props: *const CUmemPoolProps) @11020 => |next| pool::create(pool, pool_props, next);
     fn cuMemPoolDestroy(pool: CUmemoryPool) @11020 => |next| pool::destroy(pool, next);
     fn cuMemPoolImportFromShareableHandle(

@@ -1,7 +1,9 @@
 //! The program's contexts: which there are, on which devices, and what goes with one that goes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 use gcgroup_abi::MAX_DEVICES;
 use parking_lot::Mutex;
@@ -17,6 +19,8 @@ pub(crate) struct Contexts {
     list: Mutex<Vec<Arc<Context>>>,
     /// Counts contexts that went: a handle seen before may be another's now.
     epoch: AtomicU32,
+    /// Whether they are on several devices.
+    are_on_several: AtomicBool,
     next_id: AtomicU32,
     /// Handles of primary contexts, by device.
     primaries: [AtomicUsize; MAX_DEVICES],
@@ -28,6 +32,7 @@ impl Contexts {
         Self {
             list: Mutex::new(Vec::new()),
             epoch: AtomicU32::new(0),
+            are_on_several: AtomicBool::new(false),
             next_id: AtomicU32::new(1),
             primaries: [const { AtomicUsize::new(0) }; MAX_DEVICES],
             captures: Captures::default(),
@@ -50,10 +55,15 @@ impl Contexts {
     /// Publishes how many contexts there are on each device; the daemon hears of the first and the last.
     pub(crate) fn tell(&self, process: &Process) {
         let mut counts = [0_u32; MAX_DEVICES];
-        for context in self.list.lock().iter() {
-            if let Some(count) = counts.get_mut(process.devices.index(context.local)) {
-                *count += 1;
+        {
+            let list = self.list.lock();
+            for context in list.iter() {
+                if let Some(count) = counts.get_mut(process.devices.index(context.local)) {
+                    *count += 1;
+                }
             }
+            let differ = |pair: &[Arc<Context>]| matches!(pair, [one, other] if one.local != other.local);
+            self.are_on_several.store(list.windows(2).any(differ), Relaxed);
         }
         let mut is_news = false;
         for (usage, count) in process.usage().devices.iter().zip(counts) {
@@ -121,16 +131,10 @@ impl Contexts {
     /// The device of a stream that the program made, where it has contexts on several devices: elsewhere there is no need
     /// to wait for whoever marks one of them.
     pub(crate) fn device_of(&self, stream: CUstream) -> Option<LocalDevice> {
-        if stream.0.addr() <= PER_THREAD || !self.are_on_several() {
+        if stream.0.addr() <= PER_THREAD || !self.are_on_several.load(Relaxed) {
             return None;
         }
         Some(self.holder(stream)?.local)
-    }
-
-    fn are_on_several(&self) -> bool {
-        let list = self.list.lock();
-        list.windows(2)
-            .any(|pair| matches!(pair, [one, other] if one.local != other.local))
     }
 
     /// The context is no more, and with it all it owned.

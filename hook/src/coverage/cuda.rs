@@ -203,13 +203,11 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "names or shares a pool, whose memory is charged where it grows",
+        why: "shares a pool, whose memory is charged where it grows",
         names: &[
-            "cuDeviceSetMemPool",
             "cuMemPoolExportPointer",
             "cuMemPoolExportToShareableHandle",
             "cuMemPoolSetAccess",
-            "cuMemSetMemPool",
         ],
     },
     Family {

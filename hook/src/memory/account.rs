@@ -88,6 +88,11 @@ impl Account {
         !self.is_destroyed && self.reserved() > self.live_bytes
     }
 
+    /// Whether that is what is known.
+    pub(crate) fn is_as_measured(&self, reserved: u64) -> bool {
+        reserved == self.reserved() && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
+    }
+
     /// Begins an allocation on a stream; whether the pool can serve it as it is, without growing.
     pub(crate) fn begin(&mut self, bytes: u64, stream: usize) -> bool {
         let spare = self.spare();

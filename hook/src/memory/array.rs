@@ -1,13 +1,15 @@
 //! CUDA arrays: what one takes is the driver's secret until it is made.
 //!
 //! So the driver is asked first with the same description for an array without memory
-//! (`CUDA_ARRAY3D_DEFERRED_MAPPING`), which tells what it would need. Where it cannot, the array is made, asked, and
+//! (`CUDA_ARRAY3D_DEFERRED_MAPPING`), which tells what it would need; that is kept. Where it cannot, the array is made, asked, and
 //! destroyed again if it is too large. One that answers neither way is not charged here; the daemon sees it among
 //! what the process holds beyond its charges.
 
 use gcgroup_abi::Kind;
+use hashbrown::HashMap;
 
 use super::ledger::Entry;
+use super::lock::Lock;
 use super::{Place, sparse};
 use crate::cuda::{
     CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUmipmappedArray, CUresult,
@@ -150,7 +152,7 @@ fn charge<A: Array, D: Describe>(made: *mut A, wanted: *const D, levels: u32, ne
     if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
         return next();
     }
-    let expected = expected::<A>(wanted, levels, place);
+    let expected = process.memory.sizes.expected::<A>(wanted, levels, place);
     let charge = process.try_charge(place.index, expected.unwrap_or(0))?;
     let made_it = process.pressing(place.index, expected.unwrap_or(0), next);
     made_it.inspect_err(|_| process.count_failure(place.index))?;
@@ -172,8 +174,48 @@ fn charge<A: Array, D: Describe>(made: *mut A, wanted: *const D, levels: u32, ne
     Ok(())
 }
 
+/// What arrays take, by what they were described by: the driver's answers so far. It is asked once for each, since making
+/// an array without memory, asking and destroying it are three calls.
+#[derive(Debug, Default)]
+pub(crate) struct Sizes(Lock<HashMap<Description, u64>>);
+
+/// A program that makes arrays of more sizes than that pays for asking again.
+const MOST_SIZES: usize = 512;
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Description {
+    local: LocalDevice,
+    /// Of a mipmapped array.
+    levels: u32,
+    extent: [usize; 3],
+    /// Format, channels, flags.
+    words: [u32; 3],
+}
+
+impl Sizes {
+    /// What an array of that description takes; `None` if the driver does not say beforehand.
+    fn expected<A: Array>(&self, wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> Option<u64> {
+        let description = Description {
+            local: place.local,
+            levels,
+            extent: [wanted.width, wanted.height, wanted.depth],
+            words: [wanted.format, wanted.num_channels, wanted.flags],
+        };
+        if let Some(bytes) = self.0.lock().get(&description) {
+            return Some(*bytes);
+        }
+        let bytes = ask::<A>(wanted, levels, place)?;
+        let mut known = self.0.lock();
+        if known.len() == MOST_SIZES {
+            known.clear();
+        }
+        known.insert(description, bytes);
+        Some(bytes)
+    }
+}
+
 /// What the driver says that an array of that description takes, asked of one without memory.
-fn expected<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> Option<u64> {
+fn ask<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> Option<u64> {
     let deferred = CUDA_ARRAY3D_DESCRIPTOR {
         flags: wanted.flags | CUDA_ARRAY3D_DEFERRED_MAPPING,
         ..wanted

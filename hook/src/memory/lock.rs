@@ -30,6 +30,13 @@ pub(super) struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
+    pub(super) const fn new(value: T) -> Self {
+        Self {
+            word: AtomicU32::new(FREE),
+            value: UnsafeCell::new(value),
+        }
+    }
+
     #[inline]
     pub(super) fn lock(&self) -> Guard<'_, T> {
         if self.try_take().is_none() {

@@ -31,6 +31,7 @@ mod reserve;
 pub mod sparse;
 pub mod vmm;
 
+use array::Sizes;
 use freeing::Freeing;
 use grant::Grants;
 use graph::Graphs;
@@ -50,6 +51,7 @@ pub(crate) struct Memory {
     host: Ledger,
     /// By handle of the array or mipmapped array.
     pub(crate) arrays: Ledger,
+    sizes: Sizes,
     pub(crate) reserves: Reserves,
     /// By handle of external memory.
     external: Ledger,
@@ -67,6 +69,7 @@ impl Memory {
             blocks: Ledger::new(64),
             host: Ledger::new(4),
             arrays: Ledger::new(4),
+            sizes: Sizes::default(),
             reserves: Reserves::default(),
             external: Ledger::new(1),
             freeing: Freeing::default(),

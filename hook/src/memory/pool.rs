@@ -29,12 +29,21 @@ fn current_pool(process: &Process, stream: CUstream) -> Option<Arc<Reserve>> {
         Some(local) => local,
         None => process.place()?.local,
     };
-    let mut handle = CUmemoryPool::NULL;
-    driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
     let pools = &process.memory.reserves;
-    pools
-        .find(handle)
-        .or_else(|| Some(pools.enter(handle, local, process.devices.index(local), false)))
+    pools.current(local, || {
+        let mut handle = CUmemoryPool::NULL;
+        driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
+        pools
+            .find(handle)
+            .or_else(|| Some(pools.enter(handle, local, process.devices.index(local), false)))
+    })
+}
+
+/// `cuDeviceSetMemPool`, `cuMemSetMemPool`: what is allocated after comes from another pool.
+pub(crate) fn set_current(next: Next<'_>) -> CUresult {
+    let result = next();
+    process::get().inspect(|process| process.memory.reserves.forget_current());
+    result
 }
 
 /// The pool of that handle. One that was not created here is some device's default, or the driver says where it is.
@@ -138,20 +147,20 @@ fn alloc_from(
             account.reserved(),
         )
     };
-    let held = match pool.hold(process, foretold) {
-        Ok(()) => foretold,
-        Err(full) => {
-            full.count_hit(process.usage());
-            if may_do {
-                0
-            } else {
+    let held = if may_do {
+        0
+    } else {
+        match pool.hold(process, foretold) {
+            Ok(()) => foretold,
+            Err(full) => {
+                full.count_hit(process.usage());
                 make_room(process, pool, bytes, foretold, stream)?
             }
         }
     };
     let unsettled = Unsettled::on(process.usage(), pool.index());
     let result = process.pressing(pool.index(), foretold, next);
-    let settled = pool.settle(process, held);
+    let settled = pool.settle_within(process, held);
     drop(unsettled);
     let made = result.ok().and_then(|()| written(address));
     let Some(address) = made else {
@@ -159,7 +168,9 @@ fn alloc_from(
         process.count_failure(pool.index());
         return result;
     };
-    pool.account.lock().learn(bytes, before);
+    if !may_do || settled.is_err() {
+        pool.account.lock().learn(bytes, before);
+    }
     if settled.is_err() {
         return give_back(process, pool, address, bytes, stream, before);
     }
@@ -257,10 +268,11 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     let Some((process, pool)) = found else {
         return next();
     };
-    // Before the driver, which may give the handle to another pool at once.
+    // Before the driver, which may give the handle to another pool at once. A device's own becomes the default again.
     pool.account.lock().is_destroyed = true;
     let result = next();
     pool.account.lock().is_destroyed = result.is_ok();
+    process.memory.reserves.forget_current();
     process.memory.reserves.end_if_over(process, &pool);
     result
 }

@@ -6,15 +6,15 @@
 //! Nothing here waits for a stream.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use gcgroup_abi::Kind;
-use parking_lot::Mutex;
 
 use super::account::{Account, Over};
 use super::freeing::has_passed;
 use super::ledger::Entry;
 use super::levels::{Full, Unsettled};
+use super::lock::Lock;
 use crate::cuda::{
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUmemoryPool,
@@ -42,12 +42,18 @@ pub(crate) struct Reserve {
     measurements: AtomicU64,
     /// Times it was trimmed: what had room before may have none.
     trims: AtomicUsize,
-    pub(crate) account: Mutex<Account>,
+    /// The slot that it is charged in, for who does not hold the account.
+    index: AtomicUsize,
+    pub(super) account: Lock<Account>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Reserves {
-    list: Mutex<Vec<Arc<Reserve>>>,
+    list: Lock<Vec<Arc<Reserve>>>,
+    /// The pools that devices allocate from, as far as the driver has been asked.
+    current: Lock<Vec<(LocalDevice, Arc<Reserve>)>>,
+    /// Times that they may have become others.
+    changes: AtomicUsize,
 }
 
 impl Reserve {
@@ -118,7 +124,7 @@ impl Reserve {
     }
 
     pub(crate) fn index(&self) -> usize {
-        self.account.lock().index
+        self.index.load(Relaxed)
     }
 
     /// Charges in advance. Where more must be granted first, that is waited for.
@@ -152,6 +158,11 @@ impl Reserve {
             return Ok(());
         }
         let _unsettled = Unsettled::on(process.usage(), self.index());
+        self.settle_within(process, held)
+    }
+
+    /// The same within a call that is marked as unsettled.
+    pub(crate) fn settle_within(&self, process: &Process, held: u64) -> Result<(), Over> {
         let settled = self.settle_by_ledger(process, held);
         if settled.is_err() && process.cover(self.index()) {
             return Ok(());
@@ -176,6 +187,9 @@ impl Reserve {
             let levels = &process.memory.levels;
             let (usage, control) = (process.usage(), process.control());
             let (index, before) = (account.index, account.paid);
+            if held == 0 && account.is_as_measured(reserved) {
+                return Ok(());
+            }
             let settled = account.settle(
                 held,
                 reserved,
@@ -252,35 +266,67 @@ impl Reserves {
             is_elsewhere,
             measurements: AtomicU64::new(0),
             trims: AtomicUsize::new(0),
-            account: Mutex::new(Account::new(index)),
+            index: AtomicUsize::new(index),
+            account: Lock::new(Account::new(index)),
         });
         list.push(Arc::clone(&pool));
         pool
     }
 
+    /// The pool that a device allocates from. `ask` says which, where nobody has asked since it may have become another.
+    pub(crate) fn current(
+        &self,
+        local: LocalDevice,
+        ask: impl FnOnce() -> Option<Arc<Reserve>>,
+    ) -> Option<Arc<Reserve>> {
+        let known = |current: &[(LocalDevice, Arc<Reserve>)]| {
+            let (_, pool) = current.iter().find(|(device, _)| *device == local)?;
+            Some(Arc::clone(pool))
+        };
+        if let Some(pool) = known(&self.current.lock()) {
+            return Some(pool);
+        }
+        let changes = self.changes.load(Acquire);
+        let pool = ask()?;
+        let mut current = self.current.lock();
+        if changes == self.changes.load(Relaxed) && known(&current).is_none() {
+            current.push((local, Arc::clone(&pool)));
+        }
+        Some(pool)
+    }
+
+    /// Some device may allocate from another pool from here on.
+    pub(crate) fn forget_current(&self) {
+        let mut current = self.current.lock();
+        self.changes.fetch_add(1, Release);
+        current.clear();
+    }
+
     /// Measures every pool that has anything charged: the driver gives memory back when streams are synchronised.
     pub(crate) fn settle_all(&self, process: &Process) {
-        // Uncontended and empty in a program without pools.
-        let pools: Vec<_> = self
-            .list
-            .lock()
-            .iter()
-            .filter(|pool| pool.account.lock().paid != 0)
-            .cloned()
-            .collect();
-        for pool in pools {
-            if pool.account.lock().is_over() {
+        let mut number = 0;
+        loop {
+            // None is kept locked meanwhile; one that is missed since another went is measured the next time.
+            let Some(pool) = self.list.lock().get(number).cloned() else {
+                return;
+            };
+            number += 1;
+            let (is_charged, is_over) = {
+                let account = pool.account.lock();
+                (account.paid != 0, account.is_over())
+            };
+            if is_over {
                 self.end_if_over(process, &pool);
-                continue;
+            } else if is_charged {
+                // A pool that is over the limit stays so until its memory is freed.
+                let _ = pool.settle(process, 0);
             }
-            // A pool that is over the limit stays so until its memory is freed.
-            let _ = pool.settle(process, 0);
         }
     }
 
     /// Has every pool give back what it reserves beyond what is allocated; whether any had such.
     pub(crate) fn trim(&self, process: &Process) -> bool {
-        let all = self.list.lock().clone();
+        let all: Vec<_> = self.list.lock().iter().cloned().collect();
         let mut any = false;
         for reserve in all.iter().filter(|reserve| reserve.account.lock().is_over()) {
             self.end(process, reserve);
@@ -295,15 +341,16 @@ impl Reserves {
 
     /// An allocation of a pool is gone, or will be when that stream has come so far.
     pub(crate) fn freed(&self, process: &Process, entry: &Entry, stream: Option<usize>) {
-        let pool = self
-            .list
-            .lock()
-            .iter()
-            .find(|pool| pool.id == entry.owner)
-            .cloned();
-        let Some(pool) = pool else { return };
-        pool.account.lock().end(entry.size, stream);
-        self.end_if_over(process, &pool);
+        let over = {
+            let list = self.list.lock();
+            let Some(pool) = list.iter().find(|pool| pool.id == entry.owner) else {
+                return;
+            };
+            let mut account = pool.account.lock();
+            account.end(entry.size, stream);
+            account.is_over().then(|| Arc::clone(pool))
+        };
+        over.inspect(|pool| self.end_if_over(process, pool));
     }
 
     /// Ends a destroyed pool of which nothing is allocated, if what was is freed; else whoever waits for a stream does.
@@ -328,6 +375,7 @@ impl Reserves {
     /// A destroyed pool of which nothing is allocated any more.
     pub(crate) fn end(&self, process: &Process, pool: &Arc<Reserve>) {
         self.list.lock().retain(|other| !Arc::ptr_eq(other, pool));
+        self.forget_current();
         let _unsettled = Unsettled::on(process.usage(), pool.index());
         let mut account = pool.account.lock();
         let bytes = std::mem::take(&mut account.paid);
@@ -351,6 +399,7 @@ impl Reserves {
                 pool.add_kind(process, account.index, account.paid.wrapping_neg());
                 pool.add_kind(process, index, account.paid);
                 account.index = index;
+                pool.index.store(index, Relaxed);
             }
         }
     }
