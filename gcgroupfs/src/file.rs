@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::tree::{Access, Caller, Edit, Level, Owner, Place, Tree, View};
+use crate::tree::{Access, Caller, Edit, GroupId, Level, Owner, Place, Settings, Tree, View};
 
 /// Most bytes of one write, and the constant size of every file whose contents have a bound.
 pub const PAGE: usize = 4096;
@@ -234,13 +234,34 @@ impl ControlFile {
 /// # Errors
 /// As [`Tree::make_group`]; `EEXIST` or `EINVAL` for the name of a control file.
 pub fn make_group(tree: &Tree, parent: Place, name: &str, caller: Caller, mode: u16) -> Result<Place> {
-    if files::all().any(|file| file.name == name) {
-        return Err(match lookup(tree, parent, name) {
-            Ok(_) => Error::Exists,
-            Err(_) => Error::BadName("it is that of a control file"),
-        });
-    }
+    check_free(tree, parent, name)?;
     tree.make_group(parent, name, caller, mode).map(Place::group)
+}
+
+/// Makes a group that goes with the last that is in it; one that is there already is as good.
+///
+/// # Errors
+/// As [`make_group`].
+pub fn make_transient_group(
+    tree: &Tree,
+    parent: Place,
+    name: &str,
+    caller: Caller,
+    settings: Settings,
+) -> Result<GroupId> {
+    check_free(tree, parent, name)?;
+    tree.make_transient_group(parent, name, caller, settings)
+}
+
+/// Checks that no control file has the name.
+fn check_free(tree: &Tree, parent: Place, name: &str) -> Result<()> {
+    if files::all().all(|file| file.name != name) {
+        return Ok(());
+    }
+    Err(match lookup(tree, parent, name) {
+        Ok(_) => Error::Exists,
+        Err(_) => Error::BadName("it is that of a control file"),
+    })
 }
 
 /// The files of a directory, in the table's order.

@@ -10,7 +10,7 @@ use gcgroup_abi::message::{self, Hello, Welcome};
 
 use crate::file::{self, ControlFile, Io, Node, PAGE};
 use crate::protocol::{Answer, MAX_ANSWER, Request};
-use crate::server::answer::{Asker, answer};
+use crate::server::answer::{Credentials, answer};
 use crate::tree::fixture::{OWNER, ROOT, World};
 use crate::tree::{Caller, Place, ProcessId, Settings};
 use crate::{journal, sys};
@@ -59,11 +59,12 @@ pub fn message(packet: &[u8]) {
         assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
     }
     with_world(|world, _| {
-        let asker = Asker {
+        let asker = Credentials {
             uid: OWNER.uid,
             gid: OWNER.gid,
+            groups: Vec::new(),
         };
-        let Some((reply, text)) = answer(&world.tree, asker, b"text".to_vec(), packet) else {
+        let Some((reply, text)) = answer(&world.tree, &asker, b"text".to_vec(), packet) else {
             return;
         };
         assert!(reply.len() <= MAX_ANSWER);

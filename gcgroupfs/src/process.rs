@@ -20,6 +20,8 @@ pub struct Peer {
     /// Effective ids when it connected.
     pub uid: u32,
     pub gid: u32,
+    /// Supplementary groups, likewise.
+    pub groups: Vec<u32>,
     pub stat: Stat,
     /// Readable once the process is dead.
     pub pidfd: OwnedFd,
@@ -72,6 +74,8 @@ pub fn peer(socket: &impl AsFd) -> nix::Result<Peer> {
         pid,
         uid: credentials.uid(),
         gid: credentials.gid(),
+        // Without them (before Linux 4.13) somebody is in fewer.
+        groups: sys::peer_groups(socket).unwrap_or_default(),
         stat,
         pidfd,
     })

@@ -15,6 +15,7 @@
 //! | list | names of control files, one a line | | a JSON line for each process and each of its devices: `{"pid", "device", "uid", "comm", "group", "files": {name: text}}` |
 //! | make | a group's path | | |
 //! | remove | likewise | | |
+//! | may begin | likewise | | whether a process of the asker's may begin there |
 //!
 //! A text longer than a packet comes in parts: it is made anew at offset 0 and kept by the connection, as an open file
 //! keeps it; ask on from where the last part ended. Refusals come with an errno, as from the mount.
@@ -38,6 +39,7 @@ pub enum Operation {
     List = 3,
     Make = 4,
     Remove = 5,
+    MayBegin = 6,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +80,7 @@ impl<'a> Request<'a> {
             3 => Operation::List,
             4 => Operation::Make,
             5 => Operation::Remove,
+            6 => Operation::MayBegin,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

@@ -62,6 +62,8 @@ struct ProcessOf {
 pub struct Verdict {
     /// None: no rule says.
     pub group: Option<Group>,
+    /// Whether the rule has looked at what the process wishes, and so its word on it is the last.
+    pub heeds_wish: bool,
     pub process: Given,
 }
 
@@ -128,6 +130,8 @@ impl Rule {
         });
         Ok(Verdict {
             group: group.transpose()?,
+            heeds_wish: self.r#match.asks_for_wish()
+                || self.group.as_ref().is_some_and(|group| group.name.wants_wish()),
             process: Given::new(&self.process.memory, &self.process.compute),
         })
     }

@@ -4,6 +4,7 @@
 //! Everything that arrives is hostile until it has been checked. What a control file means, it does not know.
 
 pub mod answer;
+mod begin;
 mod bells;
 mod closer;
 mod connection;
@@ -55,6 +56,9 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// How often connections lost without a death are looked at.
 const TEND: Duration = Duration::from_secs(1);
+
+/// After so long, whoever was governed before a restart is back; groups that were there for others alone go.
+const RETURN: Duration = Duration::from_secs(15);
 
 /// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +115,8 @@ pub struct Server {
     complaints: Rate,
     strangers: Strangers,
     next_tend: Option<Instant>,
+    /// When [`RETURN`] is over.
+    all_back: Option<Instant>,
 }
 
 impl Server {
@@ -165,6 +171,7 @@ impl Server {
             complaints: Rate::new(MAX_COMPLAINTS),
             strangers: Strangers::default(),
             next_tend: None,
+            all_back: Some(Instant::now() + RETURN),
         })
     }
 
@@ -213,7 +220,7 @@ impl Server {
     fn timeout(&self) -> EpollTimeout {
         let now = Instant::now();
         let tick = (!self.timed.is_empty()).then(|| now + TICK);
-        match [tick, self.full_until, self.next_tend]
+        match [tick, self.full_until, self.next_tend, self.all_back]
             .into_iter()
             .flatten()
             .min()
@@ -245,6 +252,10 @@ impl Server {
         }
         if self.next_tend.is_some_and(|when| when <= now) {
             self.next_tend = self.registry.tend_lost().then_some(now + TEND);
+        }
+        if self.all_back.is_some_and(|when| when <= now) {
+            self.all_back = None;
+            self.tree.reap_transient(None);
         }
         if self.full_until.is_some_and(|when| when <= now) {
             self.full_until = None;

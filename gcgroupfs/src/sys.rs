@@ -145,6 +145,39 @@ pub fn replace(number: i32, with: &impl AsFd) -> io::Result<()> {
     }
 }
 
+/// The supplementary groups of who connected the socket's other end, as they were then (`SO_PEERGROUPS`, Linux 4.13).
+///
+/// # Errors
+/// The socket is none of ours.
+pub fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<u32> = vec![0; 32];
+    loop {
+        let room = size_of_val(groups.as_slice());
+        let mut length = libc::socklen_t::try_from(room).map_err(io::Error::other)?;
+        // SAFETY: writes at most `length` bytes, of which there is room for `room`, and the length.
+        let done = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let error = io::Error::last_os_error();
+        let there = length as usize / size_of::<u32>();
+        match (done, error.raw_os_error()) {
+            (0, _) => {
+                groups.truncate(there);
+                return Ok(groups);
+            }
+            // Too many: the length is what it takes.
+            (_, Some(libc::ERANGE)) if there > groups.len() => groups.resize(there, 0),
+            _ => return Err(error),
+        }
+    }
+}
+
 /// Accepts one connection, non-blocking and closed on exec.
 ///
 /// # Errors

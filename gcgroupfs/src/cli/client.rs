@@ -71,6 +71,16 @@ impl Client {
         }
     }
 
+    /// Whether a process of ours may begin in a group.
+    ///
+    /// # Errors
+    /// Why not; the daemon is gone, or is none.
+    pub fn may_begin(&mut self, group: &str) -> anyhow::Result<()> {
+        self.read(Operation::MayBegin, group)?
+            .map(drop)
+            .map_err(|errno| anyhow!("group {group}: {}", strerror(errno)))
+    }
+
     /// A JSON line for each process and device, with these files' contents.
     ///
     /// # Errors

@@ -70,8 +70,16 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
             return ExitCode::from(125);
         }
     };
-    if let Err(error) = Client::connect(socket) {
-        eprintln!("gcgroupfs: warning: {error:#}; until there is one, only the limit given here holds");
+    match Client::connect(socket) {
+        Ok(mut client) => {
+            let asked = arguments.group.as_ref().map(|group| client.may_begin(group));
+            if let Some(Err(error)) = asked {
+                eprintln!("gcgroupfs: warning: {error:#}; the program begins where it would without");
+            }
+        }
+        Err(error) => {
+            eprintln!("gcgroupfs: warning: {error:#}; until there is one, only the limit given here holds");
+        }
     }
     let error = command.exec();
     eprintln!("gcgroupfs: {}: {error}", command.get_program().to_string_lossy());

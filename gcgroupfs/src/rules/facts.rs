@@ -40,7 +40,7 @@ impl Facts {
             pid: peer.pid,
             uid: peer.uid,
             gid: peer.gid,
-            groups: proc.status.map_or_else(Vec::new, |status| status.groups),
+            groups: peer.groups.clone(),
             user: None,
             comm: peer.stat.comm.clone(),
             exe: proc.exe,
@@ -58,7 +58,7 @@ impl Facts {
         let stat = process::stat(pid)?;
         let proc = Proc::read(pid);
         let wish = wish_in_environment(pid);
-        let status = proc.status?;
+        let status = parse_status(&text(pid, "status"))?;
         (!process::is_dead(&pidfd)).then(|| Self {
             pid,
             uid: status.uid,
@@ -85,23 +85,22 @@ pub fn user_name(uid: u32) -> Option<String> {
 
 /// What /proc says.
 struct Proc {
-    status: Option<Status>,
     exe: Option<PathBuf>,
     cgroups: Vec<String>,
 }
 
 impl Proc {
     fn read(pid: u32) -> Self {
-        let text = |name: &str| {
-            let bytes = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
         Self {
-            status: parse_status(&text("status")),
             exe: fs::read_link(format!("/proc/{pid}/exe")).ok().map(undeleted),
-            cgroups: parse_cgroups(&text("cgroup")),
+            cgroups: parse_cgroups(&text(pid, "cgroup")),
         }
     }
+}
+
+fn text(pid: u32, name: &str) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// A program whose file was replaced since is still that program.

@@ -22,6 +22,10 @@ pub(super) struct Match {
 }
 
 impl Match {
+    pub(super) fn asks_for_wish(&self) -> bool {
+        self.wish.is_some()
+    }
+
     /// # Errors
     /// Why it is not for this process.
     pub(super) fn check(&self, facts: &Facts) -> Result<(), String> {

@@ -52,6 +52,10 @@ impl Template {
         self.names.iter().flatten().any(|part| *part == Part::User)
     }
 
+    pub(super) fn wants_wish(&self) -> bool {
+        self.names.iter().flatten().any(|part| *part == Part::Wish)
+    }
+
     /// The group of a process.
     ///
     /// # Errors

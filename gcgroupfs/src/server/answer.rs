@@ -3,30 +3,16 @@
 use gcgroup_abi::message::Malformed;
 use serde::Serialize;
 
+use super::begin::may_begin;
 use crate::error::{Error, Result};
 use crate::file::{self, Node};
 use crate::protocol::{Answer, Operation, Request};
-use crate::tree::{Caller, DIRECTORY_MODE, Place, Tree};
+use crate::tree::{DIRECTORY_MODE, Place, Tree};
+
+pub use super::begin::Credentials;
 
 /// The most files one may ask for of each directory.
 const MAX_FILES: usize = 64;
-
-/// Who asks, according to the kernel.
-#[derive(Debug, Clone, Copy)]
-pub struct Asker {
-    pub uid: u32,
-    pub gid: u32,
-}
-
-impl Asker {
-    fn caller(self) -> Caller {
-        Caller {
-            uid: self.uid,
-            gid: self.gid,
-            pid: 0,
-        }
-    }
-}
 
 /// One line of the answer to a list.
 #[derive(Debug, Serialize)]
@@ -44,7 +30,7 @@ struct Line<'a> {
 
 /// Answers one packet. `text` is what the connection has been reading, and returned is what it reads now. Nothing, if
 /// the packet is no request.
-pub fn answer(tree: &Tree, asker: Asker, text: Vec<u8>, packet: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let request = match Request::from_bytes(packet) {
         Ok(request) => request,
         Err(Malformed::Tag | Malformed::Length | Malformed::Protocol) => return None,
@@ -56,6 +42,7 @@ pub fn answer(tree: &Tree, asker: Asker, text: Vec<u8>, packet: &[u8]) -> Option
         (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
         (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
         (Operation::Remove, _) => remove(tree, asker, request.name).map(|()| Vec::new()),
+        (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(|()| Vec::new()),
     };
     Some(match text {
         Ok(text) => (Answer::part(&text, request.offset).to_bytes(), text),
@@ -74,29 +61,29 @@ fn get(tree: &Tree, path: &str) -> Result<Vec<u8>> {
     }
 }
 
-fn set(tree: &Tree, asker: Asker, request: &Request<'_>) -> Result<()> {
+fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
     match file::resolve(tree, request.name)? {
         Node::File(place, file) => file.store(tree, place, asker.caller(), request.value),
         Node::Dir(_) => Err(Error::IsDirectory),
     }
 }
 
-fn make(tree: &Tree, asker: Asker, path: &str) -> Result<()> {
+fn make(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
     let (parent, name) = parent(tree, asker, path)?;
     file::make_group(tree, parent, name, asker.caller(), DIRECTORY_MODE).map(drop)
 }
 
-fn remove(tree: &Tree, asker: Asker, path: &str) -> Result<()> {
+fn remove(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
     let (parent, name) = parent(tree, asker, path)?;
     tree.remove_group(parent, name)
 }
 
 /// The directory that a path leads to but for its last name, if the asker may change it, and that name.
-fn parent<'a>(tree: &Tree, asker: Asker, path: &'a str) -> Result<(Place, &'a str)> {
+fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Place, &'a str)> {
     let path = path.trim_matches('/');
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
     match file::resolve(tree, above)? {
-        Node::Dir(parent) if tree.may_change(parent, asker.caller())? => Ok((parent, name)),
+        Node::Dir(parent) if asker.may_change(tree, parent)? => Ok((parent, name)),
         Node::Dir(_) => Err(Error::WrongAccess),
         Node::File(..) => Err(Error::NotDirectory),
     }

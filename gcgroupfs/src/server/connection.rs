@@ -331,11 +331,12 @@ impl Server {
             Kind::Client(text) => std::mem::take(text),
             _ => Vec::new(),
         };
-        let asker = super::answer::Asker {
+        let asker = super::answer::Credentials {
             uid: connection.uid,
             gid: connection.gid,
+            groups: sys::peer_groups(&*connection.socket).unwrap_or_default(),
         };
-        let Some((answer, text)) = super::answer::answer(&self.tree, asker, text, packet) else {
+        let Some((answer, text)) = super::answer::answer(&self.tree, &asker, text, packet) else {
             return false;
         };
         connection.kind = Kind::Client(text);

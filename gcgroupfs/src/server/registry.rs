@@ -13,9 +13,10 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use gcgroup_abi::message::Hello;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::Token;
+use super::begin::{Beginner, Credentials, begin};
 use super::bells::{Bells, Mapped};
 use super::enquiry::Applicant;
 use super::rate::Rate;
@@ -128,10 +129,18 @@ impl Registry {
             usage,
         } = applicant;
         let key = key(&peer);
-        if !self.numbers.contains_key(&key) && self.nr_of(peer.uid) >= MAX_PER_UID {
+        let Peer {
+            pid,
+            uid,
+            gid,
+            groups,
+            stat,
+            pidfd,
+        } = peer;
+        if !self.numbers.contains_key(&key) && self.nr_of(uid) >= MAX_PER_UID {
             return Err(Errno::EDQUOT);
         }
-        let process = self.know(number, key, peer.uid, peer.pidfd)?;
+        let process = self.know(number, key, uid, pidfd)?;
         if self
             .processes
             .get_mut(&process)
@@ -145,20 +154,20 @@ impl Registry {
         let seq = self.journal.number();
         let saved = self.saved(process, key).unwrap_or_else(|| {
             let mut saved = Saved::from(settings_of(verdict, &hello));
-            saved.group = self.group_above(&peer.stat);
+            saved.group = self.begin(pid, &stat, Credentials { uid, gid, groups }, verdict, &hello);
             if verdict.process != Given::default() || saved.group.is_some() {
                 self.journal.append(seq, key, &saved);
             }
             saved
         });
         let identity = Identity {
-            pid: peer.pid,
-            start_time: peer.stat.start_time,
-            image: peer.stat.image,
+            pid,
+            start_time: stat.start_time,
+            image: stat.image,
             started: now(),
-            uid: peer.uid,
-            gid: peer.gid,
-            comm: peer.stat.comm,
+            uid,
+            gid,
+            comm: stat.comm,
         };
         info!(
             "{} ({}) of user {} joined",
@@ -170,7 +179,7 @@ impl Registry {
         let registration = Registration {
             id,
             connection: Some(number),
-            image: peer.stat.image,
+            image: stat.image,
         };
         let known = self.processes.get_mut(&process).ok_or(Errno::ESRCH)?;
         let old = known.registration.replace(registration);
@@ -298,6 +307,28 @@ impl Registry {
             Some(saved) => Some(saved),
             None => self.remembered.get(&key).cloned(),
         }
+    }
+
+    /// The group that a new process begins in.
+    fn begin(
+        &self,
+        pid: u32,
+        stat: &Stat,
+        who: Credentials,
+        verdict: &Verdict,
+        hello: &Hello,
+    ) -> Option<GroupId> {
+        let beginner = Beginner {
+            above: self.group_above(stat),
+            verdict,
+            wish: hello.group.as_str(),
+            who,
+        };
+        let (group, troubles) = begin(&self.tree, &beginner);
+        for trouble in troubles {
+            warn!("{pid} ({}) of user {} {trouble}", stat.comm, beginner.who.uid);
+        }
+        group
     }
 
     /// The group of the nearest of a process's ancestors that is governed. Where a parent has ended, its children are

@@ -27,10 +27,6 @@ impl Tree {
     ///
     /// # Errors
     /// As [`make_group`](Self::make_group), but for `EEXIST`.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for rules, which make groups on demand")
-    )]
     pub fn make_transient_group(
         &self,
         parent: Place,
@@ -45,6 +41,22 @@ impl Tree {
             },
             other => other,
         }
+    }
+
+    /// Removes all groups that are there only for what is in them, and have nothing in them, but one.
+    pub fn reap_transient(&self, but: Option<GroupId>) {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        let transient = state.groups.values().filter(|group| group.is_transient);
+        let mut transient: Vec<GroupId> = transient.map(|group| group.id).collect();
+        // A group's number is higher than that of the one it is in.
+        transient.sort_unstable_by(|one, other| other.cmp(one));
+        for id in transient.into_iter().filter(|id| Some(*id) != but) {
+            // Those with somebody in them stay.
+            let _ = state.remove_group(id, &mut notices);
+        }
+        drop(state);
+        self.tell(&notices);
     }
 
     fn make(

@@ -119,6 +119,7 @@ fn a_killed_process_leaves_no_directory() {
         pid: child.id(),
         uid: 0,
         gid: 0,
+        groups: Vec::new(),
         stat,
         pidfd,
     };

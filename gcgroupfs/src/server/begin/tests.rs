@@ -1,0 +1,231 @@
+use super::*;
+use crate::rules::{Facts, Rules};
+use crate::tree::fixture::World;
+use crate::tree::{Access, DIRECTORY_MODE};
+
+const ALICE: u32 = 1000;
+
+fn alice() -> Credentials {
+    Credentials {
+        uid: ALICE,
+        gid: ALICE,
+        groups: vec![27],
+    }
+}
+
+fn root() -> Credentials {
+    Credentials::default()
+}
+
+fn make(world: &World, path: &str, owner: u32) -> GroupId {
+    let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let parent = match above {
+        "" => Place::ROOT,
+        above => find(world, above).unwrap(),
+    };
+    let caller = Caller {
+        uid: owner,
+        gid: owner,
+        pid: 0,
+    };
+    world
+        .tree
+        .make_group(parent, name, caller, DIRECTORY_MODE)
+        .unwrap()
+}
+
+fn find(world: &World, path: &str) -> Result<Place> {
+    path.split('/')
+        .try_fold(Place::ROOT, |place, name| world.tree.directory(place, name))
+}
+
+fn owner(world: &World, path: &str) -> u32 {
+    world.tree.owner(find(world, path).unwrap()).unwrap().uid
+}
+
+/// The path of the group that somebody's process begins in, and what went wrong.
+fn begins(
+    world: &World,
+    who: Credentials,
+    above: Option<GroupId>,
+    rule: &str,
+    wish: &str,
+) -> (String, String) {
+    #[derive(serde::Deserialize)]
+    struct Of {
+        rule: Rules,
+    }
+    let rules = match rule {
+        "" => Rules::default(),
+        text => toml::from_str::<Of>(&format!("[[rule]]\n{text}")).unwrap().rule,
+    };
+    let wish = Some(wish).filter(|wish| !wish.is_empty());
+    let facts = Facts {
+        uid: who.uid,
+        wish: wish.map(str::to_owned),
+        ..Facts::default()
+    };
+    let verdict = rules.verdict(&facts);
+    let (group, troubles) = begin(
+        &world.tree,
+        &Beginner {
+            who,
+            above,
+            verdict: &verdict,
+            wish,
+        },
+    );
+    (world.tree.path(group), troubles.join("\n"))
+}
+
+#[test]
+fn a_rules_group_is_made_with_what_is_set_for_it_and_is_roots() {
+    let world = World::new(1);
+    let rule = "group = { name = \"users/u{uid}\", memory.limit = 4096 }";
+    assert_eq!(begins(&world, alice(), None, rule, "").0, "users/u1000");
+    assert_eq!(world.show("users/u1000/memory.limit"), "4096\n");
+    assert_eq!(world.show("users/memory.limit"), "max\n");
+    assert_eq!((owner(&world, "users"), owner(&world, "users/u1000")), (0, 0));
+    // One that is there already stays as it is.
+    make(&world, "users/u7", 0);
+    let seven = Credentials { uid: 7, ..alice() };
+    assert_eq!(begins(&world, seven, None, rule, "").0, "users/u7");
+    assert_eq!(world.show("users/u7/memory.limit"), "max\n");
+}
+
+#[test]
+fn a_delegated_group_is_its_users_within_what_root_has_set() {
+    let world = World::new(1);
+    let rule = "group = { name = \"users/u{uid}\", delegate = true, memory.limit = 4096 }";
+    assert_eq!(begins(&world, alice(), None, rule, "").0, "users/u1000");
+    assert_eq!((owner(&world, "users"), owner(&world, "users/u1000")), (0, ALICE));
+    let caller = alice().caller();
+    world.store("users/u1000/memory.limit", caller, "1024").unwrap();
+    world.store("users/u1000/memory.limit", caller, "4096").unwrap();
+    let error = world
+        .store("users/u1000/memory.limit", caller, "4097")
+        .unwrap_err();
+    assert_eq!(error.errno(), libc::EPERM);
+}
+
+#[test]
+fn a_child_begins_where_its_parent_is_whatever_rules_say() {
+    let world = World::new(1);
+    let above = make(&world, "job", 0);
+    let begun = begins(&world, alice(), Some(above), "group.name = \"other\"", "");
+    assert_eq!(begun, ("job".to_owned(), String::new()));
+    assert!(find(&world, "other").is_err());
+}
+
+#[test]
+fn a_wish_needs_the_right_to_enter_and_to_make() {
+    let world = World::new(1);
+    make(&world, "roots", 0);
+    make(&world, "hers", ALICE);
+    for (wish, hers, roots) in [
+        ("hers", true, true),
+        ("/hers/", true, true),
+        ("hers/new/deep", true, true),
+        ("roots", false, true),
+        ("roots/new", false, true),
+        ("new", false, true),
+        ("hers/memory.limit", false, false),
+        ("hers/..", false, false),
+        ("hers//a", false, false),
+        ("hers/7", false, false),
+        ("a/a/a/a/a/a/a/a/a", false, false),
+    ] {
+        for (who, granted) in [(alice(), hers), (root(), roots)] {
+            let (group, trouble) = begins(&world, who, None, "", wish);
+            if granted {
+                assert_eq!((group.as_str(), trouble.as_str()), (wish.trim_matches('/'), ""));
+            } else {
+                assert_eq!(group, "", "{wish}");
+                assert!(trouble.contains("in vain"), "{wish}: {trouble}");
+            }
+            world.tree.reap_transient(None);
+        }
+    }
+}
+
+#[test]
+fn the_right_to_make_is_that_of_the_mode_as_the_kernel_has_it() {
+    let world = World::new(1);
+    make(&world, "shared", 7);
+    let place = find(&world, "shared").unwrap();
+    let give = |gid, mode| {
+        let seven = root().caller();
+        world
+            .tree
+            .set_access(place, seven, (None, Some(gid)), Some(mode))
+            .unwrap();
+    };
+    for (gid, mode, may) in [
+        (27, 0o775, true),
+        (1000, 0o775, true),
+        (28, 0o775, false),
+        (28, 0o777, true),
+        // Who is in the group is not among the others.
+        (27, 0o707, false),
+        (27, 0o755, false),
+    ] {
+        give(gid, mode);
+        assert_eq!(
+            may_begin(&world.tree, &alice(), "shared/new").is_ok(),
+            may,
+            "{gid} {mode:o}"
+        );
+        assert_eq!(
+            begins(&world, alice(), None, "", "shared/new").0 == "shared/new",
+            may
+        );
+        world.tree.reap_transient(None);
+    }
+    assert!(
+        may_begin(&world.tree, &alice(), "shared").is_err(),
+        "its files are not hers"
+    );
+}
+
+#[test]
+fn a_wish_holds_within_where_a_process_begins_otherwise() {
+    let world = World::new(1);
+    make(&world, "elsewhere", ALICE);
+    let delegated = "group = { name = \"u{uid}\", delegate = true }";
+    assert_eq!(
+        begins(&world, alice(), None, delegated, "u1000/sub").0,
+        "u1000/sub"
+    );
+    let (group, trouble) = begins(&world, alice(), None, delegated, "elsewhere");
+    assert_eq!(group, "u1000");
+    assert!(trouble.contains("outside"), "{trouble}");
+    // Unless both are in what is theirs.
+    let one = make(&world, "elsewhere/one", ALICE);
+    make(&world, "elsewhere/other", ALICE);
+    assert_eq!(
+        begins(&world, alice(), Some(one), "", "elsewhere/other").0,
+        "elsewhere/other"
+    );
+    assert_eq!(begins(&world, alice(), Some(one), "", "u1000").0, "elsewhere/one");
+    // Root goes where it likes, and a rule may give the wish what it likes.
+    assert_eq!(begins(&world, root(), Some(one), "", "u1000").0, "u1000");
+    let granted = "match.wish = \"*\"\ngroup.name = \"batch/{wish}\"";
+    assert_eq!(
+        begins(&world, alice(), None, granted, "a"),
+        ("batch/a".into(), String::new())
+    );
+}
+
+#[test]
+fn what_cannot_be_made_is_told_and_leaves_nothing() {
+    let world = World::new(1);
+    let before = world.tree.directories(Place::ROOT).unwrap();
+    for name in ["a/memory.limit", "b/c/d/e/f/g/h/i/j"] {
+        let (group, trouble) = begins(&world, alice(), None, &format!("group.name = {name:?}"), "");
+        assert_eq!(group, "");
+        assert!(trouble.contains("as a rule has it"), "{trouble}");
+    }
+    assert_eq!(world.tree.directories(Place::ROOT).unwrap(), before);
+    let Access { owner, .. } = world.tree.access(Place::ROOT).unwrap();
+    assert_eq!(owner.uid, 0);
+}
