@@ -37,6 +37,8 @@ mod freeze;
 #[cfg(test)]
 mod gpu_check;
 #[cfg(test)]
+mod groups;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod inotify;

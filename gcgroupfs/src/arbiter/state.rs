@@ -1,6 +1,6 @@
 //! One tick: looks at every process on every GPU, charges what was used, decides, and sets the gates.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Settings;
 use super::gpu::{Gpu, Order, Quotas};
@@ -16,14 +16,17 @@ const MEASURE: u64 = 10_000_000;
 /// No tick sooner than this after another for the sake of a quota.
 const SHORTEST: u64 = 200_000;
 
-/// The slot of a meter: of the process as a whole, or of it on a device.
+/// The slot of a meter: of the process or group as a whole, or of it on a device.
 type Slot = Option<usize>;
+
+/// Whose meter it is, by the number of the process or group, and for what.
+type Key = (u64, Slot);
 
 #[derive(Debug)]
 pub struct State {
     settings: Settings,
     gpus: Vec<Gpu<ProcessId>>,
-    meters: BTreeMap<(ProcessId, Slot), Meter>,
+    meters: BTreeMap<Key, Meter>,
     watches: BTreeMap<ProcessId, Time>,
 }
 
@@ -71,8 +74,8 @@ impl State {
             for (one, nsec) in seen.iter().zip(gpu.measure(now, &seen)) {
                 if nsec > 0 {
                     tree.charge(one.id, device, nsec);
-                    for slot in [None, Some(device)] {
-                        if let Some(meter) = self.meters.get_mut(&(one.id, slot)) {
+                    for key in keys(&self.meters, tree, one.id, device) {
+                        if let Some(meter) = self.meters.get_mut(&key) {
                             meter.charge(now, nsec);
                         }
                     }
@@ -87,7 +90,8 @@ impl State {
         let mut next: Vec<Time> = Vec::new();
         let mut again = false;
         for (device, seen) in all.iter().enumerate() {
-            let quotas: Vec<Quotas> = seen.iter().map(|one| self.quotas(one.id, device)).collect();
+            let each = seen.iter().map(|one| self.quotas(tree, one.id, device));
+            let quotas: Vec<Quotas> = each.collect();
             let Some(gpu) = self.gpus.get_mut(device) else {
                 continue;
             };
@@ -102,7 +106,7 @@ impl State {
                 again |= order.wants_bell && tree.has_begun(device, one);
             }
         }
-        next.extend(self.next(now, &all));
+        next.extend(self.next(now, tree, &all));
         Next {
             at: next.into_iter().min(),
             again,
@@ -121,9 +125,9 @@ impl State {
 
     /// A meter for each quota, and none for those that are gone.
     fn set_meters(&mut self, now: Time, tree: &Arbitration<'_>) {
-        let quotas: BTreeMap<(ProcessId, Slot), _> = tree
+        let quotas: BTreeMap<Key, _> = tree
             .quotas()
-            .map(|(id, slot, quota)| ((id, slot), quota))
+            .map(|(entity, slot, quota)| ((entity, slot), quota))
             .collect();
         self.meters.retain(|key, _| quotas.contains_key(key));
         for (key, quota) in quotas {
@@ -134,12 +138,13 @@ impl State {
         }
     }
 
-    fn quotas(&self, id: ProcessId, device: usize) -> Quotas {
+    /// The process's own quotas and those of all groups that it is in, as they stand for one GPU.
+    fn quotas(&self, tree: &Arbitration<'_>, id: ProcessId, device: usize) -> Quotas {
         let mut quotas = Quotas::default();
-        for meter in [None, Some(device)]
-            .into_iter()
-            .filter_map(|slot| self.meters.get(&(id, slot)))
-        {
+        for key in keys(&self.meters, tree, id, device) {
+            let Some(meter) = self.meters.get(&key) else {
+                continue;
+            };
             let quota = meter.quota().usec.saturating_mul(1000);
             quotas.has_any = true;
             quotas.least = Some(quotas.least.map_or(quota, |least| least.min(quota)));
@@ -152,17 +157,19 @@ impl State {
 
     /// When a quota may be used up, or there is something of one again; when GPU time is to be measured, and when no
     /// more.
-    fn next(&self, now: Time, seen: &[Vec<Seen<ProcessId>>]) -> Option<Time> {
-        let has_demand = |id: ProcessId, slot: Slot| {
-            let mut gpus = self.gpus.iter().enumerate();
-            gpus.any(|(device, gpu)| slot.is_none_or(|slot| slot == device) && gpu.has_demand(id))
-        };
+    fn next(&self, now: Time, tree: &Arbitration<'_>, seen: &[Vec<Seen<ProcessId>>]) -> Option<Time> {
+        let mut used = BTreeSet::new();
+        for (device, (gpu, seen)) in self.gpus.iter().zip(seen).enumerate() {
+            for one in seen.iter().filter(|one| gpu.has_demand(one.id)) {
+                used.extend(keys(&self.meters, tree, one.id, device));
+            }
+        }
         let meters = self
             .meters
             .iter()
-            .filter_map(|((id, slot), meter)| match meter.is_over() {
+            .filter_map(|(key, meter)| match meter.is_over() {
                 true => Some(meter.ends()),
-                false => has_demand(*id, *slot).then(|| meter.lasts(now).max(now + SHORTEST)),
+                false => used.contains(key).then(|| meter.lasts(now).max(now + SHORTEST)),
             });
         let is_measured = !self.watches.is_empty()
             && seen
@@ -172,4 +179,15 @@ impl State {
         let measure = is_measured.then_some(now + MEASURE);
         meters.chain(measure).chain(self.watches.values().copied()).min()
     }
+}
+
+/// The meters that count what a process uses on a device.
+fn keys(meters: &BTreeMap<Key, Meter>, tree: &Arbitration<'_>, id: ProcessId, device: usize) -> Vec<Key> {
+    if meters.is_empty() {
+        return Vec::new();
+    }
+    let keys = tree
+        .entities(id)
+        .flat_map(|entity| [None, Some(device)].map(|slot| (entity, slot)));
+    keys.filter(|key| meters.contains_key(key)).collect()
 }

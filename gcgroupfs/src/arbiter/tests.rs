@@ -1,5 +1,6 @@
 //! Policies as tables, and whole GPUs played through without clocks.
 
+mod groups;
 mod played;
 mod policies;
 mod world;

@@ -1,5 +1,5 @@
-//! `gcgroupfs freeze` and `gcgroupfs thaw`: several processes at once, as the ranks of one job need it. All are told
-//! before any is waited for.
+//! `gcgroupfs freeze` and `gcgroupfs thaw`: several processes or groups at once, as the ranks of one job need it. All are
+//! told before any is waited for.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,25 +22,33 @@ pub struct Freeze {
     /// Give up waiting after so long, as 0.5; they stay frozen
     #[arg(long, value_name = "SECONDS", requires = "wait", value_parser = seconds)]
     timeout: Option<Duration>,
-    /// Processes, as their directories are named
-    #[arg(required = true, value_name = "PID")]
-    pids: Vec<u32>,
+    /// Processes and groups, as their directories are named: 4242, team/a
+    #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
+    paths: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub struct Thaw {
-    /// Processes, as their directories are named
-    #[arg(required = true, value_name = "PID")]
-    pids: Vec<u32>,
+    /// Processes and groups, as their directories are named: 4242, team/a
+    #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
+    paths: Vec<String>,
+}
+
+/// A path without the slashes around it. The root cannot be frozen.
+fn path(text: &str) -> Result<String, String> {
+    match text.trim_matches('/') {
+        "" => Err("a process or a group is expected".to_owned()),
+        path => Ok(path.to_owned()),
+    }
 }
 
 /// Freezes. What went wrong is said on standard error.
 pub fn freeze(socket: &Path, arguments: &Freeze) -> ExitCode {
     let deadline = arguments.timeout.map(|timeout| Instant::now() + timeout);
-    let mut done = tell(socket, &arguments.pids, "1");
+    let mut done = tell(socket, &arguments.paths, "1");
     if arguments.wait {
-        for pid in &arguments.pids {
-            done &= stands_still(socket, *pid, deadline);
+        for path in &arguments.paths {
+            done &= stands_still(socket, path, deadline);
         }
     }
     status(done)
@@ -48,7 +56,7 @@ pub fn freeze(socket: &Path, arguments: &Freeze) -> ExitCode {
 
 /// Thaws. What went wrong is said on standard error.
 pub fn thaw(socket: &Path, arguments: &Thaw) -> ExitCode {
-    status(tell(socket, &arguments.pids, "0"))
+    status(tell(socket, &arguments.paths, "0"))
 }
 
 fn status(done: bool) -> ExitCode {
@@ -60,7 +68,7 @@ fn status(done: bool) -> ExitCode {
 }
 
 /// Writes `compute.freeze` of each; whether all have taken it.
-fn tell(socket: &Path, pids: &[u32], value: &str) -> bool {
+fn tell(socket: &Path, paths: &[String], value: &str) -> bool {
     let mut client = match Client::connect(socket) {
         Ok(client) => client,
         Err(error) => {
@@ -69,8 +77,8 @@ fn tell(socket: &Path, pids: &[u32], value: &str) -> bool {
         }
     };
     let mut done = true;
-    for pid in pids {
-        if let Err(error) = client.set(&format!("{pid}/compute.freeze"), value) {
+    for path in paths {
+        if let Err(error) = client.set(&format!("{path}/compute.freeze"), value) {
             eprintln!("gcgroupfs: {error:#}");
             done = false;
         }
@@ -79,8 +87,8 @@ fn tell(socket: &Path, pids: &[u32], value: &str) -> bool {
 }
 
 /// Waits for one. A process that has ended does nothing any more either.
-fn stands_still(socket: &Path, pid: u32, deadline: Option<Instant>) -> bool {
-    let path = PathBuf::from(format!("{pid}/gcgroup.events"));
+fn stands_still(socket: &Path, place: &str, deadline: Option<Instant>) -> bool {
+    let path = PathBuf::from(format!("{place}/gcgroup.events"));
     let frozen = "frozen=1"
         .parse::<Expression>()
         .map_err(|words| (USAGE, Some(words)));
@@ -88,7 +96,7 @@ fn stands_still(socket: &Path, pid: u32, deadline: Option<Instant>) -> bool {
         Ok(()) | Err((GONE, _)) => true,
         Err((_, words)) => {
             let words = words.unwrap_or_else(|| "still busy".to_owned());
-            eprintln!("gcgroupfs: {pid}: {words}");
+            eprintln!("gcgroupfs: {place}: {words}");
             false
         }
     }

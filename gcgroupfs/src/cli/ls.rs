@@ -219,9 +219,10 @@ impl Row<'_> {
             asked(self.process) || asked(self.place()),
             self.place().key("gcgroup.events", "frozen") == "1",
         ) {
-            (true, true) => "yes",
+            // For the process itself, or for a group that it is in.
+            (_, true) => "yes",
             (true, false) => "soon",
-            (false, _) => "no",
+            (false, false) => "no",
         }
     }
 }

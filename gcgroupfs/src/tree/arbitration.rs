@@ -6,7 +6,7 @@ use std::sync::atomic::fence;
 
 use gcgroup_abi::Gate;
 
-use super::{Blocks, Notice, Process, ProcessId, Quota, State, Tree, enforce};
+use super::{Blocks, GroupId, Notice, Process, ProcessId, Quota, State, Tree, enforce};
 use crate::arbiter::{Policy, Seen};
 
 /// What a gate is to be, as long as nobody freezes it.
@@ -71,8 +71,8 @@ impl Arbitration<'_> {
         self.state.processes.contains_key(&id)
     }
 
-    /// Every quota there is: of processes, and of processes on devices.
-    pub fn quotas(&self) -> impl Iterator<Item = (ProcessId, Option<usize>, Quota)> {
+    /// Every quota there is, by the entity's number: of processes and groups, as a whole and on devices.
+    pub fn quotas(&self) -> impl Iterator<Item = (u64, Option<usize>, Quota)> {
         let devices = &self.state.devices;
         let slot = move |device: Option<&str>| match device {
             None => Some(None),
@@ -82,10 +82,22 @@ impl Arbitration<'_> {
                 .position(|device| device.uuid_text == uuid)
                 .map(Some),
         };
-        self.state.processes.values().flat_map(move |process| {
-            let quotas = process.settings.quotas();
-            quotas.filter_map(move |(device, quota)| Some((process.id, slot(device)?, quota)))
+        let processes = self.state.processes.values();
+        let processes = processes.map(|process| (process.id.0, &process.settings));
+        let groups = self.state.groups.values();
+        let groups = groups.map(|group| (group.id.0, &group.settings));
+        processes.chain(groups).flat_map(move |(entity, settings)| {
+            let quotas = settings.quotas();
+            quotas.filter_map(move |(device, quota)| Some((entity, slot(device)?, quota)))
         })
+    }
+
+    /// The numbers of a process and of all groups that it is in.
+    pub fn entities(&self, id: ProcessId) -> impl Iterator<Item = u64> {
+        let group = self.state.processes.get(&id).and_then(|process| process.group);
+        let find = |id: Option<GroupId>| self.state.groups.get(&id?);
+        let groups = std::iter::successors(find(group), move |group| find(group.parent));
+        [id.0].into_iter().chain(groups.map(|group| group.id.0))
     }
 
     /// What the processes that have something on a device say of themselves.
