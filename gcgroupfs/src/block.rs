@@ -40,7 +40,7 @@ pub fn new_control() -> nix::Result<(ControlMap, OwnedFd)> {
 /// Maps a usage block that a process sent.
 ///
 /// # Errors
-/// `EINVAL` if it is not a memfd of the exact size whose size cannot change any more. The seals are asked for first:
+/// `EINVAL` if it is not a memfd of the exact size whose size cannot change any more; `EPERM` if it cannot be written. The seals are asked for first:
 /// that is answered by the kernel itself for every kind of file, while even fstat(2) of a file on somebody's FUSE
 /// mount waits for that somebody.
 pub fn map_usage(file: &OwnedFd) -> nix::Result<UsageMap> {
@@ -168,6 +168,14 @@ mod tests {
         ] {
             let file = usage_file(USAGE_SIZE, FIXED_SIZE - missing);
             assert_eq!(map_usage(&file).unwrap_err(), Errno::EINVAL, "{missing:?}");
+        }
+    }
+
+    #[test]
+    fn a_usage_block_in_which_nothing_can_be_granted_is_refused() {
+        for seal in [SealFlag::F_SEAL_WRITE, SealFlag::F_SEAL_FUTURE_WRITE] {
+            let file = usage_file(USAGE_SIZE, FIXED_SIZE | seal);
+            assert_eq!(map_usage(&file).unwrap_err(), Errno::EPERM, "{seal:?}");
         }
     }
 

@@ -4,6 +4,7 @@
 //! Everything that arrives is hostile until it has been checked. What a control file means, it does not know.
 
 pub mod answer;
+mod awaited;
 mod begin;
 mod bells;
 mod closer;
@@ -170,7 +171,8 @@ impl Server {
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),
             strangers: Strangers::default(),
-            next_tend: None,
+            // Whoever was here before may come back.
+            next_tend: Some(Instant::now() + TICK),
             all_back: Some(Instant::now() + RETURN),
         })
     }
@@ -251,7 +253,7 @@ impl Server {
             }
         }
         if self.next_tend.is_some_and(|when| when <= now) {
-            self.next_tend = self.registry.tend_lost().then_some(now + TEND);
+            self.next_tend = self.registry.tend(now).map(|pause| now + pause);
         }
         if self.all_back.is_some_and(|when| when <= now) {
             self.all_back = None;

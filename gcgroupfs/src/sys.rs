@@ -48,7 +48,7 @@ impl fmt::Debug for ControlMap {
     }
 }
 
-/// A usage block, mapped read-only.
+/// A usage block, mapped. Writable, since one word for each device is the daemon's.
 pub struct UsageMap(MmapRaw);
 
 impl UsageMap {
@@ -57,17 +57,6 @@ impl UsageMap {
     /// # Errors
     /// What mmap(2) says.
     pub fn new(file: &impl AsFd) -> io::Result<Self> {
-        let file = file.as_fd().as_raw_fd();
-        Ok(Self(
-            MmapOptions::new().len(map::USAGE_SIZE).map_raw_read_only(file)?,
-        ))
-    }
-}
-
-#[cfg(any(test, fuzzing))]
-impl UsageMap {
-    /// As [`new`](Self::new), but writable: for tests that play the process as well.
-    pub fn writable(file: &impl AsFd) -> io::Result<Self> {
         let file = file.as_fd().as_raw_fd();
         Ok(Self(MmapOptions::new().len(map::USAGE_SIZE).map_raw(file)?))
     }

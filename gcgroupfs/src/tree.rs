@@ -8,6 +8,7 @@ mod edit;
 mod enforce;
 mod events;
 mod exited;
+mod grants;
 mod group;
 mod groups;
 mod inherited;
@@ -17,6 +18,7 @@ mod place;
 mod pressure;
 mod process;
 mod quota;
+mod requests;
 mod saved;
 mod settings;
 mod sums;
@@ -28,13 +30,14 @@ pub mod fixture;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
 use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
 use parking_lot::{Mutex, RwLock};
 
+use self::grants::Grants;
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
@@ -101,6 +104,10 @@ pub struct State {
     top: BTreeMap<String, GroupId>,
     /// The number of the next one.
     next_group: GroupId,
+    /// What processes have of the groups' limits.
+    grants: Grants,
+    /// Who has asked for more and cannot be answered yet.
+    asking: BTreeSet<ProcessId>,
     /// How many groups there are that a user has made.
     nr_made: HashMap<u32, usize>,
     /// Holds until another is asked for.
@@ -123,6 +130,7 @@ impl Tree {
         for (index, device) in devices.iter_mut().enumerate() {
             device.index = index;
         }
+        let grants = Grants::new(&devices);
         let state = State {
             owner,
             devices,
@@ -131,6 +139,8 @@ impl Tree {
             groups: BTreeMap::new(),
             top: BTreeMap::new(),
             next_group: GroupId::FIRST,
+            grants,
+            asking: BTreeSet::new(),
             nr_made: HashMap::new(),
             default_policy: Policy::default(),
             processes: BTreeMap::new(),
@@ -176,6 +186,7 @@ impl Tree {
         state.pids.insert(pid, id);
         state.processes.insert(id, process);
         state.enter(id, saved.group, &mut notices);
+        state.govern(id);
         // Nobody can have seen anything else yet.
         state.note_events(id, &mut Vec::new());
         if let Some(old) = &old {
@@ -203,11 +214,15 @@ impl Tree {
         self.tell(&notices);
     }
 
-    /// The process has rung: its usage block says something new, about its work or about what events files show.
+    /// The process has rung: its usage block says something new, about its work, about what it wants to be granted, or
+    /// about what events files show.
     pub fn rung(&self, id: ProcessId) {
-        // First of all: somebody more important may be waiting.
-        self.tell(&[Notice::Rung(id)]);
+        // First of all: it may be waiting, or somebody more important.
         let mut notices = Vec::new();
+        self.state.lock().answer_requests(id, &mut notices);
+        notices.push(Notice::Rung(id));
+        self.tell(&notices);
+        notices.clear();
         self.state.lock().relieve(id, &mut notices);
         self.tell(&notices);
         self.note_events(id);
@@ -245,6 +260,7 @@ impl Tree {
             // The peak is the ledger's and the overhead of now; what it was with that of before is not to fall.
             process.keep_peaks(device, devices);
             enforce::store_overhead(process, device, bytes);
+            state.grants.set_overhead(id, device, bytes);
             state.observe(id);
         }
     }
@@ -509,6 +525,8 @@ impl State {
         notices: &mut Vec<Notice>,
     ) -> Option<Process> {
         self.exit(id, goes_on, notices);
+        self.grants.leave(id);
+        self.asking.remove(&id);
         let process = self.processes.remove(&id)?;
         let Identity { pid, start_time, .. } = process.identity;
         if self.pids.get(&pid) == Some(&id) {

@@ -258,6 +258,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_granted_and_not_used_is_not_taken_along_to_another_file() {
+        let blocks = of_test(NO_LIMIT);
+        let device = &blocks.usage().devices[1];
+        device.memory_current.store(30, Relaxed);
+        device.memory_granted.store(100, Relaxed);
+        let refile = || {
+            blocks.usage_file.lock().as_ref().unwrap().close();
+            assert!(blocks.with_usage_file(|_| ()).is_some());
+        };
+        refile();
+        assert_eq!(device.memory_granted.load(Relaxed), 30);
+        assert_eq!(blocks.usage().devices[0].memory_granted.load(Relaxed), NO_LIMIT);
+    }
+
+    #[test]
     fn the_daemons_block_takes_the_place_and_what_it_stores_is_seen() {
         let blocks = of_test(4096);
         let seen = blocks.control();

@@ -222,12 +222,15 @@ impl Process {
             .inspect(|connection| client::ring(connection));
     }
 
-    /// What the last daemon charged, the next goes on from.
+    /// What the last daemon charged and measured, the next goes on from.
     fn keep_usage(&self) {
         for (control, usage) in self.control().devices.iter().zip(&self.usage().devices) {
             usage
                 .usage_nsec_before
                 .store(control.usage_nsec.load(Relaxed), Relaxed);
+            usage
+                .memory_overhead_before
+                .store(control.memory_overhead.load(Relaxed), Relaxed);
         }
     }
 

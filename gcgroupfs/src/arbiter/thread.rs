@@ -78,6 +78,7 @@ impl Listener for Bell {
             | Notice::Rung(_) => self.tell(|_| {}),
             Notice::Watched(ids) => self.tell(|told| told.watched.extend(ids)),
             Notice::Ring(_)
+            | Notice::Answered { .. }
             | Notice::Events(_)
             | Notice::GroupEvents(_)
             | Notice::Made { .. }

@@ -133,6 +133,7 @@ impl Listener for Invalidator {
             | Notice::SettingsChanged(_)
             | Notice::RootChanged
             | Notice::Ring(_)
+            | Notice::Answered { .. }
             | Notice::Events(_)
             | Notice::Rung(_)
             | Notice::Watched(_)

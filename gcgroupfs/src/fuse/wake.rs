@@ -67,6 +67,7 @@ impl Listener for Waker {
             | Notice::SettingsChanged(_)
             | Notice::RootChanged
             | Notice::Ring(_)
+            | Notice::Answered { .. }
             | Notice::Rung(_)
             | Notice::Watched(_)
             | Notice::AuditAsked => {}

@@ -71,6 +71,15 @@ impl Bells {
         self.bells.write().remove(&id);
     }
 
+    /// Wakes who waits for an answer about a device.
+    fn wake(&self, id: ProcessId, device: usize) {
+        let bells = self.bells.read();
+        let control = bells.get(&id).map(|bell| bell.blocks.control());
+        if let Some(control) = control.and_then(|control| control.devices.get(device)) {
+            wake_all(&control.grant_answer);
+        }
+    }
+
     fn ring(&self, id: ProcessId) {
         // Nobody waits for this lock for longer than it takes to change the map: the send does not wait.
         let bells = self.bells.read();
@@ -86,8 +95,10 @@ impl Bells {
 
 impl Listener for Bells {
     fn notice(&self, notice: &Notice) {
-        if let Notice::Ring(id) = notice {
-            self.ring(*id);
+        match notice {
+            Notice::Ring(id) => self.ring(*id),
+            Notice::Answered { id, device } => self.wake(*id, *device),
+            _ => {}
         }
     }
 }

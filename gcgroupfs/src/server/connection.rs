@@ -28,8 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Doorbells that a hook may ring in one [`super::TICK`]; then it is not listened to for the rest of it.
 ///
-/// An honest one rings when its work begins after it was taken to be idle, which is once a millisecond at most.
-const MAX_RINGS: u32 = 256;
+/// An honest one rings when its work begins after it was taken to be idle, which is once a millisecond at most; and for
+/// each allocation, where it has charged all that its groups have granted, which takes 100 us and more.
+const MAX_RINGS: u32 = 1024;
 
 #[derive(Debug)]
 pub struct Connection {

@@ -8,18 +8,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gcgroup_abi::message::Hello;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use tracing::{debug, info, warn};
 
-use super::Token;
+use super::awaited::Awaited;
 use super::begin::{Beginner, Credentials, begin};
 use super::bells::{Bells, Mapped};
 use super::enquiry::Applicant;
 use super::rate::Rate;
+use super::{TEND, TICK, Token};
 use crate::block;
 use crate::journal::{Journal, Key};
 use crate::process::{self, Peer, Stat};
@@ -47,6 +48,7 @@ pub struct Registry {
     numbers: HashMap<Key, u64>,
     /// Of those that are not registered now.
     remembered: BTreeMap<Key, Saved>,
+    awaited: Awaited,
 }
 
 /// A living process that is or was registered.
@@ -90,6 +92,7 @@ impl Registry {
         remembered: BTreeMap<Key, Saved>,
     ) -> Self {
         let (processes, numbers) = (HashMap::new(), HashMap::new());
+        let awaited = Awaited::new(tree.clone(), &remembered);
         Self {
             tree,
             bells,
@@ -99,6 +102,7 @@ impl Registry {
             processes,
             numbers,
             remembered,
+            awaited,
         }
     }
 
@@ -176,6 +180,7 @@ impl Registry {
         let blocks = Arc::new(Mapped { control, usage });
         let id = self.tree.join(identity, blocks.clone(), saved);
         self.bells.hang(id, blocks, socket);
+        self.awaited.came(key);
         let registration = Registration {
             id,
             connection: Some(number),
@@ -232,8 +237,19 @@ impl Registry {
         }
     }
 
-    /// Looks after those whose connection is lost: an exec may have followed. Returns whether there are any left.
-    pub fn tend_lost(&mut self) -> bool {
+    /// Looks after those who are waited for, and those whose connection is lost. Returns when to look again, if there are
+    /// any left.
+    pub fn tend(&mut self, now: Instant) -> Option<Duration> {
+        self.awaited.tend(now);
+        let is_any_lost = self.tend_lost();
+        self.awaited
+            .is_any()
+            .then_some(TICK)
+            .or(is_any_lost.then_some(TEND))
+    }
+
+    /// Those whose connection is lost: an exec may have followed. Returns whether there are any left.
+    fn tend_lost(&mut self) -> bool {
         let is_lost = |known: &Known| {
             known
                 .registration

@@ -1,9 +1,5 @@
 //! What a control file can change.
 
-use std::sync::atomic::Ordering::Relaxed;
-
-use gcgroup_abi::NO_LIMIT;
-
 use super::process::{Process, slots};
 use super::{Caller, Entity, GroupId, Notice, Place, ProcessId, Settings, State, Sums, enforce};
 use crate::arbiter::Policy;
@@ -62,6 +58,7 @@ impl<'a> Edit<'a> {
                 if self.state.group_sums(id, device).current() > limit {
                     self.count_in_group(id, |sums| sums.nr_over_limit += 1);
                 }
+                self.state.limit_group(id, device, limit, &mut self.notices);
             }
         }
         Ok(())
@@ -98,35 +95,7 @@ impl<'a> Edit<'a> {
         if processes.is_empty() {
             return Err(Error::NotSupported(CANNOT_SWAP));
         }
-        let there = |process: &Process, device: usize| {
-            let usage = process.usage().devices.get(device);
-            usage.map_or(0, |usage| usage.swappable.load(Relaxed))
-        };
-        let all = |process: &&Process| {
-            let each = wanted.iter().map(|device| there(process, *device));
-            std::cmp::Reverse(each.fold(0, u64::saturating_add))
-        };
-        processes.sort_by_cached_key(all);
-        let mut left = bytes;
-        let mut asked = Vec::new();
-        for process in processes {
-            for device in &wanted {
-                // All of it is also what comes in just now.
-                let some = if bytes == NO_LIMIT {
-                    NO_LIMIT
-                } else {
-                    left.min(there(process, *device))
-                };
-                if some != 0 {
-                    enforce::reclaim(process, *device, some, false);
-                    left = left.saturating_sub(some);
-                }
-            }
-            asked.push(process.id);
-            if left == 0 {
-                break;
-            }
-        }
+        let asked = self.state.reclaim(processes, &wanted, bytes, false);
         self.notices.extend(asked.into_iter().map(Notice::Ring));
         match target {
             Target::Process(id) => {
@@ -215,20 +184,12 @@ impl<'a> Edit<'a> {
         self.state.relocate(pid, to, self.caller, &mut self.notices)
     }
 
-    /// Counts something that has happened to a group, there and above.
+    /// Counts something that has happened to a group, there and above, and writes it down.
     fn count_in_group(&mut self, id: GroupId, count: impl Fn(&mut Sums)) {
         let device = self.device();
-        let notices = &mut self.notices;
-        self.state.each_above(Some(id), |group| {
-            let mut places = vec![None];
-            places.extend(device.map(Some));
-            for device in places {
-                count(&mut group.counted_mut(device).before);
-                group.events.count_change(device.map_or(0, |device| device + 1));
-            }
-            notices.push(Notice::GroupEvents(group.id));
-            notices.push(Notice::GroupChanged(group.id));
-        });
+        self.state.count_in_group(id, device, count, &mut self.notices);
+        let groups = self.state.chain(Some(id)).into_iter();
+        self.notices.extend(groups.map(Notice::GroupChanged));
     }
 
     /// Changes the settings and makes them hold; tells the journal, and the processes that must act on them.

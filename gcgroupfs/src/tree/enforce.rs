@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use gcgroup_abi::{BELL_AT_BEGIN, BELL_AT_END, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::arbitration::GateOrder;
 use super::process::{Process, slots};
@@ -68,9 +68,13 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
         }
         control.memory_total.store(device.total, Relaxed);
     }
-    for (control, usage) in control.devices.iter().zip(&usage.devices).take(devices.len()) {
+    let both = control.devices.iter().zip(&usage.devices);
+    for ((control, usage), device) in both.zip(devices) {
         let before = usage.usage_nsec_before.load(Relaxed);
         control.usage_nsec.store(before.min(MAX_USAGE), Relaxed);
+        // Until it is measured.
+        let before = usage.memory_overhead_before.load(Relaxed);
+        control.memory_overhead.store(before.min(device.total), Relaxed);
     }
     settings(process, devices);
     control.publish();
@@ -219,5 +223,23 @@ pub(super) fn store_overhead(process: &Process, device: usize, bytes: u64) {
         .filter(|_| device != OTHER_DEVICE)
     {
         control.memory_overhead.store(bytes, Relaxed);
+    }
+}
+
+/// Answers a process's request for more on a device.
+pub(super) fn answer(process: &Process, device: usize, number: u32, is_granted: bool) {
+    if let Some(control) = process.control().devices.get(device) {
+        if !is_granted {
+            control.grant_refused.store(number, Relaxed);
+        }
+        control.grant_answer.store(number, Release);
+    }
+}
+
+/// Publishes what the groups above allow a process on the device of that slot, and what they have left there.
+pub(super) fn allow(control: &Control, slot: usize, limit: u64, room: u64) {
+    if let Some(control) = control.devices.get(slot) {
+        control.group_limit.store(limit, Relaxed);
+        control.group_room.store(room, Relaxed);
     }
 }

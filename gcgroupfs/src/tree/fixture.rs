@@ -56,7 +56,7 @@ impl Blocks for Pair {
 /// Blocks as of a process that has just started.
 pub fn blocks() -> Arc<dyn Blocks> {
     let (control, _) = block::new_control().unwrap();
-    let usage = UsageMap::writable(&block::theirs::good_usage_file()).unwrap();
+    let usage = UsageMap::new(&block::theirs::good_usage_file()).unwrap();
     usage.publish();
     Arc::new(Pair { control, usage })
 }

@@ -305,6 +305,12 @@ impl State {
             Some(parent) => parent.children.insert(name, id),
             None => self.top.insert(name, id),
         };
+        self.grants.add_group(id, group.parent);
+        self.grants.set_limit(id, None, group.settings.memory_limit(None));
+        for device in &self.devices {
+            let limit = group.settings.memory_limit(Some(&device.uuid_text));
+            self.grants.set_limit(id, Some(device.index), limit);
+        }
         self.groups.insert(id, group);
     }
 
@@ -314,6 +320,7 @@ impl State {
             return Err(Error::NotEmpty);
         }
         let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
+        self.grants.remove_group(id);
         match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {
             Some(parent) => parent.children.remove(&group.name),
             None => self.top.remove(&group.name),

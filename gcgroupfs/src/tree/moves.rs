@@ -108,6 +108,10 @@ impl State {
         }
         self.observe(id);
         self.inherit(id, inherited, notices);
+        self.grants.move_to(id, to);
+        for group in &entered {
+            self.make_room(*group, notices);
+        }
         notices.push(Notice::SettingsChanged(id));
         notices.extend(left.into_iter().chain(entered).map(Notice::GroupChanged));
         self.reap(from, notices);

@@ -41,6 +41,8 @@ pub enum Notice {
     Ring(ProcessId),
     /// The process has rung: something in its usage block is worth a look.
     Rung(ProcessId),
+    /// A process's request for more on a device has been answered: wake who waits for it.
+    Answered { id: ProcessId, device: usize },
     /// The contents of the process's `*.events` may have changed.
     Events(ProcessId),
     /// The contents of the group's `*.events` may have changed.

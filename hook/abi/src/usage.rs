@@ -140,7 +140,9 @@ pub struct UsageDevice {
     pub pressure_request: AtomicU32,
     /// Bytes that the driver refused for want of memory.
     pub pressure_wanted: AtomicU64,
-    reserved_grants: [AtomicU64; 12],
+    /// The last `memory_overhead` of a control block that was replaced.
+    pub memory_overhead_before: AtomicU64,
+    reserved_grants: [AtomicU64; 11],
 }
 
 impl UsageDevice {
@@ -293,6 +295,7 @@ const _: () = {
     assert!(offset_of!(UsageDevice, grant_request) == 400);
     assert!(offset_of!(UsageDevice, pressure_request) == 404);
     assert!(offset_of!(UsageDevice, pressure_wanted) == 408);
+    assert!(offset_of!(UsageDevice, memory_overhead_before) == 416);
     assert!(size_of::<Thread>() == 128);
     assert!(offset_of!(Thread, gate) == 0);
     assert!(offset_of!(Thread, tid) == 8);

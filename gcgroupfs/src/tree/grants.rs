@@ -1,0 +1,492 @@
+//! How much of the groups' limits each process has: the arithmetic of grants.
+//!
+//! A process charges itself, without asking, up to what it was granted on a device. What a group is charged is what its
+//! processes *hold*: at least what each has charged and at most what it may, and what contexts take beside. So the sum
+//! of what is charged never passes a limit, though nobody adds it up when memory is allocated.
+//!
+//! Knows no files, no settings and no clock. Everything is loads and stores.
+
+mod member;
+mod node;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+
+use self::member::{Held, Member};
+use self::node::{Allowed, Node};
+use super::{Blocks, Device, GroupId, ProcessId, enforce};
+
+/// What is granted beyond what is asked for at most, so that not each allocation asks; bytes.
+const CHUNK: u64 = 64 << 20;
+
+/// Where a limit is: on one device, by its place in [`Grants::slots`], or on all together.
+type Place = Option<usize>;
+
+/// A group had no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) group: GroupId,
+    /// The device's slot whose limit it was; none, if it was that on all devices together.
+    pub(super) device: Option<usize>,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Granted,
+    Refused(Refusal),
+    /// Not to be answered yet: somebody in a group above may hold what nobody knows.
+    Unknown,
+}
+
+/// All limits of groups, and what is held of them.
+#[derive(Debug)]
+pub(super) struct Grants {
+    /// The slots in use; one for each place.
+    slots: Vec<usize>,
+    /// Most bytes that can be at each place.
+    most: Vec<u64>,
+    groups: BTreeMap<GroupId, Node>,
+    members: BTreeMap<ProcessId, Member>,
+}
+
+impl Grants {
+    pub(super) fn new(devices: &[Device]) -> Self {
+        // Where nobody knows, more than any device has, and so little that sums do not overflow.
+        const UNKNOWN: u64 = 1 << 53;
+        let most = devices.iter().map(|device| match device.total {
+            0 => UNKNOWN,
+            total => total,
+        });
+        Self {
+            slots: (0..devices.len()).chain([OTHER_DEVICE]).collect(),
+            most: most.chain([UNKNOWN]).collect(),
+            groups: BTreeMap::new(),
+            members: BTreeMap::new(),
+        }
+    }
+
+    /// A group, which has no limit and nobody in it.
+    pub(super) fn add_group(&mut self, id: GroupId, parent: Option<GroupId>) {
+        self.groups.insert(id, Node::new(parent, self.slots.len()));
+        if let Some(parent) = parent.and_then(|id| self.groups.get_mut(&id)) {
+            parent.children.insert(id);
+        }
+    }
+
+    /// Forgets a group that is empty.
+    pub(super) fn remove_group(&mut self, id: GroupId) {
+        let parent = self.groups.remove(&id).and_then(|node| node.parent);
+        if let Some(parent) = parent.and_then(|id| self.groups.get_mut(&id)) {
+            parent.children.remove(&id);
+        }
+    }
+
+    /// Has a process be in a group, or in none. Whatever it was granted before, by this daemon or another, it keeps what
+    /// it has charged and nothing more.
+    pub(super) fn join(&mut self, id: ProcessId, group: Option<GroupId>, blocks: Arc<dyn Blocks>) {
+        let member = Member::new(blocks, &self.slots, &self.most);
+        self.members.insert(id, member);
+        self.enter(id, group);
+    }
+
+    /// A process has ended.
+    pub(super) fn leave(&mut self, id: ProcessId) {
+        self.exit(id);
+        self.members.remove(&id);
+    }
+
+    /// Moves a process, with what it has charged, to another group.
+    pub(super) fn move_to(&mut self, id: ProcessId, group: Option<GroupId>) {
+        self.exit(id);
+        self.enter(id, group);
+    }
+
+    /// Sets a group's limit on the device of that slot, or on all together. What is beyond it is not given back by
+    /// anybody: see [`excess`](Self::excess).
+    pub(super) fn set_limit(&mut self, id: GroupId, device: Option<usize>, limit: u64) {
+        let Ok(place) = self.place(device) else { return };
+        let Some(node) = self.groups.get_mut(&id) else {
+            return;
+        };
+        if node.limit(place) == limit {
+            return;
+        }
+        // Nothing is measured against it before all below are counted.
+        node.set_limit(place, limit);
+        for member in self.below(id) {
+            self.govern(member);
+        }
+        self.settle(Some(id));
+        self.publish(Some(id));
+        // Where there is no limit any more.
+        if !self.chain(Some(id)).iter().any(|id| self.has_limit(*id)) {
+            self.publish_below(id);
+        }
+    }
+
+    /// Bytes that are held beyond a group's limit.
+    pub(super) fn excess(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let (Ok(place), Some(node)) = (self.place(device), self.groups.get(&id)) else {
+            return 0;
+        };
+        node.missing(place, 0)
+    }
+
+    /// What the process holds beside its ledger on the device of that slot.
+    pub(super) fn set_overhead(&mut self, id: ProcessId, device: usize, bytes: u64) {
+        let (Ok(Some(at)), Some(member)) = (self.place(Some(device)), self.members.get_mut(&id)) else {
+            return;
+        };
+        let (before, group) = (member.set_overhead(at, bytes), member.group);
+        self.charge(group, at, before, bytes);
+        if before != bytes && group.is_some() {
+            self.settle(group);
+            self.publish(group);
+        }
+    }
+
+    /// The process has charged what was there already, perhaps more than was granted: it holds it, then.
+    pub(super) fn look(&mut self, id: ProcessId) {
+        for at in 0..self.slots.len() {
+            self.concede(id, at);
+        }
+    }
+
+    /// Grants the process so many bytes beyond what it has charged on the device of that slot, if all groups above have
+    /// them, once others have given back what they do not use.
+    pub(super) fn request(&mut self, id: ProcessId, device: usize, bytes: u64) -> Outcome {
+        let (Ok(Some(at)), Some(member)) = (self.place(Some(device)), self.members.get_mut(&id)) else {
+            return Outcome::Granted;
+        };
+        let group = member.group;
+        let Some((before, held)) = member.refresh(at) else {
+            return Outcome::Granted;
+        };
+        let (need, is_open) = (member.wanted(at, bytes).saturating_sub(held), member.is_open(at));
+        self.charge(group, at, before, held);
+        if need == 0 && is_open && bytes > 0 {
+            return Outcome::Granted;
+        }
+        if self.chain(group).iter().any(|id| self.is_unsure(*id)) {
+            return Outcome::Unknown;
+        }
+        let outcome = match self.find_room(group, (id, at), need) {
+            Ok(slack) => {
+                let all = held.saturating_add(need).saturating_add(slack);
+                self.change(id, at, |member| member.grant(at, all));
+                Outcome::Granted
+            }
+            Err(refusal) => {
+                self.concede(id, at);
+                Outcome::Refused(refusal)
+            }
+        };
+        self.publish(group);
+        outcome
+    }
+
+    /// Somebody of the group is alive and has not registered with this daemon: until [`told`](Self::told), nothing is
+    /// granted there.
+    pub(super) fn await_member(&mut self, group: GroupId) {
+        for id in self.chain(Some(group)) {
+            if let Some(node) = self.groups.get_mut(&id) {
+                node.nr_awaited += 1;
+            }
+        }
+    }
+
+    /// Undoes one [`await_member`](Self::await_member).
+    pub(super) fn told(&mut self, group: GroupId) {
+        for id in self.chain(Some(group)) {
+            if let Some(node) = self.groups.get_mut(&id) {
+                node.nr_awaited = node.nr_awaited.saturating_sub(1);
+            }
+        }
+    }
+
+    /// What the group is charged for its limit.
+    #[cfg(test)]
+    fn charged(&self, id: GroupId, device: Option<usize>) -> u128 {
+        let place = self.place(device).unwrap_or_default();
+        self.groups[&id].charged(place)
+    }
+
+    fn has_limit(&self, id: GroupId) -> bool {
+        self.groups.get(&id).is_some_and(Node::has_limit)
+    }
+
+    fn is_unsure(&self, id: GroupId) -> bool {
+        self.groups.get(&id).is_some_and(Node::is_unsure)
+    }
+
+    fn limit(&self, id: GroupId, place: Place) -> u64 {
+        self.groups.get(&id).map_or(NO_LIMIT, |node| node.limit(place))
+    }
+
+    fn missing(&self, id: GroupId, place: Place, need: u64) -> u64 {
+        self.groups.get(&id).map_or(0, |node| node.missing(place, need))
+    }
+
+    /// That place, or all there are.
+    fn places(&self, place: Place) -> Range<usize> {
+        place.map_or(0..self.slots.len(), |at| at..at + 1)
+    }
+
+    /// The place of a device's slot, and that of none.
+    fn place(&self, device: Option<usize>) -> Result<Place, ()> {
+        let Some(slot) = device else { return Ok(None) };
+        self.slots.iter().position(|of| *of == slot).map(Some).ok_or(())
+    }
+
+    /// A group and those above it, the nearest first.
+    fn chain(&self, group: Option<GroupId>) -> Vec<GroupId> {
+        let parent = |id: &GroupId| self.groups.get(id).and_then(|node| node.parent);
+        let known = group.filter(|id| self.groups.contains_key(id));
+        std::iter::successors(known, parent).collect()
+    }
+
+    /// Everybody in a group and below.
+    fn below(&self, id: GroupId) -> Vec<ProcessId> {
+        let (mut found, mut next) = (Vec::new(), vec![id]);
+        while let Some(node) = next.pop().and_then(|id| self.groups.get(&id)) {
+            found.extend(&node.members);
+            next.extend(&node.children);
+        }
+        found
+    }
+
+    /// Charges every group above for a change of what is held.
+    fn charge(&mut self, group: Option<GroupId>, at: usize, before: u64, now: u64) {
+        if before == now {
+            return;
+        }
+        for id in self.chain(group) {
+            if let Some(node) = self.groups.get_mut(&id) {
+                node.charge(at, before, now);
+            }
+        }
+    }
+
+    fn enter(&mut self, id: ProcessId, group: Option<GroupId>) {
+        let Some(member) = self.members.get_mut(&id) else {
+            return;
+        };
+        member.group = group;
+        let charges: Vec<u64> = member.devices.iter().map(Held::charge).collect();
+        for above in self.chain(group) {
+            if let Some(node) = self.groups.get_mut(&above) {
+                node.nr_below += 1;
+            }
+        }
+        if let Some(node) = group.and_then(|group| self.groups.get_mut(&group)) {
+            node.members.insert(id);
+        }
+        for (at, bytes) in charges.into_iter().enumerate() {
+            self.charge(group, at, 0, bytes);
+        }
+        self.govern(id);
+        self.settle(group);
+        self.publish(group);
+        self.publish_one(id, group);
+    }
+
+    /// Takes what a process holds off the groups above. It holds what it has charged, and can charge nothing more, until
+    /// it enters another.
+    fn exit(&mut self, id: ProcessId) {
+        let Some(member) = self.members.get_mut(&id) else {
+            return;
+        };
+        let group = member.group.take();
+        let charges: Vec<u64> = member.devices.iter().map(Held::charge).collect();
+        (0..charges.len()).for_each(|at| member.close(at));
+        for above in self.chain(group) {
+            if let Some(node) = self.groups.get_mut(&above) {
+                node.nr_below = node.nr_below.saturating_sub(1);
+            }
+        }
+        if let Some(node) = group.and_then(|group| self.groups.get_mut(&group)) {
+            node.members.remove(&id);
+        }
+        for (at, bytes) in charges.into_iter().enumerate() {
+            self.charge(group, at, bytes, 0);
+        }
+        self.publish(group);
+    }
+
+    /// Has grants begin or end for a process, as there are limits above it or not.
+    fn govern(&mut self, id: ProcessId) {
+        let Some(group) = self.members.get(&id).map(|member| member.group) else {
+            return;
+        };
+        let chain = self.chain(group);
+        for at in self.places(None) {
+            let is_limited = chain
+                .iter()
+                .filter_map(|id| self.groups.get(id))
+                .any(|node| node.limits(at));
+            self.change(id, at, |member| member.govern(at, is_limited));
+        }
+    }
+
+    /// Changes what a process holds at a place, and charges the groups above for it.
+    fn change(&mut self, id: ProcessId, at: usize, change: impl FnOnce(&mut Member)) {
+        let Some(member) = self.members.get_mut(&id) else {
+            return;
+        };
+        let (group, before) = (member.group, member.held(at));
+        change(member);
+        let now = member.held(at);
+        self.charge(group, at, before, now);
+    }
+
+    /// What is charged beyond what is held is held from now on, limit or not: it is there.
+    fn concede(&mut self, id: ProcessId, at: usize) {
+        let Some(member) = self.members.get(&id) else {
+            return;
+        };
+        let (group, now) = (member.group, member.current(at));
+        if member.is_granted(at) && now > member.held(at) {
+            self.change(id, at, |member| member.concede(at, now));
+            self.settle(group);
+            self.publish(group);
+        }
+    }
+
+    /// Finds room at every level for a process to hold `need` bytes more at that place, taking back what others do not use.
+    /// Returns what may be granted beside.
+    fn find_room(
+        &mut self,
+        group: Option<GroupId>,
+        asker: (ProcessId, usize),
+        need: u64,
+    ) -> Result<u64, Refusal> {
+        let levels: Vec<(GroupId, Place)> = self
+            .chain(group)
+            .into_iter()
+            .flat_map(|id| [(id, Some(asker.1)), (id, None)])
+            .filter(|(id, place)| self.limit(*id, *place) != NO_LIMIT)
+            .collect();
+        let refusal = |(group, place): (GroupId, Place), slots: &[usize]| Refusal {
+            group,
+            device: place.and_then(|at| slots.get(at).copied()),
+        };
+        let too_small = |level: &&(GroupId, Place)| self.limit(level.0, level.1) < need;
+        if let Some(level) = levels.iter().find(too_small) {
+            return Err(refusal(*level, &self.slots));
+        }
+        let mut is_short = false;
+        for (id, place) in &levels {
+            let missing = self.missing(*id, *place, need);
+            if missing > 0 {
+                is_short = true;
+                self.take_back(*id, *place, missing, Some(asker));
+            }
+        }
+        let mut slack = if is_short { 0 } else { CHUNK };
+        for level in levels {
+            let (id, place) = level;
+            let Some(node) = self.groups.get(&id).filter(|node| node.missing(place, need) == 0) else {
+                return Err(refusal(level, &self.slots));
+            };
+            let spare = node.room(place) - need;
+            slack = slack.min(spare / (node.nr_below as u64 + 1));
+        }
+        Ok(slack)
+    }
+
+    /// Takes up to `bytes` that processes below a group hold there and do not use, most from who has most; but nothing
+    /// from who asks for it.
+    fn take_back(&mut self, id: GroupId, place: Place, bytes: u64, asker: Option<(ProcessId, usize)>) {
+        let mut idle: Vec<(u64, ProcessId, usize)> = Vec::new();
+        for id in self.below(id) {
+            let Some(member) = self.members.get(&id) else {
+                continue;
+            };
+            let of = |at| (member.idle(at), id, at);
+            idle.extend(self.places(place).map(of).filter(|(bytes, ..)| *bytes > 0));
+        }
+        idle.sort_unstable_by(|one, other| other.cmp(one));
+        let mut left = bytes;
+        for (_, id, at) in idle.into_iter().filter(|(_, id, at)| asker != Some((*id, *at))) {
+            if left == 0 {
+                return;
+            }
+            self.change(id, at, |member| {
+                let before = member.held(at);
+                member.take_back(at, left);
+                left = left.saturating_sub(before.saturating_sub(member.held(at)));
+            });
+        }
+    }
+
+    /// Where more is held than a limit allows, from that group up: takes back what is not used; and if that is not
+    /// enough, has everybody below ask for every byte, so that none is charged anew while what is there grows less.
+    fn settle(&mut self, group: Option<GroupId>) {
+        for id in self.chain(group) {
+            for place in self.places(None).map(Some).chain([None]) {
+                let missing = self.missing(id, place, 0);
+                if missing > 0 {
+                    self.take_back(id, place, missing, None);
+                }
+                if self.missing(id, place, 0) > 0 {
+                    self.close(id, place);
+                }
+            }
+        }
+    }
+
+    fn close(&mut self, id: GroupId, place: Place) {
+        for id in self.below(id) {
+            for at in self.places(place) {
+                self.change(id, at, |member| member.close(at));
+            }
+        }
+    }
+
+    /// Tells everybody whom a change in a group concerns what the groups above allow and have left.
+    fn publish(&mut self, group: Option<GroupId>) {
+        if let Some(top) = self.chain(group).into_iter().rfind(|id| self.has_limit(*id)) {
+            self.publish_below(top);
+        }
+    }
+
+    /// The same of all in a group above which there is no limit.
+    fn publish_below(&self, top: GroupId) {
+        let mut next = vec![(top, vec![Allowed::ALL; self.slots.len()])];
+        while let Some((id, mut allowed)) = next.pop() {
+            let Some(node) = self.groups.get(&id) else {
+                continue;
+            };
+            node.narrow(&mut allowed);
+            for member in &node.members {
+                self.publish_to(*member, &allowed);
+            }
+            let children = node.children.iter();
+            next.extend(children.map(|child| (*child, allowed.clone())));
+        }
+    }
+
+    /// The same of one process.
+    fn publish_one(&self, id: ProcessId, group: Option<GroupId>) {
+        let mut allowed = vec![Allowed::ALL; self.slots.len()];
+        for node in self.chain(group).iter().filter_map(|id| self.groups.get(id)) {
+            node.narrow(&mut allowed);
+        }
+        self.publish_to(id, &allowed);
+    }
+
+    fn publish_to(&self, id: ProcessId, allowed: &[Allowed]) {
+        let Some(member) = self.members.get(&id) else {
+            return;
+        };
+        for (slot, allowed) in self.slots.iter().zip(allowed) {
+            enforce::allow(member.blocks.control(), *slot, allowed.limit, allowed.room);
+        }
+    }
+}

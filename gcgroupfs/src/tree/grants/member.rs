@@ -1,0 +1,207 @@
+//! One process: what it holds on each device, and the word in its usage block that says so.
+//!
+//! The process can write that word too, so what the daemon has stored it keeps to itself. What the process says that it
+//! has charged is bounded by what can be on the device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+use gcgroup_abi::{NO_LIMIT, UsageDevice, lower_grant};
+
+use crate::tree::{Blocks, GroupId};
+
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) blocks: Arc<dyn Blocks>,
+    pub(super) group: Option<GroupId>,
+    /// By place.
+    pub(super) devices: Vec<Held>,
+}
+
+/// What a process holds on a device.
+#[derive(Debug)]
+pub(super) struct Held {
+    slot: usize,
+    most: u64,
+    /// What it holds beside its ledger.
+    overhead: u64,
+    /// None: no limit is above.
+    granted: Option<Granted>,
+}
+
+/// Invariant: the process has committed no more than `held`, but for what it charged because it was there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Granted {
+    held: u64,
+    /// The word is `held`; else it is 0, and what is held is what was charged when it was last looked at.
+    is_open: bool,
+}
+
+impl Held {
+    /// What the groups above are charged for the grant.
+    fn held(&self) -> u64 {
+        self.granted.map_or(0, |granted| granted.held)
+    }
+
+    /// What they are charged in all.
+    pub(super) fn charge(&self) -> u64 {
+        self.held().saturating_add(self.overhead)
+    }
+}
+
+impl Member {
+    pub(super) fn new(blocks: Arc<dyn Blocks>, slots: &[usize], most: &[u64]) -> Self {
+        let held = |(slot, most): (&usize, &u64)| Held {
+            slot: *slot,
+            most: *most,
+            overhead: 0,
+            granted: None,
+        };
+        Self {
+            blocks,
+            group: None,
+            devices: slots.iter().zip(most).map(held).collect(),
+        }
+    }
+
+    /// What the groups above are charged for the grant.
+    pub(super) fn held(&self, at: usize) -> u64 {
+        self.devices.get(at).map_or(0, Held::held)
+    }
+
+    pub(super) fn is_granted(&self, at: usize) -> bool {
+        self.granted(at).is_some()
+    }
+
+    /// Whether what is held may be charged without asking.
+    pub(super) fn is_open(&self, at: usize) -> bool {
+        self.granted(at).is_some_and(|granted| granted.is_open)
+    }
+
+    /// What it would have charged with `bytes` more.
+    pub(super) fn wanted(&self, at: usize, bytes: u64) -> u64 {
+        self.current(at).saturating_add(bytes)
+    }
+
+    /// Returns what it was.
+    pub(super) fn set_overhead(&mut self, at: usize, bytes: u64) -> u64 {
+        let overhead = self.devices.get_mut(at).map(|device| &mut device.overhead);
+        overhead.map_or(0, |overhead| std::mem::replace(overhead, bytes))
+    }
+
+    fn granted(&self, at: usize) -> Option<Granted> {
+        self.devices.get(at)?.granted
+    }
+
+    fn words(&self, at: usize) -> Option<&UsageDevice> {
+        self.blocks.usage().devices.get(self.devices.get(at)?.slot)
+    }
+
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.words(at).map(|usage| &usage.memory_granted)
+    }
+
+    /// Bytes that the process says it has charged.
+    pub(super) fn current(&self, at: usize) -> u64 {
+        self.words(at)
+            .map_or(0, |usage| usage.memory_current.load(SeqCst))
+            .min(self.most(at))
+    }
+
+    /// Bytes held and not charged.
+    pub(super) fn idle(&self, at: usize) -> u64 {
+        self.granted(at)
+            .map_or(0, |granted| granted.held.saturating_sub(self.current(at)))
+    }
+
+    /// Grants begin, with what is charged and nothing more, or end.
+    pub(super) fn govern(&mut self, at: usize, is_limited: bool) {
+        match (self.granted(at), is_limited) {
+            (None, true) => {
+                let Some(words) = self.words(at) else { return };
+                let kept = lower_grant(&words.memory_current, &words.memory_granted, NO_LIMIT, 0);
+                let held = kept.min(self.most(at));
+                self.store(at, Granted { held, is_open: true });
+            }
+            (Some(_), false) => {
+                self.set(at, None);
+                if let Some(word) = self.word(at) {
+                    word.store(NO_LIMIT, SeqCst);
+                }
+            }
+            // Of another daemon's, if it is not there yet.
+            (None, false) => {
+                if let Some(word) = self.word(at).filter(|word| word.load(Relaxed) != NO_LIMIT) {
+                    word.store(NO_LIMIT, SeqCst);
+                }
+            }
+            (Some(_), true) => {}
+        }
+    }
+
+    /// What was held, and what is: less, where the process asks for every byte and has given some back.
+    pub(super) fn refresh(&mut self, at: usize) -> Option<(u64, u64)> {
+        let granted = self.granted(at)?;
+        if granted.is_open {
+            return Some((granted.held, granted.held));
+        }
+        let held = self.current(at).min(granted.held);
+        self.set(at, Some(Granted { held, ..granted }));
+        Some((granted.held, held))
+    }
+
+    /// Grants that many bytes in all.
+    pub(super) fn grant(&mut self, at: usize, held: u64) {
+        self.store(at, Granted { held, is_open: true });
+    }
+
+    /// More was charged than was held.
+    pub(super) fn concede(&mut self, at: usize, held: u64) {
+        let is_open = self.is_open(at);
+        self.store(at, Granted { held, is_open });
+    }
+
+    /// Takes up to `bytes` of what is held and not charged.
+    pub(super) fn take_back(&mut self, at: usize, bytes: u64) {
+        let (Some(granted), Some(words)) = (self.granted(at), self.words(at)) else {
+            return;
+        };
+        if !granted.is_open {
+            self.refresh(at);
+            return;
+        }
+        let target = granted.held - self.idle(at).min(bytes).min(granted.held);
+        let held = lower_grant(&words.memory_current, &words.memory_granted, granted.held, target);
+        self.set(at, Some(Granted { held, ..granted }));
+    }
+
+    /// Has the process ask for every byte from now on; it holds what it has charged.
+    pub(super) fn close(&mut self, at: usize) {
+        let Some(granted) = self.granted(at) else {
+            return;
+        };
+        if let Some(word) = self.word(at) {
+            word.store(0, SeqCst);
+        }
+        let held = self.current(at).min(granted.held);
+        let is_open = false;
+        self.set(at, Some(Granted { held, is_open }));
+    }
+
+    fn most(&self, at: usize) -> u64 {
+        self.devices.get(at).map_or(0, |device| device.most)
+    }
+
+    fn set(&mut self, at: usize, granted: Option<Granted>) {
+        if let Some(device) = self.devices.get_mut(at) {
+            device.granted = granted;
+        }
+    }
+
+    fn store(&mut self, at: usize, granted: Granted) {
+        self.set(at, Some(granted));
+        if let Some(word) = self.word(at).filter(|_| granted.is_open) {
+            word.store(granted.held, SeqCst);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Processes that ask for more than they were granted: answered at once, under the tree's lock, by loads and stores.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+
+use super::grants::{Outcome, Refusal};
+use super::process::{Process, slots};
+use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
+
+impl Tree {
+    /// A process in the group is alive and has not registered with this daemon: nobody knows what it has charged, so who
+    /// asks there is not answered before [`member_told`](Self::member_told).
+    pub fn await_member(&self, group: GroupId) {
+        self.state.lock().grants.await_member(group);
+    }
+
+    /// That process has registered, has ended, or is not waited for any longer.
+    pub fn member_told(&self, group: GroupId) {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        state.grants.told(group);
+        for id in std::mem::take(&mut state.asking) {
+            state.answer_requests(id, &mut notices);
+        }
+        drop(state);
+        self.tell(&notices);
+    }
+}
+
+impl State {
+    /// Answers what a process asks of the groups above, on all devices.
+    pub(super) fn answer_requests(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
+        for device in slots(self.devices.len()) {
+            let Some(process) = self.processes.get(&id) else {
+                return;
+            };
+            let (Some(usage), Some(control)) = (
+                process.usage().devices.get(device),
+                process.control().devices.get(device),
+            ) else {
+                continue;
+            };
+            let number = usage.grant_request.load(Acquire);
+            if number == control.grant_answer.load(Relaxed) {
+                continue;
+            }
+            let bytes = usage.grant_wanted.load(Relaxed);
+            let outcome = self.grants.request(id, device, bytes);
+            if outcome == Outcome::Unknown {
+                self.asking.insert(id);
+                continue;
+            }
+            enforce::answer(process, device, number, outcome == Outcome::Granted);
+            notices.push(Notice::Answered { id, device });
+            if let Outcome::Refused(refusal) = outcome {
+                self.count_refusal(refusal, notices);
+            }
+        }
+        self.grants.look(id);
+    }
+
+    /// Has the limits above hold for a process that has just joined.
+    pub(super) fn govern(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get(&id) else {
+            return;
+        };
+        self.grants.join(id, process.group, process.blocks.clone());
+        for (device, control) in (0..self.devices.len()).zip(&process.control().devices) {
+            let overhead = control.memory_overhead.load(Relaxed);
+            self.grants.set_overhead(id, device, overhead);
+        }
+    }
+
+    /// Counts a refusal in the group whose limit it was, and above.
+    fn count_refusal(&mut self, refusal: Refusal, notices: &mut Vec<Notice>) {
+        let Refusal { group, device } = refusal;
+        let device = device.filter(|device| *device != OTHER_DEVICE);
+        let count = |sums: &mut Sums| {
+            sums.nr_max += 1;
+            sums.nr_oom += 1;
+        };
+        self.count_in_group(group, device, count, notices);
+    }
+
+    /// Counts something that has happened to a group on a device, or as a whole, there and above.
+    pub(super) fn count_in_group(
+        &mut self,
+        id: GroupId,
+        device: Option<usize>,
+        count: impl Fn(&mut Sums),
+        notices: &mut Vec<Notice>,
+    ) {
+        self.each_above(Some(id), |group| {
+            let mut places = vec![None];
+            places.extend(device.map(Some));
+            for device in places {
+                count(&mut group.counted_mut(device).before);
+                group.events.count_change(device.map_or(0, |device| device + 1));
+            }
+            notices.push(Notice::GroupEvents(group.id));
+        });
+    }
+
+    /// Has a group's limit, or one of its device's, hold for what is below. Who can swap is asked to make room for what is
+    /// beyond it.
+    pub(super) fn limit_group(
+        &mut self,
+        id: GroupId,
+        device: Option<usize>,
+        limit: u64,
+        notices: &mut Vec<Notice>,
+    ) {
+        self.grants.set_limit(id, device, limit);
+        self.make_room(id, notices);
+    }
+
+    /// Has those who can swap give back what is beyond the limits of a group.
+    pub(super) fn make_room(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
+        let all: Vec<usize> = slots(self.devices.len()).collect();
+        for device in all.iter().copied().map(Some).chain([None]) {
+            let excess = self.grants.excess(id, device);
+            if excess > 0 {
+                let wanted = device.map_or_else(|| all.clone(), |device| vec![device]);
+                let asked = self.reclaim(self.within(id), &wanted, excess, true);
+                notices.extend(asked.into_iter().map(Notice::Ring));
+            }
+        }
+    }
+
+    /// Asks those of the processes who can swap for so many bytes on the devices of these slots, first who has most to
+    /// move; who was asked. What is lent comes back when there is room.
+    pub(super) fn reclaim(
+        &self,
+        mut processes: Vec<&Process>,
+        wanted: &[usize],
+        bytes: u64,
+        is_lent: bool,
+    ) -> Vec<ProcessId> {
+        processes.retain(|process| process.can_swap());
+        let there = |process: &Process, device: usize| {
+            let usage = process.usage().devices.get(device);
+            usage.map_or(0, |usage| usage.swappable.load(Relaxed))
+        };
+        let all = |process: &&Process| {
+            let each = wanted.iter().map(|device| there(process, *device));
+            std::cmp::Reverse(each.fold(0, u64::saturating_add))
+        };
+        processes.sort_by_cached_key(all);
+        let mut left = bytes;
+        let mut asked = Vec::new();
+        for process in processes {
+            for device in wanted {
+                // All of it is also what comes in just now.
+                let some = if bytes == NO_LIMIT {
+                    NO_LIMIT
+                } else {
+                    left.min(there(process, *device))
+                };
+                if some != 0 {
+                    enforce::reclaim(process, *device, some, is_lent);
+                    left = left.saturating_sub(some);
+                }
+            }
+            asked.push(process.id);
+            if left == 0 {
+                break;
+            }
+        }
+        asked
+    }
+}
