@@ -131,6 +131,8 @@ mod supervise;
 #[cfg(test)]
 mod swap;
 #[cfg(test)]
+mod swap_aside;
+#[cfg(test)]
 mod swap_faults;
 #[cfg(test)]
 mod swap_load;

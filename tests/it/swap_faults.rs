@@ -1,7 +1,9 @@
 //! Moves that fail: the bytes are whole in one place, the accounts are right, and what can be tried again is.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
+use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::calls::Calls;
@@ -16,18 +18,52 @@ fn mount() -> Mount {
 /// Two blocks of 8 MiB that can be moved, by a driver with that fault.
 #[track_caller]
 fn two_blocks(mount: &Mount, fault: &str) -> Governed {
-    let mut command = mount.command(artifacts().load());
-    command
-        .arg("obey")
-        .env("GCGROUP_SWAP", "max")
-        .env("SIMGPU_FAULTS", fault);
-    let mut program = Governed::spawn(command);
-    program.expect("ready");
+    let mut program = obeying(mount, &[("SIMGPU_FAULTS", fault)]);
     for _ in 0..2 {
         let answer = program.ask("alloc linear 8388608");
         assert!(answer.starts_with("allocated "), "{fault}: {answer}");
     }
     program
+}
+
+#[track_caller]
+fn obeying(mount: &Mount, environment: &[(&str, &str)]) -> Governed {
+    let mut command = mount.command(artifacts().load());
+    command
+        .arg("obey")
+        .env("GCGROUP_SWAP", "max")
+        .envs(environment.iter().copied());
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    program
+}
+
+/// How often the program and the library have called what when the program has two blocks: what comes next is a move.
+pub(crate) struct Before(HashMap<String, usize>);
+
+impl Before {
+    #[track_caller]
+    pub(crate) fn of(mount: &Mount, bytes: u64) -> Self {
+        let trace = mount.simgpu_dir().join("trace");
+        let mut program = obeying(mount, &[("SIMGPU_TRACE", trace.to_str().unwrap())]);
+        for _ in 0..2 {
+            program.ask(&format!("alloc linear {bytes}"));
+        }
+        let lines = std::fs::read_to_string(&trace).unwrap();
+        let mut calls = HashMap::new();
+        for name in lines.lines().filter_map(|line| line.split_whitespace().nth(1)) {
+            *calls.entry(name.to_owned()).or_default() += 1;
+        }
+        assert_eq!(calls.get("cuMemCreate"), Some(&2), "{calls:?}");
+        std::fs::remove_file(trace).unwrap();
+        Self(calls)
+    }
+
+    /// The n-th call from then on fails, or with `+` that one and all later.
+    pub(crate) fn fault(&self, call: &str, error: u32, nth: usize, more: &str) -> String {
+        let before = self.0.get(call).copied().unwrap_or_default();
+        format!("{call}={error}@{}{more}", before + nth)
+    }
 }
 
 #[track_caller]
@@ -37,72 +73,203 @@ fn all_is_freed(mount: &Mount, program: &mut Governed, fault: &str) {
     assert_eq!(program.ask("free all"), "freed 2", "{fault}");
     assert_eq!(dir.number("memory.current"), 0, "{fault}");
     assert_eq!(dir.number("memory.swap.current"), 0, "{fault}");
-    assert_eq!(mount.truth().used(program.pid(), 0), 0, "{fault}");
+    let truth = mount.truth();
+    assert_eq!(truth.used(program.pid(), 0), 0, "{fault}");
+    assert_eq!(truth.held(program.pid(), 0, Held::HostPhysical), 0, "{fault}");
 }
 
-/// The program's own calls, of the two allocations and for its streams, come first; what follows is the move's.
+/// Every call that a move makes, with how often it does so for one block out and in again. What the marks call that tell
+/// when the device is quiet is among them.
+const CALLS: [(&str, usize); 15] = [
+    ("cuMemCreate", 2),
+    ("cuMemRelease", 2),
+    ("cuMemAddressReserve", 2),
+    ("cuMemAddressFree", 2),
+    ("cuMemMap", 4),
+    ("cuMemUnmap", 4),
+    ("cuMemSetAccess", 4),
+    ("cuStreamCreate", 2),
+    ("cuMemcpyAsync", 2),
+    ("cuStreamSynchronize", 2),
+    ("cuStreamDestroy_v2", 2),
+    ("cuCtxPushCurrent_v2", 4),
+    ("cuMemGetInfo_v2", 1),
+    ("cuDeviceGetAttribute", 1),
+    ("cuThreadExchangeStreamCaptureMode", 2),
+];
+
+/// Runs `body` on every fault, some at a time.
+fn each(faults: &[String], body: impl Fn(&str) + Sync) {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(fault) = faults.get(next.fetch_add(1, Relaxed)) {
+            body(fault);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(work);
+        }
+    });
+}
+
 #[test]
-fn a_call_that_fails_once_costs_a_try() {
+fn a_call_that_fails_once_costs_a_try_at_whatever_step() {
     let mount = mount();
-    for fault in [
-        "cuMemCreate=2@3",
-        "cuMemCreate=999@3",
-        "cuMemAddressReserve=2@3",
-        "cuMemMap=999@3",
-        "cuMemMap=999@4",
-        "cuMemSetAccess=999@3",
-        "cuMemSetAccess=999@4",
-        "cuStreamCreate=999@3",
-        "cuMemcpyAsync=999@1",
-    ] {
+    let before = Before::of(&mount, 8 * MIB);
+    let mut faults = Vec::new();
+    for (call, count) in CALLS {
+        for nth in 1..=count {
+            faults.push(before.fault(call, 999, nth, ""));
+        }
+    }
+    for (call, nth) in [("cuMemCreate", 1), ("cuMemCreate", 2), ("cuMemAddressReserve", 1)] {
+        faults.push(before.fault(call, 2, nth, ""));
+    }
+    each(&faults, |fault| {
         let mut program = two_blocks(&mount, fault);
         let dir = Dir::of(&mount, program.pid());
         dir.write("memory.limit", 8 * MIB);
         wait_until(fault, || dir.number("memory.current") == 8 * MIB);
-        assert_eq!(dir.key("memory.events", "swap_fail"), 1, "{fault}");
         assert_eq!(dir.number("memory.swap.current"), 8 * MIB, "{fault}");
-        assert_eq!(mount.truth().used(program.pid(), 0), 8 * MIB, "{fault}");
-        assert_eq!(program.ask("verify"), "verified 2", "{fault}");
+        let truth = mount.truth();
+        assert_eq!(truth.used(program.pid(), 0), 8 * MIB, "{fault}");
+        assert_eq!(
+            truth.held(program.pid(), 0, Held::HostPhysical),
+            8 * MIB,
+            "{fault}"
+        );
         dir.write("memory.limit", "max");
         wait_until(fault, || dir.number("memory.swap.current") == 0);
         assert_eq!(dir.number("memory.current"), 16 * MIB, "{fault}");
+        assert_eq!(truth.used(program.pid(), 0), 16 * MIB, "{fault}");
+        assert!(dir.key("memory.events", "swap_fail") <= 1, "{fault}");
         all_is_freed(&mount, &mut program, fault);
-    }
+    });
 }
 
-#[test]
-fn an_unmapping_that_fails_once_costs_nothing() {
-    let mount = mount();
-    for fault in ["cuMemUnmap=999@1", "cuMemUnmap=999@2"] {
-        let mut program = two_blocks(&mount, fault);
-        let dir = Dir::of(&mount, program.pid());
-        dir.write("memory.limit", 8 * MIB);
-        wait_until(fault, || dir.number("memory.current") == 8 * MIB);
-        assert_eq!(dir.key("memory.events", "swap_fail"), 0, "{fault}");
-        assert_eq!(mount.truth().used(program.pid(), 0), 8 * MIB, "{fault}");
-        all_is_freed(&mount, &mut program, fault);
-    }
-}
-
+/// The limit is a bound for what may be left where it is: everything is tried until it is raised again.
 #[test]
 fn where_every_try_fails_all_stays_where_it_is() {
     let mount = mount();
-    for fault in [
-        "cuMemCreate=2@3+",
-        "cuMemAddressReserve=999@3+",
-        "cuMemMap=999@3+",
-        "cuMemSetAccess=999@3+",
-        "cuMemcpyAsync=999",
-    ] {
+    let before = Before::of(&mount, 8 * MIB);
+    let faults = [
+        ("cuMemCreate", 2, 1),
+        ("cuMemCreate", 999, 1),
+        ("cuMemAddressReserve", 999, 1),
+        ("cuMemMap", 999, 1),
+        ("cuMemSetAccess", 999, 1),
+        ("cuMemcpyAsync", 999, 1),
+        ("cuStreamCreate", 999, 1),
+    ]
+    .map(|(call, error, nth)| before.fault(call, error, nth, "+"));
+    each(&faults, |fault| {
         let mut program = two_blocks(&mount, fault);
         let dir = Dir::of(&mount, program.pid());
         dir.write("memory.limit", 8 * MIB);
         wait_until(fault, || dir.key("memory.events", "swap_fail") >= 2);
         assert_eq!(dir.number("memory.current"), 16 * MIB, "{fault}");
+        assert_eq!(dir.number("memory.swap.current"), 0, "{fault}");
         assert_eq!(program.ask("verify"), "verified 2", "{fault}");
         dir.write("memory.limit", "max");
         all_is_freed(&mount, &mut program, fault);
+    });
+}
+
+#[test]
+fn where_nothing_comes_back_it_is_used_where_it_is() {
+    let mount = mount();
+    let before = Before::of(&mount, 8 * MIB);
+    let faults = [
+        ("cuMemCreate", 2, 2),
+        ("cuMemCreate", 999, 2),
+        ("cuMemAddressReserve", 999, 2),
+        ("cuMemMap", 999, 3),
+        ("cuMemSetAccess", 999, 3),
+        ("cuMemcpyAsync", 999, 2),
+        ("cuStreamCreate", 999, 2),
+    ]
+    .map(|(call, error, nth)| before.fault(call, error, nth, "+"));
+    each(&faults, |fault| {
+        let mut program = two_blocks(&mount, fault);
+        let dir = Dir::of(&mount, program.pid());
+        dir.write("memory.limit", 8 * MIB);
+        wait_until(fault, || dir.number("memory.current") == 8 * MIB);
+        dir.write("memory.limit", "max");
+        // The accounts of a try that fails are those of before.
+        for _ in 0..3 {
+            assert_eq!(program.ask("verify"), "verified 2", "{fault}");
+            assert_eq!(dir.number("memory.swap.current"), 8 * MIB, "{fault}");
+        }
+        all_is_freed(&mount, &mut program, fault);
+    });
+}
+
+/// Then memory cannot even be freed: the program is told, and has it.
+#[test]
+fn a_driver_that_unmaps_nothing_keeps_everything_in_use_and_charged() {
+    let mount = mount();
+    let before = Before::of(&mount, 8 * MIB);
+    for (nth, is_out) in [(1, false), (2, false), (3, true)] {
+        let fault = &before.fault("cuMemUnmap", 999, nth, "+");
+        let mut program = two_blocks(&mount, fault);
+        let dir = Dir::of(&mount, program.pid());
+        dir.write("memory.limit", 8 * MIB);
+        if is_out {
+            wait_until(fault, || dir.number("memory.current") == 8 * MIB);
+            dir.write("memory.limit", "max");
+        }
+        wait_until(fault, || dir.key("memory.events", "swap_fail") >= 1);
+        assert_eq!(program.ask("verify"), "verified 2", "{fault}");
+        let answer = program.ask("free all");
+        assert!(answer.starts_with("error "), "{fault}: {answer}");
+        let truth = mount.truth();
+        let (here, there) = (dir.number("memory.current"), dir.number("memory.swap.current"));
+        assert_eq!(truth.used(program.pid(), 0), here, "{fault}");
+        assert_eq!(truth.held(program.pid(), 0, Held::HostPhysical), there, "{fault}");
+        assert!(here + there >= 16 * MIB, "{fault}");
     }
+}
+
+#[test]
+fn the_host_is_never_asked_for_what_it_does_not_have() {
+    let mount = mount();
+    let meminfo = mount.simgpu_dir().join("meminfo");
+    let available = |bytes: u64| {
+        let text = format!("MemTotal: 99999999 kB\nMemAvailable: {} kB\n", bytes >> 10);
+        let aside = meminfo.with_extension("new");
+        std::fs::write(&aside, text).unwrap();
+        std::fs::rename(aside, &meminfo).unwrap();
+    };
+    // Half a gigabyte is always left.
+    let reserve = 512 * MIB;
+    available(reserve + 8 * MIB - 4096);
+    let mut program = obeying(&mount, &[("GCGROUP_MEMINFO", meminfo.to_str().unwrap())]);
+    let dir = Dir::of(&mount, program.pid());
+    for _ in 0..2 {
+        let answer = program.ask("alloc linear 8388608");
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    dir.write("memory.reclaim", "max");
+    wait_until("it is said", || dir.key("memory.events", "swap_fail") == 1);
+    dir.write("memory.limit", 16 * MIB);
+    assert_eq!(
+        program.ask("alloc linear 8388608"),
+        "refused CUDA_ERROR_OUT_OF_MEMORY"
+    );
+    dir.write("memory.limit", 8 * MIB);
+    assert_eq!(program.ask("verify"), "verified 2");
+    assert_eq!(dir.number("memory.current"), 16 * MIB);
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    available(reserve + 8 * MIB);
+    wait_until("there is room", || dir.number("memory.current") == 8 * MIB);
+    dir.write("memory.swap.max", 12 * MIB);
+    dir.write("memory.limit", 1);
+    dir.write("memory.reclaim", "max");
+    wait_until("it is said", || dir.key("memory.events", "swap_fail") == 2);
+    assert_eq!(dir.number("memory.swap.current"), 8 * MIB);
+    dir.write("memory.limit", "max");
+    all_is_freed(&mount, &mut program, "");
 }
 
 #[test]
@@ -135,18 +302,18 @@ fn a_daemon_that_is_killed_while_memory_moves_is_told_where_it_is() {
     all_is_freed(&mount, &mut program, "");
 }
 
-/// Threads free what is moving, while limits, reclaims and freezes come from several hands.
-#[test]
-fn whoever_writes_what_at_once_the_accounts_come_out_even() {
-    let mount = Mount::with(
+fn swapping_calls() -> Mount {
+    Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)
             .env("GCGROUP_SWAP", "max"),
-    );
-    let mut calls = Calls::start(&mount);
+    )
+}
+
+/// Has limits, reclaims and freezes come from several hands until the program answers.
+fn with_many_hands(mount: &Mount, calls: &mut Calls) -> String {
     let pid = calls.pid();
     let is_over = AtomicBool::new(false);
-    calls.tell("churn 3 4 8388608 4");
     let write = |file: &str, values: &[&str]| {
         let mut values = values.iter().cycle();
         while let (false, Some(value)) = (is_over.load(Relaxed), values.next()) {
@@ -162,9 +329,8 @@ fn whoever_writes_what_at_once_the_accounts_come_out_even() {
         is_over.store(true, Relaxed);
         answer
     });
-    assert!(answer.starts_with("calls "), "{answer}");
     mount.write(pid, "compute.freeze", "0");
-    let dir = Dir::of(&mount, pid);
+    let dir = Dir::of(mount, pid);
     assert!(dir.key("memory.events", "swap_out") > 0, "something moved");
     for file in ["memory.current", "memory.swap.current"] {
         assert_eq!(dir.number(file), 0, "{file}");
@@ -172,4 +338,28 @@ fn whoever_writes_what_at_once_the_accounts_come_out_even() {
     assert_eq!(dir.key("memory.stat", "linear"), 0);
     assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0);
     assert_eq!(mount.truth().used(pid, 0), 0);
+    answer
+}
+
+#[test]
+fn whoever_frees_what_moves_the_accounts_come_out_even() {
+    let mount = swapping_calls();
+    let mut calls = Calls::start(&mount);
+    calls.tell("churn 3 4 8388608 4");
+    let answer = with_many_hands(&mount, &mut calls);
+    assert!(answer.starts_with("calls "), "{answer}");
+}
+
+#[test]
+fn whoever_copies_what_moves_finds_every_byte() {
+    let mount = swapping_calls();
+    let mut calls = Calls::start(&mount);
+    calls.tell("carry 3 4 4194304");
+    let answer = with_many_hands(&mount, &mut calls);
+    let (carried, wrong) = answer
+        .strip_prefix("carried ")
+        .and_then(|rest| rest.split_once(" wrong "))
+        .expect(&answer);
+    assert_ne!(carried, "0");
+    assert_eq!(wrong, "0", "{answer}");
 }

@@ -10,6 +10,7 @@
  *   take PID DESCRIPTOR        a copy of another process's descriptor       -> NUMBER
  *   churn SECONDS THREADS BYTES MOST   threads allocate and free blocks of at most BYTES, MOST each at a time
  *                                                                           -> calls N refused M
+ *   carry SECONDS THREADS BYTES   threads allocate, fill, copy, look at and free blocks of BYTES -> carried N wrong M
  *   quit                       leave without freeing anything
  *
  * An argument is a number, $VARIABLE (its first eight bytes), &VARIABLE (its address), @VARIABLE+N (an address within
@@ -135,21 +136,56 @@ static void *churner(void *argument)
     return NULL;
 }
 
-static void churn(double seconds, int threads, size_t bytes, int most)
+static void churn(void *(*body)(void *), const char *answer, double seconds, int threads, size_t bytes, int most)
 {
     static struct churn all[64];
     long calls = 0, refused = 0;
     for (int i = 0; i < threads && i < 64; i++) {
         all[i] = (struct churn){ .context = load(variable("context"), 8), .bytes = bytes, .most = most,
                                  .until = now() + seconds, .seed = (unsigned)i + 1 };
-        pthread_create(&all[i].thread, NULL, churner, &all[i]);
+        pthread_create(&all[i].thread, NULL, body, &all[i]);
     }
     for (int i = 0; i < threads && i < 64; i++) {
         pthread_join(all[i].thread, NULL);
         calls += all[i].calls;
         refused += all[i].refused;
     }
-    printf("calls %ld refused %ld\n", calls, refused);
+    printf(answer, calls, refused);
+}
+
+static void *carrier(void *argument)
+{
+    struct churn *churn = argument;
+    int (*alloc)(word *, size_t) = (int (*)(word *, size_t))dlsym(driver, "cuMemAlloc_v2");
+    int (*release)(word) = (int (*)(word))dlsym(driver, "cuMemFree_v2");
+    int (*use)(word) = (int (*)(word))dlsym(driver, "cuCtxSetCurrent");
+    int (*up)(word, const void *, size_t) = (int (*)(word, const void *, size_t))dlsym(driver, "cuMemcpyHtoD_v2");
+    int (*down)(void *, word, size_t) = (int (*)(void *, word, size_t))dlsym(driver, "cuMemcpyDtoH_v2");
+    int (*across)(word, word, size_t) = (int (*)(word, word, size_t))dlsym(driver, "cuMemcpyDtoD_v2");
+    unsigned char *sent = malloc(churn->bytes), *got = malloc(churn->bytes);
+    use(churn->context);
+    while (now() < churn->until) {
+        word blocks[2];
+        if (alloc(&blocks[0], churn->bytes))
+            continue;
+        if (alloc(&blocks[1], churn->bytes)) {
+            release(blocks[0]);
+            continue;
+        }
+        for (int i = 0; i < 4; i++) {
+            memset(sent, rand_r(&churn->seed), churn->bytes);
+            memset(got, 0, churn->bytes);
+            int failed = up(blocks[0], sent, churn->bytes) || across(blocks[1], blocks[0], churn->bytes) ||
+                         down(got, blocks[1], churn->bytes);
+            churn->calls++;
+            churn->refused += failed || memcmp(sent, got, churn->bytes) != 0;
+        }
+        churn->refused += release(blocks[0]) != 0;
+        churn->refused += release(blocks[1]) != 0;
+    }
+    free(sent);
+    free(got);
+    return NULL;
 }
 
 int main(void)
@@ -187,7 +223,9 @@ int main(void)
             printf("%ld\n", syscall(SYS_pidfd_getfd, pidfd, (int)size, 0));
             close(pidfd);
         } else if (sscanf(line, "churn %lf %lu %lu %lu", &seconds, &threads, &size, &most) == 4) {
-            churn(seconds, (int)threads, size, (int)most);
+            churn(churner, "calls %ld refused %ld\n", seconds, (int)threads, size, (int)most);
+        } else if (sscanf(line, "carry %lf %lu %lu", &seconds, &threads, &size) == 3) {
+            churn(carrier, "carried %ld wrong %ld\n", seconds, (int)threads, size, 0);
         } else if (!strncmp(line, "quit", 4)) {
             return 0;
         } else {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::physical::{Copied, Memory, Range, copy};
+use super::physical::{Copied, Memory, NotCopied, Range, copy};
 use crate::cuda::{CUdevice, CUerror, CUmemLocation};
 use crate::device::LocalDevice;
 use crate::driver;
@@ -129,6 +129,15 @@ impl Failed {
                 Self::Refused
             }
             _ => Self::Driver,
+        }
+    }
+}
+
+impl From<NotCopied> for Failed {
+    fn from(error: NotCopied) -> Self {
+        match error {
+            NotCopied::Ended => Self::Driver,
+            NotCopied::UnderWay => Self::Stuck,
         }
     }
 }
@@ -272,21 +281,29 @@ impl Block {
     /// Copies all of it to memory that is mapped elsewhere for as long as that takes.
     fn fill(&self, new: &Memory, device: CUdevice, to: Goal) -> Result<(), Failed> {
         let aside = Range::new(self.size).map_err(|_| Failed::Driver)?;
-        let copied = aside
-            .map(new)
-            .and_then(|()| aside.allow(device))
-            .map_err(|error| Failed::of(error, to))
-            .and_then(|()| copy(aside.address(), self.base, self.size).map_err(|_| Failed::Driver));
-        aside.unmap().map_err(|_| Failed::Stuck)?;
-        copied
+        let mapped = aside.map(new).and_then(|()| aside.allow(device));
+        let copied = match mapped {
+            Ok(()) => copy(aside.address(), self.base, self.size),
+            Err(error) => {
+                aside.unmap().map_err(|_| Failed::Stuck)?;
+                return Err(Failed::of(error, to));
+            }
+        };
+        if copied != Err(NotCopied::UnderWay) {
+            aside.unmap().map_err(|_| Failed::Stuck)?;
+        }
+        copied.map_err(Failed::from)
     }
 
     fn copy_aside(&self) -> Result<Copied, Failed> {
         let copied = Copied::new(self.size).map_err(|_| Failed::NoRoom)?;
-        let moved = copy(copied.address(), self.base, self.size);
-        moved
-            .and_then(|()| self.range.unmap())
-            .map_err(|_| Failed::Driver)?;
+        if let Err(error) = copy(copied.address(), self.base, self.size) {
+            if error == NotCopied::UnderWay {
+                std::mem::forget(copied);
+            }
+            return Err(error.into());
+        }
+        self.range.unmap().map_err(|_| Failed::Driver)?;
         Ok(copied)
     }
 
@@ -294,10 +311,12 @@ impl Block {
         let failed = |error| Failed::of(error, Goal::Device);
         let new = Memory::new(location(device, Goal::Device), self.size).map_err(failed)?;
         self.range.map_for(&new, device).map_err(failed)?;
-        copy(self.base, copied.address(), self.size).map_err(|_| {
-            let _ = self.range.unmap();
-            Failed::Driver
-        })?;
+        if let Err(error) = copy(self.base, copied.address(), self.size) {
+            if error == NotCopied::Ended {
+                let _ = self.range.unmap();
+            }
+            return Err(error.into());
+        }
         Ok(new)
     }
 }

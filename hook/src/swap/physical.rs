@@ -33,8 +33,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // What is still mapped the driver keeps until it is unmapped.
-        let _ = driver::cuMemRelease(self.handle);
+        // What is still mapped the driver keeps until it is unmapped; what is not let go stays in use.
+        let release = || driver::cuMemRelease(self.handle);
+        let _ = release().or_else(|_| release());
     }
 }
 
@@ -174,13 +175,31 @@ fn allow_peers(address: u64, size: u64, device: CUdevice) {
     }
 }
 
+/// A copy that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotCopied {
+    /// It has come to an end, or never began.
+    Ended,
+    /// It may be under way yet: what it reads and writes must stay.
+    UnderWay,
+}
+
 /// Copies on a stream of its own in the current context, and waits until it is done.
-pub(super) fn copy(to: u64, from: u64, size: u64) -> CUresult {
+pub(super) fn copy(to: u64, from: u64, size: u64) -> Result<(), NotCopied> {
     let mut stream = CUstream::NULL;
-    driver::cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING)?;
-    let copied = bytes(size)
+    driver::cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING).map_err(|_| NotCopied::Ended)?;
+    let begun = bytes(size)
         .and_then(|size| driver::cuMemcpyAsync(CUdeviceptr(to), CUdeviceptr(from), size, stream))
-        .and_then(|()| driver::cuStreamSynchronize(stream));
+        .map_err(|_| NotCopied::Ended);
+    let copied = begun.and_then(|()| {
+        driver::cuStreamSynchronize(stream).map_err(|_| {
+            // Whether it was the wait that failed or the copy, nothing may go that it uses.
+            match driver::cuStreamSynchronize(stream).or_else(|_| driver::cuCtxSynchronize()) {
+                Ok(()) => NotCopied::Ended,
+                Err(_) => NotCopied::UnderWay,
+            }
+        })
+    });
     let _ = driver::cuStreamDestroy_v2(stream);
     copied
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use simgpu::Driver;
 use simgpu::memory::{HOST, Kind};
 
 use crate::abi::{
@@ -39,9 +40,10 @@ fn is_node(node: i32) -> bool {
     node == 0 || Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
 }
 
-/// Where memory can be made: as documented, not on whatever node the thread is on.
+/// Where memory can be made: as documented, not on whatever node the thread is on; before CUDA 12.2 on devices alone.
 pub(crate) fn place_for(process: &Process, location: CUmemLocation) -> Result<usize, CUerror> {
-    if location.kind == LOCATION_HOST_NUMA_CURRENT {
+    let is_old = Driver::of_process().cuda_version < 12_020;
+    if location.kind == LOCATION_HOST_NUMA_CURRENT || is_old && location.kind != LOCATION_DEVICE {
         return Err(INVALID_VALUE);
     }
     device_of(process, location)

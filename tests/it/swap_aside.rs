@@ -1,0 +1,206 @@
+//! A driver that does not map the host's memory for a device: what is frozen goes out all the same, and is back before
+//! anything goes on; what runs stays where it is.
+
+use simgpu::Held;
+use support::{Config, Governed, Mount, artifacts, wait_until};
+
+use crate::driver::Dir;
+use crate::swap_faults::Before;
+
+const MIB: u64 = 1 << 20;
+
+fn mount(driver: &str, memory: &str) -> Mount {
+    Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("SIMGPU_MEMORY", memory)
+            .env("SIMGPU_DRIVER", driver),
+    )
+}
+
+/// A program with so many blocks of 16 MiB that can be moved, by a driver with those faults.
+#[track_caller]
+fn blocks(mount: &Mount, count: usize, faults: &str) -> Governed {
+    let mut command = mount.command(artifacts().load());
+    command
+        .arg("obey")
+        .env("GCGROUP_SWAP", "max")
+        .env("SIMGPU_FAULTS", faults);
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    for _ in 0..count {
+        let answer = program.ask(&format!("alloc linear {}", 16 * MIB));
+        assert!(answer.starts_with("allocated "), "{faults}: {answer}");
+    }
+    program
+}
+
+#[track_caller]
+fn freeze_and_put_out(dir: &Dir<'_>, count: u64) {
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    dir.write("memory.reclaim", "max");
+    wait_until("it is out", || dir.number("memory.current") == 0);
+    assert_eq!(dir.number("memory.swap.current"), count * 16 * MIB);
+}
+
+#[track_caller]
+fn all_is_freed(mount: &Mount, program: &mut Governed, count: usize) {
+    let dir = Dir::of(mount, program.pid());
+    assert_eq!(program.ask("free all"), format!("freed {count}"));
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    assert_eq!(mount.truth().used(program.pid(), 0), 0);
+}
+
+#[test]
+fn what_is_frozen_goes_out_and_is_back_before_its_work_goes_on() {
+    // One that is too old, and newer ones that refuse: the third memory made is the first of the host's.
+    for (driver, faults) in [
+        ("11.8", ""),
+        ("12.2", "cuMemCreate=801@3"),
+        ("13.5", "cuMemCreate=800@3"),
+        ("13.5", "cuMemSetAccess=1@3,cuMemHostRegister_v2=801"),
+    ] {
+        let mount = mount(driver, "1G");
+        let mut program = blocks(&mount, 2, faults);
+        let dir = Dir::of(&mount, program.pid());
+        for _ in 0..2 {
+            freeze_and_put_out(&dir, 2);
+            let truth = mount.truth();
+            assert_eq!(truth.used(program.pid(), 0), 0, "{driver} {faults}");
+            assert_eq!(
+                truth.held(program.pid(), 0, Held::HostPhysical),
+                0,
+                "{driver} {faults}"
+            );
+            program.say("verify");
+            dir.write("compute.freeze", 0);
+            assert_eq!(program.line().as_deref(), Some("verified 2"), "{driver} {faults}");
+            assert_eq!(dir.number("memory.swap.current"), 0, "{driver} {faults}");
+            assert_eq!(dir.number("memory.current"), 32 * MIB, "{driver} {faults}");
+        }
+        assert_eq!(dir.key("memory.events", "swap_fail"), 0, "{driver} {faults}");
+        assert_eq!(dir.key("memory.events", "swap_out"), 4, "{driver} {faults}");
+        all_is_freed(&mount, &mut program, 2);
+    }
+}
+
+#[test]
+fn what_runs_stays_and_it_is_said_once() {
+    let mount = mount("11.8", "1G");
+    let mut program = blocks(&mount, 2, "");
+    let dir = Dir::of(&mount, program.pid());
+    dir.write("memory.limit", 16 * MIB);
+    wait_until("it is said", || dir.key("memory.events", "swap_fail") >= 1);
+    assert_eq!(program.ask("verify"), "verified 2");
+    assert_eq!(dir.number("memory.current"), 32 * MIB);
+    dir.write("memory.reclaim", "max");
+    wait_until("it is said", || dir.key("memory.events", "swap_fail") == 2);
+    assert_eq!(program.ask("verify"), "verified 2");
+    assert_eq!(dir.number("memory.current"), 32 * MIB);
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    assert_eq!(
+        program.ask("alloc linear 16777216"),
+        "refused CUDA_ERROR_OUT_OF_MEMORY",
+        "nothing is made on the host either"
+    );
+    assert_eq!(dir.key("memory.events", "swap_out"), 0);
+    all_is_freed(&mount, &mut program, 2);
+}
+
+#[test]
+fn a_thaw_waits_for_room_whatever_the_limits_say() {
+    let mount = mount("11.8", "64M");
+    let mut program = blocks(&mount, 3, "");
+    let dir = Dir::of(&mount, program.pid());
+    freeze_and_put_out(&dir, 3);
+    let mut other = blocks(&mount, 2, "");
+    dir.write("memory.limit", 16 * MIB);
+    let submitted = || ["nr_launches", "nr_copies"].map(|key| dir.key("compute.stat", key));
+    let before = submitted();
+    program.say("verify");
+    dir.write("compute.freeze", 0);
+    let truth = mount.truth();
+    wait_until("as much as fits is back", || {
+        dir.number("memory.swap.current") == 16 * MIB
+    });
+    assert_eq!(truth.used(program.pid(), 0), 32 * MIB);
+    assert_eq!(submitted(), before, "nothing has gone on");
+    other.finish();
+    assert_eq!(program.line().as_deref(), Some("verified 3"));
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    assert_eq!(dir.number("memory.current"), 48 * MIB);
+    all_is_freed(&mount, &mut program, 3);
+}
+
+#[test]
+fn what_is_out_can_be_freed_and_outlives_daemons_but_not_its_program() {
+    let mut mount = mount("11.8", "1G");
+    let mut program = blocks(&mount, 2, "");
+    let pid = program.pid();
+    freeze_and_put_out(&Dir::of(&mount, pid), 2);
+    mount.kill9();
+    mount.restart();
+    wait_until("it is governed", || mount.governs(pid));
+    let dir = Dir::of(&mount, pid);
+    assert_eq!(dir.number("memory.swap.current"), 32 * MIB);
+    program.say("verify");
+    dir.write("compute.freeze", 0);
+    assert_eq!(program.line().as_deref(), Some("verified 2"));
+    freeze_and_put_out(&dir, 2);
+    all_is_freed(&mount, &mut program, 2);
+    dir.write("compute.freeze", 0);
+    let killed = blocks(&mount, 2, "");
+    let pid = killed.pid();
+    freeze_and_put_out(&Dir::of(&mount, pid), 2);
+    drop(killed);
+    wait_until("it is gone", || !mount.governs(pid));
+    assert_eq!(mount.truth().used_by_all(0), 0);
+}
+
+#[test]
+fn a_call_that_fails_on_the_way_costs_a_try() {
+    let mount = mount("11.8", "1G");
+    let before = Before::of(&mount, 16 * MIB);
+    for (call, nth) in [
+        ("cuMemCreate", 2),
+        ("cuMemCreate", 3),
+        ("cuMemcpyAsync", 1),
+        ("cuMemcpyAsync", 2),
+        ("cuMemcpyAsync", 3),
+        ("cuMemcpyAsync", 4),
+        ("cuStreamSynchronize", 1),
+        ("cuStreamSynchronize", 3),
+        ("cuStreamCreate", 2),
+        ("cuStreamDestroy_v2", 1),
+        ("cuMemUnmap", 1),
+        ("cuMemMap", 1),
+        ("cuMemSetAccess", 1),
+        ("cuMemRelease", 2),
+        ("cuMemHostUnregister", 1),
+    ] {
+        let fault = &before.fault(call, 999, nth, "");
+        let mut program = blocks(&mount, 2, fault);
+        let dir = Dir::of(&mount, program.pid());
+        dir.write("compute.freeze", 1);
+        wait_until("it is drained", || dir.is_frozen());
+        dir.write("memory.reclaim", "max");
+        wait_until(fault, || {
+            dir.number("memory.current") == 0 || dir.key("memory.events", "swap_fail") == 1
+        });
+        if dir.number("memory.current") != 0 {
+            // What fails is not asked for any more.
+            dir.write("memory.reclaim", "max");
+            wait_until(fault, || dir.number("memory.current") == 0);
+        }
+        assert_eq!(mount.truth().used(program.pid(), 0), 0, "{fault}");
+        program.say("verify");
+        dir.write("compute.freeze", 0);
+        assert_eq!(program.line().as_deref(), Some("verified 2"), "{fault}");
+        assert_eq!(mount.truth().used(program.pid(), 0), 32 * MIB, "{fault}");
+        let failed = dir.key("memory.events", "swap_fail");
+        assert!(failed <= 1, "{fault}: {failed}");
+        all_is_freed(&mount, &mut program, 2);
+    }
+}
