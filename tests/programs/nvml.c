@@ -35,6 +35,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "spin.h"
+
 #define MOST 64
 
 struct process_v1 {
@@ -242,22 +244,6 @@ static unsigned alloc(unsigned index, unsigned long long bytes)
     result = result ? result : CALL("cuCtxSetCurrent", context);
     return result ? result : CALL("cuMemAlloc_v2", &pointer, bytes);
 }
-
-static const char ptx[] =
-    ".version 7.8\n.target sm_75\n.address_size 64\n"
-    ".visible .entry gcgroup_spin(.param .u64 microseconds)\n"
-    "{\n"
-    ".reg .pred %p;\n.reg .b64 %now, %end, %length;\n"
-    "ld.param.u64 %length, [microseconds];\n"
-    "mul.lo.u64 %length, %length, 1000;\n"
-    "mov.u64 %end, %globaltimer;\n"
-    "add.u64 %end, %end, %length;\n"
-    "again:\n"
-    "mov.u64 %now, %globaltimer;\n"
-    "setp.lt.u64 %p, %now, %end;\n"
-    "@%p bra again;\n"
-    "ret;\n"
-    "}\n";
 
 static unsigned work(void)
 {

@@ -33,6 +33,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "spin.h"
+
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
 typedef struct ctx *CUcontext;
@@ -61,22 +63,6 @@ static CUdeviceptr blocks[64];
 static int nr_blocks;
 static pthread_t thread;
 static atomic_int thread_runs;
-
-static const char ptx[] =
-    ".version 7.8\n.target sm_75\n.address_size 64\n"
-    ".visible .entry gcgroup_spin(.param .u64 microseconds)\n"
-    "{\n"
-    ".reg .pred %p;\n.reg .b64 %now, %end, %length;\n"
-    "ld.param.u64 %length, [microseconds];\n"
-    "mul.lo.u64 %length, %length, 1000;\n"
-    "mov.u64 %end, %globaltimer;\n"
-    "add.u64 %end, %end, %length;\n"
-    "again:\n"
-    "mov.u64 %now, %globaltimer;\n"
-    "setp.lt.u64 %p, %now, %end;\n"
-    "@%p bra again;\n"
-    "ret;\n"
-    "}\n";
 
 static CUresult launch(void)
 {

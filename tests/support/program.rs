@@ -1,5 +1,6 @@
 //! Test programs in C, from `tests/programs`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::artifacts::{repository, target};
 
 /// Compiles `tests/programs/<source>` with gcc and these flags (after the source, so `-l` may be among them);
-/// what was compiled before, of the same text with the same flags, is taken as it is.
+/// what was compiled before, of the same text and headers with the same flags, is taken as it is.
 pub fn c_program(source: &str, flags: &[&str]) -> PathBuf {
     c_program_by("gcc", source, flags)
 }
@@ -19,7 +20,7 @@ pub fn c_program_by(compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
     let path = repository().join("tests/programs").join(source);
     let text = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut hasher = DefaultHasher::new();
-    (&text, compiler, flags).hash(&mut hasher);
+    (&text, headers(), compiler, flags).hash(&mut hasher);
     let programs = target().join("test-programs");
     fs::create_dir_all(&programs).expect("the target directory takes a directory");
     let stem = source.trim_end_matches(".c");
@@ -46,4 +47,17 @@ pub fn c_program_by(compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
     );
     fs::rename(&fresh, &program).expect("a file can be renamed in its directory");
     program
+}
+
+/// The text of every header that a program may include, by name.
+fn headers() -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(repository().join("tests/programs")).expect("the programs are there");
+    let paths = entries.map(|entry| entry.expect("it can be listed").path());
+    let headers = paths.filter(|path| path.extension().is_some_and(|extension| extension == "h"));
+    headers
+        .map(|path| {
+            let text = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            (path, text)
+        })
+        .collect()
 }

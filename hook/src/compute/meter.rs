@@ -171,6 +171,8 @@ mod tests {
     use super::*;
     use crate::device::LocalDevice;
     use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn work_begins_with_the_first_submission_and_ends_when_nothing_was_submitted_since() {
@@ -207,6 +209,45 @@ mod tests {
         assert!(!usage.busy(u64::MAX).1);
         meter.note(process, slot, 7);
         assert!(usage.busy(u64::MAX).1);
+    }
+
+    /// Two threads, and a third that holds the list again and again, so that the others come to it at odd times.
+    #[test]
+    fn who_notes_while_a_round_ends_notes_again_in_the_next() {
+        const ROUNDS: usize = 20_000;
+        let process = Process::of_test(NO_LIMIT);
+        let usage = &process.usage().devices[OTHER_DEVICE];
+        let meter = &process.meters[OTHER_DEVICE];
+        let (barrier, is_over) = (Barrier::new(2), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    let _held = meter.used.lock();
+                    std::thread::yield_now();
+                }
+            });
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    barrier.wait();
+                    meter.take();
+                    meter.end(usage, sys::now());
+                    barrier.wait();
+                }
+            });
+            let slot = process
+                .slots
+                .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
+            let mut missed = 0;
+            for _ in 0..ROUNDS {
+                barrier.wait();
+                meter.note(process, slot, 7);
+                barrier.wait();
+                meter.note(process, slot, 7);
+                missed += u32::from(!usage.busy(u64::MAX).1);
+            }
+            is_over.store(true, Relaxed);
+            assert_eq!(missed, 0, "of {ROUNDS}");
+        });
     }
 
     #[test]

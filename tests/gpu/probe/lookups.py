@@ -30,7 +30,7 @@ def looked_up(driver, name, version, flags):
 def addresses(driver):
     """Whether what look-ups give are the exports themselves: those that are not, and which export each name is."""
     path, _ = loaded("libcuda.so")
-    exports = {name: ctypes.cast(getattr(driver.library, name), c_void_p).value
+    exports = {name: ctypes.cast(getattr(driver.loaded, name), c_void_p).value
                for name in Elf(path).exports() if re.fullmatch(r"cu[A-Z]\w*", name)}
     names = {}
     for name, address in exports.items():

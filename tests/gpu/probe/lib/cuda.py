@@ -42,7 +42,7 @@ class Driver:
 
     def __init__(self, context=True):
         try:
-            self.library = ctypes.CDLL("libcuda.so.1")
+            self.loaded = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise Skip(f"no driver: {error}") from error
         self.cuInit(0)
@@ -69,14 +69,14 @@ class Driver:
         if not name.startswith("cu"):
             raise AttributeError(name)
         try:
-            return getattr(self.library, name)
+            return getattr(self.loaded, name)
         except AttributeError:
             raise Missing(name, "not in the driver") from None
 
     def error(self, status):
         """The name of a status."""
         name = c_char_p()
-        self.library.cuGetErrorName(c_int(status), byref(name))
+        self.loaded.cuGetErrorName(c_int(status), byref(name))
         return name.value.decode() if name.value else f"CUDA error {status}"
 
     def get(self, kind, name, *arguments):

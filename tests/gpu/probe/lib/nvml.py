@@ -42,10 +42,10 @@ class Nvml:
 
     def __init__(self, bus_id):
         try:
-            self.library = ctypes.CDLL("libnvidia-ml.so.1")
+            self.loaded = ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as error:
             raise Skip(f"no NVML: {error}") from error
-        self.library.nvmlErrorString.restype = c_char_p
+        self.loaded.nvmlErrorString.restype = c_char_p
         self.nvmlInit_v2()
         self.device = c_void_p()
         self.nvmlDeviceGetHandleByPciBusId_v2(bus_id, byref(self.device))
@@ -67,13 +67,13 @@ class Nvml:
         if not name.startswith("nvml"):
             raise AttributeError(name)
         try:
-            return getattr(self.library, name)
+            return getattr(self.loaded, name)
         except AttributeError:
             raise Skip(f"NVML has no {name}") from None
 
     def text(self, status):
         """What NVML calls a status."""
-        return self.library.nvmlErrorString(c_int(status)).decode()
+        return self.loaded.nvmlErrorString(c_int(status)).decode()
 
     def processes(self, name="nvmlDeviceGetComputeRunningProcesses_v3"):
         """Bytes of each process by pid; None where NVML does not say."""

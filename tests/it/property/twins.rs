@@ -1,0 +1,237 @@
+//! A governed program and one without the library, the books of both, and what must be true of them.
+
+mod go;
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use simgpu::Held;
+use support::{Mount, Truth};
+
+use super::model::{Block, GONE, Model, Way};
+use super::{PLACE, PLACES, POOLS, VARIABLES};
+use crate::calls::{Calls, OUT_OF_MEMORY};
+use crate::driver::Dir;
+
+/// How soon what a stream is to free has been freed.
+const SOON: Duration = Duration::from_secs(2);
+
+/// A governed program and one without the library, to which the same happens.
+pub(super) struct Twins<'m> {
+    governed: Calls,
+    bare: Calls,
+    dir: Dir<'m>,
+    truth: Truth,
+    model: Model,
+    /// Where the places to map at begin, in each.
+    places: [u64; 2],
+    has_pool: [bool; POOLS],
+    has_second: bool,
+    /// Whether the second context is current.
+    in_second: bool,
+    limit: Option<u64>,
+    /// The most that may be charged: the limit, or what was there when it was set.
+    most: u64,
+    /// A pool may have more than the limit until its stream has come so far.
+    is_loose: bool,
+    /// That was so since the peak was begun.
+    was_loose: bool,
+}
+
+impl<'m> Twins<'m> {
+    pub(super) fn new(mount: &'m Mount, other: &Mount) -> Self {
+        let governed = Calls::start(mount);
+        let dir = Dir::of(mount, governed.pid());
+        let mut twins = Self {
+            governed,
+            bare: Calls::start_bare(other),
+            dir,
+            truth: Truth::of(&mount.simgpu_dir()),
+            model: Model::default(),
+            places: [0; 2],
+            has_pool: [true, false, false],
+            has_second: false,
+            in_second: false,
+            limit: None,
+            most: u64::MAX,
+            is_loose: false,
+            was_loose: false,
+        };
+        for calls in [&mut twins.governed, &mut twins.bare] {
+            // Pinned memory of device 0, for pools and physical memory alike.
+            calls.put("props", 0, 4, 1);
+            calls.put("props", 8, 4, 1);
+            calls.ok("cuStreamCreate &stream1 0");
+            calls.ok("cuStreamCreate &stream2 1");
+            calls.ok("cuDeviceGetDefaultMemPool &pool0 0");
+            calls.ok(&format!(
+                "cuMemAddressReserve &places {} 0 0 0",
+                PLACE * PLACES as u64
+            ));
+        }
+        twins.places = [twins.governed.get("places"), twins.bare.get("places")];
+        twins
+    }
+
+    /// Has both do it; they must be answered alike, unless the governed one is refused. `least` is what the call takes
+    /// at the least: a refusal is right if that does not fit. Whether the call did what it should.
+    fn both(&mut self, call: &str, least: Option<u64>) -> Result<bool, TestCaseError> {
+        self.each([call, call], least)
+    }
+
+    fn each(&mut self, calls: [&str; 2], least: Option<u64>) -> Result<bool, TestCaseError> {
+        let answer = self.governed.call(calls[0]);
+        if answer == OUT_OF_MEMORY
+            && let (Some(least), Some(limit)) = (least, self.limit)
+        {
+            let current = self.dir.number("memory.current");
+            if current.saturating_add(least) > limit {
+                return Ok(false);
+            }
+        }
+        let bare = self.bare.call(calls[1]);
+        prop_assert_eq!(answer, bare, "{}", calls[0]);
+        Ok(answer.is_ok())
+    }
+
+    fn put(&mut self, variable: &str, words: &[(usize, usize, u64)]) {
+        for (offset, size, value) in words {
+            self.governed.put(variable, *offset, *size, *value);
+            self.bare.put(variable, *offset, *size, *value);
+        }
+    }
+
+    /// Allocates into a variable that has nothing, if there is one.
+    fn allocate(
+        &mut self,
+        way: Way,
+        bytes: u64,
+        least: u64,
+        call: impl Fn(usize) -> String,
+    ) -> Result<Option<usize>, TestCaseError> {
+        let Some(variable) = self.model.free_variable(VARIABLES) else {
+            return Ok(None);
+        };
+        let is_pool = matches!(way, Way::Pool(_));
+        let answer = self.both(&call(variable), Some(least))?;
+        if !answer {
+            self.is_loose |= is_pool;
+            self.was_loose |= is_pool;
+            return Ok(None);
+        }
+        self.model.blocks.push(Block {
+            variable,
+            way,
+            bytes,
+            is_second: self.in_second,
+        });
+        Ok(Some(variable))
+    }
+
+    fn held(&self, kind: Held) -> u64 {
+        self.truth.held(self.governed.pid(), 0, kind)
+    }
+
+    fn array(&mut self, way: Way, least: u64, call: impl Fn(usize) -> String) -> Result<(), TestCaseError> {
+        let before = self.held(Held::Array);
+        if self.allocate(way, 0, least, call)?.is_some() {
+            let bytes = self.held(Held::Array) - before;
+            if let Some(last) = self.model.blocks.last_mut() {
+                last.bytes = bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// How a block is freed rightly.
+    fn freeing(block: Block) -> String {
+        let variable = block.variable;
+        match block.way {
+            Way::Linear | Way::Managed => format!("cuMemFree_v2 $v{variable}"),
+            Way::Array => format!("cuArrayDestroy $v{variable}"),
+            Way::Mipmapped => format!("cuMipmappedArrayDestroy $v{variable}"),
+            Way::Host => format!("cuMemFreeHost $v{variable}"),
+            Way::Registered => format!("cuMemHostUnregister &v{variable}"),
+            Way::Pool(_) => format!("cuMemFreeAsync $v{variable} 0"),
+        }
+    }
+
+    fn free(&mut self, number: usize, call: impl FnOnce(Block) -> String) -> Result<(), TestCaseError> {
+        let count = self.model.blocks.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let block = self.model.blocks[number % count];
+        if self.both(&call(block), None)? {
+            self.model.blocks.remove(number % count);
+        }
+        Ok(())
+    }
+
+    /// The call with each twin's own address of a place.
+    fn at(&mut self, place: usize, call: impl Fn(u64) -> String) -> Result<bool, TestCaseError> {
+        let texts = self.places.map(|base| call(base + PLACE * place as u64));
+        self.each([&texts[0], &texts[1]], None)
+    }
+
+    /// What the files say, what the books say, and what is.
+    fn told(&self) -> Vec<(&'static str, u64, u64)> {
+        let stat = |key| self.dir.key("memory.stat", key);
+        let model = |way| self.model.bytes(|other| other == way);
+        let arrays = self.model.bytes(|way| matches!(way, Way::Array | Way::Mipmapped));
+        let host = self.model.bytes(|way| matches!(way, Way::Host | Way::Registered));
+        vec![
+            ("linear", stat("linear"), self.held(Held::Linear)),
+            ("linear by the books", stat("linear"), model(Way::Linear)),
+            ("managed", stat("managed"), self.held(Held::Managed)),
+            ("managed by the books", stat("managed"), model(Way::Managed)),
+            ("array", stat("array"), self.held(Held::Array)),
+            ("array by the books", stat("array"), arrays),
+            ("vmm", stat("vmm"), self.held(Held::Physical)),
+            ("vmm by the books", stat("vmm"), self.model.physical()),
+            ("pool", stat("pool"), self.held(Held::Pool)),
+            ("host by the books", stat("host"), host),
+            (
+                "allocations by the books",
+                stat("nr_alloc") - stat("nr_free"),
+                self.model.live(),
+            ),
+            ("context", stat("context"), 0),
+            (
+                "all",
+                self.dir.number("memory.current"),
+                self.truth.used(self.governed.pid(), 0),
+            ),
+        ]
+    }
+
+    pub(super) fn check(&self) -> Result<(), TestCaseError> {
+        // What streams are to free they free in their own time.
+        let begin = Instant::now();
+        let mut wrong = self.told();
+        loop {
+            // What a pool reserves that is destroyed and still in use, nobody can ask any more: it stays charged.
+            let may_exceed = self.model.bytes(|way| way == Way::Pool(GONE)) != 0;
+            wrong.retain(|(what, told, is)| {
+                told != is && !(may_exceed && ["pool", "all"].contains(what) && told > is)
+            });
+            if wrong.is_empty() {
+                break;
+            }
+            prop_assert!(begin.elapsed() < SOON, "told and true: {wrong:?}");
+            wrong = self.told();
+        }
+        let (current, peak) = (self.dir.number("memory.current"), self.dir.number("memory.peak"));
+        prop_assert!(
+            current <= self.most || self.is_loose,
+            "{current} charged, {} allowed",
+            self.most
+        );
+        prop_assert!(
+            peak <= self.most || self.was_loose,
+            "{peak} was charged, {} allowed",
+            self.most
+        );
+        Ok(())
+    }
+}
