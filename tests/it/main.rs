@@ -39,6 +39,8 @@ mod gpu_check;
 #[cfg(test)]
 mod groups;
 #[cfg(test)]
+mod groups_limit;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod inotify;

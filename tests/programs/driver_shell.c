@@ -5,6 +5,7 @@
  *   pitched WIDTH ROWS                                                     -> ok ID PITCH | error CODE
  *   free ID | freeptr ADDRESS                                              -> ok | error CODE
  *   race THREADS BYTES   each thread allocates blocks of BYTES until refused -> raced BLOCKS
+ *   shuffle ROUNDS BYTES  allocates and frees blocks of up to BYTES        -> shuffled GIVEN REFUSED
  *   spin MICROSECONDS N  N launches, not waited for                        -> ok | error CODE
  *   busy THREADS N       that many threads launch N kernels each             -> ok | error CODE
  *   sync                                                                   -> ok | error CODE
@@ -203,6 +204,32 @@ static void race(int threads, size_t bytes)
     printf("raced %zu\n", all);
 }
 
+/* Allocates and frees blocks of up to so many bytes, in no order; what is refused is done without. */
+static void shuffle(long rounds, size_t most)
+{
+    enum { HELD = 8 };
+    CUdeviceptr held[HELD] = { 0 };
+    unsigned long long chance = (unsigned long long)getpid();
+    long got = 0, refused = 0;
+    for (long i = 0; i < rounds; i++) {
+        chance = chance * 6364136223846793005ULL + 1442695040888963407ULL;
+        CUdeviceptr *here = &held[(chance >> 33) % HELD];
+        if (*here) {
+            cuMemFree_v2(*here);
+            *here = 0;
+        } else if (cuMemAlloc_v2(here, (size_t)(chance >> 20) % most + 1)) {
+            *here = 0;
+            refused++;
+        } else {
+            got++;
+        }
+    }
+    for (int i = 0; i < HELD; i++)
+        if (held[i])
+            cuMemFree_v2(held[i]);
+    printf("shuffled %ld %ld\n", got, refused);
+}
+
 static CUresult launch(unsigned long long microseconds, long count)
 {
     void *parameters[] = { &microseconds };
@@ -277,6 +304,8 @@ int main(int argc, char **argv)
             answer(release((int)a));
         } else if (sscanf(line, "race %llu %llu", &a, &b) == 2) {
             race((int)a, b);
+        } else if (sscanf(line, "shuffle %llu %llu", &a, &b) == 2) {
+            shuffle((long)a, b);
         } else if (sscanf(line, "spin %llu %llu", &a, &b) == 2) {
             answer(launch(a, (long)b));
         } else if (sscanf(line, "gpu %llu", &a) == 1) {

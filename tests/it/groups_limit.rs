@@ -1,0 +1,316 @@
+//! Limits of groups: exact to the byte for all processes in them together, whoever races, moves, or is killed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use support::{Config, Mount, Truth, wait_until};
+
+use crate::driver::DriverShell;
+
+const MIB: u64 = 1 << 20;
+const OUT_OF_MEMORY: &str = "error 2";
+
+#[track_caller]
+fn mkdir(mount: &Mount, path: &str) {
+    std::fs::create_dir(mount.path().join(path)).unwrap_or_else(|error| panic!("mkdir {path}: {error}"));
+}
+
+#[track_caller]
+fn join(mount: &Mount, group: &str, shell: &DriverShell) {
+    mount.write(group, "gcgroup.procs", &shell.pid().to_string());
+}
+
+/// A governed process in a group.
+#[track_caller]
+fn member(mount: &Mount, group: &str) -> DriverShell {
+    let shell = DriverShell::start(mount);
+    join(mount, group, &shell);
+    shell
+}
+
+#[track_caller]
+fn alloc(shell: &mut DriverShell, bytes: u64) -> String {
+    shell.ask(&format!("alloc linear {bytes}"))
+}
+
+/// The number behind a word that an answer begins with.
+#[track_caller]
+fn count(answer: &str, word: &str) -> u64 {
+    let mut words = answer.split(' ');
+    assert_eq!(words.next(), Some(word), "{answer}");
+    words
+        .next()
+        .and_then(|count| count.parse().ok())
+        .expect("a count")
+}
+
+/// Does something while the machine is watched, on which never more than `limit` bytes of a GPU may be in use.
+fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Mount) -> T) -> T {
+    let (is_over, truth) = (AtomicBool::new(false), Truth::of(&mount.simgpu_dir()));
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut highest = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                highest = truth.used_by_all(0).max(highest);
+                std::thread::yield_now();
+            }
+            highest
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(mount)));
+        is_over.store(true, Ordering::Relaxed);
+        let highest = watcher.join().expect("it watches");
+        assert!(highest <= limit, "{highest} bytes were in use");
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+#[test]
+fn processes_that_race_for_the_last_bytes_fill_the_limit_and_never_pass_it() {
+    const BLOCK: u64 = 64 << 10;
+    const LIMIT: u64 = 200 * MIB;
+    let mut mount = Mount::new();
+    mkdir(&mount, "team");
+    mount.write("team", "memory.limit", &LIMIT.to_string());
+    let mut shells: Vec<_> = (0..4).map(|_| member(&mount, "team")).collect();
+    let got: u64 = never_more_than(&mut mount, LIMIT, |_| {
+        for shell in &mut shells {
+            shell.tell(&format!("race 4 {BLOCK}"));
+        }
+        shells
+            .iter_mut()
+            .map(|shell| count(&shell.answer(), "raced"))
+            .sum()
+    });
+    assert_eq!(got * BLOCK, LIMIT);
+    assert_eq!(mount.number("team", "memory.current", ""), LIMIT);
+    let oom = mount.number("team", "memory.events", "oom");
+    assert!(oom >= 16, "each thread was refused in the end: {oom}");
+    for shell in &mut shells {
+        assert_eq!(alloc(shell, 1), OUT_OF_MEMORY);
+    }
+}
+
+#[test]
+fn processes_that_come_and_go_never_pass_the_limit_together_and_leave_all_of_it() {
+    const LIMIT: u64 = 40 * MIB;
+    let mut mount = Mount::new();
+    mkdir(&mount, "team");
+    mkdir(&mount, "team/a");
+    mount.write("team", "memory.limit", &LIMIT.to_string());
+    mount.write("team/a", "memory.limit", &(LIMIT / 2).to_string());
+    let mut shells: Vec<_> = ["team", "team/a", "team", "team/a"]
+        .iter()
+        .map(|group| member(&mount, group))
+        .collect();
+    never_more_than(&mut mount, LIMIT, |mount| {
+        for shell in &mut shells {
+            shell.tell(&format!("shuffle 1500 {}", 12 * MIB));
+        }
+        // Meanwhile they are moved about.
+        for round in 0..40 {
+            let shell = &shells[round % 4];
+            join(mount, ["team", "team/a"][(round / 4) % 2], shell);
+        }
+        for shell in &mut shells {
+            assert!(count(&shell.answer(), "shuffled") > 0);
+        }
+    });
+    for (shell, group) in shells.iter_mut().zip(["team", "team/a", "team/a", "team"]) {
+        join(&mount, group, shell);
+        let limit = if group == "team" { LIMIT } else { LIMIT / 2 };
+        assert_eq!(alloc(shell, limit + 1), OUT_OF_MEMORY);
+        assert_eq!(alloc(shell, limit), "ok 0");
+        assert_eq!(shell.ask("free 0"), "ok");
+    }
+}
+
+#[test]
+fn limits_hold_on_each_gpu_and_at_each_level() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    mkdir(&mount, "team");
+    mkdir(&mount, "team/a");
+    mount.write("team", "memory.limit", "100M");
+    mount.write("team/0", "memory.limit", "64M");
+    mount.write("team/a", "memory.limit", "48M");
+    let (mut one, mut other) = (member(&mount, "team/a"), member(&mount, "team"));
+    assert_eq!(alloc(&mut one, 48 * MIB + 1), OUT_OF_MEMORY, "a's");
+    assert_eq!(alloc(&mut one, 40 * MIB), "ok 0");
+    assert_eq!(
+        alloc(&mut other, 24 * MIB + 1),
+        OUT_OF_MEMORY,
+        "the team's on GPU 0"
+    );
+    assert_eq!(alloc(&mut other, 24 * MIB), "ok 0");
+    assert_eq!(other.ask("gpu 1"), "ok");
+    assert_eq!(alloc(&mut other, 36 * MIB + 1), OUT_OF_MEMORY, "the team's");
+    assert_eq!(alloc(&mut other, 36 * MIB), "ok 1");
+    assert_eq!(one.ask("gpu 1"), "ok");
+    assert_eq!(alloc(&mut one, 1), OUT_OF_MEMORY, "the team's");
+    let oom = |group: &str| mount.number(group, "memory.events", "oom");
+    assert_eq!((oom("team/a"), oom("team/0")), (1, 1));
+    assert_eq!(oom("team"), 4, "with what happened below");
+    assert_eq!(other.ask("free 1"), "ok");
+    assert_eq!(alloc(&mut one, 8 * MIB), "ok 1");
+    assert_eq!(alloc(&mut one, 1), OUT_OF_MEMORY, "a's");
+}
+
+#[test]
+fn below_usage_nothing_is_given_until_there_is_room_again() {
+    let mount = Mount::new();
+    mkdir(&mount, "team");
+    let (mut one, mut other) = (member(&mount, "team"), member(&mount, "team"));
+    for shell in [&mut one, &mut other] {
+        for block in 0..3 {
+            assert_eq!(alloc(shell, 10 * MIB), format!("ok {block}"));
+        }
+    }
+    mount.write("team", "memory.limit", "45M");
+    assert_eq!(mount.number("team", "memory.events", "over_limit"), 1);
+    assert_eq!(mount.number("team", "memory.current", ""), 60 * MIB);
+    assert_eq!(one.ask("free 0"), "ok");
+    assert_eq!(alloc(&mut one, 1), OUT_OF_MEMORY, "50 of 45");
+    assert_eq!(other.ask("free 0"), "ok");
+    assert_eq!(alloc(&mut one, 5 * MIB + 1), OUT_OF_MEMORY);
+    assert_eq!(alloc(&mut one, 5 * MIB), "ok 3");
+    assert_eq!(alloc(&mut other, 1), OUT_OF_MEMORY);
+    mount.write("team", "memory.limit", "max");
+    assert_eq!(alloc(&mut other, 100 * MIB), "ok 3");
+}
+
+#[test]
+fn who_moves_takes_along_what_it_holds() {
+    let mount = Mount::new();
+    for group in ["a", "b"] {
+        mkdir(&mount, group);
+        mount.write(group, "memory.limit", "64M");
+    }
+    let (mut one, mut other) = (member(&mount, "a"), member(&mount, "b"));
+    assert_eq!(alloc(&mut one, 60 * MIB), "ok 0");
+    assert_eq!(alloc(&mut other, 10 * MIB), "ok 0");
+    join(&mount, "a", &other);
+    assert_eq!(mount.number("a", "memory.current", ""), 70 * MIB);
+    assert_eq!(alloc(&mut other, 1), OUT_OF_MEMORY);
+    assert_eq!(alloc(&mut one, 1), OUT_OF_MEMORY);
+    join(&mount, "b", &one);
+    assert_eq!(alloc(&mut other, 54 * MIB), "ok 1");
+    assert_eq!(alloc(&mut one, 4 * MIB + 1), OUT_OF_MEMORY);
+    assert_eq!(alloc(&mut one, 4 * MIB), "ok 1");
+    mount.write("", "gcgroup.procs", &one.pid().to_string());
+    assert_eq!(alloc(&mut one, 100 * MIB), "ok 2", "in no group, without a limit");
+}
+
+#[test]
+fn who_asks_how_much_there_is_is_told_what_can_be_had() {
+    let mount = Mount::new();
+    mkdir(&mount, "team");
+    let mut shells = [member(&mount, "team"), member(&mount, "team")];
+    let card = shells[0].ask("meminfo");
+    mount.write("team", "memory.limit", "200M");
+    mount.write("team/0", "memory.limit", "150M");
+    assert_eq!(alloc(&mut shells[1], 30 * MIB), "ok 0");
+    for shell in &mut shells {
+        let answer = shell.ask("meminfo");
+        let mut numbers = answer
+            .split(' ')
+            .map(|number| number.parse::<u64>().expect("bytes"));
+        let (free, total) = (numbers.next().expect("free"), numbers.next().expect("total"));
+        assert_eq!(total, 150 * MIB);
+        assert!(free <= 120 * MIB, "{free}");
+        assert_eq!(shell.ask("totalmem"), total.to_string());
+    }
+    assert_eq!(shells[1].ask("free 0"), "ok");
+    let answer = shells[0].ask("meminfo");
+    let free = count(&format!("free {answer}"), "free");
+    assert!(free > 0);
+    assert_eq!(alloc(&mut shells[0], free), "ok 0", "what was free is given");
+    let rest = 150 * MIB - free;
+    assert_eq!(alloc(&mut shells[0], rest + 1), OUT_OF_MEMORY);
+    mount.write("team", "memory.limit", "max");
+    mount.write("team/0", "memory.limit", "max");
+    assert_eq!(shells[0].ask("free 0"), "ok");
+    assert_eq!(shells[0].ask("meminfo"), card);
+}
+
+#[test]
+fn pools_and_physical_memory_of_many_processes_share_a_limit_too() {
+    const LIMIT: u64 = 256 * MIB;
+    let mut mount = Mount::new();
+    mkdir(&mount, "team");
+    mount.write("team", "memory.limit", &LIMIT.to_string());
+    let mut shells: Vec<_> = (0..4).map(|_| member(&mount, "team")).collect();
+    let got: u64 = never_more_than(&mut mount, LIMIT, |_| {
+        let mut got = 0;
+        for round in 0..4 {
+            for kind in ["pool", "async", "vmm"] {
+                for shell in &mut shells {
+                    shell.tell(&format!("alloc {kind} {}", 32 * MIB));
+                }
+                let answers: Vec<_> = shells.iter_mut().map(DriverShell::answer).collect();
+                got += answers.iter().filter(|answer| answer.starts_with("ok")).count() as u64;
+                assert!(round > 0 || kind != "pool" || got == 4, "{answers:?}");
+            }
+        }
+        got
+    });
+    assert_eq!(got * 32 * MIB, LIMIT);
+    assert_eq!(mount.number("team", "memory.current", ""), LIMIT);
+}
+
+#[test]
+fn who_is_killed_in_the_race_leaves_exactly_what_it_had() {
+    const BLOCK: u64 = 64 << 10;
+    const LIMIT: u64 = 100 * MIB;
+    let mut mount = Mount::new();
+    mkdir(&mount, "team");
+    mount.write("team", "memory.limit", &LIMIT.to_string());
+    let mut shells: Vec<_> = (0..4).map(|_| member(&mount, "team")).collect();
+    let mut last = member(&mount, "team");
+    never_more_than(&mut mount, LIMIT, |mount| {
+        for shell in &mut shells {
+            shell.tell(&format!("race 4 {BLOCK}"));
+        }
+        wait_until("they are at it", || {
+            mount.number("team", "memory.current", "") > LIMIT / 3
+        });
+        shells.drain(..2).for_each(DriverShell::kill9);
+        let left: u64 = shells
+            .iter_mut()
+            .map(|shell| count(&shell.answer(), "raced"))
+            .sum();
+        assert!(left * BLOCK <= LIMIT);
+        wait_until("the dead have left", || {
+            mount.read("team", "gcgroup.procs").lines().count() == 3
+        });
+        let filled = count(&last.ask(&format!("race 2 {BLOCK}")), "raced");
+        assert_eq!((left + filled) * BLOCK, LIMIT);
+    });
+}
+
+#[test]
+fn the_daemon_is_killed_in_the_race_and_the_limit_holds_to_the_byte() {
+    const BLOCK: u64 = 64 << 10;
+    const LIMIT: u64 = 200 * MIB;
+    let mut mount = Mount::new();
+    mkdir(&mount, "team");
+    mount.write("team", "memory.limit", &LIMIT.to_string());
+    let mut shells: Vec<_> = (0..4).map(|_| member(&mount, "team")).collect();
+    let got: u64 = never_more_than(&mut mount, LIMIT, |mount| {
+        for shell in &mut shells {
+            shell.tell(&format!("race 4 {BLOCK}"));
+        }
+        for part in [5, 3] {
+            wait_until("they are at it", || {
+                mount.number("team", "memory.current", "") > LIMIT / part
+            });
+            mount.kill9();
+            mount.restart();
+        }
+        shells
+            .iter_mut()
+            .map(|shell| count(&shell.answer(), "raced"))
+            .sum()
+    });
+    assert_eq!(got * BLOCK, LIMIT, "nobody was refused while there was memory");
+    wait_until("all are back", || {
+        mount.number("team", "memory.current", "") == LIMIT
+    });
+}
