@@ -49,6 +49,16 @@ enum Command {
     },
     /// Writes a value to a control file, without the mount.
     Set(set::Set),
+    /// Makes a group, without the mount.
+    Mkdir {
+        /// Below the mount point, as team/a
+        path: String,
+    },
+    /// Removes a group, without the mount.
+    Rmdir {
+        /// Below the mount point, as team/a
+        path: String,
+    },
     /// Waits until a control file says so: gcgroupfs wait 1234/gcgroup.events frozen=1
     Wait(wait::Arguments),
     /// Lists the governed processes.
@@ -96,6 +106,8 @@ fn run(socket: &Path, command: Command) -> ExitCode {
     finish(match command {
         Command::Mount(arguments) => mount::run(socket, &arguments),
         Command::Get { path } => Client::connect(socket).and_then(|mut client| print(&client.get(&path)?)),
+        Command::Mkdir { path } => Client::connect(socket).and_then(|mut client| client.make(&path)),
+        Command::Rmdir { path } => Client::connect(socket).and_then(|mut client| client.remove(&path)),
         Command::Set(arguments) => return set::run(socket, &arguments),
         Command::Wait(arguments) => return wait::run(socket, &arguments),
         Command::Ls { json } => {

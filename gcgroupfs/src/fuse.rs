@@ -102,6 +102,7 @@ pub fn serve(
             let takeover = Takeover::new(kept.device, kept.roster, kept.pollers)?;
             nodes.handles.note_pollers(takeover.pollers());
             announcer.inherit(takeover.entities());
+            nodes.know_groups(&announcer.known);
             tree.listen(takeover.roster());
             (session, forgetter, Some(takeover))
         }
@@ -150,6 +151,12 @@ fn caller(request: &Request) -> Caller {
         gid: request.gid(),
         pid: request.pid(),
     }
+}
+
+/// Whether the kernel has sent the request before, to a daemon that has left it unanswered: `FUSE_UNIQUE_RESEND` in
+/// include/uapi/linux/fuse.h.
+fn is_again(request: &Request) -> bool {
+    u64::from(request.unique()) >> 63 != 0
 }
 
 impl Filesystem for Adapter {
@@ -400,13 +407,13 @@ impl Filesystem for Adapter {
                 Err(errno) => reply.error(errno),
             };
         }
-        let (caller, name) = (caller(request), name.to_owned());
-        self.stores.push(
-            move |nodes| match guarded(|| nodes.make_group(caller, parent, &name, mode)) {
+        let (caller, name, again) = (caller(request), name.to_owned(), is_again(request));
+        self.stores.push(move |nodes| {
+            match guarded(|| nodes.make_group(caller, parent, &name, mode, again)) {
                 Ok((ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
                 Err(errno) => reply.error(errno),
-            },
-        );
+            }
+        });
     }
 
     fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
@@ -416,16 +423,17 @@ impl Filesystem for Adapter {
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         match self.announcer.disguise(request, parent, name) {
             // Had the name a new owner, the kernel would take this to be about that one.
-            Some(Disguise::Present(_)) if self.nodes.has_no_directory(name) => return reply.ok(),
+            Some(Disguise::Present(_)) if self.nodes.is_absent(parent, name) => return reply.ok(),
             Some(_) => return reply.error(errno(&Error::FixedShape)),
             None => {}
         }
-        let name = name.to_owned();
-        self.stores
-            .push(move |nodes| match guarded(|| nodes.remove_group(parent, &name)) {
+        let (name, again) = (name.to_owned(), is_again(request));
+        self.stores.push(
+            move |nodes| match guarded(|| nodes.remove_group(parent, &name, again)) {
                 Ok(()) => reply.ok(),
                 Err(errno) => reply.error(errno),
-            });
+            },
+        );
     }
 
     fn symlink(&self, _: &Request, _: INodeNo, _: &OsStr, _: &Path, reply: ReplyEntry) {

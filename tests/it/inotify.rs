@@ -210,14 +210,14 @@ fn the_helper_keeps_nobody_from_unmounting() {
 }
 
 #[test]
-fn nobody_else_can_make_or_remove_directories() {
+fn nobody_else_can_make_or_remove_processes_directories() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     let errno = |result: std::io::Result<()>| result.expect_err("refused").raw_os_error();
     assert_eq!(
         errno(fs::create_dir(mount.path().join("12345"))),
-        Some(libc::EPERM)
+        Some(libc::EINVAL)
     );
     assert_eq!(errno(fs::create_dir(dir.path())), Some(libc::EEXIST));
     assert_eq!(errno(fs::remove_dir(dir.path())), Some(libc::EPERM));
@@ -227,4 +227,43 @@ fn nobody_else_can_make_or_remove_directories() {
     command.arg(mount.path()).arg("0");
     let mut touch = support::Governed::spawn(command);
     assert_eq!(touch.ask("c 12345"), libc::ENODEV.to_string(), "not that device");
+}
+
+#[test]
+fn groups_are_seen_to_come_and_go_once_whoever_makes_them() {
+    let mount = Mount::new();
+    let watcher = Watcher::new();
+    let both = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE;
+    let root = watcher.watch(&mount.path(), both);
+    let run = |arguments: &[&str]| {
+        let done = mount.gcgroupfs(arguments).status().expect("runs");
+        assert!(done.success(), "{arguments:?}");
+    };
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        run(&["mkdir", "team"]);
+        seen.extend(watcher.expect(root, AddWatchFlags::IN_CREATE, "team"));
+        let team = watcher.watch(&mount.path().join("team"), both);
+        run(&["mkdir", "team/a"]);
+        seen.extend(watcher.expect(team, AddWatchFlags::IN_CREATE, "a"));
+        let events = watcher.watch(
+            &mount.path().join("team/a/gcgroup.events"),
+            AddWatchFlags::IN_MODIFY,
+        );
+        mount.write("team", "compute.freeze", "1");
+        seen.extend(watcher.expect(events, AddWatchFlags::IN_MODIFY, ""));
+        run(&["rmdir", "team/a"]);
+        seen.extend(watcher.expect(team, AddWatchFlags::IN_DELETE, "a"));
+        assert!(!mount.path().join("team/a").exists());
+        // The kernel tells of these by itself, and nobody tells of them again.
+        fs::create_dir(mount.path().join("team/b")).expect("makes");
+        seen.extend(watcher.expect(team, AddWatchFlags::IN_CREATE, "b"));
+        fs::remove_dir(mount.path().join("team/b")).expect("removes");
+        seen.extend(watcher.expect(team, AddWatchFlags::IN_DELETE, "b"));
+        run(&["rmdir", "team"]);
+        seen.extend(watcher.expect(root, AddWatchFlags::IN_DELETE, "team"));
+    }
+    seen.extend(watcher.seen().into_iter().map(|(_, mask, name)| (mask, name)));
+    let again = seen.iter().filter(|(mask, _)| mask.intersects(both));
+    assert_eq!(again.count(), 0, "{seen:?}");
 }

@@ -124,6 +124,41 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
 }
 
 #[test]
+fn groups_are_made_moved_into_and_removed_over_kills_as_if_there_were_none() {
+    const KILLS: u64 = 12;
+    let mount = supervised();
+    let shell = DriverShell::start(&mount);
+    let pid = shell.pid().to_string();
+    fs::create_dir(mount.path().join("team")).expect("makes");
+    let (over, nr_rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let _end = End(&over);
+        scope.spawn(|| {
+            while !over.load(Relaxed) {
+                let inner = mount.path().join("team/a");
+                fs::create_dir(&inner).expect("there is none");
+                mount.write("team/a", "gcgroup.procs", &pid);
+                assert_eq!(mount.read("team/a", "gcgroup.procs"), pid);
+                let refused = fs::remove_dir(&inner).expect_err("somebody is there");
+                assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+                mount.write("team", "gcgroup.procs", &pid);
+                fs::remove_dir(&inner).expect("nobody is there");
+                assert!(!inner.exists());
+                nr_rounds.fetch_add(1, Relaxed);
+            }
+        });
+        for _ in 0..KILLS {
+            let rounds = nr_rounds.load(Relaxed);
+            wait_until("it gets on", || nr_rounds.load(Relaxed) > rounds);
+            kill9(&mount);
+        }
+        let rounds = nr_rounds.load(Relaxed);
+        wait_until("it still does", || nr_rounds.load(Relaxed) > rounds);
+    });
+    assert_eq!(mount.read("team", "gcgroup.procs"), pid);
+}
+
+#[test]
 fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
     let mount = supervised();
     let (stays, dies) = (DriverShell::start(&mount), DriverShell::start(&mount));

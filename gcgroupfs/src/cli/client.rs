@@ -58,8 +58,28 @@ impl Client {
     /// # Errors
     /// As writing it at the mount.
     pub fn set(&mut self, path: &str, value: &str) -> anyhow::Result<()> {
+        self.tell(Operation::Set, path, value)
+    }
+
+    /// Makes a group.
+    ///
+    /// # Errors
+    /// As mkdir(2) at the mount.
+    pub fn make(&mut self, path: &str) -> anyhow::Result<()> {
+        self.tell(Operation::Make, path, "")
+    }
+
+    /// Removes a group.
+    ///
+    /// # Errors
+    /// As rmdir(2) at the mount.
+    pub fn remove(&mut self, path: &str) -> anyhow::Result<()> {
+        self.tell(Operation::Remove, path, "")
+    }
+
+    fn tell(&mut self, operation: Operation, path: &str, value: &str) -> anyhow::Result<()> {
         let request = Request {
-            operation: Operation::Set,
+            operation,
             offset: 0,
             name: path,
             value: value.as_bytes(),

@@ -1,5 +1,5 @@
-//! Has inotify(7) see what the daemon does: IN_MODIFY of events files, IN_CREATE and IN_DELETE of processes'
-//! directories. The kernel tells watchers only of what somebody does through the mount, and the daemon never touches
+//! Has inotify(7) see what the daemon does: IN_MODIFY of events files, IN_CREATE and IN_DELETE of the directories of
+//! processes, and of groups that nobody has made or removed through the mount. The kernel tells watchers only of what somebody does through the mount, and the daemon never touches
 //! its mount; so a helper process does it once more, and is recognised by its pid. To it a new directory is not there
 //! yet and one that has gone still is, so the kernel lets it make the one and remove the other.
 //!
@@ -8,6 +8,7 @@
 
 mod helper;
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
@@ -30,7 +31,7 @@ use super::nodes::Nodes;
 use crate::error::Error;
 use crate::file::Node;
 use crate::touch;
-use crate::tree::{Listener, Notice, Place, ProcessId};
+use crate::tree::{Entity, Listener, Notice, Place};
 
 /// The least time between two batches: what changes several times meanwhile is told once.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -44,12 +45,44 @@ pub struct Spot {
     pub device: u64,
 }
 
+/// A directory in another.
+#[derive(Debug)]
+pub(super) struct Spelt {
+    pub(super) place: Place,
+    pub(super) parent: Place,
+    pub(super) name: String,
+}
+
 /// What is to be told.
 #[derive(Debug)]
 pub(super) enum News {
-    Appeared(ProcessId, u32),
-    Gone(ProcessId, u32),
-    Changed(ProcessId),
+    Appeared(Spelt),
+    Gone(Spelt),
+    /// Events files of that entity's.
+    Changed(u64),
+}
+
+thread_local! {
+    static IS_TOLD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes or removes a directory for who has asked the kernel to: then the kernel tells of it by itself.
+pub(super) fn told_by_kernel<T>(change: impl FnOnce() -> T) -> T {
+    /// Also when the change panics.
+    struct Until;
+    impl Drop for Until {
+        fn drop(&mut self) {
+            IS_TOLD.set(false);
+        }
+    }
+    IS_TOLD.set(true);
+    let _until = Until;
+    change()
+}
+
+/// Whether what this thread does now, the kernel tells of.
+pub(super) fn is_told() -> bool {
+    IS_TOLD.get()
 }
 
 /// What the kernel is told when it asks on behalf of the helper.
@@ -68,8 +101,8 @@ pub(super) struct Announcer {
     queue: OnceLock<Sender<News>>,
     /// The helper's pid; zero if there is none.
     helper: AtomicU32,
-    /// The name that the helper is at, and what it is to find there.
-    disguise: Mutex<Option<(String, Disguise)>>,
+    /// The directory and the name in it that the helper is at, and what it is to find there.
+    disguise: Mutex<Option<(INodeNo, String, Disguise)>>,
     /// Held by whoever has the kernel change a directory, ours or the helper. It locks the directory for both, and the
     /// helper keeps that lock until it has our answer: were we killed then, with the other waiting for the lock, our
     /// end of the mount would never be closed, and so nobody ever answered.
@@ -94,7 +127,7 @@ impl Announcer {
             announcer: self.clone(),
             nodes,
             forgetter,
-            names: HashMap::new(),
+            pids: HashMap::new(),
             helper: Helper::new(spot),
         };
         // The helper dies with the thread that has started it.
@@ -106,17 +139,17 @@ impl Announcer {
         Ok(())
     }
 
-    /// What the kernel is to be told of a name in the root, if it asks for the helper.
+    /// What the kernel is to be told of a name in a directory, if it asks for the helper.
     pub(super) fn disguise(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Option<Disguise> {
         let is_helper = request.pid() != 0 && request.pid() == self.helper.load(Relaxed);
-        if !is_helper || parent != INodeNo::ROOT {
+        if !is_helper {
             return None;
         }
         let disguise = self.disguise.lock();
         disguise
             .as_ref()
-            .filter(|(at, _)| name == at.as_str())
-            .map(|(_, disguise)| *disguise)
+            .filter(|(at, of, _)| parent == *at && name == of.as_str())
+            .map(|(.., disguise)| *disguise)
     }
 
     /// These are not new to the kernel.
@@ -158,10 +191,23 @@ impl Listener for Announcer {
                 if !self.is_inherited(id.0) {
                     self.fresh.lock().insert(id.0);
                 }
-                self.tell(News::Appeared(*id, *pid));
+                self.tell(News::Appeared(Spelt {
+                    place: Place::process(*id),
+                    parent: Place::ROOT,
+                    name: pid.to_string(),
+                }));
             }
-            Notice::Events(id) => self.tell(News::Changed(*id)),
-            // That one has left comes by way of the invalidator.
+            Notice::Made { id, parent, name } if !is_told() => {
+                self.fresh.lock().insert(id.0);
+                self.tell(News::Appeared(Spelt {
+                    place: Place::group(*id),
+                    parent: *parent,
+                    name: name.clone(),
+                }));
+            }
+            Notice::Events(id) => self.tell(News::Changed(id.0)),
+            Notice::GroupEvents(id) => self.tell(News::Changed(id.0)),
+            // What has gone comes by way of the invalidator.
             _ => {}
         }
     }
@@ -172,8 +218,8 @@ struct Worker {
     announcer: Arc<Announcer>,
     nodes: Arc<Nodes>,
     forgetter: Forgetter,
-    /// Of processes' directories.
-    names: HashMap<u64, String>,
+    /// Of processes, as their directories are named.
+    pids: HashMap<u64, String>,
     helper: Helper,
 }
 
@@ -183,10 +229,10 @@ impl Worker {
             let mut changed = BTreeSet::new();
             for news in [first].into_iter().chain(receiver.try_iter()) {
                 match news {
-                    News::Appeared(id, pid) => self.appeared(id, &pid.to_string()),
-                    News::Gone(id, pid) => self.gone(id, &pid.to_string()),
-                    News::Changed(id) => {
-                        changed.insert(id.0);
+                    News::Appeared(directory) => self.appeared(&directory),
+                    News::Gone(directory) => self.gone(&directory),
+                    News::Changed(entity) => {
+                        changed.insert(entity);
                     }
                 }
             }
@@ -195,40 +241,44 @@ impl Worker {
         }
     }
 
-    fn appeared(&mut self, id: ProcessId, name: &str) {
-        if self.names.insert(id.0, name.to_owned()).is_some() {
-            // It has only registered again.
-            self.announcer.fresh.lock().remove(&id.0);
-            return;
-        }
-        if self.announcer.is_inherited(id.0) {
-            // What of it is watched is not known, so everything may be.
-            for ino in self.nodes.events_files(Place::process(id)) {
-                self.announcer.known.look_up(ino, self.nodes.nr_changes(ino));
+    fn appeared(&mut self, directory: &Spelt) {
+        let Spelt { place, parent, name } = directory;
+        let entity = place.entity;
+        if let Entity::Process(_) = place.whose() {
+            if self.pids.insert(entity, name.clone()).is_some() {
+                // It has only registered again.
+                self.announcer.fresh.lock().remove(&entity);
+                return;
             }
-            return;
+            if self.announcer.is_inherited(entity) {
+                // What of it is watched is not known, so everything may be.
+                self.nodes.know_events(&self.announcer.known, *place);
+                return;
+            }
         }
-        if self.nodes.is_gone(Node::Dir(Place::process(id))) {
+        if self.nodes.is_gone(Node::Dir(*place)) {
             // It stays fresh: of its end nobody need be told either.
             return;
         }
-        let mut done = self.ask(touch::CREATE, name, Disguise::Absent);
+        let mut done = self.ask(touch::CREATE, directory, Disguise::Absent);
         if done == Err(Errno::EEXIST) {
             // The name's last owner has not been forgotten yet.
-            let _ = (self.announcer).in_turn(|| self.forgetter.inval_entry(INodeNo::ROOT, OsStr::new(name)));
-            done = self.ask(touch::CREATE, name, Disguise::Absent);
+            let parent = inode::number(Node::Dir(*parent));
+            let _ = (self.announcer).in_turn(|| self.forgetter.inval_entry(parent, OsStr::new(name)));
+            done = self.ask(touch::CREATE, directory, Disguise::Absent);
         }
         tracing::trace!(name, ?done, "announced a directory");
-        self.announcer.fresh.lock().remove(&id.0);
+        self.announcer.fresh.lock().remove(&entity);
     }
 
-    fn gone(&mut self, id: ProcessId, name: &str) {
-        self.names.remove(&id.0);
-        let was_announced = !self.announcer.fresh.lock().remove(&id.0);
+    fn gone(&mut self, directory: &Spelt) {
+        let Spelt { place, parent, name } = directory;
+        self.pids.remove(&place.entity);
+        let was_announced = !self.announcer.fresh.lock().remove(&place.entity);
         // Where the name has a new owner, it stays.
-        if was_announced && self.nodes.has_no_directory(name) {
-            let dead = inode::number(Node::Dir(Place::process(id)));
-            let done = self.ask(touch::DELETE, name, Disguise::Present(dead));
+        if was_announced && self.nodes.has_no_directory(*parent, name) {
+            let dead = inode::number(Node::Dir(*place));
+            let done = self.ask(touch::DELETE, directory, Disguise::Present(dead));
             tracing::trace!(name, ?done, "announced the end of a directory");
         }
     }
@@ -236,16 +286,20 @@ impl Worker {
     /// Touches those of an entity's events files that show something new.
     fn changed(&mut self, entity: u64) {
         for ino in self.announcer.known.of(entity) {
-            let Ok(Node::File(Place { device, .. }, file)) = self.nodes.node(ino) else {
+            let Ok(Node::File(place, file)) = self.nodes.node(ino) else {
                 continue;
             };
             if !self.announcer.known.tell(ino, self.nodes.nr_changes(ino)) {
                 continue;
             }
-            let Some(name) = self.names.get(&entity) else {
-                continue;
+            let name = match place.whose() {
+                Entity::Group(_) => Some(self.nodes.path(place)),
+                _ => self.pids.get(&entity).cloned(),
             };
-            let device = device.map_or_else(String::new, |device| format!("{device}/"));
+            let Some(name) = name else { continue };
+            let device = place
+                .device
+                .map_or_else(String::new, |device| format!("{device}/"));
             let path = format!("{name}/{device}{}", file.name);
             let announcer = &self.announcer;
             let done = announcer.in_turn(|| self.helper.ask(touch::MODIFY, &path, &announcer.helper));
@@ -254,10 +308,16 @@ impl Worker {
     }
 
     /// Has the helper do something with a directory, which looks to it as `disguise` says.
-    fn ask(&mut self, command: &str, name: &str, disguise: Disguise) -> nix::Result<()> {
-        *self.announcer.disguise.lock() = Some((name.to_owned(), disguise));
+    fn ask(&mut self, command: &str, directory: &Spelt, disguise: Disguise) -> nix::Result<()> {
+        let Spelt { parent, name, .. } = directory;
+        let path = match self.nodes.path(*parent) {
+            above if above.is_empty() => name.clone(),
+            above => format!("{above}/{name}"),
+        };
+        let at = inode::number(Node::Dir(*parent));
+        *self.announcer.disguise.lock() = Some((at, name.clone(), disguise));
         let announcer = &self.announcer;
-        let done = announcer.in_turn(|| self.helper.ask(command, name, &announcer.helper));
+        let done = announcer.in_turn(|| self.helper.ask(command, &path, &announcer.helper));
         *announcer.disguise.lock() = None;
         done
     }

@@ -4,7 +4,7 @@
 //! The kernel takes the directory's lock to forget an entry, and whoever holds that lock may be waiting for us: so
 //! this is done on a thread of its own, never on one that answers requests.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
-use super::announce::{Announcer, News};
+use super::announce::{Announcer, News, Spelt, is_told};
 use super::forget::Forgetter;
 use super::inode;
 use crate::file::Node;
@@ -95,6 +95,29 @@ impl Invalidator {
         }));
     }
 
+    /// A directory has gone.
+    fn gone(&self, directory: Spelt) {
+        let Spelt { place, parent, name } = &directory;
+        // First the files that may be watched: with the directory they would go unnoticed.
+        for child in self.announcer.known.take(place.entity) {
+            if let Ok((place, Some(file))) = inode::parts(child) {
+                self.push(Task::Forget(Forget {
+                    parent: inode::number(Node::Dir(place)),
+                    child,
+                    name: OsStr::new(file.name).into(),
+                }));
+            }
+        }
+        self.push(Task::Forget(Forget {
+            parent: inode::number(Node::Dir(*parent)),
+            child: inode::number(Node::Dir(*place)),
+            name: OsStr::new(name).into(),
+        }));
+        if !is_told() {
+            self.push(Task::Announce(News::Gone(directory)));
+        }
+    }
+
     fn push(&self, task: Task) {
         if let Some(queue) = self.queue.get() {
             // The thread ends with the daemon.
@@ -106,38 +129,18 @@ impl Invalidator {
 impl Listener for Invalidator {
     fn notice(&self, notice: &Notice) {
         match notice {
-            Notice::Left { id, pid, .. } => {
-                // First the files that may be watched: with the directory they would go unnoticed.
-                for child in self.announcer.known.take(id.0) {
-                    if let Ok((place, Some(file))) = inode::parts(child) {
-                        self.push(Task::Forget(Forget {
-                            parent: inode::number(Node::Dir(place)),
-                            child,
-                            name: OsStr::new(file.name).into(),
-                        }));
-                    }
-                }
-                self.push(Task::Forget(Forget {
-                    parent: INodeNo::ROOT,
-                    child: inode::number(Node::Dir(Place::process(*id))),
-                    name: OsString::from(pid.to_string()).into(),
-                }));
-                self.push(Task::Announce(News::Gone(*id, *pid)));
-            }
+            Notice::Left { id, pid, .. } => self.gone(Spelt {
+                place: Place::process(*id),
+                parent: Place::ROOT,
+                name: pid.to_string(),
+            }),
+            Notice::Removed { id, parent, name } => self.gone(Spelt {
+                place: Place::group(*id),
+                parent: *parent,
+                name: name.clone(),
+            }),
             // An absent name is never remembered, so a new one needs no announcement.
-            Notice::Joined { .. }
-            | Notice::Made { .. }
-            | Notice::Removed { .. }
-            | Notice::GroupChanged(_)
-            | Notice::GroupEvents(_)
-            | Notice::SettingsChanged(_)
-            | Notice::RootChanged
-            | Notice::Ring(_)
-            | Notice::Answered { .. }
-            | Notice::Events(_)
-            | Notice::Rung(_)
-            | Notice::Watched(_)
-            | Notice::AuditAsked => {}
+            _ => {}
         }
     }
 }

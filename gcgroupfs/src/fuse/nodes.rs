@@ -6,11 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, PollEvents, PollNotifier};
 
+use super::announce::told_by_kernel;
 use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
+use super::known::Known;
 use crate::error::{Error, Result};
 use crate::file::{self, Attributes, Contents, Node};
-use crate::tree::{Caller, DIRECTORY_MODE, Place, Tree};
+use crate::tree::{Caller, DIRECTORY_MODE, Entity, Place, Tree};
 
 /// How long the kernel may keep what it was told: until we say otherwise, which we do.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -51,12 +53,11 @@ impl Nodes {
         matches!(node, Node::File(_, file) if matches!(file.contents, Contents::Events(_)))
     }
 
-    /// The events files of a directory and of those in it.
+    /// The events files of an entity: of its directory, and of those for devices.
     pub(super) fn events_files(&self, place: Place) -> Vec<INodeNo> {
-        let below = self.tree.directories(place).unwrap_or_default();
-        let places = [place]
-            .into_iter()
-            .chain(below.into_iter().map(|(_, place)| place));
+        let below = self.tree.directories(place).unwrap_or_default().into_iter();
+        let on_devices = below.filter(|(_, below)| below.entity == place.entity);
+        let places = [place].into_iter().chain(on_devices.map(|(_, place)| place));
         let files = places.flat_map(|place| {
             let files = file::files_in(&self.tree, place).into_iter().flatten();
             files.map(move |file| Node::File(place, file)).collect::<Vec<_>>()
@@ -67,10 +68,40 @@ impl Nodes {
             .collect()
     }
 
-    /// Whether nothing in the root has that name.
-    pub(super) fn has_no_directory(&self, name: impl AsRef<OsStr>) -> bool {
+    /// Notes that the kernel may know all events files of a directory and of those in it.
+    pub(super) fn know_events(&self, known: &Known, place: Place) {
+        for ino in self.events_files(place) {
+            known.look_up(ino, self.nr_changes(ino));
+        }
+    }
+
+    /// As above, of all groups.
+    pub(super) fn know_groups(&self, known: &Known) {
+        for group in self.tree.groups() {
+            self.know_events(known, Place::group(group));
+        }
+    }
+
+    /// The path of a group's directory, below the mount point; empty for the root.
+    pub(super) fn path(&self, place: Place) -> String {
+        match place.whose() {
+            Entity::Group(id) => self.tree.path(Some(id)),
+            Entity::Root | Entity::Process(_) => String::new(),
+        }
+    }
+
+    /// Whether nothing in a directory has that name.
+    pub(super) fn has_no_directory(&self, parent: Place, name: impl AsRef<OsStr>) -> bool {
         let name = name.as_ref().to_str();
-        name.is_none_or(|name| self.tree.directory(Place::ROOT, name).is_err())
+        name.is_none_or(|name| self.tree.directory(parent, name).is_err())
+    }
+
+    /// Whether nothing in the directory of that number has that name.
+    pub(super) fn is_absent(&self, parent: INodeNo, name: &OsStr) -> bool {
+        match self.node(parent) {
+            Ok(Node::Dir(parent)) => self.has_no_directory(parent, name),
+            _ => true,
+        }
     }
 
     /// A directory of which nothing but its number matters.
@@ -127,13 +158,15 @@ impl Nodes {
         Ok((node, ttl, attr))
     }
 
-    /// Makes a group in a directory that the kernel lets the caller write.
+    /// Makes a group in a directory that the kernel lets the caller write. `is_again`: an earlier daemon may have
+    /// done it, and not have lived to say so.
     pub(super) fn make_group(
         &self,
         caller: Caller,
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
+        is_again: bool,
     ) -> Result<(Duration, FileAttr)> {
         let Node::Dir(parent) = self.node(parent)? else {
             return Err(Error::NotDirectory);
@@ -141,17 +174,25 @@ impl Nodes {
         let name = name.to_str().ok_or(Error::BadName("it is not UTF-8"))?;
         // Only the permission bits are meant, and these fit.
         let mode = u16::try_from(mode & 0o777).unwrap_or(DIRECTORY_MODE);
-        let made = file::make_group(&self.tree, parent, name, caller, mode)?;
+        let made = told_by_kernel(|| file::make_group(&self.tree, parent, name, caller, mode));
+        let made = match made {
+            // It was made before the daemon that made it could say so.
+            Err(Error::Exists) if is_again => self.tree.made_by(parent, name, caller).ok_or(Error::Exists)?,
+            made => made?,
+        };
         self.attributes(Node::Dir(made))
     }
 
-    /// Removes a group from a directory that the kernel lets the caller write.
-    pub(super) fn remove_group(&self, parent: INodeNo, name: &OsStr) -> Result<()> {
+    /// Removes a group from a directory that the kernel lets the caller write. `is_again`: as above.
+    pub(super) fn remove_group(&self, parent: INodeNo, name: &OsStr, is_again: bool) -> Result<()> {
         let Node::Dir(parent) = self.node(parent)? else {
             return Err(Error::NotDirectory);
         };
-        self.tree
-            .remove_group(parent, name.to_str().ok_or(Error::NotFound)?)
+        let name = name.to_str().ok_or(Error::NotFound)?;
+        match told_by_kernel(|| self.tree.remove_group(parent, name)) {
+            Err(Error::NotFound) if is_again => Ok(()),
+            removed => removed,
+        }
     }
 
     /// Gives a group's directory away, or the root's, or changes what it lets others do.

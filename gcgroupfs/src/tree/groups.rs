@@ -192,6 +192,22 @@ impl Tree {
         Some(self.state.lock().processes.get(&id)?.group)
     }
 
+    /// Every group.
+    pub fn groups(&self) -> Vec<GroupId> {
+        self.state.lock().groups.keys().copied().collect()
+    }
+
+    /// The group of that name in a directory, if the caller has made it and there is nothing in it yet.
+    pub fn made_by(&self, parent: Place, name: &str, caller: Caller) -> Option<Place> {
+        let place = self.directory(parent, name).ok()?;
+        let Entity::Group(id) = place.whose() else {
+            return None;
+        };
+        let state = self.state.lock();
+        let group = state.groups.get(&id)?;
+        (group.maker == caller.uid && group.is_empty()).then_some(place)
+    }
+
     pub fn has_group(&self, id: GroupId) -> bool {
         self.state.lock().groups.contains_key(&id)
     }
