@@ -59,7 +59,7 @@ const TICK: Duration = Duration::from_millis(100);
 const TEND: Duration = Duration::from_secs(1);
 
 /// After so long, whoever was governed before a restart is back; groups that were there for others alone go.
-const RETURN: Duration = Duration::from_secs(15);
+const RETURN: Duration = Duration::from_secs(10);
 
 /// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

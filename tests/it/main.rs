@@ -21,6 +21,8 @@ mod coverage;
 #[cfg(test)]
 mod deadlock;
 #[cfg(test)]
+mod delegation;
+#[cfg(test)]
 mod docs;
 #[cfg(test)]
 mod driver;
@@ -86,6 +88,8 @@ mod peers_calls;
 mod property;
 #[cfg(test)]
 mod rules;
+#[cfg(test)]
+mod rules_groups;
 #[cfg(test)]
 mod runtime_library;
 #[cfg(test)]

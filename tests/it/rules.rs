@@ -11,17 +11,17 @@ use crate::driver::{Dir, DriverShell, driver_shell};
 
 /// Other users than root, who need not have a name.
 pub const ALICE: u32 = 1000;
-const BOB: u32 = 1001;
+pub const BOB: u32 = 1001;
 
 /// A mount for everybody, with a configuration that can be changed.
-struct Ruled {
-    mount: Mount,
+pub struct Ruled {
+    pub mount: Mount,
     directory: TempDir,
 }
 
 impl Ruled {
     #[track_caller]
-    fn new(rules: &str) -> Self {
+    pub fn new(rules: &str) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let path = directory.path().join("gcgroupfs.toml");
         fs::write(&path, rules).expect("our own directory");
@@ -30,13 +30,13 @@ impl Ruled {
         Self { mount, directory }
     }
 
-    fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.directory.path().join("gcgroupfs.toml")
     }
 
     /// Has the daemon read other rules, and waits until it says so.
     #[track_caller]
-    fn reload(&self, rules: &str, says: &str) {
+    pub fn reload(&self, rules: &str, says: &str) {
         fs::write(self.path(), rules).expect("our own directory");
         let before = self.mount.log().matches(says).count();
         kill(self.mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
@@ -47,16 +47,16 @@ impl Ruled {
 
     /// A governed program of somebody's.
     #[track_caller]
-    fn shell_of(&self, uid: u32) -> DriverShell {
+    pub fn shell_of(&self, uid: u32) -> DriverShell {
         DriverShell::spawn(self.mount.command_of(uid, &driver_shell()))
     }
 
-    fn limit(&self, shell: &DriverShell) -> u64 {
+    pub fn limit(&self, shell: &DriverShell) -> u64 {
         Dir::of(&self.mount, shell.pid()).number("memory.limit")
     }
 
     /// What `check-config --pid` says of a process.
-    fn explained(&self, shell: &DriverShell) -> String {
+    pub fn explained(&self, shell: &DriverShell) -> String {
         let path = self.path();
         let pid = shell.pid().to_string();
         let mut command =

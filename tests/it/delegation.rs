@@ -1,0 +1,219 @@
+//! Who may write: owners within what root has set, others nothing; and groups that root has given away.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+
+use support::{Config, Mount, wait_until};
+
+use crate::driver::{Dir, DriverShell, driver_shell};
+
+const ALICE: u32 = 1000;
+const BOB: u32 = 1001;
+
+/// What a shell says when the kernel or the daemon does not let somebody write.
+const DENIED: &str = "Permission denied";
+const NOT_PERMITTED: &str = "Operation not permitted";
+
+/// A mount that everybody sees.
+fn shared() -> Mount {
+    Mount::with(Config::default().arg("--allow-other"))
+}
+
+#[track_caller]
+fn shell_of(mount: &Mount, uid: u32) -> DriverShell {
+    DriverShell::spawn(mount.command_of(uid, &driver_shell()))
+}
+
+/// Runs a script in somebody's name, which must succeed and say nothing.
+#[track_caller]
+fn may(mount: &Mount, uid: u32, script: &str) {
+    assert_eq!(mount.sh_of(uid, script), (true, String::new()), "{script}");
+}
+
+/// Runs a script in somebody's name, which must fail so.
+#[track_caller]
+fn may_not(mount: &Mount, uid: u32, script: &str, because: &str) {
+    let (done, said) = mount.sh_of(uid, script);
+    assert!(!done && said.contains(because), "{script}: {said}");
+}
+
+/// A group that root makes and gives to somebody.
+#[track_caller]
+fn delegate(mount: &Mount, name: &str, uid: u32) {
+    let path = mount.path().join(name);
+    fs::create_dir(&path).expect("root may");
+    chown(&path, Some(uid), Some(uid)).expect("root may");
+}
+
+#[test]
+fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
+    let mount = shared();
+    let process = shell_of(&mount, ALICE);
+    let pid = process.pid();
+    // A file, what the owner may set before root has, what root sets, then what is tighter, undone, and beyond.
+    for (file, free, root, tighter, beyond) in [
+        ("memory.limit", "max", "1000000", "4096", "1000001"),
+        ("0/memory.limit", "1T", "8192", "0", "max"),
+        ("compute.priority", "0", "8", "15", "7"),
+        ("0/compute.priority", "1", "9", "10", "8"),
+        ("compute.max", "max 100000", "50000 100000", "10000 100000", "50001 100000"),
+        ("compute.freeze", "0", "1", "1", "0"),
+        ("0/compute.freeze", "0", "1", "1", "0"),
+    ] {
+        let path = format!("{pid}/{file}");
+        let write = |value: &str| format!("echo {value} > {path}");
+        may(&mount, ALICE, &write(free));
+        mount.write(pid, file, root);
+        may(&mount, ALICE, &write(tighter));
+        may(&mount, ALICE, &write(root));
+        may_not(&mount, ALICE, &write(beyond), NOT_PERMITTED);
+        let shown = mount.read(pid, file);
+        assert_eq!(shown, root, "{path}: a refused write changes nothing");
+        may_not(&mount, BOB, &write(tighter), DENIED);
+        assert_eq!(mount.sh_of(BOB, &format!("cat {path}")), (true, format!("{shown}\n")));
+    }
+}
+
+#[test]
+fn what_root_froze_its_owner_cannot_thaw_and_what_the_owner_froze_nobody_else() {
+    let mount = shared();
+    let process = shell_of(&mount, ALICE);
+    let dir = Dir::of(&mount, process.pid());
+    let write = |value: u32| format!("echo {value} > {}/compute.freeze", process.pid());
+    may(&mount, ALICE, &write(1));
+    may_not(&mount, BOB, &write(0), DENIED);
+    may(&mount, ALICE, &write(0));
+    dir.write("compute.freeze", 1);
+    wait_until("it is drained", || dir.is_frozen());
+    may_not(&mount, ALICE, &write(0), NOT_PERMITTED);
+    let mut thaw = mount.gcgroupfs_of(ALICE, &["thaw", &process.pid().to_string()]);
+    assert!(!thaw.output().expect("it starts").status.success(), "nor by the socket");
+    assert!(dir.is_frozen());
+    dir.write("compute.freeze", 0);
+    may(&mount, ALICE, &write(1));
+    may(&mount, ALICE, &write(0));
+}
+
+#[test]
+fn the_root_is_roots() {
+    let mount = shared();
+    let process = shell_of(&mount, ALICE);
+    for script in [
+        "mkdir mine".to_owned(),
+        format!("echo {} > gcgroup.procs", process.pid()),
+        "echo strict > compute.policy".to_owned(),
+        format!("mkdir {}/mine", BOB),
+    ] {
+        let (done, said) = mount.sh_of(ALICE, &script);
+        assert!(!done, "{script}: {said}");
+    }
+    may_not(&mount, ALICE, "chmod 777 .", NOT_PERMITTED);
+    may_not(&mount, ALICE, &format!("chown 1001 {}", process.pid()), NOT_PERMITTED);
+    may_not(&mount, ALICE, &format!("mkdir {}/mine", process.pid()), NOT_PERMITTED);
+    let mkdir = mount.gcgroupfs_of(ALICE, &["mkdir", "mine"]).output().expect("it starts");
+    assert!(!mkdir.status.success(), "nor by the socket");
+    assert!(!mount.path().join("mine").exists());
+}
+
+#[test]
+fn a_group_that_was_given_away_is_its_owners_to_divide() {
+    let mount = shared();
+    delegate(&mount, "team", ALICE);
+    may(&mount, ALICE, "mkdir team/a team/a/deep && rmdir team/a/deep && mkdir -m 700 team/b");
+    assert_eq!(mount.sh_of(ALICE, "stat -c '%u %a' team/a team/b").1, "1000 755\n1000 700\n");
+    may_not(&mount, BOB, "mkdir team/c", DENIED);
+    may_not(&mount, BOB, "rmdir team/a", DENIED);
+    may_not(&mount, BOB, "ls team/b", DENIED);
+    may_not(&mount, BOB, "echo 1 > team/a/memory.limit", DENIED);
+    may_not(&mount, BOB, "chown 1001 team/a", NOT_PERMITTED);
+    may_not(&mount, ALICE, "chown 1001 team/a", NOT_PERMITTED);
+    may_not(&mount, ALICE, "rmdir team", DENIED);
+    may(&mount, ALICE, "chmod 777 team/a");
+    may(&mount, BOB, "mkdir team/a/bobs && echo 4096 > team/a/bobs/memory.limit");
+    may_not(&mount, BOB, "echo 4096 > team/a/memory.limit", DENIED);
+    may_not(&mount, ALICE, "echo max > team/a/bobs/memory.limit", DENIED);
+    // Of a directory that one may write one may remove what is in it.
+    may(&mount, ALICE, "rmdir team/a/bobs");
+}
+
+#[test]
+fn members_of_a_group_of_users_share_a_directory_by_its_mode() {
+    let mount = shared();
+    delegate(&mount, "team", ALICE);
+    let path = mount.path().join("team");
+    chown(&path, None, Some(BOB)).expect("root may");
+    may_not(&mount, BOB, "mkdir team/bobs", DENIED);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o775)).expect("root may");
+    may(&mount, BOB, "mkdir team/bobs");
+    assert_eq!(mount.sh_of(BOB, "stat -c %u team/bobs").1, "1001\n");
+}
+
+#[test]
+fn what_root_set_on_a_group_its_owner_cannot_raise_nor_children_exceed() {
+    let mount = shared();
+    delegate(&mount, "team", ALICE);
+    may(&mount, ALICE, "mkdir team/a && echo 1M > team/memory.limit && echo max > team/memory.limit");
+    mount.write("team", "memory.limit", "1048576");
+    mount.write("team", "compute.freeze", "1");
+    mount.write("team", "compute.priority", "10");
+    may_not(&mount, ALICE, "echo 1048577 > team/memory.limit", NOT_PERMITTED);
+    may_not(&mount, ALICE, "echo 0 > team/compute.freeze", NOT_PERMITTED);
+    may_not(&mount, ALICE, "echo 9 > team/compute.priority", NOT_PERMITTED);
+    may(&mount, ALICE, "echo 4096 > team/memory.limit && echo 1048576 > team/memory.limit");
+    may(&mount, ALICE, "echo 1T > team/a/memory.limit && echo 0 > team/a/compute.freeze");
+
+    let mut process = shell_of(&mount, ALICE);
+    mount.write("team/a", "gcgroup.procs", &process.pid().to_string());
+    let dir = Dir::of(&mount, process.pid());
+    wait_until("it stands still with the group", || dir.is_frozen());
+    may(&mount, ALICE, &format!("echo 0 > {}/compute.freeze", process.pid()));
+    assert!(dir.is_frozen());
+    assert_eq!(process.ask("alloc linear 1048577"), "error 2");
+    assert_eq!(process.ask("alloc linear 1048576"), "ok 0");
+    mount.write("team", "compute.freeze", "0");
+    wait_until("it goes on", || !dir.is_frozen());
+}
+
+#[test]
+fn a_user_moves_own_processes_within_what_is_the_users_and_no_others() {
+    let mount = shared();
+    delegate(&mount, "team", ALICE);
+    delegate(&mount, "other", ALICE);
+    may(&mount, ALICE, "mkdir team/a team/b");
+    let (alice, bob) = (shell_of(&mount, ALICE), shell_of(&mount, BOB));
+    let (mine, his) = (alice.pid(), bob.pid());
+    let to = |pid: i32, group: &str| format!("echo {pid} > {group}/gcgroup.procs");
+    may_not(&mount, ALICE, &to(mine, "team"), NOT_PERMITTED);
+    for pid in [mine, his] {
+        mount.write("team", "gcgroup.procs", &pid.to_string());
+    }
+    may(&mount, ALICE, &to(mine, "team/a"));
+    may(&mount, ALICE, &to(mine, "team/b"));
+    assert_eq!(mount.read("team/b", "gcgroup.procs"), mine.to_string());
+    may_not(&mount, ALICE, &to(mine, "."), DENIED);
+    may_not(&mount, ALICE, &to(mine, "other"), NOT_PERMITTED);
+    may_not(&mount, ALICE, &to(his, "team/a"), NOT_PERMITTED);
+    may_not(&mount, BOB, &to(his, "team/a"), DENIED);
+    may_not(&mount, BOB, &to(mine, "team/a"), DENIED);
+    assert_eq!(mount.read("team", "gcgroup.procs"), his.to_string());
+    // A group that bob may enter: still nobody's but his own.
+    may(&mount, ALICE, "chmod 777 team");
+    may(&mount, BOB, "mkdir team/bobs");
+    may_not(&mount, BOB, &to(mine, "team/bobs"), NOT_PERMITTED);
+    may_not(&mount, BOB, &to(his, "team/bobs"), NOT_PERMITTED);
+    may(&mount, ALICE, &to(mine, "team"));
+}
+
+#[test]
+fn what_was_given_away_is_so_after_a_restart() {
+    let mut mount = shared();
+    delegate(&mount, "team", ALICE);
+    may(&mount, ALICE, "mkdir -m 750 team/a && echo 4096 > team/a/memory.limit");
+    mount.write("team/a", "memory.limit", "8192");
+    mount.kill9();
+    mount.restart();
+    assert_eq!(mount.sh_of(ALICE, "stat -c '%u %a' team team/a").1, "1000 755\n1000 750\n");
+    may(&mount, ALICE, "echo 4096 > team/a/memory.limit");
+    may_not(&mount, ALICE, "echo 8193 > team/a/memory.limit", NOT_PERMITTED);
+    may(&mount, ALICE, "rmdir team/a && mkdir team/b");
+}

@@ -1,0 +1,211 @@
+//! Groups that rules and wishes name: made on demand, and gone when nobody is in them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use support::{program_for_all, wait_until};
+
+use crate::driver::{DriverShell, driver_shell};
+use crate::rules::{ALICE, BOB, Ruled};
+
+const BY_UID: &str = "
+[[rule]]
+match.uid = [1000, 1001]
+group.name = \"users/u{uid}\"
+group.delegate = true
+group.memory.limit = \"4M\"
+group.compute.priority = 11
+process.memory.limit = \"1M\"
+";
+
+impl Ruled {
+    /// The pids in a group itself.
+    fn members(&self, group: &str) -> Vec<i32> {
+        let procs = self.mount.read(group, "gcgroup.procs");
+        procs.lines().map(|line| line.parse().expect("a pid")).collect()
+    }
+
+    fn has(&self, group: &str) -> bool {
+        self.mount.path().join(group).exists()
+    }
+
+    /// A program that `gcgroupfs run --group` starts in somebody's name; what it says first is on its stderr.
+    #[track_caller]
+    fn run(&self, uid: u32, group: &str) -> DriverShell {
+        let mut command = self.mount.gcgroupfs_of(uid, &["run", "--group", group, "--"]);
+        command.arg(program_for_all(&driver_shell(), self.mount.root()));
+        DriverShell::spawn(command)
+    }
+}
+
+#[test]
+fn a_group_is_made_for_the_first_and_goes_with_the_last() {
+    let ruled = Ruled::new(BY_UID);
+    assert!(!ruled.has("users"));
+    let (one, other, bob) = (ruled.shell_of(ALICE), ruled.shell_of(ALICE), ruled.shell_of(BOB));
+    let mut pids = [one.pid(), other.pid()];
+    pids.sort_unstable();
+    assert_eq!(ruled.members("users/u1000"), pids);
+    assert_eq!(ruled.members("users/u1001"), [bob.pid()]);
+    assert_eq!(ruled.mount.read("users/u1000", "memory.limit"), "4194304");
+    assert_eq!(ruled.mount.read("users", "memory.limit"), "max");
+    assert_eq!(
+        ruled.mount.read(one.pid(), "compute.priority"),
+        "11",
+        "its group's"
+    );
+    assert_eq!(ruled.limit(&one), 1 << 20);
+    let root = DriverShell::start(&ruled.mount);
+    assert!(ruled.members("users").is_empty());
+    let (made, said) = ruled
+        .mount
+        .sh_of(ALICE, "mkdir users/u1000/own && stat -c %u users users/u1000");
+    assert!(made, "{said}");
+    assert_eq!(said, "0\n1000\n");
+
+    one.quit();
+    assert_eq!(ruled.members("users/u1000"), [other.pid()]);
+    other.kill9();
+    bob.kill9();
+    wait_until("its group goes with it", || !ruled.has("users/u1001"));
+    wait_until("nobody is left", || ruled.members("users/u1000").is_empty());
+    assert!(
+        ruled.has("users/u1000/own"),
+        "what somebody has made stays, and what it is in"
+    );
+    assert!(ruled.mount.sh_of(ALICE, "rmdir users/u1000/own").0);
+    drop(root);
+}
+
+#[test]
+fn members_and_groups_are_there_again_after_a_kill() {
+    let mut ruled = Ruled::new(BY_UID);
+    let (stays, dies) = (ruled.shell_of(ALICE), ruled.shell_of(BOB));
+    assert_eq!(ruled.members("users/u1001"), [dies.pid()]);
+    ruled.mount.write("users/u1000", "memory.limit", "3M");
+    // Other rules hold for others.
+    fs::write(ruled.path(), "[[rule]]\ngroup.name = \"other\"\n").expect("our own directory");
+    ruled.mount.kill9();
+    dies.kill9();
+    ruled.mount.restart();
+    wait_until("it is back", || ruled.mount.governs(stays.pid()));
+    assert_eq!(ruled.members("users/u1000"), [stays.pid()]);
+    assert_eq!(ruled.mount.read("users/u1000", "memory.limit"), "3145728");
+    let other = ruled.shell_of(BOB);
+    assert_eq!(ruled.members("other"), [other.pid()]);
+    wait_until("nobody is left for it", || !ruled.has("users/u1001"));
+}
+
+#[test]
+fn run_begins_in_the_group_that_it_names_if_it_may() {
+    let ruled = Ruled::new("");
+    let root = ruled.run(0, "batch/night");
+    assert_eq!(ruled.members("batch/night"), [root.pid()]);
+    let alice = ruled.run(ALICE, "batch/night");
+    assert!(
+        alice
+            .stderr()
+            .contains("warning: group batch/night: Permission denied"),
+        "{}",
+        alice.stderr()
+    );
+    assert_eq!(ruled.members("batch/night"), [root.pid()]);
+    assert!(ruled.mount.governs(alice.pid()));
+    let said = "of user 1000 asks in vain for group \"batch/night\"";
+    assert!(ruled.mount.log().contains(said), "{}", ruled.mount.log());
+    root.quit();
+    wait_until("the group goes", || !ruled.has("batch"));
+
+    fs::create_dir(ruled.mount.path().join("team")).expect("root may");
+    std::os::unix::fs::chown(ruled.mount.path().join("team"), Some(ALICE), Some(ALICE)).expect("root may");
+    let alice = ruled.run(ALICE, "team/a");
+    assert_eq!(alice.stderr(), "");
+    assert_eq!(ruled.members("team/a"), [alice.pid()]);
+    // By the environment alone, too.
+    let mut command = ruled.mount.command_of(ALICE, &driver_shell());
+    command.env("GCGROUP_GROUP", "team");
+    let other = DriverShell::spawn(command);
+    assert_eq!(ruled.members("team"), [other.pid()]);
+    let bob = ruled.run(BOB, "team/a");
+    assert!(bob.stderr().contains("Permission denied"), "{}", bob.stderr());
+    assert_eq!(ruled.members("team/a"), [alice.pid()]);
+    alice.quit();
+    wait_until("what was made for it goes", || !ruled.has("team/a"));
+    assert!(ruled.has("team"));
+}
+
+#[test]
+fn a_wish_does_not_lead_out_of_a_rules_group() {
+    let ruled = Ruled::new(BY_UID);
+    let path = ruled.mount.path().join("team");
+    fs::create_dir(&path).expect("root may");
+    std::os::unix::fs::chown(&path, Some(ALICE), Some(ALICE)).expect("root may");
+    let outside = ruled.run(ALICE, "team");
+    assert_eq!(ruled.members("users/u1000"), [outside.pid()]);
+    assert!(
+        ruled.mount.log().contains("outside of the group"),
+        "{}",
+        ruled.mount.log()
+    );
+    let inside = ruled.run(ALICE, "users/u1000/night");
+    assert_eq!(ruled.members("users/u1000/night"), [inside.pid()]);
+}
+
+/// A kernel cgroup of the test's own, in the first hierarchy that takes one.
+struct KernelCgroup {
+    path: PathBuf,
+    /// As /proc/PID/cgroup has it.
+    name: String,
+}
+
+impl KernelCgroup {
+    fn new(below: &str) -> Option<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+        let top = format!("gcgroup-test-{}", std::process::id());
+        let points = mounts.lines().filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (point, kind) = (fields.next()?, fields.next()?);
+            kind.starts_with("cgroup").then(|| PathBuf::from(point))
+        });
+        points.into_iter().find_map(|point| {
+            let path = point.join(&top).join(below);
+            fs::create_dir_all(&path).ok()?;
+            Some(Self {
+                path,
+                name: format!("/{top}/{below}"),
+            })
+        })
+    }
+}
+
+impl Drop for KernelCgroup {
+    fn drop(&mut self) {
+        let mut at: &Path = &self.path;
+        while fs::remove_dir(at).is_ok() {
+            let Some(above) = at.parent() else { break };
+            at = above;
+        }
+    }
+}
+
+#[test]
+fn a_job_is_known_by_its_kernel_cgroup() {
+    let Some(cgroup) = KernelCgroup::new("slurmstepd.scope/job_12/step_0/user/task_0") else {
+        eprintln!("no hierarchy of cgroups here that can be written: not tested");
+        return;
+    };
+    let ruled = Ruled::new(
+        "[[rule]]
+         match.cgroup = \"/**/slurmstepd.scope/job_*/**\"
+         group.name = \"slurm/{cgroup:job_*}/{cgroup:step_*}\"",
+    );
+    let script = "echo $$ > \"$0/cgroup.procs\" && exec \"$1\"";
+    let mut command = ruled.mount.command("sh");
+    command.args(["-c", script]).arg(&cgroup.path).arg(driver_shell());
+    let job = DriverShell::spawn(command);
+    assert_eq!(ruled.members("slurm/job_12/step_0"), [job.pid()]);
+    let said = ruled.explained(&job);
+    assert!(said.contains(&format!("  cgroup {}\n", cgroup.name)), "{said}");
+    assert!(said.contains("  group slurm/job_12/step_0\n"), "{said}");
+    job.quit();
+}
