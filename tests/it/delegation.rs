@@ -55,8 +55,14 @@ fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
         ("memory.limit", "max", "1000000", "4096", "1000001"),
         ("0/memory.limit", "1T", "8192", "0", "max"),
         ("compute.priority", "0", "8", "15", "7"),
-        ("0/compute.priority", "1", "9", "10", "8"),
-        ("compute.max", "max 100000", "50000 100000", "10000 100000", "50001 100000"),
+        ("0/compute.priority", "12", "9", "10", "8"),
+        (
+            "compute.max",
+            "max 100000",
+            "50000 100000",
+            "10000 100000",
+            "50001 100000",
+        ),
         ("compute.freeze", "0", "1", "1", "0"),
         ("0/compute.freeze", "0", "1", "1", "0"),
     ] {
@@ -70,7 +76,10 @@ fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
         let shown = mount.read(pid, file);
         assert_eq!(shown, root, "{path}: a refused write changes nothing");
         may_not(&mount, BOB, &write(tighter), DENIED);
-        assert_eq!(mount.sh_of(BOB, &format!("cat {path}")), (true, format!("{shown}\n")));
+        assert_eq!(
+            mount.sh_of(BOB, &format!("cat {path}")),
+            (true, format!("{shown}\n"))
+        );
     }
 }
 
@@ -87,7 +96,10 @@ fn what_root_froze_its_owner_cannot_thaw_and_what_the_owner_froze_nobody_else() 
     wait_until("it is drained", || dir.is_frozen());
     may_not(&mount, ALICE, &write(0), NOT_PERMITTED);
     let mut thaw = mount.gcgroupfs_of(ALICE, &["thaw", &process.pid().to_string()]);
-    assert!(!thaw.output().expect("it starts").status.success(), "nor by the socket");
+    assert!(
+        !thaw.output().expect("it starts").status.success(),
+        "nor by the socket"
+    );
     assert!(dir.is_frozen());
     dir.write("compute.freeze", 0);
     may(&mount, ALICE, &write(1));
@@ -108,9 +120,22 @@ fn the_root_is_roots() {
         assert!(!done, "{script}: {said}");
     }
     may_not(&mount, ALICE, "chmod 777 .", NOT_PERMITTED);
-    may_not(&mount, ALICE, &format!("chown 1001 {}", process.pid()), NOT_PERMITTED);
-    may_not(&mount, ALICE, &format!("mkdir {}/mine", process.pid()), NOT_PERMITTED);
-    let mkdir = mount.gcgroupfs_of(ALICE, &["mkdir", "mine"]).output().expect("it starts");
+    may_not(
+        &mount,
+        ALICE,
+        &format!("chown 1001 {}", process.pid()),
+        NOT_PERMITTED,
+    );
+    may_not(
+        &mount,
+        ALICE,
+        &format!("mkdir {}/mine", process.pid()),
+        NOT_PERMITTED,
+    );
+    let mkdir = mount
+        .gcgroupfs_of(ALICE, &["mkdir", "mine"])
+        .output()
+        .expect("it starts");
     assert!(!mkdir.status.success(), "nor by the socket");
     assert!(!mount.path().join("mine").exists());
 }
@@ -119,8 +144,15 @@ fn the_root_is_roots() {
 fn a_group_that_was_given_away_is_its_owners_to_divide() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
-    may(&mount, ALICE, "mkdir team/a team/a/deep && rmdir team/a/deep && mkdir -m 700 team/b");
-    assert_eq!(mount.sh_of(ALICE, "stat -c '%u %a' team/a team/b").1, "1000 755\n1000 700\n");
+    may(
+        &mount,
+        ALICE,
+        "mkdir team/a team/a/deep && rmdir team/a/deep && mkdir -m 700 team/b",
+    );
+    assert_eq!(
+        mount.sh_of(ALICE, "stat -c '%u %a' team/a team/b").1,
+        "1000 755\n1000 700\n"
+    );
     may_not(&mount, BOB, "mkdir team/c", DENIED);
     may_not(&mount, BOB, "rmdir team/a", DENIED);
     may_not(&mount, BOB, "ls team/b", DENIED);
@@ -129,7 +161,11 @@ fn a_group_that_was_given_away_is_its_owners_to_divide() {
     may_not(&mount, ALICE, "chown 1001 team/a", NOT_PERMITTED);
     may_not(&mount, ALICE, "rmdir team", DENIED);
     may(&mount, ALICE, "chmod 777 team/a");
-    may(&mount, BOB, "mkdir team/a/bobs && echo 4096 > team/a/bobs/memory.limit");
+    may(
+        &mount,
+        BOB,
+        "mkdir team/a/bobs && echo 4096 > team/a/bobs/memory.limit",
+    );
     may_not(&mount, BOB, "echo 4096 > team/a/memory.limit", DENIED);
     may_not(&mount, ALICE, "echo max > team/a/bobs/memory.limit", DENIED);
     // Of a directory that one may write one may remove what is in it.
@@ -152,21 +188,37 @@ fn members_of_a_group_of_users_share_a_directory_by_its_mode() {
 fn what_root_set_on_a_group_its_owner_cannot_raise_nor_children_exceed() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
-    may(&mount, ALICE, "mkdir team/a && echo 1M > team/memory.limit && echo max > team/memory.limit");
+    may(
+        &mount,
+        ALICE,
+        "mkdir team/a && echo 1M > team/memory.limit && echo max > team/memory.limit",
+    );
     mount.write("team", "memory.limit", "1048576");
     mount.write("team", "compute.freeze", "1");
     mount.write("team", "compute.priority", "10");
     may_not(&mount, ALICE, "echo 1048577 > team/memory.limit", NOT_PERMITTED);
     may_not(&mount, ALICE, "echo 0 > team/compute.freeze", NOT_PERMITTED);
     may_not(&mount, ALICE, "echo 9 > team/compute.priority", NOT_PERMITTED);
-    may(&mount, ALICE, "echo 4096 > team/memory.limit && echo 1048576 > team/memory.limit");
-    may(&mount, ALICE, "echo 1T > team/a/memory.limit && echo 0 > team/a/compute.freeze");
+    may(
+        &mount,
+        ALICE,
+        "echo 4096 > team/memory.limit && echo 1048576 > team/memory.limit",
+    );
+    may(
+        &mount,
+        ALICE,
+        "echo 1T > team/a/memory.limit && echo 0 > team/a/compute.freeze",
+    );
 
     let mut process = shell_of(&mount, ALICE);
     mount.write("team/a", "gcgroup.procs", &process.pid().to_string());
     let dir = Dir::of(&mount, process.pid());
     wait_until("it stands still with the group", || dir.is_frozen());
-    may(&mount, ALICE, &format!("echo 0 > {}/compute.freeze", process.pid()));
+    may(
+        &mount,
+        ALICE,
+        &format!("echo 0 > {}/compute.freeze", process.pid()),
+    );
     assert!(dir.is_frozen());
     assert_eq!(process.ask("alloc linear 1048577"), "error 2");
     assert_eq!(process.ask("alloc linear 1048576"), "ok 0");
@@ -202,17 +254,31 @@ fn a_user_moves_own_processes_within_what_is_the_users_and_no_others() {
     may_not(&mount, BOB, &to(mine, "team/bobs"), NOT_PERMITTED);
     may_not(&mount, BOB, &to(his, "team/bobs"), NOT_PERMITTED);
     may(&mount, ALICE, &to(mine, "team"));
+    // Out of what root has frozen nobody else moves it, which would be a thaw.
+    may(&mount, ALICE, &to(mine, "team/a"));
+    mount.write("team/a", "compute.freeze", "1");
+    may_not(&mount, ALICE, &to(mine, "team/b"), NOT_PERMITTED);
+    mount.write("team/a", "compute.freeze", "0");
+    may(&mount, ALICE, "echo 1 > team/a/compute.freeze");
+    may(&mount, ALICE, &to(mine, "team/b"));
 }
 
 #[test]
 fn what_was_given_away_is_so_after_a_restart() {
     let mut mount = shared();
     delegate(&mount, "team", ALICE);
-    may(&mount, ALICE, "mkdir -m 750 team/a && echo 4096 > team/a/memory.limit");
+    may(
+        &mount,
+        ALICE,
+        "mkdir -m 750 team/a && echo 4096 > team/a/memory.limit",
+    );
     mount.write("team/a", "memory.limit", "8192");
     mount.kill9();
     mount.restart();
-    assert_eq!(mount.sh_of(ALICE, "stat -c '%u %a' team team/a").1, "1000 755\n1000 750\n");
+    assert_eq!(
+        mount.sh_of(ALICE, "stat -c '%u %a' team team/a").1,
+        "1000 755\n1000 750\n"
+    );
     may(&mount, ALICE, "echo 4096 > team/a/memory.limit");
     may_not(&mount, ALICE, "echo 8193 > team/a/memory.limit", NOT_PERMITTED);
     may(&mount, ALICE, "rmdir team/a && mkdir team/b");

@@ -46,8 +46,8 @@ impl State {
     /// Moves the process of that pid into a group, or into the root.
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process here; `EPERM` if it is not the caller's, or if the caller may not write
-    /// `gcgroup.procs` of what both groups are in.
+    /// `ESRCH` if there is no such process here; `EPERM` if it is not the caller's, if the caller may not write
+    /// `gcgroup.procs` of what both groups are in, or to take it out of what root froze.
     pub(super) fn relocate(
         &mut self,
         pid: u32,
@@ -79,6 +79,14 @@ impl State {
                     "processes are moved by who owns them and what both groups are in",
                 ));
             }
+        }
+        let is_held = |id| {
+            self.groups
+                .get(id)
+                .is_some_and(|group| group.settings.is_frozen_by_root())
+        };
+        if !self.is_root(caller) && left.iter().any(is_held) {
+            return Err(Error::BeyondRoot("root froze the group that it is in"));
         }
         if from == to {
             return Ok(());

@@ -158,6 +158,12 @@ impl Settings {
         self.at(device).freeze.value.unwrap_or(false)
     }
 
+    /// Whether root froze it, as a whole or on a device.
+    pub fn is_frozen_by_root(&self) -> bool {
+        let mut all = self.devices.values().chain([&self.process]);
+        all.any(|values| values.freeze.root == Some(true))
+    }
+
     /// # Errors
     /// `EPERM` if somebody other than root asks for more than root has set.
     pub fn set_memory_limit(&mut self, device: Option<&str>, limit: u64, by_root: bool) -> Result<()> {
