@@ -148,6 +148,7 @@ pub fn place(text: &str, offset: usize) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::Facts;
 
     fn parsed(text: &str) -> anyhow::Result<Config> {
         parse(text, Path::new("gcgroupfs.toml"))
@@ -171,6 +172,15 @@ mod tests {
         let (sample, _) = rest.split_once("```").unwrap();
         assert_eq!(parsed(sample).unwrap(), Config::default());
         assert_eq!(sample.matches(" = ").count(), 7, "all of them are there");
+    }
+
+    #[test]
+    fn the_rules_in_the_readme_are_rules() {
+        let readme = include_str!("../../README.md");
+        let sample = readme.split("```toml\n").nth(2).unwrap();
+        let (sample, _) = sample.split_once("```").unwrap();
+        let rules = parsed(sample).unwrap().rules;
+        assert_eq!(rules.judgements(&Facts::default()).count(), 2);
     }
 
     #[test]

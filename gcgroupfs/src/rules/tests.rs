@@ -130,3 +130,56 @@ fn without_rules_nothing_is_set() {
     assert_eq!(Rules::default().verdict(&alice()), Verdict::default());
     assert!(Verdict::default().process.settings().is_default());
 }
+
+/// What the example says of a process in a kernel cgroup.
+fn of_example(cgroup: &str) -> Verdict {
+    let text = include_str!("../../../scripts/gcgroupfs.toml");
+    let config = crate::config::parse(text, "gcgroupfs.toml".as_ref()).unwrap();
+    config.rules.verdict(&Facts {
+        cgroups: vec![cgroup.to_owned()],
+        ..alice()
+    })
+}
+
+#[test]
+fn the_example_knows_jobs_pods_containers_and_services_by_their_cgroups() {
+    let pod = "0f6b1a3e_55d1_4c2e_9b1e_0a51b0c7d9f2";
+    for (cgroup, group) in [
+        (
+            "/system.slice/slurmstepd.scope/job_12/step_0/user/task_0",
+            "slurm/job_12",
+        ),
+        (
+            "/system.slice/node3_slurmstepd.scope/job_12/step_batch/user/task_0",
+            "slurm/job_12",
+        ),
+        ("/slurm/uid_1000/job_12/step_0/task_0", "slurm/job_12"),
+        (
+            &format!(
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{pod}.slice/cri-containerd-1.scope"
+            ),
+            &format!("pods/kubepods-burstable-pod{pod}.slice"),
+        ),
+        (
+            &format!("/kubepods.slice/kubepods-pod{pod}.slice/crio-1.scope"),
+            &format!("pods/kubepods-pod{pod}.slice"),
+        ),
+        (
+            &format!("/kubepods/besteffort/pod{pod}/1"),
+            &format!("pods/pod{pod}"),
+        ),
+        ("/system.slice/docker-4f1c.scope", "docker/docker-4f1c.scope"),
+        ("/docker/4f1c", "docker/4f1c"),
+        ("/docker/4111", "docker/_4111"),
+        ("/system.slice/inference.service", "services/inference.service"),
+        ("/user.slice/user-1000.slice/session-3.scope", "users/alice"),
+    ] {
+        let verdict = of_example(cgroup);
+        assert_eq!(verdict.group.unwrap().path, group, "{cgroup}");
+    }
+    let besteffort = of_example(&format!("/kubepods/besteffort/pod{pod}/1"))
+        .group
+        .unwrap();
+    assert_eq!(besteffort.given.lines(), ["compute.priority 12"]);
+    assert_eq!(of_example("/init.scope"), Verdict::default());
+}
