@@ -98,6 +98,6 @@ fn overhead(mut command: Command, live: u32, calls: &[&str]) -> Value {
     serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {last:?}"))
 }
 
-fn least(result: &Value, at: usize) -> f64 {
+pub fn least(result: &Value, at: usize) -> f64 {
     result["ns"][at]["min"].as_f64().expect("a number of nanoseconds")
 }

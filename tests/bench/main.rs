@@ -9,6 +9,7 @@ mod calls;
 mod crowd;
 mod exec;
 mod files;
+mod groups;
 mod instructions;
 mod report;
 mod thaw;
@@ -27,7 +28,7 @@ fn main() {
     stay_on_one_cpu();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 7] = [
+    let subjects: [Subject; 8] = [
         ("calls", calls::run),
         ("apis", apis::run),
         ("instructions", instructions::run),
@@ -35,6 +36,7 @@ fn main() {
         ("thaw", thaw::run),
         ("files", files::run),
         ("crowd", crowd::run),
+        ("groups", groups::run),
     ];
     for (name, run) in subjects {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {

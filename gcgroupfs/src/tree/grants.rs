@@ -49,23 +49,14 @@ pub(super) enum Outcome {
 pub(super) struct Grants {
     /// The slots in use; one for each place.
     slots: Vec<usize>,
-    /// Most bytes that can be at each place.
-    most: Vec<u64>,
     groups: BTreeMap<GroupId, Node>,
     members: BTreeMap<ProcessId, Member>,
 }
 
 impl Grants {
     pub(super) fn new(devices: &[Device]) -> Self {
-        // Where nobody knows, more than any device has, and so little that sums do not overflow.
-        const UNKNOWN: u64 = 1 << 53;
-        let most = devices.iter().map(|device| match device.total {
-            0 => UNKNOWN,
-            total => total,
-        });
         Self {
             slots: (0..devices.len()).chain([OTHER_DEVICE]).collect(),
-            most: most.chain([UNKNOWN]).collect(),
             groups: BTreeMap::new(),
             members: BTreeMap::new(),
         }
@@ -90,7 +81,7 @@ impl Grants {
     /// Has a process be in a group, or in none. Whatever it was granted before, by this daemon or another, it keeps what
     /// it has charged and nothing more.
     pub(super) fn join(&mut self, id: ProcessId, group: Option<GroupId>, blocks: Arc<dyn Blocks>) {
-        let member = Member::new(blocks, &self.slots, &self.most);
+        let member = Member::new(blocks, &self.slots);
         self.members.insert(id, member);
         self.enter(id, group);
     }

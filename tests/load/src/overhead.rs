@@ -26,6 +26,8 @@ pub enum Call {
     AllocFree,
     /// `cuMemGetInfo`
     Meminfo,
+    /// `cuMemAlloc` of blocks that stay until the end; only where it is asked for
+    Grow,
 }
 
 #[derive(Debug, Args)]
@@ -203,6 +205,10 @@ fn round(call: Call, calls: u32, args: &Overhead, allocator: &Allocator<'_>) -> 
         match call {
             Call::Launch => allocator.gpu.spin(allocator.stream.raw, black_box(0))?,
             Call::AllocFree => allocator.free(allocator.allocate(black_box(args.size.0))?)?,
+            // Not freed: the driver does that when the program ends.
+            Call::Grow => {
+                allocator.allocate(black_box(args.size.0))?;
+            }
             Call::Meminfo => drop(black_box(allocator.gpu.memory_info()?)),
         }
     }

@@ -1,7 +1,7 @@
 //! One process: what it holds on each device, and the word in its usage block that says so.
 //!
 //! The process can write that word too, so what the daemon has stored it keeps to itself. What the process says that it
-//! has charged is bounded by what can be on the device.
+//! has charged is bounded, so that sums do not overflow. (What is managed may be more than the device has.)
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use gcgroup_abi::{NO_LIMIT, UsageDevice, lower_grant};
 
 use crate::tree::{Blocks, GroupId};
+
+/// Most bytes that a process is believed to have charged on a device.
+const MOST: u64 = 1 << 53;
 
 #[derive(Debug)]
 pub(super) struct Member {
@@ -22,7 +25,6 @@ pub(super) struct Member {
 #[derive(Debug)]
 pub(super) struct Held {
     slot: usize,
-    most: u64,
     /// What it holds beside its ledger.
     overhead: u64,
     /// None: no limit is above.
@@ -50,17 +52,16 @@ impl Held {
 }
 
 impl Member {
-    pub(super) fn new(blocks: Arc<dyn Blocks>, slots: &[usize], most: &[u64]) -> Self {
-        let held = |(slot, most): (&usize, &u64)| Held {
+    pub(super) fn new(blocks: Arc<dyn Blocks>, slots: &[usize]) -> Self {
+        let held = |slot: &usize| Held {
             slot: *slot,
-            most: *most,
             overhead: 0,
             granted: None,
         };
         Self {
             blocks,
             group: None,
-            devices: slots.iter().zip(most).map(held).collect(),
+            devices: slots.iter().map(held).collect(),
         }
     }
 
@@ -105,7 +106,7 @@ impl Member {
     pub(super) fn current(&self, at: usize) -> u64 {
         self.words(at)
             .map_or(0, |usage| usage.memory_current.load(SeqCst))
-            .min(self.most(at))
+            .min(MOST)
     }
 
     /// Bytes held and not charged.
@@ -120,7 +121,7 @@ impl Member {
             (None, true) => {
                 let Some(words) = self.words(at) else { return };
                 let kept = lower_grant(&words.memory_current, &words.memory_granted, NO_LIMIT, 0);
-                let held = kept.min(self.most(at));
+                let held = kept.min(MOST);
                 self.store(at, Granted { held, is_open: true });
             }
             (Some(_), false) => {
@@ -186,10 +187,6 @@ impl Member {
         let held = self.current(at).min(granted.held);
         let is_open = false;
         self.set(at, Some(Granted { held, is_open }));
-    }
-
-    fn most(&self, at: usize) -> u64 {
-        self.devices.get(at).map_or(0, |device| device.most)
     }
 
     fn set(&mut self, at: usize, granted: Option<Granted>) {
