@@ -139,6 +139,8 @@ mod swap;
 #[cfg(test)]
 mod swap_aside;
 #[cfg(test)]
+mod swap_calls;
+#[cfg(test)]
 mod swap_faults;
 #[cfg(test)]
 mod swap_load;

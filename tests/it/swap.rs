@@ -138,3 +138,71 @@ fn who_waits_for_a_write_finds_it_in_effect_or_hears_what_is_not() {
     assert!(words.contains("memory.current is "), "{words}");
     assert!(!set("memory.swap.max", "max", "60").status.success(), "at once");
 }
+
+#[test]
+fn the_order_of_leaving_is_the_programs_choice_and_what_left_first_comes_first() {
+    let mount = mount();
+    for (order, first) in [("oldest", 8), ("largest", 32)] {
+        let mut command = mount.command(artifacts().load());
+        command
+            .arg("obey")
+            .env("GCGROUP_SWAP", "max")
+            .env("GCGROUP_RECLAIM", order);
+        let mut program = Governed::spawn(command);
+        program.expect("ready");
+        let dir = Dir::of(&mount, program.pid());
+        for size in [8, 16, 32] {
+            alloc(&mut program, size * MIB);
+        }
+        dir.write("memory.limit", 55 * MIB);
+        wait_until(order, || dir.number("memory.swap.current") == first * MIB);
+        dir.write("memory.limit", 1);
+        wait_until(order, || dir.number("memory.current") == 0);
+        dir.write("memory.limit", first * MIB);
+        wait_until(order, || dir.number("memory.current") == first * MIB);
+        assert_eq!(program.ask("verify"), "verified 3", "{order}");
+    }
+}
+
+#[test]
+fn a_thaw_waits_for_room_or_does_not_as_the_program_was_started() {
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("SIMGPU_MEMORY", "64M"),
+    );
+    for waits in [false, true] {
+        let mut command = mount.command(artifacts().load());
+        command.arg("obey").env("GCGROUP_SWAP", "max");
+        command.env("GCGROUP_THAW", if waits { "wait" } else { "" });
+        let mut program = Governed::spawn(command);
+        program.expect("ready");
+        let dir = Dir::of(&mount, program.pid());
+        for _ in 0..3 {
+            alloc(&mut program, 16 * MIB);
+        }
+        dir.write("compute.freeze", 1);
+        wait_until("it is drained", || dir.is_frozen());
+        dir.write("memory.reclaim", "max");
+        wait_until("it is out", || dir.number("memory.current") == 0);
+        let mut other = swapping(&mount);
+        alloc(&mut other, 32 * MIB);
+        let copies = || dir.key("compute.stat", "nr_copies");
+        let before = copies();
+        program.say("verify");
+        dir.write("compute.freeze", 0);
+        wait_until("as much as fits is back", || {
+            dir.number("memory.current") == 32 * MIB
+        });
+        if waits {
+            assert_eq!(copies(), before);
+            other.finish();
+        }
+        assert_eq!(program.line().as_deref(), Some("verified 3"), "{waits}");
+        assert_eq!(
+            dir.number("memory.swap.current"),
+            if waits { 0 } else { 16 * MIB }
+        );
+        program.finish();
+    }
+}

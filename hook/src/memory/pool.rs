@@ -22,6 +22,7 @@ use crate::driver;
 use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};
+use crate::swap;
 
 /// The pool that allocations on a stream come from: the stream's device's, whichever device is current.
 fn current_pool(process: &Process, stream: CUstream) -> Option<Arc<Reserve>> {
@@ -229,6 +230,11 @@ pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CU
     let Some(process) = process::get() else {
         return next();
     };
+    if !is_capturing(process, stream)
+        && let Some(result) = swap::free_on(process, address.0, stream)
+    {
+        return result;
+    }
     process
         .free_on(&process.memory.blocks, address.0, Some(stream.0.addr()), next)
         .0

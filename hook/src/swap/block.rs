@@ -84,6 +84,8 @@ struct Placed {
     body: Body,
     place: Where,
     stays: Stays,
+    /// The number of its last move out; zero: it was made where it is.
+    departure: u64,
 }
 
 #[derive(Debug)]
@@ -162,6 +164,7 @@ impl Block {
                 body: Body::Mapped(memory),
                 place: to.place(),
                 stays: Stays::No,
+                departure: 0,
             }),
         })
     }
@@ -188,6 +191,11 @@ impl Block {
     pub(super) fn stays(&self) -> (bool, bool) {
         let stays = self.placed.lock().stays;
         (stays.is_for_now(), matches!(stays, Stays::Lent(_)))
+    }
+
+    /// What is less left earlier; what was made on the host, first of all.
+    pub(super) fn departure(&self) -> (u64, u64) {
+        (self.placed.lock().departure, self.number)
     }
 
     pub(super) fn set_stays(&self, stays: Stays) {
@@ -248,6 +256,9 @@ impl Block {
         };
         drop(self.put(process, placed, new));
         placed.place = to.place();
+        if to != Goal::Device {
+            placed.departure = process.swap.departures.fetch_add(1, Relaxed);
+        }
         count();
         Ok(true)
     }

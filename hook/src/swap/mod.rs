@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::cuda::{CUdeviceptr, CUerror, CUresult};
+use crate::cuda::{CUdeviceptr, CUerror, CUresult, CUstream};
+use crate::driver;
 use crate::interpose::Next;
 use crate::memory::Place;
 use crate::place::answer;
@@ -51,6 +52,8 @@ pub(crate) struct Swap {
     host: Host,
     /// Blocks with nothing at their addresses.
     absent: AtomicUsize,
+    /// Counts the moves out.
+    departures: AtomicU64,
     /// Whether the driver has refused to map the host's memory.
     is_host_refused: AtomicBool,
     /// Whether a move left behind what the driver would not take back: no more of that.
@@ -66,6 +69,7 @@ impl Swap {
             both: Mutex::new(()),
             host: Host::new(),
             absent: AtomicUsize::new(0),
+            departures: AtomicU64::new(1),
             is_host_refused: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
         }
@@ -168,12 +172,21 @@ fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64
 
 /// `cuMemFree`: an answer, if the address is a block's.
 pub(crate) fn free(process: &Process, address: u64) -> Option<CUresult> {
-    let block = process.swap.take(address)?;
     // What the program has queued may use it: the driver waits in cuMemFree too.
-    let waited = process
-        .contexts
-        .numbered(block.context)
-        .map_or(Ok(()), |context| context.synchronize());
+    free_after(process, address, |block| {
+        let context = process.contexts.numbered(block.context);
+        context.map_or(Ok(()), |context| context.synchronize())
+    })
+}
+
+/// `cuMemFreeAsync`, likewise. It waits where the driver would not: nothing else tells when what is mapped may go.
+pub(crate) fn free_on(process: &Process, address: u64, stream: CUstream) -> Option<CUresult> {
+    free_after(process, address, |_| driver::cuStreamSynchronize(stream))
+}
+
+fn free_after(process: &Process, address: u64, wait: impl Fn(&Block) -> CUresult) -> Option<CUresult> {
+    let block = process.swap.take(address)?;
+    let waited = wait(&block);
     let freed = waited.and_then(|()| forget(process, &block));
     if freed.is_err() {
         process.swap.blocks.write().insert(address, block);

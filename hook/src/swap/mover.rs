@@ -63,10 +63,20 @@ struct Device {
     is_refused: bool,
 }
 
+/// How it is done where that is a matter of taste: by the environment of the program.
+#[derive(Debug)]
+struct Manner {
+    /// Of the reclaim policies, by name (`GCGROUP_RECLAIM`).
+    order: Option<String>,
+    /// Whether a thaw waits for room on the device (`GCGROUP_THAW=wait`), instead of running from host memory what does
+    /// not fit.
+    waits: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Mover {
     devices: Vec<Device>,
-    order: Option<String>,
+    manner: Manner,
     /// Whether everything is held because some block has nothing at its addresses.
     is_all_kept: bool,
 }
@@ -91,7 +101,10 @@ impl Mover {
         process.reset_holds(is_all_kept);
         Self {
             devices: std::iter::repeat_with(device).take(MAX_DEVICES).collect(),
-            order: std::env::var("GCGROUP_RECLAIM").ok(),
+            manner: Manner {
+                order: std::env::var("GCGROUP_RECLAIM").ok(),
+                waits: std::env::var("GCGROUP_THAW").is_ok_and(|how| how == "wait"),
+            },
             is_all_kept,
         }
     }
@@ -104,13 +117,12 @@ impl Mover {
         }
         // Before a move lets go what it held.
         self.keep(process);
-        let order = self.order.as_deref();
         for ((index, device), usage) in self.devices.iter_mut().enumerate().zip(&process.usage().devices) {
             device.hear(process, index);
             if device.is_at_ease(process, index, usage) {
                 continue;
             }
-            let step = device.step(process, index, usage, order);
+            let step = device.step(process, index, usage, &self.manner);
             all.has_news |= step.has_news;
             all.wake = all.wake.into_iter().chain(step.wake).min();
         }
@@ -130,10 +142,12 @@ impl Mover {
 }
 
 impl Device {
-    fn step(&mut self, process: &Process, index: usize, usage: &UsageDevice, order: Option<&str>) -> Step {
+    fn step(&mut self, process: &Process, index: usize, usage: &UsageDevice, manner: &Manner) -> Step {
         match std::mem::replace(&mut self.phase, Phase::Rest) {
-            Phase::Rest => self.begin(process, index, usage, order),
-            Phase::Quieting(quiet, task, since) => self.quieten(process, index, usage, (quiet, task, since)),
+            Phase::Rest => self.begin(process, index, usage, manner),
+            Phase::Quieting(quiet, task, since) => {
+                self.quieten(process, index, usage, manner, (quiet, task, since))
+            }
             Phase::Moving(task) => self.advance(process, index, usage, task),
         }
     }
@@ -182,12 +196,12 @@ impl Device {
     }
 
     /// Sees what there is to do, and begins it.
-    fn begin(&mut self, process: &Process, index: usize, usage: &UsageDevice, order: Option<&str>) -> Step {
+    fn begin(&mut self, process: &Process, index: usize, usage: &UsageDevice, manner: &Manner) -> Step {
         let left = self
             .not_before
             .map(|when| when.saturating_duration_since(Instant::now()));
         if let Some(left) = left.filter(|left| !left.is_zero()) {
-            return self.rest(process, index, Some(left));
+            return self.rest(process, index, manner, Some(left));
         }
         self.not_before = None;
         let look = Look {
@@ -196,7 +210,7 @@ impl Device {
             usage,
             asked: self.asked,
             is_frozen: self.was_frozen,
-            order,
+            order: manner.order.as_deref(),
         };
         let again = match look.task() {
             Found::Task(task) => {
@@ -214,13 +228,15 @@ impl Device {
             }
         };
         self.not_before = again.map(|again| Instant::now() + again);
-        let mut step = self.rest(process, index, again);
+        let mut step = self.rest(process, index, manner, again);
         step.has_news = self.deal(usage);
         step
     }
 
-    fn rest(&mut self, process: &Process, index: usize, wake: Option<Duration>) -> Step {
-        if self.is_kept && !self.was_frozen {
+    /// Does nothing until something is heard, or for so long.
+    fn rest(&mut self, process: &Process, index: usize, manner: &Manner, wake: Option<Duration>) -> Step {
+        let is_waited_for = manner.waits && wake.is_some();
+        if self.is_kept && !self.was_frozen && !is_waited_for {
             self.is_kept = false;
             process.release(Scope::Device(index));
         }
@@ -247,6 +263,7 @@ impl Device {
         process: &Process,
         index: usize,
         usage: &UsageDevice,
+        manner: &Manner,
         (mut quiet, task, since): (Quiet, Task, Instant),
     ) -> Step {
         if quiet.step(process, Scope::All) && process.is_untouched() {
@@ -267,7 +284,7 @@ impl Device {
         process.release(Scope::All);
         Step {
             has_news: true,
-            ..self.rest(process, index, Some(PATIENCE))
+            ..self.rest(process, index, manner, Some(PATIENCE))
         }
     }
 
@@ -319,7 +336,6 @@ impl Device {
             if !std::mem::replace(&mut self.is_kept, true) {
                 process.hold(Scope::Device(index));
             }
-            self.deal(usage);
         }
         process.release(Scope::All);
         go_on

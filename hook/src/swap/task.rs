@@ -128,7 +128,7 @@ impl Look<'_> {
     }
 
     /// What there is room for on the device. What went first comes first.
-    fn back(&self, all: Vec<Arc<Block>>) -> Found {
+    fn back(&self, mut all: Vec<Arc<Block>>) -> Found {
         let by_limits = room(self.process, self.index, self.usage);
         let mut room = by_limits;
         let on_host = |block: &Arc<Block>| block.place() == Where::Host;
@@ -140,6 +140,7 @@ impl Look<'_> {
         {
             return Found::NotYet;
         }
+        all.sort_by_cached_key(|block| block.departure());
         let mut is_full = false;
         if let Some(first) = all.iter().find(|block| is_due(block))
             && first.size <= by_limits

@@ -1,0 +1,131 @@
+//! What a program does to memory that can be moved, as to any other: peers use it, streams free it, wherever it is.
+
+use support::{Config, Mount, wait_until};
+
+use crate::calls::Calls;
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 6 * MIB;
+
+fn mount(devices: u64) -> Mount {
+    Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("SIMGPU_DEVICES", devices)
+            .env("GCGROUP_SWAP", "max"),
+    )
+}
+
+#[track_caller]
+fn fill(calls: &mut Calls, block: &str, value: u64) {
+    calls.ok(&format!("cuMemsetD32_v2 ${block} {value} {}", SIZE / 4));
+    calls.ok("cuCtxSynchronize");
+}
+
+/// The first and the last word.
+#[track_caller]
+fn ends(calls: &mut Calls, block: &str) -> [u64; 2] {
+    let base = calls.get(block);
+    [base, base + SIZE - 4].map(|address| {
+        calls.put("word", 0, 8, 0);
+        calls.ok(&format!("cuMemcpyDtoH_v2 &word {address} 4"));
+        calls.get("word")
+    })
+}
+
+#[test]
+fn peers_use_it_wherever_it_is() {
+    let mount = mount(2);
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok(&format!("cuMemAlloc_v2 &here {SIZE}"));
+    calls.ok("cuDevicePrimaryCtxRetain &other 1");
+    calls.ok("cuCtxSetCurrent $other");
+    calls.ok(&format!("cuMemAlloc_v2 &there {SIZE}"));
+    calls.ok("cuCtxEnablePeerAccess $context 0");
+    calls.ok("cuCtxSetCurrent $context");
+    calls.ok("cuCtxEnablePeerAccess $other 0");
+    // Both at home; then the one out, the other, and both.
+    for (round, (here, there)) in [(MIB, u64::MAX), (u64::MAX, MIB), (MIB, MIB), (u64::MAX, u64::MAX)]
+        .into_iter()
+        .enumerate()
+    {
+        let round = round as u64 * 16;
+        for (gpu, limit) in [(0, here), (1, there)] {
+            let one = dir.gpu(gpu);
+            let (limit, out) = match limit {
+                u64::MAX => ("max".to_owned(), 0),
+                bytes => (bytes.to_string(), SIZE),
+            };
+            one.write("memory.limit", limit);
+            wait_until("it is where it should be", || {
+                one.number("memory.swap.current") == out && one.number("memory.current") == SIZE - out
+            });
+        }
+        for (at, copy) in [
+            format!("cuMemcpyPeer $there $other $here $context {SIZE}"),
+            format!("cuMemcpyPeerAsync $there $other $here $context {SIZE} 0"),
+            format!("cuMemcpyDtoD_v2 $there $here {SIZE}"),
+            format!("cuMemcpyAsync $there $here {SIZE} 0"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let value = round + at as u64 + 1;
+            calls.ok("cuCtxSetCurrent $context");
+            fill(&mut calls, "here", value);
+            calls.ok(&copy);
+            calls.ok("cuCtxSynchronize");
+            calls.ok("cuCtxSetCurrent $other");
+            assert_eq!(ends(&mut calls, "there"), [value; 2], "{copy}");
+        }
+    }
+}
+
+#[test]
+fn what_is_out_is_its_devices_own_when_that_is_frozen() {
+    let mount = mount(2);
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok(&format!("cuMemAlloc_v2 &here {SIZE}"));
+    fill(&mut calls, "here", 7);
+    calls.ok("cuDevicePrimaryCtxRetain &other 1");
+    calls.ok("cuCtxSetCurrent $other");
+    calls.ok(&format!("cuMemAlloc_v2 &there {SIZE}"));
+    let first = dir.gpu(0);
+    first.write("memory.limit", MIB);
+    wait_until("it is out", || first.number("memory.swap.current") == SIZE);
+    first.write("compute.freeze", 1);
+    wait_until("it is drained", || first.is_frozen());
+    let waited = first.key("compute.stat", "nr_frozen");
+    calls.tell(&format!("call cuMemcpyDtoD_v2 $there $here {SIZE}"));
+    wait_until("it waits", || first.key("compute.stat", "nr_frozen") > waited);
+    first.write("compute.freeze", 0);
+    assert_eq!(calls.line(), "ok");
+    assert_eq!(ends(&mut calls, "there"), [7; 2]);
+}
+
+#[test]
+fn a_stream_frees_it_after_what_was_queued_there() {
+    let mount = mount(1);
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok("cuStreamCreate &stream 1");
+    for is_out in [false, true] {
+        calls.ok(&format!("cuMemAlloc_v2 &block {SIZE}"));
+        if is_out {
+            dir.write("memory.reclaim", "max");
+            wait_until("it is out", || dir.number("memory.swap.current") == SIZE);
+        }
+        calls.ok(&format!("cuMemsetD32Async $block 9 {} $stream", SIZE / 4));
+        calls.ok("cuMemcpyDtoHAsync_v2 &word $block 8 $stream");
+        calls.ok("cuMemFreeAsync $block $stream");
+        calls.ok("cuStreamSynchronize $stream");
+        assert_eq!(calls.get("word"), 9 << 32 | 9);
+        assert_eq!(dir.number("memory.current"), 0);
+        assert_eq!(dir.number("memory.swap.current"), 0);
+        assert_eq!(mount.truth().used(calls.pid(), 0), 0);
+        assert!(calls.call("cuMemFree_v2 $block").is_err(), "it is gone");
+    }
+}
