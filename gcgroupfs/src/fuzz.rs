@@ -12,7 +12,7 @@ use crate::file::{self, ControlFile, Io, Node, PAGE};
 use crate::protocol::{Answer, MAX_ANSWER, Request};
 use crate::server::answer::{Credentials, answer};
 use crate::tree::fixture::{OWNER, ROOT, World};
-use crate::tree::{Caller, Place, ProcessId, Settings};
+use crate::tree::{Caller, GroupId, Place, ProcessId, Saved, Settings};
 use crate::{journal, sys};
 
 /// Takes any bytes.
@@ -32,12 +32,14 @@ thread_local! {
     static WORLD: OnceCell<(World, ProcessId)> = const { OnceCell::new() };
 }
 
-/// With a tree of one process and two devices, which keeps what earlier inputs have done to it.
+/// With a tree of two devices and of one process in a group in a group, which keeps what earlier inputs have done to it.
 fn with_world(body: impl FnOnce(&World, ProcessId)) {
     WORLD.with(|world| {
         let (world, id) = world.get_or_init(|| {
             let world = World::new(2);
+            world.group("team/a");
             let id = world.join(PID);
+            world.store("team/a/gcgroup.procs", ROOT, "100").unwrap();
             (world, id)
         });
         body(world, *id);
@@ -80,9 +82,11 @@ pub fn store(data: &[u8]) {
         return;
     };
     with_world(|world, _| {
-        let places = ["100", "100/0", ""].map(|path| match file::resolve(&world.tree, path).unwrap() {
-            Node::Dir(place) => place,
-            Node::File(..) => unreachable!("a directory's path"),
+        let places = ["100", "100/0", "", "team", "team/a/0"].map(|path| {
+            match file::resolve(&world.tree, path).unwrap() {
+                Node::Dir(place) => place,
+                Node::File(..) => unreachable!("a directory's path"),
+            }
         });
         let writable: Vec<(Place, &ControlFile)> = places
             .into_iter()
@@ -137,7 +141,7 @@ fn readable(world: &World, place: Place) -> impl Iterator<Item = &'static Contro
 
 /// Everything that there is to read.
 fn show_all(world: &World) {
-    for path in ["", "100", "100/0", "100/1"] {
+    for path in ["", "100", "100/0", "100/1", "team", "team/a", "team/a/0"] {
         let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
             panic!("{path} is a directory")
         };
@@ -157,12 +161,27 @@ fn show_all(world: &World) {
     }
 }
 
+/// Everything that there is to read in a directory and below.
+fn show_tree(world: &World, place: Place) {
+    for file in readable(world, place) {
+        file.show(&world.tree, place).unwrap();
+    }
+    for (_, below) in world.tree.directories(place).unwrap() {
+        show_tree(world, below);
+    }
+}
+
 /// A state file: whatever is understood of it is written so that it is understood again.
 pub fn settings(text: &[u8]) {
-    journal::check::<Settings>(text);
-    if let Ok(settings) = serde_json::from_slice::<Settings>(text) {
+    journal::check::<Saved>(text);
+    if let Ok(saved) = serde_json::from_slice::<Saved>(text) {
+        let other = World::new(1);
+        let parent = GroupId(GroupId::FIRST.0 + 1);
+        let groups = [(parent, saved.clone()), (GroupId(parent.0 + 1), saved.clone())];
+        other.tree.restore(saved.clone(), groups.into());
+        show_tree(&other, Place::ROOT);
         with_world(|world, _| {
-            let id = world.join_with(PID + 1, crate::tree::fixture::blocks(), settings);
+            let id = world.join_with(PID + 1, crate::tree::fixture::blocks(), saved);
             let caller = Caller { pid: 7, ..OWNER };
             let _ = world.store("101/memory.limit", caller, "1");
             for path in ["101", "101/0"] {

@@ -121,6 +121,7 @@ impl Samples {
                 self.audit.no_hook(*pid, device, *bytes);
             }
         }
+        tree.look_at(processes.iter().map(|(id, ..)| *id));
         let found = self.audit.take();
         if !can_tell {
             return Some(PAUSE);

@@ -47,6 +47,8 @@ pub struct Group {
     pub(super) inherited: Arc<Inherited>,
     /// By device; the group as a whole is none.
     pub(super) counted: BTreeMap<Option<usize>, Counted>,
+    /// Whether a peak has grown that has not been written down.
+    pub(super) has_grown: bool,
     pub(super) events: Events,
 }
 
@@ -89,6 +91,7 @@ impl Group {
             held: Vec::new(),
             inherited: Arc::default(),
             counted: BTreeMap::new(),
+            has_grown: false,
             events: Events::default(),
         }
     }
@@ -116,6 +119,7 @@ impl Group {
             let device = at.checked_sub(1);
             if held > self.counted(device).peak {
                 self.counted_mut(device).peak = held;
+                self.has_grown = true;
             }
         }
     }

@@ -69,14 +69,7 @@ impl Tree {
     ) -> Result<GroupId> {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
-        let made = state.make_group(parent, name, caller, mode, &mut notices);
-        if let Some(group) = made.as_ref().ok().and_then(|id| state.groups.get_mut(id)) {
-            group.is_transient = transient.is_some();
-            group.settings = transient.unwrap_or_default();
-        }
-        if let Ok(id) = made {
-            state.hand_down(id, &mut notices);
-        }
+        let made = state.make_group(parent, name, caller, mode, transient, &mut notices);
         drop(state);
         self.tell(&notices);
         made
@@ -274,6 +267,7 @@ impl State {
         name: &str,
         caller: Caller,
         mode: u16,
+        transient: Option<Settings>,
         notices: &mut Vec<Notice>,
     ) -> Result<GroupId> {
         let above = match (parent.whose(), parent.device) {
@@ -303,7 +297,10 @@ impl State {
             owner,
             mode: mode & 0o777,
         };
-        self.add_group(Group::new(id, above, name, caller.uid, access));
+        let mut group = Group::new(id, above, name, caller.uid, access);
+        group.is_transient = transient.is_some();
+        group.settings = transient.unwrap_or_default();
+        self.add_group(group);
         notices.push(Notice::GroupChanged(id));
         let name = name.to_owned();
         notices.push(Notice::Made { id, parent, name });

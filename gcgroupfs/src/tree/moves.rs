@@ -5,8 +5,27 @@ use std::sync::Arc;
 
 use super::group::Counted;
 use super::process::Process;
-use super::{Caller, GroupId, Notice, ProcessId, State, Sums, sums};
+use super::{Caller, GroupId, Notice, ProcessId, State, Sums, Tree, sums};
 use crate::error::{Error, Result};
+
+impl Tree {
+    /// Looks at what these processes hold, for the peaks of the groups that they are in, and has those written down
+    /// that have grown. Nobody else can know of a peak that has passed, so call it now and then.
+    pub fn look_at(&self, processes: impl IntoIterator<Item = ProcessId>) {
+        // Others come in between.
+        processes.into_iter().for_each(|id| self.state.lock().observe(id));
+        let mut state = self.state.lock();
+        let grown = state.groups.values_mut().filter(|group| group.has_grown);
+        let notices: Vec<Notice> = grown
+            .map(|group| {
+                group.has_grown = false;
+                Notice::GroupChanged(group.id)
+            })
+            .collect();
+        drop(state);
+        self.tell(&notices);
+    }
+}
 
 impl State {
     /// Puts a process that has just joined, or that has left its group, into a group.

@@ -162,6 +162,11 @@ fn a_peak_begins_anew_when_it_is_reset() {
     world.tree.rung(id);
     hold(&world, id, 0, 100);
     assert_eq!(world.show("a/memory.peak"), "500\n");
+    world.take_notices();
+    world.tree.look_at([id]);
+    assert_eq!(world.take_notices(), [Notice::GroupChanged(world.group("a"))]);
+    world.tree.look_at([id]);
+    assert_eq!(world.take_notices(), [], "it is written down");
     world.store("a/memory.peak", ROOT, "0").unwrap();
     assert_eq!(world.show("a/memory.peak"), "100\n");
     assert_eq!(world.show("a/0/memory.peak"), "500\n");
@@ -432,9 +437,12 @@ fn what_a_process_counted_outlives_the_daemon() {
 #[test]
 fn a_transient_group_goes_with_its_last_process() {
     let world = World::new(1);
+    let mut settings = Settings::default();
+    settings.set_memory_limit(None, 4096, true).unwrap();
+    settings.set_priority(None, 3, true).unwrap();
     let outer = world
         .tree
-        .make_transient_group(Place::ROOT, "job", ROOT, Settings::default())
+        .make_transient_group(Place::ROOT, "job", ROOT, settings)
         .unwrap();
     assert_eq!(
         world
@@ -448,6 +456,12 @@ fn a_transient_group_goes_with_its_last_process() {
         .unwrap();
     let id = world.join(100);
     world.store("job/step/gcgroup.procs", ROOT, "100").unwrap();
+    let control = world.control(id);
+    let device = &control.devices[0];
+    assert_eq!(
+        (device.group_limit.load(Relaxed), device.priority.load(Relaxed)),
+        (4096, 3)
+    );
     world.take_notices();
     world.tree.leave(id, 0);
     assert!(!world.tree.has_group(outer) && !world.tree.has_group(inner));
