@@ -131,6 +131,8 @@ mod simgpu_versions;
 #[cfg(test)]
 mod simgpu_vmm;
 #[cfg(test)]
+mod soak;
+#[cfg(test)]
 mod statistics;
 #[cfg(test)]
 mod supervise;

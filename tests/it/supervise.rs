@@ -18,7 +18,7 @@ fn supervised() -> Mount {
 }
 
 /// The daemon that the supervisor has started.
-fn daemon(mount: &Mount) -> Option<Pid> {
+pub fn daemon(mount: &Mount) -> Option<Pid> {
     let supervisor = mount.daemon().expect("it runs");
     let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
     let children = children.expect("proc(5)");
@@ -37,7 +37,7 @@ fn kill9(mount: &Mount) {
 }
 
 /// Tells the others to stop, also when the test has failed.
-struct End<'a>(&'a AtomicBool);
+pub struct End<'a>(pub &'a AtomicBool);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {

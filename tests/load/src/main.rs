@@ -18,6 +18,7 @@ mod obey;
 mod order;
 mod overhead;
 mod range;
+mod roam;
 mod say;
 mod size;
 mod stats;
@@ -61,6 +62,8 @@ enum Command {
     Order(order::Order),
     /// Threads that allocate and free by every API at once, and what they hold at the end
     Churn(churn::Churn),
+    /// Uses the device in every way by turns, for a while or until told to hold still
+    Roam(roam::Roam),
     /// Memory of all sizes in use, every word of it known and verified
     Swap(swap::Swap),
     /// Launches so many kernels and waits for them
@@ -102,6 +105,7 @@ fn run(arguments: Arguments) -> Result<()> {
         Command::Overhead(args) => overhead::run(args, &gpu),
         Command::Order(args) => order::run(args, &gpu),
         Command::Churn(args) => churn::run(args, &gpu),
+        Command::Roam(args) => roam::run(args, &gpu),
         Command::Swap(args) => swap::run(args, &gpu),
         Command::Launches(args) => obey::launches(args, &gpu),
         Command::Obey => obey::obey(&gpu),
