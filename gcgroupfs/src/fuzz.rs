@@ -4,16 +4,18 @@
 #![allow(clippy::unwrap_used, reason = "a failure is what is looked for")]
 
 use std::cell::OnceCell;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::message::{self, Hello, Welcome};
 
 use crate::file::{self, ControlFile, Io, Node, PAGE};
 use crate::protocol::{Answer, MAX_ANSWER, Request};
+use crate::rules::Facts;
 use crate::server::answer::{Credentials, answer};
 use crate::tree::fixture::{OWNER, ROOT, World};
 use crate::tree::{Caller, GroupId, Place, ProcessId, Saved, Settings};
-use crate::{journal, sys};
+use crate::{config, journal, sys};
 
 /// Takes any bytes.
 pub type Target = fn(&[u8]);
@@ -24,6 +26,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("store", store),
     ("usage", usage),
     ("settings", settings),
+    ("configuration", configuration),
 ];
 
 const PID: u32 = 100;
@@ -197,10 +200,61 @@ pub fn settings(text: &[u8]) {
     }
 }
 
+/// A configuration: either it is refused with the place of what is wrong, or whatever process comes is led to a group that
+/// can be made, or to none.
+pub fn configuration(text: &[u8]) {
+    let Ok(text) = str::from_utf8(text) else { return };
+    let (nr_lines, path) = (text.matches('\n').count() + 1, Path::new("gcgroupfs.toml"));
+    let config = match config::parse(text, path) {
+        Ok(config) => config,
+        Err(error) => {
+            let error = error.to_string();
+            let line = error
+                .strip_prefix("gcgroupfs.toml:")
+                .and_then(|rest| rest.split(':').next());
+            assert!(
+                (1..=nr_lines).contains(&line.unwrap().parse().unwrap()),
+                "{error}"
+            );
+            return;
+        }
+    };
+    let honest = Facts {
+        uid: 1000,
+        user: Some("alice".into()),
+        comm: "python3".into(),
+        exe: Some("/usr/bin/python3.11".into()),
+        cgroups: vec!["/system.slice/job_12/step_0".into(), "/".into()],
+        wish: Some("team/a".into()),
+        ..Facts::default()
+    };
+    let hostile = Facts {
+        comm: "../\0{uid}\n".into(),
+        exe: Some("/tmp/..".into()),
+        cgroups: vec!["/../../1".into(), "/job_*/**//".into()],
+        ..honest.clone()
+    };
+    for facts in [honest, hostile, Facts::default()] {
+        for judgement in config.rules.judgements(&facts) {
+            assert!(text.is_char_boundary(judgement.offset));
+        }
+        let verdict = config.rules.verdict(&facts);
+        let settings = serde_json::to_vec(&verdict.process.settings()).unwrap();
+        assert_eq!(
+            serde_json::from_slice::<Settings>(&settings).unwrap(),
+            verdict.process.settings()
+        );
+        for name in verdict.group.iter().flat_map(|group| group.path.split('/')) {
+            assert!(!matches!(name, "" | "." | "..") && name.len() <= 255, "{name:?}");
+            assert!(!name.contains(char::is_control), "{name:?}");
+            assert!(!name.bytes().all(|byte| byte.is_ascii_digit()), "{name:?}");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::Path;
 
     use super::*;
 
