@@ -24,6 +24,8 @@ pub enum Error {
     NotEmpty,
     #[error("too many groups, or too deep")]
     TooMany,
+    #[error("too many open files")]
+    TooManyOpen,
     #[error("no name for a group: {0}")]
     BadName(&'static str),
     #[error("the name is too long")]
@@ -76,6 +78,7 @@ impl Error {
             Self::NotEmpty => libc::EBUSY,
             // As cgroup.max.depth and cgroup.max.descendants answer.
             Self::TooMany => libc::EAGAIN,
+            Self::TooManyOpen => libc::EMFILE,
             Self::BadName(_) => libc::EINVAL,
             Self::LongName => libc::ENAMETOOLONG,
             Self::NotYours(_) => libc::EPERM,

@@ -12,6 +12,7 @@ mod invalidate;
 mod known;
 mod nodes;
 mod store;
+mod table;
 mod takeover;
 mod wake;
 
@@ -334,8 +335,9 @@ impl Filesystem for Adapter {
         reply.ok();
     }
 
-    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        match guarded(|| Ok(self.nodes.handles.open_dir(ino, self.nodes.entries(ino)?))) {
+    fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let uid = request.uid();
+        match guarded(|| self.nodes.handles.open_dir(uid, ino, self.nodes.entries(ino)?)) {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(errno) => reply.error(errno),
         }

@@ -3,14 +3,14 @@
 //! Nothing of it is needed to answer: of a handle that is not known, because a predecessor gave it, only the opener
 //! matters, and that is in its number.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use fuser::{FileHandle, FileType, INodeNo, PollHandle, PollNotifier};
 use parking_lot::Mutex;
 
 use super::inode;
+use super::table::{Table, uid};
+use crate::error::Result;
 use crate::keep::Slots;
 use crate::tree::Caller;
 
@@ -68,12 +68,11 @@ struct OpenDir {
     begun: bool,
 }
 
-/// All that is open. A handle is the opener's uid, and a number that no other open handle of that user has.
+/// All that is open.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
-    last: AtomicU32,
-    files: Mutex<HashMap<u64, OpenFile>>,
-    dirs: Mutex<HashMap<u64, OpenDir>>,
+    files: Mutex<Table<OpenFile>>,
+    dirs: Mutex<Table<OpenDir>>,
     /// Where a successor finds who was asleep.
     pollers: OnceLock<Arc<Slots<8>>>,
 }
@@ -85,25 +84,14 @@ impl Handles {
         let _ = self.pollers.set(pollers);
     }
 
-    fn next<T>(&self, uid: u32, open: &HashMap<u64, T>) -> u64 {
-        loop {
-            let number = self.last.fetch_add(1, Relaxed).wrapping_add(1);
-            let handle = u64::from(uid) << 32 | u64::from(number);
-            if !open.contains_key(&handle) {
-                return handle;
-            }
-        }
-    }
-
-    pub(super) fn open_file(&self, file: OpenFile) -> FileHandle {
-        let mut files = self.files.lock();
-        let handle = self.next(file.opener.uid, &files);
-        files.insert(handle, file);
-        FileHandle(handle)
+    /// # Errors
+    /// The opener has too many.
+    pub(super) fn open_file(&self, file: OpenFile) -> Result<FileHandle> {
+        self.files.lock().open(file.opener.uid, file).map(FileHandle)
     }
 
     pub(super) fn close_file(&self, FileHandle(handle): FileHandle) {
-        let file = self.files.lock().remove(&handle);
+        let file = self.files.lock().close(handle);
         if let (Some(polled), Some(pollers)) = (file.and_then(|file| file.polled), self.pollers.get()) {
             pollers.remove(polled.to_le_bytes());
         }
@@ -111,8 +99,8 @@ impl Handles {
 
     /// Who opened the file, when `caller` uses it.
     pub(super) fn opener(&self, handle: FileHandle, caller: Caller) -> Caller {
-        let FileHandle(number) = handle;
-        let opener = self.files.lock().get(&number).map(|file| file.opener);
+        let FileHandle(handle) = handle;
+        let opener = self.files.lock().get(handle).map(|file| file.opener);
         opener.unwrap_or(Caller {
             uid: uid(handle),
             ..caller
@@ -121,7 +109,7 @@ impl Handles {
 
     pub(super) fn text(&self, FileHandle(handle): FileHandle, ino: INodeNo) -> Option<Arc<str>> {
         let files = self.files.lock();
-        files.get(&handle).filter(|file| file.ino == ino)?.text.clone()
+        files.get(handle).filter(|file| file.ino == ino)?.text.clone()
     }
 
     /// Notes what was read, and the number of changes up to it.
@@ -150,13 +138,13 @@ impl Handles {
     pub(super) fn of(&self, entity: u64) -> Vec<(FileHandle, INodeNo)> {
         let files = self.files.lock();
         let of = files.iter().filter(|(_, file)| inode::entity(file.ino) == entity);
-        of.map(|(handle, file)| (FileHandle(*handle), file.ino)).collect()
+        of.map(|(handle, file)| (FileHandle(handle), file.ino)).collect()
     }
 
     /// There have been so many changes. Gives who must be told.
     pub(super) fn announce(&self, FileHandle(handle): FileHandle, nr_changes: u64) -> Option<PollNotifier> {
         let mut files = self.files.lock();
-        let file = files.get_mut(&handle)?;
+        let file = files.get_mut(handle)?;
         file.announced = file.announced.max(nr_changes);
         if file.has_news() {
             file.waiting.take()
@@ -165,22 +153,19 @@ impl Handles {
         }
     }
 
-    pub(super) fn open_dir(&self, ino: INodeNo, entries: Vec<Entry>) -> FileHandle {
-        let mut dirs = self.dirs.lock();
-        let handle = self.next(0, &dirs);
-        dirs.insert(
-            handle,
-            OpenDir {
-                ino,
-                entries: entries.into(),
-                begun: false,
-            },
-        );
-        FileHandle(handle)
+    /// # Errors
+    /// The opener has too many.
+    pub(super) fn open_dir(&self, uid: u32, ino: INodeNo, entries: Vec<Entry>) -> Result<FileHandle> {
+        let dir = OpenDir {
+            ino,
+            entries: entries.into(),
+            begun: false,
+        };
+        self.dirs.lock().open(uid, dir).map(FileHandle)
     }
 
     pub(super) fn close_dir(&self, FileHandle(handle): FileHandle) {
-        self.dirs.lock().remove(&handle);
+        self.dirs.lock().close(handle);
     }
 
     /// The snapshot to read from; nothing if a new one is due, because reading starts `from_start` again.
@@ -191,7 +176,7 @@ impl Handles {
         from_start: bool,
     ) -> Option<Arc<[Entry]>> {
         let mut dirs = self.dirs.lock();
-        let dir = dirs.get_mut(&handle).filter(|dir| dir.ino == ino)?;
+        let dir = dirs.get_mut(handle).filter(|dir| dir.ino == ino)?;
         if from_start && dir.begun {
             return None;
         }
@@ -212,30 +197,27 @@ impl Handles {
             entries: entries.clone(),
             begun: true,
         };
-        self.dirs.lock().insert(handle, dir);
+        self.dirs.lock().put(handle, dir);
         entries
     }
 }
 
 /// The open file of a handle, which a predecessor may have given.
-fn adopt(files: &mut HashMap<u64, OpenFile>, handle: FileHandle, ino: INodeNo) -> &mut OpenFile {
-    let opener = Caller {
-        uid: uid(handle),
-        gid: u32::MAX,
-        pid: 0,
-    };
-    let file = files
-        .entry(handle.0)
-        .or_insert_with(|| OpenFile::new(opener, ino));
-    if file.ino != ino {
+fn adopt(files: &mut Table<OpenFile>, FileHandle(handle): FileHandle, ino: INodeNo) -> &mut OpenFile {
+    let opener = match files.get(handle) {
+        Some(file) if file.ino == ino => None,
         // Ours and a predecessor's have the same number. They share what can be made anew at any time.
-        *file = OpenFile::new(file.opener, ino);
+        Some(file) => Some(file.opener),
+        None => Some(Caller {
+            uid: uid(handle),
+            gid: u32::MAX,
+            pid: 0,
+        }),
+    };
+    if let Some(opener) = opener {
+        files.put(handle, OpenFile::new(opener, ino));
     }
-    file
-}
-
-fn uid(FileHandle(handle): FileHandle) -> u32 {
-    u32::try_from(handle >> 32).unwrap_or(u32::MAX)
+    files.get_mut(handle).expect("there is one by now")
 }
 
 #[cfg(test)]
@@ -257,7 +239,7 @@ mod tests {
     #[test]
     fn a_handle_of_a_predecessor_tells_its_opener_and_is_taken_up_by_reading() {
         let before = Handles::default();
-        let handle = before.open_file(OpenFile::new(OPENER, INO));
+        let handle = before.open_file(OpenFile::new(OPENER, INO)).unwrap();
         assert_eq!(before.opener(handle, OTHER), OPENER);
         let after = Handles::default();
         assert_eq!(after.opener(handle, OTHER), Caller { uid: 1000, ..OTHER });
@@ -272,7 +254,7 @@ mod tests {
     #[test]
     fn two_files_with_one_number_do_not_show_each_others_text() {
         let handles = Handles::default();
-        let handle = handles.open_file(OpenFile::new(OPENER, INO));
+        let handle = handles.open_file(OpenFile::new(OPENER, INO)).unwrap();
         handles.keep_text(handle, INO, "one".into(), 0);
         let other = INodeNo(INO.0 + 1);
         assert!(handles.text(handle, other).is_none());
@@ -283,10 +265,10 @@ mod tests {
     #[test]
     fn numbers_in_use_are_not_given_again() {
         let handles = Handles::default();
-        let first = handles.open_file(OpenFile::new(OPENER, INO));
-        handles.last.store(u32::MAX, Relaxed);
-        let wrapped = handles.open_file(OpenFile::new(OPENER, INO));
-        let next = handles.open_file(OpenFile::new(OPENER, INO));
+        let first = handles.open_file(OpenFile::new(OPENER, INO)).unwrap();
+        handles.files.lock().wrap();
+        let wrapped = handles.open_file(OpenFile::new(OPENER, INO)).unwrap();
+        let next = handles.open_file(OpenFile::new(OPENER, INO)).unwrap();
         assert_ne!(wrapped, first);
         assert_ne!(next, first);
     }

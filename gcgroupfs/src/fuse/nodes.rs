@@ -240,7 +240,7 @@ impl Nodes {
         if file.mode() & wanted != wanted {
             return Err(Error::WrongAccess);
         }
-        Ok(self.handles.open_file(OpenFile::new(caller, ino)))
+        self.handles.open_file(OpenFile::new(caller, ino))
     }
 
     /// The text to read from: rendered at offset 0, as it was then after that.
