@@ -151,6 +151,10 @@ mod swap_pinned;
 #[cfg(test)]
 mod swap_pressure;
 #[cfg(test)]
+mod tenants;
+#[cfg(test)]
+mod trouble;
+#[cfg(test)]
 mod unmanaged;
 #[cfg(test)]
 mod versions;

@@ -1,0 +1,86 @@
+//! A daemon whose clock jumps, and one that has no memory for what it shares with processes.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+use support::{Config, Mount, c_program, wait_until};
+use tempfile::NamedTempFile;
+
+use crate::driver::{Dir, DriverShell, governed_pids};
+
+const MIB: u64 = 1 << 20;
+const YEAR: i64 = 365 * 24 * 3600;
+
+/// What `trouble.c` reads.
+struct Trouble(NamedTempFile);
+
+impl Trouble {
+    const REALTIME: u64 = 0;
+    const MEMORY: u64 = 1;
+
+    /// With a daemon that may be brought into it.
+    fn new() -> (Self, Mount) {
+        let trouble = Self(NamedTempFile::new().expect("a file"));
+        for word in [Self::REALTIME, Self::MEMORY] {
+            trouble.set(word, 0);
+        }
+        let library = c_program("trouble.c", &["-shared", "-fPIC"]);
+        // Governed programs have another library in its place.
+        let config = Config::default()
+            .env("LD_PRELOAD", library.display())
+            .env("TROUBLE", trouble.0.path().display());
+        (trouble, Mount::with(config))
+    }
+
+    fn set(&self, word: u64, value: i64) {
+        let file: &File = self.0.as_file();
+        file.write_all_at(&value.to_ne_bytes(), word * 8).expect("writes");
+    }
+}
+
+#[test]
+fn no_jump_of_the_clock_holds_up_a_file_a_freeze_or_a_quota() {
+    let (trouble, mount) = Trouble::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    dir.write("compute.max", "20000 100000");
+    for (seconds, n) in [30 * YEAR, -20 * YEAR, 3600, 0].into_iter().zip(1..) {
+        trouble.set(Trouble::REALTIME, seconds);
+        dir.write("memory.limit", n * MIB);
+        assert_eq!(dir.number("memory.limit"), n * MIB);
+        dir.write("compute.freeze", 1);
+        wait_until("it is frozen", || dir.is_frozen());
+        dir.write("compute.freeze", 0);
+        // More than a period allows.
+        assert_eq!(shell.ask("spin 5000 10"), "ok");
+        assert_eq!(shell.ask("sync"), "ok");
+        let another = DriverShell::start(&mount);
+        assert_eq!(Dir::of(&mount, another.pid()).number("memory.current"), 0);
+        another.quit();
+        wait_until("it has gone", || governed_pids(&mount) == [shell.pid()]);
+        // The time that it has had is that of its kernels, and none of the jump's.
+        let usage = dir.key("compute.stat", "usage_usec");
+        assert!(usage < 60_000_000, "{usage} after {seconds} s");
+    }
+    wait_until("what it had is counted", || {
+        dir.key("compute.stat", "usage_usec") >= 4 * 50_000
+    });
+    assert!(!mount.log().contains("panicked"), "{}", mount.log());
+}
+
+#[test]
+fn without_memory_for_blocks_those_who_are_governed_are_served_and_others_later() {
+    let (trouble, mount) = Trouble::new();
+    let inside = DriverShell::start(&mount);
+    trouble.set(Trouble::MEMORY, libc::ENOMEM.into());
+    let mut outside = DriverShell::start(&mount);
+    assert_eq!(outside.ask("alloc linear 4096"), "ok 0", "as without the library");
+    assert_eq!(governed_pids(&mount), [inside.pid()]);
+    let dir = Dir::of(&mount, inside.pid());
+    dir.write("memory.limit", MIB);
+    assert_eq!(dir.number("memory.limit"), MIB);
+    wait_until("it is told", || mount.log().contains("was refused: ENOMEM"));
+    trouble.set(Trouble::MEMORY, 0);
+    wait_until("the other is governed", || mount.governs(outside.pid()));
+    assert_eq!(Dir::of(&mount, outside.pid()).number("memory.current"), 4096);
+}
