@@ -8,7 +8,7 @@ usage() {
     cat <<'EOF'
 usage: scripts/test.sh [--quick] [TEST-FILTER...]
 
-  --quick    the tests alone, without lints, documentation and release build
+  --quick    the tests alone, without lints, documentation, release build and soak
   TEST-FILTER  as cargo test takes them
 EOF
 }
@@ -58,3 +58,6 @@ if [ "$quick" = no ]; then
 fi
 # Without the preload library, which has no allocator or unwinder and so no test of its own kind.
 step cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
+if [ "$quick" = no ]; then
+    step scripts/soak.sh 3
+fi
