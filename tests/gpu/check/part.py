@@ -29,9 +29,9 @@ class Program(Lead):
         super().__init__(command if bare else [control.GCGROUPFS, "run", *options, "--", *command], env)
 
 
-def load(*arguments, bare=False, priority=None):
-    """gcgroup-load."""
-    options = () if priority is None else ("--priority", str(priority))
+def load(*arguments, bare=False, **wishes):
+    """gcgroup-load; wishes as `gcgroupfs run` has them, of which None is none."""
+    options = [word for name, value in wishes.items() if value is not None for word in (f"--{name}", str(value))]
     return Program([control.LOAD, *map(str, arguments)], bare, options=options)
 
 
