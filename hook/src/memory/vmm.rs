@@ -4,10 +4,10 @@
 //! reservations cost nothing. `physical` knows who holds what.
 
 use gcgroup_abi::Kind;
-use parking_lot::Mutex;
 
 use super::freeing::has_passed;
 use super::ledger::Entry;
+use super::lock::Lock;
 use super::physical::{Binder, Gone, Physical, Region};
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT,
@@ -21,7 +21,7 @@ use crate::process::{self, Process};
 
 /// The process's, under a lock that is never held while the driver is called.
 #[derive(Debug, Default)]
-pub(crate) struct Vmm(Mutex<Physical>);
+pub(crate) struct Vmm(Lock<Physical>);
 
 impl Process {
     /// Runs `body` on what holds physical memory, and takes off what is gone by it.
@@ -34,7 +34,7 @@ impl Process {
 
     fn bury(&self, gone: &Gone) {
         gone.freed.iter().for_each(|entry| self.discharge(entry));
-        for entry in &gone.hidden {
+        for entry in gone.hidden.iter() {
             self.memory.levels.hide(self.usage(), entry);
         }
     }
@@ -160,7 +160,7 @@ pub(crate) fn map(
 ) -> CUresult {
     next()?;
     if let Some(process) = process::get() {
-        let more = process.physical(|physical, _| physical.map(address.0, bytes as u64, handle.0));
+        let more = process.physical(|physical, gone| physical.map(address.0, bytes as u64, handle.0, gone));
         more.inspect(|more| process.memory.levels.show(process.usage(), more));
     }
     Ok(())

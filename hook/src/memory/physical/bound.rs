@@ -1,0 +1,173 @@
+//! What physical memory is bound to, and where in it.
+
+use hashbrown::HashMap;
+
+use crate::memory::ledger::Entry;
+
+/// What memory is bound to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Binder {
+    /// A multicast object, by its number here.
+    Multicast(u32),
+    /// A sparse array or mipmapped array, by its handle.
+    Array(u64),
+}
+
+/// Where in it: of one level and layer, or for one device, a region of up to three dimensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) group: [u32; 3],
+    pub(crate) start: [u64; 3],
+    pub(crate) extent: [u64; 3],
+}
+
+/// One binding, and what is shown of it.
+#[derive(Debug)]
+pub(super) struct Binding {
+    parts: Vec<Region>,
+    pub(super) object: u32,
+    pub(super) shown: Option<Entry>,
+}
+
+impl Region {
+    fn end(&self, axis: usize) -> u64 {
+        self.start[axis].saturating_add(self.extent[axis])
+    }
+
+    /// What is left of it without `other`: nothing, or up to six parts.
+    fn without(self, other: &Self) -> Vec<Self> {
+        let apart = |axis| self.end(axis) <= other.start[axis] || other.end(axis) <= self.start[axis];
+        if self.group != other.group || (0..3).any(apart) {
+            return vec![self];
+        }
+        let (mut rest, mut left) = (self, Vec::new());
+        for axis in 0..3 {
+            // What lies before it along the axis, and what after.
+            let (from, to) = (
+                rest.start[axis].max(other.start[axis]),
+                rest.end(axis).min(other.end(axis)),
+            );
+            for (start, end) in [(rest.start[axis], from), (to, rest.end(axis))] {
+                if start < end {
+                    let mut part = rest;
+                    (part.start[axis], part.extent[axis]) = (start, end - start);
+                    left.push(part);
+                }
+            }
+            (rest.start[axis], rest.extent[axis]) = (from, to - from);
+        }
+        left
+    }
+}
+
+impl Binding {
+    /// Takes a region off; whether nothing is left.
+    fn cut(&mut self, region: &Region) -> bool {
+        let parts = std::mem::take(&mut self.parts);
+        self.parts = parts.into_iter().flat_map(|part| part.without(region)).collect();
+        self.parts.is_empty()
+    }
+}
+
+/// Every binding. Whoever takes one off lets its object go.
+#[derive(Debug, Default)]
+pub(super) struct Bindings {
+    bound: HashMap<Binder, Vec<Binding>>,
+    /// Bindings that end when a stream has come so far.
+    waiting: Vec<(usize, Binding)>,
+}
+
+impl Bindings {
+    pub(super) fn add(&mut self, to: Binder, region: Region, object: u32, shown: Option<Entry>) {
+        let binding = Binding {
+            parts: vec![region],
+            object,
+            shown,
+        };
+        self.bound.entry(to).or_default().push(binding);
+    }
+
+    /// Takes a region off what is bound; the bindings of which nothing is left.
+    pub(super) fn cut(&mut self, from: Binder, region: &Region) -> Vec<Binding> {
+        let Some(all) = self.bound.get_mut(&from) else {
+            return Vec::new();
+        };
+        let taken = all.extract_if(.., |binding| binding.cut(region)).collect();
+        if all.is_empty() {
+            self.bound.remove(&from);
+        }
+        taken
+    }
+
+    /// The same, but they stay until that stream has come so far.
+    pub(super) fn cut_after(&mut self, stream: usize, from: Binder, region: &Region) {
+        let ending = self.cut(from, region);
+        self.waiting
+            .extend(ending.into_iter().map(|binding| (stream, binding)));
+    }
+
+    /// Takes out what waited for that stream.
+    pub(super) fn passed(&mut self, stream: usize) -> Vec<Binding> {
+        let over = self.waiting.extract_if(.., |waiting| waiting.0 == stream);
+        over.map(|(_, binding)| binding).collect()
+    }
+
+    /// The streams that bindings wait for.
+    pub(super) fn waits_for(&self) -> Vec<usize> {
+        let mut streams: Vec<_> = self.waiting.iter().map(|(stream, _)| *stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        streams
+    }
+
+    /// Takes out all that is bound to something.
+    pub(super) fn remove(&mut self, from: Binder) -> Vec<Binding> {
+        if self.bound.is_empty() {
+            return Vec::new();
+        }
+        self.bound.remove(&from).unwrap_or_default()
+    }
+
+    /// Every entry that is shown.
+    pub(super) fn shown(&mut self) -> impl Iterator<Item = &mut Entry> {
+        let bound = self.bound.values_mut().flatten();
+        let waiting = self.waiting.iter_mut().map(|(_, binding)| binding);
+        bound.chain(waiting).filter_map(|binding| binding.shown.as_mut())
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.bound.is_empty() && self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_cut_into_what_is_left_of_it() {
+        let cube = |start: [u64; 3], extent: [u64; 3]| Region {
+            group: [0; 3],
+            start,
+            extent,
+        };
+        let volume =
+            |parts: &[Region]| -> u64 { parts.iter().map(|part| part.extent.iter().product::<u64>()).sum() };
+        let whole = cube([10; 3], [10; 3]);
+        assert_eq!(whole.without(&cube([0; 3], [30; 3])), []);
+        assert_eq!(whole.without(&cube([20, 10, 10], [1; 3])), [whole], "beside it");
+        let mut other = cube([0; 3], [30; 3]);
+        other.group = [1, 0, 0];
+        assert_eq!(whole.without(&other), [whole], "another level");
+        let holed = whole.without(&cube([12; 3], [5; 3]));
+        assert_eq!((holed.len(), volume(&holed)), (6, 1000 - 125));
+        let corner = whole.without(&cube([15; 3], [30; 3]));
+        assert_eq!((corner.len(), volume(&corner)), (3, 1000 - 125));
+        for (at, part) in holed.iter().enumerate() {
+            for other in &holed[at + 1..] {
+                assert_eq!(part.without(other), [*part], "no two have anything in common");
+            }
+        }
+    }
+}
