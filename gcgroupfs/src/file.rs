@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::tree::{Access, Caller, Edit, GroupId, Level, Owner, Place, Settings, Tree, View};
+use crate::tree::{Access, Caller, Edit, GroupId, Level, Owner, Place, Transient, Tree, View};
 
 /// Most bytes of one write, and the constant size of every file whose contents have a bound.
 pub const PAGE: usize = 4096;
@@ -247,15 +247,20 @@ pub fn make_transient_group(
     parent: Place,
     name: &str,
     caller: Caller,
-    settings: Settings,
+    transient: Transient,
 ) -> Result<GroupId> {
     check_free(tree, parent, name)?;
-    tree.make_transient_group(parent, name, caller, settings)
+    tree.make_transient_group(parent, name, caller, transient)
+}
+
+/// Whether any directory has a control file of that name, so that no group can be called so.
+pub fn is_taken(name: &str) -> bool {
+    files::all().any(|file| file.name == name)
 }
 
 /// Checks that no control file has the name.
 fn check_free(tree: &Tree, parent: Place, name: &str) -> Result<()> {
-    if files::all().all(|file| file.name != name) {
+    if !is_taken(name) {
         return Ok(());
     }
     Err(match lookup(tree, parent, name) {

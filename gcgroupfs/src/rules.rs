@@ -72,6 +72,8 @@ pub struct Verdict {
 pub struct Group {
     /// Below the root, as `a/b`.
     pub path: String,
+    /// How many names of it are the rule's own; those that follow are the wish's, and made in its user's account.
+    pub nr_ruled: usize,
     /// Made as the process's user's.
     pub delegate: bool,
     /// Set when it is made.
@@ -124,6 +126,7 @@ impl Rule {
         let group = self.group.as_ref().map(|group| {
             Ok::<_, String>(Group {
                 path: group.name.render(facts)?,
+                nr_ruled: group.name.nr_before_wish().unwrap_or(usize::MAX),
                 delegate: group.delegate,
                 given: Given::new(&group.memory, &group.compute),
             })
@@ -131,7 +134,10 @@ impl Rule {
         Ok(Verdict {
             group: group.transpose()?,
             heeds_wish: self.r#match.asks_for_wish()
-                || self.group.as_ref().is_some_and(|group| group.name.wants_wish()),
+                || self
+                    .group
+                    .as_ref()
+                    .is_some_and(|group| group.name.nr_before_wish().is_some()),
             process: Given::new(&self.process.memory, &self.process.compute),
         })
     }

@@ -22,6 +22,7 @@ mod requests;
 mod saved;
 mod settings;
 mod sums;
+mod transient;
 mod unmanaged;
 mod view;
 
@@ -52,6 +53,7 @@ pub use quota::Quota;
 pub use saved::Saved;
 pub use settings::Settings;
 pub use sums::Sums;
+pub use transient::Transient;
 pub use unmanaged::{Reason, Unmanaged};
 pub use view::{Scope, View};
 

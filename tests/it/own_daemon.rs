@@ -175,6 +175,29 @@ fn it_is_where_a_users_things_are_and_governs_like_roots() {
 }
 
 #[test]
+fn its_rules_are_in_the_users_own_configuration_and_groups_the_users() {
+    let mut own = Own::new();
+    let directory = own.root.path().join("home/.config");
+    fs::create_dir(&directory).expect("our own directory");
+    let rules = "[[rule]]\ngroup = { name = \"jobs/{comm}\", memory.limit = \"1M\" }\n";
+    fs::write(directory.join("gcgroupfs.toml"), rules).expect("likewise");
+    for path in [&directory, &directory.join("gcgroupfs.toml")] {
+        chown(path, Some(USER), Some(USER)).expect("root may");
+    }
+    own.start(&[]);
+    let mut shell = own.shell(USER);
+    let members = own.says("cat jobs/driver_shell*/gcgroup.procs");
+    assert_eq!(members, shell.pid().to_string());
+    assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
+    assert_eq!(own.says("stat -c %u jobs jobs/driver_shell*"), "1000\n1000");
+    own.says("echo 3M > jobs/driver_shell*/memory.limit; mkdir mine");
+    assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "ok 0");
+    own.says(&format!("echo {} > mine/gcgroup.procs", shell.pid()));
+    assert_eq!(own.says("cat mine/gcgroup.procs"), members);
+    wait_until("the rule's group goes", || !own.says("ls").contains("jobs"));
+}
+
+#[test]
 fn it_governs_nobody_elses_processes() {
     let mut own = Own::new();
     own.start(&[]);

@@ -74,6 +74,7 @@ fn a_group_is_made_for_the_first_and_goes_with_the_last() {
         "what somebody has made stays, and what it is in"
     );
     assert!(ruled.mount.sh_of(ALICE, "rmdir users/u1000/own").0);
+    wait_until("nothing is left in it", || !ruled.has("users"));
     drop(root);
 }
 

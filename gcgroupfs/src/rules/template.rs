@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::Facts;
 use super::list::Pattern;
+use crate::file::is_taken;
 
 /// What may stand in braces, for people to read.
 const FIELDS: &str = "{uid}, {user}, {gid}, {comm}, {exe}, {cgroup}, {cgroup:PATTERN} or {wish}";
@@ -52,8 +53,9 @@ impl Template {
         self.names.iter().flatten().any(|part| *part == Part::User)
     }
 
-    pub(super) fn wants_wish(&self) -> bool {
-        self.names.iter().flatten().any(|part| *part == Part::Wish)
+    /// How many names come before the first that the process has chosen by its wish, if there is one.
+    pub(super) fn nr_before_wish(&self) -> Option<usize> {
+        self.names.iter().position(|parts| parts.contains(&Part::Wish))
     }
 
     /// The group of a process.
@@ -143,6 +145,9 @@ fn parse_name(text: &str) -> Result<Vec<Part>, String> {
     if matches!(text, "." | "..") {
         return Err(format!("{text:?} is no name"));
     }
+    if is_taken(text) {
+        return Err(format!("{text} is the name of a control file"));
+    }
     let (mut parts, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
         let end = rest.find(['{', '}']).unwrap_or(rest.len());
@@ -193,7 +198,8 @@ fn as_name(text: &str) -> String {
         .chars()
         .map(|c| if c == '/' || c.is_control() { '_' } else { c })
         .collect();
-    if matches!(name.as_str(), "" | "." | "..") || name.bytes().all(|byte| byte.is_ascii_digit()) {
+    let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
+    if matches!(name.as_str(), "" | "." | "..") || is_number || is_taken(&name) {
         format!("_{name}")
     } else {
         name
@@ -261,6 +267,7 @@ mod tests {
             ("", "_"),
             ("..", "_.."),
             ("a/b\nc", "a_b_c"),
+            ("devices", "_devices"),
             ("x1", "x1"),
         ] {
             assert_eq!(as_name(text), name, "{text:?}");
@@ -274,6 +281,7 @@ mod tests {
             ("/a", "named as"),
             ("a//b", "named as"),
             ("a/..", "no name"),
+            ("a/memory.limit", "control file"),
             ("{uid}", "digits"),
             ("a/12", "digits"),
             ("a{", "without its }"),

@@ -6,7 +6,7 @@ use nix::unistd::{getegid, geteuid};
 use crate::error::{Error, Result};
 use crate::file;
 use crate::rules::{Group, Verdict};
-use crate::tree::{Caller, Entity, GroupId, Owner, Place, Settings, Tree};
+use crate::tree::{Caller, Entity, GroupId, Owner, Place, Settings, Transient, Tree};
 
 /// Who asks, according to the kernel.
 #[derive(Debug, Clone, Default)]
@@ -58,14 +58,15 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> (Option<GroupId>, Vec<Strin
     let mut troubles = Vec::new();
     let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
     let ruled = ruled.and_then(|group| {
-        by_rule(tree, &process.who, group)
-            .inspect_err(|error| {
-                troubles.push(format!(
-                    "is not in group {:?}, as a rule has it: {error}",
-                    group.path
-                ))
-            })
-            .ok()
+        let (reached, done) = by_rule(tree, &process.who, group);
+        if let Err(error) = done {
+            troubles.push(format!(
+                "gets no farther than {:?} to group {:?}, as a rule has it: {error}",
+                tree.path(reached),
+                group.path
+            ));
+        }
+        reached
     });
     let mut group = process.above.or(ruled);
     if let Some(wish) = process.wish.filter(|_| !process.verdict.heeds_wish) {
@@ -81,20 +82,38 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> (Option<GroupId>, Vec<Strin
     (group, troubles)
 }
 
-/// The group that a rule names, made if it is not there: what is set for it is root's word.
-fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> Result<GroupId> {
+/// The group that a rule names, made if it is not there: what is set for it is root's word. If that cannot be, as far
+/// as it goes: whoever has spoilt the rest, a limit above still holds.
+fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, Result<()>) {
     let root = Caller {
         uid: geteuid().as_raw(),
         gid: getegid().as_raw(),
         pid: 0,
     };
-    descend(tree, &group.path, |place, name, is_last| {
-        let (maker, settings) = match is_last {
-            true if group.delegate => (who.caller(), group.given.settings()),
-            true => (root, group.given.settings()),
-            false => (root, Settings::default()),
+    descend(tree, &group.path, |place, name, step| {
+        let owner = if step.is_last && group.delegate {
+            who.caller()
+        } else {
+            root
         };
-        file::make_transient_group(tree, place, name, maker, settings)
+        let transient = Transient {
+            owner: Owner {
+                uid: owner.uid,
+                gid: owner.gid,
+            },
+            settings: if step.is_last {
+                group.given.settings()
+            } else {
+                Settings::default()
+            },
+        };
+        // A user's account may be full: that must not keep the user out of a rule's group.
+        let maker = if step.number < group.nr_ruled {
+            root
+        } else {
+            who.caller()
+        };
+        file::make_transient_group(tree, place, name, maker, transient)
     })
 }
 
@@ -107,12 +126,21 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
     if !may_leave(tree, who, begins, path)? {
         return Err(Error::NotYours("it is outside of the group that it begins in"));
     }
-    let id = descend(tree, path, |place, name, _| {
+    let (reached, done) = descend(tree, path, |place, name, _| {
         if !who.may_change(tree, place)? {
             return Err(Error::WrongAccess);
         }
-        file::make_transient_group(tree, place, name, who.caller(), Settings::default())
-    })?;
+        let transient = Transient {
+            owner: Owner {
+                uid: who.uid,
+                gid: who.gid,
+            },
+            settings: Settings::default(),
+        };
+        file::make_transient_group(tree, place, name, who.caller(), transient)
+    });
+    done?;
+    let id = reached.ok_or(Error::NotFound)?;
     if !who.may_enter(tree, Place::group(id))? {
         return Err(Error::WrongAccess);
     }
@@ -139,21 +167,38 @@ pub fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
     Err(Error::WrongAccess)
 }
 
-/// Goes down a path of groups, of which `make` makes those that are not there.
-fn descend(tree: &Tree, path: &str, make: impl Fn(Place, &str, bool) -> Result<GroupId>) -> Result<GroupId> {
-    let mut place = Place::ROOT;
-    let mut names = path.trim_matches('/').split('/').peekable();
-    while let Some(name) = names.next() {
-        place = match tree.directory(place, name) {
-            Ok(next) => next,
-            Err(Error::NotFound) => Place::group(make(place, name, names.peek().is_none())?),
-            Err(error) => return Err(error),
+/// One of the names of a path.
+struct Step {
+    /// Counting from 0.
+    number: usize,
+    is_last: bool,
+}
+
+/// Goes down a path of groups, of which `make` makes those that are not there: how far it got, and whether that is all.
+fn descend(
+    tree: &Tree,
+    path: &str,
+    make: impl Fn(Place, &str, &Step) -> Result<GroupId>,
+) -> (Option<GroupId>, Result<()>) {
+    let mut reached = None;
+    let mut names = path.trim_matches('/').split('/').enumerate().peekable();
+    while let Some((number, name)) = names.next() {
+        let place = Place::of(reached);
+        let is_last = names.peek().is_none();
+        let next = match tree.directory(place, name) {
+            Ok(next) => match next.whose() {
+                Entity::Group(id) if next.device.is_none() => Ok(id),
+                _ => Err(Error::BadName("it is no group")),
+            },
+            Err(Error::NotFound) => make(place, name, &Step { number, is_last }),
+            Err(error) => Err(error),
         };
+        match next {
+            Ok(id) => reached = Some(id),
+            Err(error) => return (reached, Err(error)),
+        }
     }
-    match place.whose() {
-        Entity::Group(id) if place.device.is_none() => Ok(id),
-        _ => Err(Error::BadName("it is no group")),
-    }
+    (reached, Ok(()))
 }
 
 /// Whether a process that begins in one group may go to another: into a group within its own; further if what both are

@@ -173,8 +173,12 @@ impl Registry {
             gid,
             comm: stat.comm,
         };
+        let place = match self.tree.path(saved.group).as_str() {
+            "" => String::new(),
+            path => format!(" {path:?}"),
+        };
         info!(
-            "{} ({}) of user {} joined",
+            "{} ({}) of user {} joined{place}",
             identity.pid, identity.comm, identity.uid
         );
         let blocks = Arc::new(Mapped { control, usage });

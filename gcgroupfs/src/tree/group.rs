@@ -22,6 +22,9 @@ pub(super) const MAX_PER_UID: usize = 1024;
 /// Groups in all.
 pub(super) const MAX_GROUPS: usize = 64 << 10;
 
+/// How many there may be for others than root to make one more.
+pub(super) const MAX_OTHERS: usize = 60 << 10;
+
 /// A directory of processes and of other groups.
 #[derive(Debug)]
 pub struct Group {

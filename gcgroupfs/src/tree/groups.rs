@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_PER_UID, check_name};
+use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
 use super::{
-    Access, Caller, DIRECTORY_MODE, Entity, Group, GroupId, Notice, Owner, Place, ProcessId, Saved, Settings,
-    State, Tree, enforce,
+    Access, Caller, DIRECTORY_MODE, Entity, Group, GroupId, Notice, Owner, Place, ProcessId, Saved, State,
+    Transient, Tree, enforce,
 };
 use crate::error::{Error, Result};
 
@@ -22,50 +22,13 @@ impl Tree {
         self.make(parent, name, caller, mode, None)
     }
 
-    /// As [`make_group`](Self::make_group), but the group goes when the last process and the last child group have
-    /// gone from it; of these settings. One that is there already is as good, and stays as it is.
-    ///
-    /// # Errors
-    /// As [`make_group`](Self::make_group), but for `EEXIST`.
-    pub fn make_transient_group(
-        &self,
-        parent: Place,
-        name: &str,
-        caller: Caller,
-        settings: Settings,
-    ) -> Result<GroupId> {
-        match self.make(parent, name, caller, DIRECTORY_MODE, Some(settings)) {
-            Err(Error::Exists) => match self.directory(parent, name)?.whose() {
-                Entity::Group(id) => Ok(id),
-                _ => Err(Error::Exists),
-            },
-            other => other,
-        }
-    }
-
-    /// Removes all groups that are there only for what is in them, and have nothing in them, but one.
-    pub fn reap_transient(&self, but: Option<GroupId>) {
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        let transient = state.groups.values().filter(|group| group.is_transient);
-        let mut transient: Vec<GroupId> = transient.map(|group| group.id).collect();
-        // A group's number is higher than that of the one it is in.
-        transient.sort_unstable_by(|one, other| other.cmp(one));
-        for id in transient.into_iter().filter(|id| Some(*id) != but) {
-            // Those with somebody in them stay.
-            let _ = state.remove_group(id, &mut notices);
-        }
-        drop(state);
-        self.tell(&notices);
-    }
-
-    fn make(
+    pub(super) fn make(
         &self,
         parent: Place,
         name: &str,
         caller: Caller,
         mode: u16,
-        transient: Option<Settings>,
+        transient: Option<Transient>,
     ) -> Result<GroupId> {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
@@ -89,7 +52,12 @@ impl Tree {
             return Err(Error::FixedShape);
         }
         let mut notices = Vec::new();
-        let gone = self.state.lock().remove_group(id, &mut notices);
+        let mut state = self.state.lock();
+        let gone = state.remove_group(id, &mut notices);
+        if let Ok(gone) = &gone {
+            state.reap(gone.parent, &mut notices);
+        }
+        drop(state);
         self.tell(&notices);
         gone.map(drop)
     }
@@ -267,7 +235,7 @@ impl State {
         name: &str,
         caller: Caller,
         mode: u16,
-        transient: Option<Settings>,
+        transient: Option<Transient>,
         notices: &mut Vec<Notice>,
     ) -> Result<GroupId> {
         let above = match (parent.whose(), parent.device) {
@@ -282,24 +250,26 @@ impl State {
         let nr_made = self.nr_made.get(&caller.uid).copied().unwrap_or(0);
         if self.chain(above).len() >= MAX_DEPTH
             || self.groups.len() >= MAX_GROUPS
-            || (nr_made >= MAX_PER_UID && !self.is_root(caller))
+            || (!self.is_root(caller) && (nr_made >= MAX_PER_UID || self.groups.len() >= MAX_OTHERS))
             || self.next_group >= GroupId::END
         {
             return Err(Error::TooMany);
         }
         let id = self.next_group;
         self.next_group = GroupId(id.0 + 1);
-        let owner = Owner {
-            uid: caller.uid,
-            gid: caller.gid,
-        };
-        let access = Access {
-            owner,
+        let mut access = Access {
+            owner: Owner {
+                uid: caller.uid,
+                gid: caller.gid,
+            },
             mode: mode & 0o777,
         };
+        access.owner = transient
+            .as_ref()
+            .map_or(access.owner, |transient| transient.owner);
         let mut group = Group::new(id, above, name, caller.uid, access);
         group.is_transient = transient.is_some();
-        group.settings = transient.unwrap_or_default();
+        group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
         self.add_group(group);
         notices.push(Notice::GroupChanged(id));
         let name = name.to_owned();
@@ -353,18 +323,6 @@ impl State {
             name: group.name.clone(),
         });
         Ok(group)
-    }
-
-    /// Removes those from here upwards that are there only for what is in them, and have nothing in them any more.
-    pub(super) fn reap(&mut self, from: Option<GroupId>, notices: &mut Vec<Notice>) {
-        let mut at = from;
-        while let Some(group) = at.and_then(|id| self.groups.get(&id)) {
-            let (id, parent) = (group.id, group.parent);
-            if !group.is_transient || self.remove_group(id, notices).is_err() {
-                break;
-            }
-            at = parent;
-        }
     }
 
     /// The group of that name in a group, or in the root.

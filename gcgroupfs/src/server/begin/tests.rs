@@ -1,7 +1,7 @@
 use super::*;
 use crate::rules::{Facts, Rules};
+use crate::tree::DIRECTORY_MODE;
 use crate::tree::fixture::World;
-use crate::tree::{Access, DIRECTORY_MODE};
 
 const ALICE: u32 = 1000;
 
@@ -19,6 +19,10 @@ fn root() -> Credentials {
 
 fn make(world: &World, path: &str, owner: u32) -> GroupId {
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+    make_in(world, above, name, owner).unwrap()
+}
+
+fn make_in(world: &World, above: &str, name: &str, owner: u32) -> Result<GroupId> {
     let parent = match above {
         "" => Place::ROOT,
         above => find(world, above).unwrap(),
@@ -28,10 +32,7 @@ fn make(world: &World, path: &str, owner: u32) -> GroupId {
         gid: owner,
         pid: 0,
     };
-    world
-        .tree
-        .make_group(parent, name, caller, DIRECTORY_MODE)
-        .unwrap()
+    world.tree.make_group(parent, name, caller, DIRECTORY_MODE)
 }
 
 fn find(world: &World, path: &str) -> Result<Place> {
@@ -217,15 +218,35 @@ fn a_wish_holds_within_where_a_process_begins_otherwise() {
 }
 
 #[test]
-fn what_cannot_be_made_is_told_and_leaves_nothing() {
+fn where_a_rules_group_cannot_be_a_process_begins_as_near_as_it_goes() {
     let world = World::new(1);
-    let before = world.tree.directories(Place::ROOT).unwrap();
-    for name in ["a/memory.limit", "b/c/d/e/f/g/h/i/j"] {
-        let (group, trouble) = begins(&world, alice(), None, &format!("group.name = {name:?}"), "");
-        assert_eq!(group, "");
-        assert!(trouble.contains("as a rule has it"), "{trouble}");
+    let (group, trouble) = begins(&world, alice(), None, "group.name = \"b/c/d/e/f/g/h/i/j\"", "");
+    assert_eq!(group, "b/c/d/e/f/g/h/i");
+    assert!(trouble.contains("as a rule has it"), "{trouble}");
+    // What a process asks for does not help it out of what the rule has for certain.
+    let by_wish = "group.name = \"users/u{uid}/{wish}\"";
+    for wish in ["memory.limit", "..", "a//b", "7"] {
+        let (group, trouble) = begins(&world, alice(), None, by_wish, wish);
+        assert!(group.starts_with("users/u1000"), "{wish}: {group}");
+        assert!(!trouble.is_empty());
     }
-    assert_eq!(world.tree.directories(Place::ROOT).unwrap(), before);
-    let Access { owner, .. } = world.tree.access(Place::ROOT).unwrap();
-    assert_eq!(owner.uid, 0);
+    world.tree.reap_transient(None);
+    assert!(find(&world, "b").is_err() && find(&world, "users").is_err());
+}
+
+#[test]
+fn who_has_made_too_many_groups_is_in_the_rules_all_the_same() {
+    let world = World::new(1);
+    make(&world, "hers", ALICE);
+    let mut nr_made = 1;
+    while make_in(&world, "hers", &format!("g{nr_made}"), ALICE).is_ok() {
+        nr_made += 1;
+        assert!(nr_made < 10_000, "there is no end to it");
+    }
+    let delegated = "group = { name = \"u{uid}/{comm}x\", delegate = true }";
+    assert_eq!(begins(&world, alice(), None, delegated, "").0, "u1000/x");
+    assert_eq!(owner(&world, "u1000/x"), ALICE);
+    let by_wish = "group.name = \"users/u{uid}/{wish}\"";
+    assert_eq!(begins(&world, alice(), None, by_wish, "a/b").0, "users/u1000");
+    assert_eq!(begins(&world, alice(), None, "", "hers/new").0, "");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::file;
 use crate::tree::fixture::STRANGER;
-use crate::tree::{Caller, GroupId};
+use crate::tree::{Caller, GroupId, Owner, Transient};
 
 fn errno<T: std::fmt::Debug>(result: crate::error::Result<T>) -> i32 {
     result.map(drop).unwrap_err().errno()
@@ -440,20 +440,25 @@ fn a_transient_group_goes_with_its_last_process() {
     let mut settings = Settings::default();
     settings.set_memory_limit(None, 4096, true).unwrap();
     settings.set_priority(None, 3, true).unwrap();
+    let transient = |settings| Transient {
+        owner: Owner { uid: 7, gid: 8 },
+        settings,
+    };
     let outer = world
         .tree
-        .make_transient_group(Place::ROOT, "job", ROOT, settings)
+        .make_transient_group(Place::ROOT, "job", ROOT, transient(settings))
         .unwrap();
     assert_eq!(
         world
             .tree
-            .make_transient_group(Place::ROOT, "job", ROOT, Settings::default()),
+            .make_transient_group(Place::ROOT, "job", ROOT, transient(Settings::default())),
         Ok(outer)
     );
     let inner = world
         .tree
-        .make_transient_group(Place::group(outer), "step", ROOT, Settings::default())
+        .make_transient_group(Place::group(outer), "step", ROOT, transient(Settings::default()))
         .unwrap();
+    assert_eq!(world.tree.owner(Place::group(inner)).unwrap().uid, 7);
     let id = world.join(100);
     world.store("job/step/gcgroup.procs", ROOT, "100").unwrap();
     let control = world.control(id);

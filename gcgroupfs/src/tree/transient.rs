@@ -1,0 +1,65 @@
+//! Groups that are there only for what is in them: made on demand, and gone with the last process and the last child
+//! group.
+
+use super::{Caller, DIRECTORY_MODE, Entity, GroupId, Notice, Owner, Place, Settings, State, Tree};
+use crate::error::{Error, Result};
+
+/// What such a group begins with.
+#[derive(Debug, Clone)]
+pub struct Transient {
+    pub owner: Owner,
+    pub settings: Settings,
+}
+
+impl Tree {
+    /// Makes one in the caller's account, whoever it belongs to. One of that name that is there already is as good, and
+    /// stays as it is.
+    ///
+    /// # Errors
+    /// As [`make_group`](Self::make_group), but for `EEXIST`.
+    pub fn make_transient_group(
+        &self,
+        parent: Place,
+        name: &str,
+        caller: Caller,
+        transient: Transient,
+    ) -> Result<GroupId> {
+        match self.make(parent, name, caller, DIRECTORY_MODE, Some(transient)) {
+            Err(Error::Exists) => match self.directory(parent, name)?.whose() {
+                Entity::Group(id) => Ok(id),
+                _ => Err(Error::Exists),
+            },
+            other => other,
+        }
+    }
+
+    /// Removes all that have nothing in them, but one.
+    pub fn reap_transient(&self, but: Option<GroupId>) {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        let transient = state.groups.values().filter(|group| group.is_transient);
+        let mut transient: Vec<GroupId> = transient.map(|group| group.id).collect();
+        // A group's number is higher than that of the one it is in.
+        transient.sort_unstable_by(|one, other| other.cmp(one));
+        for id in transient.into_iter().filter(|id| Some(*id) != but) {
+            // Those with somebody in them stay.
+            let _ = state.remove_group(id, &mut notices);
+        }
+        drop(state);
+        self.tell(&notices);
+    }
+}
+
+impl State {
+    /// Removes those from here upwards that are there only for what is in them, and have nothing in them any more.
+    pub(super) fn reap(&mut self, from: Option<GroupId>, notices: &mut Vec<Notice>) {
+        let mut at = from;
+        while let Some(group) = at.and_then(|id| self.groups.get(&id)) {
+            let (id, parent) = (group.id, group.parent);
+            if !group.is_transient || self.remove_group(id, notices).is_err() {
+                break;
+            }
+            at = parent;
+        }
+    }
+}
