@@ -113,7 +113,7 @@ fn run_begins_in_the_group_that_it_names_if_it_may() {
     assert_eq!(ruled.members("batch/night"), [root.pid()]);
     assert!(ruled.mount.governs(alice.pid()));
     let said = "of user 1000 asks in vain for group \"batch/night\"";
-    assert!(ruled.mount.log().contains(said), "{}", ruled.mount.log());
+    wait_until("the daemon says so", || ruled.mount.log().contains(said));
     root.quit();
     wait_until("the group goes", || !ruled.has("batch"));
 
@@ -143,11 +143,9 @@ fn a_wish_does_not_lead_out_of_a_rules_group() {
     std::os::unix::fs::chown(&path, Some(ALICE), Some(ALICE)).expect("root may");
     let outside = ruled.run(ALICE, "team");
     assert_eq!(ruled.members("users/u1000"), [outside.pid()]);
-    assert!(
-        ruled.mount.log().contains("outside of the group"),
-        "{}",
-        ruled.mount.log()
-    );
+    wait_until("the daemon says so", || {
+        ruled.mount.log().contains("outside of the group")
+    });
     let inside = ruled.run(ALICE, "users/u1000/night");
     assert_eq!(ruled.members("users/u1000/night"), [inside.pid()]);
 }
