@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use support::{Config, Mount, Truth, wait_until};
+use support::{Config, Governed, Mount, Truth, artifacts, wait_until};
 
-use crate::driver::DriverShell;
+use crate::driver::{Dir, DriverShell};
+use crate::nvml::{self, Nvml};
 
 const MIB: u64 = 1 << 20;
 const OUT_OF_MEMORY: &str = "error 2";
@@ -313,4 +314,79 @@ fn the_daemon_is_killed_in_the_race_and_the_limit_holds_to_the_byte() {
     wait_until("all are back", || {
         mount.number("team", "memory.current", "") == LIMIT
     });
+}
+
+#[test]
+fn who_can_swap_makes_room_below_a_new_limit_and_comes_back_above_it() {
+    let mount = Mount::new();
+    mkdir(&mount, "team");
+    let program = |swap: u64| {
+        let mut command = mount.command(artifacts().load());
+        command.arg("obey").env("GCGROUP_SWAP", swap.to_string());
+        let mut program = Governed::spawn(command);
+        program.expect("ready");
+        mount.write("team", "gcgroup.procs", &program.pid().to_string());
+        program
+    };
+    let alloc = |program: &mut Governed, bytes: u64| {
+        let answer = program.ask(&format!("alloc linear {bytes}"));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    };
+    let (mut large, mut small, mut fixed) = (program(1 << 40), program(1 << 40), program(0));
+    for _ in 0..6 {
+        alloc(&mut large, 16 * MIB);
+    }
+    alloc(&mut small, 16 * MIB);
+    alloc(&mut fixed, 16 * MIB);
+    mount.write("team", "memory.limit", "96M");
+    let current = || mount.number("team", "memory.current", "");
+    wait_until("there is room", || current() == 96 * MIB);
+    let swapped = |program: &Governed| Dir::of(&mount, program.pid()).number("memory.swap.current");
+    assert_eq!((swapped(&large), swapped(&small)), (32 * MIB, 0));
+    assert_eq!(large.ask("verify"), "verified 6");
+    fixed.finish();
+    wait_until("one more is back", || swapped(&large) == 16 * MIB);
+    assert_eq!(current(), 96 * MIB);
+    mount.write("team", "memory.limit", "max");
+    wait_until("all are back", || swapped(&large) == 0);
+    assert_eq!(large.ask("verify"), "verified 6");
+    assert_eq!(small.ask("verify"), "verified 1");
+}
+
+#[test]
+fn what_contexts_take_is_part_of_the_limit_also_over_a_restart() {
+    const CONTEXT: u64 = 64 * MIB;
+    let mut mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT));
+    mkdir(&mount, "team");
+    let mut shells = [member(&mount, "team"), member(&mount, "team")];
+    wait_until("both contexts are measured", || {
+        mount.number("team", "memory.current", "") == 2 * CONTEXT
+    });
+    mount.write("team", "memory.limit", &(2 * CONTEXT + 20 * MIB).to_string());
+    assert_eq!(alloc(&mut shells[0], 20 * MIB + 1), OUT_OF_MEMORY);
+    assert_eq!(alloc(&mut shells[0], 10 * MIB), "ok 0");
+    mount.kill9();
+    mount.restart();
+    // Asked before anybody has measured: the hook waits for the daemon, and that knows from the last one.
+    assert_eq!(alloc(&mut shells[1], 10 * MIB + 1), OUT_OF_MEMORY);
+    assert_eq!(alloc(&mut shells[1], 10 * MIB), "ok 0");
+    assert_eq!(alloc(&mut shells[0], 1), OUT_OF_MEMORY);
+}
+
+#[test]
+fn a_member_sees_its_groups_limit_by_nvml_too() {
+    let mount = Mount::new();
+    mkdir(&mount, "team");
+    let mut nvml = Nvml::spawn(mount.command(nvml::program()));
+    assert_eq!(nvml.ask("cuda"), [0]);
+    let pid = nvml.0.pid();
+    mount.write("team", "gcgroup.procs", &pid.to_string());
+    assert!(nvml.ask("memory 0 1")[1] > 200 * MIB);
+    mount.write("team", "memory.limit", "200M");
+    assert_eq!(nvml.ask(&format!("alloc 0 {}", 50 * MIB)), [0]);
+    let [result, total, free, used] = nvml.ask("memory 0 1")[..] else {
+        panic!("four numbers");
+    };
+    assert_eq!((result, total, free, used), (0, 200 * MIB, 150 * MIB, 50 * MIB));
+    assert_eq!(nvml.computing(0).into_keys().collect::<Vec<_>>(), [pid]);
 }

@@ -142,10 +142,25 @@ impl Grants {
         }
     }
 
-    /// The process has charged what was there already, perhaps more than was granted: it holds it, then.
+    /// The process may have charged what was there already, more than was granted: it holds it, then. Or it asks for every
+    /// byte, and has given some back.
     pub(super) fn look(&mut self, id: ProcessId) {
-        for at in 0..self.slots.len() {
+        for at in self.places(None) {
             self.concede(id, at);
+            let Some(member) = self.members.get(&id).filter(|member| !member.is_open(at)) else {
+                continue;
+            };
+            let (group, before) = (member.group, member.held(at));
+            self.change(id, at, |member| {
+                member.refresh(at);
+            });
+            if self
+                .members
+                .get(&id)
+                .is_some_and(|member| member.held(at) < before)
+            {
+                self.publish(group);
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
@@ -127,8 +127,9 @@ fn wished_limit() -> u64 {
 fn is_limited(process: &Process) -> bool {
     let control = process.control();
     let devices = &mut control.devices.iter();
-    control.memory_limit.load(Relaxed) != NO_LIMIT
-        || devices.any(|device| device.memory_limit.load(Relaxed) != NO_LIMIT)
+    let is_any = |limit: &AtomicU64| limit.load(Relaxed) != NO_LIMIT;
+    is_any(&control.memory_limit)
+        || devices.any(|device| is_any(&device.memory_limit) || is_any(&device.group_limit))
 }
 
 /// The sixteen bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or of `MIG-…`.

@@ -142,11 +142,15 @@ impl Look<'_> {
         }
         all.sort_by_cached_key(|block| block.departure());
         let mut is_full = false;
-        if let Some(first) = all.iter().find(|block| is_due(block))
-            && first.size <= by_limits
-        {
-            room = room.min(free_memory(self.process, first));
-            is_full = first.size > room;
+        if let Some(first) = all.iter().find(|block| is_due(block)) {
+            if first.size <= by_limits {
+                room = room.min(free_memory(self.process, first));
+                is_full = first.size > room;
+            } else {
+                // Others of the group may give theirs back.
+                let of_groups = group_room(self.process.usage(), self.process.control(), self.index);
+                is_full = of_groups == by_limits;
+            }
         }
         let mut back: Vec<_> = all
             .into_iter()

@@ -187,6 +187,8 @@ fn below_usage_every_byte_is_asked_for_until_there_is_room_again() {
     grants.set_limit(LEFT, Some(0), 150);
     assert_eq!(grants.excess(LEFT, Some(0)), 50);
     grants.free(A, 0, 30);
+    grants.look(A);
+    assert_eq!(grants.excess(LEFT, Some(0)), 20);
     assert_eq!(
         grants.allocate(A, 0, 1),
         refused(LEFT, Some(0)),
