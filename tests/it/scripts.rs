@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use nix::sys::signal::Signal;
-use support::{Governed, Mount, artifacts, repository, wait_until};
+use support::{Config, Governed, Mount, artifacts, repository, wait_until};
 
 fn command(mount: &Mount, script: &str) -> Command {
     let mut command = Command::new(repository().join("scripts").join(script));
@@ -144,6 +144,42 @@ fn gc_preempt_can_make_less_important_instead() {
         assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
         assert_eq!(mount.read(&pid, "compute.priority"), "3");
     }
+}
+
+#[test]
+fn gc_preempt_has_memory_make_room_before_the_command_and_all_of_it_is_back_after() {
+    let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "128M"));
+    let mut batch = mount.command(artifacts().load());
+    batch.arg("obey").env("GCGROUP_SWAP", "max");
+    let mut batch = Governed::spawn(batch);
+    batch.expect("ready");
+    for _ in 0..3 {
+        let answer = batch.ask("alloc linear 33554432");
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    let fixed = mount.obedient();
+    let (pid, other) = (batch.pid().to_string(), fixed.pid().to_string());
+    // A command that needs nearly all of the card, and looks at what the job has meanwhile.
+    let mut preempt = command(&mount, "gc-preempt");
+    let load = artifacts().load();
+    let script = format!(
+        "echo alloc linear 100663296 | '{}' obey && cat {1}/{pid}/memory.current {1}/{pid}/memory.swap.current",
+        load.display(),
+        mount.path().display()
+    );
+    preempt.args(["--reclaim", &pid, &other, "--", "sh", "-c", &script]);
+    for (name, value) in mount.bare_command("sh").get_envs() {
+        value.map(|value| preempt.env(name, value));
+    }
+    let output = preempt.output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("allocated 1 linear 100663296"), "{said}");
+    assert!(said.ends_with("\n0\n100663296\n"), "{said}");
+    assert_eq!(batch.ask("verify"), "verified 3");
+    assert_eq!(mount.number(&pid, "memory.swap.current", ""), 0);
+    assert_eq!(mount.number(&pid, "memory.current", ""), 96 << 20);
+    assert_eq!(mount.read(&other, "compute.freeze"), "0");
 }
 
 /// `gc-autopreempt -v` of the first process over the others.

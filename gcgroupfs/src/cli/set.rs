@@ -55,7 +55,10 @@ const SLOW: &[Slow] = &[
         name: "memory.reclaim",
         goal: |directory, value| {
             let current = directory.number("memory.current", "")?;
-            let movable = current.saturating_sub(directory.number("memory.stat", "pinned_unswappable")?);
+            let stays = ["pinned_unswappable", "context"].map(|key| directory.number("memory.stat", key));
+            let movable = stays.into_iter().try_fold(current, |left, stays| {
+                Ok::<_, anyhow::Error>(left.saturating_sub(stays?))
+            })?;
             let gone = directory.number("memory.stat", "swap_out_bytes")?;
             Ok(Goal::Out(gone + movable.min(parse_bytes(value)?)))
         },
