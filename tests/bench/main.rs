@@ -12,6 +12,7 @@ mod files;
 mod groups;
 mod instructions;
 mod report;
+mod swap;
 mod thaw;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -28,7 +29,7 @@ fn main() {
     stay_on_one_cpu();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 8] = [
+    let subjects: [Subject; 9] = [
         ("calls", calls::run),
         ("apis", apis::run),
         ("instructions", instructions::run),
@@ -37,6 +38,7 @@ fn main() {
         ("files", files::run),
         ("crowd", crowd::run),
         ("groups", groups::run),
+        ("swap", swap::run),
     ];
     for (name, run) in subjects {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use support::{artifacts, repository};
 
 /// What needs nothing of NVIDIA's but the driver.
-const ON_ANY_DRIVER: [&str; 13] = [
+const ON_ANY_DRIVER: [&str; 14] = [
     "background",
     "contention",
     "interception_c",
@@ -20,6 +20,7 @@ const ON_ANY_DRIVER: [&str; 13] = [
     "overhead_driver",
     "priority",
     "slicing",
+    "swap",
     "vmm",
 ];
 

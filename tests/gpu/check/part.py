@@ -30,8 +30,9 @@ class Program(Lead):
 
 
 def load(*arguments, bare=False, **wishes):
-    """gcgroup-load; wishes as `gcgroupfs run` has them, of which None is none."""
-    options = [word for name, value in wishes.items() if value is not None for word in (f"--{name}", str(value))]
+    """gcgroup-load; wishes as `gcgroupfs run` has them, of which None is none and True has no value."""
+    options = [word for name, value in wishes.items() if value is not None
+               for word in (f"--{name}", str(value))[:1 if value is True else 2]]
     return Program([control.LOAD, *map(str, arguments)], bare, options=options)
 
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, stdin};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum as _};
@@ -53,6 +54,7 @@ pub const COMMANDS: &str = "Reads one command a line, answers each with one line
   stamp               stamped NS             (after one launch; CLOCK_MONOTONIC, nanoseconds)
   copy N              copied N               (N copies of four bytes, in and out by turns, waited for)
   set N               set N
+  bandwidth BYTES     bandwidth OUT IN       (bytes a second, of a plain copy to and from page-locked memory)
   sync                synchronised
   meminfo             meminfo FREE TOTAL
   device-total        device-total BYTES
@@ -141,6 +143,11 @@ impl Obedient<'_> {
                 }
                 format!("set {count}")
             }
+            ["bandwidth", bytes] => {
+                let bytes: Size = bytes.parse().map_err(anyhow::Error::msg)?;
+                let [out, into] = self.bandwidth(bytes.0)?;
+                format!("bandwidth {out:.0} {into:.0}")
+            }
             ["sync"] => {
                 self.gpu.synchronize()?;
                 "synchronised".to_owned()
@@ -191,6 +198,30 @@ impl Obedient<'_> {
             self.gpu.spin(self.stream.raw, usec)?;
         }
         Ok(format!("launched {count}"))
+    }
+
+    /// The best of a few copies to page-locked memory, and of those back.
+    fn bandwidth(&self, bytes: usize) -> Result<[f64; 2]> {
+        const COPIES: u32 = 5;
+        let (device, host) = (
+            Allocator::new(self.gpu, Api::Linear)?,
+            Allocator::new(self.gpu, Api::Host)?,
+        );
+        let (block, mut buffer) = (device.allocate(bytes)?, host.allocate(bytes)?);
+        let pointer = block.pointer().context("no address")?;
+        let place = buffer.host().context("no memory of the host")?;
+        let mut least = [f64::MAX; 2];
+        for _ in 0..COPIES {
+            let began = Instant::now();
+            self.gpu.read(pointer, place)?;
+            let between = Instant::now();
+            self.gpu.write(pointer, place)?;
+            least[0] = least[0].min((between - began).as_secs_f64());
+            least[1] = least[1].min(between.elapsed().as_secs_f64());
+        }
+        device.free(block)?;
+        host.free(buffer)?;
+        Ok(least.map(|seconds| bytes as f64 / seconds))
     }
 
     /// The first block that copies can reach.

@@ -1,0 +1,140 @@
+//! What memory that can move costs: moves against a plain copy of page-locked memory in the same run, the time for which a
+//! launch is held up by them, and what a program pays that is never asked to move anything.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use support::{Config, Governed, Mount, artifacts, instructions};
+
+use crate::files::monotonic;
+use crate::report::{Report, quantile};
+
+const BLOCK: u64 = 128 << 20;
+const BLOCKS: u64 = 4;
+/// Moves of all of it each way; the median counts.
+const TURNS: usize = 5;
+
+/// A move goes at this share of a plain copy's bandwidth at least.
+const LEAST_SHARE: f64 = 0.8;
+/// Milliseconds by which a launch may be held up beyond the copies' time.
+const HELD: f64 = 5.0;
+/// An allocation and its free, over making, mapping, unmapping and releasing the same by hand.
+const TIMES_BARE: f64 = 2.0;
+
+pub fn run(report: &mut Report) {
+    moves(report);
+    never_asked(report);
+}
+
+fn moves(report: &mut Report) {
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey").env("GCGROUP_SWAP", "max");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    let pid = program.pid();
+    let answer = program.ask(&format!("bandwidth {BLOCK}"));
+    let plain: Vec<f64> = answer
+        .split(' ')
+        .skip(1)
+        .map(|word| word.parse().expect(&answer))
+        .collect();
+    for _ in 0..BLOCKS {
+        let answer = program.ask(&format!("alloc linear {BLOCK}"));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    let all = BLOCK * BLOCKS;
+    let ways = [("out", "1", plain[0]), ("in", "max", plain[1])];
+    let mut took = [Vec::new(), Vec::new()];
+    let mut held = [Vec::new(), Vec::new()];
+    for _ in 0..TURNS {
+        for (at, (way, limit, _)) in ways.iter().enumerate() {
+            let moved = || mount.number(pid, "memory.stat", &format!("swap_{way}_bytes"));
+            let before = moved();
+            let began = monotonic();
+            mount.write(pid, "memory.limit", limit);
+            // Held until all of it has moved.
+            let answer = program.ask("stamp");
+            while moved() - before != all {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            took[at].push((monotonic() - began) / 1e9);
+            let stamp: f64 = answer.trim_start_matches("stamped ").parse().expect(&answer);
+            held[at].push((stamp - began) / 1e9);
+        }
+    }
+    for (at, (way, _, plain)) in ways.iter().enumerate() {
+        let bandwidth = all as f64 / quantile(took[at].clone(), 0.5);
+        let detail = json!({
+            "plain_gb_per_s": plain / 1e9, "moved_gb_per_s": bandwidth / 1e9, "bytes": all, "blocks": BLOCKS,
+        });
+        let name = format!("move {way}: a plain copy's bandwidth over the move's");
+        report.add(&name, plain / bandwidth, "times", 1.0 / LEAST_SHARE, detail);
+        let copying = all as f64 / plain;
+        let longest = quantile(held[at].clone(), 0.5);
+        report.add(
+            &format!("move {way}: a launch is held up beyond the copies' time at that bandwidth"),
+            ((longest - copying) * 1e3).max(0.0),
+            "ms",
+            HELD,
+            json!({ "held_ms": longest * 1e3, "copies_ms": copying * 1e3 }),
+        );
+    }
+}
+
+fn never_asked(report: &mut Report) {
+    let pair = |command: Command, api: &str, size: &str| {
+        let mut command = command;
+        command.args([
+            "overhead",
+            "--call",
+            "alloc-free",
+            "--rounds",
+            "20",
+            "--calls",
+            "50",
+        ]);
+        command.args(["--api", api, "--size", size]);
+        let output = command.output().expect("gcgroup-load runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let last: Value = serde_json::from_str(text.lines().last().unwrap_or_default()).expect("JSON");
+        last["ns"][0]["median"].as_f64().expect("a number of nanoseconds")
+    };
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let swapping = || {
+        let mut command = mount.command(artifacts().load());
+        command.env("GCGROUP_SWAP", "max");
+        command
+    };
+    for size in ["2M", "64M"] {
+        let by_hand = pair(mount.bare_command(artifacts().load()), "vmm", size);
+        let plain = pair(mount.bare_command(artifacts().load()), "linear", size);
+        let swap = pair(swapping(), "linear", size);
+        let detail = json!({ "by_hand_ns": by_hand, "swap_ns": swap, "plain_ns": plain });
+        let name = format!("--swap: allocate and free {size}, over the same by hand");
+        report.add(&name, swap / by_hand, "times", TIMES_BARE, detail);
+    }
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return report.skip("--swap: launch, added instructions", "no valgrind here");
+    }
+    let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
+    let launch = |swap: &str| {
+        let [few, many] = [1_000, 11_000].map(|calls: u32| {
+            let mut command = mount.command(artifacts().load());
+            command.env("GCGROUP_SWAP", swap);
+            command.args(["overhead", "--call", "launch", "--rounds", "1"]);
+            command.args(["--calls", &calls.to_string()]);
+            instructions(&command) as f64
+        });
+        (many - few) / 10_000.0
+    };
+    let (without, with) = (launch("0"), launch("max"));
+    report.add(
+        "--swap: launch, added instructions",
+        with - without,
+        "instructions",
+        0.5,
+        json!({ "without": without, "with": with }),
+    );
+}
