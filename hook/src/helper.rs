@@ -13,6 +13,7 @@ use crate::compute::progress::Progress;
 use crate::compute::watch::Watch;
 use crate::descriptor::Descriptor;
 use crate::interpose;
+use crate::memory::freeing::Settling;
 use crate::process::{self, Process};
 use crate::swap::mover::Mover;
 use crate::sys;
@@ -120,6 +121,7 @@ struct Helper {
     progress: Progress,
     watch: Watch,
     mover: Mover,
+    settling: Settling,
     /// When the daemon was lost, until the gates have been opened for it.
     lost: Option<Instant>,
     /// Whether there ever was one.
@@ -138,6 +140,7 @@ impl Helper {
             progress: Progress::new(),
             watch: Watch::new(),
             mover: Mover::new(process),
+            settling: Settling::new(),
             lost: None,
             had_daemon: process.connection.lock().is_some(),
             next_try: Instant::now(),
@@ -253,6 +256,7 @@ impl Helper {
             self.progress.step(self.process),
             self.watch.step(self.process),
             self.mover.step(self.process),
+            self.settling.step(self.process),
         ];
         if steps.iter().any(|step| step.has_news) {
             self.process.ring();

@@ -93,7 +93,7 @@ hooks! {
     fn cuCtxSynchronize_v2(context: CUcontext) @13000 => |next| pool::synchronize_all(next);
     fn cuStreamSynchronize [cuStreamSynchronize_ptsz](
         stream: CUstream,
-    ) @2000 => |next| pool::synchronize(stream, next);
+    ) @2000 => |next| pool::synchronize(on(stream), next);
     fn cuEventSynchronize(event: CUevent) @2000 => |next| pool::synchronize_all(next);
 
     // Linear memory.
@@ -145,11 +145,11 @@ hooks! {
 
     fn cuMemAllocAsync [cuMemAllocAsync_ptsz](
         address: *mut CUdeviceptr, bytes: usize, stream: CUstream,
-    ) @11020 => |next| pool::alloc(address, bytes, stream, next);
+    ) @11020 => |next| pool::alloc(address, bytes, on(stream), next);
     fn cuMemAllocFromPoolAsync [cuMemAllocFromPoolAsync_ptsz](
         address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream,
-    ) @11020 => |next| pool::alloc_from_pool(address, bytes, pool, stream, next);
-    fn cuMemFreeAsync [cuMemFreeAsync_ptsz](address: CUdeviceptr, stream: CUstream) @11020 => |next| pool::free(address, stream, next);
+    ) @11020 => |next| pool::alloc_from_pool(address, bytes, pool, on(stream), next);
+    fn cuMemFreeAsync [cuMemFreeAsync_ptsz](address: CUdeviceptr, stream: CUstream) @11020 => |next| pool::free(address, on(stream), next);
     fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) @11020 => |next| pool::set_current(next);
     fn cuMemSetMemPool(
         location: *mut CUmemLocation, kind: c_uint, pool: CUmemoryPool,
@@ -246,7 +246,7 @@ hooks! {
     ) @12010 => |next| vmm::unbind(from, device, offset, size, next);
     fn cuMemMapArrayAsync [cuMemMapArrayAsync_ptsz](
         list: *mut CUarrayMapInfo, count: c_uint, stream: CUstream,
-    ) @11010 => |next| sparse::map(list, count, stream, next);
+    ) @11010 => |next| sparse::map(list, count, on(stream), next);
 
     // Memory that can be moved: what the program is told of it, and what keeps it where it is.
 

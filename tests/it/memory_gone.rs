@@ -111,3 +111,29 @@ fn memory_that_a_stream_is_to_free_is_charged_until_it_has() {
     calls.ok("cuStreamSynchronize $stream");
     assert_eq!(dir.number("memory.current"), 4);
 }
+
+#[test]
+fn memory_that_a_stream_has_freed_is_uncharged_though_nobody_calls() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok("cuStreamCreate &stream 1");
+    calls.ok("cuMemAlloc_v2 &word 4");
+    calls.ok("cuMemsetD32_v2 $word 0 1");
+    for stream in ["$stream", "0", "2"] {
+        calls.ok("cuMemAlloc_v2 &block 8388608");
+        calls.ok(&format!("cuStreamWaitValue32_v2 {stream} $word 1 0"));
+        calls.ok(&format!("cuMemFreeAsync $block {stream}"));
+        assert_eq!(dir.number("memory.current"), 8 * MIB + 4, "{stream}");
+        // By another stream, which waits for none.
+        calls.ok("cuStreamCreate &other 1");
+        calls.ok("cuStreamWriteValue32_v2 $other $word 1 0");
+        if stream == "2" {
+            // The thread's own: nobody else can ask.
+            calls.ok("cuCtxSynchronize");
+        }
+        wait_until("it is uncharged", || dir.number("memory.current") == 4);
+        calls.ok("cuStreamWriteValue32_v2 $other $word 0 0");
+        calls.ok("cuStreamSynchronize $other");
+    }
+}

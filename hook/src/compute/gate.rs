@@ -93,6 +93,11 @@ fn default_stream(handle: usize, per_thread: bool) -> usize {
     }
 }
 
+/// A stream by a handle that names it whatever function it is given to.
+pub(crate) fn by_name(stream: CUstream, per_thread: bool) -> CUstream {
+    context::stream(default_stream(stream.0.expose_provenance(), per_thread))
+}
+
 /// A call that submits, as far as anybody must know where it goes.
 #[derive(Debug, Clone, Copy)]
 enum Call {

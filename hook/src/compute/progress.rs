@@ -211,7 +211,7 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     {
         ended(process, index, submitted);
     }
-    process.memory.synchronized(process, None);
+    process.memory.context_synchronized(process);
     Ok(())
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Account {
     /// Whether what the pool has to spare did not serve: then only a block of the very size is relied on, until a stream
     /// has ended or something was given back.
     is_scattered: bool,
+    /// Whether something was freed since the driver last had occasion to give it back.
+    has_freed: bool,
     /// The pool's handle is gone; it lives until nothing is allocated from it.
     pub(crate) is_destroyed: bool,
     /// What it grows by, and whether that was seen.
@@ -54,6 +56,7 @@ impl Account {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             is_scattered: false,
+            has_freed: false,
             is_destroyed: false,
             growth: USUAL_GROWTH,
             is_seen: false,
@@ -88,6 +91,12 @@ impl Account {
         !self.is_destroyed && self.reserved() > self.live_bytes
     }
 
+    /// The driver has had occasion to give back what is free; whether there may be such that had not been before.
+    pub(crate) fn may_have_shrunk(&mut self) -> bool {
+        // What waits for a stream is freed without a word.
+        std::mem::take(&mut self.has_freed) || self.waiting_bytes != 0
+    }
+
     /// Whether that is what is known.
     pub(crate) fn is_as_measured(&self, reserved: u64) -> bool {
         reserved == self.reserved() && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
@@ -107,6 +116,7 @@ impl Account {
 
     /// Ends an allocation, at once or when that stream has come so far.
     pub(crate) fn end(&mut self, bytes: u64, stream: Option<usize>) {
+        self.has_freed = true;
         self.live = self.live.saturating_sub(1);
         self.live_bytes = self.live_bytes.saturating_sub(bytes);
         let Some(stream) = stream else { return };
@@ -309,6 +319,21 @@ mod tests {
         one.end(90, Some(2));
         assert_eq!(settle(&mut one, 0, 95, 0), (Ok(()), -5));
         assert!(!one.begin(90, 2), "it may have been what was given back");
+    }
+
+    #[test]
+    fn it_is_measured_again_after_something_was_freed_or_while_it_waits() {
+        let mut one = account(100, 0);
+        assert!(!one.may_have_shrunk());
+        one.begin(10, 1);
+        one.begin(20, 1);
+        assert!(!one.may_have_shrunk());
+        one.end(10, None);
+        assert!(one.may_have_shrunk() && !one.may_have_shrunk());
+        one.end(20, Some(1));
+        assert!(one.may_have_shrunk() && one.may_have_shrunk());
+        one.passed(1);
+        assert!(!one.may_have_shrunk());
     }
 
     #[test]

@@ -1,28 +1,68 @@
 //! Memory that is freed when a stream has come so far, and is no pool's: charged until then, so that the ledger never has
-//! less than the device.
+//! less than the device. Who waits for the stream, whoever needs the room, and the helper find out.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
-use crate::compute::capture;
+use crate::compute::context::{LEGACY, PER_THREAD};
+use crate::compute::{Step, capture};
 use crate::cuda::{CU_STREAM_CAPTURE_MODE_RELAXED, CUerror, CUstream};
 use crate::driver;
 use crate::process::Process;
+use crate::sys;
 
-/// Freed, with the stream that is to do it.
 #[derive(Debug, Default)]
-pub(crate) struct Freeing(Mutex<Vec<(usize, Entry)>>);
+pub(crate) struct Freeing {
+    list: Mutex<Vec<(Place, Entry)>>,
+    /// How many there are, for who does not hold the list.
+    count: AtomicUsize,
+}
 
-/// Handles up to this stand for the current context's default streams.
-const LAST_DEFAULT: usize = 2;
+/// The stream that is to free it. A default stream is a context's, and maybe a thread's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    stream: usize,
+    context: u32,
+    tid: u32,
+}
 
 /// Beyond so many, each looks whether earlier ones have gone.
 const MANY: usize = 256;
 
+impl Place {
+    /// A stream, in the calling thread.
+    fn of(process: &Process, stream: usize) -> Self {
+        let current = || process.place().map_or(0, |place| place.context);
+        Self {
+            stream,
+            context: if stream <= PER_THREAD { current() } else { 0 },
+            tid: if stream == PER_THREAD { sys::gettid() } else { 0 },
+        }
+    }
+
+    /// Whether it has done all that it was given, as far as the calling thread can ask.
+    fn has_passed(self, process: &Process) -> bool {
+        if self == Self::of(process, self.stream) {
+            return has_passed(process, self.stream);
+        }
+        if self.stream != LEGACY {
+            return false;
+        }
+        let Some(context) = process.contexts.numbered(self.context) else {
+            return true;
+        };
+        let passed = context.with_current(|| has_passed(process, LEGACY));
+        passed == Some(true)
+    }
+}
+
 /// Whether a stream has done all that it was given; those that are not the program's any more have.
 pub(super) fn has_passed(process: &Process, stream: usize) -> bool {
     let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
-    if stream > LAST_DEFAULT && process.contexts.holder(handle).is_none() {
+    if stream > PER_THREAD && process.contexts.holder(handle).is_none() {
         return true;
     }
     // A capture of the program's own must not notice.
@@ -37,37 +77,43 @@ pub(super) fn has_passed(process: &Process, stream: usize) -> bool {
 impl Freeing {
     /// The stream has been told to free it.
     pub(super) fn add(&self, process: &Process, stream: usize, entry: Entry) {
+        let place = Place::of(process, stream);
         let count = {
-            let mut freeing = self.0.lock();
-            freeing.push((stream, entry));
-            freeing.len()
+            let mut list = self.list.lock();
+            list.push((place, entry));
+            self.count.store(list.len(), Relaxed);
+            list.len()
         };
         if count.is_multiple_of(MANY) {
             self.settle(process, None);
         }
+        process.line.as_ref().inspect(|line| line.wake());
     }
 
     /// Takes off what is freed by now: what that stream had to free, and others that have come so far. Whether any was.
     pub(super) fn settle(&self, process: &Process, passed: Option<usize>) -> bool {
-        let mut waiting: Vec<(usize, u32)> = {
-            let freeing = self.0.lock();
-            freeing
-                .iter()
-                .map(|(stream, entry)| (*stream, entry.owner))
-                .collect()
-        };
-        if waiting.is_empty() {
+        if self.count.load(Relaxed) == 0 {
             return false;
         }
-        waiting.sort_unstable();
-        waiting.dedup();
-        let current = process.place().map(|place| place.context);
-        // A default stream is the current context's: of others nobody can ask here.
-        waiting.retain(|(stream, context)| {
-            (*stream > LAST_DEFAULT || current == Some(*context))
-                && (passed == Some(*stream) || has_passed(process, *stream))
-        });
-        self.take(process, |stream, entry| waiting.contains(&(stream, entry.owner)))
+        let mut places: Vec<Place> = self.list.lock().iter().map(|(place, _)| *place).collect();
+        places.sort_unstable();
+        places.dedup();
+        let passed = passed.map(|stream| Place::of(process, stream));
+        // With no lock held.
+        places.retain(|place| passed == Some(*place) || place.has_passed(process));
+        self.take(process, |place, _| places.contains(place))
+    }
+
+    /// All that the calling thread's context was given is done.
+    pub(super) fn context_passed(&self, process: &Process) {
+        if self.count.load(Relaxed) == 0 {
+            return;
+        }
+        if let Some(current) = process.place() {
+            self.take(process, |place, _| {
+                place.stream <= PER_THREAD && place.context == current.context
+            });
+        }
     }
 
     /// What a context was to free is gone with it.
@@ -75,19 +121,55 @@ impl Freeing {
         self.take(process, |_, entry| entry.owner == context);
     }
 
-    fn take(&self, process: &Process, is_over: impl Fn(usize, &Entry) -> bool) -> bool {
-        let over: Vec<_> = self
-            .0
-            .lock()
-            .extract_if(.., |(stream, entry)| is_over(*stream, entry))
-            .collect();
+    fn take(&self, process: &Process, is_over: impl Fn(&Place, &Entry) -> bool) -> bool {
+        let over: Vec<_> = {
+            let mut list = self.list.lock();
+            let over = list
+                .extract_if(.., |(place, entry)| is_over(place, entry))
+                .collect();
+            self.count.store(list.len(), Relaxed);
+            over
+        };
         over.iter().for_each(|(_, entry)| process.discharge(entry));
         !over.is_empty()
     }
 
     pub(super) fn renumber(&self, process: &Process) {
-        for (_, entry) in self.0.lock().iter_mut() {
+        for (_, entry) in self.list.lock().iter_mut() {
             process.follow(entry);
+        }
+    }
+}
+
+/// The helper's part: nobody may come to wait for the stream.
+#[derive(Debug)]
+pub(crate) struct Settling {
+    pause: Duration,
+}
+
+/// Between two looks: the least, and the longest when nothing happens.
+const LEAST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+
+impl Settling {
+    pub(crate) fn new() -> Self {
+        Self { pause: LEAST_PAUSE }
+    }
+
+    pub(crate) fn step(&mut self, process: &Process) -> Step {
+        let freeing = &process.memory.freeing;
+        if freeing.count.load(Relaxed) == 0 {
+            self.pause = LEAST_PAUSE;
+            return Step::default();
+        }
+        self.pause = if freeing.settle(process, None) {
+            LEAST_PAUSE
+        } else {
+            (2 * self.pause).min(LONGEST_PAUSE)
+        };
+        Step {
+            wake: (freeing.count.load(Relaxed) != 0).then_some(self.pause),
+            has_news: false,
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::swap;
 
 mod account;
 pub mod array;
-mod freeing;
+pub(crate) mod freeing;
 mod grant;
 pub mod graph;
 pub mod host;
@@ -101,12 +101,18 @@ impl Memory {
     /// The program has waited for a stream, or for who knows which: the driver gives memory back then.
     pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
         // First: what the driver has just given back is not to spare.
-        self.reserves.settle_all(process);
+        self.reserves.settle_freed(process);
         if let Some(stream) = stream {
             self.reserves.passed(stream);
         }
         self.freeing.settle(process, stream);
         process.passed_physical(stream);
+    }
+
+    /// The program has waited for all of its current context.
+    pub(crate) fn context_synchronized(&self, process: &Process) {
+        self.freeing.context_passed(process);
+        self.synchronized(process, None);
     }
 
     /// Brings every charge to the slot that its device has now.

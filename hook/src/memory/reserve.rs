@@ -302,8 +302,19 @@ impl Reserves {
         current.clear();
     }
 
-    /// Measures every pool that has anything charged: the driver gives memory back when streams are synchronised.
+    /// Measures whatever has anything charged.
     pub(crate) fn settle_all(&self, process: &Process) {
+        self.settle_each(process, |_, account| account.paid != 0);
+    }
+
+    /// Measures what may have given something back now that a stream was synchronised: the driver does it then.
+    pub(crate) fn settle_freed(&self, process: &Process) {
+        self.settle_each(process, |reserve, account| {
+            account.paid != 0 && (reserve.source == Source::Graphs || account.may_have_shrunk())
+        });
+    }
+
+    fn settle_each(&self, process: &Process, is_wanted: impl Fn(&Reserve, &mut Account) -> bool) {
         let mut number = 0;
         loop {
             // None is kept locked meanwhile; one that is missed since another went is measured the next time.
@@ -311,13 +322,13 @@ impl Reserves {
                 return;
             };
             number += 1;
-            let (is_charged, is_over) = {
-                let account = pool.account.lock();
-                (account.paid != 0, account.is_over())
+            let (is_wanted, is_over) = {
+                let mut account = pool.account.lock();
+                (is_wanted(&pool, &mut account), account.is_over())
             };
             if is_over {
                 self.end_if_over(process, &pool);
-            } else if is_charged {
+            } else if is_wanted {
                 // A pool that is over the limit stays so until its memory is freed.
                 let _ = pool.settle(process, 0);
             }
