@@ -200,6 +200,23 @@ fn who_moves_takes_along_what_it_holds() {
 }
 
 #[test]
+fn another_program_begins_with_nothing_and_under_the_same_limit() {
+    let mount = Mount::new();
+    mkdir(&mount, "team");
+    mount.write("team", "memory.limit", "64M");
+    let (mut one, mut other) = (member(&mount, "team"), member(&mount, "team"));
+    assert_eq!(alloc(&mut one, 60 * MIB), "ok 0");
+    assert_eq!(alloc(&mut other, 5 * MIB), OUT_OF_MEMORY);
+    one.exec();
+    wait_until("its memory is gone", || {
+        mount.number("team", "memory.current", "") == 0
+    });
+    assert_eq!(alloc(&mut other, 60 * MIB), "ok 0");
+    assert_eq!(alloc(&mut one, 4 * MIB + 1), OUT_OF_MEMORY);
+    assert_eq!(alloc(&mut one, 4 * MIB), "ok 0");
+}
+
+#[test]
 fn who_asks_how_much_there_is_is_told_what_can_be_had() {
     let mount = Mount::new();
     mkdir(&mount, "team");

@@ -72,9 +72,17 @@ impl Grants {
 
     /// Forgets a group that is empty.
     pub(super) fn remove_group(&mut self, id: GroupId) {
-        let parent = self.groups.remove(&id).and_then(|node| node.parent);
-        if let Some(parent) = parent.and_then(|id| self.groups.get_mut(&id)) {
+        let Some(node) = self.groups.remove(&id) else {
+            return;
+        };
+        if let Some(parent) = node.parent.and_then(|id| self.groups.get_mut(&id)) {
             parent.children.remove(&id);
+        }
+        // Who was awaited there finds no group when it comes.
+        for above in self.chain(node.parent) {
+            if let Some(above) = self.groups.get_mut(&above) {
+                above.nr_awaited = above.nr_awaited.saturating_sub(node.nr_awaited);
+            }
         }
     }
 
@@ -145,6 +153,9 @@ impl Grants {
     /// The process may have charged what was there already, more than was granted: it holds it, then. Or it asks for every
     /// byte, and has given some back.
     pub(super) fn look(&mut self, id: ProcessId) {
+        if !self.members.get(&id).is_some_and(Member::is_limited) {
+            return;
+        }
         for at in self.places(None) {
             self.concede(id, at);
             let Some(member) = self.members.get(&id).filter(|member| !member.is_open(at)) else {

@@ -70,6 +70,11 @@ impl Member {
         self.devices.get(at).map_or(0, Held::held)
     }
 
+    /// Whether any limit is above it.
+    pub(super) fn is_limited(&self) -> bool {
+        self.devices.iter().any(|device| device.granted.is_some())
+    }
+
     pub(super) fn is_granted(&self, at: usize) -> bool {
         self.granted(at).is_some()
     }

@@ -364,4 +364,13 @@ fn groups_come_and_go() {
     grants.set_limit(TOP, Some(0), 40);
     grants.add(A, LEFT);
     grants.allocate(A, 0, 40).unwrap();
+    // Who is awaited in a group that goes is not waited for any longer.
+    grants.add_group(new, Some(TOP));
+    grants.await_member(new);
+    assert_eq!(grants.request(A, 0, 1), Outcome::Unknown);
+    grants.remove_group(new);
+    grants.told(new);
+    grants.free(A, 0, 1);
+    grants.allocate(A, 0, 1).unwrap();
+    assert_eq!(grants.allocate(A, 0, 1), refused(TOP, Some(0)));
 }
