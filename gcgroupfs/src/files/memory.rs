@@ -17,7 +17,7 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(bytes(view.memory_limit()?)),
             |edit, text| edit.set_memory_limit(parse_bytes(text)?),
         ),
-        doc: "Most bytes that may be charged, or max; K, M, G, T, P are taken as powers of 1024. \
+        doc: "Most bytes that may be charged, of a group to all processes below together, or max; K, M, G, T, P are taken as powers of 1024. \
               Below memory.current it is accepted: what can be swapped moves to the host, the rest stays, new allocations are refused.",
     },
     ControlFile {
@@ -65,7 +65,7 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::GOVERNED,
         contents: Events(|view| view.nr_count_changes()),
         io: Read(events),
-        doc: "Flat keys: max (allocations that hit a limit), oom (allocations refused for it), \
+        doc: "Flat keys: max (allocations that hit a limit; of a group, those refused), oom (allocations refused for it), \
               over_limit (times a limit was set below usage), reclaim (times it was asked to give memory back, \
               by writes of memory.reclaim and, on a GPU, for more important processes), swap_in, swap_out and swap_fail \
               (allocations moved to the device and to the host, and moves that failed); poll(2) wakes on each change.",
