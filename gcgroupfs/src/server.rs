@@ -13,6 +13,7 @@ mod enquiry;
 mod listener;
 mod rate;
 mod registry;
+mod remembered;
 mod scribe;
 mod strangers;
 #[cfg(test)]
@@ -58,7 +59,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// How often connections lost without a death are looked at.
 const TEND: Duration = Duration::from_secs(1);
 
-/// After so long, whoever was governed before a restart is back; groups that were there for others alone go.
+/// After so long, whoever was governed before a restart is back; groups that were there for others alone go. Those who
+/// are not back and live are looked for again then.
 const RETURN: Duration = Duration::from_secs(10);
 
 /// What an event is about.
@@ -116,7 +118,7 @@ pub struct Server {
     complaints: Rate,
     strangers: Strangers,
     next_tend: Option<Instant>,
-    /// When [`RETURN`] is over.
+    /// When to look for those that have not come back after a restart.
     all_back: Option<Instant>,
 }
 
@@ -256,8 +258,7 @@ impl Server {
             self.next_tend = self.registry.tend(now).map(|pause| now + pause);
         }
         if self.all_back.is_some_and(|when| when <= now) {
-            self.all_back = None;
-            self.tree.reap_transient(None);
+            self.all_back = self.registry.tend_remembered().then_some(now + RETURN);
         }
         if self.full_until.is_some_and(|when| when <= now) {
             self.full_until = None;

@@ -79,6 +79,26 @@ fn a_group_is_made_for_the_first_and_goes_with_the_last() {
 }
 
 #[test]
+fn nobody_leaves_a_group_by_executing_another_program() {
+    let ruled = Ruled::new(BY_UID);
+    let mut alone = ruled.shell_of(ALICE);
+    ruled.mount.write("users/u1000", "memory.limit", "512K");
+    for _ in 0..5 {
+        alone.exec();
+        wait_until("it is back", || ruled.mount.governs(alone.pid()));
+        assert_eq!(ruled.members("users/u1000"), [alone.pid()]);
+        assert_eq!(
+            ruled.mount.read("users/u1000", "memory.limit"),
+            "524288",
+            "as it was"
+        );
+        assert_eq!(alone.ask("alloc linear 524289"), "error 2");
+    }
+    alone.quit();
+    wait_until("the group goes", || !ruled.has("users"));
+}
+
+#[test]
 fn members_and_groups_are_there_again_after_a_kill() {
     let mut ruled = Ruled::new(BY_UID);
     let (stays, dies) = (ruled.shell_of(ALICE), ruled.shell_of(BOB));

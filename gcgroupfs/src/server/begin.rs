@@ -45,7 +45,7 @@ impl Credentials {
 /// What is known of a process that begins.
 #[derive(Debug)]
 pub struct Beginner<'a> {
-    pub who: Credentials,
+    pub who: &'a Credentials,
     /// The group of the process that started it.
     pub above: Option<GroupId>,
     /// What the rules say of it.
@@ -58,7 +58,7 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> (Option<GroupId>, Vec<Strin
     let mut troubles = Vec::new();
     let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
     let ruled = ruled.and_then(|group| {
-        let (reached, done) = by_rule(tree, &process.who, group);
+        let (reached, done) = by_rule(tree, process.who, group);
         if let Err(error) = done {
             troubles.push(format!(
                 "gets no farther than {:?} to group {:?}, as a rule has it: {error}",
@@ -70,7 +70,7 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> (Option<GroupId>, Vec<Strin
     });
     let mut group = process.above.or(ruled);
     if let Some(wish) = process.wish.filter(|_| !process.verdict.heeds_wish) {
-        match by_wish(tree, &process.who, group, wish) {
+        match by_wish(tree, process.who, group, wish) {
             Ok(wished) => group = Some(wished),
             Err(error) => troubles.push(format!("asks in vain for group {wish:?}: {error}")),
         }

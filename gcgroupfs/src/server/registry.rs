@@ -20,6 +20,7 @@ use super::begin::{Beginner, Credentials, begin};
 use super::bells::{Bells, Mapped};
 use super::enquiry::Applicant;
 use super::rate::Rate;
+use super::remembered::Remembered;
 use super::{TEND, TICK, Token};
 use crate::block;
 use crate::journal::{Journal, Key};
@@ -32,6 +33,9 @@ const MAX_PER_UID: usize = 4096;
 
 /// Registrations of one process in a second. An honest one needs one for each program it executes.
 const MAX_PER_SECOND: u32 = 16;
+
+/// How often a group is looked for that others empty meanwhile.
+const MAX_BEGINNINGS: usize = 8;
 
 /// How far up a governed ancestor is looked for.
 const MAX_ANCESTORS: usize = 64;
@@ -47,7 +51,7 @@ pub struct Registry {
     processes: HashMap<u64, Known>,
     numbers: HashMap<Key, u64>,
     /// Of those that are not registered now.
-    remembered: BTreeMap<Key, Saved>,
+    remembered: Remembered,
     awaited: Awaited,
 }
 
@@ -93,6 +97,7 @@ impl Registry {
     ) -> Self {
         let (processes, numbers) = (HashMap::new(), HashMap::new());
         let awaited = Awaited::new(tree.clone(), &remembered);
+        let remembered = Remembered::new(tree.clone(), remembered);
         Self {
             tree,
             bells,
@@ -112,7 +117,7 @@ impl Registry {
         self.numbers
             .get(&key)
             .is_some_and(|process| self.saved(*process, key).is_some())
-            || self.remembered.contains_key(&key)
+            || self.remembered.get(key).is_some()
     }
 
     /// Gives a process its directory, in place of the one it may have. The verdict counts for one that has not been here
@@ -156,14 +161,19 @@ impl Registry {
         control.grace_msec.store(self.grace_msec, Relaxed);
         // Before the process is there for others to write to: what they write has a higher number.
         let seq = self.journal.number();
-        let saved = self.saved(process, key).unwrap_or_else(|| {
-            let mut saved = Saved::from(settings_of(verdict, &hello));
-            saved.group = self.begin(pid, &stat, Credentials { uid, gid, groups }, verdict, &hello);
-            if verdict.process != Given::default() || saved.group.is_some() {
-                self.journal.append(seq, key, &saved);
+        let (saved, is_new) = match self.saved(process, key) {
+            Some(saved) => (saved, false),
+            None => {
+                let who = Credentials { uid, gid, groups };
+                let mut saved = Saved::from(settings_of(verdict, &hello));
+                saved.group = self.begin(pid, &stat, &who, verdict, &hello)?;
+                (saved, true)
             }
-            saved
-        });
+        };
+        let held = saved.group.filter(|_| is_new);
+        if is_new && (verdict.process != Given::default() || held.is_some()) {
+            self.journal.append(seq, key, &saved);
+        }
         let identity = Identity {
             pid,
             start_time: stat.start_time,
@@ -183,6 +193,9 @@ impl Registry {
         );
         let blocks = Arc::new(Mapped { control, usage });
         let id = self.tree.join(identity, blocks.clone(), saved);
+        if let Some(group) = held {
+            self.tree.release_group(group);
+        }
         self.bells.hang(id, blocks, socket);
         self.awaited.came(key);
         let registration = Registration {
@@ -192,7 +205,7 @@ impl Registry {
         };
         let known = self.processes.get_mut(&process).ok_or(Errno::ESRCH)?;
         let old = known.registration.replace(registration);
-        self.remembered.remove(&key);
+        self.remembered.remove(key);
         if let Some(old) = old.as_ref().filter(|old| old.id != id) {
             self.bells.remove(old.id);
         }
@@ -235,7 +248,7 @@ impl Registry {
         };
         // Closing the last descriptor of it takes the pidfd out of the epoll set too; this is for form.
         let _ = self.epoll.delete(&known.pidfd);
-        self.remembered.remove(&known.key);
+        self.remembered.remove(known.key);
         if self.numbers.get(&known.key) == Some(&process) {
             self.numbers.remove(&known.key);
         }
@@ -250,6 +263,14 @@ impl Registry {
             .is_any()
             .then_some(TICK)
             .or(is_any_lost.then_some(TEND))
+    }
+
+    /// Forgets those that have ended since the last daemon, and with them groups that were there for them alone. Whether
+    /// there are any left that have not come back.
+    pub fn tend_remembered(&mut self) -> bool {
+        let is_any_left = self.remembered.tend();
+        self.tree.reap_transient(None);
+        is_any_left
     }
 
     /// Those whose connection is lost: an exec may have followed. Returns whether there are any left.
@@ -325,30 +346,39 @@ impl Registry {
             .and_then(|known| known.registration.as_ref());
         match registered.and_then(|registration| self.tree.saved(registration.id)) {
             Some(saved) => Some(saved),
-            None => self.remembered.get(&key).cloned(),
+            None => self.remembered.get(key).cloned(),
         }
     }
 
-    /// The group that a new process begins in.
+    /// The group that a new process begins in, held until it has come in: meanwhile others may empty it, and it would go.
+    ///
+    /// # Errors
+    /// `EAGAIN` if it always went before it could be held.
     fn begin(
         &self,
         pid: u32,
         stat: &Stat,
-        who: Credentials,
+        who: &Credentials,
         verdict: &Verdict,
         hello: &Hello,
-    ) -> Option<GroupId> {
-        let beginner = Beginner {
-            above: self.group_above(stat),
-            verdict,
-            wish: hello.group.as_str(),
-            who,
-        };
-        let (group, troubles) = begin(&self.tree, &beginner);
-        for trouble in troubles {
-            warn!("{pid} ({}) of user {} {trouble}", stat.comm, beginner.who.uid);
+    ) -> nix::Result<Option<GroupId>> {
+        for _ in 0..MAX_BEGINNINGS {
+            let beginner = Beginner {
+                above: self.group_above(stat),
+                verdict,
+                wish: hello.group.as_str(),
+                who,
+            };
+            let (group, troubles) = begin(&self.tree, &beginner);
+            if group.is_some_and(|group| !self.tree.hold_group(group)) {
+                continue;
+            }
+            for trouble in troubles {
+                warn!("{pid} ({}) of user {} {trouble}", stat.comm, who.uid);
+            }
+            return Ok(group);
         }
-        group
+        Err(Errno::EAGAIN)
     }
 
     /// The group of the nearest of a process's ancestors that is governed. Where a parent has ended, its children are
@@ -373,7 +403,7 @@ impl Registry {
             if let Some(group) = registered.and_then(|registration| self.tree.group_of(registration.id)) {
                 return group;
             }
-            if let Some(saved) = self.remembered.get(&key) {
+            if let Some(saved) = self.remembered.get(key) {
                 return saved.group;
             }
             (parent, start_time) = (stat.parent, stat.start_time);

@@ -42,6 +42,8 @@ pub struct Group {
     pub(super) members: BTreeSet<ProcessId>,
     /// The processes in it and below.
     pub(super) nr_members: usize,
+    /// The processes that come in next, and those between one program and the next.
+    pub(super) nr_holds: usize,
     /// How many of these stand still, by place as [`Events`] has them.
     pub(super) nr_frozen: Vec<usize>,
     /// Bytes that these were last seen to hold, likewise.
@@ -90,6 +92,7 @@ impl Group {
             children: BTreeMap::new(),
             members: BTreeSet::new(),
             nr_members: 0,
+            nr_holds: 0,
             nr_frozen: Vec::new(),
             held: Vec::new(),
             inherited: Arc::default(),
@@ -100,7 +103,7 @@ impl Group {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.nr_members == 0 && self.children.is_empty()
+        self.nr_members == 0 && self.children.is_empty() && self.nr_holds == 0
     }
 
     pub(super) fn counted(&self, device: Option<usize>) -> Counted {

@@ -33,6 +33,25 @@ impl Tree {
         }
     }
 
+    /// Has a group stay, whoever leaves it, until it is released as often. Whether it is still there.
+    pub fn hold_group(&self, id: GroupId) -> bool {
+        let mut state = self.state.lock();
+        let group = state.groups.get_mut(&id);
+        group.map(|group| group.nr_holds += 1).is_some()
+    }
+
+    /// Undoes a [`hold_group`](Self::hold_group).
+    pub fn release_group(&self, id: GroupId) {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        if let Some(group) = state.groups.get_mut(&id) {
+            group.nr_holds = group.nr_holds.saturating_sub(1);
+            state.reap(Some(id), &mut notices);
+        }
+        drop(state);
+        self.tell(&notices);
+    }
+
     /// Removes all that have nothing in them, but one.
     pub fn reap_transient(&self, but: Option<GroupId>) {
         let mut notices = Vec::new();

@@ -70,7 +70,7 @@ fn begins(
     let (group, troubles) = begin(
         &world.tree,
         &Beginner {
-            who,
+            who: &who,
             above,
             verdict: &verdict,
             wish,

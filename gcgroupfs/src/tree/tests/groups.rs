@@ -482,3 +482,29 @@ fn a_transient_group_goes_with_its_last_process() {
     );
     assert!(notices.contains(&gone(outer, Place::ROOT, "job")));
 }
+
+#[test]
+fn a_group_that_is_held_stays_until_it_is_released() {
+    let world = World::new(1);
+    let transient = Transient {
+        owner: Owner { uid: 0, gid: 0 },
+        settings: Settings::default(),
+    };
+    let make = || {
+        world
+            .tree
+            .make_transient_group(Place::ROOT, "job", ROOT, transient.clone())
+    };
+    let job = make().unwrap();
+    assert!(world.tree.hold_group(job) && world.tree.hold_group(job));
+    let id = world.join(100);
+    world.store("job/gcgroup.procs", ROOT, "100").unwrap();
+    world.tree.leave(id, 0);
+    world.tree.reap_transient(None);
+    assert_eq!(errno(world.tree.remove_group(Place::ROOT, "job")), libc::EBUSY);
+    world.tree.release_group(job);
+    assert_eq!(make(), Ok(job));
+    world.tree.release_group(job);
+    assert!(!world.tree.has_group(job));
+    assert!(!world.tree.hold_group(job));
+}

@@ -1,0 +1,61 @@
+//! What is remembered of processes that live and are not registered now: they execute another program, or have not come
+//! back after a restart. Their groups are there for them as long as they live, or a program could leave a group by
+//! executing another.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::journal::Key;
+use crate::process;
+use crate::tree::{Saved, Tree};
+
+#[derive(Debug)]
+pub struct Remembered {
+    tree: Arc<Tree>,
+    processes: BTreeMap<Key, Saved>,
+}
+
+impl Remembered {
+    pub fn new(tree: Arc<Tree>, processes: BTreeMap<Key, Saved>) -> Self {
+        for group in processes.values().filter_map(|saved| saved.group) {
+            // One that is not there cannot be held, nor let go.
+            tree.hold_group(group);
+        }
+        Self { tree, processes }
+    }
+
+    pub fn get(&self, key: Key) -> Option<&Saved> {
+        self.processes.get(&key)
+    }
+
+    /// Before the process leaves its group.
+    pub fn insert(&mut self, key: Key, saved: Saved) {
+        if let Some(group) = saved.group {
+            self.tree.hold_group(group);
+        }
+        let before = self.processes.insert(key, saved);
+        self.let_go(before);
+    }
+
+    /// After the process has entered its group again, or has ended.
+    pub fn remove(&mut self, key: Key) {
+        let before = self.processes.remove(&key);
+        self.let_go(before);
+    }
+
+    /// Forgets those that have ended, of whose end nobody else would tell. Whether there are any left.
+    pub fn tend(&mut self) -> bool {
+        let is_dead = |key: &Key| !process::is_alive(key.pid, key.start_time);
+        let dead: Vec<_> = self.processes.extract_if(.., |key, _| is_dead(key)).collect();
+        for (_, saved) in dead {
+            self.let_go(Some(saved));
+        }
+        !self.processes.is_empty()
+    }
+
+    fn let_go(&self, saved: Option<Saved>) {
+        if let Some(group) = saved.and_then(|saved| saved.group) {
+            self.tree.release_group(group);
+        }
+    }
+}
