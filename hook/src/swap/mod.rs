@@ -3,8 +3,8 @@
 //! In a process that was started for it, large allocations are made of physical memory mapped at reserved addresses
 //! (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its place. To the program they
 //! are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver is asked for, `account` what is
-//! counted, `host` how much of the host may be taken; `mover` moves in the helper thread what `task` finds is to be moved,
-//! by the order of `policy`; `query` answers for what has moved.
+//! counted, `host` how much of the host may be taken; `mover` has what `task` finds is to be moved moved in the helper thread,
+//! one after the other (`relocate`), by the order of `policy`; `query` answers for what has moved.
 
 mod account;
 pub mod block;
@@ -13,6 +13,7 @@ pub mod mover;
 mod physical;
 mod policy;
 pub mod query;
+mod relocate;
 mod task;
 
 use std::collections::BTreeMap;

@@ -4,20 +4,19 @@
 //! block after the other is moved, a block a step, so that the helper hears what else it is told. If that cannot be had
 //! in a while, everything goes on as it was: a kernel may wait for a submission that is held.
 
-use std::sync::Arc;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::{Gate, MAX_DEVICES, NO_LIMIT, UsageDevice};
 
 use super::account::limits;
-use super::block::{Block, Failed, Goal, Stays, Where};
+use super::block::{Failed, Goal, Stays};
+use super::relocate::relocate;
 use super::task::{Found, Look, Task, blocks, excess};
 use crate::compute::Step;
 use crate::compute::elsewhere;
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
-use crate::helper;
 use crate::process::Process;
 
 /// Between looks while queued work ends.
@@ -355,48 +354,4 @@ impl Device {
             self.deal(usage);
         }
     }
-}
-
-/// Moves one block and its charge; whether there was anything to move. Everything is held and quiet.
-fn relocate(
-    process: &Process,
-    block: &Arc<Block>,
-    index: usize,
-    usage: &UsageDevice,
-    to: Goal,
-) -> Result<bool, Failed> {
-    let Some(context) = process.contexts.numbered(block.context) else {
-        return Err(Failed::Driver);
-    };
-    // Charged where it goes before it goes; what it leaves is uncharged after.
-    let is_charged = match to.place() {
-        Where::Host => process.swap.host.room() >= block.size && process.charge_swap(index, block.size),
-        Where::Device if block.is_pinned() || block.is_absent() => {
-            let levels = &process.memory.levels;
-            levels.charge(process.usage(), process.control(), index, block.size);
-            true
-        }
-        Where::Device => process.charge_bytes(index, block.size).is_ok(),
-    };
-    if !is_charged {
-        return Err(Failed::NoRoom);
-    }
-    let count = || process.moved_block(block, to.place());
-    let moved = helper::in_driver(|| context.with_current(|| block.move_to(process, to, count)));
-    let moved = moved.flatten().unwrap_or(Err(Failed::Driver));
-    if moved == Ok(true) {
-        let (count, bytes) = match to.place() {
-            Where::Host => (&usage.nr_swap_out, &usage.swap_out_bytes),
-            Where::Device => (&usage.nr_swap_in, &usage.swap_in_bytes),
-        };
-        count.fetch_add(1, Relaxed);
-        bytes.fetch_add(block.size, Relaxed);
-    } else if moved != Err(Failed::Stuck) {
-        // What is stuck is there, and nobody's any more.
-        match to.place() {
-            Where::Host => process.uncharge_swap(index, block.size),
-            Where::Device => process.uncharge_block(index, block.size),
-        }
-    }
-    moved
 }
