@@ -4,6 +4,8 @@
 //! a limit is refused with `CUDA_ERROR_OUT_OF_MEMORY`, and the driver is not asked. `levels` counts, `grant` asks for
 //! more, `ledger` remembers, the others say what a call takes.
 
+use std::sync::atomic::AtomicBool;
+
 use gcgroup_abi::Kind;
 
 use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUerror, CUresult};
@@ -59,6 +61,8 @@ pub(crate) struct Memory {
     opened: Opened,
     physical: Vmm,
     graphs: Graphs,
+    /// A request for room was not answered: until it is, nobody waits for another.
+    is_pressed_in_vain: AtomicBool,
     pub(crate) grants: Grants,
 }
 
@@ -76,6 +80,7 @@ impl Memory {
             opened: Opened::default(),
             physical: Vmm::default(),
             graphs: Graphs::default(),
+            is_pressed_in_vain: AtomicBool::new(false),
             grants: Grants::new(),
         }
     }

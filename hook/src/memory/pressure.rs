@@ -54,6 +54,11 @@ impl Process {
         if bytes > total || self.connection.lock().is_none() {
             return None;
         }
+        let is_behind = || control.pressure_answer.load(Acquire) != usage.pressure_request.load(Relaxed);
+        let silent = &self.memory.is_pressed_in_vain;
+        if silent.load(Relaxed) && is_behind() {
+            return None;
+        }
         let wanted = self.missing(index, bytes);
         usage.pressure_wanted.fetch_add(wanted, Relaxed);
         let number = usage.pressure_request.fetch_add(1, Release).wrapping_add(1);
@@ -71,6 +76,7 @@ impl Process {
             }
             thread::outside(|| sys::futex_wait(&control.pressure_answer, answer, left.min(RECHECK)));
         };
+        silent.store(!is_answered, Relaxed);
         usage.pressure_wanted.fetch_sub(wanted, Relaxed);
         let refused = control.pressure_refused.load(Relaxed);
         (is_answered && refused != number).then_some(())
