@@ -43,6 +43,7 @@ fn with_world(body: impl FnOnce(&World, ProcessId)) {
             world.group("team/a");
             let id = world.join(PID);
             world.store("team/a/gcgroup.procs", ROOT, "100").unwrap();
+            world.store("team/memory.limit", ROOT, "1G").unwrap();
             (world, id)
         });
         body(world, *id);

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "for tests")]
 
+mod chance;
 mod race;
 
 use std::sync::atomic::Ordering::Relaxed;

@@ -12,10 +12,10 @@ const ROUNDS: u64 = 40_000;
 const PROCESSES: [ProcessId; 4] = [ProcessId(11), ProcessId(12), ProcessId(13), ProcessId(14)];
 
 /// Numbers that look like chance (xorshift).
-struct Chance(u64);
+pub(super) struct Chance(pub(super) u64);
 
 impl Chance {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
