@@ -140,7 +140,7 @@ macro_rules! function {
             /// A stream by what it is here: the default one is the thread's own for the twin of a function.
             #[allow(dead_code, reason = "not every function takes a stream")]
             fn on(stream: $crate::cuda::CUstream) -> $crate::cuda::CUstream {
-                $crate::compute::gate::by_name(stream, $crate::compute::fast::is_per_thread(stringify!($name)))
+                $crate::compute::call::by_name(stream, $crate::compute::fast::is_per_thread(stringify!($name)))
             }
 
             $crate::rows::function!(@ours $name $args $around);

@@ -40,7 +40,9 @@ pub fn run(report: &mut Report) {
             Err::<_, String>(why) => report.skip(&name, &why),
         }
     }
-    bytes(report, &mount);
+    for api in ["linear", "vmm", "array", "async"] {
+        bytes(report, &mount, api);
+    }
 }
 
 /// Nanoseconds of a pair, or what the program said when it could not.
@@ -62,7 +64,7 @@ fn arguments(command: &mut Command, api: &str, live: u32) {
 }
 
 /// Private memory of a hooked process with all those blocks less one with none; bare, the same; the difference.
-fn bytes(report: &mut Report, mount: &Mount) {
+fn bytes(report: &mut Report, mount: &Mount, api: &str) {
     let grown = |hooked: bool| {
         let [none, all] = [0, LIVE].map(|live| {
             let load = artifacts().load();
@@ -71,7 +73,7 @@ fn bytes(report: &mut Report, mount: &Mount) {
             } else {
                 mount.bare_command(load)
             };
-            arguments(&mut command, "linear", live);
+            arguments(&mut command, api, live);
             // It lives until it has been looked at.
             command.args(["--hold"]);
             let mut load = Governed::spawn(command);
@@ -85,7 +87,7 @@ fn bytes(report: &mut Report, mount: &Mount) {
     };
     let (bare, hooked) = (grown(false), grown(true));
     report.add(
-        "the hook's own memory for a live block",
+        &format!("{api}: the hook's own memory for a live block"),
         (hooked - bare) / f64::from(LIVE),
         "bytes",
         64.0,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 use gcgroup_abi::{Gate, OTHER_DEVICE, Submission, Thread};
 
-use super::gate::Arguments;
+use super::call::Arguments;
 use super::slot::is_dead;
 use crate::cuda::{
     CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,

@@ -27,17 +27,17 @@ pub(crate) const fn stack_words(arguments: usize) -> usize {
     arguments.saturating_sub(6)
 }
 
-/// Which argument is the stream, by the names of their types, as `gate::describe` takes it.
+/// Which argument is the stream, by the names of their types, as `call::describe` takes it.
 pub(crate) const fn stream_argument(types: &[&str]) -> u32 {
     let (mut index, mut rest) = (0, types);
     while let [first, others @ ..] = rest {
         match first.as_bytes() {
             b"CUstream" => return index,
-            b"*const CUlaunchConfig" => return super::gate::IN_CONFIG,
+            b"*const CUlaunchConfig" => return super::call::IN_CONFIG,
             _ => (index, rest) = (index + 1, others),
         }
     }
-    super::gate::NO_STREAM
+    super::call::NO_STREAM
 }
 
 /// Whether a function is the twin for the thread's own default stream.
@@ -51,7 +51,7 @@ macro_rules! submission {
         pub(super) unsafe extern "C" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
             const WORDS: usize =
                 $crate::compute::fast::stack_words(<[&str]>::len(&[$(stringify!($arg)),*]));
-            const CALL: u32 = $crate::compute::gate::describe(
+            const CALL: u32 = $crate::compute::call::describe(
                 ::gcgroup_abi::Submission::$what,
                 $crate::compute::fast::stream_argument(&[$(stringify!($ty)),*]),
                 $crate::compute::fast::is_per_thread(stringify!($name)),
@@ -106,7 +106,7 @@ macro_rules! submission {
 pub(crate) use submission;
 
 /// The gate is not open: asks [`gate::admit`](super::gate::admit) with every argument kept. Takes what
-/// [`gate::describe`](super::gate::describe) made of the call in `eax`, gives the slot to go on with in `rax`.
+/// [`call::describe`](super::call::describe) made of the call in `eax`, gives the slot to go on with in `rax`.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn closed() {
     core::arch::naked_asm!(
@@ -196,11 +196,11 @@ mod tests {
         assert_eq!(super::stream_argument(&["c_uint", "CUstream", "CUstream"]), 1);
         assert_eq!(
             super::stream_argument(&["*const CUlaunchConfig", "CUfunction"]),
-            crate::compute::gate::IN_CONFIG
+            crate::compute::call::IN_CONFIG
         );
         assert_eq!(
             super::stream_argument(&["*const CUDA_MEMCPY2D"]),
-            crate::compute::gate::NO_STREAM
+            crate::compute::call::NO_STREAM
         );
         assert!(super::is_per_thread("cuLaunchKernel_ptsz") && super::is_per_thread("cuMemcpy_ptds"));
         assert!(!super::is_per_thread("cuLaunchKernel"));

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+pub mod call;
 pub mod capture;
 pub mod context;
 pub mod contexts;

@@ -19,6 +19,9 @@ use crate::interpose::Next;
 use crate::process::{self, Process};
 use crate::{driver, sys, thread};
 
+#[cfg(test)]
+mod tests;
+
 #[derive(Debug)]
 pub(crate) struct Slots {
     sides: [Side; MAX_THREADS],
@@ -290,113 +293,5 @@ impl Slots {
     /// The calling thread's slot there, as if it had been bound.
     pub(crate) fn of_test<'a>(&'a self, process: &'a Process, local: LocalDevice, index: usize) -> Bound<'a> {
         self.take(process, sys::gettid(), local, index)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::slot::add;
-    use super::*;
-    use crate::block;
-    use gcgroup_abi::{NO_LIMIT, Submission};
-
-    fn local(number: i32) -> LocalDevice {
-        LocalDevice::of(number).unwrap()
-    }
-
-    fn submit(bound: Bound<'_>, times: u64) {
-        bound.submit(Submission::Kernel, times);
-    }
-
-    /// An id that no thread of this process has.
-    const DEAD: u32 = 0x3fff_fff0;
-
-    #[test]
-    fn a_thread_keeps_its_slot_on_each_device() {
-        let process = Process::of_test(NO_LIMIT);
-        let me = sys::gettid();
-        let slots = &process.slots;
-        let first = slots.take(process, me, local(0), 0);
-        let second = slots.take(process, me, local(1), 1);
-        assert!(!ptr::eq(first.thread, second.thread));
-        assert!(ptr::eq(first.thread, slots.take(process, me, local(0), 0).thread));
-        assert_eq!(process.usage().nr_threads.load(Relaxed), 2);
-        let gate = ptr::from_ref(&process.control().devices[1].gate);
-        assert_eq!(second.thread.gate.load(Relaxed), gate.expose_provenance() as u64);
-    }
-
-    #[test]
-    fn slots_of_dead_threads_are_taken_over_and_their_counts_stay_with_the_device() {
-        let process = Process::of_test(NO_LIMIT);
-        let slots = &process.slots;
-        for number in 0..MAX_THREADS {
-            let slot = slots.take(process, DEAD - u32::try_from(number).unwrap(), local(0), 0);
-            submit(slot, 10);
-        }
-        let submitted = |device| process.usage().submitted(device, Submission::Kernel);
-        assert_eq!(submitted(0), 10 * MAX_THREADS as u64);
-        let mine = slots.take(process, sys::gettid(), local(1), 1);
-        assert!(mine.extra.is_none());
-        submit(mine, 1);
-        assert_eq!((submitted(0), submitted(1)), (10 * MAX_THREADS as u64, 1));
-        let again = slots.take(process, sys::gettid(), local(0), 0);
-        submit(again, 1);
-        assert_eq!(submitted(0), 10 * MAX_THREADS as u64 + 1);
-    }
-
-    #[test]
-    fn a_thread_that_died_inside_the_driver_holds_up_no_drain() {
-        let process = Process::of_test(NO_LIMIT);
-        let slots = &process.slots;
-        let dead = slots.take(process, DEAD, local(0), 0);
-        dead.enter(Submission::Copy);
-        assert!(!slots.is_any_inside(process, Scope::Device(0)));
-        let mine = slots.take(process, sys::gettid(), local(0), 0);
-        mine.enter(Submission::Kernel);
-        assert!(slots.is_any_inside(process, Scope::Device(0)));
-        assert!(!slots.is_any_inside(process, Scope::Device(1)));
-        mine.uncount(Submission::Kernel);
-        assert!(!slots.is_any_inside(process, Scope::Device(0)));
-    }
-
-    #[test]
-    fn threads_beyond_the_room_count_all_the_same() {
-        let process = Process::of_test(NO_LIMIT);
-        let slots = &process.slots;
-        let me = sys::gettid();
-        // One living thread on many devices stands for many living threads on one.
-        for number in 0..MAX_THREADS {
-            let slot = slots.take(process, me, local(0), 0);
-            slot.side
-                .local
-                .store(u32::try_from(number).unwrap() + 1000, Relaxed);
-        }
-        let extra = slots.take(process, me, local(0), 0);
-        assert!(extra.extra.is_some());
-        assert!(ptr::eq(extra.thread, slots.take(process, me, local(0), 0).thread));
-        submit(extra, 3);
-        extra.enter(Submission::Kernel);
-        assert!(slots.is_any_inside(process, Scope::Device(0)));
-        assert_eq!(process.usage().submitted(0, Submission::Kernel), 3);
-        add(extra.thread.exited(Submission::Kernel), 1);
-        slots.fold(process);
-        slots.fold(process);
-        assert_eq!(process.usage().submitted(0, Submission::Kernel), 4);
-    }
-
-    #[test]
-    fn a_new_daemon_moves_slots_with_their_counts() {
-        let process = Process::of_test(NO_LIMIT);
-        let (control, file) = block::of_daemon();
-        let slot = process
-            .slots
-            .take(process, sys::gettid(), local(0), gcgroup_abi::OTHER_DEVICE);
-        submit(slot, 5);
-        control.publish();
-        // The driver was never asked for a UUID here, so the device stays unknown and the slot where it is.
-        process.adopt(&file);
-        assert_eq!(slot.index(), gcgroup_abi::OTHER_DEVICE);
-        point(process, slot, 2);
-        assert_eq!(process.usage().submitted(2, Submission::Kernel), 5);
     }
 }
