@@ -81,6 +81,14 @@ impl State {
             sums.nr_oom += 1;
         };
         self.count_in_group(group, device, count, notices);
+        let nr_oom = self
+            .groups
+            .get(&group)
+            .map_or(0, |group| group.counted(None).before.nr_oom);
+        // Not each is written down, since a process can have itself refused as often as it likes.
+        if nr_oom.is_power_of_two() || nr_oom.is_multiple_of(64) {
+            notices.extend(self.chain(Some(group)).into_iter().map(Notice::GroupChanged));
+        }
     }
 
     /// Counts something that has happened to a group on a device, or as a whole, there and above.

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{ControlDevice, Short, UsageDevice, try_charge_granted, uncharge};
 
+use super::room::CHUNK;
 use super::*;
 use crate::tree::fixture::{blocks, device};
 

@@ -1,0 +1,48 @@
+//! What processes are told of the groups above: what they allow, and what they have left.
+
+use super::Grants;
+use super::node::Allowed;
+use crate::tree::{GroupId, ProcessId, enforce};
+
+impl Grants {
+    /// Tells everybody whom a change in a group concerns what the groups above allow and have left.
+    pub(super) fn publish(&mut self, group: Option<GroupId>) {
+        if let Some(top) = self.chain(group).into_iter().rfind(|id| self.has_limit(*id)) {
+            self.publish_below(top);
+        }
+    }
+
+    /// The same of all in a group above which there is no limit.
+    pub(super) fn publish_below(&self, top: GroupId) {
+        let mut next = vec![(top, vec![Allowed::ALL; self.slots.len()])];
+        while let Some((id, mut allowed)) = next.pop() {
+            let Some(node) = self.groups.get(&id) else {
+                continue;
+            };
+            node.narrow(&mut allowed);
+            for member in &node.members {
+                self.publish_to(*member, &allowed);
+            }
+            let children = node.children.iter();
+            next.extend(children.map(|child| (*child, allowed.clone())));
+        }
+    }
+
+    /// The same of one process.
+    pub(super) fn publish_one(&self, id: ProcessId, group: Option<GroupId>) {
+        let mut allowed = vec![Allowed::ALL; self.slots.len()];
+        for node in self.chain(group).iter().filter_map(|id| self.groups.get(id)) {
+            node.narrow(&mut allowed);
+        }
+        self.publish_to(id, &allowed);
+    }
+
+    fn publish_to(&self, id: ProcessId, allowed: &[Allowed]) {
+        let Some(member) = self.members.get(&id) else {
+            return;
+        };
+        for (slot, allowed) in self.slots.iter().zip(allowed) {
+            enforce::allow(member.blocks.control(), *slot, allowed.limit, allowed.room);
+        }
+    }
+}

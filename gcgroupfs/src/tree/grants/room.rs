@@ -1,0 +1,109 @@
+//! Room for who asks: found in what groups have left and in what others do not use; and none where more is held than a
+//! limit allows.
+
+use gcgroup_abi::NO_LIMIT;
+
+use super::{Grants, Place, Refusal};
+use crate::tree::{GroupId, ProcessId};
+
+/// What is granted beyond what is asked for at most, so that not each allocation asks; bytes.
+pub(super) const CHUNK: u64 = 64 << 20;
+
+impl Grants {
+    /// Finds room at every level for a process to hold `need` bytes more at that place, taking back what others do not use.
+    /// Returns what may be granted beside.
+    pub(super) fn find_room(
+        &mut self,
+        group: Option<GroupId>,
+        asker: (ProcessId, usize),
+        need: u64,
+    ) -> Result<u64, Refusal> {
+        let levels: Vec<(GroupId, Place)> = self
+            .chain(group)
+            .into_iter()
+            .flat_map(|id| [(id, Some(asker.1)), (id, None)])
+            .filter(|(id, place)| self.limit(*id, *place) != NO_LIMIT)
+            .collect();
+        let refusal = |(group, place): (GroupId, Place), slots: &[usize]| Refusal {
+            group,
+            device: place.and_then(|at| slots.get(at).copied()),
+        };
+        let too_small = |level: &&(GroupId, Place)| self.limit(level.0, level.1) < need;
+        if let Some(level) = levels.iter().find(too_small) {
+            return Err(refusal(*level, &self.slots));
+        }
+        let mut is_short = false;
+        for (id, place) in &levels {
+            let missing = self.missing(*id, *place, need);
+            if missing > 0 {
+                is_short = true;
+                self.take_back(*id, *place, missing, Some(asker));
+            }
+        }
+        let mut slack = if is_short { 0 } else { CHUNK };
+        for level in levels {
+            let (id, place) = level;
+            let Some(node) = self.groups.get(&id).filter(|node| node.missing(place, need) == 0) else {
+                return Err(refusal(level, &self.slots));
+            };
+            let spare = node.room(place) - need;
+            slack = slack.min(spare / (node.nr_below as u64 + 1));
+        }
+        Ok(slack)
+    }
+
+    /// Takes up to `bytes` that processes below a group hold there and do not use, most from who has most; but nothing
+    /// from who asks for it.
+    pub(super) fn take_back(
+        &mut self,
+        id: GroupId,
+        place: Place,
+        bytes: u64,
+        asker: Option<(ProcessId, usize)>,
+    ) {
+        let mut idle: Vec<(u64, ProcessId, usize)> = Vec::new();
+        for id in self.below(id) {
+            let Some(member) = self.members.get(&id) else {
+                continue;
+            };
+            let of = |at| (member.idle(at), id, at);
+            idle.extend(self.places(place).map(of).filter(|(bytes, ..)| *bytes > 0));
+        }
+        idle.sort_unstable_by(|one, other| other.cmp(one));
+        let mut left = bytes;
+        for (_, id, at) in idle.into_iter().filter(|(_, id, at)| asker != Some((*id, *at))) {
+            if left == 0 {
+                return;
+            }
+            self.change(id, at, |member| {
+                let before = member.held(at);
+                member.take_back(at, left);
+                left = left.saturating_sub(before.saturating_sub(member.held(at)));
+            });
+        }
+    }
+
+    /// Where more is held than a limit allows, from that group up: takes back what is not used; and if that is not
+    /// enough, has everybody below ask for every byte, so that none is charged anew while what is there grows less.
+    pub(super) fn settle(&mut self, group: Option<GroupId>) {
+        for id in self.chain(group) {
+            for place in self.places(None).map(Some).chain([None]) {
+                let missing = self.missing(id, place, 0);
+                if missing > 0 {
+                    self.take_back(id, place, missing, None);
+                }
+                if self.missing(id, place, 0) > 0 {
+                    self.close(id, place);
+                }
+            }
+        }
+    }
+
+    fn close(&mut self, id: GroupId, place: Place) {
+        for id in self.below(id) {
+            for at in self.places(place) {
+                self.change(id, at, |member| member.close(at));
+            }
+        }
+    }
+}
