@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use support::{Config, Governed, Mount, Truth, artifacts, wait_until};
 
 use crate::driver::{Dir, DriverShell};
@@ -406,4 +408,30 @@ fn a_member_sees_its_groups_limit_by_nvml_too() {
     };
     assert_eq!((result, total, free, used), (0, 200 * MIB, 150 * MIB, 50 * MIB));
     assert_eq!(nvml.computing(0).into_keys().collect::<Vec<_>>(), [pid]);
+}
+
+#[test]
+fn a_stopped_member_is_not_waited_for_without_end_and_counts_when_it_is_back() {
+    let mut mount = Mount::new();
+    mkdir(&mount, "team");
+    mount.write("team", "memory.limit", "100M");
+    let (mut stopped, mut other) = (member(&mount, "team"), member(&mount, "team"));
+    assert_eq!(alloc(&mut stopped, 60 * MIB), "ok 0");
+    let signal = |signal| kill(Pid::from_raw(stopped.pid()), signal).expect("it is there");
+    signal(Signal::SIGSTOP);
+    mount.kill9();
+    mount.restart();
+    assert_eq!(
+        alloc(&mut other, 50 * MIB),
+        "ok 0",
+        "nobody knows of the other 60"
+    );
+    signal(Signal::SIGCONT);
+    let current = || mount.number("team", "memory.current", "");
+    wait_until("it is back", || current() == 110 * MIB);
+    assert_eq!(alloc(&mut other, 1), OUT_OF_MEMORY);
+    assert_eq!(alloc(&mut stopped, 1), OUT_OF_MEMORY);
+    assert_eq!(other.ask("free 0"), "ok");
+    assert_eq!(alloc(&mut stopped, 40 * MIB), "ok 1");
+    assert_eq!(alloc(&mut other, 1), OUT_OF_MEMORY);
 }
