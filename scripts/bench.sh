@@ -4,7 +4,7 @@
 set -eu
 
 usage() {
-    echo "usage: scripts/bench.sh [calls|apis|instructions|exec|thaw|files|crowd|groups|swap]...      everything without any"
+    echo "usage: scripts/bench.sh [calls|apis|instructions|exec|thaw|files|crowd|groups|swap|hierarchy]...      everything without any"
 }
 
 case ${1-} in

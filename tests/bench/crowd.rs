@@ -17,7 +17,7 @@ use nix::sys::socket::{
 };
 use nix::sys::uio::pwrite;
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, Pid, fork, ftruncate, pause};
+use nix::unistd::{ForkResult, Pid, Uid, fork, ftruncate, pause, setuid};
 use serde_json::json;
 use support::{Mount, wait_until};
 
@@ -111,7 +111,7 @@ fn measure(count: usize) -> Measured {
     }
 }
 
-fn list(path: &Path) -> usize {
+pub fn list(path: &Path) -> usize {
     fs::read_dir(path).expect("a directory").count()
 }
 
@@ -126,16 +126,24 @@ fn resident(pid: Pid) -> f64 {
 }
 
 /// Registered processes; killed when dropped.
-struct Crowd(Vec<Pid>);
+pub struct Crowd(Vec<Pid>);
+
+/// How many of them one user has: the daemon lets no user have all of it.
+const OF_A_USER: usize = 4000;
 
 impl Crowd {
-    fn new(socket: &Path, count: usize) -> Self {
+    pub fn new(socket: &Path, count: usize) -> Self {
         let mut crowd = Self(Vec::new());
-        for _ in 0..count {
+        for number in 0..count {
             // SAFETY: the child does system calls alone, and never returns from here.
             match unsafe { fork() }.expect("room for another process") {
                 ForkResult::Parent { child } => crowd.0.push(child),
                 ForkResult::Child => {
+                    // The first are their parent's user's, so that who is not root can have a few.
+                    let user = u32::try_from(number / OF_A_USER).unwrap_or(0);
+                    if user > 0 {
+                        let _ = setuid(Uid::from_raw(USERS + user));
+                    }
                     let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
                     let registered = register(socket);
                     while registered.is_ok() {
@@ -148,7 +156,14 @@ impl Crowd {
         }
         crowd
     }
+
+    pub fn pids(&self) -> Vec<i32> {
+        self.0.iter().map(|pid| pid.as_raw()).collect()
+    }
 }
+
+/// Users of no name, beyond those of most machines.
+const USERS: u32 = 1 << 30;
 
 impl Drop for Crowd {
     fn drop(&mut self) {

@@ -10,6 +10,7 @@ mod crowd;
 mod exec;
 mod files;
 mod groups;
+mod hierarchy;
 mod instructions;
 mod report;
 mod swap;
@@ -29,7 +30,7 @@ fn main() {
     stay_on_one_cpu();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 9] = [
+    let subjects: [Subject; 10] = [
         ("calls", calls::run),
         ("apis", apis::run),
         ("instructions", instructions::run),
@@ -39,6 +40,7 @@ fn main() {
         ("crowd", crowd::run),
         ("groups", groups::run),
         ("swap", swap::run),
+        ("hierarchy", hierarchy::run),
     ];
     for (name, run) in subjects {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {

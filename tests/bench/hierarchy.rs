@@ -1,0 +1,90 @@
+//! A thousand groups of eight processes against ten of them: what is done to one must not pay for the others.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use support::{Mount, wait_until};
+
+use crate::crowd::{Crowd, list};
+use crate::files::{read, samples};
+use crate::report::{Report, quantile};
+
+const FEW: usize = 10;
+const MANY: usize = 1000;
+/// Processes in each. With ten, two descriptors for each process would be as many as a daemon may usually open.
+const MEMBERS: usize = 8;
+
+pub fn run(report: &mut Report) {
+    let few = measure(FEW);
+    let many = measure(MANY);
+    type Subject = (&'static str, fn(&Measured) -> f64);
+    let subjects: [Subject; 4] = [
+        ("cat of a group", |measured| measured.cat),
+        ("ls of a group", |measured| measured.ls),
+        ("mkdir and rmdir of a group", |measured| measured.mkdir),
+        ("moving a process", |measured| measured.moving),
+    ];
+    for (what, of) in subjects {
+        let detail = json!({ "usec_few": of(&few), "usec_many": of(&many) });
+        report.add(
+            &format!("{what}, {MANY} of {MEMBERS} processes over {FEW}"),
+            of(&many) / of(&few),
+            "times",
+            2.0,
+            detail,
+        );
+    }
+    let detail = json!({ "usec_few": few.moving });
+    report.add("moving a process", many.moving, "usec", 1000.0, detail);
+}
+
+/// Microseconds, medians.
+struct Measured {
+    cat: f64,
+    ls: f64,
+    mkdir: f64,
+    moving: f64,
+}
+
+fn measure(count: usize) -> Measured {
+    let mount = Mount::new();
+    let crowd = Crowd::new(&mount.socket(), count * MEMBERS);
+    wait_until("all are registered", || {
+        mount.read(".", "gcgroup.procs").lines().count() == count * MEMBERS
+    });
+    let pids = crowd.pids();
+    let groups: Vec<PathBuf> = (0..count)
+        .map(|n| mount.path().join(format!("group-{n}")))
+        .collect();
+    for (group, members) in groups.iter().zip(pids.chunks(MEMBERS)) {
+        fs::create_dir(group).expect("a group");
+        members.iter().for_each(|pid| put(group, *pid));
+    }
+    let mut next = groups.iter().cycle();
+    let mut each = || next.next().expect("a cycle does not end");
+    let cat = quantile(samples(2000, || read(&each().join("memory.current"))), 0.5);
+    let ls = quantile(samples(1000, || assert!(list(each()) > 5)), 0.5);
+    let mkdir = quantile(
+        samples(1000, || {
+            let path = each().join("child");
+            fs::create_dir(&path).expect("there is none");
+            fs::remove_dir(&path).expect("nobody is in it");
+        }),
+        0.5,
+    );
+    let mut movers = pids.iter().cycle();
+    let moving = samples(2000, || {
+        put(each(), *movers.next().expect("a cycle does not end"))
+    });
+    Measured {
+        cat,
+        ls,
+        mkdir,
+        moving: quantile(moving, 0.5),
+    }
+}
+
+fn put(group: &Path, pid: i32) {
+    fs::write(group.join("gcgroup.procs"), format!("{pid}\n")).expect("it is moved");
+}
