@@ -22,6 +22,7 @@ mod requests;
 mod saved;
 mod settings;
 mod sums;
+mod swap_bounds;
 mod transient;
 mod unmanaged;
 mod view;
@@ -189,6 +190,7 @@ impl Tree {
         state.processes.insert(id, process);
         state.enter(id, saved.group, &mut notices);
         state.govern(id);
+        state.bound_swap(saved.group);
         // Nobody can have seen anything else yet.
         state.note_events(id, &mut Vec::new());
         if let Some(old) = &old {
@@ -209,6 +211,7 @@ impl Tree {
         let mut state = self.state.lock();
         let gone = state.leave(id, end, false, &mut notices);
         if let Some(gone) = &gone {
+            state.bound_swap(gone.group);
             state.reap(gone.group, &mut notices);
         }
         drop(state);

@@ -17,7 +17,7 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(value(view.priority()?)),
             |edit, text| edit.set_priority(parse_priority(text)?),
         ),
-        doc: "A number from 0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices. \
+        doc: "A number from 0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices; a group's is for those of its processes that have none. \
               Where processes of different numbers want a GPU at once, compute.policy says who has it when; equal numbers \
               are left to the hardware, which gives each the same.",
     },
@@ -48,7 +48,7 @@ pub(super) const FILES: &[ControlFile] = &[
             },
         ),
         doc: "Most GPU time in each period, as QUOTA PERIOD in microseconds, or max, in the format of cpu.max; the period is \
-              100000 unless given, from 1000 to 1000000. On the process it holds for the sum over its devices. Time is \
+              100000 unless given, from 1000 to 1000000. On the process it holds for the sum over its devices, on a group for the sum over its processes. Time is \
               measured; what a kernel runs over is taken off the periods that follow.",
     },
     ControlFile {
@@ -60,7 +60,7 @@ pub(super) const FILES: &[ControlFile] = &[
             |edit, text| edit.set_freeze(parse_flag(text)?),
         ),
         doc: "What was asked: 1 holds back all further GPU work while what was submitted drains, 0 lets it go on. \
-              A device stands still for its own or for the process's; gcgroup.events says when.",
+              A device stands still for its own, for the process's or for that of any group above; gcgroup.events says when.",
     },
     ControlFile {
         name: "compute.stat",

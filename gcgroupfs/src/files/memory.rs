@@ -24,7 +24,7 @@ pub(super) const FILES: &[ControlFile] = &[
         name: "memory.current",
         on: On::EVERY,
         contents: Page,
-        io: Read(|view| Ok(value(view.sums().current()))),
+        io: Read(|view| Ok(value(view.memory_current()))),
         doc: "Bytes of device memory charged now.",
     },
     ControlFile {
@@ -50,7 +50,8 @@ pub(super) const FILES: &[ControlFile] = &[
             |edit, text| edit.set_memory_swap_max(parse_bytes(text)?),
         ),
         doc: "Most bytes that may live in host memory, or max; 0, which a process has unless it was started otherwise, is never. \
-              Only a process started with --swap takes more (EOPNOTSUPP).",
+              Only a process started with --swap takes more (EOPNOTSUPP). Of a group, max unless set: what its processes may have \
+              there together.",
     },
     ControlFile {
         name: "memory.reclaim",

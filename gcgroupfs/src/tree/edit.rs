@@ -73,7 +73,12 @@ impl<'a> Edit<'a> {
         {
             return Err(Error::NotSupported(CANNOT_SWAP));
         }
-        self.set(|settings, device, by_root| settings.set_memory_swap_max(device, bytes, by_root))
+        self.set(|settings, device, by_root| settings.set_memory_swap_max(device, bytes, by_root))?;
+        if let Target::Group(id) = self.target()? {
+            self.state.bound_swap_within(id);
+            self.state.bound_swap(Some(id));
+        }
+        Ok(())
     }
 
     /// Asks for that many bytes to be swapped out; of a process as a whole, on each device as far as it goes, and of a

@@ -119,11 +119,9 @@ pub(super) fn answer_pressure(process: &Process, device: usize, number: u32, is_
 /// Makes what is asked of the process hold. Returns whether a gate has closed or opened, or memory may have to move.
 pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
     let (control, asked) = (process.control(), &process.settings);
-    let mut changed = swap(process, asked.memory_limit(None), asked.memory_swap_max(None));
+    let mut changed = swap(process, asked.memory_limit(None), process.swap_max(None, None));
     control.memory_limit.store(asked.memory_limit(None), Relaxed);
-    control
-        .memory_swap_max
-        .store(asked.memory_swap_max(None), Relaxed);
+    swap_max(process, devices);
     for slot in slots(devices.len()) {
         let Some(control) = control.devices.get(slot) else {
             continue;
@@ -133,12 +131,27 @@ pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
         let limit = uuid.map_or(NO_LIMIT, |_| asked.memory_limit(uuid));
         changed |= process.can_swap() && control.memory_limit.load(Relaxed) != limit;
         control.memory_limit.store(limit, Relaxed);
-        let swap_max = uuid.map_or(NO_LIMIT, |uuid| asked.memory_swap_max(Some(uuid)));
-        control.memory_swap_max.store(swap_max, Relaxed);
         control.priority.store(process.priority(index, uuid), Relaxed);
         changed |= gate(control, process.freeze(index, uuid), process.gate(slot));
     }
     changed
+}
+
+/// Publishes how much may be swapped out.
+pub(super) fn swap_max(process: &Process, devices: &[Device]) {
+    let control = process.control();
+    control
+        .memory_swap_max
+        .store(process.swap_max(None, None), Relaxed);
+    for slot in slots(devices.len()) {
+        let device = devices.get(slot);
+        let bytes = device.map_or(NO_LIMIT, |device| {
+            process.swap_max(Some(slot), Some(&device.uuid_text))
+        });
+        if let Some(control) = control.devices.get(slot) {
+            control.memory_swap_max.store(bytes, Relaxed);
+        }
+    }
 }
 
 /// Closes or opens one gate. The generation moves with each change and after it, so that who sees the new

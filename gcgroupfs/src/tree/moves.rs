@@ -1,6 +1,7 @@
 //! Who is in which group: coming, going, and moving from one to another. A process brings what it holds and takes it
 //! along; what it has counted stays counted where it was counted.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::group::Counted;
@@ -136,6 +137,10 @@ impl State {
         self.observe(id);
         self.inherit(id, inherited, notices);
         self.grants.move_to(id, to);
+        self.bound_swap_of(id, &mut HashMap::new());
+        for group in [from, to] {
+            self.bound_swap(group);
+        }
         for group in &entered {
             self.make_room(*group, notices);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, OTHER_DEVICE, Usage};
 
 use super::events::Events;
 use super::inherited::Inherited;
@@ -79,6 +79,8 @@ pub struct Process {
     pub(super) has_moved: bool,
     /// Bytes that it was last seen to hold, by place as [`Events`] has them; in the root, none.
     pub(super) observed: Vec<u64>,
+    /// How much may be swapped out for the groups' sake, likewise; where nothing bounds it, empty.
+    pub(super) swap_bounds: Vec<u64>,
     pub(super) hook_ok: bool,
     /// Of the process as a whole.
     pub(super) whole: Kept,
@@ -105,6 +107,7 @@ impl Process {
             inherited: Arc::default(),
             has_moved: false,
             observed: Vec::new(),
+            swap_bounds: Vec::new(),
             hook_ok: true,
             whole: Kept::default(),
             devices: kept,
@@ -158,6 +161,13 @@ impl Process {
     /// it, or of a group above.
     pub(super) fn freeze(&self, device: Option<usize>, uuid: Option<&str>) -> bool {
         self.settings.freeze(None) || self.settings.freeze(uuid) || self.inherited.freeze(device)
+    }
+
+    /// `memory.swap.max` in force, as a whole or on a device of that index and UUID.
+    pub(super) fn swap_max(&self, device: Option<usize>, uuid: Option<&str>) -> u64 {
+        let at = device.map_or(0, |device| device + 1);
+        let bound = self.swap_bounds.get(at).copied().unwrap_or(NO_LIMIT);
+        self.settings.memory_swap_max(uuid).min(bound)
     }
 
     /// The priority that holds, as a whole or on a device of that index and UUID.

@@ -137,6 +137,17 @@ impl Settings {
         self.at(device).memory_swap_max.value.unwrap_or(unset)
     }
 
+    /// Whether `memory.swap.max` of a group bounds anything, as a whole or on a device.
+    pub fn bounds_swap(&self) -> bool {
+        let mut all = self.devices.values().chain([&self.process]);
+        all.any(|values| {
+            values
+                .memory_swap_max
+                .value
+                .is_some_and(|bytes| bytes != NO_LIMIT)
+        })
+    }
+
     /// `memory.swap.max` of a group, or of it on a device; it bounds nothing unless set.
     pub fn group_swap_max(&self, device: Option<&str>) -> u64 {
         self.at(device).memory_swap_max.value.unwrap_or(NO_LIMIT)

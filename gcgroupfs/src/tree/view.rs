@@ -95,6 +95,17 @@ impl<'a> View<'a> {
         }
     }
 
+    /// What is held here now, without all that [`sums`](Self::sums) adds up.
+    pub fn memory_current(&self) -> u64 {
+        let device = match self.scope {
+            Scope::Root => None,
+            Scope::Process(_, device) | Scope::Group(_, device) => device,
+        };
+        let mut sum = 0_u64;
+        self.each(|process| sum = sum.saturating_add(sums::current(process, device, self.devices())));
+        sum
+    }
+
     /// Calls with every process here and below.
     fn each(&self, mut look: impl FnMut(&'a Process)) {
         match self.scope {

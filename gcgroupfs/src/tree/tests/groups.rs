@@ -508,3 +508,45 @@ fn a_group_that_is_held_stays_until_it_is_released() {
     assert!(!world.tree.has_group(job));
     assert!(!world.tree.hold_group(job));
 }
+
+#[test]
+fn what_a_group_may_swap_out_is_for_all_of_it() {
+    let world = World::new(1);
+    world.group("a/b");
+    let ids = [world.join(100), world.join(101)];
+    for id in ids {
+        world.usage(id).can_swap.store(1, Relaxed);
+    }
+    for (pid, group) in [("100", "a"), ("101", "a/b")] {
+        world
+            .store(&format!("{pid}/memory.swap.max"), ROOT, "max")
+            .unwrap();
+        world.store(&format!("{group}/gcgroup.procs"), ROOT, pid).unwrap();
+    }
+    let bounds = || ids.map(|id| world.control(id).memory_swap_max.load(Relaxed));
+    assert_eq!(world.show("a/memory.swap.max"), "max\n");
+    assert_eq!(bounds(), [NO_LIMIT; 2]);
+    world.store("a/memory.swap.max", ROOT, "1000").unwrap();
+    assert_eq!(bounds(), [1000, 1000]);
+    let device = &world.usage(ids[0]).devices[0];
+    device.swap_current.store(600, Relaxed);
+    device.nr_swap_out.store(1, Relaxed);
+    world.tree.rung(ids[0]);
+    assert_eq!(bounds(), [1000, 400]);
+    assert_eq!(world.show("a/memory.swap.current"), "600\n");
+    world.store("a/b/memory.swap.max", ROOT, "300").unwrap();
+    world.store("100/memory.swap.max", ROOT, "700").unwrap();
+    assert_eq!(bounds(), [700, 300]);
+    world.store("a/0/memory.swap.max", ROOT, "650").unwrap();
+    assert_eq!(world.control(ids[1]).devices[0].memory_swap_max.load(Relaxed), 50);
+    world.store("gcgroup.procs", ROOT, "100").unwrap();
+    assert_eq!(bounds(), [700, 300]);
+    assert_eq!(
+        world.control(ids[1]).devices[0].memory_swap_max.load(Relaxed),
+        650
+    );
+    for file in ["a/memory.swap.max", "a/b/memory.swap.max"] {
+        world.store(file, ROOT, "max").unwrap();
+    }
+    assert_eq!(bounds(), [700, NO_LIMIT]);
+}
