@@ -20,6 +20,7 @@ const PAGE: u64 = 2 << 20;
 
 impl Process {
     /// Calls the driver for that many bytes, again if it was out of memory and others have made room since.
+    #[inline]
     pub(crate) fn pressing<T>(
         &self,
         index: usize,
@@ -27,9 +28,21 @@ impl Process {
         mut call: impl FnMut() -> Result<T, CUerror>,
     ) -> Result<T, CUerror> {
         let first = call();
-        if !matches!(first, Err(CUerror::OUT_OF_MEMORY)) {
-            return first;
+        if matches!(first, Err(CUerror::OUT_OF_MEMORY)) {
+            return self.press(index, bytes, &mut call, first);
         }
+        first
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn press<T>(
+        &self,
+        index: usize,
+        bytes: u64,
+        call: &mut dyn FnMut() -> Result<T, CUerror>,
+        first: Result<T, CUerror>,
+    ) -> Result<T, CUerror> {
         let until = Instant::now() + PATIENCE;
         for _ in 0..ROUNDS {
             if self.make_others_give_way(index, bytes, until).is_none() {
