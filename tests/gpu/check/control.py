@@ -121,5 +121,9 @@ def start_daemon():
             stderr=log, stdout=log, stdin=subprocess.DEVNULL, start_new_session=True)
     with open(f"{WORK}/daemon.pid", "w", encoding="ascii") as file:
         file.write(str(daemon.pid))
-    until("the daemon answers", lambda: subprocess.run(
-        [GCGROUPFS, "ls"], capture_output=True, check=False).returncode == 0)
+    try:
+        until("the daemon answers", lambda: subprocess.run(
+            [GCGROUPFS, "ls"], capture_output=True, check=False).returncode == 0)
+    except AssertionError as error:
+        with open(f"{WORK}/daemon.log", encoding="utf-8") as log:
+            raise AssertionError(f"{error}; it says: {log.read()[-1000:]}") from error
