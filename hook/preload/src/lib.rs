@@ -8,6 +8,8 @@
 //!
 //! Made by `cargo build --profile preload`. Without `panic = "abort"` it can only be checked, with std for its panics.
 #![cfg_attr(panic = "abort", no_std)]
+// There is no library to take memcpy(3) from, so no loop may be made a call of it.
+#![cfg_attr(panic = "abort", no_builtins)]
 
 #[cfg(target_arch = "x86_64")]
 #[path = "x86_64.rs"]
