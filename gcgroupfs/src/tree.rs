@@ -3,7 +3,9 @@
 //!
 //! Everything is behind one lock, held for loads and stores only, so no caller ever waits for a system call.
 
+mod access;
 mod arbitration;
+mod directories;
 mod edit;
 mod enforce;
 mod events;
@@ -12,6 +14,7 @@ mod grants;
 mod group;
 mod groups;
 mod inherited;
+mod joining;
 mod moves;
 mod notice;
 mod place;
@@ -41,7 +44,7 @@ use parking_lot::{Mutex, RwLock};
 
 use self::grants::Grants;
 use crate::arbiter::Policy;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use edit::Edit;
@@ -164,61 +167,6 @@ impl Tree {
         self.listeners.write().push(listener);
     }
 
-    /// Adds a process with what is kept of it from before, or what holds for it from the start; fills its control block
-    /// and publishes it. A process that already has the pid's directory leaves first: its pid was recycled, or it has
-    /// executed another program. If the group it was in is gone, it is in the root.
-    ///
-    /// Before the call, `grace_msec` is the caller's to set. Hand the block out only afterwards.
-    pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
-        let (saved, pid, start_time) = (saved.into(), identity.pid, identity.start_time);
-        let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        let before = state.pids.get(&pid).copied();
-        let goes_on = before.is_some_and(|before| state.processes[&before].identity.is_same(&identity));
-        let old = before.and_then(|id| state.leave(id, identity.started, goes_on, &mut notices));
-        let id = state.number(&identity);
-        // The same program once more: its directory stays.
-        notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
-        let mut process = Process::new(id, identity, blocks, saved.settings.clone(), &state.devices);
-        saved.restore(&mut process, &state.devices);
-        let group = saved.group.and_then(|group| state.groups.get(&group));
-        if let Some(group) = group {
-            process.inherited = group.inherited.clone();
-        }
-        enforce::publish(&process, &state.devices);
-        state.pids.insert(pid, id);
-        state.processes.insert(id, process);
-        state.enter(id, saved.group, &mut notices);
-        state.govern(id);
-        state.bound_swap(saved.group);
-        // Nobody can have seen anything else yet.
-        state.note_events(id, &mut Vec::new());
-        if let Some(old) = &old {
-            state.reap(old.group, &mut notices);
-        }
-        drop(state);
-        drop(old);
-        notices.push(Notice::Joined { id, pid, start_time });
-        self.tell(&notices);
-        id
-    }
-
-    /// Removes a process, which ended at `end` (seconds since 1970). Its charges go with it, its counts stay in the
-    /// totals. A process that has left before is left alone.
-    pub fn leave(&self, id: ProcessId, end: u64) {
-        let mut notices = Vec::new();
-        // Dropped after the lock: the last owner of the blocks unmaps them.
-        let mut state = self.state.lock();
-        let gone = state.leave(id, end, false, &mut notices);
-        if let Some(gone) = &gone {
-            state.bound_swap(gone.group);
-            state.reap(gone.group, &mut notices);
-        }
-        drop(state);
-        drop(gone);
-        self.tell(&notices);
-    }
-
     /// The process has rung: its usage block says something new, about its work, about what it wants to be granted, or
     /// about what events files show.
     pub fn rung(&self, id: ProcessId) {
@@ -326,82 +274,9 @@ impl Tree {
             .collect()
     }
 
-    /// What kind of directory a place is.
-    ///
-    /// # Errors
-    /// [`Error::Gone`] if it is none any more.
-    pub fn level(&self, place: Place) -> Result<Level> {
-        self.state.lock().level(place)
-    }
-
-    /// Whom the control files of a directory belong to.
-    ///
-    /// # Errors
-    /// [`Error::Gone`].
-    pub fn owner(&self, place: Place) -> Result<Owner> {
-        let state = self.state.lock();
-        match state.scope(place)? {
-            Scope::Root => Ok(state.owner),
-            Scope::Process(process, _) => Ok(process.identity.owner()),
-            Scope::Group(group, _) => Ok(group.access.owner),
-        }
-    }
-
     /// Whether the caller may do what root may: root, and whoever runs the daemon.
     pub fn is_root(&self, caller: Caller) -> bool {
         self.state.lock().is_root(caller)
-    }
-
-    /// The directories in a directory, with their names, by number.
-    ///
-    /// # Errors
-    /// [`Error::Gone`].
-    pub fn directories(&self, place: Place) -> Result<Vec<(String, Place)>> {
-        let state = self.state.lock();
-        let on_devices = || {
-            let devices = state.devices.iter();
-            devices.filter_map(|device| Some((device.index.to_string(), place.on(device.index)?)))
-        };
-        let groups = |groups: &BTreeMap<String, GroupId>| -> Vec<_> {
-            let named = groups.iter().map(|(name, id)| (name.clone(), Place::group(*id)));
-            named.collect()
-        };
-        Ok(match state.scope(place)? {
-            Scope::Root => {
-                let processes = state.pids.iter();
-                let processes = processes.map(|(pid, id)| (pid.to_string(), Place::process(*id)));
-                processes.chain(groups(&state.top)).collect()
-            }
-            Scope::Process(_, None) => on_devices().collect(),
-            Scope::Group(group, None) => on_devices().chain(groups(&group.children)).collect(),
-            Scope::Process(_, Some(_)) | Scope::Group(_, Some(_)) => Vec::new(),
-        })
-    }
-
-    /// The directory of that name in a directory.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], also if `place` itself is gone.
-    pub fn directory(&self, place: Place, name: &str) -> Result<Place> {
-        let state = self.state.lock();
-        let number = canonical_number(name);
-        let on_device = || {
-            let device = state.devices.get(number? as usize)?;
-            place.on(device.index)
-        };
-        match state.scope(place).map_err(|_| Error::NotFound)? {
-            Scope::Root => match number {
-                Some(number) => state.pids.get(&number).map(|id| Place::process(*id)),
-                None => state.top.get(name).map(|id| Place::group(*id)),
-            },
-            Scope::Process(_, None) => on_device(),
-            Scope::Group(group, None) => match number {
-                Some(_) => on_device(),
-                None => group.children.get(name).map(|id| Place::group(*id)),
-            },
-            Scope::Process(_, Some(_)) | Scope::Group(_, Some(_)) => None,
-        }
-        .ok_or(Error::NotFound)
     }
 
     /// Reads: calls `show` with what there is to see at a place.
@@ -465,92 +340,4 @@ impl State {
     fn policy(&self) -> Policy {
         self.root.policy().unwrap_or(self.default_policy)
     }
-
-    /// The number of a process's program: 48 bits of a hash (splitmix64's mixing), and not zero, which is the root's.
-    fn number(&self, identity: &Identity) -> ProcessId {
-        let Identity {
-            pid,
-            start_time,
-            image,
-            ..
-        } = identity;
-        let (text, stack) = image.unwrap_or_default();
-        let mix = |mut word: u64| {
-            word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            word ^ (word >> 31)
-        };
-        let hash = [u64::from(*pid), *start_time, text, stack]
-            .into_iter()
-            .fold(0, |hash: u64, word| {
-                mix(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ mix(word))
-            });
-        let mut number = (hash >> 16).max(1);
-        while self.processes.contains_key(&ProcessId(number)) {
-            number = (number + 1).max(1) & ((1 << 48) - 1);
-        }
-        ProcessId(number)
-    }
-
-    fn level(&self, place: Place) -> Result<Level> {
-        Ok(match self.scope(place)? {
-            Scope::Root => Level::Root,
-            Scope::Process(_, None) => Level::Process,
-            Scope::Process(_, Some(_)) => Level::ProcessDevice,
-            Scope::Group(_, None) => Level::Group,
-            Scope::Group(_, Some(_)) => Level::GroupDevice,
-        })
-    }
-
-    fn scope(&self, place: Place) -> Result<Scope<'_>> {
-        let device = place.device.map(usize::from);
-        if device.is_some_and(|device| device >= self.devices.len()) {
-            return Err(Error::Gone);
-        }
-        match place.whose() {
-            Entity::Root if device.is_none() => Ok(Scope::Root),
-            Entity::Root => Err(Error::Gone),
-            Entity::Process(id) => {
-                let process = self.processes.get(&id).ok_or(Error::Gone)?;
-                Ok(Scope::Process(process, device))
-            }
-            Entity::Group(id) => {
-                let group = self.groups.get(&id).ok_or(Error::Gone)?;
-                Ok(Scope::Group(group, device))
-            }
-        }
-    }
-
-    /// Takes a process out. Of one that `goes_on` here at once, nothing is added to what others have left behind.
-    fn leave(
-        &mut self,
-        id: ProcessId,
-        end: u64,
-        goes_on: bool,
-        notices: &mut Vec<Notice>,
-    ) -> Option<Process> {
-        self.exit(id, goes_on, notices);
-        self.grants.leave(id);
-        self.asking.remove(&id);
-        let process = self.processes.remove(&id)?;
-        let Identity { pid, start_time, .. } = process.identity;
-        if self.pids.get(&pid) == Some(&id) {
-            self.pids.remove(&pid);
-        }
-        let exited = Exited::new(&process, &self.devices, end);
-        if !goes_on {
-            self.departed += exited.sums.departed();
-        }
-        self.exited.truncate(NR_EXITED - 1);
-        self.exited.push_front(exited);
-        notices.push(Notice::Left { id, pid, start_time });
-        self.relieve(id, notices);
-        Some(process)
-    }
-}
-
-/// A number spelt as we spell it: `007` is no directory's name.
-fn canonical_number(name: &str) -> Option<u32> {
-    let number: u32 = name.parse().ok()?;
-    (number.to_string() == name).then_some(number)
 }

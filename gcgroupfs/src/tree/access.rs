@@ -1,0 +1,94 @@
+//! Whom directories belong to, and what they let others do.
+
+use super::{Access, Caller, DIRECTORY_MODE, Entity, Notice, Owner, Place, State, Tree};
+use crate::error::{Error, Result};
+
+impl Tree {
+    /// Whom a directory belongs to, and what it lets others do.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn access(&self, place: Place) -> Result<Access> {
+        self.state.lock().access(place)
+    }
+
+    /// Whether the caller may make and remove groups in a directory, as far as its owner, its group and its mode say.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_change(&self, place: Place, caller: Caller) -> Result<bool> {
+        let state = self.state.lock();
+        let Access { owner, mode } = state.access(place)?;
+        let bits = if caller.uid == owner.uid {
+            mode >> 6
+        } else if caller.gid == owner.gid {
+            mode >> 3
+        } else {
+            mode
+        };
+        Ok(state.is_root(caller) || bits & 0o3 == 0o3)
+    }
+
+    /// Gives a directory away, or changes what it lets others do; its control files belong to whom it belongs to. Of the
+    /// root, the directory alone is given away.
+    ///
+    /// # Errors
+    /// `EPERM` for a process's or a device's directory, to change the uid if the caller is not root, and to change
+    /// anything for who does not own it; [`Error::Gone`].
+    pub fn set_access(
+        &self,
+        place: Place,
+        caller: Caller,
+        (uid, gid): (Option<u32>, Option<u32>),
+        mode: Option<u16>,
+    ) -> Result<()> {
+        let mut state = self.state.lock();
+        let is_root = state.is_root(caller);
+        let old = state.access(place)?;
+        let access = Access {
+            owner: Owner {
+                uid: uid.unwrap_or(old.owner.uid),
+                gid: gid.unwrap_or(old.owner.gid),
+            },
+            mode: mode.map_or(old.mode, |mode| mode & 0o777),
+        };
+        if place.device.is_some() || matches!(place.whose(), Entity::Process(_)) {
+            return Err(Error::FixedShape);
+        }
+        if !is_root && (caller.uid != old.owner.uid || access.owner.uid != old.owner.uid) {
+            return Err(Error::NotYours("the directory is its owner's to give"));
+        }
+        let notice = match place.whose() {
+            Entity::Group(id) => {
+                state.groups.get_mut(&id).ok_or(Error::Gone)?.access = access;
+                Notice::GroupChanged(id)
+            }
+            _ => {
+                state.access = Some(access);
+                Notice::RootChanged
+            }
+        };
+        drop(state);
+        if access != old {
+            self.tell(&[notice]);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    pub(super) fn access(&self, place: Place) -> Result<Access> {
+        self.level(place)?;
+        match place.whose() {
+            Entity::Group(id) => Ok(self.groups.get(&id).ok_or(Error::Gone)?.access),
+            Entity::Root => Ok(self.access.unwrap_or(Access {
+                owner: self.owner,
+                mode: DIRECTORY_MODE,
+            })),
+            Entity::Process(id) => Ok(Access {
+                owner: self.processes.get(&id).ok_or(Error::Gone)?.identity.owner(),
+                mode: DIRECTORY_MODE,
+            }),
+        }
+    }
+}

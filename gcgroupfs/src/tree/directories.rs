@@ -1,0 +1,118 @@
+//! Directories: what is where, by number and by name.
+
+use std::collections::BTreeMap;
+
+use super::{Entity, GroupId, Level, Owner, Place, Scope, State, Tree};
+use crate::error::{Error, Result};
+
+impl Tree {
+    /// What kind of directory a place is.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] if it is none any more.
+    pub fn level(&self, place: Place) -> Result<Level> {
+        self.state.lock().level(place)
+    }
+
+    /// Whom the control files of a directory belong to.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn owner(&self, place: Place) -> Result<Owner> {
+        let state = self.state.lock();
+        match state.scope(place)? {
+            Scope::Root => Ok(state.owner),
+            Scope::Process(process, _) => Ok(process.identity.owner()),
+            Scope::Group(group, _) => Ok(group.access.owner),
+        }
+    }
+
+    /// The directories in a directory, with their names, by number.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn directories(&self, place: Place) -> Result<Vec<(String, Place)>> {
+        let state = self.state.lock();
+        let on_devices = || {
+            let devices = state.devices.iter();
+            devices.filter_map(|device| Some((device.index.to_string(), place.on(device.index)?)))
+        };
+        let groups = |groups: &BTreeMap<String, GroupId>| -> Vec<_> {
+            let named = groups.iter().map(|(name, id)| (name.clone(), Place::group(*id)));
+            named.collect()
+        };
+        Ok(match state.scope(place)? {
+            Scope::Root => {
+                let processes = state.pids.iter();
+                let processes = processes.map(|(pid, id)| (pid.to_string(), Place::process(*id)));
+                processes.chain(groups(&state.top)).collect()
+            }
+            Scope::Process(_, None) => on_devices().collect(),
+            Scope::Group(group, None) => on_devices().chain(groups(&group.children)).collect(),
+            Scope::Process(_, Some(_)) | Scope::Group(_, Some(_)) => Vec::new(),
+        })
+    }
+
+    /// The directory of that name in a directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], also if `place` itself is gone.
+    pub fn directory(&self, place: Place, name: &str) -> Result<Place> {
+        let state = self.state.lock();
+        let number = canonical_number(name);
+        let on_device = || {
+            let device = state.devices.get(number? as usize)?;
+            place.on(device.index)
+        };
+        match state.scope(place).map_err(|_| Error::NotFound)? {
+            Scope::Root => match number {
+                Some(number) => state.pids.get(&number).map(|id| Place::process(*id)),
+                None => state.top.get(name).map(|id| Place::group(*id)),
+            },
+            Scope::Process(_, None) => on_device(),
+            Scope::Group(group, None) => match number {
+                Some(_) => on_device(),
+                None => group.children.get(name).map(|id| Place::group(*id)),
+            },
+            Scope::Process(_, Some(_)) | Scope::Group(_, Some(_)) => None,
+        }
+        .ok_or(Error::NotFound)
+    }
+}
+
+impl State {
+    pub(super) fn level(&self, place: Place) -> Result<Level> {
+        Ok(match self.scope(place)? {
+            Scope::Root => Level::Root,
+            Scope::Process(_, None) => Level::Process,
+            Scope::Process(_, Some(_)) => Level::ProcessDevice,
+            Scope::Group(_, None) => Level::Group,
+            Scope::Group(_, Some(_)) => Level::GroupDevice,
+        })
+    }
+
+    pub(super) fn scope(&self, place: Place) -> Result<Scope<'_>> {
+        let device = place.device.map(usize::from);
+        if device.is_some_and(|device| device >= self.devices.len()) {
+            return Err(Error::Gone);
+        }
+        match place.whose() {
+            Entity::Root if device.is_none() => Ok(Scope::Root),
+            Entity::Root => Err(Error::Gone),
+            Entity::Process(id) => {
+                let process = self.processes.get(&id).ok_or(Error::Gone)?;
+                Ok(Scope::Process(process, device))
+            }
+            Entity::Group(id) => {
+                let group = self.groups.get(&id).ok_or(Error::Gone)?;
+                Ok(Scope::Group(group, device))
+            }
+        }
+    }
+}
+
+/// A number spelt as we spell it: `007` is no directory's name.
+fn canonical_number(name: &str) -> Option<u32> {
+    let number: u32 = name.parse().ok()?;
+    (number.to_string() == name).then_some(number)
+}

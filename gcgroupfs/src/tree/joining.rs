@@ -1,0 +1,118 @@
+//! Processes that come and go.
+
+use std::sync::Arc;
+
+use super::{Blocks, Exited, Identity, NR_EXITED, Notice, Process, ProcessId, Saved, State, Tree, enforce};
+
+impl Tree {
+    /// Adds a process with what is kept of it from before, or what holds for it from the start; fills its control block
+    /// and publishes it. A process that already has the pid's directory leaves first: its pid was recycled, or it has
+    /// executed another program. If the group it was in is gone, it is in the root.
+    ///
+    /// Before the call, `grace_msec` is the caller's to set. Hand the block out only afterwards.
+    pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
+        let (saved, pid, start_time) = (saved.into(), identity.pid, identity.start_time);
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        let before = state.pids.get(&pid).copied();
+        let known = before.and_then(|before| state.processes.get(&before));
+        let goes_on = known.is_some_and(|known| known.identity.is_same(&identity));
+        let old = before.and_then(|id| state.leave(id, identity.started, goes_on, &mut notices));
+        let id = state.number(&identity);
+        // The same program once more: its directory stays.
+        notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
+        let mut process = Process::new(id, identity, blocks, saved.settings.clone(), &state.devices);
+        saved.restore(&mut process, &state.devices);
+        let group = saved.group.and_then(|group| state.groups.get(&group));
+        if let Some(group) = group {
+            process.inherited = group.inherited.clone();
+        }
+        enforce::publish(&process, &state.devices);
+        state.pids.insert(pid, id);
+        state.processes.insert(id, process);
+        state.enter(id, saved.group, &mut notices);
+        state.govern(id);
+        state.bound_swap(saved.group);
+        // Nobody can have seen anything else yet.
+        state.note_events(id, &mut Vec::new());
+        if let Some(old) = &old {
+            state.reap(old.group, &mut notices);
+        }
+        drop(state);
+        drop(old);
+        notices.push(Notice::Joined { id, pid, start_time });
+        self.tell(&notices);
+        id
+    }
+
+    /// Removes a process, which ended at `end` (seconds since 1970). Its charges go with it, its counts stay in the
+    /// totals. A process that has left before is left alone.
+    pub fn leave(&self, id: ProcessId, end: u64) {
+        let mut notices = Vec::new();
+        // Dropped after the lock: the last owner of the blocks unmaps them.
+        let mut state = self.state.lock();
+        let gone = state.leave(id, end, false, &mut notices);
+        if let Some(gone) = &gone {
+            state.bound_swap(gone.group);
+            state.reap(gone.group, &mut notices);
+        }
+        drop(state);
+        drop(gone);
+        self.tell(&notices);
+    }
+}
+
+impl State {
+    /// The number of a process's program: 48 bits of a hash (splitmix64's mixing), and not zero, which is the root's.
+    pub(super) fn number(&self, identity: &Identity) -> ProcessId {
+        let Identity {
+            pid,
+            start_time,
+            image,
+            ..
+        } = identity;
+        let (text, stack) = image.unwrap_or_default();
+        let mix = |mut word: u64| {
+            word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            word ^ (word >> 31)
+        };
+        let hash = [u64::from(*pid), *start_time, text, stack]
+            .into_iter()
+            .fold(0, |hash: u64, word| {
+                mix(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ mix(word))
+            });
+        let mut number = (hash >> 16).max(1);
+        while self.processes.contains_key(&ProcessId(number)) {
+            number = (number + 1).max(1) & ((1 << 48) - 1);
+        }
+        ProcessId(number)
+    }
+
+    /// Takes a process out. Of one that `goes_on` here at once, nothing is added to what others have left behind.
+    pub(super) fn leave(
+        &mut self,
+        id: ProcessId,
+        end: u64,
+        goes_on: bool,
+        notices: &mut Vec<Notice>,
+    ) -> Option<Process> {
+        self.exit(id, goes_on, notices);
+        self.grants.leave(id);
+        self.asking.remove(&id);
+        let process = self.processes.remove(&id)?;
+        let Identity { pid, start_time, .. } = process.identity;
+        if self.pids.get(&pid) == Some(&id) {
+            self.pids.remove(&pid);
+        }
+        let exited = Exited::new(&process, &self.devices, end);
+        if !goes_on {
+            self.departed += exited.sums.departed();
+        }
+        self.exited.truncate(NR_EXITED - 1);
+        self.exited.push_front(exited);
+        notices.push(Notice::Left { id, pid, start_time });
+        self.relieve(id, notices);
+        Some(process)
+    }
+}
