@@ -54,16 +54,20 @@ fn zeros(mut command: Command, when: &str, names: &[String]) -> BTreeMap<String,
 
 #[track_caller]
 fn zeros_are_answered_alike(when: &str) {
+    are_answered_alike(when, &hooked());
+}
+
+#[track_caller]
+fn are_answered_alike(when: &str, names: &[String]) {
     let mount = Mount::new();
-    let program = c_program("zeros.c", &["-ldl"]);
-    let names = hooked();
-    let bare = zeros(mount.bare_command(&program), when, &names);
+    let program = c_program("zeros.c", &["-ldl", "-pthread"]);
+    let bare = zeros(mount.bare_command(&program), when, names);
     assert_eq!(bare.len(), names.len());
     assert!(
         bare.values().all(|answer| answer.parse::<i32>().is_ok()),
         "the driver itself answers: {bare:?}"
     );
-    let governed = zeros(mount.command(&program), when, &names);
+    let governed = zeros(mount.command(&program), when, names);
     for (name, answer) in &bare {
         assert_eq!(governed.get(name), Some(answer), "{name}, {when}");
     }
@@ -87,6 +91,16 @@ fn every_function_answers_zeros_in_a_context_as_the_driver() {
 #[test]
 fn every_function_answers_zeros_after_its_context_as_the_driver() {
     zeros_are_answered_alike("destroyed");
+}
+
+/// Nothing of ours is where pthread_cancel(3) may end the thread. The simulated driver is not, either.
+#[test]
+fn no_function_ends_a_canceled_thread() {
+    let of_libcuda = |name: &String| !name.starts_with("nvml");
+    are_answered_alike(
+        "canceled",
+        &hooked().into_iter().filter(of_libcuda).collect::<Vec<_>>(),
+    );
 }
 
 const MIB: u64 = 1 << 20;

@@ -1,11 +1,13 @@
 /* Calls each driver function that it reads the name of with nothing but zeros, in a process of its own, and says what
  * was answered: "NAME CODE", "NAME absent" or "NAME signal N".
  *
- *   zeros before | after | context | destroyed     before cuInit; after it, without a context; with one; with one
- *                                                 that is gone
+ *   zeros before | after | context | destroyed | canceled
+ *                                                 before cuInit; after it, without a context; with one; with one
+ *                                                 that is gone; with one, in a thread that is to end where it may wait
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,8 +56,13 @@ static void child(const char *name, const char *when, int answer)
     any call = (any)find(library, name);
     if (!call)
         _exit(ABSENT);
+    int is_canceled = !strcmp(when, "canceled");
+    if (is_canceled)
+        pthread_cancel(pthread_self());
     /* Structures that are passed by value are on the stack: zeros, too. */
     int code = call(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    if (is_canceled)
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     if (write(answer, &code, sizeof code) != sizeof code)
         _exit(NO_DRIVER);
     _exit(0);
