@@ -1,6 +1,10 @@
 //! What nobody should send, and what must not come of it.
 
 use super::*;
+use crate::process::Peer;
+use crate::rules::Verdict;
+use crate::server::enquiry::Applicant;
+use crate::sys::UsageMap;
 
 #[test]
 fn blocks_that_are_not_what_they_should_be_are_refused_with_a_reason() {
@@ -206,4 +210,63 @@ fn one_user_cannot_take_all_connections() {
         let sent = transmit(&socket, &request.to_bytes(), &[]);
         sent.is_ok() && recv(socket.as_raw_fd(), &mut [0; MAX_ANSWER], MsgFlags::empty()).unwrap_or(0) > 0
     });
+}
+
+#[test]
+fn one_user_cannot_take_all_directories() {
+    use nix::sys::eventfd::EventFd;
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let tree = Arc::new(Tree::new(Owner { uid: 0, gid: 0 }, Vec::new()));
+    let (journal, saved) = Journal::open(directory.path(), |_| true).unwrap();
+    let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
+    let mut registry = Registry::new(
+        tree.clone(),
+        Arc::default(),
+        epoll,
+        Arc::new(journal),
+        5000,
+        saved,
+    );
+    let socket = Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
+    // Pids that no process has: kernel.pid_max is 2^22 at most.
+    let mut next = 1 << 23;
+    let mut register = |registry: &mut Registry, uid| {
+        next += 1;
+        let applicant = Applicant {
+            number: u64::from(next),
+            peer: Peer {
+                pid: next,
+                uid,
+                gid: uid,
+                groups: Vec::new(),
+                stat: process::Stat {
+                    comm: "one of many".into(),
+                    parent: 0,
+                    start_time: 5,
+                    image: None,
+                },
+                // One that is never readable: it never ends.
+                pidfd: EventFd::new().unwrap().into(),
+            },
+            hello: Hello::PLAIN,
+            usage: UsageMap::new(&good_usage_file()).unwrap(),
+        };
+        let registered = registry.register(applicant, &Verdict::default(), socket.clone());
+        registered.map(|registered| registered.number)
+    };
+    let taken = (0..100_000)
+        .map_while(|_| register(&mut registry, 7).ok())
+        .count();
+    assert!((1000..10_000).contains(&taken), "{taken}");
+    assert_eq!(register(&mut registry, 7), Err(Errno::EDQUOT));
+    let others = register(&mut registry, 8).unwrap();
+    assert_eq!(tree.processes().len(), taken + 1);
+    registry.died(others);
+    assert_eq!(register(&mut registry, 7), Err(Errno::EDQUOT), "another's room");
+    registry.died((1 << 23) + 1);
+    assert!(register(&mut registry, 7).is_ok(), "its own");
 }
