@@ -4,7 +4,8 @@
 set -eu
 
 usage() {
-    echo "usage: scripts/bench.sh [calls|apis|instructions|exec|thaw|files|crowd|groups|swap|hierarchy]...      everything without any"
+    echo "usage: scripts/bench.sh [calls|apis|instructions|exec|thaw|files|crowd|groups|swap|hierarchy|events]..."
+    echo "       everything without any"
 }
 
 case ${1-} in

@@ -7,6 +7,7 @@
 mod apis;
 mod calls;
 mod crowd;
+mod events;
 mod exec;
 mod files;
 mod groups;
@@ -30,7 +31,7 @@ fn main() {
     stay_on_one_cpu();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 10] = [
+    let subjects: [Subject; 11] = [
         ("calls", calls::run),
         ("apis", apis::run),
         ("instructions", instructions::run),
@@ -41,6 +42,7 @@ fn main() {
         ("groups", groups::run),
         ("swap", swap::run),
         ("hierarchy", hierarchy::run),
+        ("events", events::run),
     ];
     for (name, run) in subjects {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {
