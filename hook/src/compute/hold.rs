@@ -16,6 +16,8 @@ use super::gate::RECHECK;
 struct Hold {
     /// How many hold the device.
     word: AtomicU32,
+    /// Threads that wait, at least: one that a signal took away stays counted.
+    waiting: AtomicU32,
     /// Calls under way that use memory.
     touching: AtomicU32,
 }
@@ -30,6 +32,7 @@ impl Holds {
             [const {
                 Hold {
                     word: AtomicU32::new(0),
+                    waiting: AtomicU32::new(0),
                     touching: AtomicU32::new(0),
                 }
             }; MAX_DEVICES],
@@ -49,12 +52,16 @@ impl Holds {
 
     /// Waits while the device is held.
     pub(super) fn wait(&self, index: usize) {
-        let held = || self.0.get(index).map_or(0, |hold| hold.word.load(SeqCst));
-        while let (Some(word), holders @ 1..) = (self.word(index), held())
+        let Some(hold) = self.0.get(index) else { return };
+        // Before the word is looked at, which whoever lets go changes before looking here.
+        hold.waiting.fetch_add(1, SeqCst);
+        let word = &hold.word;
+        while let holders @ 1.. = word.load(SeqCst)
             && !process::is_exiting()
         {
             thread::outside(|| sys::futex_wait(word, holders, RECHECK));
         }
+        hold.waiting.fetch_sub(1, SeqCst);
     }
 
     /// Whether a call that uses memory is under way. Exact while the device is held.
@@ -106,7 +113,9 @@ impl Process {
     pub(crate) fn release(&self, scope: Scope) {
         for hold in self.holds.of(scope) {
             hold.word.fetch_sub(1, SeqCst);
-            sys::futex_wake(&hold.word);
+            if hold.waiting.load(SeqCst) != 0 {
+                sys::futex_wake(&hold.word);
+            }
         }
     }
 
