@@ -335,11 +335,12 @@ impl Drop for Mount {
     }
 }
 
-/// Whether a live FUSE filesystem is mounted there: the kernel's list has it and it answers.
+/// Whether a live FUSE filesystem is mounted there: the kernel's list has it, and it answers. (What is listed may be a
+/// dead one, and the place bare by the time it is asked.)
 fn is_mounted(path: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let here = |line: &str| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == path);
-    mounts.lines().any(|line| here(line) && line.contains(" - fuse")) && fs::read_dir(path).is_ok()
+    mounts.lines().any(|line| here(line) && line.contains(" - fuse")) && path.join("devices").exists()
 }
 
 /// Whether somebody accepts connections there.
