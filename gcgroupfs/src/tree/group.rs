@@ -42,7 +42,7 @@ pub struct Group {
     pub(super) members: BTreeSet<ProcessId>,
     /// The processes in it and below.
     pub(super) nr_members: usize,
-    /// The processes that come in next, and those between one program and the next.
+    /// Processes that are to come in next, or are between one program and the next; here and below.
     pub(super) nr_holds: usize,
     /// How many of these stand still, by place as [`Events`] has them.
     pub(super) nr_frozen: Vec<usize>,
@@ -103,7 +103,12 @@ impl Group {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.nr_members == 0 && self.children.is_empty() && self.nr_holds == 0
+        !self.is_populated() && self.children.is_empty()
+    }
+
+    /// Whether there is a process in it or below, also one that is not registered just now.
+    pub(super) fn is_populated(&self) -> bool {
+        self.nr_members > 0 || self.nr_holds > 0
     }
 
     pub(super) fn counted(&self, device: Option<usize>) -> Counted {
@@ -142,7 +147,7 @@ impl Group {
         let mut changed = false;
         for at in 0..nr_places(nr_devices) {
             let standing = Standing {
-                is_populated: self.nr_members > 0,
+                is_populated: self.is_populated(),
                 is_frozen: self.is_frozen(at.checked_sub(1)),
                 ..Standing::default()
             };

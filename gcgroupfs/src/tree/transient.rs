@@ -35,19 +35,21 @@ impl Tree {
 
     /// Has a group stay, whoever leaves it, until it is released as often. Whether it is still there.
     pub fn hold_group(&self, id: GroupId) -> bool {
+        let mut notices = Vec::new();
         let mut state = self.state.lock();
-        let group = state.groups.get_mut(&id);
-        group.map(|group| group.nr_holds += 1).is_some()
+        let is_there = state.groups.contains_key(&id);
+        state.count_holds(id, |nr_holds| nr_holds + 1, &mut notices);
+        drop(state);
+        self.tell(&notices);
+        is_there
     }
 
     /// Undoes a [`hold_group`](Self::hold_group).
     pub fn release_group(&self, id: GroupId) {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
-        if let Some(group) = state.groups.get_mut(&id) {
-            group.nr_holds = group.nr_holds.saturating_sub(1);
-            state.reap(Some(id), &mut notices);
-        }
+        state.count_holds(id, |nr_holds| nr_holds.saturating_sub(1), &mut notices);
+        state.reap(Some(id), &mut notices);
         drop(state);
         self.tell(&notices);
     }
@@ -70,6 +72,17 @@ impl Tree {
 }
 
 impl State {
+    /// Who holds a group lives and belongs to it, and to those above: they are populated.
+    fn count_holds(&mut self, id: GroupId, count: impl Fn(usize) -> usize, notices: &mut Vec<Notice>) {
+        let nr_devices = self.devices.len();
+        self.each_above(Some(id), |group| {
+            group.nr_holds = count(group.nr_holds);
+            if group.note_standing(nr_devices) {
+                notices.push(Notice::GroupEvents(group.id));
+            }
+        });
+    }
+
     /// Removes those from here upwards that are there only for what is in them, and have nothing in them any more.
     pub(super) fn reap(&mut self, from: Option<GroupId>, notices: &mut Vec<Notice>) {
         let mut at = from;

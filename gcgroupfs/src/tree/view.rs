@@ -239,7 +239,7 @@ impl<'a> View<'a> {
         match self.scope {
             Scope::Root => !self.state.processes.is_empty(),
             Scope::Process(..) => true,
-            Scope::Group(group, _) => group.nr_members > 0,
+            Scope::Group(group, _) => group.is_populated(),
         }
     }
 

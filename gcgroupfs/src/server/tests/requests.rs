@@ -74,7 +74,12 @@ fn groups_are_made_removed_and_entered_without_the_mount() {
     drop(client);
     let world = world.restart();
     assert_eq!(world.show("a/memory.limit"), "1073741824\n");
-    assert_eq!(world.show("a/gcgroup.events"), "populated 0\nfrozen 0\n");
+    assert_eq!(
+        world.show("a/gcgroup.events"),
+        "populated 1\nfrozen 0\n",
+        "it lives and will be back"
+    );
+    assert_eq!(world.show("a/b/gcgroup.procs"), "");
     let hook = world.register();
     assert_eq!(world.show("a/b/gcgroup.procs"), format!("{pid}\n"));
     assert_eq!(world.show("a/gcgroup.events"), "populated 1\nfrozen 0\n");
