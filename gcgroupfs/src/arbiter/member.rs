@@ -27,7 +27,11 @@ const CORRECTION: u64 = 10_000_000;
 
 /// One bit for each of the last pauses between work: whether it was so short that lingering would have bridged it. At
 /// first they are taken to be.
-const SHORT: u8 = u8::MAX;
+const SHORT: u16 = u16::MAX;
+
+/// Who has always paused for longer is waited for by so small a part of the time: for a moment of its program's, not of
+/// its user's.
+const BRIEFLY: u64 = 4;
 
 /// Remembered from tick to tick.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +51,7 @@ pub struct Member {
     last_busy: Option<Time>,
     /// The pause that has ended with the last look, and which of those before were short.
     pause: Option<u64>,
-    pauses: u8,
+    pauses: u16,
     /// When it was let go on with threads that waited, and no work of theirs has been seen since.
     opened: Option<Time>,
     /// The number of waiting threads that did not go on when they could.
@@ -115,7 +119,7 @@ impl Member {
     /// Finds out whether it wants the GPU. One that is frozen, or has used up its quota, does not count.
     pub fn judge<Id>(&mut self, now: Time, seen: &Seen<Id>, is_over: bool, settings: &Settings) {
         if let Some(pause) = self.pause.take() {
-            self.pauses = self.pauses << 1 | u8::from(pause <= settings.linger);
+            self.pauses = self.pauses << 1 | u16::from(pause <= settings.linger);
         }
         if self.awaited_until().is_some_and(|end| now >= end) {
             (self.opened, self.deaf) = (None, seen.nr_waiting);
@@ -140,10 +144,14 @@ impl Member {
         self.is_held && self.has_demand
     }
 
-    /// Until when it counts as busy without being so. One that has always paused for longer of late is not waited for:
-    /// the GPU would stand idle each time.
+    /// Until when it counts as busy without being so. One that has always paused for longer of late is waited for briefly:
+    /// the GPU stands idle each time.
     pub fn lease(&self, settings: &Settings) -> Option<Time> {
-        let linger = if self.pauses == 0 { 0 } else { settings.linger };
+        let linger = if self.pauses == 0 {
+            settings.linger / BRIEFLY
+        } else {
+            settings.linger
+        };
         let lingers = self.last_busy.map(|when| when + linger);
         lingers.max(self.awaited_until())
     }
