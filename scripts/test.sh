@@ -6,17 +6,20 @@ set -eu
 
 usage() {
     cat <<'EOF'
-usage: scripts/test.sh [--quick] [TEST-FILTER...]
+usage: scripts/test.sh [--quick|--soak] [TEST-FILTER...]
 
-  --quick    the tests alone, without lints, documentation, release build and soak
+  --quick    the tests alone, without lints, documentation and release build
+  --soak     everything, and scripts/soak.sh for three minutes
   TEST-FILTER  as cargo test takes them
 EOF
 }
 
 quick=no
+soak=no
 case ${1-} in
     -h | --help) usage; exit 0 ;;
     --quick) quick=yes; shift ;;
+    --soak) soak=yes; shift ;;
 esac
 
 cd "$(dirname "$0")/.."
@@ -58,6 +61,6 @@ if [ "$quick" = no ]; then
 fi
 # Without the preload library, which has no allocator or unwinder and so no test of its own kind.
 step cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
-if [ "$quick" = no ]; then
+if [ "$soak" = yes ]; then
     step scripts/soak.sh 3
 fi

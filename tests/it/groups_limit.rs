@@ -30,6 +30,22 @@ fn member(mount: &Mount, group: &str) -> DriverShell {
     shell
 }
 
+/// Four processes in a group with that limit.
+fn team_of_four(limit: u64) -> (Mount, Vec<DriverShell>) {
+    let mount = Mount::new();
+    mkdir(&mount, "team");
+    mount.write("team", "memory.limit", &limit.to_string());
+    let shells = (0..4).map(|_| member(&mount, "team")).collect();
+    (mount, shells)
+}
+
+/// Has all of them allocate blocks of that size, with four threads each, until there is no room.
+fn race(shells: &mut [DriverShell], bytes: u64) {
+    for shell in shells {
+        shell.tell(&format!("race 4 {bytes}"));
+    }
+}
+
 #[track_caller]
 fn alloc(shell: &mut DriverShell, bytes: u64) -> String {
     shell.ask(&format!("alloc linear {bytes}"))
@@ -70,14 +86,9 @@ fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Moun
 fn processes_that_race_for_the_last_bytes_fill_the_limit_and_never_pass_it() {
     const BLOCK: u64 = 64 << 10;
     const LIMIT: u64 = 200 * MIB;
-    let mut mount = Mount::new();
-    mkdir(&mount, "team");
-    mount.write("team", "memory.limit", &LIMIT.to_string());
-    let mut shells: Vec<_> = (0..4).map(|_| member(&mount, "team")).collect();
+    let (mut mount, mut shells) = team_of_four(LIMIT);
     let got: u64 = never_more_than(&mut mount, LIMIT, |_| {
-        for shell in &mut shells {
-            shell.tell(&format!("race 4 {BLOCK}"));
-        }
+        race(&mut shells, BLOCK);
         shells
             .iter_mut()
             .map(|shell| count(&shell.answer(), "raced"))
@@ -253,10 +264,7 @@ fn who_asks_how_much_there_is_is_told_what_can_be_had() {
 #[test]
 fn pools_and_physical_memory_of_many_processes_share_a_limit_too() {
     const LIMIT: u64 = 256 * MIB;
-    let mut mount = Mount::new();
-    mkdir(&mount, "team");
-    mount.write("team", "memory.limit", &LIMIT.to_string());
-    let mut shells: Vec<_> = (0..4).map(|_| member(&mount, "team")).collect();
+    let (mut mount, mut shells) = team_of_four(LIMIT);
     let got: u64 = never_more_than(&mut mount, LIMIT, |_| {
         let mut got = 0;
         for round in 0..4 {
@@ -279,15 +287,10 @@ fn pools_and_physical_memory_of_many_processes_share_a_limit_too() {
 fn who_is_killed_in_the_race_leaves_exactly_what_it_had() {
     const BLOCK: u64 = 64 << 10;
     const LIMIT: u64 = 100 * MIB;
-    let mut mount = Mount::new();
-    mkdir(&mount, "team");
-    mount.write("team", "memory.limit", &LIMIT.to_string());
-    let mut shells: Vec<_> = (0..4).map(|_| member(&mount, "team")).collect();
+    let (mut mount, mut shells) = team_of_four(LIMIT);
     let mut last = member(&mount, "team");
     never_more_than(&mut mount, LIMIT, |mount| {
-        for shell in &mut shells {
-            shell.tell(&format!("race 4 {BLOCK}"));
-        }
+        race(&mut shells, BLOCK);
         wait_until("they are at it", || {
             mount.number("team", "memory.current", "") > LIMIT / 3
         });
@@ -309,14 +312,9 @@ fn who_is_killed_in_the_race_leaves_exactly_what_it_had() {
 fn the_daemon_is_killed_in_the_race_and_the_limit_holds_to_the_byte() {
     const BLOCK: u64 = 64 << 10;
     const LIMIT: u64 = 200 * MIB;
-    let mut mount = Mount::new();
-    mkdir(&mount, "team");
-    mount.write("team", "memory.limit", &LIMIT.to_string());
-    let mut shells: Vec<_> = (0..4).map(|_| member(&mount, "team")).collect();
+    let (mut mount, mut shells) = team_of_four(LIMIT);
     let got: u64 = never_more_than(&mut mount, LIMIT, |mount| {
-        for shell in &mut shells {
-            shell.tell(&format!("race 4 {BLOCK}"));
-        }
+        race(&mut shells, BLOCK);
         for part in [5, 3] {
             wait_until("they are at it", || {
                 mount.number("team", "memory.current", "") > LIMIT / part
