@@ -291,6 +291,44 @@ fn names(path: &Path) -> io::Result<Vec<OsString>> {
     fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())).collect()
 }
 
+/// Tells, where a panic passes, what those are doing that are still there.
+struct Left(PathBuf);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_else(|error| error.to_string());
+        let pids = names(&self.0).unwrap_or_default().into_iter();
+        for pid in pids.filter(|name| name.to_string_lossy().parse::<u32>().is_ok()) {
+            let directory = self.0.join(&pid);
+            let files = [
+                "compute.freeze",
+                "compute.priority",
+                "compute.max",
+                "gcgroup.events",
+                "gcgroup.stat",
+                "compute.stat",
+                "memory.events",
+            ];
+            let told: Vec<_> = files.map(|file| read(directory.join(file))).into();
+            let tasks = Path::new("/proc").join(&pid).join("task");
+            let waits: Vec<_> = names(&tasks)
+                .unwrap_or_default()
+                .iter()
+                .map(|task| read(tasks.join(task).join("syscall")))
+                .collect();
+            eprintln!(
+                "{}: {} {}",
+                pid.display(),
+                told.concat().replace('\n', " "),
+                waits.concat()
+            );
+        }
+    }
+}
+
 /// Everything at once.
 struct Soak {
     mount: Mount,
@@ -446,6 +484,7 @@ impl Soak {
 
     /// Everybody is let go, comes to a point where it has ended its work, and stays there.
     fn come_to_rest(&mut self) {
+        let _left = Left(self.mount.path());
         // Those that come to their own end do.
         let everybody = || {
             let root = self.mount.path();
@@ -457,7 +496,12 @@ impl Soak {
         };
         let mut is_let_go = || {
             for directory in everybody() {
-                for (file, value) in [("compute.freeze", "0"), ("compute.max", "max")] {
+                // Who is least important among two hundred would have its turn in the end, and not soon.
+                for (file, value) in [
+                    ("compute.freeze", "0"),
+                    ("compute.max", "max"),
+                    ("compute.priority", "8"),
+                ] {
                     // It may have ended.
                     let _ = fs::write(directory.join(file), value);
                 }
