@@ -1,0 +1,146 @@
+use super::*;
+use crate::block;
+use std::thread;
+
+fn blocks() -> (&'static Usage, &'static Control) {
+    let (control, _file) = block::of_daemon();
+    for device in &control.devices {
+        device.memory_limit.store(NO_LIMIT, Relaxed);
+    }
+    control.memory_limit.store(NO_LIMIT, Relaxed);
+    (block::of_test(NO_LIMIT).usage(), control)
+}
+
+fn current(usage: &Usage, index: usize) -> (u64, u64) {
+    (
+        usage.devices[index].memory_current.load(Relaxed),
+        usage.memory_current.load(Relaxed),
+    )
+}
+
+#[test]
+fn each_limit_holds_to_the_byte_and_a_refusal_charges_nothing() {
+    let (usage, control) = blocks();
+    let levels = Levels::default();
+    control.devices[1].memory_limit.store(100, Relaxed);
+    control.memory_limit.store(150, Relaxed);
+    assert_eq!(levels.try_charge(usage, control, 1, 101), Err(Full::Device(1)));
+    assert_eq!(levels.try_charge(usage, control, 1, 100), Ok(()));
+    assert_eq!(levels.try_charge(usage, control, 0, 51), Err(Full::Process));
+    assert_eq!(current(usage, 0), (0, 100));
+    assert_eq!(levels.try_charge(usage, control, 0, 50), Ok(()));
+    assert_eq!(levels.try_charge(usage, control, 2, 1), Err(Full::Process));
+    levels.uncharge(usage, 1, 100);
+    assert_eq!(current(usage, 1), (0, 50));
+}
+
+#[test]
+fn contexts_and_modules_take_their_part_of_the_limit() {
+    let (usage, control) = blocks();
+    let levels = Levels::default();
+    control.nr_devices.store(2, Relaxed);
+    control.devices[0].memory_limit.store(100, Relaxed);
+    control.devices[0].memory_overhead.store(30, Relaxed);
+    assert_eq!(levels.try_charge(usage, control, 0, 71), Err(Full::Device(0)));
+    assert_eq!(levels.try_charge(usage, control, 0, 70), Ok(()));
+    control.devices[0].memory_overhead.store(200, Relaxed);
+    assert_eq!(device_limit(control, 0), 0);
+    control.memory_limit.store(250, Relaxed);
+    assert_eq!(process_limit(control), 50);
+}
+
+#[test]
+fn racing_threads_fill_two_limits_to_the_last_byte_and_not_further() {
+    let (usage, control) = blocks();
+    let levels = Levels::default();
+    control.devices[0].memory_limit.store(700, Relaxed);
+    control.devices[1].memory_limit.store(700, Relaxed);
+    control.memory_limit.store(1000, Relaxed);
+    let granted: u64 = thread::scope(|scope| {
+        let levels = &levels;
+        let threads: Vec<_> = (0..4)
+            .map(|number| {
+                scope.spawn(move || {
+                    let mut granted = 0;
+                    for round in 0..2000 {
+                        let index = (number + round) % 2;
+                        if levels.try_charge(usage, control, index, 1).is_ok() {
+                            granted += 1;
+                        }
+                        assert!(usage.devices[index].memory_current.load(Relaxed) <= 700);
+                    }
+                    granted
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(
+        granted, 1000,
+        "not one of the last bytes was refused to everybody"
+    );
+    assert_eq!(usage.memory_current.load(Relaxed), 1000);
+}
+
+#[test]
+fn what_groups_grant_holds_to_the_byte_and_the_processs_own_limit_before_they_are_asked() {
+    let (usage, control) = blocks();
+    let levels = Levels::default();
+    usage.devices[1].memory_granted.store(100, Relaxed);
+    assert_eq!(levels.try_charge(usage, control, 1, 101), Err(Full::Group(1)));
+    assert_eq!(levels.try_charge(usage, control, 0, 101), Ok(()));
+    assert_eq!(levels.try_charge(usage, control, 1, 100), Ok(()));
+    control.memory_limit.store(250, Relaxed);
+    assert_eq!(levels.try_charge(usage, control, 1, 50), Err(Full::Process));
+    assert_eq!(levels.try_charge(usage, control, 1, 49), Err(Full::Group(1)));
+    control.devices[1].memory_limit.store(100, Relaxed);
+    assert_eq!(levels.try_charge(usage, control, 1, 49), Err(Full::Device(1)));
+    assert_eq!(current(usage, 1), (100, 201), "refusals charge nothing");
+    control.devices[1].group_room.store(7, Relaxed);
+    levels.uncharge(usage, 1, 30);
+    assert_eq!(group_room(usage, control, 1), 37);
+    assert_eq!(group_room(usage, control, 0), NO_LIMIT);
+}
+
+#[test]
+fn a_call_that_is_not_settled_shows_while_it_lasts_and_after() {
+    let usage = block::of_test(NO_LIMIT).usage();
+    let word = &usage.devices[2].unsettled;
+    let one = Unsettled::on(usage, 2);
+    let other = Unsettled::on(usage, 2);
+    drop(one);
+    assert_eq!(word.load(Relaxed), (2 << 32) + 1);
+    drop(other);
+    assert_eq!(word.load(Relaxed), 2 << 32);
+}
+
+#[test]
+fn what_came_to_nothing_was_no_peak() {
+    let (usage, control) = blocks();
+    let levels = Levels::default();
+    let sums = levels.try_reserve(usage, control, 0, 50).unwrap();
+    levels.uncharge(usage, 0, 50);
+    levels.try_charge(usage, control, 0, 20).unwrap();
+    assert_eq!(usage.memory_peak.load(Relaxed), 20);
+    levels.raise_peaks(usage, control, 0, sums);
+    assert_eq!(usage.memory_peak.load(Relaxed), 50);
+    assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 50);
+}
+
+#[test]
+fn a_peak_starts_again_from_what_is_charged_when_it_is_reset() {
+    let (usage, control) = blocks();
+    let levels = Levels::default();
+    levels.try_charge(usage, control, 0, 50).unwrap();
+    levels.uncharge(usage, 0, 40);
+    assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 50);
+    control.devices[0].peak_generation.store(1, Relaxed);
+    levels.try_charge(usage, control, 0, 5).unwrap();
+    assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 15);
+    assert_eq!(usage.devices[0].peak_generation.load(Relaxed), 1);
+    assert_eq!(
+        usage.memory_peak.load(Relaxed),
+        50,
+        "the process's own was not reset"
+    );
+}
