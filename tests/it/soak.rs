@@ -489,9 +489,13 @@ impl Soak {
         let everybody = || {
             let root = self.mount.path();
             let pids = governed_pids(&self.mount).into_iter().map(|pid| pid.to_string());
-            pids.flat_map(|pid| [pid.clone(), format!("{pid}/0"), format!("{pid}/1")])
-                .map(|directory| root.join(directory))
+            // Each has what holds for it as a whole, and what holds on one GPU.
+            pids.map(|pid| root.join(pid))
                 .chain(groups(&root).expect("the mount lists"))
+                .flat_map(|directory| {
+                    let gpus = (0..GPUS).map(|gpu| directory.join(gpu.to_string()));
+                    gpus.chain([directory.clone()]).collect::<Vec<_>>()
+                })
                 .collect::<Vec<_>>()
         };
         let mut is_let_go = || {
