@@ -1,8 +1,10 @@
 #!/bin/sh
 # Builds everything and leaves a tree that can be moved anywhere:
 #
-#   bin/{gcgroupfs,gcgroup-load,gcgroup-contention}
+#   bin/{gcgroupfs,gcgroup-load,gcgroup-contention,gc-*}
 #   lib/{libgcgroup.so,libgcgroup_hook.so}
+#   share/                                      manual, completions, service, an example of the configuration
+#   install.sh                                  puts these where a machine looks for them
 #   simgpu/{libcuda.so.1,libnvidia-ml.so.1}     the simulated driver
 set -eu
 
@@ -48,11 +50,10 @@ cargo build --locked --profile preload -p gcgroup-preload
 place() {
     mkdir -p "$(dirname "$2")"
     fresh=$2.$$
-    if [ "$profile" = dev ]; then
-        cp "$1" "$fresh"
-    else
-        strip --strip-unneeded -o "$fresh" "$1"
-    fi
+    case $profile,$1 in
+        dev,* | *,scripts/*) cp "$1" "$fresh" ;;
+        *) strip --strip-unneeded -o "$fresh" "$1" ;;
+    esac
     if cmp -s "$fresh" "$2"; then
         rm "$fresh"
     else
@@ -69,6 +70,18 @@ place "$built/libsimcuda.so" "$dist/simgpu/libcuda.so.1"
 place "$built/libsimnvml.so" "$dist/simgpu/libnvidia-ml.so.1"
 # For programs that are linked with -lcuda.
 ln -sf libcuda.so.1 "$dist/simgpu/libcuda.so"
+
+for script in scripts/gc-*; do
+    place "$script" "$dist/bin/${script#scripts/}"
+done
+place scripts/install.sh "$dist/install.sh"
+for file in gcgroupfs.service gcgroupfs.toml; do
+    place "scripts/$file" "$dist/share/$file"
+done
+"$dist/bin/gcgroupfs" manual > "$dist/share/gcgroupfs.5"
+for shell in bash zsh fish; do
+    "$dist/bin/gcgroupfs" completions "$shell" > "$dist/share/gcgroupfs.$shell"
+done
 
 fail() {
     echo "build.sh: $*" >&2

@@ -47,6 +47,8 @@ mod hostile;
 #[cfg(test)]
 mod inotify;
 #[cfg(test)]
+mod install;
+#[cfg(test)]
 mod interception;
 #[cfg(test)]
 mod kill;

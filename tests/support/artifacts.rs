@@ -15,7 +15,7 @@ const INPUTS: [&str; 9] = [
     "Cargo.lock",
     "gcgroupfs",
     "hook",
-    "scripts/build.sh",
+    "scripts",
     "tests/bench/contention",
     "tests/data",
     "tests/load",

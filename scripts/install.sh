@@ -1,0 +1,133 @@
+#!/bin/sh
+# Installs what scripts/build.sh has built, from the tree it left (target/dist, or wherever that was moved: a copy of
+# this script is in it). Again, it replaces what is there, file by file, while programs and the daemon run on with what
+# they have.
+set -eu
+
+usage() {
+    cat <<'USAGE'
+usage: install.sh [--prefix DIR] [--everywhere]
+       install.sh [--prefix DIR] --uninstall
+
+  --prefix DIR    where to (/usr/local)
+  --everywhere    every CUDA program that is started from now on is governed: /etc/ld.so.preload names the library
+  --uninstall     takes away what it has put there; first of all from /etc/ld.so.preload
+
+environment:
+  DESTDIR         stands before every path, for packages
+USAGE
+}
+
+fail() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+prefix=/usr/local
+everywhere=no
+uninstall=no
+while [ $# -gt 0 ]; do
+    case $1 in
+        --prefix)
+            [ $# -gt 1 ] || { usage >&2; exit 2; }
+            prefix=$2
+            shift
+            ;;
+        --prefix=*) prefix=${1#--prefix=} ;;
+        --everywhere) everywhere=yes ;;
+        --uninstall) uninstall=yes ;;
+        -h | --help) usage; exit 0 ;;
+        *) usage >&2; exit 2 ;;
+    esac
+    shift
+done
+case $prefix in
+    # In /etc/ld.so.preload a space or a colon would end the name; elsewhere it is quoted.
+    *[!A-Za-z0-9/._+-]*) fail "--prefix: letters, digits and /._+- only, not $prefix" ;;
+    /*) prefix=${prefix%/} ;;
+    *) fail "--prefix: an absolute path, not $prefix" ;;
+esac
+[ "$everywhere$uninstall" != yesyes ] || { usage >&2; exit 2; }
+
+root=${DESTDIR-}
+library=$prefix/lib/libgcgroup.so
+list=$root/etc/ld.so.preload
+
+here=$(cd "$(dirname "$0")" && pwd -P)
+built=$here
+[ -x "$built/bin/gcgroupfs" ] || built=${DIST:-$here/../target/dist}
+
+# files: FROM TO MODE, a line each; FROM in the tree, TO below the prefix.
+files() {
+    cat <<'TABLE'
+lib/libgcgroup_hook.so lib/libgcgroup_hook.so 755
+lib/libgcgroup.so lib/libgcgroup.so 755
+bin/gcgroupfs bin/gcgroupfs 755
+bin/gcgroup-load bin/gcgroup-load 755
+bin/gc-autopreempt bin/gc-autopreempt 755
+bin/gc-freeze bin/gc-freeze 755
+bin/gc-limit bin/gc-limit 755
+bin/gc-preempt bin/gc-preempt 755
+bin/gc-priority bin/gc-priority 755
+bin/gc-thaw bin/gc-thaw 755
+share/gcgroupfs.5 share/man/man5/gcgroupfs.5 644
+share/gcgroupfs.bash share/bash-completion/completions/gcgroupfs 644
+share/gcgroupfs.zsh share/zsh/site-functions/_gcgroupfs 644
+share/gcgroupfs.fish share/fish/vendor_completions.d/gcgroupfs.fish 644
+share/gcgroupfs.toml share/doc/gcgroupfs/gcgroupfs.toml 644
+share/gcgroupfs.service lib/systemd/system/gcgroupfs.service 644
+TABLE
+}
+
+# replace FILE MODE: what comes in takes the name in one step; who has the old one open keeps it.
+replace() {
+    mkdir -p "$(dirname "$1")"
+    rm -f "$1.new.$$"
+    if ! { cat > "$1.new.$$" && chmod "$2" "$1.new.$$" && mv -f "$1.new.$$" "$1"; }; then
+        rm -f "$1.new.$$"
+        fail "cannot write $1"
+    fi
+}
+
+# others FILE: its lines but ours.
+others() {
+    grep -vxF "$library" "$1" || :
+}
+
+if [ "$uninstall" = yes ]; then
+    # A library that is named there and missing is complained of by every program that starts.
+    if [ -f "$list" ] && grep -qxF "$library" "$list"; then
+        if [ -n "$(others "$list")" ]; then
+            others "$list" | replace "$list" 644
+        else
+            rm "$list"
+        fi
+    fi
+    files | while read -r _ to _; do
+        rm -f "$root$prefix/$to"
+    done
+    rmdir "$root$prefix/share/doc/gcgroupfs" 2>/dev/null || :
+    echo "removed from $root$prefix; a daemon that runs is left alone"
+    exit 0
+fi
+
+[ -x "$built/bin/gcgroupfs" ] || fail "nothing is built in $built: scripts/build.sh does it"
+files | while read -r from to mode; do
+    [ -f "$built/$from" ] || fail "$built has no $from"
+    if [ "$from" = share/gcgroupfs.service ]; then
+        sed "s|@PREFIX@|$prefix|" "$built/$from" | replace "$root$prefix/$to" "$mode"
+    else
+        replace "$root$prefix/$to" "$mode" < "$built/$from"
+    fi
+done
+echo "installed in $root$prefix"
+
+if [ "$everywhere" = yes ]; then
+    # What the loader cannot take it complains of, in every program.
+    complaint=$(LD_PRELOAD=$root$library /bin/true 2>&1)
+    [ -z "$complaint" ] || fail "$list is left as it is: $complaint"
+    if ! { [ -f "$list" ] && grep -qxF "$library" "$list"; }; then
+        { [ ! -f "$list" ] || others "$list"; echo "$library"; } | replace "$list" 644
+    fi
+    echo "$list names $library"
+fi

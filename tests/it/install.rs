@@ -1,0 +1,178 @@
+//! `install.sh`: what it puts where, over what is there, and that it takes exactly that away again.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use support::{Governed, Mount, artifacts, repository};
+use tempfile::TempDir;
+
+const LIBRARY: &str = "/usr/lib/libgcgroup.so";
+
+fn install(arguments: &[&str]) -> Command {
+    let mut command = Command::new(artifacts().dist().join("install.sh"));
+    command.args(arguments).env_remove("DESTDIR");
+    command
+}
+
+/// Below a directory that stands for the root of a machine.
+#[track_caller]
+fn staged(root: &Path, arguments: &[&str]) {
+    let mut command = install(&["--prefix", "/usr"]);
+    ok(command.args(arguments).env("DESTDIR", root));
+}
+
+#[track_caller]
+fn ok(command: &mut Command) -> Output {
+    let output = command.output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    output
+}
+
+/// Every file below a directory, by its path from there.
+fn files(root: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut left = vec![root.to_owned()];
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                left.push(path);
+            } else {
+                found.insert(path.strip_prefix(root).expect("below it").to_owned());
+            }
+        }
+    }
+    found
+}
+
+fn preloaded(root: &Path) -> String {
+    fs::read_to_string(root.join("etc/ld.so.preload")).expect("it is there")
+}
+
+#[test]
+fn what_is_installed_runs_from_there() {
+    let prefix = TempDir::new().expect("a directory");
+    let prefix = prefix.path().to_str().expect("text");
+    ok(&mut install(&["--prefix", prefix]));
+
+    let mount = Mount::new();
+    let mut command = mount.bare_command(format!("{prefix}/bin/gcgroupfs"));
+    command
+        .env("GCGROUP_SOCKET", mount.socket())
+        .args(["run", "--memory-limit", "1M", "--"]);
+    command.args([&format!("{prefix}/bin/gcgroup-load"), "obey"]);
+    let mut load = Governed::spawn(command);
+    load.expect("ready");
+    assert_eq!(mount.read(load.pid(), "memory.limit").trim(), "1048576");
+    let maps = fs::read_to_string(format!("/proc/{}/maps", load.pid())).expect("it lives");
+    for library in ["libgcgroup.so", "libgcgroup_hook.so"] {
+        assert!(maps.contains(&format!("{prefix}/lib/{library}")), "{maps}");
+    }
+    let unit = fs::read_to_string(format!("{prefix}/lib/systemd/system/gcgroupfs.service")).expect("a unit");
+    assert!(
+        unit.contains(&format!("\nExecStart={prefix}/bin/gcgroupfs mount ")),
+        "{unit}"
+    );
+}
+
+#[test]
+fn every_tool_is_among_it_for_everybody_to_use() {
+    let root = TempDir::new().expect("a directory");
+    staged(root.path(), &[]);
+    for entry in fs::read_dir(repository().join("scripts")).expect("the scripts") {
+        let name = entry.expect("an entry").file_name().into_string().expect("text");
+        if name.starts_with("gc-") {
+            assert!(root.path().join("usr/bin").join(&name).exists(), "{name}");
+        }
+    }
+    for file in files(root.path()) {
+        let mode = fs::metadata(root.path().join(&file))
+            .expect("a file")
+            .permissions()
+            .mode()
+            & 0o7777;
+        let program = file.starts_with("usr/bin") || file.extension().is_some_and(|end| end == "so");
+        assert_eq!(mode, if program { 0o755 } else { 0o644 }, "{}", file.display());
+    }
+    assert!(
+        !root.path().join("etc").exists(),
+        "nobody is governed who was not asked about"
+    );
+}
+
+#[test]
+fn an_upgrade_leaves_those_who_run_what_they_have() {
+    let root = TempDir::new().expect("a directory");
+    staged(root.path(), &[]);
+    let before = files(root.path());
+    let library = root.path().join("usr/lib/libgcgroup_hook.so");
+    fs::write(&library, "an earlier one").expect("a file of ours");
+    let mut held = File::open(&library).expect("it is there");
+
+    staged(root.path(), &[]);
+    assert_eq!(files(root.path()), before);
+    assert_eq!(
+        fs::read(&library).expect("it is there"),
+        fs::read(artifacts().hook()).expect("it is built")
+    );
+    let mut text = String::new();
+    held.read_to_string(&mut text).expect("it is open");
+    assert_eq!(text, "an earlier one");
+}
+
+#[test]
+fn the_list_of_preloaded_libraries_keeps_what_others_wrote() {
+    let root = TempDir::new().expect("a directory");
+    let root = root.path();
+    fs::create_dir(root.join("etc")).expect("a directory");
+    fs::write(root.join("etc/ld.so.preload"), "/usr/lib/libother.so\n").expect("a file");
+
+    for _ in 0..2 {
+        staged(root, &["--everywhere"]);
+        assert_eq!(preloaded(root), format!("/usr/lib/libother.so\n{LIBRARY}\n"));
+    }
+    staged(root, &["--uninstall"]);
+    assert_eq!(preloaded(root), "/usr/lib/libother.so\n");
+    assert_eq!(files(root), BTreeSet::from([PathBuf::from("etc/ld.so.preload")]));
+}
+
+#[test]
+fn what_is_taken_away_is_all_that_came_and_nothing_else() {
+    let root = TempDir::new().expect("a directory");
+    let root = root.path();
+    let theirs = root.join("usr/bin/theirs");
+    fs::create_dir_all(theirs.parent().expect("a directory")).expect("a directory");
+    fs::write(&theirs, "").expect("a file");
+
+    staged(root, &["--everywhere"]);
+    assert_eq!(preloaded(root), format!("{LIBRARY}\n"));
+    staged(root, &["--uninstall"]);
+    assert_eq!(files(root), BTreeSet::from([PathBuf::from("usr/bin/theirs")]));
+    staged(root, &["--uninstall"]);
+}
+
+#[test]
+fn what_makes_no_sense_changes_nothing() {
+    let root = TempDir::new().expect("a directory");
+    for arguments in [
+        &["--prefix", "relative"][..],
+        &["--prefix", "/usr/a b"],
+        &["--prefix", "/usr:/opt"],
+        &["--prefix"],
+        &["--prefix", "/usr", "--everywhere", "--uninstall"],
+        &["--prefix", "/usr", "--unknown"],
+        &["/usr"],
+    ] {
+        let output = install(arguments)
+            .env("DESTDIR", root.path())
+            .output()
+            .expect("it runs");
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
+        assert!(files(root.path()).is_empty(), "{arguments:?}");
+    }
+}
