@@ -78,6 +78,8 @@ place scripts/install.sh "$dist/install.sh"
 for file in gcgroupfs.service gcgroupfs.toml; do
     place "scripts/$file" "$dist/share/$file"
 done
+# What containers are given as theirs.
+place scripts/ld.so.preload "$dist/share/gcgroupfs/ld.so.preload"
 "$dist/bin/gcgroupfs" manual > "$dist/share/gcgroupfs.5"
 for shell in bash zsh fish; do
     "$dist/bin/gcgroupfs" completions "$shell" > "$dist/share/gcgroupfs.$shell"

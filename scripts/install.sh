@@ -70,6 +70,7 @@ bin/gc-limit bin/gc-limit 755
 bin/gc-preempt bin/gc-preempt 755
 bin/gc-priority bin/gc-priority 755
 bin/gc-thaw bin/gc-thaw 755
+share/gcgroupfs/ld.so.preload share/gcgroupfs/ld.so.preload 644
 share/gcgroupfs.5 share/man/man5/gcgroupfs.5 644
 share/gcgroupfs.bash share/bash-completion/completions/gcgroupfs 644
 share/gcgroupfs.zsh share/zsh/site-functions/_gcgroupfs 644
@@ -106,7 +107,7 @@ if [ "$uninstall" = yes ]; then
     files | while read -r _ to _; do
         rm -f "$root$prefix/$to"
     done
-    rmdir "$root$prefix/share/doc/gcgroupfs" 2>/dev/null || :
+    rmdir "$root$prefix/share/doc/gcgroupfs" "$root$prefix/share/gcgroupfs" 2>/dev/null || :
     echo "removed from $root$prefix; a daemon that runs is left alone"
     exit 0
 fi

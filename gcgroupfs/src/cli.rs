@@ -1,5 +1,6 @@
 //! The command line: one enum of commands, of which the help and the completions are made.
 
+mod cdi;
 mod check_config;
 mod client;
 mod expression;
@@ -75,6 +76,8 @@ enum Command {
     Thaw(freeze::Thaw),
     /// Says whether a configuration is right, and if not, what is wrong where; and which of its rules is for a process.
     CheckConfig(check_config::Arguments),
+    /// Prints a CDI specification, by which containers are governed: podman run --device gcgroupfs/hook=all
+    Cdi,
     /// Prints the table of control files, in Markdown.
     Files,
     /// Prints the manual page of the control files, for man(1): gcgroupfs manual | man -l -
@@ -117,6 +120,7 @@ fn run(socket: &Path, command: Command) -> ExitCode {
         Command::Freeze(arguments) => return freeze::freeze(socket, &arguments),
         Command::Thaw(arguments) => return freeze::thaw(socket, &arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),
+        Command::Cdi => cdi::specification(socket).and_then(|text| print(text.as_bytes())),
         Command::Files => print(manual::table().as_bytes()),
         Command::Manual => print(manual::page().as_bytes()),
         Command::Coverage => print(COVERAGE.as_bytes()),

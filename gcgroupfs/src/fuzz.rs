@@ -69,6 +69,7 @@ pub fn message(packet: &[u8]) {
             uid: OWNER.uid,
             gid: OWNER.gid,
             groups: Vec::new(),
+            is_contained: false,
         };
         let Some((reply, text)) = answer(&world.tree, &asker, b"text".to_vec(), packet) else {
             return;

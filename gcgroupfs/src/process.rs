@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{getsockopt, sockopt};
+use nix::sys::socket::{UnixCredentials, getsockopt, sockopt};
 
 use crate::sys;
 
@@ -22,6 +22,8 @@ pub struct Peer {
     pub gid: u32,
     /// Supplementary groups, likewise.
     pub groups: Vec<u32>,
+    /// It is in another pid namespace than the daemon's: in a container.
+    pub is_contained: bool,
     pub stat: Stat,
     /// Readable once the process is dead.
     pub pidfd: OwnedFd,
@@ -55,6 +57,35 @@ pub fn owner(socket: &impl AsFd) -> nix::Result<(u32, u32)> {
 /// # Errors
 /// `ESRCH` if it is dead, or lives in a pid namespace that is not below the daemon's.
 pub fn peer(socket: &impl AsFd) -> nix::Result<Peer> {
+    let (credentials, pid, pidfd) = other_end(socket)?;
+    let stat = stat(pid).ok_or(Errno::ESRCH)?;
+    let is_contained = !shares_our_pids(pid);
+    // Still alive after /proc was read: so that was of itself, and not of a successor to the pid.
+    if is_dead(&pidfd) {
+        return Err(Errno::ESRCH);
+    }
+    Ok(Peer {
+        pid,
+        uid: credentials.uid(),
+        gid: credentials.gid(),
+        // Without them (before Linux 4.13) somebody is in fewer.
+        groups: sys::peer_groups(socket).unwrap_or_default(),
+        is_contained,
+        stat,
+        pidfd,
+    })
+}
+
+/// Whether the socket's other end is in a container, as far as that has pids of its own; also if it cannot be told.
+///
+/// Root there is uid 0 for the kernel too, unless it has a user namespace (`user_namespaces(7)`), and yet not the
+/// machine's root.
+pub fn is_contained(socket: &impl AsFd) -> bool {
+    other_end(socket).map_or(true, |(_, pid, pidfd)| !shares_our_pids(pid) || is_dead(&pidfd))
+}
+
+/// The process that connected: what the kernel says of it, its pid, a pidfd.
+fn other_end(socket: &impl AsFd) -> nix::Result<(UnixCredentials, u32, OwnedFd)> {
     let credentials = getsockopt(socket, sockopt::PeerCredentials)?;
     let pid = u32::try_from(credentials.pid())
         .ok()
@@ -65,20 +96,14 @@ pub fn peer(socket: &impl AsFd) -> nix::Result<Peer> {
         Ok(pidfd) => pidfd,
         Err(_) => sys::pidfd_open(credentials.pid()).map_err(|_| Errno::ESRCH)?,
     };
-    let stat = stat(pid).ok_or(Errno::ESRCH)?;
-    // Still alive after its stat was read: so the stat was its own, and not that of a successor to the pid.
-    if is_dead(&pidfd) {
-        return Err(Errno::ESRCH);
-    }
-    Ok(Peer {
-        pid,
-        uid: credentials.uid(),
-        gid: credentials.gid(),
-        // Without them (before Linux 4.13) somebody is in fewer.
-        groups: sys::peer_groups(socket).unwrap_or_default(),
-        stat,
-        pidfd,
-    })
+    Ok((credentials, pid, pidfd))
+}
+
+/// Whether a process is in our pid namespace, and not in one below: pid_namespaces(7), namespaces(7).
+fn shares_our_pids(pid: u32) -> bool {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let own = namespace("self");
+    own.is_some() && namespace(&pid.to_string()) == own
 }
 
 /// Whether the process behind a pidfd has ended.

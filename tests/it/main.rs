@@ -15,6 +15,8 @@ mod cli;
 #[cfg(test)]
 mod clients;
 #[cfg(test)]
+mod containers;
+#[cfg(test)]
 mod contended;
 #[cfg(test)]
 mod coverage;

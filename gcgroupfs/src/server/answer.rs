@@ -63,6 +63,7 @@ fn get(tree: &Tree, path: &str) -> Result<Vec<u8>> {
 
 fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
     match file::resolve(tree, request.name)? {
+        Node::File(..) if asker.is_contained => Err(Error::WrongAccess),
         Node::File(place, file) => file.store(tree, place, asker.caller(), request.value),
         Node::Dir(_) => Err(Error::IsDirectory),
     }

@@ -15,6 +15,8 @@ pub struct Credentials {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
+    /// In a container: its users are not those of the machine, whatever their numbers, and may change nothing.
+    pub is_contained: bool,
 }
 
 impl Credentials {
@@ -31,6 +33,9 @@ impl Credentials {
     /// # Errors
     /// [`Error::Gone`].
     pub fn may_change(&self, tree: &Tree, place: Place) -> Result<bool> {
+        if self.is_contained {
+            return Ok(false);
+        }
         let Owner { gid, .. } = tree.access(place)?.owner;
         let gid = if self.groups.contains(&gid) { gid } else { self.gid };
         tree.may_change(place, Caller { gid, ..self.caller() })
@@ -38,7 +43,7 @@ impl Credentials {
 
     /// Whether `gcgroup.procs` may be written: that is the owner's and root's.
     fn may_enter(&self, tree: &Tree, place: Place) -> Result<bool> {
-        Ok(tree.is_root(self.caller()) || tree.owner(place)?.uid == self.uid)
+        Ok(!self.is_contained && (tree.is_root(self.caller()) || tree.owner(place)?.uid == self.uid))
     }
 }
 
@@ -121,8 +126,13 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
 ///
 /// # Errors
 /// `EACCES` if its user may not put it there, or not make it; `EPERM` if it is not in that where the process begins
-/// otherwise, and not the user's to move it to; as making a group.
+/// otherwise, and not the user's to move it to, or if it is in a container; as making a group.
 fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<GroupId> {
+    if who.is_contained {
+        return Err(Error::NotYours(
+            "it is in a container, and no rule heeds its wish",
+        ));
+    }
     if !may_leave(tree, who, begins, path)? {
         return Err(Error::NotYours("it is outside of the group that it begins in"));
     }

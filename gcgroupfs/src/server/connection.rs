@@ -37,6 +37,8 @@ pub struct Connection {
     socket: Arc<OwnedFd>,
     uid: u32,
     gid: u32,
+    /// Once it was asked for: see [`process::is_contained`].
+    is_contained: Option<bool>,
     kind: Kind,
     /// When it last said something that counts.
     last: Instant,
@@ -63,6 +65,7 @@ impl Connection {
             socket,
             uid,
             gid,
+            is_contained: None,
             kind: Kind::New,
             last: Instant::now(),
             nr_rings: 0,
@@ -336,6 +339,9 @@ impl Server {
             uid: connection.uid,
             gid: connection.gid,
             groups: sys::peer_groups(&*connection.socket).unwrap_or_default(),
+            is_contained: *connection
+                .is_contained
+                .get_or_insert_with(|| process::is_contained(&*connection.socket)),
         };
         let Some((answer, text)) = super::answer::answer(&self.tree, &asker, text, packet) else {
             return false;

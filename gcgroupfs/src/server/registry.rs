@@ -143,6 +143,7 @@ impl Registry {
             uid,
             gid,
             groups,
+            is_contained,
             stat,
             pidfd,
         } = peer;
@@ -164,7 +165,12 @@ impl Registry {
         let (saved, is_new) = match self.saved(process, key) {
             Some(saved) => (saved, false),
             None => {
-                let who = Credentials { uid, gid, groups };
+                let who = Credentials {
+                    uid,
+                    gid,
+                    groups,
+                    is_contained,
+                };
                 let mut saved = Saved::from(settings_of(verdict, &hello));
                 saved.group = self.begin(pid, &stat, &who, verdict, &hello)?;
                 (saved, true)

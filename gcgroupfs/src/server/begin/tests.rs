@@ -10,6 +10,7 @@ fn alice() -> Credentials {
         uid: ALICE,
         gid: ALICE,
         groups: vec![27],
+        is_contained: false,
     }
 }
 
@@ -249,4 +250,22 @@ fn who_has_made_too_many_groups_is_in_the_rules_all_the_same() {
     let by_wish = "group.name = \"users/u{uid}/{wish}\"";
     assert_eq!(begins(&world, alice(), None, by_wish, "a/b").0, "users/u1000");
     assert_eq!(begins(&world, alice(), None, "", "hers/new").0, "");
+}
+
+#[test]
+fn a_wish_from_a_container_is_the_rules_to_heed() {
+    let world = World::new(1);
+    make(&world, "team", 0);
+    let contained = || Credentials {
+        is_contained: true,
+        ..root()
+    };
+    for wish in ["team", "team/new", "new"] {
+        let (begins_in, trouble) = begins(&world, contained(), None, "", wish);
+        assert_eq!(begins_in, "");
+        assert!(trouble.contains("container"), "{trouble}");
+        assert!(may_begin(&world.tree, &contained(), wish).is_err());
+    }
+    let rule = "match.wish = \"team/*\"\ngroup.name = \"{wish}\"";
+    assert_eq!(begins(&world, contained(), None, rule, "team/new").0, "team/new");
 }

@@ -243,6 +243,7 @@ fn one_user_cannot_take_all_directories() {
                 uid,
                 gid: uid,
                 groups: Vec::new(),
+                is_contained: false,
                 stat: process::Stat {
                     comm: "one of many".into(),
                     parent: 0,

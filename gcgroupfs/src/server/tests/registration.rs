@@ -120,6 +120,7 @@ fn a_killed_process_leaves_no_directory() {
         uid: 0,
         gid: 0,
         groups: Vec::new(),
+        is_contained: false,
         stat,
         pidfd,
     };

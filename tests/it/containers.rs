@@ -1,0 +1,120 @@
+//! Containers of podman: governed by a CDI specification, and no more than governed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{Governed, Mount, artifacts, wait_until};
+
+/// A specification in the directory where the tools look, under a name of its own, until it is dropped.
+struct Device {
+    file: PathBuf,
+    name: String,
+}
+
+impl Device {
+    fn new(mount: &Mount) -> Self {
+        // A vendor's name has letters first, and no two tests' mounts are the same.
+        let number = std::process::id();
+        let name = format!("gcgroupfs-test{number}/hook");
+        let output = mount.gcgroupfs(&["cdi"]).output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(text.contains("\"gcgroupfs/hook\""), "{text}");
+        let text = text.replace("\"gcgroupfs/hook\"", &format!("{name:?}"));
+        let directory = Path::new("/var/run/cdi");
+        fs::create_dir_all(directory).expect("a directory");
+        let file = directory.join(format!("gcgroupfs-test{number}.json"));
+        fs::write(&file, text).expect("it can be written");
+        Self { file, name }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.file);
+    }
+}
+
+/// `podman run` of a program of this machine's, in a container with all its files and nothing of ours but the device.
+fn podman(mount: &Mount, device: &Device, environment: &[(&str, &str)], program: &[&str]) -> Command {
+    let mut command = Command::new("podman");
+    command.args(["--runtime", "runc", "run", "--rm", "-i", "--network=none"]);
+    command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
+    command.arg(format!("--device={}=all", device.name));
+    let simgpu = mount.simgpu_dir();
+    // The simulated GPU is a directory, where a real one is a device file.
+    for shared in [simgpu.as_path(), artifacts().dist()] {
+        command.arg(format!("-v={0}:{0}", shared.display()));
+    }
+    command.arg(format!("--env=SIMGPU_DIR={}", simgpu.display()));
+    command.arg(format!(
+        "--env=LD_LIBRARY_PATH={}",
+        artifacts().simgpu().display()
+    ));
+    command.arg("--env=SIMGPU_CONTEXT_MEMORY=0");
+    for (name, value) in environment {
+        command.arg(format!("--env={name}={value}"));
+    }
+    command.args(["--rootfs", "/:O"]).args(program);
+    command
+}
+
+/// The only governed process.
+fn governed(mount: &Mount) -> String {
+    wait_until("a process is governed", || {
+        mount.read("", "gcgroup.procs").lines().count() == 1
+    });
+    mount.read("", "gcgroup.procs").trim().to_owned()
+}
+
+#[test]
+fn a_container_with_the_device_is_governed_and_its_root_is_nobody() {
+    let mount = Mount::new();
+    let device = Device::new(&mount);
+    mount.gcgroupfs(&["mkdir", "team"]).status().expect("it runs");
+    let load = artifacts().load();
+    let load = load.to_str().expect("text");
+    let wishes = [("GCGROUP_MEMORY_LIMIT", "1M"), ("GCGROUP_GROUP", "team")];
+    let mut inside = Governed::spawn(podman(&mount, &device, &wishes, &[load, "obey"]));
+    inside.expect("ready");
+
+    let pid = governed(&mount);
+    assert_eq!(mount.read(&pid, "memory.limit").trim(), "1048576");
+    assert_eq!(
+        mount.read("team", "gcgroup.procs"),
+        "",
+        "it is not for a container to choose"
+    );
+    assert!(inside.ask("alloc linear 2097152").contains("CUDA_ERROR_OUT_OF_MEMORY"));
+    mount.write(&pid, "memory.limit", "4M");
+    assert!(!inside.ask("alloc linear 2097152").contains("CUDA_ERROR_OUT_OF_MEMORY"));
+    assert_eq!(mount.read(&pid, "memory.current").trim(), "2097152");
+
+    // Root in another container reads everything and changes nothing.
+    let gcgroupfs = artifacts().gcgroupfs();
+    let gcgroupfs = gcgroupfs.to_str().expect("text");
+    let limit = format!("{pid}/memory.limit");
+    let ask = |arguments: &[&str]| {
+        let program = [&[gcgroupfs][..], arguments].concat();
+        let output = podman(&mount, &device, &[], &program)
+            .output()
+            .expect("podman runs");
+        let text = [output.stdout, output.stderr].concat();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&text).into_owned(),
+        )
+    };
+    assert_eq!(ask(&["get", &limit]), (true, "4194304\n".to_owned()));
+    for change in [
+        &["set", &limit, "max"][..],
+        &["mkdir", "mine"],
+        &["rmdir", "team"],
+    ] {
+        let (done, text) = ask(change);
+        assert!(!done && text.contains("Permission denied"), "{change:?}: {text}");
+    }
+    assert_eq!(mount.read(&pid, "memory.limit").trim(), "4194304");
+    drop(inside);
+}
