@@ -86,9 +86,17 @@ fn a_container_with_the_device_is_governed_and_its_root_is_nobody() {
         "",
         "it is not for a container to choose"
     );
-    assert!(inside.ask("alloc linear 2097152").contains("CUDA_ERROR_OUT_OF_MEMORY"));
+    assert!(
+        inside
+            .ask("alloc linear 2097152")
+            .contains("CUDA_ERROR_OUT_OF_MEMORY")
+    );
     mount.write(&pid, "memory.limit", "4M");
-    assert!(!inside.ask("alloc linear 2097152").contains("CUDA_ERROR_OUT_OF_MEMORY"));
+    assert!(
+        !inside
+            .ask("alloc linear 2097152")
+            .contains("CUDA_ERROR_OUT_OF_MEMORY")
+    );
     assert_eq!(mount.read(&pid, "memory.current").trim(), "2097152");
 
     // Root in another container reads everything and changes nothing.
