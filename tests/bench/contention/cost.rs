@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use crate::Setting;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Rule};
 use crate::job::{now, pass};
 use crate::report::{Budget, Report};
 
@@ -38,10 +38,12 @@ fn rate(kind: &str, kernel: &str, setting: &Setting) -> Result<f64> {
     let daemon = Daemon::start(&setting.place)?;
     let seconds = (3.0 * setting.scale).max(0.5).to_string();
     // Beside an idle process, so that the GPU is as shared in each way.
-    let mut other = daemon.load(kind != "ungoverned", &["obey"])?;
-    if kind == "ARBITRATE" {
-        daemon.write(other.pid(), "compute.priority", 2)?;
-    }
+    let rule = |priority| match kind {
+        "ungoverned" => Rule::Ungoverned,
+        "ARBITRATE" => Rule::Ranked(priority),
+        _ => Rule::Governed,
+    };
+    let mut other = daemon.load(rule(2), &["obey"])?;
     other.say("launch 1")?;
     other.expect("launched")?;
     let arguments = [
@@ -57,10 +59,7 @@ fn rate(kind: &str, kernel: &str, setting: &Setting) -> Result<f64> {
         "--duration",
         &seconds,
     ];
-    let job = daemon.load(kind != "ungoverned", &arguments)?;
-    if kind == "ARBITRATE" {
-        daemon.write(job.pid(), "compute.priority", 10)?;
-    }
+    let job = daemon.load(rule(10), &arguments)?;
     if kind == "TRACK" {
         // Who reads it has GPU time measured, for a while.
         daemon.read(job.pid(), "compute.stat")?;
@@ -74,7 +73,10 @@ pub fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
     let (mut arbiter, mut details) = (Vec::new(), Vec::new());
     for _ in 0..setting.repetitions {
         let daemon = Daemon::start(&setting.place)?;
-        let _jobs = [daemon.ranked(2, &["obey"])?, daemon.ranked(10, &["obey"])?];
+        let _jobs = [
+            daemon.load(Rule::Ranked(2), &["obey"])?,
+            daemon.load(Rule::Ranked(10), &["obey"])?,
+        ];
         // What the start set in motion comes to rest.
         pass(3.0);
         let (began, before) = (now(), sleeps(daemon.pid())?);

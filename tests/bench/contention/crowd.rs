@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use crate::Setting;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Rule};
 use crate::job::{Job, Progress, now, pass};
 use crate::report::{Budget, Report};
 
@@ -19,7 +19,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             let daemon = Daemon::start(&setting.place)?;
             daemon.policy(policy)?;
             let jobs = (0..PROCESSES)
-                .map(|number| daemon.ranked(number % 16, &arguments()))
+                .map(|number| daemon.load(Rule::Ranked(number % 16), &arguments()))
                 .collect::<Result<Vec<Job>>>()?;
             pass(2.0);
             let seconds = setting.count(10);

@@ -21,6 +21,16 @@ pub struct Place {
     pub is_simulated: bool,
 }
 
+/// How a job is governed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    Ungoverned,
+    Governed,
+    /// At a priority that is its own from its first call on, as `gcgroupfs run --priority` sets it: what is written
+    /// once it is ready comes late, for it works then.
+    Ranked(u32),
+}
+
 /// A running daemon, with its mount where one can be made. Ended when dropped.
 #[derive(Debug)]
 pub struct Daemon<'p> {
@@ -121,22 +131,22 @@ impl<'p> Daemon<'p> {
         command
     }
 
-    /// A `gcgroup-load` that is ready, governed or not.
-    pub fn load(&self, is_governed: bool, arguments: &[&str]) -> Result<Job> {
+    fn command(&self, rule: Rule, arguments: &[&str]) -> Command {
         let mut command = self.bare("gcgroup-load");
-        if is_governed {
+        if rule != Rule::Ungoverned {
             command.env("LD_PRELOAD", self.place.dist.join("lib/libgcgroup.so"));
         }
+        if let Rule::Ranked(priority) = rule {
+            command.env("GCGROUP_PRIORITY", priority.to_string());
+        }
         command.args(arguments);
-        let job = Job::spawn(command)?;
-        job.expect("ready")?;
-        Ok(job)
+        command
     }
 
-    /// A governed one at a priority.
-    pub fn ranked(&self, priority: u32, arguments: &[&str]) -> Result<Job> {
-        let job = self.load(true, arguments)?;
-        self.write(job.pid(), "compute.priority", priority)?;
+    /// A `gcgroup-load` that is ready.
+    pub fn load(&self, rule: Rule, arguments: &[&str]) -> Result<Job> {
+        let job = Job::spawn(self.command(rule, arguments))?;
+        job.expect("ready")?;
         Ok(job)
     }
 
@@ -194,5 +204,40 @@ impl<'p> Daemon<'p> {
 impl Drop for Daemon<'_> {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_has_its_priority_from_its_beginning() -> Result<()> {
+        let place = Place {
+            dist: PathBuf::from("dist"),
+            scripts: PathBuf::from("scripts"),
+            is_simulated: true,
+        };
+        let daemon = Daemon {
+            place: &place,
+            root: TempDir::new()?,
+            child: None,
+            is_mounted: false,
+        };
+        let has = |rule, name: &str| {
+            let command = daemon.command(rule, &[]);
+            command
+                .get_envs()
+                .find(|(key, _)| *key == name)
+                .and_then(|(_, value)| Some(value?.to_string_lossy().into_owned()))
+        };
+        let library = Some("dist/lib/libgcgroup.so".to_owned());
+        assert_eq!(has(Rule::Ranked(2), "GCGROUP_PRIORITY"), Some("2".to_owned()));
+        assert_eq!(has(Rule::Ranked(2), "LD_PRELOAD"), library);
+        assert_eq!(has(Rule::Governed, "GCGROUP_PRIORITY"), None);
+        assert_eq!(has(Rule::Governed, "LD_PRELOAD"), library);
+        assert_eq!(has(Rule::Ungoverned, "GCGROUP_PRIORITY"), None);
+        assert_eq!(has(Rule::Ungoverned, "LD_PRELOAD"), None);
+        Ok(())
     }
 }

@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 
 use crate::Setting;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Rule};
 use crate::job::{Job, now, pass};
 use crate::latency::batch;
 use crate::report::{Budget, Report, median, quantile};
@@ -24,9 +24,9 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         let daemon = Daemon::start(&setting.place)?;
         let count = setting.count(60);
         // A more important one is there, so that what is queued is kept within a window.
-        let mut other = daemon.ranked(2, &["obey"])?;
+        let mut other = daemon.load(Rule::Ranked(2), &["obey"])?;
         other.say("launch 1")?;
-        let job = daemon.ranked(10, &batch("1000"))?;
+        let job = daemon.load(Rule::Ranked(10), &batch("1000"))?;
         // What was queued before is not what is measured.
         pass(0.5);
         let times = drained(&daemon, &job, count)?;
@@ -83,7 +83,7 @@ fn drained(daemon: &Daemon<'_>, job: &Job, count: u32) -> Result<Vec<f64>> {
 
 /// Microseconds from the write until the return of a launch that waits.
 fn thawed(daemon: &Daemon<'_>, count: u32) -> Result<Vec<f64>> {
-    let mut job = daemon.load(true, &["obey"])?;
+    let mut job = daemon.load(Rule::Governed, &["obey"])?;
     let pid = job.pid();
     let mut events = Events::open(daemon, &job)?;
     let mut times = Vec::new();

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::Setting;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Rule};
 use crate::job::{Job, between, now, share};
 use crate::report::{Budget, Report, median};
 
@@ -157,20 +157,15 @@ impl Case {
 
     fn once(&self, arm: &str, setting: &Setting) -> Result<Run> {
         let daemon = Daemon::start(&setting.place)?;
-        let (policy, ranks) = match arm {
-            "weighted 2:10" => ("weighted", Some([2, 10])),
-            "strict 2:10" => ("strict", Some([2, 10])),
-            _ => ("weighted", None),
-        };
-        if ranks.is_some() {
+        let (policy, [first, second]) = rules(arm);
+        if let Some(policy) = policy {
             daemon.policy(policy)?;
         }
-        let is_governed = ranks.is_some() || arm == "freeze by script";
+        // The batch job first: its rank is known when the other begins.
         let batch = if arm == "alone" {
             None
         } else {
-            let arguments = batch(self.batch);
-            Some(daemon.load(is_governed, &arguments)?)
+            Some(daemon.load(second, &batch(self.batch))?)
         };
         let count = setting.count(self.bursts).to_string();
         let arguments = [
@@ -178,11 +173,7 @@ impl Case {
             self.interactive,
         ]
         .concat();
-        let interactive = daemon.load(is_governed, &arguments)?;
-        if let (Some([first, second]), Some(batch)) = (ranks, &batch) {
-            daemon.write(interactive.pid(), "compute.priority", first)?;
-            daemon.write(batch.pid(), "compute.priority", second)?;
-        }
+        let interactive = daemon.load(first, &arguments)?;
         let mut script = None;
         if let Some(batch) = &batch {
             let pids = [interactive.pid().to_string(), batch.pid().to_string()];
@@ -210,6 +201,16 @@ impl Case {
     }
 }
 
+/// The policy of an arm, and how it governs the interactive job and the batch job.
+fn rules(arm: &str) -> (Option<&'static str>, [Rule; 2]) {
+    match arm {
+        "weighted 2:10" => (Some("weighted"), [Rule::Ranked(2), Rule::Ranked(10)]),
+        "strict 2:10" => (Some("strict"), [Rule::Ranked(2), Rule::Ranked(10)]),
+        "freeze by script" => (None, [Rule::Governed; 2]),
+        _ => (None, [Rule::Ungoverned; 2]),
+    }
+}
+
 /// A batch job of kernels of such lengths, that goes on until it is ended.
 pub fn batch(usec: &str) -> Vec<&str> {
     vec![
@@ -223,4 +224,21 @@ pub fn batch(usec: &str) -> Vec<&str> {
         "--kernel-usec",
         usec,
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_arm_governs_as_its_name_says() {
+        for arm in ARMS {
+            let (policy, [first, second]) = rules(arm);
+            let is_ranked = first == Rule::Ranked(2) && second == Rule::Ranked(10);
+            assert_eq!(arm.contains("2:10"), is_ranked, "{arm}");
+            assert_eq!(policy, arm.split_once(" 2:10").map(|(policy, _)| policy), "{arm}");
+            let is_governed = first != Rule::Ungoverned || second != Rule::Ungoverned;
+            assert_eq!(["alone", "ungoverned"].contains(&arm), !is_governed, "{arm}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::Setting;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Rule};
 use crate::job::{between, now, pass, share};
 use crate::latency::batch;
 use crate::report::{Budget, Report};
@@ -18,7 +18,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         let mut shares = Vec::new();
         for _ in 0..setting.repetitions {
             let daemon = Daemon::start(&setting.place)?;
-            let job = daemon.load(true, &batch("1000"))?;
+            let job = daemon.load(Rule::Governed, &batch("1000"))?;
             pass(0.3);
             daemon.write(job.pid(), "compute.max", format!("{} 100000", percent * 1000))?;
             // From the second period on.

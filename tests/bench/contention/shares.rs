@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::Setting;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Rule};
 use crate::job::{Job, between, now, pass, share};
 use crate::latency::batch;
 use crate::report::{Budget, Report};
@@ -20,8 +20,8 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             let daemon = Daemon::start(&setting.place)?;
             daemon.policy("weighted")?;
             let jobs = [
-                daemon.ranked(FIRST, &batch("1000"))?,
-                daemon.ranked(FIRST + step, &batch("1000"))?,
+                daemon.load(Rule::Ranked(FIRST), &batch("1000"))?,
+                daemon.load(Rule::Ranked(FIRST + step), &batch("1000"))?,
             ];
             let usage = || -> Result<Vec<u64>> {
                 jobs.iter()
