@@ -12,6 +12,8 @@
 //!   counted together. ERROR is a `CUresult` other than 0. Of several that strike the first is answered. Functions that
 //!   are not simulated have faults too.
 //! - `SIMGPU_TRACE`: a file to which a line is appended for each call: pid, name, answer.
+//! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` memory of devices that stay where they are for the next to have, as a
+//!   device's own do. By default (0) they go back to the system, and the next pays for pages and finds them zero.
 //! - `SIMGPU_FUTURE`: one more name that `cuGetProcAddress` finds, as of a driver newer than everybody's lists.
 //!
 //! Null mode has neither faults nor trace.

@@ -106,7 +106,11 @@ pub(crate) fn make_charged(
         kind: Some(kind),
         export: export.clone(),
     };
-    let physical = process.space.make_physical(size, file, Box::new(charge));
+    let space = process.space;
+    let physical = match device {
+        HOST => space.make_pinned(size, file, Box::new(charge)),
+        _ => space.make_physical(size, file, Box::new(charge)),
+    };
     Ok((physical.ok_or_else(take_back)?, export))
 }
 

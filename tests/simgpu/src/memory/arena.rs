@@ -151,6 +151,13 @@ impl Arena {
         }
     }
 
+    /// Takes the pages of a range from the system now rather than when they are touched, where it can do that.
+    pub fn populate(&self, at: u64, length: u64) {
+        let length = usize::try_from(length).unwrap_or(0);
+        // SAFETY: pages of an arena's own mapping; what is in them stays.
+        unsafe { libc::madvise(at as *mut libc::c_void, length, libc::MADV_POPULATE_WRITE) };
+    }
+
     /// Returns the whole pages in a range to the system; they read as zero then.
     pub fn discard(&self, at: u64, length: u64) {
         let first = at.next_multiple_of(PAGE);

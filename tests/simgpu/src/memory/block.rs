@@ -125,6 +125,8 @@ pub struct Physical {
     pub(super) size: u64,
     /// Where the bytes are if not in the arena: a file, from its beginning or from a place in it.
     pub(super) file: Option<(File, u64)>,
+    /// Whether its pages are the host's, taken when it was made.
+    pub(super) is_pinned: bool,
     /// Told when the last holder lets go.
     pub(super) released: Box<dyn PhysicalOwner>,
 }
@@ -140,7 +142,10 @@ impl Drop for Physical {
         if self.file.is_some() {
             self.space.physical.restore(self.bytes, self.size);
         }
-        self.space.physical.give(self.bytes, self.size);
+        let can_stay = self.file.is_none() && !self.is_pinned;
+        if !(can_stay && self.space.kept.keep(self.bytes, self.size)) {
+            self.space.physical.give(self.bytes, self.size);
+        }
         self.released.released(self.size);
     }
 }

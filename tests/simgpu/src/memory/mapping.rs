@@ -29,7 +29,18 @@ impl Space {
         file: Option<(File, u64)>,
         owner: Box<dyn PhysicalOwner>,
     ) -> Option<Arc<Physical>> {
-        let bytes = self.physical.take(size, 4096)?;
+        let kept = file.is_none().then(|| self.kept.take(size)).flatten();
+        let bytes = kept.or_else(|| self.physical.take(size, 4096))?;
+        self.lay_out(bytes, size, file, owner)
+    }
+
+    fn lay_out(
+        &'static self,
+        bytes: u64,
+        size: u64,
+        file: Option<(File, u64)>,
+        owner: Box<dyn PhysicalOwner>,
+    ) -> Option<Arc<Physical>> {
         if let Some((file, offset)) = &file
             && let Err(error) = self.physical.lay(bytes, size, (file.as_fd(), *offset))
         {
@@ -42,8 +53,24 @@ impl Space {
             bytes,
             size,
             file,
+            is_pinned: false,
             released: owner,
         }))
+    }
+
+    /// The same of the host's memory: its pages are taken now, at what that costs, and go with it.
+    pub fn make_pinned(
+        &'static self,
+        size: u64,
+        file: Option<(File, u64)>,
+        owner: Box<dyn PhysicalOwner>,
+    ) -> Option<Arc<Physical>> {
+        let bytes = self.physical.take(size, 4096)?;
+        let mut physical = self.lay_out(bytes, size, file, owner)?;
+        let fresh = Arc::get_mut(&mut physical)?;
+        fresh.is_pinned = true;
+        self.physical.populate(fresh.bytes, size);
+        Some(physical)
     }
 
     /// Puts the beginning of physical memory at reserved addresses. Fails where something is mapped already.

@@ -2,6 +2,7 @@
 
 mod arena;
 mod block;
+mod kept;
 mod mapping;
 mod ranges;
 mod space;

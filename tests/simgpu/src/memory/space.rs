@@ -9,6 +9,7 @@ use parking_lot::RwLock;
 
 use super::arena::{Arena, Bytes};
 use super::block::{Block, Chunk, Kind, Physical, PhysicalOwner, block};
+use super::kept::Kept;
 
 /// Addresses of device memory. They cannot be dereferenced: the bytes are elsewhere.
 const LINEAR: usize = 4 << 40;
@@ -30,6 +31,7 @@ pub struct Space {
     bytes: Arena,
     pub(super) reserved: Arena,
     pub(super) physical: Arena,
+    pub(super) kept: Kept,
     /// What host and device both address.
     shared: Arena,
     /// Names of device memory that fit in 32 bits, from the first such on.
@@ -59,6 +61,7 @@ impl Space {
             bytes: Arena::reserve(LINEAR, Bytes::Shared)?,
             reserved: Arena::reserve(VIRTUAL, Bytes::None)?,
             physical: Arena::reserve(PHYSICAL, Bytes::Shared)?,
+            kept: Kept::from_env(),
             shared: Arena::reserve(SHARED, Bytes::Private)?,
             low: OnceLock::new(),
             blocks: RwLock::default(),
