@@ -42,6 +42,10 @@ calls! {
     fn cuCtxGetCurrent(context: &mut CUcontext);
     fn cuCtxPushCurrent_v2(context: CUcontext);
     fn cuCtxPopCurrent_v2(context: &mut CUcontext);
+    fn cuDevicePrimaryCtxRetain(context: &mut CUcontext, device: CUdevice);
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    /// What other calls take in its place.
+    fn cuCtxFromGreenCtx(context: &mut CUcontext, green: CUgreenCtx);
     fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: &mut c_uint, is_active: &mut c_int);
     fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
 

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 use gcgroup_abi::Kind;
 
-use crate::compute::{capture, graphs, progress, slots, streams};
+use crate::compute::{capture, graphs, green, progress, slots, streams};
 use crate::cuda::*;
 use crate::driver;
 use crate::memory::vmm::Bound;
@@ -56,6 +56,11 @@ hooks! {
     fn cuDevicePrimaryCtxReset(device: CUdevice) @7000 => |next| streams::reset_primary(device, next);
     fn cuDevicePrimaryCtxReset_v2(device: CUdevice) @11000 => |next| streams::reset_primary(device, next);
 
+    fn cuGreenCtxCreate(
+        context: *mut CUgreenCtx, description: *mut c_void, device: CUdevice, flags: c_uint,
+    ) @12040 => |next| green::create(context, device, next);
+    fn cuGreenCtxDestroy(context: CUgreenCtx) @12040 => |next| green::destroy(context, next);
+
     // Streams: what a drain waits for.
 
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) @2000 => |next| streams::create(stream, flags, next);
@@ -64,7 +69,7 @@ hooks! {
     ) @5050 => |next| streams::create(stream, flags, next);
     fn cuGreenCtxStreamCreate(
         stream: *mut CUstream, context: CUgreenCtx, flags: c_uint, priority: c_int,
-    ) @12050 => |next| streams::create_green(stream, context, next);
+    ) @12050 => |next| streams::create_green(stream, next);
     fn cuStreamDestroy(stream: CUstream) @2000 => |next| streams::destroy(stream, next);
     fn cuStreamDestroy_v2(stream: CUstream) @4000 => |next| streams::destroy(stream, next);
 

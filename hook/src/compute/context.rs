@@ -4,6 +4,9 @@
 //! streams among them: CUDA Driver API, "Stream synchronization behavior"); a non-blocking stream needs its own.
 //! Whoever destroys a context or stream first takes it out here; the helper marks and asks under the context's lock,
 //! for as long as the one call takes. So it never names to the driver what is gone.
+//!
+//! What other calls take for a green context is a part of a primary context: it has streams of its own, and all else,
+//! what marks are set with too, is the primary's.
 
 use std::sync::Arc;
 
@@ -39,7 +42,9 @@ pub(crate) struct Context {
     handle: usize,
     id: u32,
     pub(crate) local: LocalDevice,
-    signs: Signs,
+    /// What it is a part of, and by which name, if it is a green context's.
+    base: Option<(Arc<Context>, usize)>,
+    signs: Arc<Signs>,
     inner: Mutex<Inner>,
 }
 
@@ -69,7 +74,10 @@ pub(crate) enum Passed {
 
 /// Whether an answer means that the context runs nothing any more: destroyed, or stopped by a fault for good.
 pub(super) fn is_over(error: CUerror) -> bool {
-    matches!(error.0.get(), 4 | 201 | 400 | 700 | 702 | 709 | 710 | 714..=719)
+    matches!(
+        error.0.get(),
+        4 | 201 | 400 | 700 | 702 | 709 | 710 | 714..=719 | 917
+    )
 }
 
 /// Whether a stream that cannot be marked (one of a green context's, say) has nothing left to do.
@@ -83,9 +91,33 @@ impl Context {
             handle,
             id,
             local,
-            signs: Signs::default(),
+            base: None,
+            signs: Arc::default(),
             inner: Mutex::default(),
         }
+    }
+
+    /// What calls take for the green context of that name.
+    pub(super) fn new_part(handle: usize, id: u32, base: &Arc<Self>, green: usize) -> Self {
+        Self {
+            base: Some((Arc::clone(base), green)),
+            signs: Arc::clone(&base.signs),
+            ..Self::new(handle, id, base.local)
+        }
+    }
+
+    /// The context that owns what is made in this one, streams aside: itself, but for a green context's.
+    pub(crate) fn base(self: &Arc<Self>) -> &Arc<Self> {
+        self.base.as_ref().map_or(self, |(base, _)| base)
+    }
+
+    pub(crate) fn is_part(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// Whether it is the green context of that name.
+    pub(super) fn is_green(&self, green: usize) -> bool {
+        self.base.as_ref().is_some_and(|(_, name)| *name == green)
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -184,6 +216,8 @@ impl Context {
     pub(crate) fn enter(&self, made: CUstream, needs_own: bool) {
         let mut inner = self.inner.lock();
         inner.take(made);
+        // A part may have no default stream, whose mark would do for others.
+        let needs_own = needs_own || self.is_part();
         inner.streams.push((made.0.expose_provenance(), needs_own));
     }
 
@@ -193,17 +227,38 @@ impl Context {
         if capture::is_capturing(leaving) == Some(false) {
             self.visit(|inner| {
                 needs_own = inner.take(leaving);
-                if driver::cuStreamQuery(leaving) == Err(CUerror::NOT_READY)
-                    && let Ok(sign) = self.signs.set(leaving)
-                {
-                    inner.orphans.push(sign);
-                }
+                self.leave_mark(inner, leaving);
                 Passed::Yes
             });
         }
         needs_own
             .or_else(|| self.inner.lock().take(leaving))
             .unwrap_or(false)
+    }
+
+    /// Leaves a mark behind on a stream, if it is busy.
+    fn leave_mark(&self, inner: &mut Inner, leaving: CUstream) {
+        if driver::cuStreamQuery(leaving) == Err(CUerror::NOT_READY)
+            && let Ok(sign) = self.signs.set(leaving)
+        {
+            match &self.base {
+                Some((base, _)) => base.inner.lock().orphans.push(sign),
+                None => inner.orphans.push(sign),
+            }
+        }
+    }
+
+    /// A part is about to go: leaves marks behind on those of its streams that are busy, for they may run on.
+    pub(super) fn leave_marks(&self) {
+        self.visit(|inner| {
+            let streams: Vec<usize> = inner.streams.iter().map(|(number, _)| *number).collect();
+            for number in streams.into_iter().chain([LEGACY]) {
+                if capture::is_capturing(stream(number)) == Some(false) {
+                    self.leave_mark(inner, stream(number));
+                }
+            }
+            Passed::Yes
+        });
     }
 
     /// Marks all that is submitted now. They are added to `marks`; `NotYet` if not all could be set.
@@ -243,11 +298,23 @@ impl Context {
             match self.signs.set(stream(number)) {
                 Ok(sign) => marks.push(Mark::new(self, sign, false)),
                 Err(error) if is_over(error) && is_idle(number) => {}
+                Err(error) if number == LEGACY && self.has_no_default(error) => {}
                 Err(_) => all = Passed::NotYet,
             }
         }
-        marks.extend(inner.orphans.iter().map(|sign| Mark::new(self, *sign, true)));
+        let mut leave =
+            |orphans: &[Sign]| marks.extend(orphans.iter().map(|sign| Mark::new(self, *sign, true)));
+        match &self.base {
+            Some((base, _)) => leave(&base.inner.lock().orphans),
+            None => leave(&inner.orphans),
+        }
         all
+    }
+
+    /// Whether an answer means that a part has no default stream, which the driver's documentation leaves open: it is
+    /// neither want of memory nor a capture that is in the way.
+    fn has_no_default(&self, error: CUerror) -> bool {
+        self.is_part() && !matches!(error.0.get(), 2 | 600 | 900..=908)
     }
 
     /// Marks a stream of this context, which is the calling thread's current one; `None` if that cannot be done now.
@@ -285,7 +352,7 @@ impl Inner {
 impl Mark {
     fn new(context: &Arc<Context>, sign: Sign, is_orphan: bool) -> Self {
         Self {
-            context: Arc::clone(context),
+            context: Arc::clone(context.base()),
             sign,
             is_orphan,
             asked: 0,

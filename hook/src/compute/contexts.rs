@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::capture::Captures;
 use super::context::{Context, PER_THREAD};
-use crate::cuda::{CUcontext, CUstream};
+use crate::cuda::{CUcontext, CUgreenCtx, CUstream};
 use crate::device::LocalDevice;
 use crate::process::Process;
 
@@ -57,7 +57,7 @@ impl Contexts {
         let mut counts = [0_u32; MAX_DEVICES];
         {
             let list = self.list.lock();
-            for context in list.iter() {
+            for context in list.iter().filter(|context| !context.is_part()) {
                 if let Some(count) = counts.get_mut(process.devices.index(context.local)) {
                     *count += 1;
                 }
@@ -76,15 +76,41 @@ impl Contexts {
 
     /// The context of that handle, and whether it is new.
     fn found(&self, handle: CUcontext, local: LocalDevice) -> (Arc<Context>, bool) {
+        self.found_or(handle, |number, id| Context::new(number, id, local))
+    }
+
+    fn found_or(&self, handle: CUcontext, make: impl FnOnce(usize, u32) -> Context) -> (Arc<Context>, bool) {
         let mut list = self.list.lock();
         let number = handle.0.expose_provenance();
         if let Some(context) = list.iter().find(|context| context.handle() == number) {
             return (Arc::clone(context), false);
         }
         let id = self.next_id.fetch_add(1, Relaxed);
-        let context = Arc::new(Context::new(number, id, local));
+        let context = Arc::new(make(number, id));
         list.push(Arc::clone(&context));
         (context, true)
+    }
+
+    /// What calls take for a green context of that name, entered.
+    pub(super) fn enter_part(&self, handle: CUcontext, base: &Arc<Context>, green: CUgreenCtx) {
+        let green = green.0.expose_provenance();
+        self.found_or(handle, |number, id| Context::new_part(number, id, base, green));
+    }
+
+    /// What calls take for that green context.
+    pub(super) fn green(&self, green: CUgreenCtx) -> Option<Arc<Context>> {
+        let list = self.list.lock();
+        list.iter()
+            .find(|context| context.is_green(green.0.addr()))
+            .cloned()
+    }
+
+    /// The context and those that are parts of it.
+    pub(crate) fn family(&self, context: &Arc<Context>) -> Vec<Arc<Context>> {
+        let list = self.list.lock();
+        let is_of_it =
+            |other: &&Arc<Context>| Arc::ptr_eq(other, context) || Arc::ptr_eq(other.base(), context);
+        list.iter().filter(is_of_it).cloned().collect()
     }
 
     pub(crate) fn find(&self, handle: CUcontext) -> Option<Arc<Context>> {
@@ -139,13 +165,19 @@ impl Contexts {
 
     /// The context is no more, and with it all it owned.
     pub(crate) fn remove(&self, process: &Process, context: &Arc<Context>) {
-        for stream in context.end() {
-            self.captures.forget(stream);
+        for gone in self.family(context) {
+            for stream in gone.end() {
+                self.captures.forget(stream);
+            }
+            self.list.lock().retain(|other| !Arc::ptr_eq(other, &gone));
         }
-        self.list.lock().retain(|other| !Arc::ptr_eq(other, context));
         self.epoch.fetch_add(1, Release);
         self.tell(process);
-        process.memory.context_gone(process, context.id());
+        if context.is_part() {
+            process.memory.synchronized(process, None);
+        } else {
+            process.memory.context_gone(process, context.id());
+        }
     }
 }
 

@@ -16,6 +16,7 @@ pub mod elsewhere;
 pub mod fast;
 pub mod gate;
 pub mod graphs;
+pub mod green;
 pub mod hold;
 mod mark;
 pub mod meter;

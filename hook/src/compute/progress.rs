@@ -192,22 +192,29 @@ fn ended(process: &Process, index: usize, count: u64) {
     }
 }
 
-/// `cuCtxSynchronize`: if the process has no other context on the device, what was submitted has ended.
+/// `cuCtxSynchronize`: if the process has no other context on the device, but for green ones that are parts of this one,
+/// what was submitted has ended.
 pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
     let before = process.slots.current(process).map(|bound| {
         process.slots.fold(process);
-        (bound.index(), process.usage().kernels(bound.index()))
+        // Who waits for a green context waits for nothing else.
+        let waits_for = if bound.owner() == bound.context() {
+            bound.owner()
+        } else {
+            0
+        };
+        (bound.index(), process.usage().kernels(bound.index()), waits_for)
     });
     next()?;
-    if let Some((index, submitted)) = before
+    if let Some((index, submitted, owner)) = before
         && process
             .contexts
             .on(|local| process.devices.index(local) == index)
-            .len()
-            == 1
+            .iter()
+            .all(|context| context.base().id() == owner)
     {
         ended(process, index, submitted);
     }

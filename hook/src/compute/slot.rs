@@ -21,6 +21,8 @@ use crate::sys;
 pub(super) struct Side {
     pub(super) local: AtomicU32,
     pub(super) context: AtomicU32,
+    /// Which owns what is allocated there.
+    pub(super) owner: AtomicU32,
     pub(super) handle: AtomicUsize,
     /// Of the contexts, when the handle was seen.
     pub(super) epoch: AtomicU32,
@@ -38,6 +40,7 @@ impl Side {
         Self {
             local: AtomicU32::new(0),
             context: AtomicU32::new(0),
+            owner: AtomicU32::new(0),
             handle: AtomicUsize::new(0),
             epoch: AtomicU32::new(0),
             credit: AtomicU32::new(0),
@@ -82,6 +85,11 @@ impl Bound<'_> {
     /// The number of the context that is current to the thread.
     pub(crate) fn context(&self) -> u32 {
         self.side.context.load(Relaxed)
+    }
+
+    /// The number of the context that owns what the thread allocates.
+    pub(crate) fn owner(&self) -> u32 {
+        self.side.owner.load(Relaxed)
     }
 
     pub(crate) fn enter(&self, what: Submission) {

@@ -139,6 +139,7 @@ impl Slots {
         }
         let bound = self.take(process, sys::gettid(), local, index);
         bound.side.context.store(known.id(), Relaxed);
+        bound.side.owner.store(known.base().id(), Relaxed);
         bound.side.handle.store(context.0.addr(), Relaxed);
         bound.side.epoch.store(epoch, Relaxed);
         thread::set_slot(ptr::from_ref(bound.thread).cast_mut());

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::context::Context;
 use super::slots;
-use crate::cuda::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream};
+use crate::cuda::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::device::LocalDevice;
 use crate::driver;
 use crate::interpose::Next;
@@ -17,16 +17,21 @@ use crate::process::{self, Process};
 const CU_STREAM_NON_BLOCKING: u32 = 1;
 
 /// Around a call that may be the end of a context; `is_gone` says whether it was, once the driver has said yes.
-fn leave(context: Option<Arc<Context>>, next: Next<'_>, is_gone: impl FnOnce() -> bool) -> CUresult {
+pub(super) fn leave(
+    context: Option<Arc<Context>>,
+    next: Next<'_>,
+    is_gone: impl FnOnce() -> bool,
+) -> CUresult {
     let Some((process, context)) = process::get().zip(context) else {
         return slots::switch(next);
     };
-    context.leave();
+    let family = process.contexts.family(&context);
+    family.iter().for_each(|context| context.leave());
     let result = next();
     if result.is_ok() && is_gone() {
         process.contexts.remove(process, &context);
     } else {
-        context.stay();
+        family.iter().for_each(|context| context.stay());
     }
     process.slots.moved(process);
     result
@@ -66,16 +71,20 @@ pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Ne
     if let (Some(process), Some(local)) = (process::get(), LocalDevice::of(device)) {
         process.devices.learn(process.control(), local);
         if let Some(context) = written(context) {
-            process.contexts.known(process, context, local);
-            if let Some(primary) = process.contexts.primary(local) {
-                primary.store(context.0.expose_provenance(), Relaxed);
-            }
+            enter_primary(process, context, local);
         }
     }
     Ok(())
 }
 
-fn primary(device: CUdevice) -> Option<Arc<Context>> {
+pub(super) fn enter_primary(process: &Process, handle: CUcontext, local: LocalDevice) -> Arc<Context> {
+    if let Some(primary) = process.contexts.primary(local) {
+        primary.store(handle.0.expose_provenance(), Relaxed);
+    }
+    process.contexts.known(process, handle, local)
+}
+
+pub(super) fn primary(device: CUdevice) -> Option<Arc<Context>> {
     let contexts = &process::get()?.contexts;
     let handle = contexts.primary(LocalDevice::of(device)?)?.load(Relaxed);
     contexts.find(CUcontext(std::ptr::with_exposed_provenance_mut(handle)))
@@ -83,10 +92,13 @@ fn primary(device: CUdevice) -> Option<Arc<Context>> {
 
 /// `cuDevicePrimaryCtxRelease`: the last release destroys.
 pub(crate) fn release_primary(device: CUdevice, next: Next<'_>) -> CUresult {
-    leave(primary(device), next, || {
-        let (mut flags, mut is_active) = (0, 0);
-        driver::cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active).is_ok() && is_active == 0
-    })
+    leave(primary(device), next, || !is_active(device))
+}
+
+/// Whether the device has a primary context; so it is if the driver does not say.
+pub(super) fn is_active(device: CUdevice) -> bool {
+    let (mut flags, mut is_active) = (0, 0);
+    driver::cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active).is_err() || is_active != 0
 }
 
 /// `cuDevicePrimaryCtxReset`: destroys, whoever still holds it.
@@ -104,7 +116,7 @@ pub(crate) fn create(made: *mut CUstream, flags: u32, next: Next<'_>) -> CUresul
 }
 
 /// `cuGreenCtxStreamCreate`: such streams never block.
-pub(crate) fn create_green(made: *mut CUstream, _of: CUgreenCtx, next: Next<'_>) -> CUresult {
+pub(crate) fn create_green(made: *mut CUstream, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(made)) = (process::get(), written(made)) {
         enter(process, made, true);

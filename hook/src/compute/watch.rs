@@ -10,9 +10,10 @@ use std::time::Duration;
 use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, UsageDevice};
 
 use super::Step;
-use super::context::{Mark, Passed};
+use super::context::{Mark, PER_THREAD, Passed};
 use super::hold::Scope;
 use super::meter::{Meter, Used, ring_if_wanted};
+use crate::cuda::CUstream;
 use crate::process::Process;
 use crate::{helper, sys};
 
@@ -168,7 +169,11 @@ impl Round {
 
     /// Marks the streams used since the last round.
     fn begin(process: &Process, index: usize, meter: &Meter) -> Option<Self> {
-        let used = meter.take();
+        let used: Vec<Used> = meter
+            .take()
+            .into_iter()
+            .map(|used| holder(process, used))
+            .collect();
         // Whoever took the round before last for the present one is seen to be inside.
         sys::barrier();
         let is_any_inside = process.slots.is_any_inside(process, Scope::Device(index));
@@ -199,6 +204,19 @@ impl Round {
     /// When the last of it ended, seen at `now`.
     fn end(&self, now: u64) -> u64 {
         now - now.saturating_sub(self.last_look) / 2
+    }
+}
+
+/// A stream by the context that it is of, where another of the same device is current to who uses it: a green context's.
+fn holder(process: &Process, (id, stream): Used) -> Used {
+    let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
+    let holder = (stream > PER_THREAD)
+        .then(|| process.contexts.holder(handle))
+        .flatten();
+    let current = process.contexts.numbered(id);
+    match holder.zip(current) {
+        Some((holder, current)) if holder.local == current.local => (holder.id(), stream),
+        _ => (id, stream),
     }
 }
 

@@ -42,8 +42,6 @@ pub(super) static FAMILIES: &[Family] = &[
             "cuFuncSetAttribute",
             "cuGLCtxCreate",
             "cuGLCtxCreate_v2",
-            "cuGreenCtxCreate",
-            "cuGreenCtxDestroy",
             "cuKernelSetAttribute",
             "cuVDPAUCtxCreate",
             "cuVDPAUCtxCreate_v2",

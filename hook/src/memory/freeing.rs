@@ -35,7 +35,7 @@ const MANY: usize = 256;
 impl Place {
     /// A stream, in the calling thread.
     fn of(process: &Process, stream: usize) -> Self {
-        let current = || process.place().map_or(0, |place| place.context);
+        let current = || process.slots.bind(process).map_or(0, |bound| bound.context());
         Self {
             stream,
             context: if stream <= PER_THREAD { current() } else { 0 },
@@ -104,16 +104,26 @@ impl Freeing {
         self.take(process, |place, _| places.contains(place))
     }
 
-    /// All that the calling thread's context was given is done.
+    /// All that the calling thread's context was given is done, and all that green contexts were that are parts of it.
     pub(super) fn context_passed(&self, process: &Process) {
         if self.count.load(Relaxed) == 0 {
             return;
         }
-        if let Some(current) = process.place() {
-            self.take(process, |place, _| {
-                place.stream <= PER_THREAD && place.context == current.context
-            });
-        }
+        let Some(bound) = process.slots.bind(process) else {
+            return;
+        };
+        let passed: Vec<u32> = match process.contexts.numbered(bound.context()) {
+            Some(current) => process
+                .contexts
+                .family(&current)
+                .iter()
+                .map(|context| context.id())
+                .collect(),
+            None => vec![bound.context()],
+        };
+        self.take(process, |place, _| {
+            place.stream <= PER_THREAD && passed.contains(&place.context)
+        });
     }
 
     /// What a context was to free is gone with it.

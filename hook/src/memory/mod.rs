@@ -132,7 +132,7 @@ impl Memory {
     }
 }
 
-/// Which device and context an allocation is for.
+/// Which device an allocation is for, and the context that owns it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) local: LocalDevice,
@@ -148,7 +148,7 @@ impl Process {
         Some(Place {
             local: bound.local()?,
             index: bound.index(),
-            context: bound.context(),
+            context: bound.owner(),
         })
     }
 

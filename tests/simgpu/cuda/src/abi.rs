@@ -17,6 +17,7 @@ pub(crate) type CUevent = usize;
 pub(crate) type CUarray = usize;
 pub(crate) type CUmipmappedArray = usize;
 pub(crate) type CUmemoryPool = usize;
+pub(crate) type CUgreenCtx = usize;
 pub(crate) type CUgraph = usize;
 pub(crate) type CUgraphNode = usize;
 pub(crate) type CUgraphExec = usize;
@@ -83,6 +84,11 @@ impl<T> Out<T> {
             // SAFETY: not null, so writable, and as long as the function's other arguments say.
             unsafe { self.0.add(index).write_unaligned(value) };
         }
+    }
+
+    /// The same place, to read from.
+    pub(crate) fn as_in(self) -> In<T> {
+        In(self.0.cast_const())
     }
 
     /// Reads what is there.

@@ -222,7 +222,7 @@ fn reserve(call: Call, context: &Context, flags: u32, bytes: usize) -> Result<Op
         return memory::allocate(call, context, Kind::Array, bytes).map(Some);
     }
     let space = call.process.space;
-    let made = space.make_device(bytes as u64, Kind::Array, context.index, context.domain(), 0);
+    let made = space.make_device(bytes as u64, Kind::Array, context.index, context.owner(), 0);
     made.map(Some).ok_or(OUT_OF_MEMORY)
 }
 
@@ -246,7 +246,7 @@ pub(crate) fn create(call: Call, out: Out<CUarray>, descriptor: CUDA_ARRAY3D_DES
     let owns = AtomicBool::new(true);
     out.set(call.process.arrays.insert(Array {
         process: call.process,
-        context: context.handle,
+        context: context.base().handle,
         descriptor,
         base: at(base),
         tiles: tiles(descriptor.flags),
@@ -318,7 +318,7 @@ fn create_mipmap(
         let owns = AtomicBool::new(false);
         handles.push(call.process.arrays.insert(Array {
             process: call.process,
-            context: context.handle,
+            context: context.base().handle,
             descriptor,
             base: at(next),
             tiles: None,
@@ -329,7 +329,7 @@ fn create_mipmap(
     out.set(call.process.mipmaps.insert(Mipmap {
         levels: handles,
         tiles: tiles(descriptor.flags),
-        context: context.handle,
+        context: context.base().handle,
         descriptor,
         process: call.process,
         base,

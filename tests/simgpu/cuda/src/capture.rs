@@ -151,10 +151,22 @@ pub(crate) fn check_wait(stream: &Stream) -> CUresult {
     check_legacy(stream)
 }
 
+/// The captures of a context's streams, and of its green contexts'.
+fn in_context(context: &Context) -> Vec<Arc<Sequence>> {
+    let family = context.family();
+    find(|sequence| sequence.has(|stream| family.contains(&stream.context)))
+}
+
 /// Refuses to wait for a context of which a stream captures.
 pub(crate) fn check_context(context: &Context) -> CUresult {
-    let captures = find(|sequence| sequence.has(|stream| stream.context == context.handle));
-    spoil(&captures, STREAM_CAPTURE_UNSUPPORTED)
+    spoil(&in_context(context), STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Spoils what a context's streams capture, since it goes.
+pub(crate) fn spoil_context(context: &Context) {
+    in_context(context)
+        .iter()
+        .for_each(|sequence| sequence.invalidate());
 }
 
 /// Refuses what may harm a capture, by the rules of `cuThreadExchangeStreamCaptureMode`.

@@ -15,7 +15,8 @@ use simgpu::{Engine, Held, StreamKind};
 use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, CUstream, Out, Raw};
 use crate::call::{Call, driver};
 use crate::error::{
-    CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, UNSUPPORTED_LIMIT,
+    CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, STREAM_DETACHED,
+    UNSUPPORTED_LIMIT,
 };
 use crate::process::Process;
 use crate::stream::Stream;
@@ -29,6 +30,12 @@ pub(crate) struct Context {
     pub(crate) index: usize,
     pub(crate) engine: &'static Engine,
     is_primary: bool,
+    /// The primary context that it is a part of, if it is a green context's.
+    primary: Option<Arc<Context>>,
+    /// Those that were ever made of it for green contexts.
+    parts: Mutex<Vec<CUcontext>>,
+    /// Whether it has default streams, as all but some green contexts' have.
+    has_default: bool,
     pub(crate) flags: AtomicU32,
     api_version: u32,
     is_alive: AtomicBool,
@@ -64,26 +71,54 @@ impl Context {
         if !process.member.try_charge(one.index, Held::Context, cost) {
             return Err(OUT_OF_MEMORY);
         }
+        process.member.count_context(one.index, 1);
+        let context = Context::new(process, one.engine, device, one.index);
+        Ok(Context {
+            flags: AtomicU32::new(flags),
+            is_primary,
+            ..context
+        }
+        .enter(process))
+    }
+
+    /// What a green context has for other calls: streams of its own, and else its primary context's.
+    pub(crate) fn make_part(process: &Process, primary: &Arc<Context>, has_default: bool) -> Arc<Context> {
+        let part = Context::new(process, primary.engine, primary.device, primary.index);
+        primary.parts.lock().push(part.handle);
+        Context {
+            primary: Some(Arc::clone(primary)),
+            has_default,
+            ..part
+        }
+        .enter(process)
+    }
+
+    fn new(process: &Process, engine: &'static Engine, device: CUdevice, index: usize) -> Context {
         let handle = process.contexts.reserve();
-        let legacy = Arc::new(Stream::open(handle, one.engine, StreamKind::Legacy, 0, 0));
-        let context = Arc::new(Context {
+        Context {
             handle,
             device,
-            index: one.index,
-            engine: one.engine,
-            is_primary,
-            flags: AtomicU32::new(flags),
+            index,
+            engine,
+            is_primary: false,
+            primary: None,
+            parts: Mutex::default(),
+            has_default: true,
+            flags: AtomicU32::new(0),
             api_version: 3020,
             is_alive: AtomicBool::new(true),
             fault: AtomicU32::new(0),
             limits: LIMITS.map(AtomicU64::new),
-            legacy,
+            legacy: Arc::new(Stream::open(handle, engine, StreamKind::Legacy, 0, 0)),
             per_thread: Mutex::default(),
             peers: Mutex::default(),
-        });
-        process.member.count_context(one.index, 1);
-        process.contexts.insert_at(handle, Arc::clone(&context));
-        Ok(context)
+        }
+    }
+
+    fn enter(self, process: &Process) -> Arc<Context> {
+        let context = Arc::new(self);
+        process.contexts.insert_at(context.handle, Arc::clone(&context));
+        context
     }
 
     /// Ends the context and all it owns.
@@ -91,8 +126,15 @@ impl Context {
         if !self.is_alive.swap(false, Acquire) {
             return;
         }
+        for part in self.parts.lock().iter() {
+            self.engine.drop_domain(*part as u64);
+            process.streams.remove_all(|stream| stream.context == *part);
+            if let Ok(part) = process.contexts.remove(*part, INVALID_CONTEXT) {
+                part.is_alive.store(false, Release);
+            }
+        }
         self.engine.drop_domain(self.domain());
-        self.engine.wait_domain(self.domain());
+        self.wait();
         process.mipmaps.remove_all(|mipmap| mipmap.context == self.handle);
         process.arrays.remove_all(|array| array.context == self.handle);
         crate::ipc::close_all_of(process, self.handle);
@@ -109,19 +151,60 @@ impl Context {
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
     }
 
-    /// What streams and memory know the context by.
+    /// A green context's ends. Its streams are detached, and what is on them runs on; nothing else is its own.
+    pub(crate) fn end_part(&self, process: &Process) {
+        self.is_alive.store(false, Release);
+        let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
+    }
+
+    /// What streams know the context by.
     pub(crate) fn domain(&self) -> u64 {
         self.handle as u64
     }
 
+    /// The context that owns what is made in this one, streams aside: itself, but for a green context's.
+    pub(crate) fn base(&self) -> &Context {
+        self.primary.as_deref().unwrap_or(self)
+    }
+
+    /// What memory knows [`Self::base`] by.
+    pub(crate) fn owner(&self) -> u64 {
+        self.base().domain()
+    }
+
+    /// Whether it still is one.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.is_alive.load(Acquire)
+    }
+
+    /// Whether it is a green context's.
+    pub(crate) fn is_part(&self) -> bool {
+        self.primary.is_some()
+    }
+
+    /// It and those that are parts of it.
+    pub(crate) fn family(&self) -> Vec<CUcontext> {
+        let mut family = self.parts.lock().clone();
+        family.push(self.handle);
+        family
+    }
+
+    /// Waits for its work, and for that of its green contexts.
+    pub(crate) fn wait(&self) {
+        for context in self.family() {
+            self.engine.wait_domain(context as u64);
+        }
+    }
+
     /// Records a device-side fault. The first one stays.
     pub(crate) fn set_fault(&self, error: CUerror) {
-        let _ = self.fault.compare_exchange(0, error.0.get(), Release, Relaxed);
+        let fault = &self.base().fault;
+        let _ = fault.compare_exchange(0, error.0.get(), Release, Relaxed);
     }
 
     /// The device-side fault, if there was one.
     pub(crate) fn check_fault(&self) -> CUresult {
-        match self.fault.load(Acquire) {
+        match self.base().fault.load(Acquire) {
             0 => Ok(()),
             number => Err(CUerror::new(number)),
         }
@@ -129,7 +212,7 @@ impl Context {
 
     /// Allows access to a peer's memory. Whether it was not allowed before.
     pub(crate) fn add_peer(&self, peer: CUcontext) -> bool {
-        let mut peers = self.peers.lock();
+        let mut peers = self.base().peers.lock();
         let is_new = !peers.contains(&peer);
         if is_new {
             peers.push(peer);
@@ -139,7 +222,7 @@ impl Context {
 
     /// Forbids it. Whether it was allowed before.
     pub(crate) fn remove_peer(&self, peer: CUcontext) -> bool {
-        let mut peers = self.peers.lock();
+        let mut peers = self.base().peers.lock();
         let before = peers.len();
         peers.retain(|other| *other != peer);
         peers.len() < before
@@ -191,12 +274,15 @@ impl Call {
     /// The stream of that handle in the current context; for small numbers one of the default streams.
     pub(crate) fn stream(&self, handle: CUstream) -> Result<Arc<Stream>, CUerror> {
         match handle {
+            0..=2 if !self.context()?.has_default => Err(INVALID_HANDLE),
             0 if self.per_thread => Ok(self.context()?.of_this_thread()),
             0 | 1 => Ok(Arc::clone(&self.context()?.legacy)),
             2 => Ok(self.context()?.of_this_thread()),
             _ => {
                 let stream = self.process.streams.get(handle, INVALID_HANDLE)?;
-                self.context_of(stream.context)?.check_fault()?;
+                // Any other context takes its streams along.
+                let context = self.process.contexts.get(stream.context, STREAM_DETACHED)?;
+                context.check_fault()?;
                 Ok(stream)
             }
         }
@@ -231,7 +317,7 @@ fn create(call: Call, out: Out<CUcontext>, flags: u32, device: CUdevice) -> CUre
 
 fn destroy(call: Call, handle: CUcontext) -> CUresult {
     let context = call.context_of(handle)?;
-    if context.is_primary {
+    if context.is_primary || context.is_part() {
         return Err(INVALID_CONTEXT);
     }
     context.destroy(call.process);
@@ -319,7 +405,7 @@ fn pop(out: Out<CUcontext>) -> CUresult {
 
 fn synchronize(call: Call, context: &Context) -> CUresult {
     crate::capture::check_context(context)?;
-    context.engine.wait_domain(context.domain());
+    context.wait();
     crate::pool::settle(call.process);
     context.check_fault()
 }

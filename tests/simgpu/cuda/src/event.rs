@@ -14,7 +14,7 @@ use crate::process::Process;
 use crate::shared_event::SharedEvent;
 use crate::{capture, pool};
 
-const DISABLE_TIMING: u32 = 2;
+pub(crate) const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 
 /// An event.
@@ -47,10 +47,10 @@ impl State {
 }
 
 impl Event {
-    fn new(context: &Context, flags: u32, shared: Option<SharedEvent>) -> Event {
+    pub(crate) fn new(context: &Context, flags: u32, shared: Option<SharedEvent>) -> Event {
         let captured = Mutex::new(None);
         Event {
-            context: context.handle,
+            context: context.base().handle,
             flags,
             state: Mutex::default(),
             reached: Condvar::new(),
@@ -218,11 +218,9 @@ driver! {
         elapsed(call, milliseconds, start, end)
     }
     fn cuCtxRecordEvent(context: CUcontext, event: CUevent) |call| {
-        let context = call.context_of(context)?;
-        call.enqueue(&context.legacy, Op::Record(call.event(event)?))
+        call.context_of(context)?.record(call, event)
     }
     fn cuCtxWaitEvent(context: CUcontext, event: CUevent) |call| {
-        let context = call.context_of(context)?;
-        call.enqueue(&context.legacy, Op::Wait(call.event(event)?))
+        call.context_of(context)?.wait_event(call, event)
     }
 }

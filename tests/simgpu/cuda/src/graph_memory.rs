@@ -69,7 +69,7 @@ impl Memory {
         let address = process.space.take_linear(size).ok_or(OUT_OF_MEMORY)?;
         process
             .space
-            .make_within(address, bytes, Kind::Graph, index, context.domain());
+            .make_within(address, bytes, Kind::Graph, index, context.owner());
         Ok(Memory {
             process,
             device,

@@ -114,7 +114,8 @@ fn open_memory(call: Call, out: Out<CUdeviceptr>, handle: IpcHandle, flags: u32)
     }
     let export = handle.open(call, Tag::Linear)?;
     let mut ipc = call.process.ipc.lock();
-    let is_it = |opened: &&mut Opened| opened.serial == handle.serial && opened.context == context.handle;
+    let is_it =
+        |opened: &&mut Opened| opened.serial == handle.serial && opened.context == context.base().handle;
     if let Some(opened) = ipc.opened.iter_mut().find(is_it) {
         opened.count += 1;
         return out.set(opened.address);
@@ -144,11 +145,11 @@ fn open_memory(call: Call, out: Out<CUdeviceptr>, handle: IpcHandle, flags: u32)
     let made =
         call.process
             .space
-            .make_imported(size, Kind::Imported, device, context.domain(), &physical, begins);
+            .make_imported(size, Kind::Imported, device, context.owner(), &physical, begins);
     let address = made.ok_or(MAP_FAILED)?;
     ipc.opened.push(Opened {
         serial: handle.serial,
-        context: context.handle,
+        context: context.base().handle,
         address,
         count: 1,
     });
@@ -167,7 +168,7 @@ fn close_memory(call: Call, address: CUdeviceptr) -> CUresult {
     let opened = ipc.opened.swap_remove(place);
     drop(ipc);
     if let Ok(context) = call.context_of(opened.context) {
-        context.engine.wait_domain(context.domain());
+        context.wait();
     }
     close_block(call.process, address);
     Ok(())

@@ -53,7 +53,7 @@ pub(crate) fn allocate(
     let made = call
         .process
         .space
-        .make_device(bytes, kind, context.index, context.domain(), bytes);
+        .make_device(bytes, kind, context.index, context.owner(), bytes);
     made.ok_or_else(|| {
         call.process.member.uncharge(context.index, held(kind), bytes);
         OUT_OF_MEMORY
@@ -70,7 +70,7 @@ pub(crate) fn allocate_low(call: Call, bytes: u32) -> Result<CUdeviceptr, CUerro
     }
     charge(call.process, context.index, Held::Linear, bytes)?;
     let space = call.process.space;
-    let made = space.make_low(bytes, context.index, context.domain(), bytes);
+    let made = space.make_low(bytes, context.index, context.owner(), bytes);
     made.ok_or_else(|| {
         call.process.member.uncharge(context.index, Held::Linear, bytes);
         OUT_OF_MEMORY
@@ -134,7 +134,7 @@ pub(crate) fn free(call: Call, address: CUdeviceptr) -> CUresult {
     }
     // What the memory may still be used by comes first.
     if let Ok(context) = call.context_of(usize::try_from(block.context).unwrap_or(0)) {
-        context.engine.wait_domain(context.domain());
+        context.wait();
     }
     match block.kind {
         Kind::Pool(_) => pool::free_now(call.process, address),
@@ -158,7 +158,7 @@ pub(crate) fn allocate_host(call: Call, out: Out<u64>, bytes: usize, flags: u32)
     let made = call
         .process
         .space
-        .make_shared(bytes, Kind::Host, context.index, context.domain(), 0, flags);
+        .make_shared(bytes, Kind::Host, context.index, context.owner(), 0, flags);
     out.set(made.ok_or(OUT_OF_MEMORY)?)?;
     call.process.member.hold_host(Held::HostPinned, bytes);
     Ok(())
@@ -175,7 +175,7 @@ fn register(call: Call, address: u64, bytes: usize, flags: u32) -> CUresult {
         return Err(INVALID_VALUE);
     }
     space
-        .register(address, size, context.index, context.domain(), flags)
+        .register(address, size, context.index, context.owner(), flags)
         .then_some(())
         .ok_or(HOST_MEMORY_ALREADY_REGISTERED)
 }
@@ -217,14 +217,10 @@ fn managed(call: Call, address: Out<CUdeviceptr>, bytes: usize, flags: u32) -> C
         return Err(INVALID_VALUE);
     }
     charge(call.process, context.index, Held::Managed, bytes)?;
-    let made = call.process.space.make_shared(
-        bytes,
-        Kind::Managed,
-        context.index,
-        context.domain(),
-        bytes,
-        flags,
-    );
+    let made =
+        call.process
+            .space
+            .make_shared(bytes, Kind::Managed, context.index, context.owner(), bytes, flags);
     let made = made.ok_or_else(|| {
         call.process.member.uncharge(context.index, Held::Managed, bytes);
         OUT_OF_MEMORY

@@ -118,7 +118,7 @@ impl Call {
 fn load(call: Call, out: Out<CUmodule>, image: Image) -> CUresult {
     let context = call.context()?;
     let module = Module {
-        context: context.handle,
+        context: context.base().handle,
         image,
         functions: Mutex::default(),
         globals: Mutex::default(),
@@ -180,7 +180,7 @@ pub(crate) fn get_global(
             // Part of the module, and so of what a context costs.
             let space = call.process.space;
             let at = space
-                .make_device(size, Kind::Linear, context.index, context.domain(), 0)
+                .make_device(size, Kind::Linear, context.index, context.owner(), 0)
                 .ok_or(OUT_OF_MEMORY)?;
             globals.insert(name.to_owned(), (at, size));
             (at, size)
@@ -225,7 +225,7 @@ fn get_kernel(call: Call, library: CUlibrary, name: &str) -> Result<CUkernel, CU
 /// The module that a library is in the current context.
 fn module_of(call: Call, library: CUlibrary) -> Result<CUmodule, CUerror> {
     let object = call.process.libraries.get(library, INVALID_HANDLE)?;
-    let context = call.context()?.handle;
+    let context = call.context()?.base().handle;
     let mut modules = object.modules.lock();
     let make = || {
         let (functions, globals) = (Mutex::default(), Mutex::default());

@@ -144,7 +144,7 @@ impl Pool {
         state.used.add(size);
         if let Some(of) = state.chunks.get(&chunk) {
             let kind = Kind::Pool(self.handle);
-            of.make_block(process, chunk, (base, size), kind, context.domain());
+            of.make_block(process, chunk, (base, size), kind, context.owner());
         }
         Ok(base)
     }

@@ -195,7 +195,7 @@ fn allocate(
             // What other pools keep unused, and then what streams are still to free, comes first.
             give_up_unused(call.process, device);
             get().or_else(|_| {
-                context.engine.wait_domain(context.domain());
+                context.base().wait();
                 give_up_unused(call.process, device);
                 get()
             })?

@@ -135,7 +135,7 @@ fn import_pointer(
     if end.is_none_or(|end| end > physical.size()) {
         return Err(INVALID_VALUE);
     }
-    let context = call.context().map_or(0, |context| context.domain());
+    let context = call.context().map_or(0, |context| context.owner());
     let device = pool.wish.place.device;
     let kind = Kind::Pool(handle);
     let space = call.process.space;

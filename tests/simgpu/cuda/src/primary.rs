@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::abi::{CUcontext, CUdevice, CUresult, Out};
+use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, Out};
 use crate::call::{Call, driver};
 use crate::context::Context;
 use crate::error::{INVALID_CONTEXT, INVALID_VALUE, PRIMARY_CONTEXT_ACTIVE};
@@ -16,22 +16,28 @@ pub(crate) struct Primary {
     flags: u32,
 }
 
-fn retain(call: Call, out: Out<CUcontext>, device: CUdevice) -> CUresult {
+/// The device's primary context, made if there is none, with one holder more.
+pub(crate) fn hold(call: Call, device: CUdevice) -> Result<Arc<Context>, CUerror> {
     let mut primary = call.process.device(device)?.primary.lock();
-    if out.is_null() {
-        return Err(INVALID_VALUE);
-    }
     let context = match &primary.context {
         Some(context) => Arc::clone(context),
         None => Context::make(call.process, device, primary.flags, true)?,
     };
     primary.retained += 1;
-    out.set_if(context.handle);
-    primary.context = Some(context);
-    Ok(())
+    primary.context = Some(Arc::clone(&context));
+    Ok(context)
 }
 
-fn release(call: Call, device: CUdevice) -> CUresult {
+fn retain(call: Call, out: Out<CUcontext>, device: CUdevice) -> CUresult {
+    call.process.device(device)?;
+    if out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    out.set(hold(call, device)?.handle)
+}
+
+/// One holder less; the last takes the context along.
+pub(crate) fn release(call: Call, device: CUdevice) -> CUresult {
     let mut primary = call.process.device(device)?.primary.lock();
     if primary.retained == 0 {
         return Err(INVALID_CONTEXT);

@@ -14,8 +14,8 @@ use crate::abi::{CUdevice, CUerror};
 use crate::error::{INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
 use crate::registry::Registry;
 use crate::{
-    array, conditional, context, event, graph, graph_memory, ipc, link, module, multicast, physical, pool,
-    primary, stream, user_object, visible,
+    array, conditional, context, event, graph, graph_memory, green, ipc, link, module, multicast, physical,
+    pool, primary, resource, stream, user_object, visible,
 };
 
 /// Everything a process has of the driver.
@@ -47,6 +47,8 @@ pub(crate) struct Process {
     pub(crate) execs: Registry<graph::Exec>,
     pub(crate) conditions: Registry<conditional::Condition>,
     pub(crate) user_objects: Registry<user_object::Held>,
+    pub(crate) resources: Registry<resource::Description>,
+    pub(crate) greens: Registry<green::Green>,
 }
 
 /// A device the process may see.
@@ -163,6 +165,8 @@ impl Process {
             execs: Registry::new(0x5f),
             conditions: Registry::new(0x61),
             user_objects: Registry::new(0x60),
+            resources: Registry::new(0x63),
+            greens: Registry::new(0x64),
         })
     }
 

@@ -6,11 +6,14 @@ use simgpu::{Engine, StreamId, StreamKind};
 use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, Out, Raw};
 use crate::call::{Call, driver};
 use crate::capture::Capture;
+use crate::context::Context;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_READY, STREAM_CAPTURE_UNSUPPORTED};
 use crate::op::Op;
 use crate::{capture, pool};
 
-const NON_BLOCKING: u32 = 1;
+pub(crate) const NON_BLOCKING: u32 = 1;
+/// `CU_STREAM_PER_THREAD`.
+pub(crate) const PER_THREAD: CUstream = 2;
 /// The best priority, as `cuCtxGetStreamPriorityRange` tells.
 const BEST: i32 = -5;
 
@@ -54,7 +57,17 @@ impl Drop for Stream {
 }
 
 fn create(call: Call, out: Out<CUstream>, flags: u32, priority: i32) -> CUresult {
-    let context = call.context()?;
+    create_in(call, &*call.context()?, out, flags, priority)
+}
+
+/// Makes a stream of that context, whichever is current.
+pub(crate) fn create_in(
+    call: Call,
+    context: &Context,
+    out: Out<CUstream>,
+    flags: u32,
+    priority: i32,
+) -> CUresult {
     if out.is_null() || flags > NON_BLOCKING {
         return Err(INVALID_VALUE);
     }
@@ -136,10 +149,6 @@ driver! {
         device.set(call.context_of(stream.context)?.device)
     }
     fn cuStreamGetCtx(stream: CUstream, context: Out<CUcontext>) twin cuStreamGetCtx_ptsz |call| {
-        get_context(call, stream, context)
-    }
-    fn cuStreamGetCtx_v2(stream: CUstream, context: Out<CUcontext>, green: Out<usize>) twin cuStreamGetCtx_v2_ptsz |call| {
-        green.set_if(0);
         get_context(call, stream, context)
     }
     fn cuStreamAddCallback(
