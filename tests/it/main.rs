@@ -41,6 +41,8 @@ mod freeze;
 #[cfg(test)]
 mod gpu_check;
 #[cfg(test)]
+mod green;
+#[cfg(test)]
 mod groups;
 #[cfg(test)]
 mod groups_limit;
@@ -114,6 +116,8 @@ mod simgpu_churn;
 mod simgpu_faults;
 #[cfg(test)]
 mod simgpu_graphs;
+#[cfg(test)]
+mod simgpu_green;
 #[cfg(test)]
 mod simgpu_ipc;
 #[cfg(test)]

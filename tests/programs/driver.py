@@ -81,6 +81,13 @@ def got(kind, name, *arguments):
     return getattr(out, "value", out) if result == 0 else f"error {result}"
 
 
+def got_of(first, kind, name, *arguments):
+    """The same of a call that stores into its second argument."""
+    out = kind()
+    result = getattr(cu, name)(first, out, *arguments)
+    return getattr(out, "value", out) if result == 0 else f"error {result}"
+
+
 def place(kind, id=0):
     return Location(kind, id)
 
@@ -302,6 +309,20 @@ def part(array, x=0, y=0, z=0):
 
 def op_3d(src, dst, *extent, order=1):
     return Op3d(src, dst, (c_size_t * 3)(*extent), order, 0)
+
+
+class Resource(Structure):
+    """CUdevResource."""
+    _fields_ = [("type", c_uint), ("internal", c_ubyte * 92), ("count", c_uint), ("rest", c_ubyte * 36), ("next", c_void_p)]
+
+
+def green_of(count, device=0, flags=1):
+    """A green context of so many multiprocessors, and the context that it is for other calls."""
+    whole, part, number = got_of(device, Resource, "cuDeviceGetDevResource", 1), Resource(), c_uint(1)
+    ok(cu.cuDevSmResourceSplitByCount(part, number, whole, None, 0, count))
+    description = got(c_uint64, "cuDevResourceGenerateDesc", part, 1)
+    green = got(c_uint64, "cuGreenCtxCreate", description, device, flags)
+    return green, got(c_uint64, "cuCtxFromGreenCtx", green)
 
 
 class MapInfo(Structure):

@@ -82,6 +82,11 @@ const HANDLERS: &[(&str, &str, &str)] = &[
         "contexts and streams, for what goes with them and what a drain waits for",
     ),
     (
+        "green",
+        "tracked",
+        "green contexts: parts of a primary context, with streams of their own",
+    ),
+    (
         "capture",
         "tracked",
         "captures, to which nothing is submitted that runs",

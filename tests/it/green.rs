@@ -1,0 +1,152 @@
+//! Green contexts: their memory is the primary context's, their work is counted, held and measured like any.
+
+use std::os::unix::fs::FileExt as _;
+
+use support::{Mount, wait_until};
+
+use crate::contended::{program, share_word};
+use crate::driver::Dir;
+use crate::simgpu::Program;
+
+const MIB: u64 = 1 << 20;
+/// The importance that a process has unless it is given another.
+const USUAL: u32 = 8;
+
+/// A program with a green context, `green`, which is `view` to other calls, and a stream of it.
+fn with_green(mount: &Mount) -> Program {
+    let mut program = program(mount, USUAL);
+    let shared = mount.simgpu_dir().join("word");
+    std::fs::write(&shared, [0; 4096]).expect("a page");
+    share_word(&mut program, &shared);
+    program.run(
+        "green, view = green_of(16)
+         stream = got(c_uint64, 'cuGreenCtxStreamCreate', green, 1, 0)
+         word = c_uint.from_address(flag)
+         def hold(stream): ok(cu.cuStreamWaitValue32_v2(stream, flag, 1, 0))",
+    );
+    program
+}
+
+/// Writes the word that held streams wait for. The file keeps its length: it is mapped.
+fn let_go(mount: &Mount) {
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(mount.simgpu_dir().join("word"));
+    let written = file.and_then(|file| file.write_at(&1_u32.to_le_bytes(), 0));
+    assert_eq!(written.expect("the word"), 4);
+}
+
+#[test]
+fn what_is_allocated_in_a_green_context_outlives_it_and_goes_with_the_primary_one() {
+    let mount = Mount::new();
+    let truth = mount.truth();
+    for end in [
+        "cu.cuDevicePrimaryCtxReset_v2(0)",
+        "cu.cuDevicePrimaryCtxReset(0)",
+        "cu.cuDevicePrimaryCtxRelease_v2(0)",
+    ] {
+        let mut program = with_green(&mount);
+        let dir = Dir::of(&mount, program.pid());
+        let linear = || dir.key("memory.stat", "linear");
+        program.run(&format!(
+            "ok(cu.cuCtxSetCurrent(view))
+             address = alloc({})
+             ok(cu.cuMemFree_v2(alloc({MIB})))",
+            3 * MIB
+        ));
+        assert_eq!(linear(), 3 * MIB, "{end}");
+        program.calls(0, "cu.cuGreenCtxDestroy(green)\ncu.cuCtxSetCurrent(context)");
+        assert_eq!(linear(), 3 * MIB, "{end}: the primary context has it");
+        assert_eq!(truth.held(program.pid(), 0, simgpu::Held::Linear), 3 * MIB);
+        program.run(&format!(
+            "other, view = green_of(16)\nok(cu.cuCtxSetCurrent(view))\naddress = alloc({MIB})"
+        ));
+        if end.contains("Release") {
+            program.calls(0, end);
+            assert_eq!(linear(), 4 * MIB, "the other one holds the primary context");
+            program.calls(0, "cu.cuGreenCtxDestroy(other)");
+        } else {
+            program.calls(0, end);
+            program.calls(709, "cu.cuGreenCtxDestroy(other)");
+        }
+        assert_eq!(linear(), 0, "{end}");
+        assert_eq!(truth.held(program.pid(), 0, simgpu::Held::Linear), 0, "{end}");
+    }
+}
+
+#[test]
+fn a_limit_holds_in_a_green_context_that_alone_has_made_the_primary_one() {
+    let mount = Mount::new();
+    let mut program = program(&mount, USUAL);
+    program.run(
+        "ok(cu.cuDevicePrimaryCtxReset_v2(0))
+         green, view = green_of(16)
+         ok(cu.cuCtxSetCurrent(view))",
+    );
+    let dir = Dir::of(&mount, program.pid());
+    let linear = || dir.key("memory.stat", "linear");
+    program.run(&format!("address = alloc({MIB})"));
+    dir.write("memory.limit", dir.number("memory.current") + MIB);
+    assert_eq!(program.ask(&format!("alloc({})", 4 * MIB)), "'error 2'");
+    assert_eq!(linear(), MIB);
+    program.calls(0, "cu.cuGreenCtxDestroy(green)");
+    assert_eq!(linear(), 0, "and takes it along");
+}
+
+#[test]
+fn a_freeze_holds_and_waits_for_green_contexts_default_stream_or_not() {
+    let mount = Mount::new();
+    for stream in ["stream", "blocking", "0", "late"] {
+        let mut program = with_green(&mount);
+        let dir = Dir::of(&mount, program.pid());
+        program.run(
+            "bare, bare_view = green_of(16, flags=0)
+             ok(cu.cuCtxSetCurrent(view))
+             blocking, late = got(c_uint64, 'cuStreamCreate', 0), got(c_uint64, 'cuGreenCtxStreamCreate', green, 1, 0)",
+        );
+        program.run(&format!("hold({stream})"));
+        if stream == "late" {
+            program.calls(0, "cu.cuCtxSetCurrent(context)\ncu.cuGreenCtxDestroy(green)");
+        }
+        let launches = dir.launches();
+        dir.write("compute.freeze", 1);
+        program.0.say(&format!(
+            "launch(spin, 0, stream={})",
+            if stream == "late" { "0" } else { stream }
+        ));
+        wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
+        // The helper has looked by now: it looks before it says that somebody waits, and after.
+        for _ in 0..50 {
+            assert!(!dir.is_frozen(), "{stream}: its work has not ended");
+        }
+        let_go(&mount);
+        wait_until("it stands still", || dir.is_frozen());
+        assert_eq!(program.0.line_now(), None, "{stream}");
+        assert_eq!(dir.launches(), launches, "{stream}");
+        dir.write("compute.freeze", 0);
+        assert_eq!(program.0.line().as_deref(), Some("0"), "{stream}");
+        assert_eq!(dir.launches(), launches + 1, "{stream}");
+    }
+}
+
+#[test]
+fn work_on_a_green_contexts_stream_is_measured_whichever_context_is_current() {
+    let mount = Mount::new();
+    for current in ["context", "view"] {
+        let mut program = with_green(&mount);
+        let dir = Dir::of(&mount, program.pid());
+        let usage = || dir.key("compute.stat", "usage_usec");
+        program.run(&format!("ok(cu.cuCtxSetCurrent({current}))"));
+        // Measured from here on.
+        usage();
+        let truth = mount.truth();
+        let mut had = 0;
+        wait_until("all of it is charged", || {
+            program.run("ok(launch(spin, 30000, stream=stream))\nok(cu.cuStreamSynchronize(stream))");
+            had += 30_000;
+            let (told, really) = (usage(), truth.usage_usec(program.pid(), 0));
+            assert!(really >= had);
+            told * 10 >= really * 9
+        });
+    }
+}
