@@ -3,6 +3,7 @@
 //! Nothing of it is needed to answer: of a handle that is not known, because a predecessor gave it, only the opener
 //! matters, and that is in its number.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 use fuser::{FileHandle, FileType, INodeNo, PollHandle, PollNotifier};
@@ -134,10 +135,12 @@ impl Handles {
         file.has_news()
     }
 
-    /// The open files of an entity.
-    pub(super) fn of(&self, entity: u64) -> Vec<(FileHandle, INodeNo)> {
+    /// The open files of these entities.
+    pub(super) fn of(&self, entities: &BTreeSet<u64>) -> Vec<(FileHandle, INodeNo)> {
         let files = self.files.lock();
-        let of = files.iter().filter(|(_, file)| inode::entity(file.ino) == entity);
+        let of = files
+            .iter()
+            .filter(|(_, file)| entities.contains(&inode::entity(file.ino)));
         of.map(|(handle, file)| (FileHandle(handle), file.ino)).collect()
     }
 
@@ -246,7 +249,7 @@ mod tests {
         assert!(after.text(handle, INO).is_none());
         after.keep_text(handle, INO, "text".into(), 3);
         assert_eq!(after.text(handle, INO).as_deref(), Some("text"));
-        assert_eq!(after.of(5), [(handle, INO)]);
+        assert_eq!(after.of(&[5, 9].into()), [(handle, INO)]);
         after.close_file(handle);
         assert!(after.text(handle, INO).is_none());
     }

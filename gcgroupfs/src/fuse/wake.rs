@@ -1,20 +1,20 @@
 //! Wakes those who poll events files. On a thread of its own, so that whoever causes an event does not wait for the
 //! kernel to tell of it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::nodes::Nodes;
 use crate::tree::{Listener, Notice};
 
 /// The least time between two wake-ups of the same sleeper: what happens meanwhile it sees all at once. A process
 /// that makes events in a loop must not keep its watchers busy. (What they were not told of yet does not end their
-/// poll(2) either, so reading again at once gains them nothing.)
-const PAUSE: Duration = Duration::from_millis(10);
+/// poll(2) either, so reading again at once gains them nothing.) Half of what a change may take to be known.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Passes events on to the pollers.
 #[derive(Debug)]
@@ -27,21 +27,72 @@ impl Waker {
         thread::Builder::new()
             .name("fuse-wake".to_owned())
             .spawn(move || {
-                while let Ok(first) = receiver.recv() {
-                    let entities: BTreeSet<u64> = receiver.try_iter().chain([first]).collect();
-                    entities.into_iter().for_each(|entity| wake(&nodes, entity));
-                    thread::sleep(PAUSE);
+                let mut turns = Turns::default();
+                loop {
+                    let pause = turns.until_next(Instant::now());
+                    let first = match pause {
+                        None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                        Some(pause) => receiver.recv_timeout(pause),
+                    };
+                    if first == Err(RecvTimeoutError::Disconnected) {
+                        return;
+                    }
+                    let changed = first.into_iter().chain(receiver.try_iter());
+                    let due = turns.take(changed, Instant::now());
+                    if !due.is_empty() {
+                        wake(&nodes, &due);
+                    }
                 }
             })?;
         Ok(Self(sender))
     }
 }
 
+/// Whose pollers have been woken within the last [`PAUSE`], and what has happened to them since.
+#[derive(Debug, Default)]
+struct Turns {
+    /// In the order in which their pauses end.
+    resting: VecDeque<(Instant, u64)>,
+    /// Of those: whether something has happened.
+    has_changed: HashMap<u64, bool>,
+}
+
+impl Turns {
+    /// How long until somebody's pause is over.
+    fn until_next(&self, now: Instant) -> Option<Duration> {
+        let (until, _) = self.resting.front()?;
+        Some(until.saturating_duration_since(now))
+    }
+
+    /// Whose pollers are to be woken now: of those that have changed, who is not resting, and who was.
+    fn take(&mut self, changed: impl Iterator<Item = u64>, now: Instant) -> BTreeSet<u64> {
+        let mut due = BTreeSet::new();
+        while let Some((_, entity)) = self.resting.pop_front_if(|(until, _)| *until <= now) {
+            if self.has_changed.remove(&entity) == Some(true) {
+                due.insert(entity);
+            }
+        }
+        for entity in changed {
+            match self.has_changed.get_mut(&entity) {
+                Some(has_changed) => *has_changed = true,
+                None => {
+                    due.insert(entity);
+                }
+            }
+        }
+        for entity in &due {
+            self.resting.push_back((now + PAUSE, *entity));
+            self.has_changed.insert(*entity, false);
+        }
+        due
+    }
+}
+
 /// Wakes those for whom there is something new.
-fn wake(nodes: &Nodes, entity: u64) {
+fn wake(nodes: &Nodes, entities: &BTreeSet<u64>) {
     // Many may watch one file.
     let mut counts = HashMap::new();
-    for (handle, ino) in nodes.handles.of(entity) {
+    for (handle, ino) in nodes.handles.of(entities) {
         let count = *counts.entry(ino).or_insert_with(|| nodes.nr_changes(ino));
         if let Some(notifier) = nodes.handles.announce(handle, count)
             && let Err(error) = notifier.notify()
@@ -72,5 +123,57 @@ impl Listener for Waker {
             | Notice::Watched(_)
             | Notice::AuditAsked => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_woken_at_once_and_then_no_more_often_than_its_pause_allows() {
+        let start = Instant::now();
+        let at = |tenths: u32| start + PAUSE * tenths / 10;
+        let mut turns = Turns::default();
+        let mut take = |tenths, changed: &[u64]| {
+            let due = turns.take(changed.iter().copied(), at(tenths));
+            let next = turns.until_next(at(tenths));
+            (due.into_iter().collect::<Vec<_>>(), next)
+        };
+        assert_eq!(take(0, &[]), (vec![], None));
+        assert_eq!(take(0, &[5, 5]), (vec![5], Some(PAUSE)));
+        assert_eq!(
+            take(2, &[5, 6]),
+            (vec![6], Some(PAUSE * 8 / 10)),
+            "another does not wait"
+        );
+        assert_eq!(take(9, &[5, 5]), (vec![], Some(PAUSE / 10)));
+        assert_eq!(
+            take(10, &[]),
+            (vec![5], Some(PAUSE * 2 / 10)),
+            "its pause is over"
+        );
+        assert_eq!(
+            take(12, &[]),
+            (vec![], Some(PAUSE * 8 / 10)),
+            "nothing has happened to 6"
+        );
+        assert_eq!(take(20, &[]), (vec![], None));
+        assert_eq!(
+            take(21, &[6]),
+            (vec![6], Some(PAUSE)),
+            "nobody is remembered for ever"
+        );
+    }
+
+    #[test]
+    fn what_changes_while_it_is_told_of_waits_for_the_next_turn() {
+        let start = Instant::now();
+        let mut turns = Turns::default();
+        assert_eq!(turns.take([1, 2, 1].into_iter(), start), [1, 2].into());
+        let late = start + PAUSE;
+        assert_eq!(turns.take([1].into_iter(), late), [1].into(), "not twice");
+        assert_eq!(turns.take([1].into_iter(), late), [].into());
+        assert_eq!(turns.take([].into_iter(), late + PAUSE), [1].into());
     }
 }
