@@ -109,7 +109,8 @@ pub struct Server {
     closer: Closer,
     registry: Registry,
     enquiries: Enquiries,
-    connections: HashMap<u64, Connection>,
+    /// Boxed, as the map may have twice the room that it needs.
+    connections: HashMap<u64, Box<Connection>>,
     /// Those for which time matters: all but well-behaved hooks.
     timed: HashSet<u64>,
     last_number: u64,
@@ -309,7 +310,8 @@ impl Server {
             warn!("cannot watch a connection: {error}");
             return self.dismiss(Arc::new(socket));
         }
-        self.connections.insert(number, Connection::new(socket, uid, gid));
+        let connection = Box::new(Connection::new(socket, uid, gid));
+        self.connections.insert(number, connection);
         self.timed.insert(number);
     }
 

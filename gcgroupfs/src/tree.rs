@@ -118,7 +118,8 @@ pub struct State {
     nr_made: HashMap<u32, usize>,
     /// Holds until another is asked for.
     default_policy: Policy,
-    processes: BTreeMap<ProcessId, Process>,
+    /// Boxed: the map moves its values about, and keeps room for more of them.
+    processes: BTreeMap<ProcessId, Box<Process>>,
     /// The process that has a pid's directory.
     pids: BTreeMap<u32, ProcessId>,
     exited: VecDeque<Exited>,

@@ -218,8 +218,8 @@ struct Worker {
     announcer: Arc<Announcer>,
     nodes: Arc<Nodes>,
     forgetter: Forgetter,
-    /// Of processes, as their directories are named.
-    pids: HashMap<u64, String>,
+    /// Of processes: what their directories are named by.
+    pids: HashMap<u64, u32>,
     helper: Helper,
 }
 
@@ -244,8 +244,8 @@ impl Worker {
     fn appeared(&mut self, directory: &Spelt) {
         let Spelt { place, parent, name } = directory;
         let entity = place.entity;
-        if let Entity::Process(_) = place.whose() {
-            if self.pids.insert(entity, name.clone()).is_some() {
+        if let (Entity::Process(_), Ok(pid)) = (place.whose(), name.parse()) {
+            if self.pids.insert(entity, pid).is_some() {
                 // It has only registered again.
                 self.announcer.fresh.lock().remove(&entity);
                 return;
@@ -294,7 +294,7 @@ impl Worker {
             }
             let name = match place.whose() {
                 Entity::Group(_) => Some(self.nodes.path(place)),
-                _ => self.pids.get(&entity).cloned(),
+                _ => self.pids.get(&entity).map(u32::to_string),
             };
             let Some(name) = name else { continue };
             let device = place

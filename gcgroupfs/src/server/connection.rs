@@ -143,7 +143,12 @@ impl Server {
     /// Whether the packet made sense from this connection.
     fn take(&mut self, number: u64, packet: &[u8], descriptors: Vec<OwnedFd>) -> bool {
         let tag = message::tag(packet);
-        if tag == Ok(Tag::Hello) && self.connections.get(&number).is_some_and(Connection::is_new) {
+        if tag == Ok(Tag::Hello)
+            && self
+                .connections
+                .get(&number)
+                .is_some_and(|connection| connection.is_new())
+        {
             return self.take_hello(number, packet, descriptors);
         }
         if !descriptors.is_empty() {

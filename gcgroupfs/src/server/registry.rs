@@ -48,7 +48,8 @@ pub struct Registry {
     journal: Arc<Journal>,
     /// For the control blocks: how long gates stay closed without a daemon.
     grace_msec: u32,
-    processes: HashMap<u64, Known>,
+    /// Boxed, as the map may have twice the room that it needs.
+    processes: HashMap<u64, Box<Known>>,
     numbers: HashMap<Key, u64>,
     /// Of those that are not registered now.
     remembered: Remembered,
@@ -187,7 +188,7 @@ impl Registry {
             started: now(),
             uid,
             gid,
-            comm: stat.comm,
+            comm: stat.comm.into(),
         };
         let place = match self.tree.path(saved.group).as_str() {
             "" => String::new(),
@@ -331,16 +332,14 @@ impl Registry {
             EpollEvent::new(EpollFlags::EPOLLIN, Token::Process(number).into()),
         )?;
         self.numbers.insert(key, number);
-        self.processes.insert(
-            number,
-            Known {
-                key,
-                uid,
-                pidfd,
-                registration: None,
-                rate: Rate::new(MAX_PER_SECOND),
-            },
-        );
+        let known = Known {
+            key,
+            uid,
+            pidfd,
+            registration: None,
+            rate: Rate::new(MAX_PER_SECOND),
+        };
+        self.processes.insert(number, Box::new(known));
         Ok(number)
     }
 

@@ -125,7 +125,8 @@ impl Arbitration<'_> {
                 is_watched: is_watched(process.id),
             })
         };
-        self.state.processes.values().filter_map(look).collect()
+        let processes = self.state.processes.values();
+        processes.filter_map(|process| look(process)).collect()
     }
 
     /// Adds GPU time to what the process has had on a device.
@@ -151,7 +152,7 @@ impl Arbitration<'_> {
 
     /// Opens the gates of those that have nothing on the device any more.
     pub fn open_absent(&mut self, device: usize, present: &[Seen<ProcessId>]) {
-        let is_absent = |process: &&Process| {
+        let is_absent = |process: &Process| {
             process.gate(device) != Gate::Run
                 && present.binary_search_by_key(&process.id, |one| one.id).is_err()
         };
@@ -159,7 +160,7 @@ impl Arbitration<'_> {
             .state
             .processes
             .values()
-            .filter(is_absent)
+            .filter(|process| is_absent(process))
             .map(|process| process.id)
             .collect();
         for id in absent {

@@ -69,7 +69,11 @@ impl<'a> Edit<'a> {
     pub fn set_memory_swap_max(&mut self, bytes: u64) -> Result<()> {
         if let Target::Process(id) = self.target()?
             && bytes != 0
-            && !self.state.processes.get(&id).is_some_and(Process::can_swap)
+            && !self
+                .state
+                .processes
+                .get(&id)
+                .is_some_and(|process| process.can_swap())
         {
             return Err(Error::NotSupported(CANNOT_SWAP));
         }
@@ -93,7 +97,13 @@ impl<'a> Edit<'a> {
             None => slots(self.state.devices.len()).collect(),
         };
         let mut processes: Vec<&Process> = match target {
-            Target::Process(id) => self.state.processes.get(&id).into_iter().collect(),
+            Target::Process(id) => self
+                .state
+                .processes
+                .get(&id)
+                .map(AsRef::as_ref)
+                .into_iter()
+                .collect(),
             Target::Group(id) => self.state.within(id),
         };
         processes.retain(|process| process.can_swap());

@@ -9,7 +9,8 @@ use super::{Device, Group, GroupId, Notice, ProcessId, State, Sums};
 struct Directory {
     standing: Standing,
     nr_standing: u64,
-    counts: Counts,
+    /// All that `memory.events` shows, added up: none of it ever falls.
+    counts: u64,
     nr_counts: u64,
 }
 
@@ -21,19 +22,9 @@ pub(super) struct Standing {
     pub(super) is_hook_ok: bool,
 }
 
-/// `memory.events`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Counts {
-    nr_max: u64,
-    nr_oom: u64,
-    nr_over_limit: u64,
-    nr_reclaim: u64,
-    nr_swapped: [u64; 3],
-}
-
 /// All events files of a process or a group: its own first, then those of each device.
 #[derive(Debug, Default)]
-pub(super) struct Events(Vec<Directory>);
+pub(super) struct Events(Box<[Directory]>);
 
 /// How many directories with events files one has: its own, and one for each device.
 pub(super) fn nr_places(nr_devices: usize) -> usize {
@@ -51,7 +42,8 @@ impl Events {
 
     fn at_mut(&mut self, at: usize) -> &mut Directory {
         if self.0.len() <= at {
-            self.0.resize_with(at + 1, Directory::default);
+            let more = (self.0.len()..=at).map(|_| Directory::default());
+            self.0 = self.0.iter().copied().chain(more).collect();
         }
         &mut self.0[at]
     }
@@ -81,7 +73,7 @@ impl Events {
         changed
     }
 
-    fn set_counts(&mut self, at: usize, counts: Counts) -> bool {
+    fn set_counts(&mut self, at: usize, counts: u64) -> bool {
         let directory = self.at_mut(at);
         let changed = directory.counts != counts;
         directory.counts = counts;
@@ -210,7 +202,7 @@ impl Process {
         }
     }
 
-    fn counts(&self, device: Option<usize>, devices: &[Device]) -> Counts {
+    fn counts(&self, device: Option<usize>, devices: &[Device]) -> u64 {
         let Sums {
             nr_max,
             nr_oom,
@@ -219,12 +211,16 @@ impl Process {
             swap,
             ..
         } = Sums::of(self, device, devices);
-        Counts {
+        [
             nr_max,
             nr_oom,
             nr_over_limit,
             nr_reclaim,
-            nr_swapped: [swap.nr_in, swap.nr_out, swap.nr_fail],
-        }
+            swap.nr_in,
+            swap.nr_out,
+            swap.nr_fail,
+        ]
+        .into_iter()
+        .fold(0, u64::wrapping_add)
     }
 }

@@ -66,7 +66,7 @@ static NR_IDENTITIES: AtomicU64 = AtomicU64::new(1);
 
 /// Identity of a test process.
 pub fn identity(pid: u32) -> Identity {
-    let comm = "a program".to_owned();
+    let comm = "a program".into();
     Identity {
         pid,
         start_time: 1000 + u64::from(pid),

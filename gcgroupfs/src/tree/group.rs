@@ -51,7 +51,7 @@ pub struct Group {
     /// What holds in it, by itself and all above.
     pub(super) inherited: Arc<Inherited>,
     /// By device; the group as a whole is none.
-    pub(super) counted: BTreeMap<Option<usize>, Counted>,
+    pub(super) counted: BTreeMap<Option<usize>, Box<Counted>>,
     /// Whether a peak has grown that has not been written down.
     pub(super) has_grown: bool,
     pub(super) events: Events,
@@ -95,7 +95,7 @@ impl Group {
             nr_holds: 0,
             nr_frozen: Vec::new(),
             held: Vec::new(),
-            inherited: Arc::default(),
+            inherited: Inherited::nothing(),
             counted: BTreeMap::new(),
             has_grown: false,
             events: Events::default(),
@@ -112,7 +112,9 @@ impl Group {
     }
 
     pub(super) fn counted(&self, device: Option<usize>) -> Counted {
-        self.counted.get(&device).copied().unwrap_or_default()
+        self.counted
+            .get(&device)
+            .map_or_else(Counted::default, |counted| **counted)
     }
 
     pub(super) fn counted_mut(&mut self, device: Option<usize>) -> &mut Counted {

@@ -209,7 +209,7 @@ impl State {
     fn add_group(&mut self, mut group: Group) {
         let (id, name) = (group.id, group.name.clone());
         let above = group.parent.and_then(|parent| self.groups.get(&parent));
-        let above = above.map_or_else(Arc::<Inherited>::default, |above| above.inherited.clone());
+        let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());
         group.inherited = Arc::new(above.through(&group.settings, &self.devices));
         group.note_standing(self.devices.len());
         *self.nr_made.entry(group.maker).or_default() += 1;
@@ -288,7 +288,7 @@ impl State {
                 continue;
             };
             let above = group.parent.and_then(|parent| self.groups.get(&parent));
-            let above = above.map_or_else(Arc::<Inherited>::default, |above| above.inherited.clone());
+            let above = above.map_or_else(Inherited::nothing, |above| above.inherited.clone());
             let inherited = above.through(&group.settings, &self.devices);
             if inherited == *group.inherited {
                 continue;

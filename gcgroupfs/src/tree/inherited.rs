@@ -1,6 +1,8 @@
 //! What a group hands down to its processes and child groups: whether they stand still, and the priority of those
 //! that have none of their own. Limits are not handed down: each holds by itself.
 
+use std::sync::{Arc, LazyLock};
+
 use super::{Device, Settings};
 
 /// What holds in a group for what is in it, by the group itself and all above.
@@ -18,6 +20,12 @@ struct OnDevice {
 }
 
 impl Inherited {
+    /// What is handed down where there is nothing above: one for all.
+    pub(super) fn nothing() -> Arc<Self> {
+        static NOTHING: LazyLock<Arc<Inherited>> = LazyLock::new(Arc::default);
+        NOTHING.clone()
+    }
+
     /// What a group of these settings hands on.
     pub(super) fn through(&self, settings: &Settings, devices: &[Device]) -> Self {
         let whole = settings.own_priority(None);

@@ -29,7 +29,7 @@ impl Tree {
         }
         enforce::publish(&process, &state.devices);
         state.pids.insert(pid, id);
-        state.processes.insert(id, process);
+        state.processes.insert(id, Box::new(process));
         state.enter(id, saved.group, &mut notices);
         state.govern(id);
         state.bound_swap(saved.group);
@@ -96,7 +96,7 @@ impl State {
         end: u64,
         goes_on: bool,
         notices: &mut Vec<Notice>,
-    ) -> Option<Process> {
+    ) -> Option<Box<Process>> {
         self.exit(id, goes_on, notices);
         self.grants.leave(id);
         self.asking.remove(&id);

@@ -2,9 +2,9 @@
 //! along; what it has counted stays counted where it was counted.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use super::group::Counted;
+use super::inherited::Inherited;
 use super::process::Process;
 use super::{Caller, GroupId, Notice, ProcessId, State, Sums, Tree, sums};
 use crate::error::{Error, Result};
@@ -128,7 +128,7 @@ impl State {
                 group.members.insert(id);
                 group.inherited.clone()
             }
-            None => Arc::default(),
+            None => Inherited::nothing(),
         };
         self.count_member(id, &entered, true, notices);
         if let Some(process) = self.processes.get_mut(&id) {
@@ -234,7 +234,12 @@ impl State {
         let mut found = Vec::new();
         let mut left = vec![id];
         while let Some(group) = left.pop().and_then(|id| self.groups.get(&id)) {
-            found.extend(group.members.iter().filter_map(|id| self.processes.get(id)));
+            found.extend(
+                group
+                    .members
+                    .iter()
+                    .filter_map(|id| self.processes.get(id).map(AsRef::as_ref)),
+            );
             left.extend(group.children.values());
         }
         found

@@ -22,7 +22,7 @@ pub struct Identity {
     pub uid: u32,
     pub gid: u32,
     /// Its name, which it may choose freely.
-    pub comm: String,
+    pub comm: Box<str>,
 }
 
 impl Identity {
@@ -85,7 +85,7 @@ pub struct Process {
     /// Of the process as a whole.
     pub(super) whole: Kept,
     /// By device.
-    pub(super) devices: Vec<Kept>,
+    pub(super) devices: Box<[Kept]>,
     pub(super) events: Events,
 }
 
@@ -97,14 +97,14 @@ impl Process {
         settings: Settings,
         devices: &[Device],
     ) -> Self {
-        let kept = vec![Kept::default(); devices.len()];
+        let kept = devices.iter().map(|_| Kept::default()).collect();
         Self {
             id,
             identity,
             blocks,
             settings,
             group: None,
-            inherited: Arc::default(),
+            inherited: Inherited::nothing(),
             has_moved: false,
             observed: Vec::new(),
             swap_bounds: Vec::new(),

@@ -98,7 +98,7 @@ impl Saved {
     }
 
     pub(super) fn of_group(group: &Group, devices: &[Device]) -> Self {
-        let counted = group.counted.iter().map(|(device, counted)| (*device, *counted));
+        let counted = group.counted.iter().map(|(device, counted)| (*device, **counted));
         Self {
             settings: group.settings.clone(),
             group: group.parent,
@@ -115,7 +115,10 @@ impl Saved {
 
     /// Gives a group back what it had.
     pub(super) fn restore_group(self, group: &mut Group, devices: &[Device]) {
-        group.counted = by_index(&self.counted, devices).collect();
+        let counted = by_index(&self.counted, devices);
+        group.counted = counted
+            .map(|(device, counted)| (device, Box::new(counted)))
+            .collect();
         group.is_transient = self.made.is_some_and(|made| made.is_transient);
         group.settings = self.settings;
     }

@@ -109,7 +109,7 @@ impl<'a> View<'a> {
     /// Calls with every process here and below.
     fn each(&self, mut look: impl FnMut(&'a Process)) {
         match self.scope {
-            Scope::Root => self.state.processes.values().for_each(look),
+            Scope::Root => self.state.processes.values().for_each(|process| look(process)),
             Scope::Process(process, _) => look(process),
             Scope::Group(group, _) => self.state.within(group.id).into_iter().for_each(look),
         }

@@ -18,7 +18,7 @@ pub(super) struct Member {
     pub(super) blocks: Arc<dyn Blocks>,
     pub(super) group: Option<GroupId>,
     /// By place.
-    pub(super) devices: Vec<Held>,
+    pub(super) devices: Box<[Held]>,
 }
 
 /// What a process holds on a device.
