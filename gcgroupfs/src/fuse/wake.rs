@@ -13,8 +13,8 @@ use crate::tree::{Listener, Notice};
 
 /// The least time between two wake-ups of the same sleeper: what happens meanwhile it sees all at once. A process
 /// that makes events in a loop must not keep its watchers busy. (What they were not told of yet does not end their
-/// poll(2) either, so reading again at once gains them nothing.) Half of what a change may take to be known.
-const PAUSE: Duration = Duration::from_millis(5);
+/// poll(2) either, so reading again at once gains them nothing.)
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Passes events on to the pollers.
 #[derive(Debug)]
