@@ -71,21 +71,24 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
 pub(crate) fn run(engine: &'static Engine) {
     // SAFETY: concerns this thread's timers only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
-    let turn = Turn::new(engine.member, engine.device);
-    let mut runner = Runner {
-        engine,
-        turn,
-        running: None,
-        hold: None,
-        clock: 0,
-        copies: Copies::new(engine),
-    };
+    let mut runner = Runner::new(engine);
     loop {
         runner.step();
     }
 }
 
 impl Runner {
+    fn new(engine: &'static Engine) -> Self {
+        Self {
+            engine,
+            turn: Turn::new(engine.member, engine.device),
+            running: None,
+            hold: None,
+            clock: 0,
+            copies: Copies::new(engine),
+        }
+    }
+
     /// Does what can be done, then sleeps until there may be more.
     fn step(&mut self) {
         let bell = self.engine.bell_count();
@@ -100,7 +103,7 @@ impl Runner {
         if self.running.is_none() {
             self.begin(&mut queues);
         }
-        let Some(limit) = self.advance(&mut queues) else {
+        let Some(limit) = self.advance(&mut queues, now_ns()) else {
             return;
         };
         let Some(limit) = self.copies.until_next(&mut queues, limit) else {
@@ -204,11 +207,10 @@ impl Runner {
     }
 
     /// Moves the running kernel on. `None`: something happened, look again; else how long to sleep.
-    fn advance(&mut self, queues: &mut MutexGuard<'_, Queues>) -> Option<Option<Duration>> {
-        let now = now_ns();
+    fn advance(&mut self, queues: &mut MutexGuard<'_, Queues>, now: u64) -> Option<Option<Duration>> {
         let Some(running) = &mut self.running else {
-            if self.hold.take().is_some() {
-                self.turn.release(now);
+            if let Some(hold) = self.hold.take() {
+                self.turn.release(hold.from);
             }
             return Some(None);
         };
@@ -244,7 +246,7 @@ impl Runner {
             if end <= reached {
                 self.end(queues, end);
             } else {
-                self.hold = self.turn.renew(now).map(|until| Hold { from: upto, until });
+                self.hold = self.turn.renew(upto).map(|until| Hold { from: upto, until });
             }
             return None;
         }
@@ -420,6 +422,46 @@ mod tests {
             noted.try_iter().map(|(what, _)| what).collect::<Vec<_>>(),
             ["high", "low"]
         );
+    }
+
+    #[test]
+    fn who_notices_late_hands_the_device_on_from_when_it_used_it_last() {
+        const NOW: u64 = 1 << 30;
+        const SLICE: u64 = 2 * MS;
+        const LATE: u64 = 70_000;
+        // The turn's own unit is 1024 ns, to which it rounds up.
+        const ROUNDING: u64 = 2 * 1024;
+        let running = |ms: u64, ready| {
+            Some(Running {
+                stream: 0,
+                effect: Box::new(|| ()),
+                cost: Cost::Device(ms * MS),
+                began: None,
+                ready,
+                had: 0,
+            })
+        };
+        // How long each of the two kernels is, when the second was ready, and when it begins.
+        for (first, second, ready, want) in [
+            (9, 9, NOW, NOW + SLICE),
+            (1, 9, NOW, NOW + MS),
+            (1, 9, NOW + MS + LATE / 2, NOW + MS + LATE / 2),
+        ] {
+            let [mut a, mut b] = Member::two().map(|member| Runner::new(Engine::new(member, 0)));
+            let (mut of_a, mut of_b) = (a.engine.lock(), b.engine.lock());
+            a.running = running(first, NOW);
+            b.running = running(second, ready);
+            a.advance(&mut of_a, NOW);
+            assert!(b.advance(&mut of_b, ready).is_some(), "it waits");
+            let noticed = NOW + SLICE.min(first * MS) + LATE;
+            while a.hold.is_some() {
+                a.advance(&mut of_a, noticed);
+            }
+            b.advance(&mut of_b, noticed + LATE);
+            b.advance(&mut of_b, noticed + LATE);
+            let began = b.running.as_ref().and_then(|running| running.began).unwrap();
+            assert!((want..want + ROUNDING).contains(&began), "{began} for {want}");
+        }
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! The turn is one word: the owner's slot and the time until which it is the owner's. Nobody must give
 //! it back: once it has lapsed by [`GRACE_NS`], whoever wants it takes it, so that neither a killed nor
 //! a stopped owner holds others up for more than a slice.
+//!
+//! Who gives it on does so as of the time it used the device last, however late its thread is to notice, and who is
+//! given it has it from then on, however late it wakes: the device is not idle because threads of the host are slow.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -17,6 +20,7 @@ pub(crate) const GRACE_NS: u64 = 1_000_000;
 /// Low bits of the word: the owner's slot and one, or 0 for nobody. The rest is the time, in units of
 /// 1024 ns.
 const OWNER_BITS: u32 = 16;
+const UNIT_BITS: u32 = 10;
 
 /// What a request for the turn came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,14 +57,15 @@ impl Turn {
             let seen = word.load(SeqCst);
             let (owner, until) = unpack(seen);
             match owner {
-                Some(owner) if owner == me && now < until => {
+                // Late or not: nobody else has had it since it was given to us.
+                Some(owner) if owner == me => {
                     self.set_wanted(me, false);
                     return Grant::Mine {
                         since: until - self.slice_ns,
                         until,
                     };
                 }
-                Some(owner) if owner != me && now < until + GRACE_NS => {
+                Some(_) if now < until + GRACE_NS => {
                     self.set_wanted(me, true);
                     if word.load(SeqCst) == seen {
                         return Grant::Wait(Duration::from_nanos(until + GRACE_NS - now));
@@ -68,7 +73,7 @@ impl Turn {
                 }
                 // Nobody's, or lapsed.
                 _ => {
-                    let until = rounded(now + self.slice_ns);
+                    let until = self.end_of_slice(now);
                     if word
                         .compare_exchange(seen, pack(me, until), SeqCst, SeqCst)
                         .is_ok()
@@ -82,8 +87,8 @@ impl Turn {
     }
 
     /// At the end of a slice, with work left: keeps the turn if nobody wants it, else gives it on and
-    /// gets in line. Returns the new end, if kept.
-    pub(crate) fn renew(&self, now: u64) -> Option<u64> {
+    /// gets in line. The device was used until `at`. Returns the new end, if kept.
+    pub(crate) fn renew(&self, at: u64) -> Option<u64> {
         let me = self.member.slot();
         let word = &self.member.shared(self.device).turn;
         let seen = word.load(SeqCst);
@@ -92,24 +97,24 @@ impl Turn {
         }
         if let Some(next) = self.next() {
             self.set_wanted(me, true);
-            self.give(seen, next, now);
+            self.give(seen, next, at);
             return None;
         }
-        let until = rounded(now + self.slice_ns);
+        let until = self.end_of_slice(at);
         word.compare_exchange(seen, pack(me, until), SeqCst, SeqCst)
             .is_ok()
             .then_some(until)
     }
 
-    /// With no work left: gives the turn on, or to nobody.
-    pub(crate) fn release(&self, now: u64) {
+    /// With no work left: gives the turn on, or to nobody. The device was used until `at`.
+    pub(crate) fn release(&self, at: u64) {
         let word = &self.member.shared(self.device).turn;
         let seen = word.load(SeqCst);
         if unpack(seen).0 != Some(self.member.slot()) {
             return;
         }
         match self.next() {
-            Some(next) => self.give(seen, next, now),
+            Some(next) => self.give(seen, next, at),
             None => {
                 let _ = word.compare_exchange(seen, 0, SeqCst, SeqCst);
                 // Somebody may have got in line while the turn was still ours.
@@ -120,15 +125,21 @@ impl Turn {
         }
     }
 
-    fn give(&self, seen: u64, next: usize, now: u64) {
+    fn give(&self, seen: u64, next: usize, at: u64) {
         self.set_wanted(next, false);
-        let given = pack(next, rounded(now + self.slice_ns));
+        let given = pack(next, self.end_of_slice(at));
         let _ = self
             .member
             .shared(self.device)
             .turn
             .compare_exchange(seen, given, SeqCst, SeqCst);
         clock::ring(self.member.bell_of(next, self.device));
+    }
+
+    /// When a slice that begins at `at` ends. Rounded up: a slice's beginning is told from its end, and must not be in
+    /// the time of the one before.
+    fn end_of_slice(&self, at: u64) -> u64 {
+        (at + self.slice_ns).next_multiple_of(1 << UNIT_BITS)
     }
 
     /// The next in line after this process, in the order of slots.
@@ -164,16 +175,12 @@ impl Turn {
 }
 
 fn pack(slot: usize, until: u64) -> u64 {
-    (until >> 10 << OWNER_BITS) | (slot as u64 + 1)
+    (until >> UNIT_BITS << OWNER_BITS) | (slot as u64 + 1)
 }
 
 fn unpack(word: u64) -> (Option<usize>, u64) {
     let owner = usize::try_from(word & ((1 << OWNER_BITS) - 1)).unwrap_or(0);
-    (owner.checked_sub(1), word >> OWNER_BITS << 10)
-}
-
-fn rounded(until: u64) -> u64 {
-    until >> 10 << 10
+    (owner.checked_sub(1), word >> OWNER_BITS << UNIT_BITS)
 }
 
 const _: () = assert!(MAX_PROCESSES < (1 << OWNER_BITS) - 1);
@@ -221,11 +228,34 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_is_not_given_on_is_taken() {
+    fn who_wakes_late_has_its_slice_from_where_the_last_one_ended() {
         let (a, b) = two();
         a.ask(NOW);
-        assert!(matches!(b.ask(NOW + SLICE), Grant::Wait(_)));
-        assert!(matches!(b.ask(NOW + SLICE + GRACE_NS), Grant::Mine { .. }));
-        assert_eq!(a.renew(NOW + SLICE + GRACE_NS), None);
+        b.ask(NOW);
+        let ended = NOW + SLICE + 333;
+        a.renew(ended);
+        let Grant::Mine { since, until } = b.ask(ended + SLICE + GRACE_NS / 2) else {
+            panic!("it was given to it")
+        };
+        assert!((ended..ended + 1024).contains(&since), "{since} after {ended}");
+        assert_eq!(until, since + SLICE);
+        // Unless another has taken it since.
+        b.renew(until);
+        assert!(matches!(
+            b.ask(until + SLICE + GRACE_NS + 1024),
+            Grant::Mine { .. }
+        ));
+        assert!(matches!(a.ask(until + SLICE + GRACE_NS + 1024), Grant::Wait(_)));
+    }
+
+    #[test]
+    fn a_turn_that_is_not_given_on_is_taken() {
+        let (a, b) = two();
+        let Grant::Mine { until, .. } = a.ask(NOW) else {
+            panic!("it is nobody's")
+        };
+        assert!(matches!(b.ask(until), Grant::Wait(_)));
+        assert!(matches!(b.ask(until + GRACE_NS), Grant::Mine { .. }));
+        assert_eq!(a.renew(until), None);
     }
 }
