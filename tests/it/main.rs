@@ -91,6 +91,8 @@ mod peers;
 #[cfg(test)]
 mod peers_calls;
 #[cfg(test)]
+mod peers_ways;
+#[cfg(test)]
 mod property;
 #[cfg(test)]
 mod rules;

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use support::{Config, Governed, Mount, artifacts, c_program, instructions, system_calls, wait_until};
 
+use crate::calls::Calls;
 use crate::driver::{Dir, DriverShell, driver_shell};
 
 /// A governed run of so many `cuMemAlloc` and `cuMemFree`, on a driver that does nothing itself, beside live blocks.
@@ -98,4 +99,65 @@ fn a_look_up_starts_behind_who_asks_and_finds_the_same_again() {
         }
         assert!(next.wait().success(), "governed: {governed}");
     }
+}
+
+#[test]
+fn who_asks_for_nothing_is_answered_as_by_the_driver() {
+    let mount = Mount::new();
+    let (mut governed, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
+    let dir = Dir::of(&mount, governed.pid());
+    dir.write("memory.limit", 64 << 20);
+    for call in [
+        "cuMemGetInfo_v2 0 0",
+        "cuMemGetInfo_v2 &free 0",
+        "cuMemGetInfo_v2 0 &total",
+        "cuDeviceTotalMem_v2 0 0",
+        "cuMemAlloc_v2 0 4096",
+        "cuMemAlloc_v2 &pointer 0",
+        "cuMemAllocPitch_v2 0 0 64 64 4",
+        "cuArrayCreate_v2 0 0",
+        "cuMemCreate 0 0 0 0",
+        "cuMemFree_v2 0",
+    ] {
+        assert_eq!(governed.call(call), bare.call(call), "{call}");
+        assert_eq!(dir.number("memory.current"), 0, "{call}");
+    }
+}
+
+#[test]
+fn whatever_goes_wrong_the_program_ends_as_it_would() {
+    let ends = |mut command: Command, also: &mut dyn FnMut(i32)| {
+        command.env("GCGROUP_MEMORY_LIMIT", "2M");
+        let mut shell = DriverShell::spawn(command);
+        also(shell.pid());
+        let answers = ["spin 1 1", "spin 1 1", "sync", "alloc linear 4096", "free 0"];
+        let answers = answers.map(|command| shell.ask(command));
+        (answers, shell.terminate())
+    };
+    let nothing = &mut |_| ();
+    let expected = {
+        let mount = Mount::new();
+        ends(mount.bare_command(driver_shell()), nothing)
+    };
+    assert_eq!(expected.0[0], "ok");
+    for (name, value) in [
+        ("GCGROUP_SOCKET", "/no/such/socket"),
+        ("GCGROUP_SOCKET", "/dev/null"),
+        ("GCGROUP_SOCKET", ""),
+        ("GCGROUP_GROUP", "../../etc"),
+        ("GCGROUP_THAW", "nonsense"),
+        ("GCGROUP_RECLAIM", "\u{1}"),
+    ] {
+        let mount = Mount::new();
+        let mut command = mount.command(driver_shell());
+        command.env(name, value);
+        assert_eq!(ends(command, nothing), expected, "{name}={value}");
+    }
+    let mut mount = Mount::new();
+    let command = mount.command(driver_shell());
+    assert_eq!(
+        ends(command, &mut |_| mount.kill9()),
+        expected,
+        "without its daemon"
+    );
 }

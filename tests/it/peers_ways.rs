@@ -1,0 +1,118 @@
+//! Faults found in other tools of this kind, of ways around what governs; each a test by its name.
+
+use support::{Config, Mount, artifacts, wait_until};
+
+use crate::calls::Calls;
+use crate::driver::{Dir, DriverShell, driver_shell};
+use crate::rules::Ruled;
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn every_entry_point_that_launches_is_seen() {
+    let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let zeros = " 0 0 0 0 0 0 0 0 0 0 0";
+    let mut seen = 0;
+    for name in [
+        "cuLaunchKernel",
+        "cuLaunchKernel_ptsz",
+        "cuLaunchKernelEx",
+        "cuLaunchKernelEx_ptsz",
+        "cuLaunchCooperativeKernel",
+        "cuLaunchCooperativeKernel_ptsz",
+        "cuLaunch",
+        "cuLaunchGrid",
+        "cuLaunchGridAsync",
+    ] {
+        // What the driver makes of it is its own business here.
+        let _ = calls.call(&format!("{name}{zeros}"));
+        seen += 1;
+        assert_eq!(dir.key("compute.stat", "nr_launches"), seen, "{name}");
+    }
+    for (number, name) in ["cuGraphLaunch", "cuGraphLaunch_ptsz"].into_iter().enumerate() {
+        let _ = calls.call(&format!("{name}{zeros}"));
+        assert_eq!(dir.key("compute.stat", "nr_graphs"), number as u64 + 1, "{name}");
+    }
+}
+
+#[test]
+fn a_limit_outlives_an_environment_that_is_lost() {
+    let mount = Mount::new();
+    let mut command = mount.command(driver_shell());
+    command.env("GCGROUP_MEMORY_LIMIT", "4M");
+    let mut shell = DriverShell::spawn(command);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(dir.number("memory.limit"), 4 * MIB);
+    // What is told to the daemon later holds, whatever the environment still says, and in the next program too.
+    dir.write("memory.limit", 2 * MIB);
+    shell.exec();
+    wait_until("the new program is there", || dir.exists());
+    assert_eq!(dir.number("memory.limit"), 2 * MIB);
+    assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB + 1)), "error 2");
+}
+
+/// `env -i` before a program, where every program is governed: nothing is left but what the simulated driver needs.
+const STRIPPED: &str = r#"
+set -e
+mkdir "$PLACE/etc"
+cp -a /etc/. "$PLACE/etc"
+echo "$LIBRARY" > "$PLACE/etc/ld.so.preload"
+mount -t tmpfs none /run
+mkdir -p "$(dirname "$SOCKET")"
+ln -s "$GIVEN" "$SOCKET"
+mount --bind "$PLACE/etc" /etc
+exec env -i LD_LIBRARY_PATH="$LD_LIBRARY_PATH" SIMGPU_DIR="$SIMGPU_DIR" SIMGPU_CONTEXT_MEMORY=0 "$0"
+"#;
+
+#[test]
+fn an_emptied_environment_is_no_way_out() {
+    let ruled = Ruled::new("[[rule]]\nmatch.exe = \"**/driver_shell*\"\nprocess.memory.limit = \"2M\"\n");
+    let place = tempfile::tempdir().expect("a directory");
+    let mut command = ruled.mount.bare_command("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-c", STRIPPED])
+        .arg(driver_shell())
+        .env("PLACE", place.path())
+        .env("LIBRARY", artifacts().preload())
+        .env("SOCKET", gcgroup_abi::DEFAULT_SOCKET)
+        .env("GIVEN", ruled.mount.socket());
+    let mut shell = DriverShell::spawn(command);
+    let environment = std::fs::read(format!("/proc/{}/environ", shell.pid())).expect("it lives");
+    assert!(!environment.windows(8).any(|word| word == b"GCGROUP_"));
+    assert!(!environment.windows(10).any(|word| word == b"LD_PRELOAD"));
+    assert_eq!(ruled.limit(&shell), 2 * MIB);
+    assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB + 1)), "error 2");
+    assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "ok 0");
+}
+
+#[test]
+fn nobody_else_may_write_what_governs_a_process_and_it_may_not_either() {
+    let mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", shell.pid())).expect("it lives");
+    let control: Vec<_> = maps
+        .lines()
+        .filter(|line| line.contains("gcgroup-control"))
+        .collect();
+    assert!(!control.is_empty(), "{maps}");
+    for line in control {
+        let mut words = line.split_whitespace();
+        let range = words.next().expect("a range");
+        assert_eq!(words.next(), Some("r--s"), "{line}");
+        // Not even root gets a writable mapping: the file is sealed.
+        let path = format!("/proc/{}/map_files/{range}", shell.pid());
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
+        let written = file.and_then(|file| std::os::unix::fs::FileExt::write_at(&file, &[0xff; 64], 0));
+        assert!(written.is_err(), "{line}");
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    for entry in std::fs::read_dir(mount.state_dir())
+        .expect("it is there")
+        .flatten()
+    {
+        let mode = entry.metadata().expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o022, 0, "{}", entry.path().display());
+    }
+}
