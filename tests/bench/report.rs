@@ -23,6 +23,12 @@ impl Report {
         }));
     }
 
+    /// Takes down what has no budget, and explains what has.
+    pub fn note(&mut self, name: &str, detail: &Value) {
+        eprintln!("  {name}: {detail}");
+        self.rows.push(json!({ "name": name, "detail": detail }));
+    }
+
     /// Takes down that something could not be measured here, and why.
     pub fn skip(&mut self, name: &str, why: &str) {
         eprintln!("  {name}: not measured: {why}");

@@ -181,6 +181,7 @@ driver! {
     fn cuDeviceGet(device: &mut CUdevice, ordinal: c_int);
     fn cuDeviceGetName(name: *mut c_char, length: c_int, device: CUdevice);
     fn cuDeviceGetUuid_v2(uuid: &mut [u8; 16], device: CUdevice);
+    fn cuDeviceGetAttribute(value: &mut c_int, attribute: c_uint, device: CUdevice);
     fn cuDeviceTotalMem_v2(bytes: &mut usize, device: CUdevice);
     fn cuDevicePrimaryCtxRetain(context: &mut CUcontext, device: CUdevice);
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
@@ -247,6 +248,8 @@ driver! {
     fn cuMemFreeHost(pointer: usize);
     fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
+    fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
     fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
     fn cuMemcpy2D_v2(copy: &Copy2D);
     fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);

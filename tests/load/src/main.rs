@@ -4,6 +4,7 @@
 //! driver took to start, the device, `ready`, then what the command prints,
 //! and last one line of JSON. It knows nothing of gcgroupfs.
 
+mod bandwidth;
 mod block;
 mod churn;
 mod clock;

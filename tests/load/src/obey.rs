@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, stdin};
-use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum as _};
 use serde::Serialize;
 
+use crate::bandwidth;
 use crate::block::{Allocator, Api};
 use crate::clock;
 use crate::gpu::{Gpu, Stream};
@@ -54,7 +54,8 @@ pub const COMMANDS: &str = "Reads one command a line, answers each with one line
   stamp               stamped NS             (after one launch; CLOCK_MONOTONIC, nanoseconds)
   copy N              copied N               (N copies of four bytes, in and out by turns, waited for)
   set N               set N
-  bandwidth BYTES     bandwidth OUT IN       (bytes a second, of a plain copy to and from page-locked memory)
+  bandwidth BYTES N   bandwidth OUT IN [MADE RELEASED]
+                      (seconds: N blocks copied to page-locked memory, and back; as many made at the host, and released)
   sync                synchronised
   meminfo             meminfo FREE TOTAL
   device-total        device-total BYTES
@@ -143,10 +144,13 @@ impl Obedient<'_> {
                 }
                 format!("set {count}")
             }
-            ["bandwidth", bytes] => {
+            ["bandwidth", bytes, count] => {
                 let bytes: Size = bytes.parse().map_err(anyhow::Error::msg)?;
-                let [out, into] = self.bandwidth(bytes.0)?;
-                format!("bandwidth {out:.0} {into:.0}")
+                let took = bandwidth::measure(self.gpu, bytes.0, number(count)?)?;
+                let made = took.made.map_or_else(String::new, |[made, released]| {
+                    format!(" {made:.6} {released:.6}")
+                });
+                format!("bandwidth {:.6} {:.6}{made}", took.out, took.into)
             }
             ["sync"] => {
                 self.gpu.synchronize()?;
@@ -198,30 +202,6 @@ impl Obedient<'_> {
             self.gpu.spin(self.stream.raw, usec)?;
         }
         Ok(format!("launched {count}"))
-    }
-
-    /// The best of a few copies to page-locked memory, and of those back.
-    fn bandwidth(&self, bytes: usize) -> Result<[f64; 2]> {
-        const COPIES: u32 = 5;
-        let (device, host) = (
-            Allocator::new(self.gpu, Api::Linear)?,
-            Allocator::new(self.gpu, Api::Host)?,
-        );
-        let (block, mut buffer) = (device.allocate(bytes)?, host.allocate(bytes)?);
-        let pointer = block.pointer().context("no address")?;
-        let place = buffer.host().context("no memory of the host")?;
-        let mut least = [f64::MAX; 2];
-        for _ in 0..COPIES {
-            let began = Instant::now();
-            self.gpu.read(pointer, place)?;
-            let between = Instant::now();
-            self.gpu.write(pointer, place)?;
-            least[0] = least[0].min((between - began).as_secs_f64());
-            least[1] = least[1].min(between.elapsed().as_secs_f64());
-        }
-        device.free(block)?;
-        host.free(buffer)?;
-        Ok(least.map(|seconds| bytes as f64 / seconds))
     }
 
     /// The first block that copies can reach.

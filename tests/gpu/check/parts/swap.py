@@ -44,7 +44,11 @@ def out_and_in(sim, facts):
         program.until("ready")
         watcher.until("ready")
         pid = program.pid
-        plain = [float(word) / 1e9 for word in program.ask(f"bandwidth {size}", "bandwidth")]
+        seconds = [float(word) for word in program.ask(f"bandwidth {size} {BLOCKS}", "bandwidth")]
+        plain = [whole / 1e9 / each for each in seconds[:2]]
+        # Only where the driver makes physical memory at the host.
+        if seconds[2:]:
+            facts["host_memory_ms"] = dict(zip(("made", "released"), (round(each * 1e3, 2) for each in seconds[2:])))
         for _ in range(BLOCKS):
             program.ask(f"alloc linear {size}", "allocated")
         before, nvml = free(watcher), nvml_bytes(pid)
