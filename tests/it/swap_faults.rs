@@ -236,13 +236,13 @@ fn the_host_is_never_asked_for_what_it_does_not_have() {
     let mount = mount();
     let meminfo = mount.simgpu_dir().join("meminfo");
     let available = |bytes: u64| {
-        let text = format!("MemTotal: 99999999 kB\nMemAvailable: {} kB\n", bytes >> 10);
+        let text = format!("MemTotal: 16777216 kB\nMemAvailable: {} kB\n", bytes >> 10);
         let aside = meminfo.with_extension("new");
         std::fs::write(&aside, text).unwrap();
         std::fs::rename(aside, &meminfo).unwrap();
     };
-    // Half a gigabyte is always left.
-    let reserve = 512 * MIB;
+    // A sixteenth is always left.
+    let reserve = 1024 * MIB;
     available(reserve + 8 * MIB - 4096);
     let mut program = obeying(&mount, &[("GCGROUP_MEMINFO", meminfo.to_str().unwrap())]);
     let dir = Dir::of(&mount, program.pid());
