@@ -19,4 +19,4 @@ pub use mount::{Config, Mount};
 pub use others::{program_for_all, tree_for_all};
 pub use program::{c_program, c_program_by};
 pub use truth::Truth;
-pub use wait::{DEADLINE, wait_for, wait_until};
+pub use wait::{DEADLINE, wait_for, wait_until, wait_until_none};

@@ -29,3 +29,26 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
+
+/// Waits until none are left of what `count` counts.
+///
+/// # Panics
+/// When there have not been fewer for [`DEADLINE`], saying `what` is left.
+#[track_caller]
+pub fn wait_until_none(what: &str, mut count: impl FnMut() -> usize) {
+    let (mut fewest, mut since) = (usize::MAX, Instant::now());
+    loop {
+        let left = count();
+        if left == 0 {
+            return;
+        }
+        if left < fewest {
+            (fewest, since) = (left, Instant::now());
+        }
+        assert!(
+            since.elapsed() < DEADLINE,
+            "waited {DEADLINE:?} in vain: {what}, {left} are left"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

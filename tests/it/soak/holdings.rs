@@ -1,0 +1,57 @@
+//! What a daemon holds: descriptors, threads, blocks, memory.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use nix::unistd::Pid;
+
+/// What a process has open, mapped and running, by kind.
+#[derive(Debug, PartialEq, Eq, Clone)]
+pub(super) struct Holdings {
+    descriptors: BTreeMap<String, usize>,
+    /// But for those that close what strangers sent, which stay.
+    threads: BTreeMap<String, usize>,
+    blocks: usize,
+}
+
+impl Holdings {
+    pub(super) fn of(pid: Pid) -> Self {
+        let count = |names: Vec<String>| {
+            let mut counted = BTreeMap::new();
+            for name in names {
+                *counted.entry(name).or_default() += 1;
+            }
+            counted
+        };
+        let names = |directory: &str, name: fn(&Path) -> Option<String>| {
+            let entries = fs::read_dir(format!("/proc/{pid}/{directory}")).expect("proc(5)");
+            entries
+                .flatten()
+                .filter_map(|entry| name(&entry.path()))
+                .collect::<Vec<_>>()
+        };
+        let kind = |path: &Path| {
+            let target = fs::read_link(path).ok()?.display().to_string();
+            // Sockets and pipes have numbers.
+            Some(target.split(":[").next().unwrap_or_default().to_owned())
+        };
+        let comm = |path: &Path| Some(fs::read_to_string(path.join("comm")).ok()?.trim().to_owned());
+        let mut threads = names("task", comm);
+        threads.retain(|name| name != "closer");
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("proc(5)");
+        Self {
+            descriptors: count(names("fd", kind)),
+            threads: count(threads),
+            blocks: maps.matches("/memfd:").count(),
+        }
+    }
+}
+
+/// Kilobytes of resident memory.
+pub(super) fn resident(pid: Pid) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+    number.expect("Linux shows it")
+}

@@ -1,0 +1,116 @@
+//! Everybody is let go, and comes to rest.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use support::wait_until_none;
+
+use super::directories::{groups, names};
+use super::{GPUS, Soak};
+use crate::driver::governed_pids;
+
+/// What holds nobody up. Who is least important among two hundred would have its turn in the end, and not soon.
+const FREE: [(&str, &str); 3] = [
+    ("compute.freeze", "0"),
+    ("compute.max", "max"),
+    ("compute.priority", "8"),
+];
+
+/// Tells, where a panic passes, what those are doing that are still there.
+struct Left(PathBuf);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_else(|error| error.to_string());
+        let pids = names(&self.0).unwrap_or_default().into_iter();
+        for pid in pids.filter(|name| name.to_string_lossy().parse::<u32>().is_ok()) {
+            let directory = self.0.join(&pid);
+            let files = [
+                "compute.freeze",
+                "compute.priority",
+                "compute.max",
+                "gcgroup.events",
+                "gcgroup.stat",
+                "compute.stat",
+                "memory.events",
+            ];
+            let told: Vec<_> = files.map(|file| read(directory.join(file))).into();
+            let tasks = Path::new("/proc").join(&pid).join("task");
+            let waits: Vec<_> = names(&tasks)
+                .unwrap_or_default()
+                .iter()
+                .map(|task| read(tasks.join(task).join("syscall")))
+                .collect();
+            eprintln!(
+                "{}: {} {}",
+                pid.display(),
+                told.concat().replace('\n', " "),
+                waits.concat()
+            );
+        }
+    }
+}
+
+impl Soak {
+    /// Everybody is let go, comes to a point where it has ended its work, and stays there.
+    pub(super) fn come_to_rest(&mut self) {
+        let _left = Left(self.mount.path());
+        for program in self.programs.iter_mut().filter(|program| !program.stays) {
+            program.load.close_stdin();
+        }
+        wait_until_none("those that end by themselves", || {
+            // Also those whom a daemon that was started just now did not know before.
+            self.let_go();
+            let ending = self.programs.iter_mut().filter(|program| !program.stays);
+            ending
+                .filter_map(|program| program.load.is_running().then_some(()))
+                .count()
+        });
+        self.programs.retain(|program| program.stays);
+        for program in &mut self.programs {
+            program.load.say("");
+        }
+        let mut busy: Vec<_> = self
+            .programs
+            .iter_mut()
+            .map(|program| &mut program.load)
+            .collect();
+        wait_until_none("those that stay and have not ended their work", || {
+            busy.retain_mut(|load| match load.line_now() {
+                Some(line) => line != "held",
+                None => {
+                    assert!(load.is_running(), "{}", load.stderr());
+                    true
+                }
+            });
+            busy.len()
+        });
+        let pids: BTreeSet<_> = self.programs.iter().map(|program| program.load.pid()).collect();
+        wait_until_none("directories of nobody, and those who have none", || {
+            let governed = governed_pids(&self.mount).into_iter().collect();
+            pids.symmetric_difference(&governed).count()
+        });
+    }
+
+    /// Takes back what people have written that holds anybody up.
+    fn let_go(&self) {
+        let root = self.mount.path();
+        let pids = governed_pids(&self.mount).into_iter();
+        let processes = pids.map(|pid| root.join(pid.to_string()));
+        for directory in processes.chain(groups(&root).expect("the mount lists")) {
+            // What holds for it as a whole, and what holds on one GPU.
+            let gpus = (0..GPUS).map(|gpu| directory.join(gpu.to_string()));
+            for directory in gpus.chain([directory.clone()]) {
+                for (file, value) in FREE {
+                    // It may have ended.
+                    let _ = fs::write(directory.join(file), value);
+                }
+            }
+        }
+    }
+}

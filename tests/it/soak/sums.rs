@@ -1,0 +1,113 @@
+//! In the end: what the files show, and what is left.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use support::wait_until;
+
+use super::directories::groups;
+use super::holdings::Holdings;
+use super::{GPUS, Soak};
+use crate::driver::governed_pids;
+
+/// What a daemon may have more of memory, over one of the same age before.
+const GROWTH: f64 = 1.5;
+
+impl Soak {
+    /// What the files show is what the simulated GPUs have given.
+    pub(super) fn assert_adds_up(&self) {
+        let truth = self.mount.truth();
+        let current = |directory: String| self.mount.number(directory, "memory.current", "");
+        for program in &self.programs {
+            let pid = program.load.pid();
+            for gpu in 0..GPUS {
+                wait_until("a process's usage is what it has", || {
+                    current(format!("{pid}/{gpu}")) == truth.used(pid, gpu)
+                });
+            }
+            assert_eq!(current(pid.to_string()), truth.used(pid, 0) + truth.used(pid, 1));
+        }
+        let members = self
+            .programs
+            .iter()
+            .map(|program| current(program.load.pid().to_string()));
+        assert_eq!(current(String::new()), members.sum::<u64>());
+        assert_eq!(
+            current(String::new()),
+            truth.used_by_all(0) + truth.used_by_all(1)
+        );
+        let mut nr_members = 0;
+        for group in groups(&self.mount.path()).expect("the mount lists") {
+            let number = |directory: &Path| {
+                let text = fs::read_to_string(directory.join("memory.current")).expect("reads");
+                text.trim().parse::<u64>().expect("a number")
+            };
+            let own = fs::read_to_string(group.join("gcgroup.procs")).expect("reads");
+            let own: Vec<_> = own
+                .lines()
+                .map(|pid| number(&self.mount.path().join(pid)))
+                .collect();
+            let children = groups(&group).expect("lists");
+            let children = children.iter().filter(|child| child.parent() == Some(&group));
+            let sum = own.iter().sum::<u64>() + children.map(|child| number(child)).sum::<u64>();
+            assert_eq!(number(&group), sum, "{}", group.display());
+            nr_members += own.len();
+        }
+        eprintln!("{:?}: {nr_members} of them in groups", self.daemon);
+        assert!(nr_members > 0);
+        let used: Vec<_> = (0..GPUS).map(|gpu| truth.used_by_all(gpu)).collect();
+        eprintln!(
+            "{:?}: {} programs hold {used:?} bytes",
+            self.daemon,
+            self.programs.len()
+        );
+        assert!(used.iter().all(|used| *used > 0));
+    }
+
+    pub(super) fn assert_nothing_is_left(mut self, before: &Holdings) {
+        for (number, mut program) in self.programs.drain(..).enumerate() {
+            if number % 2 == 0 {
+                program.load.signal(Signal::SIGKILL);
+                program.load.wait();
+            } else {
+                assert!(program.load.wait().success(), "{}", program.load.stderr());
+            }
+        }
+        wait_until("their directories have gone", || {
+            governed_pids(&self.mount).is_empty()
+        });
+        assert_eq!(self.mount.number("", "memory.current", ""), 0);
+        let truth = self.mount.truth();
+        assert_eq!(truth.used_by_all(0) + truth.used_by_all(1), 0);
+        assert_eq!(self.mount.read("", "unmanaged"), "");
+        for group in groups(&self.mount.path()).expect("lists").iter().rev() {
+            fs::remove_dir(group).expect("nobody is in it");
+        }
+        wait_until("the daemon has what an idle one has", || {
+            let now = Holdings::of(self.pid());
+            if now != *before {
+                thread::sleep(Duration::from_millis(200));
+            }
+            now == *before
+        });
+        let (first, last) = (self.resident[0], self.resident[self.resident.len() - 1]);
+        assert!(
+            last <= first * GROWTH,
+            "kB at the end of each life: {:?}",
+            self.resident
+        );
+        let state = fs::metadata(self.mount.state_dir().join("settings.jsonl"))
+            .expect("is there")
+            .len();
+        assert!(state < 2 << 20, "{state} bytes of settings");
+        assert_eq!(
+            self.mount.log().matches("panicked").count(),
+            0,
+            "{}",
+            self.mount.log()
+        );
+    }
+}
