@@ -147,6 +147,8 @@ mod statistics;
 #[cfg(test)]
 mod supervise;
 #[cfg(test)]
+mod supervise_limits;
+#[cfg(test)]
 mod swap;
 #[cfg(test)]
 mod swap_aside;

@@ -28,7 +28,7 @@ pub fn daemon(mount: &Mount) -> Option<Pid> {
 
 /// Kills the daemon and waits for its successor.
 #[track_caller]
-fn kill9(mount: &Mount) {
+pub fn kill9(mount: &Mount) {
     let before = wait_for("a daemon", || daemon(mount));
     kill(before, Signal::SIGKILL).expect("it runs");
     wait_until("another follows", || {

@@ -1,0 +1,165 @@
+//! Limits of groups while the daemon is killed again and again under a supervisor: they hold to the byte, and who is within
+//! them is refused nothing.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use support::{Config, Mount, Truth, wait_until};
+
+use crate::driver::DriverShell;
+use crate::supervise::{End, kill9};
+
+const MIB: u64 = 1 << 20;
+const KILLS: usize = 30;
+/// Blocks that a process of `shuffle` holds at most.
+const HELD: u64 = 8;
+const LIMIT: u64 = 96 * MIB;
+/// Well below what a process waits for a daemon before it is refused.
+const SOON: Duration = Duration::from_secs(4);
+
+/// A group with a GPU to itself and three processes.
+struct Team {
+    name: &'static str,
+    gpu: usize,
+    /// Bytes of the largest blocks.
+    most: u64,
+    shells: Vec<DriverShell>,
+}
+
+impl Team {
+    fn new(mount: &Mount, name: &'static str, gpu: usize, most: u64) -> Self {
+        fs::create_dir(mount.path().join(name)).expect("makes");
+        mount.write(name, "memory.limit", &LIMIT.to_string());
+        let shells = (0..3).map(|_| {
+            let mut shell = DriverShell::start(mount);
+            mount.write(name, "gcgroup.procs", &shell.pid().to_string());
+            assert_eq!(shell.ask(&format!("gpu {gpu}")), "ok");
+            shell
+        });
+        let shells = shells.collect();
+        Self {
+            name,
+            gpu,
+            most,
+            shells,
+        }
+    }
+}
+
+/// What processes of one group have been answered.
+#[derive(Default)]
+struct Answers {
+    nr_rounds: AtomicU64,
+    nr_refused: AtomicU64,
+}
+
+/// Allocates and frees until told to stop.
+fn shuffle(shell: &mut DriverShell, most: u64, over: &AtomicBool, answers: &Answers) {
+    while !over.load(Relaxed) {
+        let answer = shell.ask(&format!("shuffle 400 {most}"));
+        let mut words = answer
+            .split(' ')
+            .skip(1)
+            .map(|word| word.parse::<u64>().expect("a count"));
+        let (given, refused) = (words.next().expect("given"), words.next().expect("refused"));
+        assert!(given + refused > 0, "{answer}");
+        answers.nr_refused.fetch_add(refused, Relaxed);
+        answers.nr_rounds.fetch_add(1, Relaxed);
+    }
+}
+
+/// Reads what there is of a team, and what is really in use, until told to stop.
+fn watch(mount: &Mount, team: (&str, usize, &[i32]), over: &AtomicBool, nr_reads: &AtomicU64) {
+    let ((name, gpu, pids), truth) = (team, Truth::of(&mount.simgpu_dir()));
+    while !over.load(Relaxed) {
+        for _ in 0..100 {
+            let used = truth.used_by_all(gpu);
+            assert!(used <= LIMIT, "{name}: {used} bytes are in use");
+        }
+        let current = mount.number(name, "memory.current", "");
+        assert!(current <= LIMIT, "{name}: {current} bytes are charged");
+        assert_eq!(mount.number(name, "memory.limit", ""), LIMIT);
+        mount.number(name, "memory.events", "oom");
+        let mut listed = mount.read(name, "gcgroup.procs");
+        listed.push('\n');
+        for pid in pids {
+            assert!(listed.contains(&format!("{pid}\n")), "{pid} of {listed}");
+            mount.number(pid, "memory.current", "");
+        }
+        nr_reads.fetch_add(1, Relaxed);
+    }
+}
+
+#[test]
+fn limits_of_groups_hold_over_kills_and_who_is_within_them_is_refused_nothing() {
+    let mount = Mount::with(Config::default().arg("--supervise").env("SIMGPU_DEVICES", 2));
+    // All that three processes may hold at once fits, but nobody is granted it beforehand; and more than fits.
+    let mut teams = [
+        Team::new(&mount, "roomy", 0, LIMIT / 3 / HELD),
+        Team::new(&mount, "crowded", 1, LIMIT / 8),
+    ];
+    let (over, nr_reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    let answers = [Answers::default(), Answers::default()];
+    let mut longest = Duration::ZERO;
+    std::thread::scope(|scope| {
+        let _end = End(&over);
+        for (team, answers) in teams.iter_mut().zip(&answers) {
+            let (mount, over, nr_reads, name, gpu) = (&mount, &over, &nr_reads, team.name, team.gpu);
+            let pids: Vec<_> = team.shells.iter().map(DriverShell::pid).collect();
+            scope.spawn(move || watch(mount, (name, gpu, &pids), over, nr_reads));
+            for shell in &mut team.shells {
+                let most = team.most;
+                scope.spawn(move || shuffle(shell, most, over, answers));
+            }
+        }
+        let counts = || {
+            let rounds = answers.each_ref().map(|answers| answers.nr_rounds.load(Relaxed));
+            (rounds, nr_reads.load(Relaxed))
+        };
+        for number in 0..KILLS {
+            let ([roomy, crowded], reads) = counts();
+            // Every third follows at once, while processes are coming back.
+            wait_until("everybody gets on", || {
+                let ([roomy_now, crowded_now], reads_now) = counts();
+                number % 3 == 2
+                    || roomy_now >= roomy + 6 && crowded_now >= crowded + 6 && reads_now >= reads + 6
+            });
+            let begun = Instant::now();
+            kill9(&mount);
+            mount.number("roomy", "memory.current", "");
+            longest = longest.max(begun.elapsed());
+        }
+        let ([roomy, crowded], reads) = counts();
+        wait_until("everybody still gets on", || {
+            let ([roomy_now, crowded_now], reads_now) = counts();
+            roomy_now >= roomy + 6 && crowded_now >= crowded + 6 && reads_now >= reads + 6
+        });
+    });
+    let [roomy, crowded] = answers.map(|answers| answers.nr_refused.into_inner());
+    eprintln!("refused {roomy} and {crowded}; the longest restart {longest:?}");
+    assert!(crowded > 0, "it was crowded");
+    // Two that follow each other count as one.
+    if 2 * longest < SOON {
+        assert_eq!(
+            roomy, 0,
+            "refused where there was room; the longest restart took {longest:?}"
+        );
+        assert_eq!(mount.number("roomy", "memory.events", "oom"), 0);
+    }
+    for Team { name, shells, .. } in &mut teams {
+        let (last, _) = shells.split_last_mut().expect("three");
+        assert_eq!(mount.number(*name, "memory.current", ""), 0);
+        assert_eq!(
+            last.ask(&format!("alloc linear {}", LIMIT + 1)),
+            "error 2",
+            "{name}"
+        );
+        assert_eq!(
+            last.ask(&format!("alloc linear {LIMIT}")),
+            "ok 0",
+            "{name}: all of it is there"
+        );
+        assert_eq!(last.ask("alloc linear 1"), "error 2", "{name}");
+    }
+}
