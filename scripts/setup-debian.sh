@@ -22,7 +22,7 @@ sudo=
 
 # One line each: what a machine must have, and what some tests use if it is there.
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
-tests="busybox inotify-tools libjemalloc2 musl-tools perl podman runc shellcheck strace valgrind"
+tests="busybox g++ inotify-tools libjemalloc2 musl-tools perl podman runc shellcheck strace valgrind"
 
 # Often there from elsewhere.
 command -v node > /dev/null || tests="$tests nodejs"

@@ -6,20 +6,17 @@ set -eu
 
 usage() {
     cat <<'EOF'
-usage: scripts/test.sh [--quick|--soak] [TEST-FILTER...]
+usage: scripts/test.sh [--quick] [TEST-FILTER...]
 
-  --quick    the tests alone, without lints, documentation and release build
-  --soak     everything, and scripts/soak.sh for three minutes
+  --quick    the tests alone, without lints, documentation, release build, fuzzing and soak
   TEST-FILTER  as cargo test takes them
 EOF
 }
 
 quick=no
-soak=no
 case ${1-} in
     -h | --help) usage; exit 0 ;;
     --quick) quick=yes; shift ;;
-    --soak) soak=yes; shift ;;
 esac
 
 cd "$(dirname "$0")/.."
@@ -61,6 +58,13 @@ if [ "$quick" = no ]; then
 fi
 # Without the preload library, which has no allocator or unwinder and so no test of its own kind.
 step cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
-if [ "$soak" = yes ]; then
+if [ "$quick" = no ]; then
+    if have c++ "what fuzzers find in a minute"; then
+        if cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml; then
+            step scripts/fuzz.sh 60
+        else
+            echo "=== left out, its dependencies are out of reach: what fuzzers find in a minute"
+        fi
+    fi
     step scripts/soak.sh 3
 fi
