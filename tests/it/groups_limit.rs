@@ -69,7 +69,7 @@ fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Moun
         let watcher = scope.spawn(|| {
             let mut highest = 0;
             while !is_over.load(Ordering::Relaxed) {
-                highest = truth.used_by_all(0).max(highest);
+                highest = truth.used_at_once(0).unwrap_or(0).max(highest);
                 std::thread::yield_now();
             }
             highest

@@ -1,7 +1,8 @@
 //! Limits of groups while the daemon is killed again and again under a supervisor: they hold to the byte, and who is within
 //! them is refused nothing.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -69,26 +70,42 @@ fn shuffle(shell: &mut DriverShell, most: u64, over: &AtomicBool, answers: &Answ
     }
 }
 
+/// `memory.current`, by one read(2): whoever reads on after a kill is given the rest of what the file shows by then.
+fn at_once(mount: &Mount, directory: &str) -> u64 {
+    let mut text = [0; 32];
+    let mut file = File::open(mount.file(directory, "memory.current")).expect("opens");
+    let length = file.read(&mut text).expect("reads");
+    let text = std::str::from_utf8(&text[..length]).expect("text");
+    text.trim_end()
+        .parse()
+        .unwrap_or_else(|_| panic!("no number: {text:?}"))
+}
+
 /// Reads what there is of a team, and what is really in use, until told to stop.
-fn watch(mount: &Mount, team: (&str, usize, &[i32]), over: &AtomicBool, nr_reads: &AtomicU64) {
+///
+/// Gives the most that was in use.
+fn watch(mount: &Mount, team: (&str, usize, &[i32]), over: &AtomicBool, nr_reads: &AtomicU64) -> u64 {
     let ((name, gpu, pids), truth) = (team, Truth::of(&mount.simgpu_dir()));
+    let mut highest = 0;
     while !over.load(Relaxed) {
         for _ in 0..100 {
-            let used = truth.used_by_all(gpu);
+            let used = truth.used_at_once(gpu).unwrap_or(0);
             assert!(used <= LIMIT, "{name}: {used} bytes are in use");
+            highest = used.max(highest);
         }
-        let current = mount.number(name, "memory.current", "");
+        let current = at_once(mount, name);
         assert!(current <= LIMIT, "{name}: {current} bytes are charged");
         assert_eq!(mount.number(name, "memory.limit", ""), LIMIT);
-        mount.number(name, "memory.events", "oom");
+        assert!(mount.read(name, "memory.events").contains("oom "));
         let mut listed = mount.read(name, "gcgroup.procs");
         listed.push('\n');
         for pid in pids {
             assert!(listed.contains(&format!("{pid}\n")), "{pid} of {listed}");
-            mount.number(pid, "memory.current", "");
+            at_once(mount, &pid.to_string());
         }
         nr_reads.fetch_add(1, Relaxed);
     }
+    highest
 }
 
 #[test]
@@ -107,7 +124,11 @@ fn limits_of_groups_hold_over_kills_and_who_is_within_them_is_refused_nothing() 
         for (team, answers) in teams.iter_mut().zip(&answers) {
             let (mount, over, nr_reads, name, gpu) = (&mount, &over, &nr_reads, team.name, team.gpu);
             let pids: Vec<_> = team.shells.iter().map(DriverShell::pid).collect();
-            scope.spawn(move || watch(mount, (name, gpu, &pids), over, nr_reads));
+            scope.spawn(move || {
+                let highest = watch(mount, (name, gpu, &pids), over, nr_reads);
+                eprintln!("{name}: {highest} bytes of {LIMIT} were in use at most");
+                assert!(highest > LIMIT / 4, "{name}: it is seen at work: {highest}");
+            });
             for shell in &mut team.shells {
                 let most = team.most;
                 scope.spawn(move || shuffle(shell, most, over, answers));

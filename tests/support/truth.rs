@@ -69,6 +69,19 @@ impl Truth {
         found.map_or(0, |(_, bytes)| *bytes)
     }
 
+    /// Bytes of a GPU's memory that living processes hold at one moment. None if that has changed while it was looked at:
+    /// what one frees and another allocates meanwhile would count twice.
+    pub fn used_at_once(&self, gpu: usize) -> Option<u64> {
+        let look = || -> Vec<(u32, u64)> {
+            let living = self.0.accounts().into_iter().filter(|account| account.is_alive);
+            living
+                .filter_map(|account| Some((account.pid, account.devices.get(gpu)?.used)))
+                .collect()
+        };
+        let seen = look();
+        (seen == look()).then(|| seen.iter().map(|(_, bytes)| bytes).sum())
+    }
+
     /// Bytes of a GPU's memory in use by living processes.
     pub fn used_by_all(&self, gpu: usize) -> u64 {
         self.0.device(gpu).map_or(0, |device| device.memory_used())
