@@ -172,13 +172,19 @@ impl Soak {
             self.start_some();
             self.end_some();
             if Instant::now() >= next_kill {
-                self.resident.push(resident(self.pid()));
+                self.note_resident();
                 self.kill_daemon();
                 next_kill = Instant::now() + LIFE;
             }
             thread::sleep(Duration::from_millis(10));
         }
-        self.resident.push(resident(self.pid()));
+        self.note_resident();
+    }
+
+    fn note_resident(&mut self) {
+        // The last may have been killed just now.
+        let kilobytes = support::wait_for("a daemon that is alive", || resident(self.pid()));
+        self.resident.push(kilobytes);
     }
 
     fn start_some(&mut self) {

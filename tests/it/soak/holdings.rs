@@ -48,10 +48,9 @@ impl Holdings {
     }
 }
 
-/// Kilobytes of resident memory.
-pub(super) fn resident(pid: Pid) -> f64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let number = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
-    number.expect("Linux shows it")
+/// Kilobytes of resident memory. One that is dying has none.
+pub(super) fn resident(pid: Pid) -> Option<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
 }
