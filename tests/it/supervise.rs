@@ -284,3 +284,21 @@ fn a_supervisor_that_is_killed_takes_the_daemon_along_and_is_followed() {
         .status;
     assert!(status.success());
 }
+
+#[test]
+fn who_reads_on_after_a_kill_is_not_given_the_tail_of_another_text() {
+    let mount = supervised();
+    let mut shell = DriverShell::start(&mount);
+    let mut file = File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("opens");
+    let mut start = [0; 64];
+    assert_eq!(
+        file.read(&mut start).expect("reads"),
+        2,
+        "0 and a newline: all of it"
+    );
+    kill9(&mount);
+    assert_eq!(shell.ask("alloc linear 1234567"), "ok 0");
+    let mut rest = String::new();
+    file.read_to_string(&mut rest).expect("reads on");
+    assert_eq!(rest, "", "the end of what was read");
+}

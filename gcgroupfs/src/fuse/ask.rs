@@ -86,7 +86,7 @@ pub(super) fn answer(
     size: u32,
     reply: ReplyData,
 ) {
-    match guarded(|| nodes.read(ino, handle, offset)) {
+    match guarded(|| nodes.read(ino, handle, offset, size)) {
         Ok(text) => reply.data(slice(text.as_bytes(), offset, size)),
         Err(errno) => reply.error(errno),
     }

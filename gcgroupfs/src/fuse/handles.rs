@@ -113,6 +113,14 @@ impl Handles {
         files.get(handle).filter(|file| file.ino == ino)?.text.clone()
     }
 
+    /// Whether a predecessor gave it, so that what was read from it is not known.
+    pub(super) fn is_inherited(&self, FileHandle(handle): FileHandle, ino: INodeNo) -> bool {
+        let files = self.files.lock();
+        let own = files.get(handle).filter(|file| file.ino == ino);
+        // Openers have pids, but for those that [`adopt`] makes up, and those of namespaces that we do not see.
+        own.is_none_or(|file| file.opener.pid == 0)
+    }
+
     /// Notes what was read, and the number of changes up to it.
     pub(super) fn keep_text(&self, handle: FileHandle, ino: INodeNo, text: Arc<str>, nr_changes: u64) {
         let mut files = self.files.lock();

@@ -244,7 +244,7 @@ impl Nodes {
     }
 
     /// The text to read from: rendered at offset 0, as it was then after that.
-    pub(super) fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64) -> Result<Arc<str>> {
+    pub(super) fn read(&self, ino: INodeNo, handle: FileHandle, offset: u64, size: u32) -> Result<Arc<str>> {
         // Even of a text that is kept, nothing is read once the directory is gone.
         let Node::File(place, file) = self.node(ino)? else {
             return Err(Error::IsDirectory);
@@ -254,6 +254,11 @@ impl Nodes {
         }
         let (text, nr_changes) = file.show_and_count(&self.tree, place)?;
         let text = Arc::<str>::from(text);
+        // Who asks for more than there is, and goes on where a predecessor's answer ended, has had all of that one: it
+        // asked it for as much. What follows is the end, and not the tail of another text.
+        if offset > 0 && self.handles.is_inherited(handle, ino) && text.len() <= size as usize {
+            return Ok(Arc::from(""));
+        }
         self.handles.keep_text(handle, ino, text.clone(), nr_changes);
         Ok(text)
     }
