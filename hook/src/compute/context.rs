@@ -405,7 +405,7 @@ impl Context {
     /// One whose marks pass by hand.
     pub(super) fn by_hand() -> Arc<Self> {
         Arc::new(Self {
-            signs: Signs::by_hand(),
+            signs: Arc::new(Signs::by_hand()),
             ..Self::new(0, 0, LocalDevice::of(0).unwrap())
         })
     }
