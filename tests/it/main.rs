@@ -145,6 +145,8 @@ mod soak;
 #[cfg(test)]
 mod statistics;
 #[cfg(test)]
+mod storm;
+#[cfg(test)]
 mod supervise;
 #[cfg(test)]
 mod supervise_limits;
