@@ -303,7 +303,8 @@ driver! {
         call.pool(pool)?.trim(call.process, keep as u64);
         Ok(())
     }
-    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw) |call| {
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw)
+    null { null::pool_attribute(attribute, value) } |call| {
         call.pool(pool)?.attribute(attribute, value)
     }
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw) |call| {
