@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use gcgroup_abi::{Kind, OTHER_DEVICE, Usage, UsageDevice};
+use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage, UsageDevice};
 
 use crate::audit::Audit;
 use crate::tree::{Blocks, Listener, Notice, ProcessId, Tree};
@@ -196,12 +196,15 @@ impl Ledger {
             slots.iter().rev().map(word).fold(0, u64::wrapping_add)
         };
         fence(SeqCst);
+        let charged = sum(|slot| &slot.memory_current);
+        let [other, here] = [OTHER_DEVICE, device].map(|slot| usage.allocations(slot));
+        let both = |of: fn(&Allocations) -> u64| of(&other).wrapping_add(of(&here));
         let ledger = Self {
-            charged: sum(|slot| &slot.memory_current),
-            managed: sum(|slot| &slot.kinds[Kind::Managed as usize]),
+            charged,
+            managed: both(|counts| counts.kinds[Kind::Managed as usize]),
             counts: [
-                sum(|slot| &slot.nr_alloc),
-                sum(|slot| &slot.nr_free),
+                both(|counts| counts.nr_alloc),
+                both(|counts| counts.nr_free),
                 sum(|slot| &slot.nr_alloc_fail),
             ],
             unsettled: sum(|slot| &slot.unsettled),

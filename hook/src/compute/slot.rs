@@ -6,7 +6,7 @@ use std::sync::atomic::{
     Ordering::Release,
 };
 
-use gcgroup_abi::{Gate, Submission, Thread, UsageDevice};
+use gcgroup_abi::{Gate, Kind, Submission, Thread, UsageDevice};
 
 use parking_lot::Mutex;
 
@@ -92,6 +92,39 @@ impl Bound<'_> {
         self.side.owner.load(Relaxed)
     }
 
+    /// Where the calling thread counts its allocations on that device; `None`: in the device's own counts.
+    #[inline]
+    pub(crate) fn counts(&self, process: &Process, index: usize) -> Option<Counts<'_>> {
+        if self.extra.is_some() || self.index() != index {
+            return None;
+        }
+        if self.thread.counted_device.load(Relaxed) as usize != index {
+            self.count_elsewhere(process, index);
+        }
+        Some(Counts(self.thread))
+    }
+
+    /// Leaves what was counted for another device with that one.
+    #[cold]
+    #[inline(never)]
+    fn count_elsewhere(&self, process: &Process, index: usize) {
+        let before = self.thread.counted_device.load(Relaxed) as usize;
+        if let Some(device) = process.usage().devices.get(before) {
+            let kinds = Kind::ALL.iter().zip(&device.kinds);
+            let kinds = kinds.filter_map(|((kind, ..), shared)| Some((self.thread.kind(*kind)?, shared)));
+            let counts = [
+                (&self.thread.nr_alloc, &device.nr_alloc),
+                (&self.thread.nr_free, &device.nr_free),
+            ];
+            for (own, shared) in counts.into_iter().chain(kinds) {
+                shared.fetch_add(own.load(Relaxed), Relaxed);
+                own.store(0, Release);
+            }
+        }
+        let index = u32::try_from(index).unwrap_or(0);
+        self.thread.counted_device.store(index, Release);
+    }
+
     pub(crate) fn enter(&self, what: Submission) {
         add(self.thread.entered(what), 1);
     }
@@ -133,7 +166,30 @@ impl Bound<'_> {
     }
 }
 
+/// The calling thread's own counts, which nobody else writes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counts<'a>(&'a Thread);
+
+impl Counts<'_> {
+    #[inline]
+    pub(crate) fn count_alloc(&self) {
+        add(&self.0.nr_alloc, 1);
+    }
+
+    #[inline]
+    pub(crate) fn count_free(&self) {
+        add(&self.0.nr_free, 1);
+    }
+
+    /// Whether the kind is counted here.
+    #[inline]
+    pub(crate) fn add_kind(&self, kind: Kind, bytes: u64) -> bool {
+        self.0.kind(kind).inspect(|count| add(count, bytes)).is_some()
+    }
+}
+
 /// Only a slot's own thread counts in it.
+#[inline]
 pub(super) fn add(count: &AtomicU64, amount: u64) {
     count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
 }

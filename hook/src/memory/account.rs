@@ -102,6 +102,15 @@ impl Account {
         reserved == self.reserved() && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
     }
 
+    /// Whether waiting for a stream may change anything.
+    pub(crate) fn is_touched(&self) -> bool {
+        self.has_freed
+            || self.waiting_bytes != 0
+            || !self.waiting.is_empty()
+            || self.is_scattered
+            || self.is_over()
+    }
+
     /// Begins an allocation on a stream; whether the pool can serve it as it is, without growing.
     pub(crate) fn begin(&mut self, bytes: u64, stream: usize) -> bool {
         let spare = self.spare();

@@ -165,7 +165,7 @@ fn alloc_from(
     drop(unsettled);
     let made = result.ok().and_then(|()| written(address));
     let Some(address) = made else {
-        pool.account.lock().end(bytes, None);
+        pool.end(bytes, None);
         process.count_failure(pool.index());
         return result;
     };
@@ -189,7 +189,7 @@ fn make_room(
     stream: CUstream,
 ) -> Result<u64, CUerror> {
     // It is not counted meanwhile, or what the pool has to spare would seem to be in use.
-    pool.account.lock().end(bytes, None);
+    pool.end(bytes, None);
     process.memory.reserves.trim(process);
     let held = pool.hold(process, foretold).map(|()| foretold).or_else(|full| {
         let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
@@ -218,7 +218,7 @@ fn give_back(
     keep: u64,
 ) -> CUresult {
     driver::cuMemFreeAsync(address, stream)?;
-    pool.account.lock().mistaken(bytes, stream.0.addr());
+    pool.mistaken(bytes, stream.0.addr());
     pool.trim(process, keep);
     levels::count(process.usage(), pool.index(), |device| &device.nr_oom);
     process.count_failure(pool.index());
@@ -275,9 +275,9 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
         return next();
     };
     // Before the driver, which may give the handle to another pool at once. A device's own becomes the default again.
-    pool.account.lock().is_destroyed = true;
+    pool.set_destroyed(true);
     let result = next();
-    pool.account.lock().is_destroyed = result.is_ok();
+    pool.set_destroyed(result.is_ok());
     process.memory.reserves.forget_current();
     process.memory.reserves.end_if_over(process, &pool);
     result

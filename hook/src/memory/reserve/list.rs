@@ -1,12 +1,15 @@
 //! Every reserve of the process: found by handle and number, measured and trimmed together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 use super::{Reserve, Source};
 use crate::cuda::CUmemoryPool;
 use crate::device::LocalDevice;
 use crate::memory::account::Account;
+use crate::memory::few::Few;
 use crate::memory::freeing::has_passed;
 use crate::memory::ledger::Entry;
 use crate::memory::levels::Unsettled;
@@ -74,6 +77,7 @@ impl Reserves {
             measurements: AtomicU64::new(0),
             trims: AtomicUsize::new(0),
             index: AtomicUsize::new(index),
+            is_touched: AtomicBool::new(false),
             account: Lock::new(Account::new(index)),
         });
         list.push(Arc::clone(&pool));
@@ -109,19 +113,22 @@ impl Reserves {
         current.clear();
     }
 
+    /// The program has waited for that stream, or for who knows which: measures what may have given something back, which
+    /// the driver does then.
+    pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
+        let mut touched = Few::default();
+        for reserve in self.list.lock().iter() {
+            if reserve.is_touched.load(Relaxed) || reserve.source == Source::Graphs {
+                touched.push(Arc::clone(reserve));
+            }
+        }
+        touched
+            .iter()
+            .for_each(|reserve| reserve.synchronized(process, stream));
+    }
+
     /// Measures whatever has anything charged.
     pub(crate) fn settle_all(&self, process: &Process) {
-        self.settle_each(process, |_, account| account.paid != 0);
-    }
-
-    /// Measures what may have given something back now that a stream was synchronised: the driver does it then.
-    pub(crate) fn settle_freed(&self, process: &Process) {
-        self.settle_each(process, |reserve, account| {
-            account.paid != 0 && (reserve.source == Source::Graphs || account.may_have_shrunk())
-        });
-    }
-
-    fn settle_each(&self, process: &Process, is_wanted: impl Fn(&Reserve, &mut Account) -> bool) {
         let mut number = 0;
         loop {
             // None is kept locked meanwhile; one that is missed since another went is measured the next time.
@@ -130,8 +137,8 @@ impl Reserves {
             };
             number += 1;
             let (is_wanted, is_over) = {
-                let mut account = pool.account.lock();
-                (is_wanted(&pool, &mut account), account.is_over())
+                let account = pool.account.lock();
+                (account.paid != 0, account.is_over())
             };
             if is_over {
                 self.end_if_over(process, &pool);
@@ -164,9 +171,7 @@ impl Reserves {
             let Some(pool) = list.iter().find(|pool| pool.id == entry.owner) else {
                 return;
             };
-            let mut account = pool.account.lock();
-            account.end(entry.size, stream);
-            account.is_over().then(|| Arc::clone(pool))
+            pool.end(entry.size, stream).then(|| Arc::clone(pool))
         };
         over.inspect(|pool| self.end_if_over(process, pool));
     }
@@ -180,13 +185,6 @@ impl Reserves {
         let has_all = |streams: Vec<usize>| streams.iter().all(|stream| has_passed(process, *stream));
         if waits_for.is_some_and(has_all) {
             self.end(process, pool);
-        }
-    }
-
-    /// That stream has come to where it frees what it was to.
-    pub(crate) fn passed(&self, stream: usize) {
-        for pool in self.list.lock().iter() {
-            pool.account.lock().passed(stream);
         }
     }
 
