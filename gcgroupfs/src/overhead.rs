@@ -231,6 +231,7 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::tree::fixture::World;
+    use gcgroup_abi::Thread;
 
     /// Says that process 100 holds so much, after having it do something.
     struct Says<F>(Option<u64>, F);
@@ -300,6 +301,14 @@ mod tests {
                 word(&held.devices[0]).fetch_add(1 << 32, Relaxed);
             };
             assert_eq!(overhead(&world, &Says(Some(5 << 32), meanwhile)), "context 30");
+        }
+        usage.nr_threads.store(1, Relaxed);
+        for word in [|slot: &Thread| &slot.nr_alloc, |slot: &Thread| &slot.nr_free] {
+            let held = world.usage(id);
+            let meanwhile = move || {
+                word(&held.threads[0]).fetch_add(1, Relaxed);
+            };
+            assert_eq!(overhead(&world, &Says(Some(6 << 32), meanwhile)), "context 30");
         }
         device.memory_current.store(8, Relaxed);
         device.unsettled.fetch_add((1 << 32) + 1, Relaxed);

@@ -6,7 +6,7 @@ use std::sync::atomic::{
     Ordering::Release,
 };
 
-use gcgroup_abi::{Gate, Kind, Submission, Thread, UsageDevice};
+use gcgroup_abi::{Gate, Kind, Submission, Thread, Usage, UsageDevice};
 
 use parking_lot::Mutex;
 
@@ -92,39 +92,6 @@ impl Bound<'_> {
         self.side.owner.load(Relaxed)
     }
 
-    /// Where the calling thread counts its allocations on that device; `None`: in the device's own counts.
-    #[inline]
-    pub(crate) fn counts(&self, process: &Process, index: usize) -> Option<Counts<'_>> {
-        if self.extra.is_some() || self.index() != index {
-            return None;
-        }
-        if self.thread.counted_device.load(Relaxed) as usize != index {
-            self.count_elsewhere(process, index);
-        }
-        Some(Counts(self.thread))
-    }
-
-    /// Leaves what was counted for another device with that one.
-    #[cold]
-    #[inline(never)]
-    fn count_elsewhere(&self, process: &Process, index: usize) {
-        let before = self.thread.counted_device.load(Relaxed) as usize;
-        if let Some(device) = process.usage().devices.get(before) {
-            let kinds = Kind::ALL.iter().zip(&device.kinds);
-            let kinds = kinds.filter_map(|((kind, ..), shared)| Some((self.thread.kind(*kind)?, shared)));
-            let counts = [
-                (&self.thread.nr_alloc, &device.nr_alloc),
-                (&self.thread.nr_free, &device.nr_free),
-            ];
-            for (own, shared) in counts.into_iter().chain(kinds) {
-                shared.fetch_add(own.load(Relaxed), Relaxed);
-                own.store(0, Release);
-            }
-        }
-        let index = u32::try_from(index).unwrap_or(0);
-        self.thread.counted_device.store(index, Release);
-    }
-
     pub(crate) fn enter(&self, what: Submission) {
         add(self.thread.entered(what), 1);
     }
@@ -170,7 +137,41 @@ impl Bound<'_> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counts<'a>(&'a Thread);
 
-impl Counts<'_> {
+impl<'a> Counts<'a> {
+    /// Those of the slot of the block that the calling thread has, for a device that it is on.
+    #[inline]
+    pub(super) fn of(usage: &'a Usage, slot: &'a Thread, index: usize) -> Option<Self> {
+        if slot.counted_device.load(Relaxed) as usize == index {
+            return Some(Self(slot));
+        }
+        Self::begin(usage, slot, index)
+    }
+
+    /// Leaves what was counted for another device with that one.
+    #[cold]
+    #[inline(never)]
+    fn begin(usage: &Usage, slot: &'a Thread, index: usize) -> Option<Self> {
+        if slot.device.load(Relaxed) as usize != index {
+            return None;
+        }
+        let before = slot.counted_device.load(Relaxed) as usize;
+        if let Some(device) = usage.devices.get(before) {
+            let kinds = Kind::ALL.iter().zip(&device.kinds);
+            let kinds = kinds.filter_map(|((kind, ..), shared)| Some((slot.kind(*kind)?, shared)));
+            let counts = [
+                (&slot.nr_alloc, &device.nr_alloc),
+                (&slot.nr_free, &device.nr_free),
+            ];
+            for (own, shared) in counts.into_iter().chain(kinds) {
+                shared.fetch_add(own.load(Relaxed), Relaxed);
+                own.store(0, Release);
+            }
+        }
+        slot.counted_device
+            .store(u32::try_from(index).unwrap_or(0), Release);
+        Some(Self(slot))
+    }
+
     #[inline]
     pub(crate) fn count_alloc(&self) {
         add(&self.0.nr_alloc, 1);

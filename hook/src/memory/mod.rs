@@ -228,16 +228,14 @@ impl Process {
     /// Counts an allocation.
     #[inline]
     pub(crate) fn count_in(&self, entry: &Entry) {
-        let bound = self.slots.current(self);
-        let own = bound.as_ref().and_then(|bound| bound.counts(self, entry.index()));
+        let own = self.slots.counts(self.usage(), entry.index());
         self.memory.levels.enter(self.usage(), own, entry);
     }
 
     /// Counts its end.
     #[inline]
     pub(crate) fn count_out(&self, entry: &Entry) {
-        let bound = self.slots.current(self);
-        let own = bound.as_ref().and_then(|bound| bound.counts(self, entry.index()));
+        let own = self.slots.counts(self.usage(), entry.index());
         self.memory.levels.leave(self.usage(), own, entry);
     }
 

@@ -161,23 +161,39 @@ fn alloc_from(
     };
     let unsettled = Unsettled::on(process.usage(), pool.index());
     let result = process.pressing(pool.index(), foretold, next);
+    let made = result.ok().and_then(|()| written(address));
+    let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes);
+    if let Some(address) = made.filter(|address| held == 0 && is_known(*address)) {
+        drop(unsettled);
+        remember(process, pool, address, bytes);
+        return Ok(());
+    }
     let settled = pool.settle_within(process, held);
     drop(unsettled);
-    let made = result.ok().and_then(|()| written(address));
     let Some(address) = made else {
         pool.end(bytes, None);
         process.count_failure(pool.index());
         return result;
     };
-    if !may_do || settled.is_err() {
-        pool.account.lock().learn(bytes, before);
+    {
+        let mut account = pool.account.lock();
+        if !may_do || settled.is_err() {
+            account.learn(bytes, before);
+        }
+        if settled.is_ok() {
+            account.know(address.0, bytes);
+        }
     }
     if settled.is_err() {
         return give_back(process, pool, address, bytes, stream, before);
     }
+    remember(process, pool, address, bytes);
+    Ok(())
+}
+
+fn remember(process: &Process, pool: &Reserve, address: CUdeviceptr, bytes: u64) {
     let entry = Entry::new(Kind::Pool, bytes, pool.local, pool.index(), pool.id());
     process.remember(&process.memory.blocks, address.0, entry);
-    Ok(())
 }
 
 /// Holds what an allocation takes after trimming every pool, or refuses it.

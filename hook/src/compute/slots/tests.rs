@@ -114,7 +114,7 @@ fn allocations_are_counted_by_each_thread_and_summed() {
     };
     let count = |bound: Bound<'_>, index, times| {
         for _ in 0..times {
-            let own = bound.counts(process, index);
+            let own = Counts::of(process.usage(), bound.thread, index);
             process.memory.levels.enter(process.usage(), own, &entry(index));
         }
     };
@@ -135,7 +135,7 @@ fn allocations_are_counted_by_each_thread_and_summed() {
     count(mine, 1, 1);
     for _ in 0..2 {
         // What another has allocated: less than nothing of one's own.
-        let own = mine.counts(process, 1);
+        let own = Counts::of(process.usage(), mine.thread, 1);
         process.memory.levels.leave(process.usage(), own, &entry(1));
     }
     assert_eq!(sums(1), (4001, 2, 399_900));
@@ -149,7 +149,7 @@ fn what_was_counted_stays_with_the_device_when_the_slot_goes_to_another() {
     let process = Process::of_test(NO_LIMIT);
     let bound = process.slots.of_test(process, local(0), 3);
     let counts = |bound: Bound<'_>, index| {
-        let own = bound.counts(process, index).unwrap();
+        let own = Counts::of(process.usage(), bound.thread, index).unwrap();
         own.count_alloc();
         assert!(own.add_kind(Kind::Array, 7));
         assert!(

@@ -46,6 +46,23 @@ pub(crate) fn allocate(address: Out<CUdeviceptr>, bytes: usize) {
     address.set_if(take(bytes as u64));
 }
 
+thread_local! {
+    /// What the thread freed last of a pool's.
+    static FREED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// From a pool: what the thread freed last, as pools do, for programs of which all blocks are of a size.
+#[inline]
+pub(crate) fn allocate_from_pool(address: Out<CUdeviceptr>, bytes: usize) {
+    let freed = FREED.replace(0);
+    address.set_if(if freed == 0 { take(bytes as u64) } else { freed });
+}
+
+#[inline]
+pub(crate) fn free_to_pool(address: CUdeviceptr) {
+    FREED.set(address);
+}
+
 /// A handle that no other call is given.
 #[inline]
 pub(crate) fn name<T: TryFrom<u64>>(handle: Out<T>) {
