@@ -303,7 +303,8 @@ mod tests {
             assert_eq!(overhead(&world, &Says(Some(5 << 32), meanwhile)), "context 30");
         }
         usage.nr_threads.store(1, Relaxed);
-        for word in [|slot: &Thread| &slot.nr_alloc, |slot: &Thread| &slot.nr_free] {
+        let own: [fn(&Thread) -> &AtomicU64; 2] = [|slot| &slot.nr_alloc, |slot| &slot.nr_free];
+        for word in own {
             let held = world.usage(id);
             let meanwhile = move || {
                 word(&held.threads[0]).fetch_add(1, Relaxed);
