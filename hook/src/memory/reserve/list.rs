@@ -10,7 +10,7 @@ use crate::cuda::CUmemoryPool;
 use crate::device::LocalDevice;
 use crate::memory::account::Account;
 use crate::memory::few::Few;
-use crate::memory::freeing::has_passed;
+use crate::memory::freeing::Place;
 use crate::memory::ledger::Entry;
 use crate::memory::levels::Unsettled;
 use crate::memory::lock::Lock;
@@ -23,6 +23,10 @@ pub(crate) struct Reserves {
     current: Lock<Vec<(LocalDevice, Arc<Reserve>)>>,
     /// Times that they may have become others.
     changes: AtomicUsize,
+    /// Destroyed pools of which nothing is allocated any more, with the streams that they wait for.
+    over: Lock<Vec<(Vec<Place>, Arc<Reserve>)>>,
+    /// How many there are, for who does not hold them.
+    nr_over: AtomicUsize,
 }
 
 impl Reserves {
@@ -176,21 +180,69 @@ impl Reserves {
         over.inspect(|pool| self.end_if_over(process, pool));
     }
 
-    /// Ends a destroyed pool of which nothing is allocated, if what was is freed; else whoever waits for a stream does.
+    /// Ends a destroyed pool of which nothing is allocated, if what was is freed; else whoever waits for a stream does, or
+    /// the helper.
     pub(crate) fn end_if_over(&self, process: &Process, pool: &Arc<Reserve>) {
         let waits_for = {
             let account = pool.account.lock();
             account.is_over().then(|| account.waits_for())
         };
-        let has_all = |streams: Vec<usize>| streams.iter().all(|stream| has_passed(process, *stream));
-        if waits_for.is_some_and(has_all) {
-            self.end(process, pool);
+        let Some(streams) = waits_for else {
+            return self.forget_over(pool);
+        };
+        let noted = {
+            let over = self.over.lock();
+            let noted = over.iter().find(|(_, other)| Arc::ptr_eq(other, pool));
+            noted.map(|(places, _)| places.clone())
+        };
+        let is_noted = noted.is_some();
+        let of = |stream| Place::of(process, stream);
+        let places = noted.unwrap_or_else(|| streams.into_iter().map(of).collect());
+        if places.iter().all(|place| place.has_passed(process)) {
+            return self.end(process, pool);
+        }
+        if !is_noted {
+            let mut over = self.over.lock();
+            over.push((places, Arc::clone(pool)));
+            self.nr_over.store(over.len(), Relaxed);
+            drop(over);
+            process.line.as_ref().inspect(|line| line.wake());
+        }
+    }
+
+    /// Whether any pool is there yet only for a stream that it waits for.
+    pub(crate) fn is_any_over(&self) -> bool {
+        self.nr_over.load(Relaxed) != 0
+    }
+
+    /// Ends those of them that need wait no longer; whether there were such.
+    pub(crate) fn settle_over(&self, process: &Process) -> bool {
+        if !self.is_any_over() {
+            return false;
+        }
+        let over: Vec<_> = self
+            .over
+            .lock()
+            .iter()
+            .map(|(_, pool)| Arc::clone(pool))
+            .collect();
+        // With no lock held.
+        over.iter().for_each(|pool| self.end_if_over(process, pool));
+        self.nr_over.load(Relaxed) < over.len()
+    }
+
+    fn forget_over(&self, pool: &Arc<Reserve>) {
+        if self.is_any_over() {
+            let mut over = self.over.lock();
+            over.retain(|(_, other)| !Arc::ptr_eq(other, pool));
+            self.nr_over.store(over.len(), Relaxed);
         }
     }
 
     /// A destroyed pool of which nothing is allocated any more.
     pub(crate) fn end(&self, process: &Process, pool: &Arc<Reserve>) {
         self.list.lock().retain(|other| !Arc::ptr_eq(other, pool));
+        self.forget_over(pool);
         self.forget_current();
         let _unsettled = Unsettled::on(process.usage(), pool.index());
         let mut account = pool.account.lock();
