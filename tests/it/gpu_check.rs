@@ -1,19 +1,26 @@
 //! The check for real GPUs, on the simulated one: what checks the scripts themselves.
 
+use std::fs;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use support::{artifacts, repository};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use support::{artifacts, repository, wait_until};
 
 /// What needs nothing of NVIDIA's but the driver.
-const ON_ANY_DRIVER: [&str; 14] = [
+const ON_ANY_DRIVER: [&str; 16] = [
     "background",
     "contention",
+    "driver",
     "interception_c",
     "interception_ctypes",
     "kill_daemon",
     "kill_process",
+    "ledger",
     "load_governed",
     "lookups",
     "marks",
@@ -29,18 +36,24 @@ fn check() -> (&'static str, &'static Path) {
     static RUN: OnceLock<(String, PathBuf)> = OnceLock::new();
     let (said, out) = RUN.get_or_init(|| {
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check");
-        let output = Command::new(repository().join("scripts/gpu-check.sh"))
-            .arg("--sim")
-            .arg(&out)
-            .env("DIST", artifacts().dist())
-            .output()
-            .unwrap();
+        let output = script(&["--sim"]).arg(&out).output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
-        let results = std::fs::read_to_string(out.join("results.json")).unwrap_or_default();
+        let results = fs::read_to_string(out.join("results.json")).unwrap_or_default();
         assert!(output.status.success(), "{said}\n{results}");
         (said, out)
     });
     (said, out)
+}
+
+fn script(arguments: &[&str]) -> Command {
+    let mut command = Command::new(repository().join("scripts/gpu-check.sh"));
+    command.args(arguments).env("DIST", artifacts().dist());
+    command
+}
+
+fn results(out: &Path) -> Value {
+    let text = fs::read(out.join("results.json")).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 fn keep_results(arguments: &[&Path]) -> Output {
@@ -52,7 +65,7 @@ fn keep_results(arguments: &[&Path]) -> Output {
 }
 
 fn files(directory: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<_> = std::fs::read_dir(directory)
+    let mut found: Vec<_> = fs::read_dir(directory)
         .map(|entries| entries.map(|entry| entry.unwrap().path()).collect())
         .unwrap_or_default();
     found.sort();
@@ -85,7 +98,7 @@ fn simulated_results_are_not_kept_as_real_ones() {
 
 #[test]
 fn the_readme_claims_measurements_when_there_are_some() {
-    let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
+    let readme = fs::read_to_string(repository().join("README.md")).unwrap();
     let measured = files(&repository().join("tests/gpu/results"))
         .iter()
         .any(|path| path.extension().is_some_and(|ending| ending == "json"));
@@ -106,24 +119,265 @@ fn results_become_a_file_and_a_table() {
     assert!(output.status.success(), "{output:?}");
     let kept = files(&into.path().join("results"));
     assert_eq!(kept.len(), 1, "{kept:?}");
-    let run: serde_json::Value = serde_json::from_slice(&std::fs::read(&kept[0]).unwrap()).unwrap();
+    let run: Value = serde_json::from_slice(&fs::read(&kept[0]).unwrap()).unwrap();
     assert_eq!(run["machine"]["commit"], "abc");
     assert!(run["parts"]["vmm"]["facts"]["usec"]["device"]["2"]["create"]["median"].is_number());
-    let table = std::fs::read_to_string(into.path().join("RESULTS.md")).unwrap();
-    for line in said.lines() {
-        let Some((state @ ("PASS" | "SKIP"), rest)) = line.split_once(' ') else {
-            continue;
-        };
-        let (part, reason) = rest.split_once(": ").unwrap();
-        let probe = run["parts"][part]["probe"].as_bool().unwrap();
-        let state = match (state, probe) {
+    let table = fs::read_to_string(into.path().join("RESULTS.md")).unwrap();
+    let entries = results(check().1);
+    for (part, entry) in entries.as_object().unwrap() {
+        let [state, reason] = ["state", "reason"].map(|key| entry[key].as_str().unwrap());
+        let state = match (state, entry["probe"].as_bool().unwrap()) {
             ("PASS", true) => "answered",
             ("SKIP", true) => "not possible",
             (other, _) => other,
         };
         let row = format!("| {part} | {state} | {} |", reason.replace('|', "/"));
         assert!(table.contains(&row), "{row}\n{table}");
+        assert!(said.contains(&format!("{part}: {reason}")), "{part}: {said}");
     }
+}
+
+#[test]
+fn several_runs_are_kept_as_one_if_they_are_of_one_machine() {
+    let (into, whole) = (tempfile::tempdir().unwrap(), check().1);
+    let [part, alien] = ["part", "alien"].map(|name| into.path().join(name));
+    let mut machine: Value = serde_json::from_slice(&fs::read(whole.join("machine.json")).unwrap()).unwrap();
+    let keep = |later: &Path, machine: &Value, entries: Value| {
+        fs::create_dir(later).unwrap();
+        fs::write(later.join("machine.json"), machine.to_string()).unwrap();
+        fs::write(later.join("results.json"), entries.to_string()).unwrap();
+        let into = into.path().join("kept");
+        keep_results(&[
+            later,
+            "--commit".as_ref(),
+            "abc".as_ref(),
+            "--into".as_ref(),
+            &into,
+        ])
+    };
+    let entry =
+        |state: &str| serde_json::json!({"state": state, "reason": "anew", "probe": false, "facts": {}});
+    let entries = serde_json::json!({"driver": entry("SKIP"), "torch_graph": entry("PASS")});
+    let output = keep(&part, &machine, entries.clone());
+    assert!(output.status.success(), "{output:?}");
+    let kept = files(&into.path().join("kept/results"));
+    let run: Value = serde_json::from_slice(&fs::read(&kept[0]).unwrap()).unwrap();
+    assert_eq!(run["parts"]["torch_graph"]["reason"], "anew");
+    assert_eq!(run["parts"]["driver"]["state"], "PASS");
+    assert_eq!(run["parts"]["vmm"], results(whole)["vmm"]);
+    machine["driver"] = "580.1".into();
+    let output = keep(&alien, &machine, entries);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("different machines or commits: driver"), "{said}");
+}
+
+#[test]
+fn a_run_on_the_simulator_that_is_called_real_is_not_kept_either() {
+    let out = tempfile::tempdir().unwrap();
+    let mut machine: Value =
+        serde_json::from_slice(&fs::read(check().1.join("machine.json")).unwrap()).unwrap();
+    machine["simulated"] = false.into();
+    machine["driver"] = "580.1".into();
+    machine["commit"] = "abc".into();
+    fs::write(out.path().join("machine.json"), machine.to_string()).unwrap();
+    fs::copy(check().1.join("results.json"), out.path().join("results.json")).unwrap();
+    let kept = files(&repository().join("tests/gpu/results"));
+    let output = Command::new(repository().join("scripts/gpu-results.py"))
+        .arg(out.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("not a run on a real GPU"), "{said}");
+    assert_eq!(files(&repository().join("tests/gpu/results")), kept);
+}
+
+#[test]
+fn parts_run_by_themselves_and_what_has_no_time_is_left_out() {
+    let out = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let output = script(arguments).arg(out.path()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (status, said) = run(&["--sim", "--parts", "lookups,load_governed"]);
+    assert_eq!(status, Some(0), "{said}");
+    let found = results(out.path());
+    let names: Vec<_> = found.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+    for part in ["driver", "load_governed", "lookups"] {
+        assert_eq!(found[part]["state"], "PASS", "{said}");
+    }
+    // Its time would do for the first part and not for what takes 25 seconds.
+    let (status, said) = run(&["--sim", "--parts", "swap", "--seconds", "20"]);
+    assert_eq!(status, Some(3), "{said}");
+    let swap = &results(out.path())["swap"];
+    assert_eq!(swap["state"], "SKIP");
+    let reason = swap["reason"].as_str().unwrap();
+    assert!(reason.starts_with("left out: it takes 25 s"), "{reason}");
+    let (status, _) = run(&["--sim", "--parts", "swop"]);
+    assert_eq!(status, Some(2));
+}
+
+#[test]
+fn without_the_driver_everything_says_so_at_once() {
+    let out = tempfile::tempdir().unwrap();
+    let output = script(&["--parts", "load_governed,vmm"])
+        .arg(out.path())
+        .env("LD_LIBRARY_PATH", "/nowhere")
+        .output()
+        .unwrap();
+    if results(out.path())["driver"]["state"] == "PASS" {
+        return; // this machine has one
+    }
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    for part in ["load_governed", "vmm"] {
+        let entry = &results(out.path())[part];
+        assert_eq!(entry["state"], "SKIP");
+        let reason = entry["reason"].as_str().unwrap();
+        assert!(reason.starts_with("the driver does not work: "), "{reason}");
+    }
+}
+
+#[test]
+fn without_a_daemon_the_probes_run() {
+    let (out, dist) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let tree = artifacts().dist();
+    fs::create_dir(dist.path().join("bin")).unwrap();
+    for (name, target) in [
+        ("bin/gcgroup-load", tree.join("bin/gcgroup-load")),
+        ("simgpu", tree.join("simgpu")),
+        ("bin/gcgroupfs", PathBuf::from("/bin/false")),
+    ] {
+        std::os::unix::fs::symlink(target, dist.path().join(name)).unwrap();
+    }
+    let output = script(&["--sim", "--parts", "load_governed,lookups"])
+        .arg(out.path())
+        .env("DIST", dist.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let found = results(out.path());
+    assert_eq!(found["daemon"]["state"], "FAIL");
+    assert_eq!(found["load_governed"]["state"], "SKIP");
+    assert_eq!(found["lookups"]["state"], "PASS");
+}
+
+/// A check in the middle of its second part, with everything it has started below a directory of its own.
+struct Halfway {
+    child: Child,
+    out: tempfile::TempDir,
+    tmp: tempfile::TempDir,
+}
+
+impl Halfway {
+    fn new() -> Self {
+        let (out, tmp) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let child = script(&["--sim", "--parts", "contention"])
+            .arg(out.path())
+            .env("TMPDIR", tmp.path())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        wait_until("the second part runs", || {
+            results(out.path())["contention"].is_object()
+                && Self::programs_below(tmp.path())
+                    .iter()
+                    .any(|name| name == "gcgroup-load")
+        });
+        Self { child, out, tmp }
+    }
+
+    /// Names of the processes that know of the check's working directory.
+    fn programs_below(directory: &Path) -> Vec<String> {
+        let mark = format!("GPU_CHECK_WORK={}", directory.display()).into_bytes();
+        let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let environment = fs::read(path.join("environ")).ok()?;
+            environment
+                .split(|byte| *byte == 0)
+                .any(|word| word.starts_with(&mark))
+                .then(|| fs::read_to_string(path.join("comm")).ok())?
+        });
+        all.map(|name| name.trim().to_owned()).collect()
+    }
+
+    fn python(&self) -> Pid {
+        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let children = fs::read_to_string(children).unwrap();
+        Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap())
+    }
+
+    /// What is there when nothing of it is left; its exit status.
+    fn ends(mut self) -> Option<i32> {
+        let status = self.child.wait().unwrap();
+        wait_until("nothing is left", || {
+            Self::programs_below(self.tmp.path()).is_empty() && files(self.tmp.path()).is_empty()
+        });
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(
+            !mounts.contains(&self.tmp.path().display().to_string()),
+            "{mounts}"
+        );
+        let found = results(self.out.path());
+        assert_eq!(found["driver"]["state"], "PASS");
+        assert_eq!(found["contention"]["state"], "SKIP");
+        assert_eq!(
+            found["contention"]["reason"],
+            "the check was ended while this ran"
+        );
+        status.code()
+    }
+}
+
+#[test]
+fn a_check_that_is_told_to_end_leaves_its_results_and_nothing_else() {
+    let halfway = Halfway::new();
+    kill(Pid::from_raw(halfway.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(halfway.ends(), Some(143));
+}
+
+#[test]
+fn a_check_whose_script_is_killed_cleans_up_after_itself() {
+    let halfway = Halfway::new();
+    kill(Pid::from_raw(halfway.child.id().cast_signed()), Signal::SIGKILL).unwrap();
+    // The script removes the working directory; it cannot any more.
+    wait_until("nothing runs", || {
+        Halfway::programs_below(halfway.tmp.path()).is_empty()
+    });
+    for left in files(halfway.tmp.path()) {
+        fs::remove_dir_all(left).unwrap();
+    }
+    assert_eq!(halfway.ends(), None);
+}
+
+#[test]
+fn a_check_that_is_killed_is_cleaned_up_after() {
+    let halfway = Halfway::new();
+    kill(halfway.python(), Signal::SIGKILL).unwrap();
+    assert_eq!(halfway.ends(), Some(137));
+}
+
+#[test]
+fn in_a_pid_namespace_a_process_is_found_in_nvml_by_being_new() {
+    let out = tempfile::tempdir().unwrap();
+    let output = Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc"])
+        .arg(repository().join("scripts/gpu-check.sh"))
+        .args(["--sim", "--parts", "interception_ctypes,ledger"])
+        .arg(out.path())
+        .env("DIST", artifacts().dist())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    let machine: Value = serde_json::from_slice(&fs::read(out.path().join("machine.json")).unwrap()).unwrap();
+    assert_eq!(machine["first_pid_namespace"], false);
+    let found = results(out.path());
+    assert!(
+        found["interception_ctypes"]["facts"]["nvml"].is_number(),
+        "{found}"
+    );
+    assert_eq!(found["ledger"]["facts"]["by"], "process");
 }
 
 #[test]
