@@ -41,6 +41,8 @@ mod freeze;
 #[cfg(test)]
 mod gpu_check;
 #[cfg(test)]
+mod gpu_check_ended;
+#[cfg(test)]
 mod green;
 #[cfg(test)]
 mod groups;

@@ -45,7 +45,7 @@ def start(mount, seconds=20):
         if process.poll() is not None or time.monotonic() > until:
             process.kill()
             with open(LOG, encoding="utf-8", errors="replace") as log:
-                said = " ".join(log.read()[-600:].split())
+                said = (log.read().strip().splitlines() or ["not a word"])[-1]
             raise Unwilling(f"the daemon {'gives no answer' if process.returncode is None else 'ends'}: {said}")
         time.sleep(0.05)
 

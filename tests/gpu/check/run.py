@@ -118,7 +118,7 @@ class Check:
         """What others need not try."""
         entry = self.results.entries[part.name]
         if part is table.PARTS[0] and entry["state"] != "PASS":
-            self.no_driver = f"the driver does not work: {entry['reason']}"
+            self.no_driver = f"the driver cannot be used: {entry['reason']}"
         if left:
             self.no_driver = f"a process of {part.name} cannot be killed: {left}"
 

@@ -9,7 +9,7 @@ import time
 from answer import require
 
 # Seconds that a line may take, unless it is told otherwise.
-PATIENCE = 45
+PATIENCE = 30
 
 
 class Program:

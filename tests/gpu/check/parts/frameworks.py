@@ -6,7 +6,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import time
 
@@ -24,12 +23,19 @@ def versions():
     return {name: found[name] for name in sorted(filter(None, found)) if name.lower().startswith(PACKAGES)}
 
 
+def works(modules, sim):
+    """Whether they are there, and can be with this driver."""
+    with contextlib.suppress(Skip):
+        need(*modules, sim=sim)
+        return True
+    return False
+
+
 def body(sim, facts):
-    need(sim=sim)
-    there = [kind for kind, modules in JOBS.items() if all(map(importlib.util.find_spec, modules))]
+    there = [kind for kind, modules in JOBS.items() if works(modules, sim)]
     facts["versions"] = versions()
     if not there:
-        raise Skip("no framework here")
+        raise Skip("no framework here" + (" that needs no runtime library of NVIDIA's" if sim else ""))
     began, broken, ready = time.monotonic(), {}, {}
     with contextlib.ExitStack() as stack:
         jobs = {kind: stack.enter_context(job(kind, bare=True)) for kind in there}
