@@ -15,7 +15,6 @@ mod devices;
 mod error;
 mod file;
 mod files;
-mod forget;
 mod fuse;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

@@ -17,7 +17,6 @@ mod inherited;
 mod joining;
 mod moves;
 mod notice;
-mod peaks;
 mod place;
 mod pressure;
 mod process;
@@ -286,13 +285,10 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`], and those of `show`.
     pub fn view<T>(&self, place: Place, show: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let view = View::new(&state, state.scope(place)?);
         let result = show(&view);
-        let (notices, shown) = view.into_parts();
-        for (group, device, bytes) in shown {
-            state.was_shown(group, device, bytes);
-        }
+        let notices = view.into_notices();
         drop(state);
         self.tell(&notices);
         result

@@ -3,6 +3,7 @@
 //! Asleep in poll(2) while nothing is asked. Holds no lock while it calls the driver, except a context's for as long as
 //! it takes to set or ask for a mark there (see `compute::contexts`).
 
+use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -109,7 +110,8 @@ pub(crate) fn run() {
     let Some(process) = process::get() else { return };
     TID.store(sys::gettid(), Relaxed);
     sys::sleep_precisely();
-    let mut helper = Helper::new(process);
+    // What it has when the program exits is left to the driver.
+    let mut helper = ManuallyDrop::new(Helper::new(process));
     while process::get().is_some() {
         helper.guarded(Helper::round);
     }

@@ -1,14 +1,15 @@
 //! What memory that can move costs: moves against a plain copy of as many blocks of page-locked memory in the same run, the
 //! time for which a launch is held up by them, and what a program pays that is never asked to move anything.
 //!
-//! A move makes the memory it goes to, which a plain copy has already. The simulated device keeps the pages of what is freed
-//! (`SIMGPU_KEPT`), since a device has no pages to wait for; the host's memory is made anew as it is by a driver, and what
-//! that takes is told for as many bytes.
+//! A plain copy has the memory it goes to. A move out has what a move in has left within the last second, and is measured
+//! like that; and with all of it made anew, before anything is held, against making and copying as much by hand. What a driver
+//! takes to make host memory, the simulated one does not know: it takes what the pages cost this machine. The simulated
+//! device keeps the pages of what is freed (`SIMGPU_KEPT`), since a device has no pages to wait for.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
-use support::{Config, Governed, Mount, artifacts, instructions};
+use support::{Config, Governed, Mount, artifacts, instructions, wait_until};
 
 use crate::files::monotonic;
 use crate::report::{Report, quantile};
@@ -36,70 +37,162 @@ fn moves(report: &mut Report) {
         .env("SIMGPU_CONTEXT_MEMORY", 0)
         .env("SIMGPU_KEPT", all);
     let mount = Mount::with(simulated);
-    let mut command = mount.command(artifacts().load());
-    command.arg("obey").env("GCGROUP_SWAP", "max");
-    let mut program = Governed::spawn(command);
+    let obeying = || {
+        let mut command = mount.command(artifacts().load());
+        command.arg("obey").env("GCGROUP_SWAP", "max");
+        command
+    };
+    let mut program = Governed::spawn(obeying());
     program.expect("ready");
     let pid = program.pid();
-    let answer = program.ask(&format!("bandwidth {BLOCK} {BLOCKS}"));
-    let seconds: Vec<f64> = answer
-        .split(' ')
-        .skip(1)
-        .map(|word| word.parse().expect(&answer))
-        .collect();
-    let [plain_out, plain_in, made, released] = seconds[..] else {
-        panic!("{answer}");
-    };
-    report.note(
-        "moves",
-        &json!({
-            "bytes": all, "blocks": BLOCKS,
-            "copy_out_ms": plain_out * 1e3, "copy_in_ms": plain_in * 1e3,
-            "host_memory_made_ms": made * 1e3, "host_memory_released_ms": released * 1e3,
-            "device_memory": "keeps its pages when it is freed (SIMGPU_KEPT)",
-        }),
-    );
+    let mut other = Governed::spawn(obeying());
+    other.expect("ready");
     for _ in 0..BLOCKS {
         let answer = program.ask(&format!("alloc linear {BLOCK}"));
         assert!(answer.starts_with("allocated "), "{answer}");
     }
-    let ways = [("out", "1", plain_out, made), ("in", "max", plain_in, released)];
-    let mut took = [Vec::new(), Vec::new()];
-    let mut held = [Vec::new(), Vec::new()];
+    // By hand and moved in turn, for a machine has good and bad moments.
+    let mut by_hand = Vec::new();
+    let mut warm = [Vec::new(), Vec::new()];
+    let mut cold = Vec::new();
     for _ in 0..TURNS {
-        for (at, (way, limit, ..)) in ways.iter().enumerate() {
-            let moved = || mount.number(pid, "memory.stat", &format!("swap_{way}_bytes"));
-            let before = moved();
-            let began = monotonic();
-            mount.write(pid, "memory.limit", limit);
-            // Launches one after the other: the longest pause between two is that for the moves.
-            let (mut last, mut longest) = (began, 0.0_f64);
-            while moved() - before != all {
-                let answer = program.ask("stamp");
-                let stamp: f64 = answer.trim_start_matches("stamped ").parse().expect(&answer);
-                longest = longest.max(stamp - last);
-                last = stamp;
-            }
-            took[at].push((monotonic() - began) / 1e9);
-            held[at].push(longest / 1e9);
+        let plain = ByHand::by(&mut other);
+        WAYS[0].go(&mount, &mut program, all);
+        warm[1].push((WAYS[1].go(&mount, &mut program, all), plain));
+        warm[0].push((WAYS[0].go(&mount, &mut program, all), plain));
+        WAYS[1].go(&mount, &mut program, all);
+        wait_until("no host memory is kept", || {
+            mount.number(pid, "memory.stat", "swap_supply") == 0
+        });
+        by_hand.push(plain);
+        let plain = ByHand::by(&mut other);
+        cold.push((WAYS[0].go(&mount, &mut program, all), plain));
+        WAYS[1].go(&mount, &mut program, all);
+        by_hand.push(plain);
+    }
+    let median = |what: fn(&ByHand) -> f64| quantile(by_hand.iter().map(what).collect(), 0.5) * 1e3;
+    report.note(
+        "moves",
+        &json!({
+            "bytes": all, "blocks": BLOCKS,
+            "copy_out_ms": median(|plain| plain.copies[0]), "copy_in_ms": median(|plain| plain.copies[1]),
+            "host_memory_made_ms": median(|plain| plain.made),
+            "host_memory_released_ms": median(|plain| plain.released),
+            "device_memory": "keeps its pages when it is freed (SIMGPU_KEPT)",
+        }),
+    );
+    for (at, way) in WAYS.iter().enumerate() {
+        let over = |(moved, plain): &(Moved, ByHand)| moved.took / plain.copies[at];
+        report.add(
+            &format!("move {}: a plain copy's bandwidth over the move's", way.name),
+            quantile(warm[at].iter().map(over).collect(), 0.5),
+            "times",
+            1.0 / LEAST_SHARE,
+            json!({ "moved_ms": took(&warm[at]), "host_memory": "there, from a move before" }),
+        );
+        add_held(report, way.name, at, &warm[at]);
+    }
+    let over = |(moved, plain): &(Moved, ByHand)| moved.took / (plain.made + plain.copies[0]);
+    let over_copies = |(moved, plain): &(Moved, ByHand)| moved.took / plain.copies[0];
+    report.add(
+        "move out, host memory made first: over making and copying as much by hand",
+        quantile(cold.iter().map(over).collect(), 0.5),
+        "times",
+        1.0 / LEAST_SHARE,
+        json!({
+            "moved_ms": took(&cold),
+            "over_a_plain_copy": quantile(cold.iter().map(over_copies).collect(), 0.5),
+        }),
+    );
+    add_held(report, "out, host memory made first", 0, &cold);
+}
+
+/// Seconds that as many bytes take by hand: copied each way, host memory made and released.
+#[derive(Clone, Copy)]
+struct ByHand {
+    copies: [f64; 2],
+    made: f64,
+    released: f64,
+}
+
+impl ByHand {
+    fn by(program: &mut Governed) -> Self {
+        let answer = program.ask(&format!("bandwidth {BLOCK} {BLOCKS}"));
+        let seconds: Vec<f64> = answer
+            .split(' ')
+            .skip(1)
+            .map(|word| word.parse().expect(&answer))
+            .collect();
+        let [out, into, made, released] = seconds[..] else {
+            panic!("{answer}");
+        };
+        Self {
+            copies: [out, into],
+            made,
+            released,
         }
     }
-    for (at, (way, _, copying, host)) in ways.iter().enumerate() {
-        let took = quantile(took[at].clone(), 0.5);
-        let rate = |seconds: f64| all as f64 / seconds / 1e9;
-        let detail = json!({
-            "plain_gb_per_s": rate(*copying), "moved_gb_per_s": rate(took), "moved_ms": took * 1e3,
-        });
-        let name = format!("move {way}: a plain copy's bandwidth over the move's");
-        report.add(&name, took / copying, "times", 1.0 / LEAST_SHARE, detail);
-        let longest = quantile(held[at].clone(), 0.5);
-        report.add(
-            &format!("move {way}: a launch is held up beyond the copies' time at that bandwidth"),
-            ((longest - copying) * 1e3).max(0.0),
-            "ms",
-            HELD,
-            json!({ "held_ms": longest * 1e3, "copies_ms": copying * 1e3, "host_memory_ms": host * 1e3 }),
-        );
+}
+
+/// Seconds that a move took, and the longest in them for which a launch was held up.
+struct Moved {
+    took: f64,
+    held: f64,
+}
+
+/// Milliseconds.
+fn took(moves: &[(Moved, ByHand)]) -> f64 {
+    quantile(moves.iter().map(|(moved, _)| moved.took).collect(), 0.5) * 1e3
+}
+
+fn add_held(report: &mut Report, way: &str, at: usize, moves: &[(Moved, ByHand)]) {
+    let beyond = |(moved, plain): &(Moved, ByHand)| (moved.held - plain.copies[at]) * 1e3;
+    let held = quantile(moves.iter().map(|(moved, _)| moved.held).collect(), 0.5) * 1e3;
+    report.add(
+        &format!("move {way}: a launch is held up beyond the copies' time at that bandwidth"),
+        quantile(moves.iter().map(beyond).collect(), 0.5).max(0.0),
+        "ms",
+        HELD,
+        json!({ "held_ms": held }),
+    );
+}
+
+/// A way to move everything: its name and the limit that has it moved.
+struct Way {
+    name: &'static str,
+    limit: &'static str,
+}
+
+const WAYS: [Way; 2] = [
+    Way {
+        name: "out",
+        limit: "1",
+    },
+    Way {
+        name: "in",
+        limit: "max",
+    },
+];
+
+impl Way {
+    fn go(&self, mount: &Mount, program: &mut Governed, all: u64) -> Moved {
+        let pid = program.pid();
+        let moved = || mount.number(pid, "memory.stat", &format!("swap_{}_bytes", self.name));
+        let before = moved();
+        let began = monotonic();
+        mount.write(pid, "memory.limit", self.limit);
+        // Launches one after the other: the longest pause between two is that for the moves.
+        let (mut last, mut longest) = (began, 0.0_f64);
+        while moved() - before != all {
+            let answer = program.ask("stamp");
+            let stamp: f64 = answer.trim_start_matches("stamped ").parse().expect(&answer);
+            longest = longest.max(stamp - last);
+            last = stamp;
+        }
+        Moved {
+            took: (monotonic() - began) / 1e9,
+            held: longest / 1e9,
+        }
     }
 }
 

@@ -41,8 +41,6 @@ mod freeze;
 #[cfg(test)]
 mod gpu_check;
 #[cfg(test)]
-mod gpu_check_ended;
-#[cfg(test)]
 mod green;
 #[cfg(test)]
 mod groups;
@@ -146,8 +144,6 @@ mod simgpu_vmm;
 mod soak;
 #[cfg(test)]
 mod statistics;
-#[cfg(test)]
-mod storm;
 #[cfg(test)]
 mod supervise;
 #[cfg(test)]

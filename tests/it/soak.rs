@@ -6,7 +6,7 @@ mod directories;
 mod holdings;
 mod people;
 mod program;
-pub(crate) mod random;
+mod random;
 mod rest;
 mod sums;
 

@@ -57,6 +57,8 @@ pub struct Sums {
 pub struct Swapped {
     /// Bytes of device allocations that are in host memory.
     pub current: u64,
+    /// Bytes of host memory that is made for moves and holds nothing now.
+    pub supply: u64,
     /// Bytes that could be moved there.
     pub swappable: u64,
     /// Bytes moved so far, and how many blocks they were.
@@ -72,6 +74,7 @@ impl Swapped {
     fn of(usage: &UsageDevice) -> Self {
         Self {
             current: count(&usage.swap_current),
+            supply: count(&usage.swap_supply),
             swappable: count(&usage.swappable),
             out_bytes: count(&usage.swap_out_bytes),
             in_bytes: count(&usage.swap_in_bytes),
@@ -81,9 +84,10 @@ impl Swapped {
         }
     }
 
-    fn each(&mut self) -> [&mut u64; 7] {
+    fn each(&mut self) -> [&mut u64; 8] {
         let Self {
             current,
+            supply,
             swappable,
             out_bytes,
             in_bytes,
@@ -91,7 +95,9 @@ impl Swapped {
             nr_in,
             nr_fail,
         } = self;
-        [current, swappable, out_bytes, in_bytes, nr_out, nr_in, nr_fail]
+        [
+            current, supply, swappable, out_bytes, in_bytes, nr_out, nr_in, nr_fail,
+        ]
     }
 }
 
@@ -167,6 +173,7 @@ impl Sums {
             nr_ended,
             swap: Swapped {
                 current: 0,
+                supply: 0,
                 swappable: 0,
                 ..self.swap
             },
@@ -183,12 +190,11 @@ impl Sums {
         };
         let most = total(device, devices);
         let bytes = |word: &AtomicU64| word.load(Relaxed).min(most);
-        let allocations = process.usage().allocations(device);
         let mut one = Self {
             charged: bytes(&usage.memory_current),
             overhead: bytes(&control.memory_overhead),
-            nr_alloc: clamped(allocations.nr_alloc),
-            nr_free: clamped(allocations.nr_free),
+            nr_alloc: count(&usage.nr_alloc),
+            nr_free: count(&usage.nr_free),
             nr_alloc_fail: count(&usage.nr_alloc_fail),
             nr_max: count(&usage.nr_max),
             nr_oom: count(&usage.nr_oom),
@@ -203,14 +209,9 @@ impl Sums {
             swap: Swapped::of(usage),
             ..Self::default()
         };
-        for (((.., charged), counted), sum) in Kind::ALL.iter().zip(allocations.kinds).zip(&mut one.kinds) {
-            // Below nothing for a moment, where one thread's free is seen and another's allocation is not.
-            let counted = if counted.cast_signed() < 0 { 0 } else { counted };
-            *sum = if *charged {
-                counted.min(most)
-            } else {
-                clamped(counted)
-            };
+        for ((kind, _, charged), sum) in Kind::ALL.iter().zip(&mut one.kinds) {
+            let word = &usage.kinds[*kind as usize];
+            *sum = if *charged { bytes(word) } else { count(word) };
         }
         for (shared, sum) in usage.shared_exited.iter().zip(&mut one.submitted) {
             *sum = count(shared);
@@ -378,9 +379,5 @@ fn total(device: usize, devices: &[Device]) -> u64 {
 }
 
 fn count(word: &AtomicU64) -> u64 {
-    clamped(word.load(Relaxed))
-}
-
-fn clamped(count: u64) -> u64 {
-    count.min(MAX_COUNT)
+    word.load(Relaxed).min(MAX_COUNT)
 }

@@ -1,7 +1,6 @@
 //! Joining and leaving, and what stays.
 
 mod groups;
-mod peaks;
 mod requests;
 
 use std::sync::atomic::Ordering::Relaxed;

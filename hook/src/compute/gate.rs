@@ -262,7 +262,10 @@ impl Passing<'_> {
                 usage.gate_timeouts.fetch_add(1, Relaxed);
                 return;
             }
-            let nap = nap(nanoseconds).min(patience - waited);
+            let nap = nanoseconds
+                .saturating_sub(2 * NAP)
+                .clamp(NAP, PATIENCE)
+                .min(patience - waited);
             doze(&control.gate, word, Duration::from_nanos(nap));
             let context = self.process.contexts.numbered(self.bound.context());
             let place = self
@@ -309,11 +312,6 @@ fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevi
 /// Nanoseconds of work that may be queued.
 fn window(control: &ControlDevice) -> u64 {
     (u64::from(control.window_usec.load(Relaxed)) * 1000).max(LEAST_WINDOW)
-}
-
-/// For how long to sleep, nanoseconds, where there is thought to be a place in so many.
-pub(super) fn nap(nanoseconds: u64) -> u64 {
-    nanoseconds.saturating_sub(2 * NAP).clamp(NAP, PATIENCE)
 }
 
 fn is_frozen(gate: &AtomicU32) -> bool {

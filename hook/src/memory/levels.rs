@@ -6,13 +6,12 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 use gcgroup_abi::{Control, NO_LIMIT, Short, Usage, UsageDevice, try_charge, try_charge_granted, uncharge};
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
-use crate::compute::slot::Counts;
 
 /// Which limit had no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,38 +130,24 @@ impl Levels {
         }
     }
 
-    /// Counts an allocation of that kind: in the thread's own counts on its device, which is a plain add, if it has them.
+    /// Counts an allocation of that kind.
     #[inline]
-    pub(crate) fn enter(&self, usage: &Usage, own: Option<Counts<'_>>, entry: &Entry) {
+    pub(crate) fn enter(&self, usage: &Usage, entry: &Entry) {
         let Some(device) = usage.devices.get(entry.index()) else {
             return;
         };
-        match own {
-            Some(own) => own.count_alloc(),
-            None => drop(device.nr_alloc.fetch_add(1, Relaxed)),
-        }
-        self.count_kind(device, own, entry, entry.size);
+        device.nr_alloc.fetch_add(1, Relaxed);
+        self.add_kind(device, entry, entry.size);
     }
 
-    /// Counts its end. Whatever is uncharged after is seen to be uncharged after.
+    /// Counts its end.
     #[inline]
-    pub(crate) fn leave(&self, usage: &Usage, own: Option<Counts<'_>>, entry: &Entry) {
+    pub(crate) fn leave(&self, usage: &Usage, entry: &Entry) {
         let Some(device) = usage.devices.get(entry.index()) else {
             return;
         };
-        match own {
-            Some(own) => own.count_free(),
-            None => drop(device.nr_free.fetch_add(1, Relaxed)),
-        }
-        self.count_kind(device, own, entry, entry.size.wrapping_neg());
-        fence(Release);
-    }
-
-    #[inline]
-    fn count_kind(&self, device: &UsageDevice, own: Option<Counts<'_>>, entry: &Entry, bytes: u64) {
-        if !own.is_some_and(|own| own.add_kind(entry.kind(), bytes)) {
-            self.add_kind(device, entry, bytes);
-        }
+        device.nr_free.fetch_add(1, Relaxed);
+        self.add_kind(device, entry, entry.size.wrapping_neg());
     }
 
     /// Shows bytes of that kind that are no allocation by themselves.

@@ -16,7 +16,6 @@ use crate::swap;
 
 mod account;
 pub mod array;
-mod few;
 pub(crate) mod freeing;
 mod grant;
 pub mod graph;
@@ -106,7 +105,11 @@ impl Memory {
 
     /// The program has waited for a stream, or for who knows which: the driver gives memory back then.
     pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
-        self.reserves.synchronized(process, stream);
+        // First: what the driver has just given back is not to spare.
+        self.reserves.settle_freed(process);
+        if let Some(stream) = stream {
+            self.reserves.passed(stream);
+        }
         self.freeing.settle(process, stream);
         process.passed_physical(stream);
     }
@@ -225,24 +228,10 @@ impl Process {
         self.ring();
     }
 
-    /// Counts an allocation.
-    #[inline]
-    pub(crate) fn count_in(&self, entry: &Entry) {
-        let own = self.slots.counts(self.usage(), entry.index());
-        self.memory.levels.enter(self.usage(), own, entry);
-    }
-
-    /// Counts its end.
-    #[inline]
-    pub(crate) fn count_out(&self, entry: &Entry) {
-        let own = self.slots.counts(self.usage(), entry.index());
-        self.memory.levels.leave(self.usage(), own, entry);
-    }
-
     /// Enters an allocation that was charged or needs no charge.
     #[inline]
     fn remember(&self, ledger: &Ledger, key: u64, mut entry: Entry) {
-        self.count_in(&entry);
+        self.memory.levels.enter(self.usage(), &entry);
         let displaced = ledger.insert(key, || {
             self.follow(&mut entry);
             entry
@@ -271,7 +260,7 @@ impl Process {
 
     #[inline]
     fn discharge_on(&self, entry: &Entry, stream: Option<usize>) {
-        self.count_out(entry);
+        self.memory.levels.leave(self.usage(), entry);
         if entry.is_charged() {
             self.memory
                 .levels

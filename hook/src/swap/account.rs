@@ -62,7 +62,7 @@ impl Process {
     /// A block is there.
     pub(super) fn enter_block(&self, block: &Block) {
         let index = self.devices.index(block.local);
-        self.count_in(&entry(block, index));
+        self.memory.levels.enter(self.usage(), &entry(block, index));
         match block.place() {
             Where::Device => self.add_swappable(block, index),
             Where::Host => self.take_kind(block, index),
@@ -83,12 +83,20 @@ impl Process {
                 self.add_kind(block, index);
             }
         }
-        self.count_out(&entry(block, index));
+        self.memory.levels.leave(self.usage(), &entry(block, index));
     }
 
-    /// It was moved there. The bytes of a block count as linear memory while they are on the device.
+    /// It was moved there, and what it left is let go. The bytes of a block count as linear memory while they are on the device.
     pub(super) fn moved_block(&self, block: &Block, to: Where) {
         let index = self.devices.index(block.local);
+        if let Some(usage) = self.usage().devices.get(index) {
+            let (count, bytes) = match to {
+                Where::Host => (&usage.nr_swap_out, &usage.swap_out_bytes),
+                Where::Device => (&usage.nr_swap_in, &usage.swap_in_bytes),
+            };
+            count.fetch_add(1, Relaxed);
+            bytes.fetch_add(block.size, Relaxed);
+        }
         match to {
             Where::Device => {
                 self.uncharge_swap(index, block.size);

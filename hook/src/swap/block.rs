@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
+use super::made::Piece;
 use super::physical::{Copied, Memory, NotCopied, Range, copy};
 use crate::cuda::{CUdevice, CUerror, CUmemLocation};
 use crate::device::LocalDevice;
@@ -80,12 +81,33 @@ impl Body {
 }
 
 #[derive(Debug)]
-struct Placed {
+pub(super) struct Placed {
     body: Body,
     place: Where,
     stays: Stays,
     /// The number of its last move out; zero: it was made where it is.
     departure: u64,
+    /// What its last move left, until that is let go and counted.
+    left: Option<Left>,
+    /// Addresses where it is mapped as well, since they could not be unmapped.
+    stray: Option<Range>,
+}
+
+#[derive(Debug)]
+struct Left {
+    memory: Memory,
+    aside: Range,
+}
+
+/// How a block gets to its goal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// It is there, or must stay, or is gone.
+    None,
+    /// Other memory takes the place of what is mapped, which is to be made first.
+    Exchange,
+    /// Neither here nor there is anything mapped: each by itself.
+    Alone,
 }
 
 #[derive(Debug)]
@@ -119,7 +141,7 @@ pub(crate) enum Failed {
 
 impl Failed {
     /// What the driver's answer means, when something is made or mapped for that goal.
-    fn of(error: CUerror, to: Goal) -> Self {
+    pub(super) fn of(error: CUerror, to: Goal) -> Self {
         match error {
             CUerror::OUT_OF_MEMORY => Self::NoRoom,
             CUerror::INVALID_VALUE
@@ -145,10 +167,15 @@ impl From<NotCopied> for Failed {
 }
 
 impl Block {
-    /// Makes memory and maps it.
-    pub(super) fn new(place: Place, number: u64, asked: u64, size: u64, to: Goal) -> Result<Self, CUerror> {
-        let device = place.local.device();
-        let memory = Memory::new(location(device, to), size)?;
+    /// Maps memory.
+    pub(super) fn new(
+        place: Place,
+        number: u64,
+        asked: u64,
+        memory: Memory,
+        to: Where,
+    ) -> Result<Self, CUerror> {
+        let (device, size) = (place.local.device(), memory.size());
         let range = Range::new(size)?;
         range.map_for(&memory, device)?;
         Ok(Self {
@@ -162,9 +189,11 @@ impl Block {
             is_pinned: AtomicBool::new(false),
             placed: Mutex::new(Placed {
                 body: Body::Mapped(memory),
-                place: to.place(),
+                place: to,
                 stays: Stays::No,
                 departure: 0,
+                left: None,
+                stray: None,
             }),
         })
     }
@@ -204,7 +233,8 @@ impl Block {
 
     /// Keeps it on the device from now on; whether it has to be brought back for that.
     pub(super) fn pin(&self, process: &Process) -> bool {
-        let placed = self.placed.lock();
+        let mut placed = self.placed.lock();
+        let _ = self.settle_locked(process, &mut placed);
         if !self.is_pinned() && placed.place == Where::Device {
             process.take_swappable(self, process.devices.index(self.local));
         }
@@ -215,6 +245,11 @@ impl Block {
     /// Unmaps it for good and lets its memory go; where it was last. An error leaves it as it was.
     pub(super) fn end(&self, process: &Process) -> Result<Where, CUerror> {
         let mut placed = self.placed.lock();
+        let _ = self.settle_locked(process, &mut placed);
+        if let Some(stray) = &placed.stray {
+            stray.unmap()?;
+        }
+        placed.stray = None;
         self.range.unmap()?;
         self.put(process, &mut placed, Body::Gone);
         self.range.give_back();
@@ -229,11 +264,98 @@ impl Block {
         std::mem::replace(&mut placed.body, body)
     }
 
-    /// Moves its bytes, in their context. Nothing may use the memory meanwhile: the caller has seen to that.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Placed> {
+        self.placed.lock()
+    }
+
+    /// How it gets there.
+    pub(super) fn way(&self, to: Goal) -> Way {
+        let placed = self.placed.lock();
+        let is_there = placed.place == to.place() || to != Goal::Device && self.is_pinned();
+        match (&placed.body, to) {
+            (Body::Gone, _) => Way::None,
+            (Body::Loose(_), _) => Way::Alone,
+            _ if is_there => Way::None,
+            (Body::Aside(_), _) | (_, Goal::Aside) => Way::Alone,
+            (Body::Mapped(_), _) => Way::Exchange,
+        }
+    }
+
+    /// Whether it may be exchanged now.
+    pub(super) fn may_go(&self, placed: &Placed, to: Goal) -> bool {
+        let is_free = to == Goal::Device || !self.is_pinned();
+        let is_whole = matches!(placed.body, Body::Mapped(_)) && placed.left.is_none();
+        is_free && is_whole && placed.place != to.place()
+    }
+
+    /// Has other memory, with the same bytes in it, mapped in the place of the old, which is kept until it is settled. Nothing
+    /// may use the memory meanwhile: the caller has seen to that. An error leaves the old where it was, or whole and loose.
+    pub(super) fn exchange(
+        &self,
+        process: &Process,
+        placed: &mut Placed,
+        piece: Piece,
+        to: Goal,
+    ) -> Result<(), (Failed, Piece)> {
+        let device = self.local.device();
+        if self.range.unmap().is_err() {
+            return Err((Failed::Driver, piece));
+        }
+        let mapped = self.range.map_for(&piece.memory, device);
+        let Body::Mapped(old) = self.put(process, placed, Body::Gone) else {
+            return Err((Failed::Driver, piece));
+        };
+        if let Err(error) = mapped {
+            // It was mapped there a moment ago, and nothing else has been since.
+            let old = match self.range.map_for(&old, device) {
+                Ok(()) => Body::Mapped(old),
+                Err(_) => Body::Loose(old),
+            };
+            self.put(process, placed, old);
+            return Err((Failed::of(error, to), piece));
+        }
+        let Piece { memory, aside } = piece;
+        self.put(process, placed, Body::Mapped(memory));
+        placed.left = Some(Left { memory: old, aside });
+        self.arrive(process, placed, to);
+        Ok(())
+    }
+
+    fn arrive(&self, process: &Process, placed: &mut Placed, to: Goal) {
+        placed.place = to.place();
+        if to != Goal::Device {
+            placed.departure = process.swap.departures.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Lets go what its last move left, and counts the move.
+    pub(super) fn settle(&self, process: &Process) -> Result<(), Failed> {
+        self.settle_locked(process, &mut self.placed.lock())
+    }
+
+    /// What it left is let go before it is uncharged.
+    fn settle_locked(&self, process: &Process, placed: &mut Placed) -> Result<(), Failed> {
+        let Some(Left { memory, aside }) = placed.left.take() else {
+            return Ok(());
+        };
+        let unmapped = aside.unmap();
+        if unmapped.is_err() {
+            placed.stray = Some(aside);
+        }
+        match placed.place {
+            Where::Host => drop(memory),
+            Where::Device => process.enter_supply(process.devices.index(self.local), memory),
+        }
+        process.moved_block(self, placed.place);
+        unmapped.map_err(|_| Failed::Stuck)
+    }
+
+    /// Moves its bytes by itself, in their context: to where nothing is mapped, and from there. Nothing may use the memory
+    /// meanwhile.
     ///
     /// At each step the bytes are whole in what is mapped or in what will be: the old memory is let go last. False if there
-    /// was nothing to move: it has been freed, or is there already, or must stay. `count` is called when it is there, before
-    /// anybody can see that.
+    /// was nothing to move: it has been freed, or is there already, or must stay; or it was whole, and is mapped again.
+    /// `count` is called when it is there, before anybody can see that.
     pub(super) fn move_to(&self, process: &Process, to: Goal, count: impl FnOnce()) -> Result<bool, Failed> {
         let mut placed = self.placed.lock();
         let placed = &mut *placed;
@@ -250,60 +372,13 @@ impl Block {
         }
         let new = match (&placed.body, to) {
             (Body::Mapped(_), Goal::Aside) => Body::Aside(self.copy_aside()?),
-            (Body::Mapped(_), _) => Body::Mapped(self.exchange(process, placed, device, to)?),
             (Body::Aside(copied), _) => Body::Mapped(self.copy_back(copied, device)?),
-            (Body::Loose(_) | Body::Gone, _) => return Ok(false),
+            (Body::Mapped(_) | Body::Loose(_) | Body::Gone, _) => return Ok(false),
         };
         drop(self.put(process, placed, new));
-        placed.place = to.place();
-        if to != Goal::Device {
-            placed.departure = process.swap.departures.fetch_add(1, Relaxed);
-        }
+        self.arrive(process, placed, to);
         count();
         Ok(true)
-    }
-
-    /// Has other memory, with the same bytes, mapped in the place of the old.
-    fn exchange(
-        &self,
-        process: &Process,
-        placed: &mut Placed,
-        device: CUdevice,
-        to: Goal,
-    ) -> Result<Memory, Failed> {
-        let failed = |error| Failed::of(error, to);
-        let new = Memory::new(location(device, to), self.size).map_err(failed)?;
-        self.fill(&new, device, to)?;
-        self.range.unmap().map_err(|_| Failed::Driver)?;
-        let Err(error) = self.range.map_for(&new, device) else {
-            return Ok(new);
-        };
-        if let Body::Mapped(old) = self.put(process, placed, Body::Gone) {
-            // It was mapped there a moment ago, and nothing else has been since.
-            let old = match self.range.map_for(&old, device) {
-                Ok(()) => Body::Mapped(old),
-                Err(_) => Body::Loose(old),
-            };
-            self.put(process, placed, old);
-        }
-        Err(failed(error))
-    }
-
-    /// Copies all of it to memory that is mapped elsewhere for as long as that takes.
-    fn fill(&self, new: &Memory, device: CUdevice, to: Goal) -> Result<(), Failed> {
-        let aside = Range::new(self.size).map_err(|_| Failed::Driver)?;
-        let mapped = aside.map(new).and_then(|()| aside.allow(device));
-        let copied = match mapped {
-            Ok(()) => copy(aside.address(), self.base, self.size),
-            Err(error) => {
-                aside.unmap().map_err(|_| Failed::Stuck)?;
-                return Err(Failed::of(error, to));
-            }
-        };
-        if copied != Err(NotCopied::UnderWay) {
-            aside.unmap().map_err(|_| Failed::Stuck)?;
-        }
-        copied.map_err(Failed::from)
     }
 
     fn copy_aside(&self) -> Result<Copied, Failed> {
@@ -332,7 +407,7 @@ impl Block {
     }
 }
 
-fn location(device: CUdevice, to: Goal) -> CUmemLocation {
+pub(super) fn location(device: CUdevice, to: Goal) -> CUmemLocation {
     match to {
         Goal::Device => CUmemLocation {
             kind: crate::cuda::CU_MEM_LOCATION_TYPE_DEVICE,

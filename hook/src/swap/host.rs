@@ -1,9 +1,12 @@
 //! How much of the host's memory may be taken: never so much that the host has to kill somebody for it.
 
+use std::fs::File;
 use std::path::PathBuf;
 
-/// What is always left, bytes, and as a share of all that the host has: the larger. Every process looks for itself before
-/// each block, so that of several that look at once each may take one block too many, and none a second.
+use crate::descriptor::Descriptor;
+use crate::sys;
+
+/// What is always left, bytes, and as a share of all that the host has: the larger.
 const RESERVE: u64 = 512 << 20;
 const RESERVE_SHARE: u64 = 16;
 
@@ -21,6 +24,25 @@ impl Host {
         }
     }
 
+    /// That many bytes, to be taken before what is returned is dropped. Of several processes one looks and takes at a time, so
+    /// that they cannot take the same twice, however large their blocks are: flock(2), on the file itself, which everybody
+    /// can read. Who holds that lock for no reason only keeps others waiting; those that are `is_late` look without it.
+    pub(super) fn claim(&self, size: u64, is_late: bool) -> Result<Claim, Unclaimed> {
+        let file = File::open(&self.meminfo).ok();
+        let file = file.and_then(|file| Descriptor::new(file.into()).ok());
+        if let Some(fd) = file.as_ref().and_then(Descriptor::get)
+            && !sys::try_lock(fd)
+            && !is_late
+        {
+            return Err(Unclaimed::NotYet);
+        }
+        let claim = Claim(file);
+        if self.room() < size {
+            return Err(Unclaimed::NoRoom);
+        }
+        Ok(claim)
+    }
+
     /// Bytes that may be taken, by `MemAvailable`. Where that cannot be read, the driver will say when it is asked.
     pub(super) fn room(&self) -> u64 {
         let text = std::fs::read_to_string(&self.meminfo).unwrap_or_default();
@@ -28,6 +50,27 @@ impl Host {
         let reserve = RESERVE.max(total / RESERVE_SHARE);
         bytes_of(&text, "MemAvailable:").map_or(u64::MAX, |available| available.saturating_sub(reserve))
     }
+}
+
+/// Memory of the host that is being taken.
+#[derive(Debug)]
+pub(super) struct Claim(Option<Descriptor>);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Closing it is not enough if the program has forked meanwhile.
+        if let Some(fd) = self.0.as_ref().and_then(Descriptor::get) {
+            sys::unlock(fd);
+        }
+    }
+}
+
+/// Why it cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unclaimed {
+    /// Another process takes some just now.
+    NotYet,
+    NoRoom,
 }
 
 fn bytes_of(meminfo: &str, key: &str) -> Option<u64> {
@@ -38,6 +81,8 @@ fn bytes_of(meminfo: &str, key: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -83,20 +128,52 @@ mod tests {
     }
 
     #[test]
-    fn who_look_at_once_take_one_block_too_many_each_and_no_second() {
-        const MOVERS: u64 = 4;
-        let (host, total, block) = (pretended("at-once"), 64 * GIB, GIB / 2);
-        let mut available = total / RESERVE_SHARE + 5 * block;
-        let mut taken = [0; 3];
-        for turn in &mut taken {
-            tell(&host, total, available);
-            // All look before any of them takes.
-            let looks = (0..MOVERS).map(|_| host.room() >= block).collect::<Vec<_>>();
-            *turn = looks.into_iter().filter(|has_room| *has_room).count() as u64;
-            available -= *turn * block;
-        }
-        assert_eq!(taken, [MOVERS, MOVERS, 0]);
-        assert!(available >= total / RESERVE_SHARE - MOVERS * block);
+    fn of_those_who_take_at_once_none_takes_what_another_has_taken() {
+        const MOVERS: usize = 4;
+        const BLOCKS: usize = 5;
+        let total = 64 * GIB;
+        let (host, block) = (pretended("at-once"), GIB);
+        let available = AtomicU64::new(total / RESERVE_SHARE + BLOCKS as u64 * block);
+        tell(&host, total, available.load(Relaxed));
+        let taken = AtomicUsize::new(0);
+        let mover = || {
+            loop {
+                match host.claim(block, false) {
+                    Ok(_claim) => {
+                        // As the host tells once they are taken.
+                        let left = available.fetch_sub(block, Relaxed) - block;
+                        tell(&host, total, left);
+                        taken.fetch_add(1, Relaxed);
+                    }
+                    Err(Unclaimed::NotYet) => std::thread::yield_now(),
+                    Err(Unclaimed::NoRoom) => return,
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..MOVERS {
+                scope.spawn(mover);
+            }
+        });
+        assert_eq!(taken.into_inner(), BLOCKS);
+        std::fs::remove_file(&host.meminfo).unwrap();
+    }
+
+    #[test]
+    fn who_has_waited_long_enough_looks_for_himself() {
+        let host = pretended("late");
+        tell(&host, 64 * GIB, 8 * GIB);
+        let first = host.claim(GIB, false).unwrap();
+        assert_eq!(host.claim(GIB, false).unwrap_err(), Unclaimed::NotYet);
+        drop(host.claim(GIB, true).unwrap());
+        assert_eq!(host.claim(64 * GIB, true).unwrap_err(), Unclaimed::NoRoom);
+        assert_eq!(
+            host.claim(GIB, false).unwrap_err(),
+            Unclaimed::NotYet,
+            "the first has it still"
+        );
+        drop(first);
+        drop(host.claim(GIB, false).unwrap());
         std::fs::remove_file(&host.meminfo).unwrap();
     }
 }

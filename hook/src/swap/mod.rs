@@ -3,17 +3,23 @@
 //! In a process that was started for it, large allocations are made of physical memory mapped at reserved addresses
 //! (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its place. To the program they
 //! are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver is asked for, `account` what is
-//! counted, `host` how much of the host may be taken; `mover` has what `task` finds is to be moved moved in the helper thread,
-//! one after the other (`relocate`), by the order of `policy`; `query` answers for what has moved.
+//! counted, `host` how much of the host may be taken. `mover` sees to it in the helper thread that what `task` finds, in the
+//! order of `policy`, is moved: on each `device` what that needs is `made` first, of the `supply` if there is some; then,
+//! while everything is held, the blocks are moved in one `run`, or what has no address by itself (`relocate`). `query`
+//! answers for what has moved.
 
 mod account;
 pub mod block;
+mod device;
 mod host;
+mod made;
 pub mod mover;
 mod physical;
 mod policy;
 pub mod query;
 mod relocate;
+mod run;
+mod supply;
 mod task;
 
 use std::collections::BTreeMap;
@@ -30,8 +36,10 @@ use crate::memory::Place;
 use crate::place::answer;
 use crate::process::{self, Process};
 use crate::thread;
-use block::{Block, Goal, Where};
+use block::{Block, Goal, Where, location};
 use host::Host;
+use physical::Memory;
+use supply::{NotMade, Supply};
 
 /// What is smaller than a page of device memory is not worth moving.
 pub(crate) const LEAST: u64 = 2 << 20;
@@ -51,6 +59,9 @@ pub(crate) struct Swap {
     /// Taken to charge against two limits of what may be swapped out.
     both: Mutex<()>,
     host: Host,
+    supply: Supply,
+    /// Blocks that have moved, until what they left is let go.
+    unsettled: Mutex<Vec<Arc<Block>>>,
     /// Blocks with nothing at their addresses.
     absent: AtomicUsize,
     /// Counts the moves out.
@@ -69,6 +80,8 @@ impl Swap {
             next: AtomicU64::new(1),
             both: Mutex::new(()),
             host: Host::new(),
+            supply: Supply::default(),
+            unsettled: Mutex::default(),
             absent: AtomicUsize::new(0),
             departures: AtomicU64::new(1),
             is_host_refused: AtomicBool::new(false),
@@ -137,7 +150,10 @@ pub(crate) fn alloc(
     let number = process.swap.next.fetch_add(1, Relaxed);
     let made = match process.charge_block(place, size) {
         Ok(()) => {
-            let make = || Block::new(place, number, bytes, size, Goal::Device);
+            let make = || {
+                let memory = Memory::new(location(place.local.device(), Goal::Device), size)?;
+                Block::new(place, number, bytes, memory, Where::Device)
+            };
             let made = process.pressing(place.index, size, make);
             made.inspect_err(|_| process.uncharge_block(place.index, size))
         }
@@ -162,11 +178,26 @@ pub(crate) fn alloc(
 }
 
 fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64) -> Result<Block, CUerror> {
-    if process.swap.host.room() < size || !process.charge_swap(place.index, size) {
+    let index = place.index;
+    if process.swap_room(index) < size {
         return Err(CUerror::OUT_OF_MEMORY);
     }
-    Block::new(place, number, bytes, size, Goal::Host).map_err(|_| {
-        process.uncharge_swap(place.index, size);
+    let began = Instant::now();
+    let host = location(place.local.device(), Goal::Host);
+    let memory = loop {
+        match process.host_memory(index, host, size, began.elapsed() >= PATIENCE) {
+            Ok(memory) => break memory,
+            Err(NotMade::NotYet) => std::thread::sleep(NAP),
+            Err(NotMade::Failed(_)) => return Err(CUerror::OUT_OF_MEMORY),
+        }
+    };
+    if !process.charge_swap(index, size) {
+        process.keep(index, memory);
+        return Err(CUerror::OUT_OF_MEMORY);
+    }
+    process.leave_supply(index, size);
+    Block::new(place, number, bytes, memory, Where::Host).map_err(|_| {
+        process.uncharge_swap(index, size);
         CUerror::OUT_OF_MEMORY
     })
 }
@@ -232,6 +263,8 @@ pub(crate) fn pin(address: CUdeviceptr, next: Next<'_>) -> CUresult {
         while block.place() == Where::Host && began.elapsed() < PATIENCE {
             std::thread::sleep(NAP);
         }
+        // It is counted where it is before it is given away; what cannot be let go stays with the block.
+        let _ = block.settle(process);
     }
     next()
 }

@@ -16,6 +16,8 @@ use super::LEAST;
 #[derive(Debug)]
 pub(super) struct Memory {
     handle: CUmemGenericAllocationHandle,
+    location: CUmemLocation,
+    size: u64,
 }
 
 impl Memory {
@@ -27,7 +29,21 @@ impl Memory {
         };
         let mut handle = CUmemGenericAllocationHandle(0);
         driver::cuMemCreate(&mut handle, bytes(size)?, &properties, 0)?;
-        Ok(Self { handle })
+        Ok(Self {
+            handle,
+            location,
+            size,
+        })
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether it is what would be made there.
+    pub(super) fn is_like(&self, location: CUmemLocation, size: u64) -> bool {
+        let is_there = self.location.kind == location.kind && self.location.id == location.id;
+        is_there && self.size == size
     }
 }
 
@@ -184,22 +200,45 @@ pub(super) enum NotCopied {
     UnderWay,
 }
 
-/// Copies on a stream of its own in the current context, and waits until it is done.
-pub(super) fn copy(to: u64, from: u64, size: u64) -> Result<(), NotCopied> {
-    let mut stream = CUstream::NULL;
-    driver::cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING).map_err(|_| NotCopied::Ended)?;
-    let begun = bytes(size)
-        .and_then(|size| driver::cuMemcpyAsync(CUdeviceptr(to), CUdeviceptr(from), size, stream))
-        .map_err(|_| NotCopied::Ended);
-    let copied = begun.and_then(|()| {
-        driver::cuStreamSynchronize(stream).map_err(|_| {
+/// A stream of the current context for copies of ours, on which nothing waits for the program's.
+#[derive(Debug)]
+pub(super) struct Stream(CUstream);
+
+impl Stream {
+    pub(super) fn new() -> Result<Self, NotCopied> {
+        let mut stream = CUstream::NULL;
+        driver::cuStreamCreate(&mut stream, CU_STREAM_NON_BLOCKING).map_err(|_| NotCopied::Ended)?;
+        Ok(Self(stream))
+    }
+
+    /// Begins a copy.
+    pub(super) fn copy(&self, to: u64, from: u64, size: u64) -> Result<(), NotCopied> {
+        bytes(size)
+            .and_then(|size| driver::cuMemcpyAsync(CUdeviceptr(to), CUdeviceptr(from), size, self.0))
+            .map_err(|_| NotCopied::Ended)
+    }
+
+    /// Waits until what was begun is done.
+    pub(super) fn wait(&self) -> Result<(), NotCopied> {
+        driver::cuStreamSynchronize(self.0).map_err(|_| {
             // Whether it was the wait that failed or the copy, nothing may go that it uses.
-            match driver::cuStreamSynchronize(stream).or_else(|_| driver::cuCtxSynchronize()) {
+            match driver::cuStreamSynchronize(self.0).or_else(|_| driver::cuCtxSynchronize()) {
                 Ok(()) => NotCopied::Ended,
                 Err(_) => NotCopied::UnderWay,
             }
         })
-    });
-    let _ = driver::cuStreamDestroy_v2(stream);
-    copied
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = driver::cuStreamDestroy_v2(self.0);
+    }
+}
+
+/// Copies, and waits until it is done.
+pub(super) fn copy(to: u64, from: u64, size: u64) -> Result<(), NotCopied> {
+    let stream = Stream::new()?;
+    stream.copy(to, from, size)?;
+    stream.wait()
 }

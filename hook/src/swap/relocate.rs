@@ -1,9 +1,6 @@
-//! One block's move, with its charge: charged where it goes before it goes, uncharged where it was after.
+//! A block's move by itself, with its charge: charged where it goes before it goes, uncharged where it was after.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-
-use gcgroup_abi::UsageDevice;
 
 use super::block::{Block, Failed, Goal, Where};
 use crate::helper;
@@ -14,15 +11,19 @@ pub(super) fn relocate(
     process: &Process,
     block: &Arc<Block>,
     index: usize,
-    usage: &UsageDevice,
     to: Goal,
 ) -> Result<bool, Failed> {
     let Some(context) = process.contexts.numbered(block.context) else {
         return Err(Failed::Driver);
     };
+    // Others are not waited for: the process may be held.
+    let claim = match to.place() {
+        Where::Host => Some(process.swap.host.claim(block.size, true)),
+        Where::Device => None,
+    };
     // Charged where it goes before it goes; what it leaves is uncharged after.
     let is_charged = match to.place() {
-        Where::Host => process.swap.host.room() >= block.size && process.charge_swap(index, block.size),
+        Where::Host => matches!(claim, Some(Ok(_))) && process.charge_swap(index, block.size),
         Where::Device if block.is_pinned() || block.is_absent() => {
             let levels = &process.memory.levels;
             levels.charge(process.usage(), process.control(), index, block.size);
@@ -35,15 +36,9 @@ pub(super) fn relocate(
     }
     let count = || process.moved_block(block, to.place());
     let moved = helper::in_driver(|| context.with_current(|| block.move_to(process, to, count)));
+    drop(claim);
     let moved = moved.flatten().unwrap_or(Err(Failed::Driver));
-    if moved == Ok(true) {
-        let (count, bytes) = match to.place() {
-            Where::Host => (&usage.nr_swap_out, &usage.swap_out_bytes),
-            Where::Device => (&usage.nr_swap_in, &usage.swap_in_bytes),
-        };
-        count.fetch_add(1, Relaxed);
-        bytes.fetch_add(block.size, Relaxed);
-    } else if moved != Err(Failed::Stuck) {
+    if !matches!(moved, Ok(true) | Err(Failed::Stuck)) {
         // What is stuck is there, and nobody's any more.
         match to.place() {
             Where::Host => process.uncharge_swap(index, block.size),

@@ -1,11 +1,13 @@
 //! What is to be moved next: found from limits, from what was asked for, and from where the blocks are.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::UsageDevice;
 
-use super::block::{Block, Goal, Where};
+use super::block::{Block, Failed, Goal, Where};
+use super::made::Move;
 use super::policy::{Candidate, choose};
 use crate::compute::elsewhere;
 use crate::memory::levels::{device_limit, group_room, process_limit};
@@ -16,8 +18,18 @@ use crate::{driver, helper};
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) to: Goal,
-    /// The next one last.
+    /// What is to be made ready, the next one last.
     pub(super) blocks: Vec<Arc<Block>>,
+    /// What is ready to be moved, in order.
+    pub(super) ready: Vec<Move>,
+    /// What is moved by itself, and needs nothing to be made first, in order.
+    pub(super) alone: VecDeque<Arc<Block>>,
+    /// What was made ready and is not to be moved after all.
+    pub(super) needless: Vec<Move>,
+    /// What has gone wrong.
+    pub(super) failed: Option<Failed>,
+    /// Whether the rest is left where it is.
+    pub(super) is_over: bool,
     /// Whether that was asked for, and not made necessary by a limit.
     pub(super) is_asked: bool,
     /// Whether the process was frozen when it began.
@@ -74,6 +86,11 @@ impl Look<'_> {
         Task {
             to,
             blocks,
+            ready: Vec::new(),
+            alone: VecDeque::new(),
+            needless: Vec::new(),
+            failed: None,
+            is_over: false,
             is_asked,
             is_frozen: self.is_frozen,
         }
@@ -112,7 +129,7 @@ impl Look<'_> {
                 size: block.size,
             })
             .collect();
-        let (by_limits, on_host) = (process.swap_room(self.index), process.swap.host.room());
+        let (by_limits, on_host) = (process.swap_room(self.index), process.room_on_host());
         let chosen = choose(self.order, &candidates, wanted, by_limits.min(on_host));
         let blocks: Vec<_> = chosen
             .iter()
@@ -174,6 +191,28 @@ pub(super) fn blocks(process: &Process, index: usize) -> Vec<Arc<Block>> {
     let mut blocks = process.swap.all();
     blocks.retain(|block| process.devices.index(block.local) == index);
     blocks
+}
+
+impl Task {
+    /// Leaves out what has become needless while it was made ready.
+    pub(super) fn review(&mut self, excess: u64, asked: u64) {
+        let (mut bytes, wanted) = (0_u64, excess.max(asked));
+        let is_needless = |one: &mut Move| match self.to {
+            // Nothing comes in while something is to go, but for what cannot be elsewhere.
+            Goal::Device => wanted != 0 && !one.block.is_pinned(),
+            Goal::Host | Goal::Aside => {
+                let is_enough = bytes >= wanted;
+                bytes = bytes.saturating_add(one.block.size);
+                is_enough
+            }
+        };
+        self.needless.extend(self.ready.extract_if(.., is_needless));
+    }
+
+    /// A move has failed, and the others are left.
+    pub(super) fn fail(&mut self, failed: Failed) {
+        (self.failed, self.is_over) = (Some(failed), true);
+    }
 }
 
 /// Bytes over the limits.

@@ -303,8 +303,7 @@ driver! {
         call.pool(pool)?.trim(call.process, keep as u64);
         Ok(())
     }
-    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw)
-    null { null::pool_attribute(attribute, value) } |call| {
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw) |call| {
         call.pool(pool)?.attribute(attribute, value)
     }
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw) |call| {
@@ -319,14 +318,14 @@ driver! {
         flags.set(u32::try_from(access).unwrap_or(0))
     }
     fn cuMemAllocAsync(address: Out<CUdeviceptr>, bytes: usize, stream: CUstream) twin cuMemAllocAsync_ptsz
-    null { null::allocate_from_pool(address, bytes) } |call| {
+    null { null::allocate(address, bytes) } |call| {
         allocate(call, address, bytes, None, stream)
     }
     fn cuMemAllocFromPoolAsync(address: Out<CUdeviceptr>, bytes: usize, pool: CUmemoryPool, stream: CUstream) twin cuMemAllocFromPoolAsync_ptsz
-    null { null::allocate_from_pool(address, bytes) } |call| {
+    null { null::allocate(address, bytes) } |call| {
         allocate(call, address, bytes, Some(pool), stream)
     }
-    fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) twin cuMemFreeAsync_ptsz null { null::free_to_pool(address) } |call| {
+    fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) twin cuMemFreeAsync_ptsz null {} |call| {
         free(call, address, stream)
     }
 }

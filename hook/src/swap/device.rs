@@ -1,0 +1,396 @@
+//! Moves a device's blocks, a step at a time, so that the helper hears what else it is told.
+//!
+//! What the moves need is made first. Then all the process's submissions are held, since a device may use another's memory;
+//! what was queued has ended, and the blocks are moved. If that cannot be had in a while, everything goes on as it was: a
+//! kernel may wait for a submission that is held.
+
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::{Gate, NO_LIMIT, UsageDevice};
+
+use super::account::limits;
+use super::block::{Block, Failed, Goal, Stays, Way};
+use super::made::make;
+use super::mover::Manner;
+use super::relocate::relocate;
+use super::run::{length, run};
+use super::supply::NotMade;
+use super::task::{Found, Look, Task, blocks, excess};
+use crate::compute::Step;
+use crate::compute::elsewhere;
+use crate::compute::hold::Scope;
+use crate::compute::quiet::Quiet;
+use crate::process::Process;
+
+/// Between looks while queued work ends.
+const SOON: Duration = Duration::from_micros(50);
+/// Between looks while another process makes host memory, and for how long that is waited for.
+const A_MOMENT: Duration = Duration::from_millis(1);
+const LATE: Duration = Duration::from_secs(30);
+/// How long queued work may take to end, and how long it is left in peace if it does not.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// When something was short or failed, it is tried again after so long, and after twice as long each time it fails again.
+const AGAIN: Duration = Duration::from_millis(500);
+const SELDOM: Duration = Duration::from_secs(8);
+
+const GO_ON: Step = Step {
+    wake: Some(Duration::ZERO),
+    has_news: false,
+};
+
+#[derive(Debug)]
+enum Phase {
+    Rest,
+    /// Nothing is held: what the moves need is made.
+    Preparing(Task),
+    /// Held; waiting for what was queued.
+    Quieting(Quiet, Task, Instant),
+    /// Held, and quiet.
+    Moving(Task),
+}
+
+#[derive(Debug)]
+pub(super) struct Device {
+    phase: Phase,
+    /// Whether it is held because it left while frozen: it comes back before anything is let through.
+    is_kept: bool,
+    /// Bytes still to be moved out because somebody asked.
+    asked: u64,
+    /// Whether they did it for others, to whom the room is lent.
+    is_lent: bool,
+    /// Bytes moved out of those that were asked for and not dealt with.
+    gone: u64,
+    generation: u32,
+    /// The limits under which blocks were left out.
+    limits: [u64; 3],
+    was_frozen: bool,
+    not_before: Option<Instant>,
+    pause: Duration,
+    /// Whether it was counted that what should go may not.
+    is_refused: bool,
+    /// Since when another process has made host memory, while that is waited for.
+    waits_since: Option<Instant>,
+}
+
+impl Device {
+    pub(super) fn new() -> Self {
+        Self {
+            phase: Phase::Rest,
+            is_kept: false,
+            asked: 0,
+            is_lent: false,
+            gone: 0,
+            generation: 0,
+            limits: [NO_LIMIT; 3],
+            was_frozen: false,
+            not_before: None,
+            pause: AGAIN,
+            is_refused: false,
+            waits_since: None,
+        }
+    }
+
+    pub(super) fn step(
+        &mut self,
+        process: &Process,
+        index: usize,
+        usage: &UsageDevice,
+        manner: &Manner,
+    ) -> Step {
+        match std::mem::replace(&mut self.phase, Phase::Rest) {
+            Phase::Rest => self.begin(process, index, usage, manner),
+            Phase::Preparing(task) => self.prepare(process, index, usage, task),
+            Phase::Quieting(quiet, task, since) => {
+                self.quieten(process, index, usage, manner, (quiet, task, since))
+            }
+            Phase::Moving(task) => self.advance(process, index, usage, task),
+        }
+    }
+
+    /// Whether the program is held for a move.
+    pub(super) fn is_moving(&self) -> bool {
+        matches!(self.phase, Phase::Moving(_))
+    }
+
+    /// Whether there is nothing to move, as can be told without looking at blocks.
+    pub(super) fn is_at_ease(&self, process: &Process, index: usize, usage: &UsageDevice) -> bool {
+        let is_all_in = usage.swap_current.load(Relaxed) == 0 && !process.swap.is_any_absent();
+        let is_heard = self.asked == 0 && usage.reclaim_generation.load(Relaxed) == self.generation;
+        let is_at_rest = matches!(self.phase, Phase::Rest) && !self.is_kept;
+        is_at_rest && is_all_in && is_heard && excess(process, index, usage) == 0
+    }
+
+    /// Takes up what is asked, and what has changed.
+    pub(super) fn hear(&mut self, process: &Process, index: usize) {
+        let Some(control) = process.control().devices.get(index) else {
+            return;
+        };
+        let is_frozen = Gate::from_word(control.gate.load(Acquire)) == Gate::Frozen;
+        let now = limits(process.control(), index);
+        if now != self.limits || self.was_frozen && !is_frozen {
+            self.limits = now;
+            self.forgive();
+            for block in blocks(process, index) {
+                block.set_stays(Stays::No);
+            }
+        }
+        if self.was_frozen && !is_frozen {
+            // A thaw takes back what was asked for before it.
+            self.asked = 0;
+        }
+        self.was_frozen = is_frozen;
+        let generation = control.reclaim_generation.load(Acquire);
+        if generation != self.generation {
+            self.generation = generation;
+            self.asked = control.reclaim_bytes.load(Relaxed).saturating_sub(self.gone);
+            self.is_lent = control.reclaim_is_lent.load(Relaxed) != 0;
+            self.forgive();
+        }
+    }
+
+    /// What failed may be tried at once: something else is wanted now.
+    fn forgive(&mut self) {
+        self.not_before = None;
+        self.pause = AGAIN;
+        self.is_refused = false;
+    }
+
+    /// Sees what there is to do, and begins it.
+    fn begin(&mut self, process: &Process, index: usize, usage: &UsageDevice, manner: &Manner) -> Step {
+        // What is counted is not what is there.
+        if !process.swap.unsettled.lock().is_empty() {
+            return GO_ON;
+        }
+        let left = self
+            .not_before
+            .map(|when| when.saturating_duration_since(Instant::now()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            return self.rest(process, index, manner, Some(left));
+        }
+        self.not_before = None;
+        let look = Look {
+            process,
+            index,
+            usage,
+            asked: self.asked,
+            is_frozen: self.was_frozen,
+            order: manner.order.as_deref(),
+        };
+        let again = match look.task() {
+            Found::Task(task) => {
+                self.phase = Phase::Preparing(task);
+                return GO_ON;
+            }
+            Found::Nothing => None,
+            Found::NotYet => Some(AGAIN),
+            Found::Refused => {
+                if !std::mem::replace(&mut self.is_refused, true) {
+                    usage.nr_swap_fail.fetch_add(1, Relaxed);
+                }
+                None
+            }
+        };
+        self.not_before = again.map(|again| Instant::now() + again);
+        let mut step = self.rest(process, index, manner, again);
+        step.has_news = self.deal(usage);
+        step
+    }
+
+    /// Does nothing until something is heard, or for so long.
+    fn rest(&mut self, process: &Process, index: usize, manner: &Manner, wake: Option<Duration>) -> Step {
+        let is_waited_for = manner.waits && wake.is_some();
+        if self.is_kept && !self.was_frozen && !is_waited_for {
+            self.is_kept = false;
+            process.release(Scope::Device(index));
+        }
+        Step {
+            wake,
+            has_news: false,
+        }
+    }
+
+    /// Tells that what was asked for so far has been seen to; whether that is news.
+    fn deal(&mut self, usage: &UsageDevice) -> bool {
+        (self.asked, self.gone) = (0, 0);
+        usage.reclaim_generation.swap(self.generation, Release) != self.generation
+    }
+
+    /// Tries again later, less and less often.
+    fn put_off(&mut self) {
+        self.not_before = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(SELDOM);
+    }
+
+    /// Makes what one block needs; when all have that, holds everything.
+    fn prepare(&mut self, process: &Process, index: usize, usage: &UsageDevice, mut task: Task) -> Step {
+        let Some(block) = task.blocks.pop() else {
+            return self.close(process, index, usage, task);
+        };
+        let mut wake = Duration::ZERO;
+        match block.way(task.to) {
+            Way::None => {}
+            Way::Alone => task.alone.push_back(block),
+            Way::Exchange => {
+                let is_late = self.waits_since.is_some_and(|since| since.elapsed() > LATE);
+                let made = make(process, index, &block, task.to, is_late);
+                if !matches!(made, Err(NotMade::NotYet)) {
+                    self.waits_since = None;
+                }
+                match made {
+                    Ok(ready) => task.ready.push(ready),
+                    Err(NotMade::NotYet) => {
+                        self.waits_since.get_or_insert_with(Instant::now);
+                        task.blocks.push(block);
+                        wake = A_MOMENT;
+                    }
+                    Err(NotMade::Failed(Failed::Refused))
+                        if task.is_frozen && elsewhere::is_all_frozen(process) =>
+                    {
+                        process.swap.is_host_refused.store(true, Relaxed);
+                        task.to = Goal::Aside;
+                        task.blocks.push(block);
+                    }
+                    Err(NotMade::Failed(failed)) => {
+                        task.failed = Some(failed);
+                        task.blocks.clear();
+                    }
+                }
+            }
+        }
+        self.phase = Phase::Preparing(task);
+        Step {
+            wake: Some(wake),
+            has_news: false,
+        }
+    }
+
+    /// Holds everything, if there is anything left to be moved.
+    fn close(&mut self, process: &Process, index: usize, usage: &UsageDevice, mut task: Task) -> Step {
+        task.review(excess(process, index, usage), self.asked);
+        if task.ready.is_empty() && task.alone.is_empty() {
+            return self.end(process, index, usage, task);
+        }
+        process.hold(Scope::All);
+        self.phase = Phase::Quieting(Quiet::default(), task, Instant::now());
+        GO_ON
+    }
+
+    /// What was made ready and has not moved is not needed any more.
+    fn end(&mut self, process: &Process, index: usize, usage: &UsageDevice, task: Task) -> Step {
+        let mut failed = task.failed;
+        for one in task.ready.into_iter().chain(task.needless) {
+            if let Err(stuck) = one.piece.cancel(process, index, task.to) {
+                failed = Some(stuck);
+            }
+        }
+        if let Some(failed) = failed {
+            self.fail(process, usage, task.to, failed);
+        }
+        Step {
+            has_news: true,
+            ..GO_ON
+        }
+    }
+
+    fn quieten(
+        &mut self,
+        process: &Process,
+        index: usize,
+        usage: &UsageDevice,
+        manner: &Manner,
+        (mut quiet, task, since): (Quiet, Task, Instant),
+    ) -> Step {
+        if quiet.step(process, Scope::All) && process.is_untouched() {
+            self.phase = Phase::Moving(task);
+            return GO_ON;
+        }
+        if since.elapsed() < PATIENCE {
+            self.phase = Phase::Quieting(quiet, task, since);
+            return Step {
+                wake: Some(SOON),
+                has_news: false,
+            };
+        }
+        quiet.abandon();
+        usage.nr_swap_fail.fetch_add(1, Relaxed);
+        process.release(Scope::All);
+        self.end(process, index, usage, task);
+        self.deal(usage);
+        self.not_before = Some(Instant::now() + PATIENCE);
+        Step {
+            has_news: true,
+            ..self.rest(process, index, manner, Some(PATIENCE))
+        }
+    }
+
+    fn advance(&mut self, process: &Process, index: usize, usage: &UsageDevice, mut task: Task) -> Step {
+        let is_out = task.to != Goal::Device;
+        let is_from_frozen = is_out && task.is_asked && task.is_frozen;
+        // Thawed meanwhile: what is out comes back before anything is let through.
+        let is_thawed = (is_from_frozen || task.to == Goal::Aside) && !self.was_frozen;
+        if !is_out && self.asked != 0 {
+            task.review(0, self.asked);
+        }
+        if is_thawed || task.is_over {
+            task.alone.clear();
+        } else if let Some(block) = task.alone.pop_front() {
+            match relocate(process, &block, index, task.to) {
+                Ok(true) => self.moved(&block, &task),
+                Ok(false) => self.pause = AGAIN,
+                Err(failed) => task.fail(failed),
+            }
+            self.phase = Phase::Moving(task);
+            return GO_ON;
+        } else if !task.ready.is_empty() {
+            let moves = task.ready.drain(..length(&task.ready)).collect();
+            let ran = run(process, index, moves, task.to);
+            ran.moved.iter().for_each(|block| self.moved(block, &task));
+            process.swap.unsettled.lock().extend(ran.moved);
+            if let Some(failed) = ran.failed {
+                task.fail(failed);
+            }
+            self.phase = Phase::Moving(task);
+            return GO_ON;
+        }
+        if is_from_frozen {
+            // It stays held, so that a thaw finds all of it back.
+            if !std::mem::replace(&mut self.is_kept, true) {
+                process.hold(Scope::Device(index));
+            }
+        }
+        process.release(Scope::All);
+        self.end(process, index, usage, task)
+    }
+
+    /// A block has moved.
+    fn moved(&mut self, block: &Block, task: &Task) {
+        self.pause = AGAIN;
+        if task.to == Goal::Device {
+            return;
+        }
+        block.set_stays(match (task.is_asked, self.is_lent) {
+            (false, _) => Stays::No,
+            (true, false) => Stays::Asked,
+            (true, true) => Stays::Lent(Instant::now()),
+        });
+        let of_asked = self.asked.min(block.size);
+        self.asked -= of_asked;
+        self.gone = self.gone.saturating_add(of_asked);
+    }
+
+    fn fail(&mut self, process: &Process, usage: &UsageDevice, to: Goal, failed: Failed) {
+        match failed {
+            // Nothing of ours failed: others have the card.
+            Failed::NoRoom if to == Goal::Device => return self.put_off(),
+            Failed::Refused => process.swap.is_host_refused.store(true, Relaxed),
+            Failed::Stuck => process.swap.is_stuck.store(true, Relaxed),
+            Failed::NoRoom | Failed::Driver => {}
+        }
+        usage.nr_swap_fail.fetch_add(1, Relaxed);
+        self.put_off();
+        if to != Goal::Device {
+            self.deal(usage);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What a move needs, made before anything is held for it: memory where a block is to go, mapped at other addresses, so that
+//! the bytes can be copied to it.
+
+use std::sync::Arc;
+
+use super::block::{Block, Failed, Goal, Where, location};
+use super::physical::{Memory, Range};
+use super::supply::NotMade;
+use crate::cuda::CUdevice;
+use crate::helper;
+use crate::process::Process;
+
+/// Memory, and where it is mapped aside.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) memory: Memory,
+    pub(super) aside: Range,
+}
+
+/// A block, and where it is to go. Memory of the device is charged already; of the host, counted as supply.
+#[derive(Debug)]
+pub(super) struct Move {
+    pub(super) block: Arc<Block>,
+    pub(super) piece: Piece,
+}
+
+/// Makes what a block's move needs, in the helper. `is_late` if others have been waited for long enough.
+pub(super) fn make(
+    process: &Process,
+    index: usize,
+    block: &Arc<Block>,
+    to: Goal,
+    is_late: bool,
+) -> Result<Move, NotMade> {
+    let context = process.contexts.numbered(block.context).ok_or(Failed::Driver)?;
+    let device = block.local.device();
+    let made = helper::in_driver(|| match to.place() {
+        Where::Host => process.host_memory(index, location(device, to), block.size, is_late),
+        Where::Device => device_memory(process, index, block),
+    });
+    let memory = made.unwrap_or(Err(Failed::Driver.into()))?;
+    let mapped = helper::in_driver(|| context.with_current(|| map_aside(&memory, device, to)));
+    match mapped.flatten().unwrap_or(Err(Failed::Driver)) {
+        Ok(aside) => {
+            let block = Arc::clone(block);
+            let piece = Piece { memory, aside };
+            Ok(Move { block, piece })
+        }
+        // What is stuck is there, and nobody's any more.
+        Err(Failed::Stuck) => Err(Failed::Stuck.into()),
+        Err(failed) => {
+            put_back(process, index, memory, to);
+            Err(failed.into())
+        }
+    }
+}
+
+fn device_memory(process: &Process, index: usize, block: &Block) -> Result<Memory, NotMade> {
+    if block.is_pinned() {
+        let levels = &process.memory.levels;
+        levels.charge(process.usage(), process.control(), index, block.size);
+    } else {
+        let charged = process.charge_bytes(index, block.size);
+        charged.map_err(|_| Failed::NoRoom)?;
+    }
+    let device = block.local.device();
+    Memory::new(location(device, Goal::Device), block.size).map_err(|error| {
+        process.uncharge_block(index, block.size);
+        Failed::of(error, Goal::Device).into()
+    })
+}
+
+fn map_aside(memory: &Memory, device: CUdevice, to: Goal) -> Result<Range, Failed> {
+    let aside = Range::new(memory.size()).map_err(|_| Failed::Driver)?;
+    let mapped = aside.map(memory).and_then(|()| aside.allow(device));
+    if let Err(error) = mapped {
+        aside.unmap().map_err(|_| Failed::Stuck)?;
+        return Err(Failed::of(error, to));
+    }
+    Ok(aside)
+}
+
+fn put_back(process: &Process, index: usize, memory: Memory, to: Goal) {
+    match to.place() {
+        Where::Host => process.keep(index, memory),
+        Where::Device => {
+            let size = memory.size();
+            drop(memory);
+            process.uncharge_block(index, size);
+        }
+    }
+}
+
+impl Piece {
+    /// It is not to be used after all. In the helper.
+    pub(super) fn cancel(self, process: &Process, index: usize, to: Goal) -> Result<(), Failed> {
+        let mut left = Some(self);
+        let unmapped = helper::in_driver(|| {
+            let Some(Self { memory, aside }) = left.take() else {
+                return Ok(());
+            };
+            if aside.unmap().is_err() {
+                return Err(Failed::Stuck);
+            }
+            drop(aside);
+            put_back(process, index, memory, to);
+            Ok(())
+        });
+        // The program exits: nothing of the driver's is touched any more.
+        std::mem::forget(left);
+        unmapped.unwrap_or(Err(Failed::Driver))
+    }
+}

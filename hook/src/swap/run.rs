@@ -1,0 +1,265 @@
+//! Moves many blocks at once: a batch is copied while the one before has its memory exchanged. All that is needed was made
+//! before, and what it leaves is settled after.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+
+use super::block::{Block, Failed, Goal, Placed, Where};
+use super::made::{Move, Piece};
+use super::physical::{NotCopied, Stream};
+use crate::helper;
+use crate::process::Process;
+
+/// Bytes whose copies are queued at once.
+const BATCH: u64 = 256 << 20;
+/// Bytes that are moved before the helper sees to something else.
+const RUN: u64 = 1 << 30;
+
+/// What a run came to.
+#[derive(Debug, Default)]
+pub(super) struct Ran {
+    pub(super) moved: Vec<Arc<Block>>,
+    pub(super) failed: Option<Failed>,
+}
+
+/// A block under way, locked: who frees it waits.
+struct Going<'a> {
+    block: &'a Block,
+    placed: MutexGuard<'a, Placed>,
+    at: usize,
+    state: State,
+}
+
+enum State {
+    /// Not to be moved, or not yet: what was made for it.
+    Ready(Piece),
+    /// Charged where it goes.
+    Charged(Piece),
+    Moved,
+    /// What was made for it may be written to for ever.
+    Lost,
+}
+
+/// How many of the first of these are moved in one run: those of one context, as far as a run goes.
+pub(super) fn length(moves: &[Move]) -> usize {
+    let Some(first) = moves.first() else { return 0 };
+    let mut bytes = 0_u64;
+    let fits = |one: &&Move| {
+        bytes = bytes.saturating_add(one.block.size);
+        one.block.context == first.block.context && bytes <= RUN
+    };
+    moves.iter().take_while(fits).count().max(1)
+}
+
+/// Moves blocks of one context. Everything is held and quiet.
+pub(super) fn run(process: &Process, index: usize, moves: Vec<Move>, to: Goal) -> Ran {
+    let Some(first) = moves.first() else {
+        return Ran::default();
+    };
+    let context = process.contexts.numbered(first.block.context);
+    let (blocks, pieces): (Vec<_>, Vec<_>) = moves.into_iter().map(|one| (one.block, one.piece)).unzip();
+    let mut going: Vec<Going<'_>> = blocks
+        .iter()
+        .zip(pieces)
+        .enumerate()
+        .map(|(at, (block, piece))| Going {
+            block,
+            placed: block.lock(),
+            at,
+            state: State::Ready(piece),
+        })
+        .collect();
+    let mut ran = Ran::default();
+    let is_charged = going
+        .iter_mut()
+        .map(|one| one.charge(process, index, to))
+        .fold(true, |all, one| all & one);
+    if !is_charged {
+        ran.failed = Some(Failed::NoRoom);
+    }
+    let done = context.and_then(|context| {
+        helper::in_driver(|| context.with_current(|| move_all(process, &mut going, to))).flatten()
+    });
+    if let Err(failed) = done.unwrap_or(Err(Failed::Driver)) {
+        ran.failed = Some(failed);
+    }
+    let ends: Vec<_> = going.into_iter().map(|one| (one.at, one.state)).collect();
+    for (at, state) in ends {
+        let Some(block) = blocks.get(at) else { continue };
+        let ended = match state {
+            State::Moved => {
+                ran.moved.push(Arc::clone(block));
+                Ok(())
+            }
+            State::Ready(piece) => piece.cancel(process, index, to),
+            State::Charged(piece) => cancel_charged(process, index, piece, to),
+            State::Lost => Err(Failed::Stuck),
+        };
+        if let Err(failed) = ended {
+            ran.failed = Some(failed);
+        }
+    }
+    ran
+}
+
+/// What is stuck stays charged: it is there, and nobody's any more.
+fn cancel_charged(process: &Process, index: usize, piece: Piece, to: Goal) -> Result<(), Failed> {
+    let size = piece.memory.size();
+    if to.place() == Where::Device {
+        return piece.cancel(process, index, to);
+    }
+    process.return_supply(index, size);
+    match piece.cancel(process, index, to) {
+        Ok(()) => process.uncharge_swap(index, size),
+        Err(failed) => {
+            process.leave_supply(index, size);
+            return Err(failed);
+        }
+    }
+    Ok(())
+}
+
+impl Going<'_> {
+    /// Charges it where it goes, unless it is not to go after all; false if it cannot be charged.
+    fn charge(&mut self, process: &Process, index: usize, to: Goal) -> bool {
+        if !self.block.may_go(&self.placed, to) {
+            return true;
+        }
+        let State::Ready(piece) = std::mem::replace(&mut self.state, State::Lost) else {
+            return true;
+        };
+        let size = self.block.size;
+        let is_charged = to.place() == Where::Device || process.charge_swap(index, size);
+        if is_charged && to.place() == Where::Host {
+            process.leave_supply(index, size);
+        }
+        self.state = match is_charged {
+            true => State::Charged(piece),
+            false => State::Ready(piece),
+        };
+        is_charged
+    }
+
+    /// Begins to copy it, if it is to be moved.
+    fn copy(&self, stream: &Stream) -> Result<(), NotCopied> {
+        match &self.state {
+            State::Charged(piece) => stream.copy(piece.aside.address(), self.block.base, self.block.size),
+            _ => Ok(()),
+        }
+    }
+
+    fn exchange(&mut self, process: &Process, to: Goal) -> Result<(), Failed> {
+        match std::mem::replace(&mut self.state, State::Lost) {
+            State::Charged(piece) => match self.block.exchange(process, &mut self.placed, piece, to) {
+                Ok(()) => {
+                    self.state = State::Moved;
+                    Ok(())
+                }
+                Err((failed, piece)) => {
+                    self.state = State::Charged(piece);
+                    Err(failed)
+                }
+            },
+            state => {
+                self.state = state;
+                Ok(())
+            }
+        }
+    }
+
+    /// A copy to it may be under way for ever.
+    fn lose(&mut self) {
+        if let State::Charged(piece) = std::mem::replace(&mut self.state, State::Lost) {
+            std::mem::forget(piece);
+        }
+    }
+}
+
+/// The batches, as ranges of what is going.
+fn batches(going: &[Going<'_>]) -> Vec<Range<usize>> {
+    let (mut all, mut from, mut bytes) = (Vec::new(), 0, 0_u64);
+    for (at, one) in going.iter().enumerate() {
+        if at > from && bytes.saturating_add(one.block.size) > BATCH {
+            all.push(from..at);
+            (from, bytes) = (at, 0);
+        }
+        bytes = bytes.saturating_add(one.block.size);
+    }
+    all.push(from..going.len());
+    all
+}
+
+fn move_all(process: &Process, going: &mut [Going<'_>], to: Goal) -> Result<(), Failed> {
+    if !going.iter().any(|one| matches!(one.state, State::Charged(_))) {
+        return Ok(());
+    }
+    let mut batches = batches(going).into_iter();
+    let Some(mut batch) = batches.next() else {
+        return Ok(());
+    };
+    // One copies while the other is waited for.
+    let (mut stream, mut other) = (None, None);
+    begin(&mut stream, going.get_mut(batch.clone()))?;
+    loop {
+        let next = batches.next();
+        let begun = next.clone().map(|next| begin(&mut other, going.get_mut(next)));
+        let ended = end(process, stream.as_ref(), going.get_mut(batch), to);
+        match (next, begun, ended) {
+            (Some(next), Some(Ok(())), Ok(())) => batch = next,
+            (Some(next), Some(Ok(())), Err(failed)) => {
+                let left = going.get_mut(next).unwrap_or_default();
+                return Err(other
+                    .as_ref()
+                    .map_or(failed, |other| give_up(other, left, failed)));
+            }
+            (_, Some(Err(failed)), _) => return Err(failed),
+            (_, _, ended) => return ended,
+        }
+        std::mem::swap(&mut stream, &mut other);
+    }
+}
+
+/// Queues the copies of a batch, on a stream of its own. None is under way if that fails.
+fn begin(stream: &mut Option<Stream>, batch: Option<&mut [Going<'_>]>) -> Result<(), Failed> {
+    let batch = batch.unwrap_or_default();
+    let stream = match stream {
+        Some(stream) => stream,
+        none => none.insert(Stream::new()?),
+    };
+    match batch.iter().try_for_each(|one| one.copy(stream)) {
+        Ok(()) => Ok(()),
+        Err(error) => Err(give_up(stream, batch, error.into())),
+    }
+}
+
+/// Waits for the copies of a batch, and has each block's memory exchanged.
+fn end(
+    process: &Process,
+    stream: Option<&Stream>,
+    batch: Option<&mut [Going<'_>]>,
+    to: Goal,
+) -> Result<(), Failed> {
+    let (Some(stream), Some(batch)) = (stream, batch) else {
+        return Err(Failed::Driver);
+    };
+    if let Err(error) = stream.wait() {
+        if error == NotCopied::UnderWay {
+            batch.iter_mut().for_each(Going::lose);
+        }
+        return Err(error.into());
+    }
+    batch.iter_mut().try_for_each(|one| one.exchange(process, to))
+}
+
+/// Waits for what was queued of a batch that is not to be moved after all.
+fn give_up(stream: &Stream, batch: &mut [Going<'_>], failed: Failed) -> Failed {
+    match stream.wait() {
+        Err(NotCopied::UnderWay) => {
+            batch.iter_mut().for_each(Going::lose);
+            Failed::Stuck
+        }
+        _ => failed,
+    }
+}

@@ -1,0 +1,157 @@
+//! Memory of the host that is there before it is needed. Making it takes longer than a copy, and letting it go takes time
+//! too, so neither is done while anything is held for a move: what a move needs is made before, and what it leaves is kept
+//! for the next, for a moment. What is made and in no block's place is counted as `swap_supply`, wherever it is.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::UsageDevice;
+use parking_lot::Mutex;
+
+use super::block::{Failed, Goal};
+use super::host::Unclaimed;
+use super::physical::Memory;
+use crate::cuda::CUmemLocation;
+use crate::process::Process;
+
+/// For how long what nobody uses is kept.
+const LEAVE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(super) struct Supply(Mutex<Vec<Spare>>);
+
+#[derive(Debug)]
+struct Spare {
+    memory: Memory,
+    /// The device it was made for.
+    index: usize,
+    since: Instant,
+}
+
+impl Supply {
+    /// Bytes that are there and not spoken for.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.lock().iter().map(|spare| spare.memory.size()).sum()
+    }
+
+    fn put(&self, index: usize, memory: Memory) {
+        let since = Instant::now();
+        self.0.lock().push(Spare { memory, index, since });
+    }
+
+    fn take(&self, index: usize, location: CUmemLocation, size: u64) -> Option<Memory> {
+        let mut spares = self.0.lock();
+        let is_like = |spare: &Spare| spare.index == index && spare.memory.is_like(location, size);
+        let at = spares.iter().position(is_like)?;
+        Some(spares.swap_remove(at).memory)
+    }
+
+    /// What is to be let go next: the one that nobody has used for longest, if that is long enough, or whatever it is.
+    fn drain(&self, any: bool) -> Option<Spare> {
+        let mut spares = self.0.lock();
+        let (at, oldest) = spares.iter().enumerate().min_by_key(|(_, spare)| spare.since)?;
+        let is_due = any || oldest.since.elapsed() >= LEAVE;
+        is_due.then(|| spares.swap_remove(at))
+    }
+
+    /// When the next is to be let go.
+    pub(super) fn next(&self) -> Option<Duration> {
+        let oldest = self.0.lock().iter().map(|spare| spare.since).min()?;
+        Some(LEAVE.saturating_sub(oldest.elapsed()))
+    }
+}
+
+/// Why there is no memory of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotMade {
+    /// Another process makes some just now.
+    NotYet,
+    Failed(Failed),
+}
+
+impl From<Failed> for NotMade {
+    fn from(failed: Failed) -> Self {
+        Self::Failed(failed)
+    }
+}
+
+impl Process {
+    /// Memory of the host for a block of that device, counted as supply: what is there already, or made. `is_late` if others
+    /// have been waited for long enough.
+    pub(super) fn host_memory(
+        &self,
+        index: usize,
+        location: CUmemLocation,
+        size: u64,
+        is_late: bool,
+    ) -> Result<Memory, NotMade> {
+        if let Some(memory) = self.swap.supply.take(index, location, size) {
+            return Ok(memory);
+        }
+        // What is of no use now is not kept beyond what may be on the host.
+        while self.swap_room(index) < self.supplied().saturating_add(size) && self.let_go(true) {}
+        loop {
+            match self.swap.host.claim(size, is_late) {
+                Ok(_claim) => {
+                    let made = Memory::new(location, size);
+                    let memory = made.map_err(|error| Failed::of(error, Goal::Host))?;
+                    self.return_supply(index, size);
+                    return Ok(memory);
+                }
+                Err(Unclaimed::NotYet) => return Err(NotMade::NotYet),
+                Err(Unclaimed::NoRoom) if self.let_go(true) => {}
+                Err(Unclaimed::NoRoom) => return Err(Failed::NoRoom.into()),
+            }
+        }
+    }
+
+    /// It is a block's from now on.
+    pub(super) fn leave_supply(&self, index: usize, size: u64) {
+        self.count_supply(index, |word| word.fetch_sub(size, Relaxed));
+    }
+
+    /// It is no block's after all.
+    pub(super) fn return_supply(&self, index: usize, size: u64) {
+        self.count_supply(index, |word| word.fetch_add(size, Relaxed));
+    }
+
+    /// It was a block's until now.
+    pub(super) fn enter_supply(&self, index: usize, memory: Memory) {
+        self.return_supply(index, memory.size());
+        self.swap.supply.put(index, memory);
+    }
+
+    /// It was made, and is not needed now.
+    pub(super) fn keep(&self, index: usize, memory: Memory) {
+        self.swap.supply.put(index, memory);
+    }
+
+    /// Lets one piece go that has not been used for a while, or any; whether there was one. In the driver.
+    pub(super) fn let_go(&self, any: bool) -> bool {
+        // Not under the lock.
+        let Some(spare) = self.swap.supply.drain(any) else {
+            return false;
+        };
+        let size = spare.memory.size();
+        drop(spare.memory);
+        self.leave_supply(spare.index, size);
+        true
+    }
+
+    /// Bytes that the host has for blocks, with what is there already and not spoken for.
+    pub(super) fn room_on_host(&self) -> u64 {
+        self.swap.host.room().saturating_add(self.swap.supply.bytes())
+    }
+
+    /// Bytes of all that is made and in no block's place.
+    fn supplied(&self) -> u64 {
+        let each = |device: &UsageDevice| device.swap_supply.load(Relaxed);
+        self.usage().devices.iter().map(each).fold(0, u64::saturating_add)
+    }
+
+    fn count_supply(&self, index: usize, count: impl FnOnce(&AtomicU64) -> u64) {
+        if let Some(usage) = self.usage().devices.get(index) {
+            count(&usage.swap_supply);
+        }
+    }
+}
