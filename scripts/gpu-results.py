@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Keeps the results of a real run: gpu-results.py OUTDIR [--commit COMMIT] [--into DIR], after scripts/gpu-check.sh OUTDIR.
+"""Keeps the results of real runs: gpu-results.py OUTDIR... [--commit COMMIT] [--into DIR], after scripts/gpu-check.sh OUTDIR.
 
-Writes DIR/results/<gpu>-<driver>-<date>.json and makes DIR/RESULTS.md anew from all of them; DIR is tests/gpu
-unless another is named, and there no simulated run is kept."""
+Several are one run in pieces (--parts), of the same commit on the same machine; what a later one found replaces what
+an earlier one did. Writes DIR/results/<gpu>-<driver>-<date>.json and makes DIR/RESULTS.md anew from all of them; DIR
+is tests/gpu unless another is named, and there no simulated run is kept."""
 import argparse
 import json
 import pathlib
@@ -46,17 +47,42 @@ def tables(path):
     yield ""
 
 
+def read(directory):
+    """What a run left: the machine, and the parts."""
+    try:
+        return [json.loads((directory / name).read_text(encoding="utf-8")) for name in ("machine.json", "results.json")]
+    except (OSError, ValueError) as error:
+        fail(f"{directory} has no results: {error}")
+
+
+def real(machine, parts):
+    """Whether it was a real driver, by what was asked for, by nvidia-smi, and by what the programs themselves found."""
+    found = parts.get("driver", {}).get("facts", {}).get("device", "Simulated")
+    return not machine["simulated"] and machine["driver"] and not found.startswith("Simulated")
+
+
+def joined(runs):
+    """The machine, and the parts of all runs."""
+    machine, parts = runs[0]
+    for other, more in runs[1:]:
+        differ = [key for key in ("simulated", "gpu", "driver", "kernel", "commit") if machine[key] != other[key]]
+        if differ:
+            fail(f"runs of different machines or commits: {', '.join(differ)}")
+        parts = {**parts, **{name: entry for name, entry in more.items() if name not in parts or entry["state"] != "SKIP"}}
+    return machine, parts
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("outdir", type=pathlib.Path, metavar="OUTDIR")
+    parser.add_argument("outdirs", type=pathlib.Path, metavar="OUTDIR", nargs="+")
     parser.add_argument("--commit", help="what ran, where the check could not tell")
     parser.add_argument("--into", type=pathlib.Path, default=HERE, metavar="DIR")
     arguments = parser.parse_args()
-    machine = json.loads((arguments.outdir / "machine.json").read_text(encoding="utf-8"))
-    parts = json.loads((arguments.outdir / "results.json").read_text(encoding="utf-8"))
+    runs = [read(directory) for directory in arguments.outdirs]
     into = arguments.into.resolve()
-    if (machine["simulated"] or not machine["driver"]) and into == HERE:
+    if into == HERE and not all(real(*run) for run in runs):
         fail("not a run on a real GPU")
+    machine, parts = joined(runs)
     machine["commit"] = arguments.commit or machine["commit"]
     if not machine["commit"]:
         fail("name the commit that ran, with --commit")

@@ -22,7 +22,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use self::client::Client;
-use crate::{manual, touch};
+use crate::{forget, manual, touch};
 
 /// Governs processes that use a GPU, by control files: limits of memory, freezing, counts.
 #[derive(Debug, Parser)]
@@ -89,6 +89,9 @@ enum Command {
     /// The daemon's helper
     #[command(hide = true)]
     Touch(touch::Arguments),
+    /// The daemon's other helper
+    #[command(hide = true)]
+    Forget(forget::Arguments),
 }
 
 /// Does what the arguments say; what goes wrong is said on standard error.
@@ -125,6 +128,7 @@ fn run(socket: &Path, command: Command) -> ExitCode {
         Command::Manual => print(manual::page().as_bytes()),
         Command::Coverage => print(COVERAGE.as_bytes()),
         Command::Touch(arguments) => touch::run(&arguments),
+        Command::Forget(arguments) => forget::run(&arguments),
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);

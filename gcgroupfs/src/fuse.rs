@@ -11,6 +11,7 @@ mod inode;
 mod invalidate;
 mod known;
 mod nodes;
+mod relay;
 mod store;
 mod table;
 mod takeover;
@@ -37,15 +38,15 @@ use crate::keep::Kept;
 use crate::tree::{Caller, Tree};
 use announce::{Announcer, Disguise};
 use ask::Asks;
-use forget::Forgetter;
 use invalidate::Invalidator;
 use nodes::{BLOCK, LONG, Nodes};
+use relay::Relay;
 use store::Stores;
 use takeover::Takeover;
 use wake::Waker;
 
 pub use announce::Spot;
-pub use forget::pass_on;
+pub use forget::{Forgetter, deliver, next, pass_on};
 
 /// Request loops. One, since no callback waits and a panic in one is caught. A second costs every `cat` a third more
 /// (25 us instead of 18: the kernel wakes it for the release that nobody waits for, between two requests that
@@ -66,7 +67,7 @@ pub enum Link {
 }
 
 /// Answers the requests of what is mounted at `spot`, on threads of its own. Calls `ended` when the mount is gone, or
-/// with the error that ended it.
+/// with the error that ended it. Gives what is to be stopped before it is unmounted.
 ///
 /// # Errors
 /// If the kernel's first message is not understood, or there are no threads to be had.
@@ -75,7 +76,7 @@ pub fn serve(
     link: Link,
     spot: Spot,
     ended: impl FnOnce(io::Result<()>) + Send + 'static,
-) -> io::Result<()> {
+) -> io::Result<Forgetter> {
     let nodes = Arc::new(Nodes::new(tree.clone()));
     let announcer = Arc::new(Announcer::default());
     let invalidator = Arc::new(Invalidator::new(announcer.clone()));
@@ -93,8 +94,8 @@ pub fn serve(
     let (session, forgetter, takeover) = match link {
         // Who may come in is the kernel's to say, by the mount's options.
         Link::Fresh(device) => {
+            let forgetter = Forgetter::helped(Relay::new(device.try_clone()?, spot.clone()));
             let session = Session::from_fd(adapter, device, SessionACL::All, config)?;
-            let forgetter = Forgetter::Direct(session.notifier());
             (session, forgetter, None)
         }
         Link::Kept(kept) => {
@@ -113,13 +114,14 @@ pub fn serve(
     tree.listen(invalidator);
     tree.listen(announcer);
     tree.listen(Arc::new(Waker::start(nodes)?));
+    let finisher = forgetter.clone();
     thread::Builder::new().name("fuse".to_owned()).spawn(move || {
         if let Some(takeover) = takeover {
-            takeover.finish(&tree, forgetter, &session.notifier());
+            takeover.finish(&tree, finisher, &session.notifier());
         }
         ended(session.run());
     })?;
-    Ok(())
+    Ok(forgetter)
 }
 
 /// Reads the kernel's first message, for daemons that are to take over from one another.

@@ -15,6 +15,7 @@ mod devices;
 mod error;
 mod file;
 mod files;
+mod forget;
 mod fuse;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

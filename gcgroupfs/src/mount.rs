@@ -19,7 +19,10 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::makedev;
 use nix::unistd::{getegid, geteuid};
 
+mod abort;
 mod helper;
+
+pub use abort::abort;
 
 /// The type under which the kernel lists the mount.
 const TYPE: &str = "fuse.gcgroup";
@@ -131,13 +134,6 @@ fn detach(point: &Path) -> io::Result<()> {
     }
 }
 
-/// Has those who still wait for an answer get an error. A daemon that was killed while it told the kernel to forget
-/// something may hold the mount's other end open for as long as they wait.
-fn abort(point: &Path) {
-    // It says EBUSY if somebody has a file open there, and has ended the connection by then.
-    let _ = umount2(point, MntFlags::MNT_FORCE | MntFlags::UMOUNT_NOFOLLOW);
-}
-
 /// Detaches every mount of ours at `point` that nobody answers for any more.
 fn replace_dead(point: &Path, source: &Path) -> io::Result<()> {
     while let Some(top) = mounts(point)?.last().filter(|top| top.is_ours) {
@@ -148,7 +144,7 @@ fn replace_dead(point: &Path, source: &Path) -> io::Result<()> {
             ));
         }
         tracing::info!(point = %point.display(), id = top.id, "replacing a dead mount");
-        abort(point);
+        abort(point, top.device);
         detach(point)?;
     }
     Ok(())

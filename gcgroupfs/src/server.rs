@@ -150,7 +150,7 @@ impl Server {
         tree.listen(bells.clone());
         tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
         let enquiries = Enquiries::start(waker.try_clone()?)?;
-        let registry = Registry::new(
+        let mut registry = Registry::new(
             tree.clone(),
             bells,
             epoll.clone(),
@@ -158,6 +158,11 @@ impl Server {
             grace_msec,
             remembered,
         );
+        let mut last_number = 0;
+        registry.watch_remembered(|| {
+            last_number += 1;
+            last_number
+        });
         Ok(Self {
             epoll,
             listener,
@@ -170,7 +175,7 @@ impl Server {
             enquiries,
             connections: HashMap::new(),
             timed: HashSet::new(),
-            last_number: 0,
+            last_number,
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),
             strangers: Strangers::default(),

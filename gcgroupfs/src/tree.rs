@@ -17,6 +17,7 @@ mod inherited;
 mod joining;
 mod moves;
 mod notice;
+mod peaks;
 mod place;
 mod pressure;
 mod process;
@@ -285,10 +286,13 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`], and those of `show`.
     pub fn view<T>(&self, place: Place, show: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         let view = View::new(&state, state.scope(place)?);
         let result = show(&view);
-        let notices = view.into_notices();
+        let (notices, shown) = view.into_parts();
+        for (group, device, bytes) in shown {
+            state.was_shown(group, device, bytes);
+        }
         drop(state);
         self.tell(&notices);
         result

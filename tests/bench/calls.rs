@@ -1,4 +1,4 @@
-//! Nanoseconds that the hook adds to a call, and what registration adds to the start.
+//! Nanoseconds of a CPU that the hook adds to a call, and what registration adds to the start.
 
 use std::process::Command;
 
@@ -99,5 +99,7 @@ fn overhead(mut command: Command, live: u32, calls: &[&str]) -> Value {
 }
 
 pub fn least(result: &Value, at: usize) -> f64 {
-    result["ns"][at]["min"].as_f64().expect("a number of nanoseconds")
+    result["ns"][at]["cpu_min"]
+        .as_f64()
+        .expect("a number of nanoseconds")
 }

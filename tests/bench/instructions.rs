@@ -1,33 +1,35 @@
-//! Instructions that the hook adds to a launch whose gate is open, and to an allocation with its free, counted by
-//! callgrind.
+//! Instructions that the hook adds to a launch whose gate is open, and to an allocation with its free for every way to
+//! allocate, counted by callgrind.
 
 use std::process::Command;
 
 use serde_json::json;
 use support::{Config, Mount, artifacts, instructions};
 
+use crate::apis::APIS;
 use crate::report::Report;
 
 /// A bare jump to the driver would be ten. The mark on the way out makes it a call: cuLaunchKernel's five arguments on
 /// the stack are pushed again, eighteen in all (ARCHITECTURE.md says what that buys). The half is the count's noise.
 const LAUNCH: f64 = 18.5;
-/// Of 100 ns, twelve atomic ones among them take more than half.
+/// Of 100 ns, six to a dozen atomic ones among them take about half.
 const ALLOCATION: f64 = 1200.0;
 
 pub fn run(report: &mut Report) {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
-    for (call, name, budget) in [
-        ("launch", "launch, added instructions", LAUNCH),
-        ("alloc-free", "allocate and free, added instructions", ALLOCATION),
-    ] {
-        if Command::new("valgrind").arg("--version").output().is_err() {
-            report.skip(name, "no valgrind here");
-            continue;
-        }
-        let bare = each(&mount.bare_command(artifacts().load()), call);
-        let hooked = each(&mount.command(artifacts().load()), call);
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return report.skip("added instructions", "no valgrind here");
+    }
+    let launch = (vec!["--call", "launch"], "launch".to_owned(), LAUNCH);
+    let apis = APIS.map(|api| {
+        let name = format!("{api}: allocate and free");
+        (vec!["--call", "alloc-free", "--api", api], name, ALLOCATION)
+    });
+    for (call, name, budget) in std::iter::once(launch).chain(apis) {
+        let bare = each(&mount.bare_command(artifacts().load()), &call);
+        let hooked = each(&mount.command(artifacts().load()), &call);
         report.add(
-            name,
+            &format!("{name}, added instructions"),
             hooked - bare,
             "instructions",
             budget,
@@ -37,16 +39,16 @@ pub fn run(report: &mut Report) {
 }
 
 /// Instructions of one more call: those of a longer run less those of a shorter one.
-fn each(command: &Command, call: &str) -> f64 {
+fn each(command: &Command, call: &[&str]) -> f64 {
     let (few, many) = (1_000, 11_000);
     (count(command, call, many) - count(command, call, few)) / f64::from(many - few)
 }
 
 /// Instructions of a whole run with so many calls.
-fn count(command: &Command, call: &str, calls: u32) -> f64 {
+fn count(command: &Command, call: &[&str], calls: u32) -> f64 {
     let mut run = Command::new(command.get_program());
     // One round; the warming one takes at most a hundred.
-    run.args(["overhead", "--call", call, "--rounds", "1"]);
+    run.args(["overhead", "--rounds", "1"]).args(call);
     run.args(["--calls", &calls.to_string()]);
     for (name, value) in command.get_envs() {
         value.map(|value| run.env(name, value));

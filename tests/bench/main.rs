@@ -17,6 +17,8 @@ mod report;
 mod swap;
 mod thaw;
 
+use std::sync::OnceLock;
+
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -48,7 +50,7 @@ fn main() {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {
             eprintln!("{name} ...");
             // Of those that wait for each other, none is compared with anything.
-            stay_on(if name == "events" { &all } else { &one });
+            stay_on(if name == "events" { all } else { one });
             run(&mut report);
         }
     }
@@ -58,8 +60,25 @@ fn main() {
     }
 }
 
-/// All that this process may run on, and one of them.
-fn cpus() -> (CpuSet, CpuSet) {
+/// All that this process was given to run on, and one of them.
+fn cpus() -> &'static (CpuSet, CpuSet) {
+    static CPUS: OnceLock<(CpuSet, CpuSet)> = OnceLock::new();
+    CPUS.get_or_init(find_cpus)
+}
+
+/// Runs `body` with all CPUs that there are, and says how many.
+fn on_all_cpus(body: impl FnOnce(usize)) {
+    let (all, one) = cpus();
+    stay_on(all);
+    body(
+        (0..CpuSet::count())
+            .filter(|cpu| all.is_set(*cpu).unwrap_or(false))
+            .count(),
+    );
+    stay_on(one);
+}
+
+fn find_cpus() -> (CpuSet, CpuSet) {
     let allowed = sched_getaffinity(Pid::from_raw(0)).expect("every process has an affinity");
     let last = (0..CpuSet::count())
         .rev()

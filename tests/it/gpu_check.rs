@@ -1,19 +1,23 @@
 //! The check for real GPUs, on the simulated one: what checks the scripts themselves.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use support::{artifacts, repository};
+use serde_json::Value;
+use support::{artifacts, python, repository};
 
 /// What needs nothing of NVIDIA's but the driver.
-const ON_ANY_DRIVER: [&str; 14] = [
+const ON_ANY_DRIVER: [&str; 16] = [
     "background",
     "contention",
+    "driver",
     "interception_c",
     "interception_ctypes",
     "kill_daemon",
     "kill_process",
+    "ledger",
     "load_governed",
     "lookups",
     "marks",
@@ -29,18 +33,24 @@ fn check() -> (&'static str, &'static Path) {
     static RUN: OnceLock<(String, PathBuf)> = OnceLock::new();
     let (said, out) = RUN.get_or_init(|| {
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check");
-        let output = Command::new(repository().join("scripts/gpu-check.sh"))
-            .arg("--sim")
-            .arg(&out)
-            .env("DIST", artifacts().dist())
-            .output()
-            .unwrap();
+        let output = script(&["--sim"]).arg(&out).output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
-        let results = std::fs::read_to_string(out.join("results.json")).unwrap_or_default();
+        let results = fs::read_to_string(out.join("results.json")).unwrap_or_default();
         assert!(output.status.success(), "{said}\n{results}");
         (said, out)
     });
     (said, out)
+}
+
+pub(crate) fn script(arguments: &[&str]) -> Command {
+    let mut command = Command::new(repository().join("scripts/gpu-check.sh"));
+    command.args(arguments).env("DIST", artifacts().dist());
+    command
+}
+
+pub(crate) fn results(out: &Path) -> Value {
+    let text = fs::read(out.join("results.json")).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 fn keep_results(arguments: &[&Path]) -> Output {
@@ -51,8 +61,8 @@ fn keep_results(arguments: &[&Path]) -> Output {
         .unwrap()
 }
 
-fn files(directory: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<_> = std::fs::read_dir(directory)
+pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<_> = fs::read_dir(directory)
         .map(|entries| entries.map(|entry| entry.unwrap().path()).collect())
         .unwrap_or_default();
     found.sort();
@@ -85,7 +95,7 @@ fn simulated_results_are_not_kept_as_real_ones() {
 
 #[test]
 fn the_readme_claims_measurements_when_there_are_some() {
-    let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
+    let readme = fs::read_to_string(repository().join("README.md")).unwrap();
     let measured = files(&repository().join("tests/gpu/results"))
         .iter()
         .any(|path| path.extension().is_some_and(|ending| ending == "json"));
@@ -106,24 +116,168 @@ fn results_become_a_file_and_a_table() {
     assert!(output.status.success(), "{output:?}");
     let kept = files(&into.path().join("results"));
     assert_eq!(kept.len(), 1, "{kept:?}");
-    let run: serde_json::Value = serde_json::from_slice(&std::fs::read(&kept[0]).unwrap()).unwrap();
+    let run: Value = serde_json::from_slice(&fs::read(&kept[0]).unwrap()).unwrap();
     assert_eq!(run["machine"]["commit"], "abc");
     assert!(run["parts"]["vmm"]["facts"]["usec"]["device"]["2"]["create"]["median"].is_number());
-    let table = std::fs::read_to_string(into.path().join("RESULTS.md")).unwrap();
-    for line in said.lines() {
-        let Some((state @ ("PASS" | "SKIP"), rest)) = line.split_once(' ') else {
-            continue;
-        };
-        let (part, reason) = rest.split_once(": ").unwrap();
-        let probe = run["parts"][part]["probe"].as_bool().unwrap();
-        let state = match (state, probe) {
+    let table = fs::read_to_string(into.path().join("RESULTS.md")).unwrap();
+    let entries = results(check().1);
+    for (part, entry) in entries.as_object().unwrap() {
+        let [state, reason] = ["state", "reason"].map(|key| entry[key].as_str().unwrap());
+        let state = match (state, entry["probe"].as_bool().unwrap()) {
             ("PASS", true) => "answered",
             ("SKIP", true) => "not possible",
             (other, _) => other,
         };
         let row = format!("| {part} | {state} | {} |", reason.replace('|', "/"));
         assert!(table.contains(&row), "{row}\n{table}");
+        assert!(said.contains(&format!("{part}: {reason}")), "{part}: {said}");
     }
+}
+
+#[test]
+fn several_runs_are_kept_as_one_if_they_are_of_one_machine() {
+    let (into, whole) = (tempfile::tempdir().unwrap(), check().1);
+    let [part, alien] = ["part", "alien"].map(|name| into.path().join(name));
+    let mut machine: Value = serde_json::from_slice(&fs::read(whole.join("machine.json")).unwrap()).unwrap();
+    let keep = |later: &Path, machine: &Value, entries: Value| {
+        fs::create_dir(later).unwrap();
+        fs::write(later.join("machine.json"), machine.to_string()).unwrap();
+        fs::write(later.join("results.json"), entries.to_string()).unwrap();
+        let into = into.path().join("kept");
+        keep_results(&[
+            later,
+            "--commit".as_ref(),
+            "abc".as_ref(),
+            "--into".as_ref(),
+            &into,
+        ])
+    };
+    let entry =
+        |state: &str| serde_json::json!({"state": state, "reason": "anew", "probe": false, "facts": {}});
+    let entries = serde_json::json!({"driver": entry("SKIP"), "torch_graph": entry("PASS")});
+    let output = keep(&part, &machine, entries.clone());
+    assert!(output.status.success(), "{output:?}");
+    let kept = files(&into.path().join("kept/results"));
+    let run: Value = serde_json::from_slice(&fs::read(&kept[0]).unwrap()).unwrap();
+    assert_eq!(run["parts"]["torch_graph"]["reason"], "anew");
+    assert_eq!(run["parts"]["driver"]["state"], "PASS");
+    assert_eq!(run["parts"]["vmm"], results(whole)["vmm"]);
+    machine["driver"] = "580.1".into();
+    let output = keep(&alien, &machine, entries);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("different machines or commits: driver"), "{said}");
+}
+
+#[test]
+fn a_run_on_the_simulator_that_is_called_real_is_not_kept_either() {
+    let out = tempfile::tempdir().unwrap();
+    let mut machine: Value =
+        serde_json::from_slice(&fs::read(check().1.join("machine.json")).unwrap()).unwrap();
+    machine["simulated"] = false.into();
+    machine["driver"] = "580.1".into();
+    machine["commit"] = "abc".into();
+    fs::write(out.path().join("machine.json"), machine.to_string()).unwrap();
+    fs::copy(check().1.join("results.json"), out.path().join("results.json")).unwrap();
+    let kept = files(&repository().join("tests/gpu/results"));
+    let output = Command::new(repository().join("scripts/gpu-results.py"))
+        .arg(out.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("not a run on a real GPU"), "{said}");
+    assert_eq!(files(&repository().join("tests/gpu/results")), kept);
+}
+
+#[test]
+fn parts_run_by_themselves_and_what_has_no_time_is_left_out() {
+    let out = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let output = script(arguments).arg(out.path()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (status, said) = run(&["--sim", "--parts", "lookups,load_governed"]);
+    assert_eq!(status, Some(0), "{said}");
+    let found = results(out.path());
+    let names: Vec<_> = found.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+    for part in ["driver", "load_governed", "lookups"] {
+        assert_eq!(found[part]["state"], "PASS", "{said}");
+    }
+    // Its time would do for the first part and not for what takes 25 seconds.
+    let (status, said) = run(&["--sim", "--parts", "swap", "--seconds", "20"]);
+    assert_eq!(status, Some(3), "{said}");
+    let swap = &results(out.path())["swap"];
+    assert_eq!(swap["state"], "SKIP");
+    let reason = swap["reason"].as_str().unwrap();
+    assert!(reason.starts_with("left out: it takes 25 s"), "{reason}");
+    let (status, _) = run(&["--sim", "--parts", "swop"]);
+    assert_eq!(status, Some(2));
+}
+
+#[test]
+fn a_framework_that_does_not_work_by_itself_is_asked_for_nothing() {
+    let (out, modules) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(modules.path().join("numpy.py"), "").unwrap();
+    fs::write(
+        modules.path().join("numba.py"),
+        "raise RuntimeError('out of tune')\n",
+    )
+    .unwrap();
+    let output = script(&["--sim", "--parts", "frameworks,interception_numba"])
+        .arg(out.path())
+        .env("PYTHONPATH", modules.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let found = results(out.path());
+    for part in ["frameworks", "interception_numba"] {
+        assert_eq!(found[part]["state"], "SKIP", "{found}");
+        let reason = found[part]["reason"].as_str().unwrap();
+        let why = "no numba job runs here, hook or none: RuntimeError: out of tune";
+        assert_eq!(reason, why);
+    }
+}
+
+#[test]
+fn a_framework_that_works_by_itself_is_governed() {
+    let out = tempfile::tempdir().unwrap();
+    let python = python();
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", python.parent().unwrap().display());
+    let output = script(&["--sim", "--parts", "frameworks,interception_numba"])
+        .arg(out.path())
+        .env("PATH", path)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let found = results(out.path());
+    assert_eq!(found["frameworks"]["state"], "PASS", "{found}");
+    assert!(found["frameworks"]["facts"]["versions"]["numba"].is_string());
+    assert_eq!(found["interception_numba"]["state"], "PASS", "{found}");
+    assert_eq!(found["interception_numba"]["facts"]["beyond_ledger"], 0);
+}
+
+#[test]
+fn in_a_pid_namespace_a_process_is_found_in_nvml_by_being_new() {
+    let out = tempfile::tempdir().unwrap();
+    let output = Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc"])
+        .arg(repository().join("scripts/gpu-check.sh"))
+        .args(["--sim", "--parts", "interception_ctypes,ledger"])
+        .arg(out.path())
+        .env("DIST", artifacts().dist())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    let machine: Value = serde_json::from_slice(&fs::read(out.path().join("machine.json")).unwrap()).unwrap();
+    assert_eq!(machine["first_pid_namespace"], false);
+    let found = results(out.path());
+    assert!(
+        found["interception_ctypes"]["facts"]["nvml"].is_number(),
+        "{found}"
+    );
+    assert_eq!(found["ledger"]["facts"]["by"], "process");
 }
 
 #[test]

@@ -6,6 +6,8 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use support::{Config, DEADLINE, Mount, wait_until};
 
 use crate::driver::{Dir, DriverShell};
@@ -264,6 +266,27 @@ fn groups_outlive_a_daemon_that_is_killed() {
     });
     assert_eq!(Dir::of(&mount, shell.pid()).key("memory.events", "over_limit"), 1);
     assert_eq!(mount.number("team", "memory.events", "over_limit"), 1);
+}
+
+#[test]
+fn who_ends_before_a_new_daemon_has_it_back_keeps_no_group() {
+    let mut mount = Mount::new();
+    mkdir(&mount, "team");
+    let shell = DriverShell::start(&mount);
+    join(&mount, "team", &shell);
+    // So that it does not register again.
+    kill(Pid::from_raw(shell.pid()), Signal::SIGSTOP).expect("it runs");
+    mount.kill9();
+    mount.restart();
+    let team = mount.path().join("team");
+    assert_eq!(mount.number("team", "gcgroup.events", "populated"), 1);
+    let refused = fs::remove_dir(&team).expect_err("it lives");
+    assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+    shell.kill9();
+    // Who registers afterwards is served after that end has been noticed.
+    let _other = DriverShell::start(&mount);
+    assert_eq!(mount.number("team", "gcgroup.events", "populated"), 0);
+    fs::remove_dir(&team).expect("nobody is in it");
 }
 
 #[test]

@@ -41,6 +41,8 @@ mod freeze;
 #[cfg(test)]
 mod gpu_check;
 #[cfg(test)]
+mod gpu_check_ended;
+#[cfg(test)]
 mod green;
 #[cfg(test)]
 mod groups;
@@ -144,6 +146,8 @@ mod simgpu_vmm;
 mod soak;
 #[cfg(test)]
 mod statistics;
+#[cfg(test)]
+mod storm;
 #[cfg(test)]
 mod supervise;
 #[cfg(test)]

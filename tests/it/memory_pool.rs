@@ -1,6 +1,6 @@
 //! Pools: charged by what they reserve, whoever's they are and however they grow and shrink.
 
-use support::{Config, Mount, Truth};
+use support::{Config, Mount, Truth, wait_until};
 
 use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
@@ -63,6 +63,33 @@ fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
     calls.ok("cuMemFreeAsync $one 0");
     calls.ok("cuStreamSynchronize 0");
     charged(0, "gone");
+}
+
+#[test]
+fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok("cuStreamCreate &stream 1");
+    calls.ok("cuStreamCreate &other 1");
+    calls.ok("cuMemAlloc_v2 &word 4");
+    calls.ok("cuMemsetD32_v2 $word 0 1");
+    for stream in ["$stream", "0", "2"] {
+        create(&mut calls, "pool", DEVICE, 0);
+        calls.ok(&format!("cuMemAllocFromPoolAsync &block {MIB} $pool 0"));
+        calls.ok("cuMemPoolDestroy $pool");
+        calls.ok(&format!("cuStreamWaitValue32_v2 {stream} $word 1 0"));
+        calls.ok(&format!("cuMemFreeAsync $block {stream}"));
+        assert_eq!(dir.number("memory.current"), CHUNK + 4, "{stream}");
+        calls.ok("cuStreamWriteValue32_v2 $other $word 1 0");
+        if stream == "2" {
+            // The thread's own: nobody else can ask.
+            calls.ok("cuCtxSynchronize");
+        }
+        wait_until("it is uncharged", || dir.number("memory.current") == 4);
+        calls.ok("cuStreamWriteValue32_v2 $other $word 0 0");
+        calls.ok("cuStreamSynchronize $other");
+    }
 }
 
 #[test]

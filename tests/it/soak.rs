@@ -6,7 +6,7 @@ mod directories;
 mod holdings;
 mod people;
 mod program;
-mod random;
+pub(crate) mod random;
 mod rest;
 mod sums;
 

@@ -6,6 +6,7 @@
 mod artifacts;
 mod counted;
 mod governed;
+mod hang;
 mod mount;
 mod others;
 mod program;
@@ -15,6 +16,7 @@ mod wait;
 pub use artifacts::{Artifacts, artifacts, python, repository};
 pub use counted::{instructions, system_calls};
 pub use governed::Governed;
+pub use hang::threads;
 pub use mount::{Config, Mount};
 pub use others::{program_for_all, tree_for_all};
 pub use program::{c_program, c_program_by};

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
@@ -17,8 +18,9 @@ use tempfile::TempDir;
 
 use crate::artifacts::artifacts;
 use crate::governed::Governed;
+use crate::hang::{abort, threads};
 use crate::truth::Truth;
-use crate::wait::wait_until;
+use crate::wait::{DEADLINE, wait_until};
 
 /// How a mount is set up.
 #[derive(Debug, Clone, Default)]
@@ -235,11 +237,32 @@ impl Mount {
     }
 
     /// Kills the daemon as `kill -9` does, and leaves its dead mount behind.
+    ///
+    /// # Panics
+    /// When that does not end it.
+    #[track_caller]
     pub fn kill9(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
+        if let Err(threads) = self.try_kill9() {
+            panic!("a daemon that was killed does not end:\n{threads}");
         }
+    }
+
+    /// If the daemon does not end, what its threads are at. Then nobody waits for it any more.
+    fn try_kill9(&mut self) -> Result<(), String> {
+        let Some(mut daemon) = self.daemon.take() else {
+            return Ok(());
+        };
+        let _ = daemon.kill();
+        let deadline = Instant::now() + DEADLINE;
+        while matches!(daemon.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                let threads = threads(daemon.id());
+                abort(&self.path());
+                return Err(threads);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// Ends the daemon as a service manager does.
@@ -326,7 +349,9 @@ impl Drop for Mount {
     fn drop(&mut self) {
         if thread::panicking() {
             eprintln!("the daemon's log:\n{}", self.log());
-            self.kill9();
+            if let Err(threads) = self.try_kill9() {
+                eprintln!("it does not end:\n{threads}");
+            }
         } else {
             self.stop();
         }

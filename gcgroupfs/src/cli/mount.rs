@@ -149,7 +149,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     };
     let reload = Reload::new(flag_on(SIGHUP, &server.waker()?)?, parts);
     // Dropping it unmounts.
-    let mut mount = None;
+    let mut shown = None;
     let place = if arguments.no_fuse {
         String::new()
     } else if let Some(kept) = kept {
@@ -161,7 +161,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         format!("{}, ", point.display())
     } else {
         let mounted = show(&point, &socket, arguments.allow_other, tree, stop.clone())?;
-        format!("{}, ", mount.insert(mounted).point().display())
+        format!("{}, ", shown.insert(mounted).mount.point().display())
     };
     tell_ready();
     eprintln!("gcgroupfs: ready: {place}socket {}", socket.display());
@@ -170,7 +170,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         !stop.is_asked()
     })?;
     info!("stopping");
-    drop(mount);
+    drop(shown);
     Ok(())
 }
 
@@ -181,15 +181,28 @@ fn show(
     allow_other: bool,
     tree: Arc<Tree>,
     stop: Stop,
-) -> anyhow::Result<Mount> {
+) -> anyhow::Result<Shown> {
     let cannot = || format!("cannot mount at {}", point.display());
     let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
     let spot = fuse::Spot {
         point: mount.point().to_owned(),
         device: mount.device(),
     };
-    fuse::serve(tree, fuse::Link::Fresh(device), spot, ended(stop)).with_context(cannot)?;
-    Ok(mount)
+    let forgetter = fuse::serve(tree, fuse::Link::Fresh(device), spot, ended(stop)).with_context(cannot)?;
+    Ok(Shown { forgetter, mount })
+}
+
+/// What is mounted and answered for.
+struct Shown {
+    forgetter: fuse::Forgetter,
+    mount: Mount,
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        // Then the mount is.
+        self.forgetter.stop();
+    }
 }
 
 /// When somebody else unmounts it, the daemon is to stop.

@@ -121,6 +121,34 @@ mod tests {
     use crate::tree::fixture::{ROOT, TOTAL, World};
 
     #[test]
+    fn threads_count_for_themselves_and_one_may_free_what_another_has_allocated() {
+        let world = World::new(2);
+        let id = world.join(100);
+        let usage = world.usage(id);
+        usage.nr_threads.store(3, Relaxed);
+        for (slot, device, bytes, alloc, free) in [
+            (0, 1, 300_u64, 3, 0),
+            (1, 1, 100_u64.wrapping_neg(), 0, 1),
+            (2, 0, 7, 1, 0),
+        ] {
+            let slot = &usage.threads[slot];
+            slot.counted_device.store(device, Relaxed);
+            slot.kind(Kind::Vmm).unwrap().store(bytes, Relaxed);
+            slot.nr_alloc.store(alloc, Relaxed);
+            slot.nr_free.store(free, Relaxed);
+        }
+        usage.devices[1].kinds[Kind::Vmm as usize].store(50, Relaxed);
+        let stat = world.show("100/1/memory.stat");
+        for line in ["\nvmm 250\n", "\nnr_alloc 3\n", "\nnr_free 1\n"] {
+            assert!(stat.contains(line), "{stat}");
+        }
+        assert!(world.show("100/memory.stat").contains("\nvmm 257\n"));
+        // The free is seen, and the allocation is not yet.
+        usage.threads[0].kind(Kind::Vmm).unwrap().store(0, Relaxed);
+        assert!(world.show("100/1/memory.stat").contains("\nvmm 0\n"));
+    }
+
+    #[test]
     fn a_process_is_the_sum_of_its_devices_and_the_root_of_its_processes() {
         let world = World::new(2);
         let (one, other) = (world.join(100), world.join(101));

@@ -103,10 +103,6 @@ pub(super) struct Announcer {
     helper: AtomicU32,
     /// The directory and the name in it that the helper is at, and what it is to find there.
     disguise: Mutex<Option<(INodeNo, String, Disguise)>>,
-    /// Held by whoever has the kernel change a directory, ours or the helper. It locks the directory for both, and the
-    /// helper keeps that lock until it has our answer: were we killed then, with the other waiting for the lock, our
-    /// end of the mount would never be closed, and so nobody ever answered.
-    turn: Mutex<()>,
     /// Entities whose directory watchers have not been told of. The kernel must not hold on to their names, or the
     /// helper could not make them.
     fresh: Mutex<HashSet<u64>>,
@@ -170,12 +166,6 @@ impl Announcer {
             // The thread ends with the daemon.
             let _ = queue.send(news);
         }
-    }
-
-    /// Has the kernel change a directory while the helper is at none.
-    pub(super) fn in_turn<T>(&self, change: impl FnOnce() -> T) -> T {
-        let _turn = self.turn.lock();
-        change()
     }
 
     /// Whether watchers are still to be told of the directory.
@@ -264,7 +254,7 @@ impl Worker {
         if done == Err(Errno::EEXIST) {
             // The name's last owner has not been forgotten yet.
             let parent = inode::number(Node::Dir(*parent));
-            let _ = (self.announcer).in_turn(|| self.forgetter.inval_entry(parent, OsStr::new(name)));
+            let _ = self.forgetter.inval_entry(parent, OsStr::new(name));
             done = self.ask(touch::CREATE, directory, Disguise::Absent);
         }
         tracing::trace!(name, ?done, "announced a directory");
@@ -301,8 +291,7 @@ impl Worker {
                 .device
                 .map_or_else(String::new, |device| format!("{device}/"));
             let path = format!("{name}/{device}{}", file.name);
-            let announcer = &self.announcer;
-            let done = announcer.in_turn(|| self.helper.ask(touch::MODIFY, &path, &announcer.helper));
+            let done = self.helper.ask(touch::MODIFY, &path, &self.announcer.helper);
             tracing::trace!(path, ?done, "announced a change");
         }
     }
@@ -316,9 +305,8 @@ impl Worker {
         };
         let at = inode::number(Node::Dir(*parent));
         *self.announcer.disguise.lock() = Some((at, name.clone(), disguise));
-        let announcer = &self.announcer;
-        let done = announcer.in_turn(|| self.helper.ask(command, &path, &announcer.helper));
-        *announcer.disguise.lock() = None;
+        let done = self.helper.ask(command, &path, &self.announcer.helper);
+        *self.announcer.disguise.lock() = None;
         done
     }
 }

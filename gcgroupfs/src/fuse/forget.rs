@@ -1,58 +1,79 @@
-//! Has the kernel forget names. It locks the directory for that, and who holds the lock may wait for our answer; so
-//! under a supervisor, where the next daemon gives that answer, it is the supervisor that writes to the kernel: a
-//! daemon that was killed in that write would not come to its end before.
+//! Has the kernel forget names. It locks the directory for that, and who holds the lock may wait for our answer. A
+//! daemon that was killed in that write would not come to its end before it is answered, and so never. So another
+//! process writes: under a supervisor that one, whose next daemon gives the answer; else a helper of ours.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use fuser::{INodeNo, Notifier};
+use fuser::INodeNo;
 use nix::sys::socket::{MsgFlags, send};
+use parking_lot::Mutex;
+
+use super::relay::Relay;
 
 /// Numbers of notifications in the kernel's `include/uapi/linux/fuse.h`.
 const INVAL_ENTRY: u32 = 3;
 const DELETE: u32 = 6;
 pub(super) const RESEND: u32 = 7;
 
-/// The longest message to the supervisor.
+/// The longest message to who writes.
 const MAX_LENGTH: usize = 1024;
 
+/// How long what is being forgotten may take when the daemon stops. It waits for nobody but us.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Who writes to the kernel.
 #[derive(Debug, Clone)]
-pub(super) enum Forgetter {
-    Direct(Notifier),
+pub enum Forgetter {
+    /// A helper of ours. It has been done when it is back.
+    Helped(Arc<Mutex<Relay>>),
+    /// The supervisor, some time.
     Relayed(Arc<OwnedFd>),
 }
 
 impl Forgetter {
+    pub(super) fn helped(relay: Relay) -> Self {
+        Self::Helped(Arc::new(Mutex::new(relay)))
+    }
+
     /// The directory entry has gone. Whether the kernel knows it is its own matter.
     pub(super) fn delete(&self, parent: INodeNo, child: INodeNo, name: &OsStr) -> io::Result<()> {
         // Deleting also wakes those who watch the directory, but the kernel refuses it while something below is in
         // use; then it is enough to have the name asked for again. The mount itself may be gone by now.
-        match self {
-            Self::Direct(notifier) => notifier
-                .delete(parent, child, name)
-                .or_else(|_| notifier.inval_entry(parent, name)),
-            Self::Relayed(relay) => {
-                relay_to(relay, &[delete(parent, child, name), inval_entry(parent, name)])
-            }
-        }
+        self.pass(&[delete(parent, child, name), inval_entry(parent, name)])
     }
 
     /// The name is to be asked for again.
     pub(super) fn inval_entry(&self, parent: INodeNo, name: &OsStr) -> io::Result<()> {
+        self.pass(&[inval_entry(parent, name)])
+    }
+
+    /// Sends notifications of which the second is for when the kernel refuses the first.
+    fn pass(&self, messages: &[Vec<u8>]) -> io::Result<()> {
+        let messages = messages.concat();
         match self {
-            Self::Direct(notifier) => notifier.inval_entry(parent, name),
-            Self::Relayed(relay) => relay_to(relay, &[inval_entry(parent, name)]),
+            Self::Helped(relay) => relay.lock().pass(&messages),
+            Self::Relayed(relay) => {
+                send(relay.as_raw_fd(), &messages, MsgFlags::MSG_NOSIGNAL)?;
+                Ok(())
+            }
         }
     }
-}
 
-/// Sends notifications of which the second is for when the kernel refuses the first.
-fn relay_to(relay: &OwnedFd, messages: &[Vec<u8>]) -> io::Result<()> {
-    send(relay.as_raw_fd(), &messages.concat(), MsgFlags::MSG_NOSIGNAL)?;
-    Ok(())
+    /// Has nothing forgotten any more, and ends the helper. To be called while requests are still answered: who waits
+    /// for a directory's lock would go on waiting.
+    pub fn stop(&self) {
+        if let Self::Helped(relay) = self {
+            match relay.try_lock_for(PATIENCE) {
+                Some(mut relay) => relay.stop(),
+                None => tracing::warn!("the kernel still has not forgotten what has gone"),
+            }
+        }
+    }
 }
 
 /// The supervisor's part: writes what comes over `relay` to `device`, until there is nobody left to send.
@@ -60,20 +81,32 @@ fn relay_to(relay: &OwnedFd, messages: &[Vec<u8>]) -> io::Result<()> {
 /// # Errors
 /// The relay is broken.
 pub fn pass_on(relay: &impl AsFd, device: &impl AsFd) -> io::Result<()> {
-    let mut buffer = [0; MAX_LENGTH];
-    loop {
-        let length = nix::unistd::read(relay, &mut buffer)?;
-        let mut rest = buffer.get(..length).unwrap_or_default();
-        if rest.is_empty() {
-            return Ok(());
-        }
-        while let Some((message, others)) = first(rest) {
-            rest = others;
-            // That the kernel knows no such entry is as good.
-            match nix::unistd::write(device, message) {
-                Ok(_) | Err(nix::errno::Errno::ENOENT) => break,
-                Err(_) => {}
-            }
+    while let Some(messages) = next(relay)? {
+        deliver(&messages, device);
+    }
+    Ok(())
+}
+
+/// What comes over a relay, if there is still somebody to send.
+///
+/// # Errors
+/// The relay is broken.
+pub fn next(relay: &impl AsFd) -> io::Result<Option<Vec<u8>>> {
+    let mut buffer = vec![0; MAX_LENGTH];
+    let length = nix::unistd::read(relay, &mut buffer)?;
+    buffer.truncate(length);
+    Ok(Some(buffer).filter(|messages| !messages.is_empty()))
+}
+
+/// Writes to `device` the first of these notifications that the kernel takes.
+pub fn deliver(messages: &[u8], device: &impl AsFd) {
+    let mut rest = messages;
+    while let Some((message, others)) = first(rest) {
+        rest = others;
+        // That the kernel knows no such entry is as good.
+        match nix::unistd::write(device, message) {
+            Ok(_) | Err(nix::errno::Errno::ENOENT) => break,
+            Err(_) => {}
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Nothing of it is needed to answer: of a handle that is not known, because a predecessor gave it, only the opener
 //! matters, and that is in its number.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use fuser::{FileHandle, FileType, INodeNo, PollHandle, PollNotifier};
@@ -143,25 +143,29 @@ impl Handles {
         file.has_news()
     }
 
-    /// The open files of these entities.
-    pub(super) fn of(&self, entities: &BTreeSet<u64>) -> Vec<(FileHandle, INodeNo)> {
+    /// What the open files of these entities show.
+    pub(super) fn of(&self, entities: &BTreeSet<u64>) -> BTreeSet<INodeNo> {
         let files = self.files.lock();
-        let of = files
-            .iter()
-            .filter(|(_, file)| entities.contains(&inode::entity(file.ino)));
-        of.map(|(handle, file)| (FileHandle(handle), file.ino)).collect()
+        let inos = files.iter().map(|(_, file)| file.ino);
+        inos.filter(|ino| entities.contains(&inode::entity(*ino)))
+            .collect()
     }
 
-    /// There have been so many changes. Gives who must be told.
-    pub(super) fn announce(&self, FileHandle(handle): FileHandle, nr_changes: u64) -> Option<PollNotifier> {
+    /// There have been so many changes, by inode. Gives who must be told: a thousand, perhaps, and who is woken has the loop
+    /// take this lock, so it is taken once.
+    pub(super) fn announce(&self, nr_changes: &HashMap<INodeNo, u64>) -> Vec<PollNotifier> {
         let mut files = self.files.lock();
-        let file = files.get_mut(handle)?;
-        file.announced = file.announced.max(nr_changes);
-        if file.has_news() {
-            file.waiting.take()
-        } else {
-            None
+        let mut told = Vec::new();
+        for file in files.iter_mut() {
+            let Some(nr_changes) = nr_changes.get(&file.ino) else {
+                continue;
+            };
+            file.announced = file.announced.max(*nr_changes);
+            if file.has_news() {
+                told.extend(file.waiting.take());
+            }
         }
+        told
     }
 
     /// # Errors
@@ -257,7 +261,7 @@ mod tests {
         assert!(after.text(handle, INO).is_none());
         after.keep_text(handle, INO, "text".into(), 3);
         assert_eq!(after.text(handle, INO).as_deref(), Some("text"));
-        assert_eq!(after.of(&[5, 9].into()), [(handle, INO)]);
+        assert_eq!(after.of(&[5, 9].into()), [INO].into());
         after.close_file(handle);
         assert!(after.text(handle, INO).is_none());
     }

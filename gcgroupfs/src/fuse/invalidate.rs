@@ -60,7 +60,7 @@ impl Invalidator {
             .spawn(move || {
                 for task in receiver {
                     match task {
-                        Task::Forget(entry) => announcer.in_turn(|| forget(&forgetter, &entry)),
+                        Task::Forget(entry) => forget(&forgetter, &entry),
                         Task::Announce(news) => announcer.tell(news),
                     }
                 }

@@ -77,6 +77,10 @@ impl<T> Table<T> {
         self.open.get_mut(&handle)
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.open.values_mut()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.open.iter().map(|(handle, what)| (*handle, what))
     }

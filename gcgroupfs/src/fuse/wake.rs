@@ -90,13 +90,10 @@ impl Turns {
 
 /// Wakes those for whom there is something new.
 fn wake(nodes: &Nodes, entities: &BTreeSet<u64>) {
-    // Many may watch one file.
-    let mut counts = HashMap::new();
-    for (handle, ino) in nodes.handles.of(entities) {
-        let count = *counts.entry(ino).or_insert_with(|| nodes.nr_changes(ino));
-        if let Some(notifier) = nodes.handles.announce(handle, count)
-            && let Err(error) = notifier.notify()
-        {
+    let inos = nodes.handles.of(entities);
+    let counts = inos.into_iter().map(|ino| (ino, nodes.nr_changes(ino))).collect();
+    for notifier in nodes.handles.announce(&counts) {
+        if let Err(error) = notifier.notify() {
             tracing::debug!(%error, "cannot wake a poller");
         }
     }

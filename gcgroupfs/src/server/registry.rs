@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -26,6 +27,7 @@ use crate::block;
 use crate::journal::{Journal, Key};
 use crate::process::{self, Peer, Stat};
 use crate::rules::{Given, Verdict};
+use crate::sys;
 use crate::tree::{GroupId, Identity, ProcessId, Saved, Settings, Tree};
 
 /// Registered processes of one user. The other users' share is theirs.
@@ -148,7 +150,11 @@ impl Registry {
             stat,
             pidfd,
         } = peer;
-        if !self.numbers.contains_key(&key) && self.nr_of(uid) >= MAX_PER_UID {
+        let known = self
+            .numbers
+            .get(&key)
+            .and_then(|number| self.processes.get(number));
+        if known.is_none_or(|known| known.uid != uid) && self.nr_of(uid) >= MAX_PER_UID {
             return Err(Errno::EDQUOT);
         }
         let process = self.know(number, key, uid, pidfd)?;
@@ -272,6 +278,31 @@ impl Registry {
             .or(is_any_lost.then_some(TEND))
     }
 
+    /// Has it noticed at once when those end that were in groups and have not come back: a group is not removed while it
+    /// is held for somebody.
+    pub fn watch_remembered(&mut self, mut new_number: impl FnMut() -> u64) {
+        for key in self.remembered.in_groups() {
+            match self.watch(new_number(), key) {
+                Ok(()) => {}
+                Err(Errno::ESRCH) => self.remembered.remove(key),
+                // They are looked for from time to time, too.
+                Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
+            }
+        }
+    }
+
+    fn watch(&mut self, number: u64, key: Key) -> nix::Result<()> {
+        let errno = |error: std::io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+        let pid = i32::try_from(key.pid).map_err(|_| Errno::ESRCH)?;
+        let pidfd = sys::pidfd_open(pid).map_err(errno)?;
+        let owner = std::fs::metadata(format!("/proc/{pid}")).map_err(|_| Errno::ESRCH)?;
+        // Looked at last: so all this was about that one, and not about a successor to its pid.
+        if !process::is_alive(key.pid, key.start_time) {
+            return Err(Errno::ESRCH);
+        }
+        self.know(number, key, owner.uid(), pidfd).map(drop)
+    }
+
     /// Forgets those that have ended since the last daemon, and with them groups that were there for them alone. Whether
     /// there are any left that have not come back.
     pub fn tend_remembered(&mut self) -> bool {
@@ -325,6 +356,9 @@ impl Registry {
     /// The process's number: the one it has, or `number`, and then its death is watched for.
     fn know(&mut self, number: u64, key: Key, uid: u32, pidfd: OwnedFd) -> nix::Result<u64> {
         if let Some(number) = self.numbers.get(&key) {
+            if let Some(known) = self.processes.get_mut(number) {
+                known.uid = uid;
+            }
             return Ok(*number);
         }
         self.epoll.add(

@@ -28,6 +28,12 @@ impl Remembered {
         self.processes.get(&key)
     }
 
+    /// Those for whom groups are held.
+    pub fn in_groups(&self) -> Vec<Key> {
+        let in_groups = self.processes.iter().filter(|(_, saved)| saved.group.is_some());
+        in_groups.map(|(key, _)| *key).collect()
+    }
+
     /// Before the process leaves its group.
     pub fn insert(&mut self, key: Key, saved: Saved) {
         if let Some(group) = saved.group {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use gcgroup_abi::{Control, Submission, Usage};
+use gcgroup_abi::{Control, Kind, Submission, Usage};
 use parking_lot::Mutex;
 
 use super::{
@@ -213,6 +213,11 @@ impl World {
         for thread in &usage.threads {
             thread.device.store(u32::MAX, Relaxed);
             thread.submissions.iter().flatten().for_each(|at| fill(&[at]));
+            fill(&[&thread.nr_alloc, &thread.nr_free]);
+            Kind::ALL
+                .iter()
+                .filter_map(|(kind, ..)| thread.kind(*kind))
+                .for_each(|at| fill(&[at]));
         }
         usage.threads[0].device.store(0, Relaxed);
     }

@@ -207,6 +207,13 @@ impl Grants {
         outcome
     }
 
+    /// Bytes that the process may have charged on the device of that slot without asking; none if no limit is above.
+    pub(super) fn granted(&self, id: ProcessId, device: usize) -> Option<u64> {
+        let at = self.place(Some(device)).ok()??;
+        let member = self.members.get(&id)?;
+        member.is_granted(at).then(|| member.held(at))
+    }
+
     /// Somebody of the group is alive and has not registered with this daemon: until [`told`](Self::told), nothing is
     /// granted there.
     pub(super) fn await_member(&mut self, group: GroupId) {

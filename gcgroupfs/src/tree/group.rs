@@ -129,11 +129,27 @@ impl Group {
             let of = |bytes: &[u64]| bytes.get(at).copied().unwrap_or(0);
             let held = of(&self.held).saturating_sub(of(before)).saturating_add(of(now));
             self.held[at] = held;
-            let device = at.checked_sub(1);
-            if held > self.counted(device).peak {
-                self.counted_mut(device).peak = held;
-                self.has_grown = true;
-            }
+        }
+    }
+
+    /// Whether all that processes were seen to hold, each when it was last looked at, is more than the peak.
+    pub(super) fn seems_higher(&self) -> bool {
+        let mut places = self.held.iter().enumerate();
+        places.any(|(at, held)| *held > self.counted(at.checked_sub(1)).peak)
+    }
+
+    /// All processes have been looked at just now.
+    pub(super) fn note_peaks(&mut self) {
+        for at in 0..self.held.len() {
+            self.note_peak(at.checked_sub(1), self.held[at]);
+        }
+    }
+
+    /// It has held so much at one moment.
+    pub(super) fn note_peak(&mut self, device: Option<usize>, bytes: u64) {
+        if bytes > self.counted(device).peak {
+            self.counted_mut(device).peak = bytes;
+            self.has_grown = true;
         }
     }
 

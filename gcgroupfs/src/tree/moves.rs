@@ -6,27 +6,8 @@ use std::collections::HashMap;
 use super::group::Counted;
 use super::inherited::Inherited;
 use super::process::Process;
-use super::{Caller, GroupId, Notice, ProcessId, State, Sums, Tree, sums};
+use super::{Caller, GroupId, Notice, ProcessId, State, Sums};
 use crate::error::{Error, Result};
-
-impl Tree {
-    /// Looks at what these processes hold, for the peaks of the groups that they are in, and has those written down
-    /// that have grown. Nobody else can know of a peak that has passed, so call it now and then.
-    pub fn look_at(&self, processes: impl IntoIterator<Item = ProcessId>) {
-        // Others come in between.
-        processes.into_iter().for_each(|id| self.state.lock().observe(id));
-        let mut state = self.state.lock();
-        let grown = state.groups.values_mut().filter(|group| group.has_grown);
-        let notices: Vec<Notice> = grown
-            .map(|group| {
-                group.has_grown = false;
-                Notice::GroupChanged(group.id)
-            })
-            .collect();
-        drop(state);
-        self.tell(&notices);
-    }
-}
 
 impl State {
     /// Puts a process that has just joined, or that has left its group, into a group.
@@ -184,51 +165,6 @@ impl State {
         }
     }
 
-    /// Looks at what a process holds, and notes what its groups hold with it: so their peaks are those of the moments in
-    /// which somebody looked.
-    pub(super) fn observe(&mut self, id: ProcessId) {
-        let Self {
-            processes,
-            groups,
-            devices,
-            ..
-        } = self;
-        let Some(process) = processes.get_mut(&id) else {
-            return;
-        };
-        let mut at = process.group;
-        if at.is_none() {
-            process.observed.clear();
-            return;
-        }
-        let places = [None].into_iter().chain((0..devices.len()).map(Some));
-        let now: Vec<u64> = places
-            .map(|device| sums::current(process, device, devices))
-            .collect();
-        let before = std::mem::replace(&mut process.observed, now.clone());
-        while let Some(group) = at.and_then(|id| groups.get_mut(&id)) {
-            group.hold(&before, &now);
-            at = group.parent;
-        }
-    }
-
-    /// What a process was last seen to hold goes from some groups to others.
-    fn carry(&mut self, id: ProcessId, left: &[GroupId], entered: &[GroupId]) {
-        let Some(process) = self.processes.get(&id) else {
-            return;
-        };
-        for id in left {
-            if let Some(group) = self.groups.get_mut(id) {
-                group.hold(&process.observed, &[]);
-            }
-        }
-        for id in entered {
-            if let Some(group) = self.groups.get_mut(id) {
-                group.hold(&[], &process.observed);
-            }
-        }
-    }
-
     /// The processes in a group and below.
     pub(super) fn within(&self, id: GroupId) -> Vec<&Process> {
         let mut found = Vec::new();
@@ -261,23 +197,5 @@ impl State {
             sums += Sums::of(process, device, &self.devices);
         }
         sums
-    }
-
-    /// The highest `memory.current` of a group that anybody can know of: what was seen, and what one process alone
-    /// has had that has been nowhere else.
-    pub(super) fn group_peak(&self, id: GroupId, device: Option<usize>) -> u64 {
-        let counted = self
-            .groups
-            .get(&id)
-            .map(|group| group.counted(device))
-            .unwrap_or_default();
-        let (mut current, mut highest) = (0_u64, 0);
-        for process in self.within(id) {
-            current = current.saturating_add(sums::current(process, device, &self.devices));
-            if !process.has_moved && !counted.is_reset {
-                highest = sums::peak(process, device, &self.devices).max(highest);
-            }
-        }
-        current.max(highest).max(counted.peak)
     }
 }

@@ -51,6 +51,13 @@ impl State {
                 self.asking.insert(id);
                 continue;
             }
+            // Before it is told, and charges.
+            if outcome == Outcome::Granted {
+                self.observe_grant(id, device, bytes);
+            }
+            let Some(process) = self.processes.get(&id) else {
+                return;
+            };
             enforce::answer(process, device, number, outcome == Outcome::Granted);
             notices.push(Notice::Answered { id, device });
             if let Outcome::Refused(refusal) = outcome {

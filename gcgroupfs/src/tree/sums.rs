@@ -190,11 +190,12 @@ impl Sums {
         };
         let most = total(device, devices);
         let bytes = |word: &AtomicU64| word.load(Relaxed).min(most);
+        let allocations = process.usage().allocations(device);
         let mut one = Self {
             charged: bytes(&usage.memory_current),
             overhead: bytes(&control.memory_overhead),
-            nr_alloc: count(&usage.nr_alloc),
-            nr_free: count(&usage.nr_free),
+            nr_alloc: clamped(allocations.nr_alloc),
+            nr_free: clamped(allocations.nr_free),
             nr_alloc_fail: count(&usage.nr_alloc_fail),
             nr_max: count(&usage.nr_max),
             nr_oom: count(&usage.nr_oom),
@@ -209,9 +210,14 @@ impl Sums {
             swap: Swapped::of(usage),
             ..Self::default()
         };
-        for ((kind, _, charged), sum) in Kind::ALL.iter().zip(&mut one.kinds) {
-            let word = &usage.kinds[*kind as usize];
-            *sum = if *charged { bytes(word) } else { count(word) };
+        for (((.., charged), counted), sum) in Kind::ALL.iter().zip(allocations.kinds).zip(&mut one.kinds) {
+            // Below nothing for a moment, where one thread's free is seen and another's allocation is not.
+            let counted = if counted.cast_signed() < 0 { 0 } else { counted };
+            *sum = if *charged {
+                counted.min(most)
+            } else {
+                clamped(counted)
+            };
         }
         for (shared, sum) in usage.shared_exited.iter().zip(&mut one.submitted) {
             *sum = count(shared);
@@ -379,5 +385,9 @@ fn total(device: usize, devices: &[Device]) -> u64 {
 }
 
 fn count(word: &AtomicU64) -> u64 {
-    word.load(Relaxed).min(MAX_COUNT)
+    clamped(word.load(Relaxed))
+}
+
+fn clamped(count: u64) -> u64 {
+    count.min(MAX_COUNT)
 }

@@ -1,6 +1,7 @@
 //! Joining and leaving, and what stays.
 
 mod groups;
+mod peaks;
 mod requests;
 
 use std::sync::atomic::Ordering::Relaxed;

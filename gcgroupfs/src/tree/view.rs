@@ -2,7 +2,9 @@
 
 use std::cell::RefCell;
 
-use super::{Device, Exited, Group, Notice, Process, Quota, Settings, State, Sums, Unmanaged, enforce, sums};
+use super::{
+    Device, Exited, Group, GroupId, Notice, Process, Quota, Settings, State, Sums, Unmanaged, enforce, sums,
+};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
@@ -22,7 +24,11 @@ pub struct View<'a> {
     state: &'a State,
     scope: Scope<'a>,
     notices: RefCell<Vec<Notice>>,
+    shown: RefCell<Vec<Shown>>,
 }
+
+/// What a group was shown to hold, on a device or as a whole.
+pub(super) type Shown = (GroupId, Option<usize>, u64);
 
 impl<'a> View<'a> {
     pub(super) fn new(state: &'a State, scope: Scope<'a>) -> Self {
@@ -30,11 +36,12 @@ impl<'a> View<'a> {
             state,
             scope,
             notices: RefCell::default(),
+            shown: RefCell::default(),
         }
     }
 
-    pub(super) fn into_notices(self) -> Vec<Notice> {
-        self.notices.into_inner()
+    pub(super) fn into_parts(self) -> (Vec<Notice>, Vec<Shown>) {
+        (self.notices.into_inner(), self.shown.into_inner())
     }
 
     pub fn devices(&self) -> &[Device] {
@@ -103,7 +110,15 @@ impl<'a> View<'a> {
         };
         let mut sum = 0_u64;
         self.each(|process| sum = sum.saturating_add(sums::current(process, device, self.devices())));
+        self.show_held(sum);
         sum
+    }
+
+    /// Of a group, somebody sees that it holds so much.
+    fn show_held(&self, bytes: u64) {
+        if let Scope::Group(group, device) = self.scope {
+            self.shown.borrow_mut().push((group.id, device, bytes));
+        }
     }
 
     /// Calls with every process here and below.
@@ -206,7 +221,11 @@ impl<'a> View<'a> {
         match self.scope {
             Scope::Root => Err(Error::NotFound),
             Scope::Process(process, device) => Ok(sums::peak(process, device, self.devices())),
-            Scope::Group(group, device) => Ok(self.state.group_peak(group.id, device)),
+            Scope::Group(group, device) => {
+                let peak = self.state.group_peak(group.id, device);
+                self.show_held(peak);
+                Ok(peak)
+            }
         }
     }
 

@@ -23,7 +23,7 @@ mod usage;
 pub use bridge::{Bridge, Local, Resolve, START_SYMBOL};
 pub use charge::{Refused, Short, lower_grant, try_charge, try_charge_granted, uncharge};
 pub use control::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate};
-pub use usage::{Kind, Submission, Thread, Usage, UsageDevice};
+pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
 
 /// First word of a published block. Stored last, so that seeing it means seeing the rest.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gcgroup\x01");

@@ -71,7 +71,7 @@ pub struct UsageDevice {
     pub peak_generation: AtomicU32,
     /// The freeze generation for which everything submitted here has ended and nothing more will be.
     pub drained_generation: AtomicU32,
-    /// Bytes by [`Kind`].
+    /// Bytes by [`Kind`], allocations and frees: what is not in the threads' own counts ([`Usage::allocations`]).
     pub kinds: [AtomicU64; 12],
     pub nr_alloc: AtomicU64,
     pub nr_free: AtomicU64,
@@ -180,7 +180,15 @@ pub struct Thread {
     pub device: AtomicU32,
     /// By [`Submission`], one pair each: submissions begun, submissions the driver has returned from.
     pub submissions: [[AtomicU64; 2]; Submission::COUNT],
-    reserved: [AtomicU64; 8],
+    /// Allocations and frees on the device `counted_device`.
+    pub nr_alloc: AtomicU64,
+    pub nr_free: AtomicU64,
+    /// Bytes there of the kinds that are allocated most ([`Self::kind`]), less those freed. Who frees what another has
+    /// allocated has less than nothing: the sum over threads is what counts, and wraps.
+    kinds: [AtomicU64; 5],
+    /// The device that this thread's allocations are counted for. Another than `device` until it allocates there.
+    pub counted_device: AtomicU32,
+    reserved_word: AtomicU32,
 }
 
 impl Thread {
@@ -192,12 +200,35 @@ impl Thread {
         &self.submissions[what as usize][1]
     }
 
+    /// The thread's own count of a kind; `None` for those that are counted in [`UsageDevice::kinds`] alone.
+    pub const fn kind(&self, kind: Kind) -> Option<&AtomicU64> {
+        let [linear, managed, vmm, array, host] = &self.kinds;
+        match kind {
+            Kind::Linear => Some(linear),
+            Kind::Managed => Some(managed),
+            Kind::Vmm => Some(vmm),
+            Kind::Array => Some(array),
+            Kind::Host => Some(host),
+            _ => None,
+        }
+    }
+
     /// Whether the thread is in a submitting call, by its own account.
     pub fn is_inside(&self) -> bool {
         self.submissions
             .iter()
             .any(|[entered, exited]| entered.load(Acquire) != exited.load(Acquire))
     }
+}
+
+/// What the process counts of its memory on one device. Sums that wrap, of what several threads are changing: where
+/// nothing stands still they are about right.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Allocations {
+    pub nr_alloc: u64,
+    pub nr_free: u64,
+    /// Bytes, in the order of [`Kind::ALL`].
+    pub kinds: [u64; Kind::ALL.len()],
 }
 
 /// Written by the hook, but for [`UsageDevice::memory_granted`]; read by the daemon.
@@ -254,6 +285,29 @@ impl Usage {
             })
     }
 
+    /// What is counted of the memory on one device: the device's own counts, and those of all threads.
+    pub fn allocations(&self, device: usize) -> Allocations {
+        let mut sums = Allocations::default();
+        let Some(shared) = self.devices.get(device) else {
+            return sums;
+        };
+        let add = |sum: &mut u64, count: &AtomicU64| *sum = sum.wrapping_add(count.load(Acquire));
+        add(&mut sums.nr_alloc, &shared.nr_alloc);
+        add(&mut sums.nr_free, &shared.nr_free);
+        for (sum, count) in sums.kinds.iter_mut().zip(&shared.kinds) {
+            add(sum, count);
+        }
+        let is_here = |slot: &&Thread| slot.counted_device.load(Acquire) as usize == device;
+        for slot in self.used_threads().filter(is_here) {
+            add(&mut sums.nr_alloc, &slot.nr_alloc);
+            add(&mut sums.nr_free, &slot.nr_free);
+            for (sum, (kind, ..)) in sums.kinds.iter_mut().zip(Kind::ALL) {
+                slot.kind(kind).into_iter().for_each(|count| add(sum, count));
+            }
+        }
+        sums
+    }
+
     /// Kernels submitted to one device: launched by themselves, or in graphs.
     pub fn kernels(&self, device: usize) -> u64 {
         let in_graphs = self
@@ -303,6 +357,10 @@ const _: () = {
     assert!(offset_of!(Thread, tid) == 8);
     assert!(offset_of!(Thread, device) == 12);
     assert!(offset_of!(Thread, submissions) == 16);
+    assert!(offset_of!(Thread, nr_alloc) == 64);
+    assert!(offset_of!(Thread, nr_free) == 72);
+    assert!(offset_of!(Thread, kinds) == 80);
+    assert!(offset_of!(Thread, counted_device) == 120);
     assert!(offset_of!(Usage, nr_threads) == 12);
     assert!(offset_of!(Usage, memory_current) == 16);
     assert!(offset_of!(Usage, memory_peak) == 24);

@@ -399,3 +399,22 @@ impl Mark {
         }
     }
 }
+
+#[cfg(test)]
+impl Context {
+    /// One whose marks pass by hand.
+    pub(super) fn by_hand() -> Arc<Self> {
+        Arc::new(Self {
+            signs: Arc::new(Signs::by_hand()),
+            ..Self::new(0, 0, LocalDevice::of(0).unwrap())
+        })
+    }
+
+    pub(super) fn mark_by_hand(self: &Arc<Self>, sign: Sign) -> Mark {
+        Mark::new(self, sign, false)
+    }
+
+    pub(super) fn pass(&self, sign: Sign) {
+        self.signs.pass(sign);
+    }
+}

@@ -262,10 +262,7 @@ impl Passing<'_> {
                 usage.gate_timeouts.fetch_add(1, Relaxed);
                 return;
             }
-            let nap = nanoseconds
-                .saturating_sub(2 * NAP)
-                .clamp(NAP, PATIENCE)
-                .min(patience - waited);
+            let nap = nap(nanoseconds).min(patience - waited);
             doze(&control.gate, word, Duration::from_nanos(nap));
             let context = self.process.contexts.numbered(self.bound.context());
             let place = self
@@ -312,6 +309,11 @@ fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevi
 /// Nanoseconds of work that may be queued.
 fn window(control: &ControlDevice) -> u64 {
     (u64::from(control.window_usec.load(Relaxed)) * 1000).max(LEAST_WINDOW)
+}
+
+/// For how long to sleep, nanoseconds, where there is thought to be a place in so many.
+pub(super) fn nap(nanoseconds: u64) -> u64 {
+    nanoseconds.saturating_sub(2 * NAP).clamp(NAP, PATIENCE)
 }
 
 fn is_frozen(gate: &AtomicU32) -> bool {

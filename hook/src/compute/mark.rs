@@ -192,3 +192,24 @@ fn write(stream: CUstream, address: CUdeviceptr, value: u32) -> CUresult {
         other => Err(other),
     })
 }
+
+#[cfg(test)]
+impl Signs {
+    /// With words that no GPU writes.
+    pub(super) fn by_hand() -> Self {
+        let signs = Self::default();
+        let page = Mapping::anonymous(PAGE).ok().map(|memory| Page {
+            memory,
+            device: CUdeviceptr(0),
+        });
+        signs.page.set(page).unwrap();
+        signs
+    }
+
+    /// The GPU comes there.
+    pub(super) fn pass(&self, sign: Sign) {
+        if let Sign::Word { index, value } = sign {
+            self.word(index).unwrap().0.store(value, Relaxed);
+        }
+    }
+}

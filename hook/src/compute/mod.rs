@@ -22,7 +22,7 @@ mod mark;
 pub mod meter;
 pub mod progress;
 pub mod quiet;
-mod slot;
+pub mod slot;
 pub mod slots;
 pub mod streams;
 pub mod watch;

@@ -6,7 +6,7 @@ use std::sync::atomic::{
     Ordering::Release,
 };
 
-use gcgroup_abi::{Gate, Submission, Thread, UsageDevice};
+use gcgroup_abi::{Gate, Kind, Submission, Thread, Usage, UsageDevice};
 
 use parking_lot::Mutex;
 
@@ -133,7 +133,64 @@ impl Bound<'_> {
     }
 }
 
+/// The calling thread's own counts, which nobody else writes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counts<'a>(&'a Thread);
+
+impl<'a> Counts<'a> {
+    /// Those of the slot of the block that the calling thread has, for a device that it is on.
+    #[inline]
+    pub(super) fn of(usage: &'a Usage, slot: &'a Thread, index: usize) -> Option<Self> {
+        if slot.counted_device.load(Relaxed) as usize == index {
+            return Some(Self(slot));
+        }
+        Self::begin(usage, slot, index)
+    }
+
+    /// Leaves what was counted for another device with that one.
+    #[cold]
+    #[inline(never)]
+    fn begin(usage: &Usage, slot: &'a Thread, index: usize) -> Option<Self> {
+        if slot.device.load(Relaxed) as usize != index {
+            return None;
+        }
+        let before = slot.counted_device.load(Relaxed) as usize;
+        if let Some(device) = usage.devices.get(before) {
+            let kinds = Kind::ALL.iter().zip(&device.kinds);
+            let kinds = kinds.filter_map(|((kind, ..), shared)| Some((slot.kind(*kind)?, shared)));
+            let counts = [
+                (&slot.nr_alloc, &device.nr_alloc),
+                (&slot.nr_free, &device.nr_free),
+            ];
+            for (own, shared) in counts.into_iter().chain(kinds) {
+                shared.fetch_add(own.load(Relaxed), Relaxed);
+                own.store(0, Release);
+            }
+        }
+        slot.counted_device
+            .store(u32::try_from(index).unwrap_or(0), Release);
+        Some(Self(slot))
+    }
+
+    #[inline]
+    pub(crate) fn count_alloc(&self) {
+        add(&self.0.nr_alloc, 1);
+    }
+
+    #[inline]
+    pub(crate) fn count_free(&self) {
+        add(&self.0.nr_free, 1);
+    }
+
+    /// Whether the kind is counted here.
+    #[inline]
+    pub(crate) fn add_kind(&self, kind: Kind, bytes: u64) -> bool {
+        self.0.kind(kind).inspect(|count| add(count, bytes)).is_some()
+    }
+}
+
 /// Only a slot's own thread counts in it.
+#[inline]
 pub(super) fn add(count: &AtomicU64, amount: u64) {
     count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
 }

@@ -7,12 +7,12 @@
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use gcgroup_abi::{MAX_THREADS, Thread};
+use gcgroup_abi::{MAX_THREADS, Thread, Usage};
 use parking_lot::Mutex;
 
 use super::elsewhere::Inside;
 use super::hold::Scope;
-use super::slot::{Bound, Extra, Side, is_dead, leave_behind, point, settle};
+use super::slot::{Bound, Counts, Extra, Side, is_dead, leave_behind, point, settle};
 use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
@@ -74,6 +74,15 @@ impl Slots {
                 .chain(extras.iter().map(|extra| extra.bound()))
                 .any(|bound| one.is_still(bound.thread))
         });
+    }
+
+    /// Where the calling thread counts its allocations on that device; `None`: in the device's own counts.
+    #[inline]
+    pub(crate) fn counts<'a>(&self, usage: &'a Usage, index: usize) -> Option<Counts<'a>> {
+        // No other slot than those of the block lies among them.
+        let offset = thread::slot().addr().wrapping_sub(usage.threads.as_ptr().addr());
+        let slot = usage.threads.get(offset / size_of::<Thread>())?;
+        Counts::of(usage, slot, index)
     }
 
     /// The calling thread's slot, if it has one on its current device.

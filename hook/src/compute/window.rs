@@ -2,7 +2,7 @@
 //!
 //! The thread marks its streams every quarter of a window, and does not submit while what it has queued would, with the
 //! new submission, take longer than the window (or, where a submission takes longer than that by itself, while more than
-//! half a window is left of what is queued). So whoever is more important waits for a window or for one submission,
+//! three quarters of a window are left of what is queued). So whoever is more important waits for a window or for one submission,
 //! whichever is longer. How long a submission takes is learnt from when marks pass.
 
 use std::collections::VecDeque;
@@ -16,6 +16,8 @@ use super::context::{Context, Mark};
 const GUESS: u64 = 200_000;
 /// Nothing is taken to be shorter: what can be queued is bounded by number too.
 const SHORTEST: u64 = 500;
+/// Where the end of one is waited for, it is looked for so much later than it is expected, rather than too early.
+const LOOK: u64 = 20_000;
 /// A look this late after the last says little about when what it finds ended did end.
 const FRESH: u64 = 150_000;
 
@@ -45,8 +47,10 @@ pub(super) struct Window {
     in_flight: VecDeque<Batch>,
     /// Streams with submissions since their last mark.
     unmarked: Vec<(usize, Load)>,
-    /// When the last batch that is known to have passed did so, and when that was last asked.
+    /// When the last batch that is known to have passed did so most likely, and at the latest: when that was seen.
     passed_at: u64,
+    passed_by: u64,
+    /// When it was last asked.
     looked_at: u64,
 }
 
@@ -55,7 +59,7 @@ pub(super) struct Window {
 pub(super) enum Place {
     /// There is room for it.
     Free,
-    /// There will be, if the submissions take what they mostly did, in so many nanoseconds.
+    /// There will be, if the submissions take what they mostly did, in so many nanoseconds; or it will be known better.
     Taken(u64),
 }
 
@@ -92,6 +96,7 @@ impl Window {
             in_flight: VecDeque::new(),
             unmarked: Vec::new(),
             passed_at: 0,
+            passed_by: 0,
             looked_at: 0,
         }
     }
@@ -113,7 +118,7 @@ impl Window {
         }
         self.look(now);
         let new = self.costs.get(what as usize).copied().unwrap_or(GUESS);
-        let limit = window.saturating_sub(new).max(window / 2);
+        let limit = window.saturating_sub(new).max(window * 3 / 4);
         if self.left(now) <= limit {
             self.mark(context, stream, window / 4, now);
             return Place::Free;
@@ -123,7 +128,15 @@ impl Window {
         if self.left(now) <= limit {
             return Place::Free;
         }
-        Place::Taken(self.expected(now).saturating_sub(limit))
+        Place::Taken(self.worth_a_look(limit, now))
+    }
+
+    /// In how many nanoseconds there is room, or, where that is earlier and there are marks to see it by, the submission
+    /// that runs has ended: who looks then knows since when the next one runs.
+    fn worth_a_look(&self, limit: u64, now: u64) -> u64 {
+        let room = self.expected(now).saturating_sub(limit);
+        let end = self.in_flight.front().map(|batch| self.expected_of(batch, now));
+        end.map_or(room, |end| room.min(end + LOOK))
     }
 
     /// The submission goes to the driver.
@@ -156,31 +169,31 @@ impl Window {
         self.unmarked.clear();
     }
 
-    /// What is queued, in nanoseconds of GPU time from `now` on, if the one that runs is a long one.
+    /// What is queued, in nanoseconds of GPU time from `now` on, if the one that runs is a long one and began as late as
+    /// it can have.
     fn left(&self, now: u64) -> u64 {
         self.queued(|batch| {
             let cost = batch.load.cost(&self.costs);
             let longest = if batch.load.total() == 1 { self.longest } else { 0 };
             // Late already: a moment more.
             cost.max(longest)
-                .saturating_sub(self.ran(batch, now))
+                .saturating_sub(now.saturating_sub(batch.at.max(self.passed_by)))
                 .max(cost / 16)
         })
     }
 
-    /// The same if it is like most, and it is worth a look. What is late is late by a little, as far as anybody knows.
+    /// The same if it is like most, and began when it most likely did.
     fn expected(&self, now: u64) -> u64 {
-        self.queued(|batch| {
-            let (cost, ran) = (batch.load.cost(&self.costs), self.ran(batch, now));
-            cost.saturating_sub(ran)
-                .max(cost / 16)
-                .max(ran.saturating_sub(cost) / 8)
-        })
+        self.queued(|batch| self.expected_of(batch, now))
     }
 
-    /// For how long a batch has run, if it is the one that runs.
-    fn ran(&self, batch: &Batch, now: u64) -> u64 {
-        now.saturating_sub(batch.at.max(self.passed_at))
+    /// What is left of a batch, if it is the one that runs. What is late is late by a little, as far as anybody knows.
+    fn expected_of(&self, batch: &Batch, now: u64) -> u64 {
+        let cost = batch.load.cost(&self.costs);
+        let ran = now.saturating_sub(batch.at.max(self.passed_at));
+        cost.saturating_sub(ran)
+            .max(cost / 16)
+            .max(ran.saturating_sub(cost) / 8)
     }
 
     fn queued(&self, left_of: impl FnOnce(&Batch) -> u64) -> u64 {
@@ -224,6 +237,7 @@ impl Window {
         };
         self.learn(passed, least, most);
         // When it passed is not known either: what comes next began there.
+        self.passed_by = now;
         self.passed_at = began + passed.cost(&self.costs).clamp(least, most);
     }
 
@@ -279,6 +293,8 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
+    use super::super::gate::nap;
+    use super::super::mark::Sign;
     use super::*;
 
     const WINDOW: u64 = 500_000;
@@ -315,7 +331,7 @@ mod tests {
         window.submit(Submission::Kernel, 1);
         assert_eq!(
             window.place(None, Submission::Kernel, 1, WINDOW, 0),
-            Place::Taken(1_750_000)
+            Place::Taken(1_625_000)
         );
     }
 
@@ -365,6 +381,95 @@ mod tests {
         }
         let cost = window.costs[0];
         assert!((LONG * 7 / 10..LONG * 11 / 10).contains(&cost), "{cost}");
+    }
+
+    /// A thread that submits one kernel after another as soon as there is a place, and a device that does nothing else.
+    #[derive(Debug)]
+    struct Bench {
+        context: Arc<Context>,
+        submitted: u32,
+        now: u64,
+        /// When each that was submitted ends, with its mark.
+        ends: VecDeque<(u64, Sign)>,
+        /// When the last of them does.
+        free_at: u64,
+        idle: u64,
+        /// The most that was queued when another was let in.
+        most: u64,
+        asked: u32,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            Self {
+                context: Context::by_hand(),
+                submitted: 0,
+                now: 0,
+                ends: VecDeque::new(),
+                free_at: 0,
+                idle: 0,
+                most: 0,
+                asked: 0,
+            }
+        }
+
+        /// Submits kernels of such lengths; each of its sleeps lasts as much longer as `late` says.
+        fn run(
+            &mut self,
+            window: &mut Window,
+            kernels: impl Iterator<Item = u64>,
+            late: impl Fn(u32) -> u64,
+        ) {
+            for kernel in kernels {
+                loop {
+                    while let Some((_, sign)) = self.ends.pop_front_if(|(end, _)| *end <= self.now) {
+                        self.context.pass(sign);
+                    }
+                    self.asked += 1;
+                    match window.place(None, Submission::Kernel, 1, WINDOW, self.now) {
+                        Place::Free => break,
+                        Place::Taken(left) => self.now += nap(left) + late(self.asked),
+                    }
+                }
+                self.most = self.most.max(self.free_at.saturating_sub(self.now));
+                self.idle += self.now.saturating_sub(self.free_at);
+                self.free_at = self.free_at.max(self.now) + kernel;
+                self.submitted += 1;
+                let sign = Sign::Word {
+                    index: self.submitted as usize % 64,
+                    value: self.submitted,
+                };
+                self.ends.push_back((self.free_at, sign));
+                window.in_flight.push_back(Batch {
+                    mark: self.context.mark_by_hand(sign),
+                    load: load(1),
+                    at: self.now,
+                });
+                self.now += 3_000;
+            }
+        }
+    }
+
+    #[test]
+    fn one_is_let_in_when_the_one_before_is_truly_nearly_done() {
+        const LONG: u64 = 1_000_000;
+        for kernels in [[LONG; 4], [LONG, LONG * 21 / 20, LONG * 19 / 20, LONG]] {
+            let late: fn(u32) -> u64 = |asked| 50_000 + u64::from(asked * 7 % 13) * 10_000;
+            for cost in [LONG * 8 / 10, LONG * 9 / 10, LONG, LONG * 12 / 10] {
+                let mut window = Window::new();
+                (window.costs[0], window.longest) = (cost, LONG);
+                let mut bench = Bench::new();
+                // Learns first.
+                bench.run(&mut window, kernels.into_iter().cycle().take(20), late);
+                bench.most = 0;
+                bench.run(&mut window, kernels.into_iter().cycle().take(400), late);
+                let (most, idle) = (bench.most, bench.idle * 100 / bench.now);
+                let bound = WINDOW * 3 / 4 + LONG / 20;
+                let costs = window.costs;
+                assert!(most <= bound, "{cost}: {most} were left; {costs:?}");
+                assert!(idle <= 3, "{cost}: {idle} % idle; {costs:?}");
+            }
+        }
     }
 
     #[test]

@@ -12,6 +12,8 @@ const USUAL_GROWTH: u64 = 32 << 20;
 const MOST_GROWTH: u64 = 256 << 20;
 /// Freed blocks that are remembered one by one.
 const MOST_WAITING: usize = 64;
+/// Ranges that are remembered to be reserved.
+const MOST_KNOWN: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Account {
@@ -27,6 +29,9 @@ pub(crate) struct Account {
     /// Stream and bytes, the latest last.
     waiting: VecDeque<(usize, u64)>,
     waiting_bytes: u64,
+    /// Where the latest allocations were, first address and bytes: reserved since, whether allocated or not, unless the pool
+    /// has given something back.
+    known: VecDeque<(u64, u64)>,
     /// Whether what the pool has to spare did not serve: then only a block of the very size is relied on, until a stream
     /// has ended or something was given back.
     is_scattered: bool,
@@ -55,6 +60,7 @@ impl Account {
             live_bytes: 0,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
+            known: VecDeque::new(),
             is_scattered: false,
             has_freed: false,
             is_destroyed: false,
@@ -102,6 +108,15 @@ impl Account {
         reserved == self.reserved() && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
     }
 
+    /// Whether waiting for a stream may change anything.
+    pub(crate) fn is_touched(&self) -> bool {
+        self.has_freed
+            || self.waiting_bytes != 0
+            || !self.waiting.is_empty()
+            || self.is_scattered
+            || self.is_over()
+    }
+
     /// Begins an allocation on a stream; whether the pool can serve it as it is, without growing.
     pub(crate) fn begin(&mut self, bytes: u64, stream: usize) -> bool {
         let spare = self.spare();
@@ -112,6 +127,21 @@ impl Account {
             return true;
         }
         !self.is_scattered && spare >= bytes
+    }
+
+    /// Whether an allocation that was made there took nothing that was not reserved before: then nobody need ask.
+    pub(crate) fn is_known(&self, address: u64, bytes: u64) -> bool {
+        let end = address.saturating_add(bytes);
+        let holds = |(from, length): &(u64, u64)| *from <= address && end <= from.saturating_add(*length);
+        self.known.iter().rev().any(holds)
+    }
+
+    /// An allocation was made there, and what is reserved was measured after.
+    pub(crate) fn know(&mut self, address: u64, bytes: u64) {
+        if self.known.len() == MOST_KNOWN {
+            self.known.pop_front();
+        }
+        self.known.push_back((address, bytes));
     }
 
     /// Ends an allocation, at once or when that stream has come so far.
@@ -143,9 +173,14 @@ impl Account {
     /// A stream has come to its end: nothing waits for it any more.
     pub(crate) fn passed(&mut self, stream: usize) {
         self.is_scattered = false;
-        while let Some(at) = self.waiting.iter().position(|block| block.0 == stream) {
-            self.forget(at);
-        }
+        let waiting_bytes = &mut self.waiting_bytes;
+        self.waiting.retain(|(other, bytes)| {
+            let has_passed = *other == stream;
+            if has_passed {
+                *waiting_bytes = waiting_bytes.saturating_sub(*bytes);
+            }
+            !has_passed
+        });
     }
 
     /// Whether the pool is gone, once the streams that it waits for have come so far.
@@ -196,6 +231,7 @@ impl Account {
         if reserved < self.reserved() {
             // Something was given back; whose it was, nobody says.
             self.waiting.clear();
+            self.known.clear();
             self.is_scattered = false;
         }
         self.held -= held;
@@ -248,6 +284,28 @@ mod tests {
             |bytes| charged.set(charged.get() - i64::try_from(bytes).unwrap()),
         );
         (result, charged.get())
+    }
+
+    #[test]
+    fn what_is_made_where_something_was_needs_no_measurement_until_the_pool_shrinks() {
+        let mut one = account(100, 0);
+        assert!(!one.is_known(1000, 10));
+        one.know(1000, 10);
+        assert!(one.is_known(1000, 10) && one.is_known(1004, 6));
+        assert!(!one.is_known(1000, 11) && !one.is_known(999, 5) && !one.is_known(1010, 1));
+        assert_eq!(
+            settle(&mut one, 0, 120, 20),
+            (Ok(()), 20),
+            "growing takes nothing away"
+        );
+        assert!(one.is_known(1000, 10));
+        for number in 1..=u64::try_from(MOST_KNOWN).unwrap() {
+            one.know(1000 + 100 * number, 10);
+        }
+        assert!(!one.is_known(1000, 10), "the earliest is forgotten");
+        assert!(one.is_known(1100, 10));
+        assert_eq!(settle(&mut one, 0, 119, 0), (Ok(()), -1));
+        assert!(!one.is_known(1100, 10), "it may be what was given back");
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(crate) struct Freeing {
 
 /// The stream that is to free it. A default stream is a context's, and maybe a thread's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+pub(super) struct Place {
     stream: usize,
     context: u32,
     tid: u32,
@@ -34,7 +34,7 @@ const MANY: usize = 256;
 
 impl Place {
     /// A stream, in the calling thread.
-    fn of(process: &Process, stream: usize) -> Self {
+    pub(super) fn of(process: &Process, stream: usize) -> Self {
         let current = || process.slots.bind(process).map_or(0, |bound| bound.context());
         Self {
             stream,
@@ -44,7 +44,7 @@ impl Place {
     }
 
     /// Whether it has done all that it was given, as far as the calling thread can ask.
-    fn has_passed(self, process: &Process) -> bool {
+    pub(super) fn has_passed(self, process: &Process) -> bool {
         if self == Self::of(process, self.stream) {
             return has_passed(process, self.stream);
         }
@@ -167,18 +167,20 @@ impl Settling {
     }
 
     pub(crate) fn step(&mut self, process: &Process) -> Step {
-        let freeing = &process.memory.freeing;
-        if freeing.count.load(Relaxed) == 0 {
+        let (freeing, reserves) = (&process.memory.freeing, &process.memory.reserves);
+        let is_any = || freeing.count.load(Relaxed) != 0 || reserves.is_any_over();
+        if !is_any() {
             self.pause = LEAST_PAUSE;
             return Step::default();
         }
-        self.pause = if freeing.settle(process, None) {
+        let is_freed = freeing.settle(process, None);
+        self.pause = if reserves.settle_over(process) || is_freed {
             LEAST_PAUSE
         } else {
             (2 * self.pause).min(LONGEST_PAUSE)
         };
         Step {
-            wake: (freeing.count.load(Relaxed) != 0).then_some(self.pause),
+            wake: is_any().then_some(self.pause),
             has_news: false,
         }
     }

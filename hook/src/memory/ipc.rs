@@ -67,7 +67,7 @@ pub(crate) fn open(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
     {
         process.follow(&mut entry);
         if let Some(first) = process.memory.opened.open(address.0, || entry) {
-            process.memory.levels.enter(process.usage(), &first);
+            process.count_in(&first);
         }
     }
     Ok(())

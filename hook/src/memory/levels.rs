@@ -6,12 +6,13 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release, fence};
 
 use gcgroup_abi::{Control, NO_LIMIT, Short, Usage, UsageDevice, try_charge, try_charge_granted, uncharge};
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
+use crate::compute::slot::Counts;
 
 /// Which limit had no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,24 +131,38 @@ impl Levels {
         }
     }
 
-    /// Counts an allocation of that kind.
+    /// Counts an allocation of that kind: in the thread's own counts on its device, which is a plain add, if it has them.
     #[inline]
-    pub(crate) fn enter(&self, usage: &Usage, entry: &Entry) {
+    pub(crate) fn enter(&self, usage: &Usage, own: Option<Counts<'_>>, entry: &Entry) {
         let Some(device) = usage.devices.get(entry.index()) else {
             return;
         };
-        device.nr_alloc.fetch_add(1, Relaxed);
-        self.add_kind(device, entry, entry.size);
+        match own {
+            Some(own) => own.count_alloc(),
+            None => drop(device.nr_alloc.fetch_add(1, Relaxed)),
+        }
+        self.count_kind(device, own, entry, entry.size);
     }
 
-    /// Counts its end.
+    /// Counts its end. Whatever is uncharged after is seen to be uncharged after.
     #[inline]
-    pub(crate) fn leave(&self, usage: &Usage, entry: &Entry) {
+    pub(crate) fn leave(&self, usage: &Usage, own: Option<Counts<'_>>, entry: &Entry) {
         let Some(device) = usage.devices.get(entry.index()) else {
             return;
         };
-        device.nr_free.fetch_add(1, Relaxed);
-        self.add_kind(device, entry, entry.size.wrapping_neg());
+        match own {
+            Some(own) => own.count_free(),
+            None => drop(device.nr_free.fetch_add(1, Relaxed)),
+        }
+        self.count_kind(device, own, entry, entry.size.wrapping_neg());
+        fence(Release);
+    }
+
+    #[inline]
+    fn count_kind(&self, device: &UsageDevice, own: Option<Counts<'_>>, entry: &Entry, bytes: u64) {
+        if !own.is_some_and(|own| own.add_kind(entry.kind(), bytes)) {
+            self.add_kind(device, entry, bytes);
+        }
     }
 
     /// Shows bytes of that kind that are no allocation by themselves.

@@ -16,6 +16,7 @@ use crate::swap;
 
 mod account;
 pub mod array;
+mod few;
 pub(crate) mod freeing;
 mod grant;
 pub mod graph;
@@ -105,11 +106,7 @@ impl Memory {
 
     /// The program has waited for a stream, or for who knows which: the driver gives memory back then.
     pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
-        // First: what the driver has just given back is not to spare.
-        self.reserves.settle_freed(process);
-        if let Some(stream) = stream {
-            self.reserves.passed(stream);
-        }
+        self.reserves.synchronized(process, stream);
         self.freeing.settle(process, stream);
         process.passed_physical(stream);
     }
@@ -228,10 +225,24 @@ impl Process {
         self.ring();
     }
 
+    /// Counts an allocation.
+    #[inline]
+    pub(crate) fn count_in(&self, entry: &Entry) {
+        let own = self.slots.counts(self.usage(), entry.index());
+        self.memory.levels.enter(self.usage(), own, entry);
+    }
+
+    /// Counts its end.
+    #[inline]
+    pub(crate) fn count_out(&self, entry: &Entry) {
+        let own = self.slots.counts(self.usage(), entry.index());
+        self.memory.levels.leave(self.usage(), own, entry);
+    }
+
     /// Enters an allocation that was charged or needs no charge.
     #[inline]
     fn remember(&self, ledger: &Ledger, key: u64, mut entry: Entry) {
-        self.memory.levels.enter(self.usage(), &entry);
+        self.count_in(&entry);
         let displaced = ledger.insert(key, || {
             self.follow(&mut entry);
             entry
@@ -260,7 +271,7 @@ impl Process {
 
     #[inline]
     fn discharge_on(&self, entry: &Entry, stream: Option<usize>) {
-        self.memory.levels.leave(self.usage(), entry);
+        self.count_out(entry);
         if entry.is_charged() {
             self.memory
                 .levels

@@ -3,7 +3,6 @@
 //! Pure: knows neither the driver nor what is charged. About 60 bytes for what has one handle and one mapping.
 
 mod bound;
-mod few;
 mod names;
 mod objects;
 #[cfg(test)]
@@ -11,10 +10,10 @@ mod tests;
 
 use gcgroup_abi::Kind;
 
+use super::few::Few;
 use super::ledger::Entry;
 pub(crate) use bound::{Binder, Region};
 use bound::{Binding, Bindings};
-use few::Few;
 use names::{Handles, Mappings, Place};
 use objects::Objects;
 

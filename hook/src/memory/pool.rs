@@ -161,23 +161,39 @@ fn alloc_from(
     };
     let unsettled = Unsettled::on(process.usage(), pool.index());
     let result = process.pressing(pool.index(), foretold, next);
+    let made = result.ok().and_then(|()| written(address));
+    let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes);
+    if let Some(address) = made.filter(|address| held == 0 && is_known(*address)) {
+        drop(unsettled);
+        remember(process, pool, address, bytes);
+        return Ok(());
+    }
     let settled = pool.settle_within(process, held);
     drop(unsettled);
-    let made = result.ok().and_then(|()| written(address));
     let Some(address) = made else {
-        pool.account.lock().end(bytes, None);
+        pool.end(bytes, None);
         process.count_failure(pool.index());
         return result;
     };
-    if !may_do || settled.is_err() {
-        pool.account.lock().learn(bytes, before);
+    {
+        let mut account = pool.account.lock();
+        if !may_do || settled.is_err() {
+            account.learn(bytes, before);
+        }
+        if settled.is_ok() {
+            account.know(address.0, bytes);
+        }
     }
     if settled.is_err() {
         return give_back(process, pool, address, bytes, stream, before);
     }
+    remember(process, pool, address, bytes);
+    Ok(())
+}
+
+fn remember(process: &Process, pool: &Reserve, address: CUdeviceptr, bytes: u64) {
     let entry = Entry::new(Kind::Pool, bytes, pool.local, pool.index(), pool.id());
     process.remember(&process.memory.blocks, address.0, entry);
-    Ok(())
 }
 
 /// Holds what an allocation takes after trimming every pool, or refuses it.
@@ -189,7 +205,7 @@ fn make_room(
     stream: CUstream,
 ) -> Result<u64, CUerror> {
     // It is not counted meanwhile, or what the pool has to spare would seem to be in use.
-    pool.account.lock().end(bytes, None);
+    pool.end(bytes, None);
     process.memory.reserves.trim(process);
     let held = pool.hold(process, foretold).map(|()| foretold).or_else(|full| {
         let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
@@ -218,7 +234,7 @@ fn give_back(
     keep: u64,
 ) -> CUresult {
     driver::cuMemFreeAsync(address, stream)?;
-    pool.account.lock().mistaken(bytes, stream.0.addr());
+    pool.mistaken(bytes, stream.0.addr());
     pool.trim(process, keep);
     levels::count(process.usage(), pool.index(), |device| &device.nr_oom);
     process.count_failure(pool.index());
@@ -275,9 +291,9 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
         return next();
     };
     // Before the driver, which may give the handle to another pool at once. A device's own becomes the default again.
-    pool.account.lock().is_destroyed = true;
+    pool.set_destroyed(true);
     let result = next();
-    pool.account.lock().is_destroyed = result.is_ok();
+    pool.set_destroyed(result.is_ok());
     process.memory.reserves.forget_current();
     process.memory.reserves.end_if_over(process, &pool);
     result

@@ -7,7 +7,8 @@
 
 mod list;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
 
@@ -44,6 +45,8 @@ pub(crate) struct Reserve {
     trims: AtomicUsize,
     /// The slot that it is charged in, for who does not hold the account.
     index: AtomicUsize,
+    /// Whether waiting for a stream may change anything, for who does not hold the account. Written by who does.
+    is_touched: AtomicBool,
     pub(super) account: Lock<Account>,
 }
 
@@ -118,6 +121,34 @@ impl Reserve {
         self.index.load(Relaxed)
     }
 
+    /// Ends an allocation, at once or when that stream has come so far; whether the pool is over by it.
+    pub(crate) fn end(&self, bytes: u64, stream: Option<usize>) -> bool {
+        let mut account = self.account.lock();
+        account.end(bytes, stream);
+        self.is_touched.store(true, Relaxed);
+        account.is_over()
+    }
+
+    /// The pool grew where it was thought not to need to, and the allocation was undone.
+    pub(crate) fn mistaken(&self, bytes: u64, stream: usize) {
+        let mut account = self.account.lock();
+        account.mistaken(bytes, stream);
+        self.is_touched.store(true, Relaxed);
+    }
+
+    /// It is destroyed, or is not after all.
+    pub(crate) fn set_destroyed(&self, is_destroyed: bool) {
+        let mut account = self.account.lock();
+        account.is_destroyed = is_destroyed;
+        self.is_touched.store(true, Relaxed);
+    }
+
+    /// That stream has come to where it frees what it was to.
+    fn passed(&self, account: &mut Account, stream: Option<usize>) {
+        stream.inspect(|stream| account.passed(*stream));
+        self.is_touched.store(account.is_touched(), Relaxed);
+    }
+
     /// Charges in advance. Where more must be granted first, that is waited for.
     pub(crate) fn hold(&self, process: &Process, bytes: u64) -> Result<(), Full> {
         match self.try_hold(process, bytes) {
@@ -145,23 +176,39 @@ impl Reserve {
     /// A measurement counts only if none that was begun later is settled already: so the last to settle was begun after
     /// every call that was over by then. No lock is held while the driver is asked.
     pub(crate) fn settle(&self, process: &Process, held: u64) -> Result<(), Over> {
-        if self.is_elsewhere {
-            return Ok(());
-        }
-        let _unsettled = Unsettled::on(process.usage(), self.index());
-        self.settle_within(process, held)
+        self.settle_after(process, held, false, None)
     }
 
     /// The same within a call that is marked as unsettled.
     pub(crate) fn settle_within(&self, process: &Process, held: u64) -> Result<(), Over> {
-        let settled = self.settle_by_ledger(process, held);
+        self.settle_after(process, held, true, None)
+    }
+
+    fn settle_after(
+        &self,
+        process: &Process,
+        held: u64,
+        is_marked: bool,
+        passed: Option<usize>,
+    ) -> Result<(), Over> {
+        if self.is_elsewhere {
+            return Ok(());
+        }
+        let settled = self.settle_by_ledger(process, held, is_marked, passed);
         if settled.is_err() && process.cover(self.index()) {
             return Ok(());
         }
         settled
     }
 
-    fn settle_by_ledger(&self, process: &Process, held: u64) -> Result<(), Over> {
+    /// With `passed`, that stream has come to where it frees what it was to.
+    fn settle_by_ledger(
+        &self,
+        process: &Process,
+        held: u64,
+        is_marked: bool,
+        passed: Option<usize>,
+    ) -> Result<(), Over> {
         loop {
             let number = self.measurements.fetch_add(1, Relaxed) + 1;
             let reserved = self.reserved();
@@ -179,8 +226,13 @@ impl Reserve {
             let (usage, control) = (process.usage(), process.control());
             let (index, before) = (account.index, account.paid);
             if held == 0 && account.is_as_measured(reserved) {
+                if passed.is_some() {
+                    self.passed(&mut account, passed);
+                }
                 return Ok(());
             }
+            // Before anything is uncharged.
+            let _unsettled = (!is_marked).then(|| Unsettled::on(usage, index));
             let settled = account.settle(
                 held,
                 reserved,
@@ -190,8 +242,31 @@ impl Reserve {
             );
             self.add_kind(process, index, account.paid.wrapping_sub(before));
             levels.raise_to_current(usage, control, index);
+            if passed.is_some() {
+                self.passed(&mut account, passed);
+            }
             return settled;
         }
+    }
+
+    /// The program has waited for that stream, or for who knows which: the driver gives memory back then.
+    fn synchronized(self: &Arc<Self>, process: &Process, stream: Option<usize>) {
+        let is_over = {
+            let mut account = self.account.lock();
+            let is_over = account.is_over();
+            let is_wanted = account.paid != 0 && (account.may_have_shrunk() || self.source == Source::Graphs);
+            if !is_over && !is_wanted {
+                return self.passed(&mut account, stream);
+            }
+            is_over
+        };
+        if is_over {
+            process.memory.reserves.end_if_over(process, self);
+            return self.passed(&mut self.account.lock(), stream);
+        }
+        // Measured first: what the driver has just given back is not to spare. A pool that is over the limit stays so until
+        // its memory is freed.
+        let _ = self.settle_after(process, 0, false, stream);
     }
 
     fn add_kind(&self, process: &Process, index: usize, bytes: u64) {

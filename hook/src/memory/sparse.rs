@@ -34,6 +34,7 @@ pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, nex
     let Some(process) = process::get() else {
         return Ok(());
     };
+    process.memory.physical.begin_sparse();
     for info in given_list(list, count) {
         let (array, region) = (Binder::Array(info.resource), region(&info));
         process.physical(|physical, gone| {
@@ -49,7 +50,9 @@ pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, nex
 
 /// An array or mipmapped array is gone.
 pub(super) fn array_gone(process: &Process, handle: u64) {
-    process.physical(|physical, gone| physical.unbind_all(Binder::Array(handle), gone));
+    if process.memory.physical.is_sparse() {
+        process.physical(|physical, gone| physical.unbind_all(Binder::Array(handle), gone));
+    }
 }
 
 #[cfg(test)]

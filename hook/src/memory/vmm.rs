@@ -3,6 +3,8 @@
 //! The device is the one in the properties, not the current context's, which there may be none of. Address
 //! reservations cost nothing. `physical` knows who holds what.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use gcgroup_abi::Kind;
 
 use super::freeing::has_passed;
@@ -21,13 +23,17 @@ use crate::process::{self, Process};
 
 /// The process's, under a lock that is never held while the driver is called.
 #[derive(Debug, Default)]
-pub(crate) struct Vmm(Lock<Physical>);
+pub(crate) struct Vmm {
+    objects: Lock<Physical>,
+    /// Whether tiles of a sparse array were ever mapped: if not, arrays and streams have nothing to do with it.
+    is_sparse: AtomicBool,
+}
 
 impl Process {
     /// Runs `body` on what holds physical memory, and takes off what is gone by it.
     pub(super) fn physical<T>(&self, body: impl FnOnce(&mut Physical, &mut Gone) -> T) -> T {
         let mut gone = Gone::default();
-        let result = body(&mut self.memory.physical.0.lock(), &mut gone);
+        let result = body(&mut self.memory.physical.objects.lock(), &mut gone);
         self.bury(&gone);
         result
     }
@@ -41,7 +47,7 @@ impl Process {
 
     /// Enters what was just created or imported. The device may have been renumbered since it was charged.
     fn add_physical(&self, handle: CUmemGenericAllocationHandle, mut entry: Entry) {
-        self.memory.levels.enter(self.usage(), &entry);
+        self.count_in(&entry);
         self.physical(|physical, gone| {
             self.follow(&mut entry);
             *gone = physical.add(handle.0, entry);
@@ -59,7 +65,10 @@ impl Process {
 
     /// Brings what waits for streams to its end: that stream has come so far, and others may have.
     pub(super) fn passed_physical(&self, passed: Option<usize>) {
-        let waiting = self.memory.physical.0.lock().waits_for();
+        if !self.memory.physical.is_sparse() {
+            return;
+        }
+        let waiting = self.memory.physical.objects.lock().waits_for();
         for stream in waiting {
             if passed == Some(stream) || has_passed(self, stream) {
                 self.physical(|physical, gone| physical.passed(stream, gone));
@@ -69,8 +78,16 @@ impl Process {
 }
 
 impl Vmm {
+    pub(super) fn is_sparse(&self) -> bool {
+        self.is_sparse.load(Relaxed)
+    }
+
+    pub(super) fn begin_sparse(&self) {
+        self.is_sparse.store(true, Relaxed);
+    }
+
     pub(crate) fn renumber(&self, process: &Process) {
-        self.0.lock().each(|entry| process.follow(entry));
+        self.objects.lock().each(|entry| process.follow(entry));
     }
 }
 
@@ -139,14 +156,20 @@ pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> C
     };
     // Before the driver, which may give the number to another thread's memory at once.
     let mut gone = Gone::default();
-    let Some(released) = process.memory.physical.0.lock().release(handle.0, &mut gone) else {
+    let Some(released) = process
+        .memory
+        .physical
+        .objects
+        .lock()
+        .release(handle.0, &mut gone)
+    else {
         return next();
     };
     let result = next();
     match result {
         Ok(()) => process.bury(&gone),
         // What it bound, if it was a multicast object, is not put back.
-        Err(_) => process.memory.physical.0.lock().undo(handle.0, released),
+        Err(_) => process.memory.physical.objects.lock().undo(handle.0, released),
     }
     result
 }

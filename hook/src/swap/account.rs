@@ -62,7 +62,7 @@ impl Process {
     /// A block is there.
     pub(super) fn enter_block(&self, block: &Block) {
         let index = self.devices.index(block.local);
-        self.memory.levels.enter(self.usage(), &entry(block, index));
+        self.count_in(&entry(block, index));
         match block.place() {
             Where::Device => self.add_swappable(block, index),
             Where::Host => self.take_kind(block, index),
@@ -83,7 +83,7 @@ impl Process {
                 self.add_kind(block, index);
             }
         }
-        self.memory.levels.leave(self.usage(), &entry(block, index));
+        self.count_out(&entry(block, index));
     }
 
     /// It was moved there, and what it left is let go. The bytes of a block count as linear memory while they are on the device.

@@ -20,9 +20,15 @@ def medians(runs):
     return facts
 
 
+def lateness(usec):
+    """What a list of microseconds says."""
+    ordered = sorted(usec)
+    return {"p50_usec": ordered[len(ordered) // 2], "p99_usec": ordered[len(ordered) * 99 // 100], "max_usec": ordered[-1]}
+
+
 class Arms:
-    """`bursts(priority)` has the job work for a while, and tells with `p99_usec` how late it was. Each arm does it several
-    times."""
+    """`bursts(priority)` gets the job ready and yields; then it has it work for a while and yields how late it was, so
+    many times."""
 
     def __init__(self, facts, bursts):
         self.facts, self.bursts, self.batch, self.alone = facts, bursts, None, None
@@ -30,16 +36,17 @@ class Arms:
 
     def arm(self, name, priority=EQUAL):
         """One arm, with what the batch job does meanwhile compared to what it does alone."""
-        self.facts[name] = medians([self.run(priority) for _ in range(REPETITIONS)])
-
-    def run(self, priority):
-        """One repetition."""
+        bursts, runs = self.bursts(priority), []
+        next(bursts)
         before, began = self.submitted(), time.monotonic()
-        facts = dict(self.bursts(priority))
-        if self.batch:
-            facts["batch_launches"] = self.submitted() - before
-            facts["batch_of_alone"] = facts["batch_launches"] / (time.monotonic() - began) / self.alone
-        return facts
+        for usec in bursts:
+            run, now, ended = lateness(usec), self.submitted(), time.monotonic()
+            if self.batch:
+                run["batch_launches"] = now - before
+                run["batch_of_alone"] = run["batch_launches"] / (ended - began) / self.alone
+            runs.append(run)
+            before, began = now, ended
+        self.facts[name] = medians(runs)
 
     def submitted(self):
         """Kernels of the batch job so far."""

@@ -1,15 +1,13 @@
 """Control files, by the mount or by the daemon's socket: one way in, whichever this machine allows."""
 import contextlib
 import os
-import signal
 import subprocess
 import time
 
-DIST = os.environ["DIST"]
+from daemon import GCGROUPFS, WORK
+
 MOUNT = os.environ.get("GCGROUP", "")
-GCGROUPFS = os.path.join(DIST, "bin/gcgroupfs")
-LOAD = os.path.join(DIST, "bin/gcgroup-load")
-WORK = os.environ["GPU_CHECK_WORK"]
+LOAD = os.path.join(os.environ["DIST"], "bin/gcgroup-load")
 
 
 class Refused(Exception):
@@ -45,7 +43,10 @@ def put(pid, name, value):
 
 
 def socket_command(*arguments):
-    done = subprocess.run([GCGROUPFS, *arguments], capture_output=True, text=True, timeout=10, check=False)
+    try:
+        done = subprocess.run([GCGROUPFS, *arguments], capture_output=True, text=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"no answer to {' '.join(arguments)}") from error
     if done.returncode:
         raise Refused(done.stderr.strip())
     return done.stdout.strip()
@@ -102,28 +103,3 @@ def freeze(pid):
 def thaw(pid):
     """Thaws."""
     put(pid, "compute.freeze", 0)
-
-
-def kill_daemon():
-    """kill -9 of the check's own daemon."""
-    with open(f"{WORK}/daemon.pid", encoding="ascii") as file:
-        os.kill(int(file.read()), signal.SIGKILL)
-
-
-def start_daemon():
-    """Starts the daemon again as scripts/gpu-check.sh did, in its process group."""
-    place = [MOUNT] if MOUNT else ["--no-fuse"]
-    if MOUNT:
-        subprocess.run(["umount", "-l", MOUNT], stderr=subprocess.DEVNULL, check=False)
-    with open(f"{WORK}/daemon.log", "a", encoding="utf-8") as log:
-        daemon = subprocess.Popen(
-            [GCGROUPFS, "mount", *place, "--state-dir", f"{WORK}/state"],
-            stderr=log, stdout=log, stdin=subprocess.DEVNULL, start_new_session=True)
-    with open(f"{WORK}/daemon.pid", "w", encoding="ascii") as file:
-        file.write(str(daemon.pid))
-    try:
-        until("the daemon answers", lambda: subprocess.run(
-            [GCGROUPFS, "ls"], capture_output=True, check=False).returncode == 0)
-    except AssertionError as error:
-        with open(f"{WORK}/daemon.log", encoding="utf-8") as log:
-            raise AssertionError(f"{error}; it says: {log.read()[-1000:]}") from error

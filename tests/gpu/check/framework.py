@@ -10,6 +10,10 @@ import select
 import sys
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../shared"))
+
+from answer import tell_where_it_ends
+
 
 class Driver:
     """The driver through ctypes, with the test kernel that fills memory."""
@@ -60,6 +64,8 @@ class Driver:
 
 class Torch:
     def __init__(self):
+        # Without it cuBLAS may compute otherwise from run to run.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         import torch
         self.t = torch
         torch.manual_seed(7)
@@ -177,9 +183,11 @@ class Cupy:
 
 class Jax:
     def __init__(self):
+        # It would take three quarters of the device at once.
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         import jax
         import jax.numpy as jnp
-        if jax.default_backend() != "gpu":
+        if jax.default_backend() == "cpu":
             raise RuntimeError("jax does not see the GPU")
         self.j, self.np = jax, jnp
         self.f = jax.jit(lambda a: (a * 7 % 1009).cumsum())
@@ -262,11 +270,33 @@ def out_of_memory(error):
     return any(name in text for name in ("outofmemory", "memoryallocation", "resourceexhausted", "memoryerror"))
 
 
+class Lines:
+    """What is read from stdin, a line at a time."""
+
+    def __init__(self):
+        self.read = b""
+
+    def waiting(self):
+        """Whether there is something, or the end."""
+        return b"\n" in self.read or bool(select.select([0], [], [], 0)[0])
+
+    def next(self):
+        """The next line, or nothing at the end."""
+        while b"\n" not in self.read:
+            more = os.read(0, 4096)
+            if not more:
+                return ""
+            self.read += more
+        line, _, self.read = self.read.partition(b"\n")
+        return line.decode()
+
+
 def main():
-    work, kept, count = KINDS[sys.argv[1]](), [], 0
+    tell_where_it_ends()
+    work, kept, count, lines = KINDS[sys.argv[1]](), [], 0, Lines()
     work.compute()
     print("ready", flush=True)
-    while line := os.read(0, 4096).decode():
+    while line := lines.next():
         verb, *rest = line.split()
         try:
             if verb == "hash":
@@ -283,13 +313,15 @@ def main():
                 answer = f"took {time.perf_counter() - began}"
             elif verb == "each":
                 answer = "each " + " ".join(str(paused(work.step)) for _ in range(int(rest[0])))
-            else:
-                while not select.select([0], [], [], 0)[0]:
+            elif verb == "steps":
+                while not lines.waiting():
                     work.step()
                     count += 1
                     print("step", count, flush=True)
-                os.read(0, 4096)
+                lines.next()
                 answer = f"stopped {count}"
+            else:
+                answer = f"error what is {verb}?"
         except Exception as error:  # each framework has errors of its own
             answer = "oom" if out_of_memory(error) else f"error {error!r}".replace("\n", " ")[:600]
         print(answer, flush=True)

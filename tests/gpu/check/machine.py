@@ -1,4 +1,4 @@
-"""Says what machine this is: `machine.py FILE [--sim]`, a line on stdout and JSON in the file."""
+"""What machine this is."""
 import datetime
 import glob
 import json
@@ -6,19 +6,25 @@ import os
 import platform
 import re
 import subprocess
-import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# The number of the file that stands for the kernel's first pid namespace.
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+# Seconds that a command may take.
+PATIENCE = 15
 
 
 def first(*command):
+    """What a command prints, or nothing."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def kernel_module(path, pattern):
-    """What the kernel module says of itself, for where there is no nvidia-smi."""
+    """What the kernel module says of itself, for where nvidia-smi says nothing."""
     for name in glob.glob(path):
         with open(name, encoding="utf-8", errors="replace") as file:
             if found := re.search(pattern, file.read()):
@@ -26,26 +32,47 @@ def kernel_module(path, pattern):
     return ""
 
 
-sim = "--sim" in sys.argv
-here = os.path.dirname(os.path.abspath(__file__))
-fields = [] if sim else first("nvidia-smi", "--query-gpu=name,driver_version,memory.total",
-                              "--format=csv,noheader").split("\n")[0].split(", ")
-banner = "" if sim else first("nvidia-smi")
-machine = {
-    "simulated": sim,
-    "gpu": "simulated" if sim else fields[0] or kernel_module(
-        "/proc/driver/nvidia/gpus/*/information", r"Model:\s*(.+)") or "unknown",
-    "driver": "" if sim else fields[1] if len(fields) > 1 else kernel_module(
-        "/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.\d+[.\d]*)\s"),
-    "memory": fields[2] if len(fields) > 2 else "",
-    "cuda": cuda[1] if (cuda := re.search(r"CUDA (?:\w+ )?Version:\s*([\d.]+)", banner)) else "",
-    "kernel": platform.release(),
-    "python": platform.python_version(),
-    "dev_fuse": os.path.exists("/dev/fuse"),
-    "control": "FUSE mount" if os.environ.get("GCGROUP") else "socket, gcgroupfs get and set",
-    "commit": first("git", "-C", here, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
-    "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-}
-with open(sys.argv[1], "w", encoding="utf-8") as file:
-    json.dump(machine, file, indent=1)
-print(" | ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
+def in_first_pid_namespace():
+    """Whether pids here are those that the kernel itself, and so NVML, goes by."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def gpu():
+    """Name, driver, memory and CUDA version, as far as somebody says them."""
+    rows = first("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").splitlines()
+    fields = rows[0].split(", ") if rows and rows[0].count(", ") == 2 else ["", "", ""]
+    cuda = re.search(r"CUDA (?:\w+ )?Version:\s*([\d.]+)", first("nvidia-smi"))
+    return {
+        "gpu": fields[0] or kernel_module("/proc/driver/nvidia/gpus/*/information", r"Model:\s*(.+)") or "unknown",
+        "driver": fields[1] or kernel_module("/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.\d+[.\d]*)\s"),
+        "memory": fields[2], "cuda": cuda[1] if cuda else "", "gpus": len(rows),
+    }
+
+
+def describe(path, sim):
+    """A line, and JSON in a file."""
+    machine = {
+        "simulated": sim,
+        **({"gpu": "simulated", "driver": "", "memory": "", "cuda": "", "gpus": 1} if sim else gpu()),
+        "kernel": platform.release(), "python": platform.python_version(), "cpus": len(os.sched_getaffinity(0)),
+        "uid": os.geteuid(), "first_pid_namespace": in_first_pid_namespace(), "dev_fuse": os.path.exists("/dev/fuse"),
+        "commit": first("git", "-C", HERE, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
+    write(path, machine)
+    return " | ".join(f"{key} {value}" for key, value in machine.items())
+
+
+def add(path, **facts):
+    """What was found out later."""
+    with open(path, encoding="utf-8") as file:
+        write(path, {**json.load(file), **facts})
+
+
+def write(path, machine):
+    """As JSON."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(machine, file, indent=1)

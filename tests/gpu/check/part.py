@@ -12,14 +12,28 @@ import control
 from answer import Skip, main, require  # the parts take these from here
 from program import Program as Lead
 
+# What the part of that name found that does not work, by module.
+FRAMEWORKS = f"{control.WORK}/frameworks.json"
+# Modules that call the driver themselves, without the runtime library.
+DRIVER_ALONE = {"numba"}
+# Seconds until a framework has begun.
+STARTS_WITHIN = 60
+
 
 def need(*modules, sim=False):
-    """Skips unless Python modules are there that work on this driver."""
-    if sim:
+    """Skips unless Python modules are there that work on this driver, hook or none."""
+    if sim and not DRIVER_ALONE.issuperset(modules):
         raise Skip("needs NVIDIA's runtime library")
+    try:
+        with open(FRAMEWORKS, encoding="utf-8") as file:
+            broken = json.load(file)
+    except OSError:
+        broken = {}
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise Skip(f"no {module} here")
+        if module in broken:
+            raise Skip(broken[module])
 
 
 class Program(Lead):
@@ -46,14 +60,10 @@ def report(program):
     return json.loads(program.until("{"))
 
 
-def nvml_bytes(pid):
-    """What NVML says a process has on the device, or None if it does not say."""
+def has_overhead(pid, seconds=3):
+    """Waits until what a process's context takes has been measured; whether it has."""
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, timeout=15, check=False)
-    except OSError:
-        return None
-    rows = (line.split(",") for line in done.stdout.splitlines())
-    found = [row[1].strip() for row in rows if len(row) == 2 and row[0].strip() == str(pid)]
-    return int(found[0]) << 20 if found and found[0].isdigit() else None
+        control.until("its context is measured", lambda: int(control.flat(pid, "memory.stat")["context"]) > 0, seconds)
+    except AssertionError:
+        return False
+    return True

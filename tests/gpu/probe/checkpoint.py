@@ -2,7 +2,6 @@
 afterwards. cuCheckpointProcess* act on a process of this probe's own, which is killed if anything goes wrong."""
 import ctypes
 import os
-import select
 import sys
 import time
 from ctypes import c_int, c_uint32, c_uint64
@@ -114,7 +113,7 @@ class Checkpoints:
             if verb == "Lock":
                 child.tell("check")
             if verb == "Checkpoint":
-                facts["calls_wait"] = not select.select([child.process.stdout], [], [], 0.3)[0]
+                facts["calls_wait"] = not child.answers_within(0.3)
 
 
 def body(sim, facts):

@@ -1,21 +1,21 @@
 //! What is done by chance, the same each time.
 
 /// xorshift64.
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub(super) fn of(seed: u64) -> Self {
+    pub(crate) fn of(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1))
     }
 
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         usize::try_from((self.0 >> 16) % end as u64).expect("fits")
     }
 
-    pub(super) fn of_these<'a, T>(&mut self, these: &'a [T]) -> Option<&'a T> {
+    pub(crate) fn of_these<'a, T>(&mut self, these: &'a [T]) -> Option<&'a T> {
         (!these.is_empty()).then(|| &these[self.below(these.len())])
     }
 }

@@ -84,6 +84,11 @@ impl Soak {
         assert_eq!(truth.used_by_all(0) + truth.used_by_all(1), 0);
         assert_eq!(self.mount.read("", "unmanaged"), "");
         for group in groups(&self.mount.path()).expect("lists").iter().rev() {
+            // Also of those that had not come back to the last daemon.
+            wait_until("their ends are noticed", || {
+                let events = fs::read_to_string(group.join("gcgroup.events")).expect("reads");
+                events.contains("populated 0")
+            });
             fs::remove_dir(group).expect("nobody is in it");
         }
         wait_until("the daemon has what an idle one has", || {

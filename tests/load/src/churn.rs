@@ -99,7 +99,11 @@ impl<'g> Thread<'g> {
     /// How many calls.
     fn churn(&mut self, args: &Churn) -> Result<u64> {
         let mut calls = 0;
-        for _ in 0..args.rounds {
+        for round in 1..=args.rounds {
+            // That it goes on, for who waits for the end of many.
+            if round.is_multiple_of(10_000) {
+                say::line("churning")?;
+            }
             for (allocator, blocks) in &mut self.held {
                 // xorshift64: no two threads do the same.
                 self.random ^= self.random << 13;

@@ -1,4 +1,7 @@
 //! `overhead`: what a call costs. Many rounds of many calls; the median and the least of the rounds.
+//!
+//! Told twice: what passed by the clock on the wall, and for how long the calling threads had a CPU, in which there are
+//! neither others' turns nor sleep.
 
 use std::hint::black_box;
 use std::io::stdin;
@@ -10,6 +13,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::block::{Allocator, Api, Block};
+use crate::clock;
 use crate::driver::CudaError;
 use crate::gpu::Gpu;
 use crate::say;
@@ -74,6 +78,16 @@ struct Cost {
     call: Call,
     median: f64,
     min: f64,
+    /// The same of the threads' own time.
+    cpu_median: f64,
+    cpu_min: f64,
+}
+
+/// Nanoseconds of a round.
+#[derive(Clone, Copy)]
+struct Took {
+    cpu: f64,
+    elapsed: f64,
 }
 
 pub fn run(args: &Overhead, gpu: &Gpu) -> Result<()> {
@@ -89,11 +103,15 @@ pub fn run(args: &Overhead, gpu: &Gpu) -> Result<()> {
     } else {
         args.call.as_slice()
     } {
-        let rounds = sorted(crowd.rounds(*call, args)?);
+        let took = crowd.rounds(*call, args)?;
+        let rounds = sorted(took.iter().map(|took| took.elapsed).collect());
+        let cpu = sorted(took.iter().map(|took| took.cpu).collect());
         let cost = Cost {
             call: *call,
             median: quantile(&rounds, 0.5),
             min: quantile(&rounds, 0.0),
+            cpu_median: quantile(&cpu, 0.5),
+            cpu_min: quantile(&cpu, 0.0),
         };
         say::line(format_args!(
             "{call:?} median {:.1} ns, least {:.1} ns",
@@ -147,7 +165,7 @@ impl<'g> Crowd<'g> {
     }
 
     /// Nanoseconds a call, by round.
-    fn rounds(&self, call: Call, args: &Overhead) -> Result<Vec<f64>> {
+    fn rounds(&self, call: Call, args: &Overhead) -> Result<Vec<Took>> {
         let barrier = Barrier::new(self.members.len());
         let all = self.members.len() as f64 * f64::from(args.calls.max(1));
         let run = |allocator| rounds_of_one(call, args, allocator, &barrier);
@@ -157,23 +175,30 @@ impl<'g> Crowd<'g> {
                 .iter()
                 .map(|(allocator, _)| scope.spawn(move || run(allocator)))
                 .collect();
-            let took = run(&first.0);
+            let mut took = run(&first.0);
             for other in others {
-                other.join().map_err(|_| anyhow!("a thread panicked"))??;
+                let others = other.join().map_err(|_| anyhow!("a thread panicked"))??;
+                for (took, other) in took.iter_mut().flatten().zip(others) {
+                    took.cpu += other.cpu;
+                }
             }
             took
         })?;
-        Ok(took.into_iter().map(|nanoseconds| nanoseconds / all).collect())
+        let each = |took: Took| Took {
+            cpu: took.cpu / all,
+            elapsed: took.elapsed / all,
+        };
+        Ok(took.into_iter().map(each).collect())
     }
 }
 
-/// Nanoseconds of each round of all threads, as one of them sees it; before them, one that does not count.
+/// What each round took the calling thread, and until all had done it; before them, one that does not count.
 fn rounds_of_one(
     call: Call,
     args: &Overhead,
     allocator: &Allocator<'_>,
     barrier: &Barrier,
-) -> Result<Vec<f64>> {
+) -> Result<Vec<Took>> {
     // Who failed must not keep the others waiting.
     let mut outcome = allocator.gpu.attach();
     let mut took = Vec::new();
@@ -186,11 +211,14 @@ fn rounds_of_one(
         // Before the others are let go: on one CPU they may all have their turn first.
         let start = Instant::now();
         barrier.wait();
+        let began = clock::of_thread();
         if outcome.is_ok() {
             outcome = round(call, calls, args, allocator);
         }
+        let cpu = (clock::of_thread() - began) as f64;
         barrier.wait();
-        took.push(start.elapsed().as_secs_f64() * 1e9);
+        let elapsed = start.elapsed().as_secs_f64() * 1e9;
+        took.push(Took { cpu, elapsed });
         // Outside the measured time, so that the next round finds an empty queue.
         if outcome.is_ok() {
             outcome = allocator.stream.synchronize();

@@ -27,7 +27,7 @@ fn remove(world: &World, path: &str) -> crate::error::Result<()> {
     world.tree.remove_group(parent, name)
 }
 
-fn hold(world: &World, id: crate::tree::ProcessId, device: usize, bytes: u64) {
+pub(super) fn hold(world: &World, id: crate::tree::ProcessId, device: usize, bytes: u64) {
     world.usage(id).devices[device]
         .memory_current
         .store(bytes, Relaxed);
@@ -150,26 +150,6 @@ fn a_process_moves_with_what_it_holds_and_leaves_what_it_counted() {
     world.store("gcgroup.procs", ROOT, "101").unwrap();
     assert_eq!(current("a"), "0\n");
     assert_eq!(world.show("gcgroup.procs"), "101\n");
-}
-
-#[test]
-fn a_peak_begins_anew_when_it_is_reset() {
-    let world = World::new(1);
-    world.group("a");
-    let id = world.join(100);
-    world.store("a/gcgroup.procs", ROOT, "100").unwrap();
-    hold(&world, id, 0, 500);
-    world.tree.rung(id);
-    hold(&world, id, 0, 100);
-    assert_eq!(world.show("a/memory.peak"), "500\n");
-    world.take_notices();
-    world.tree.look_at([id]);
-    assert_eq!(world.take_notices(), [Notice::GroupChanged(world.group("a"))]);
-    world.tree.look_at([id]);
-    assert_eq!(world.take_notices(), [], "it is written down");
-    world.store("a/memory.peak", ROOT, "0").unwrap();
-    assert_eq!(world.show("a/memory.peak"), "100\n");
-    assert_eq!(world.show("a/0/memory.peak"), "500\n");
 }
 
 #[test]

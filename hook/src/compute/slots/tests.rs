@@ -1,7 +1,8 @@
 use super::*;
 use crate::block;
 use crate::compute::slot::add;
-use gcgroup_abi::{NO_LIMIT, Submission};
+use crate::memory::ledger::Entry;
+use gcgroup_abi::{Kind, NO_LIMIT, Submission};
 
 fn local(number: i32) -> LocalDevice {
     LocalDevice::of(number).unwrap()
@@ -101,4 +102,69 @@ fn a_new_daemon_moves_slots_with_their_counts() {
     assert_eq!(slot.index(), gcgroup_abi::OTHER_DEVICE);
     point(process, slot, 2);
     assert_eq!(process.usage().submitted(2, Submission::Kernel), 5);
+}
+
+#[test]
+fn allocations_are_counted_by_each_thread_and_summed() {
+    let process = Process::of_test(NO_LIMIT);
+    let entry = |index| Entry::new(Kind::Linear, 100, local(0), index, 0);
+    let sums = |index| {
+        let sums = process.usage().allocations(index);
+        (sums.nr_alloc, sums.nr_free, sums.kinds[Kind::Linear as usize])
+    };
+    let count = |bound: Bound<'_>, index, times| {
+        for _ in 0..times {
+            let own = Counts::of(process.usage(), bound.thread, index);
+            process.memory.levels.enter(process.usage(), own, &entry(index));
+        }
+    };
+    let shared = &process.usage().devices[1];
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| count(process.slots.of_test(process, local(0), 1), 1, 1000));
+        }
+    });
+    assert_eq!(sums(1), (4000, 0, 400_000));
+    assert_eq!(
+        shared.nr_alloc.load(Relaxed),
+        0,
+        "nobody has written where others write"
+    );
+
+    let mine = process.slots.of_test(process, local(0), 1);
+    count(mine, 1, 1);
+    for _ in 0..2 {
+        // What another has allocated: less than nothing of one's own.
+        let own = Counts::of(process.usage(), mine.thread, 1);
+        process.memory.levels.leave(process.usage(), own, &entry(1));
+    }
+    assert_eq!(sums(1), (4001, 2, 399_900));
+    count(mine, 2, 3);
+    assert_eq!(sums(2), (3, 0, 300), "on a device that is not the slot's");
+    assert_eq!(process.usage().devices[2].nr_alloc.load(Relaxed), 3);
+}
+
+#[test]
+fn what_was_counted_stays_with_the_device_when_the_slot_goes_to_another() {
+    let process = Process::of_test(NO_LIMIT);
+    let bound = process.slots.of_test(process, local(0), 3);
+    let counts = |bound: Bound<'_>, index| {
+        let own = Counts::of(process.usage(), bound.thread, index).unwrap();
+        own.count_alloc();
+        assert!(own.add_kind(Kind::Array, 7));
+        assert!(
+            !own.add_kind(Kind::Pool, 7),
+            "by what is reserved, for all threads"
+        );
+    };
+    counts(bound, 3);
+    bound.thread.device.store(4, Relaxed);
+    let sums = |index| {
+        let sums = process.usage().allocations(index);
+        (sums.nr_alloc, sums.kinds[Kind::Array as usize])
+    };
+    assert_eq!((sums(3), sums(4)), ((1, 7), (0, 0)), "as it was counted");
+    counts(bound, 4);
+    assert_eq!((sums(3), sums(4)), ((1, 7), (1, 7)));
+    assert_eq!(process.usage().devices[3].nr_alloc.load(Relaxed), 1);
 }

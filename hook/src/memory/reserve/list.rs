@@ -1,13 +1,16 @@
 //! Every reserve of the process: found by handle and number, measured and trimmed together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 use super::{Reserve, Source};
 use crate::cuda::CUmemoryPool;
 use crate::device::LocalDevice;
 use crate::memory::account::Account;
-use crate::memory::freeing::has_passed;
+use crate::memory::few::Few;
+use crate::memory::freeing::Place;
 use crate::memory::ledger::Entry;
 use crate::memory::levels::Unsettled;
 use crate::memory::lock::Lock;
@@ -20,6 +23,10 @@ pub(crate) struct Reserves {
     current: Lock<Vec<(LocalDevice, Arc<Reserve>)>>,
     /// Times that they may have become others.
     changes: AtomicUsize,
+    /// Destroyed pools of which nothing is allocated any more, with the streams that they wait for.
+    over: Lock<Vec<(Vec<Place>, Arc<Reserve>)>>,
+    /// How many there are, for who does not hold them.
+    nr_over: AtomicUsize,
 }
 
 impl Reserves {
@@ -74,6 +81,7 @@ impl Reserves {
             measurements: AtomicU64::new(0),
             trims: AtomicUsize::new(0),
             index: AtomicUsize::new(index),
+            is_touched: AtomicBool::new(false),
             account: Lock::new(Account::new(index)),
         });
         list.push(Arc::clone(&pool));
@@ -109,19 +117,22 @@ impl Reserves {
         current.clear();
     }
 
+    /// The program has waited for that stream, or for who knows which: measures what may have given something back, which
+    /// the driver does then.
+    pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
+        let mut touched = Few::default();
+        for reserve in self.list.lock().iter() {
+            if reserve.is_touched.load(Relaxed) || reserve.source == Source::Graphs {
+                touched.push(Arc::clone(reserve));
+            }
+        }
+        touched
+            .iter()
+            .for_each(|reserve| reserve.synchronized(process, stream));
+    }
+
     /// Measures whatever has anything charged.
     pub(crate) fn settle_all(&self, process: &Process) {
-        self.settle_each(process, |_, account| account.paid != 0);
-    }
-
-    /// Measures what may have given something back now that a stream was synchronised: the driver does it then.
-    pub(crate) fn settle_freed(&self, process: &Process) {
-        self.settle_each(process, |reserve, account| {
-            account.paid != 0 && (reserve.source == Source::Graphs || account.may_have_shrunk())
-        });
-    }
-
-    fn settle_each(&self, process: &Process, is_wanted: impl Fn(&Reserve, &mut Account) -> bool) {
         let mut number = 0;
         loop {
             // None is kept locked meanwhile; one that is missed since another went is measured the next time.
@@ -130,8 +141,8 @@ impl Reserves {
             };
             number += 1;
             let (is_wanted, is_over) = {
-                let mut account = pool.account.lock();
-                (is_wanted(&pool, &mut account), account.is_over())
+                let account = pool.account.lock();
+                (account.paid != 0, account.is_over())
             };
             if is_over {
                 self.end_if_over(process, &pool);
@@ -164,35 +175,74 @@ impl Reserves {
             let Some(pool) = list.iter().find(|pool| pool.id == entry.owner) else {
                 return;
             };
-            let mut account = pool.account.lock();
-            account.end(entry.size, stream);
-            account.is_over().then(|| Arc::clone(pool))
+            pool.end(entry.size, stream).then(|| Arc::clone(pool))
         };
         over.inspect(|pool| self.end_if_over(process, pool));
     }
 
-    /// Ends a destroyed pool of which nothing is allocated, if what was is freed; else whoever waits for a stream does.
+    /// Ends a destroyed pool of which nothing is allocated, if what was is freed; else whoever waits for a stream does, or
+    /// the helper.
     pub(crate) fn end_if_over(&self, process: &Process, pool: &Arc<Reserve>) {
         let waits_for = {
             let account = pool.account.lock();
             account.is_over().then(|| account.waits_for())
         };
-        let has_all = |streams: Vec<usize>| streams.iter().all(|stream| has_passed(process, *stream));
-        if waits_for.is_some_and(has_all) {
-            self.end(process, pool);
+        let Some(streams) = waits_for else {
+            return self.forget_over(pool);
+        };
+        let noted = {
+            let over = self.over.lock();
+            let noted = over.iter().find(|(_, other)| Arc::ptr_eq(other, pool));
+            noted.map(|(places, _)| places.clone())
+        };
+        let is_noted = noted.is_some();
+        let of = |stream| Place::of(process, stream);
+        let places = noted.unwrap_or_else(|| streams.into_iter().map(of).collect());
+        if places.iter().all(|place| place.has_passed(process)) {
+            return self.end(process, pool);
+        }
+        if !is_noted {
+            let mut over = self.over.lock();
+            over.push((places, Arc::clone(pool)));
+            self.nr_over.store(over.len(), Relaxed);
+            drop(over);
+            process.line.as_ref().inspect(|line| line.wake());
         }
     }
 
-    /// That stream has come to where it frees what it was to.
-    pub(crate) fn passed(&self, stream: usize) {
-        for pool in self.list.lock().iter() {
-            pool.account.lock().passed(stream);
+    /// Whether any pool is there yet only for a stream that it waits for.
+    pub(crate) fn is_any_over(&self) -> bool {
+        self.nr_over.load(Relaxed) != 0
+    }
+
+    /// Ends those of them that need wait no longer; whether there were such.
+    pub(crate) fn settle_over(&self, process: &Process) -> bool {
+        if !self.is_any_over() {
+            return false;
+        }
+        let over: Vec<_> = self
+            .over
+            .lock()
+            .iter()
+            .map(|(_, pool)| Arc::clone(pool))
+            .collect();
+        // With no lock held.
+        over.iter().for_each(|pool| self.end_if_over(process, pool));
+        self.nr_over.load(Relaxed) < over.len()
+    }
+
+    fn forget_over(&self, pool: &Arc<Reserve>) {
+        if self.is_any_over() {
+            let mut over = self.over.lock();
+            over.retain(|(_, other)| !Arc::ptr_eq(other, pool));
+            self.nr_over.store(over.len(), Relaxed);
         }
     }
 
     /// A destroyed pool of which nothing is allocated any more.
     pub(crate) fn end(&self, process: &Process, pool: &Arc<Reserve>) {
         self.list.lock().retain(|other| !Arc::ptr_eq(other, pool));
+        self.forget_over(pool);
         self.forget_current();
         let _unsettled = Unsettled::on(process.usage(), pool.index());
         let mut account = pool.account.lock();

@@ -5,21 +5,22 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
 import control
-from arms import Arms
+from arms import REPETITIONS, Arms
 from governing import Counter
-from part import job, main, need
+from part import STARTS_WITHIN, job, main, need
 
 
 def body(sim, facts):
     need("torch", sim=sim)
     with job("decode") as tokens, job("train") as batch:
         for program in (tokens, batch):
-            program.until("ready")
+            program.until("ready", STARTS_WITHIN)
 
         def bursts(priority):
             control.put(tokens.pid, "compute.priority", priority)
-            usec = sorted(float(word) * 1e6 for word in tokens.ask("each 60", "each"))
-            return {"p50_usec": usec[len(usec) // 2], "p99_usec": usec[len(usec) * 99 // 100], "max_usec": usec[-1]}
+            yield
+            for _ in range(REPETITIONS):
+                yield [float(word) * 1e6 for word in tokens.ask("each 60", "each")]
 
         arms = Arms(facts, bursts)
         Counter(batch).go_on()

@@ -10,7 +10,7 @@ from part import main, need
 
 def body(sim, facts):
     need("jax", sim=sim)
-    return check("jax", facts, env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+    return check("jax", facts)
 
 
 main(body)

@@ -5,6 +5,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
 import control
+import daemon
 from part import load, main, require
 
 
@@ -13,10 +14,10 @@ def body(sim, facts):
         program.until("ready")
         limit = int(control.get(program.pid, "memory.current")) + (64 << 20)
         control.put(program.pid, "memory.limit", limit)
-        control.kill_daemon()
+        daemon.kill()
         program.ask("launch 1", "launched")
         require(program.ask("alloc linear 128M", "refused")[0] == "CUDA_ERROR_OUT_OF_MEMORY", "the limit went")
-        control.start_daemon()
+        daemon.start(control.MOUNT)
         control.until("it is back", lambda: control.governed(program.pid))
         require(int(control.get(program.pid, "memory.limit")) == limit, "its limit is lost")
     return "the process went on; the new daemon has it back with its limit"

@@ -10,22 +10,30 @@ import subprocess
 import control
 from part import Skip, main, require
 
+QUERY = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+
+
+def said(command, *options):
+    """What it prints, governed with options of `gcgroupfs run`, or bare without any."""
+    governed = [control.GCGROUPFS, "run", *filter(None, options), "--"] if options else []
+    done = subprocess.run(governed + command, capture_output=True, text=True, errors="replace", timeout=20, check=False)
+    if done.returncode and not options:
+        raise Skip(f"nvidia-smi does not work here: {(done.stdout + done.stderr).strip()[-300:]}")
+    require(done.returncode == 0, f"{' '.join(command)}: status {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
+    return done.stdout
+
 
 def body(sim, facts):
     if sim or not shutil.which("nvidia-smi"):
         raise Skip("no nvidia-smi for this driver")
-    command = ["nvidia-smi", "-L"]
-    bare, hooked = (subprocess.run(prefix + command, capture_output=True, text=True, check=False)
-                    for prefix in ([], [control.GCGROUPFS, "run", "--"]))
-    require(hooked.returncode == 0 and hooked.stdout == bare.stdout, hooked.stdout + hooked.stderr)
-    table = subprocess.run([control.GCGROUPFS, "run", "--", "nvidia-smi"], capture_output=True, check=False)
-    require(table.returncode == 0, "the table fails")
-    ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    card, limited = (subprocess.run(prefix + ask, capture_output=True, text=True, check=True).stdout.split()[0]
-                     for prefix in ([], [control.GCGROUPFS, "run", "--memory-limit", "8G", "--"]))
+    bare, hooked = said(["nvidia-smi", "-L"]), said(["nvidia-smi", "-L"], "")
+    require(hooked == bare, f"under the hook it lists {hooked!r}")
+    said(["nvidia-smi"], "")
+    card, limited = said(QUERY).split(), said(QUERY, "--memory-limit", "8G").split()
     facts.update(card_mib=card, limited_mib=limited)
-    if card.isdigit():
-        require(int(limited) == min(int(card), 8192), f"limited to 8192 MiB, it sees {limited} of {card}")
+    for whole, part in zip(card, limited):
+        if whole.isdigit():
+            require(part == str(min(int(whole), 8192)), f"limited to 8192 MiB, it sees {part} of {whole}")
     return "the same output; with a limit, the limit"
 
 

@@ -6,7 +6,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 from statistics import median
 
-from part import job, main, need
+from part import STARTS_WITHIN, job, main, need
 
 
 def body(sim, facts):
@@ -15,7 +15,7 @@ def body(sim, facts):
     for kind, steps in (("graph", 300), ("train", 100), ("decode", 50)):
         with job(kind, bare=True) as bare, job(kind) as hooked:
             for program in (bare, hooked):
-                program.until("ready")
+                program.until("ready", STARTS_WITHIN)
             took = {"bare": [], "hooked": []}
             for _ in range(7):
                 for name, program in (("bare", bare), ("hooked", hooked)):

@@ -16,7 +16,7 @@ QUOTA_USEC, PERIOD_USEC = 20_000, 100_000
 
 def batch(**wishes):
     """A job whose kernels are a certain amount of work, however long they wait in the middle of it."""
-    return load("throughput", "--kernel", "work", "--duration", 60, **wishes)
+    return load("throughput", "--kernel", "work", "--duration", 600, **wishes)
 
 
 def parts(programs, seconds):

@@ -8,7 +8,8 @@ import threading
 import time
 
 import control
-from part import load, main, nvml_bytes, report, require
+from held import Account
+from part import load, main, report, require
 
 MIB = 1 << 20
 BLOCKS = 4
@@ -40,9 +41,16 @@ def out_and_in(sim, facts):
     """All of a program out and in again, while it runs or, where the driver does not map the host's memory, frozen."""
     size = (16 if sim else 256) * MIB
     whole = BLOCKS * size
-    with load("obey", swap=True) as program, load("obey", bare=True) as watcher:
-        program.until("ready")
+    with load("obey", bare=True) as watcher:
         watcher.until("ready")
+        beside(watcher, sim, facts, size, whole)
+
+
+def beside(watcher, sim, facts, size, whole):
+    """The same, with another process that looks at what is free."""
+    account = Account()
+    with load("obey", swap=True) as program:
+        program.until("ready")
         pid = program.pid
         seconds = [float(word) for word in program.ask(f"bandwidth {size} {BLOCKS}", "bandwidth")]
         plain = [whole / 1e9 / each for each in seconds[:2]]
@@ -51,7 +59,7 @@ def out_and_in(sim, facts):
             facts["host_memory_ms"] = dict(zip(("made", "released"), (round(each * 1e3, 2) for each in seconds[2:])))
         for _ in range(BLOCKS):
             program.ask(f"alloc linear {size}", "allocated")
-        before, nvml = free(watcher), nvml_bytes(pid)
+        before, nvml = free(watcher), account.number(pid)
         took = moved(pid, "out", whole, lambda: control.put(pid, "memory.limit", 1))
         facts["maps_host_memory"] = took is not None
         if took is None:
@@ -59,7 +67,7 @@ def out_and_in(sim, facts):
             facts["freeze_seconds"] = control.freeze(pid)
             took = moved(pid, "out", whole, lambda: control.put(pid, "memory.reclaim", "max"))
             require(took is not None, "frozen, it does not go out either")
-        gained, after = free(watcher) - before, nvml_bytes(pid)
+        gained, after = free(watcher) - before, account.number(pid)
         facts.update(bytes=whole, freed_for_others=gained, nvml_before=nvml, nvml_out=after)
         require(gained >= whole * 9 // 10, f"{whole} bytes went out, others have {gained} more")
         if nvml is not None and after is not None:

@@ -7,6 +7,7 @@ import pathlib
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 from answer import Skip
+from .elf import loaded
 
 HERE = pathlib.Path(__file__).resolve().parent
 TEST_KERNELS, OWN_KERNELS = HERE / "../../../load/kernels.ptx", HERE / "probe.ptx"
@@ -14,7 +15,7 @@ MIB = 1 << 20
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 0, 1, 2, 600, 801
 
 # Values of CUdevice_attribute.
-MULTIPROCESSORS, HOST_NUMA_ID, VMM = 16, 134, 102
+MULTIPROCESSORS, HOST_NUMA_ID, VMM, COMPUTE_CAPABILITY = 16, 134, 102, (75, 76)
 
 
 class Refused(Exception):
@@ -84,6 +85,10 @@ class Driver:
         value = kind()
         getattr(self, name)(byref(value), *arguments)
         return value if isinstance(value, ctypes.Structure) else value.value
+
+    def path(self):
+        """The library's file: tells which driver this is."""
+        return loaded("libcuda.so")[0]
 
     def attribute(self, number):
         """A device attribute."""

@@ -1,4 +1,4 @@
-"""NVML by its own names, of the device that CUDA calls 0."""
+"""NVML by its own names."""
 import ctypes
 from ctypes import byref, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
 
@@ -38,9 +38,9 @@ class Rates(ctypes.Structure):
 
 
 class Nvml:
-    """libnvidia-ml.so.1, initialised."""
+    """libnvidia-ml.so.1, initialised; asked about one device, if it is told which."""
 
-    def __init__(self, bus_id):
+    def __init__(self, bus_id=None):
         try:
             self.loaded = ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as error:
@@ -48,7 +48,8 @@ class Nvml:
         self.loaded.nvmlErrorString.restype = c_char_p
         self.nvmlInit_v2()
         self.device = c_void_p()
-        self.nvmlDeviceGetHandleByPciBusId_v2(bus_id, byref(self.device))
+        if bus_id:
+            self.nvmlDeviceGetHandleByPciBusId_v2(bus_id, byref(self.device))
 
     def __getattr__(self, name):
         function = self.function(name)
@@ -74,6 +75,14 @@ class Nvml:
     def text(self, status):
         """What NVML calls a status."""
         return self.loaded.nvmlErrorString(c_int(status)).decode()
+
+    def each_device(self):
+        """Is asked about one device after the other."""
+        count = c_uint()
+        self.nvmlDeviceGetCount_v2(byref(count))
+        for index in range(count.value):
+            self.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(self.device))
+            yield index
 
     def processes(self, name="nvmlDeviceGetComputeRunningProcesses_v3"):
         """Bytes of each process by pid; None where NVML does not say."""

@@ -14,9 +14,9 @@ use crate::abi::{
 use crate::call::{Call, driver};
 use crate::context::Context;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::memory;
 use crate::process::Process;
 use crate::sparse::{Held, Tiles};
+use crate::{memory, null};
 
 /// Rows begin at multiples of this, arrays are multiples of that: a simple stand-in for tiling.
 const ROW: usize = 32;
@@ -359,10 +359,10 @@ impl Call {
 }
 
 driver! {
-    fn cuArrayCreate_v2(array: Out<CUarray>, descriptor: In<CUDA_ARRAY_DESCRIPTOR>) |call| {
+    fn cuArrayCreate_v2(array: Out<CUarray>, descriptor: In<CUDA_ARRAY_DESCRIPTOR>) null { null::name(array) } |call| {
         create(call, array, of_two_dimensions(&descriptor.get()?))
     }
-    fn cuArray3DCreate_v2(array: Out<CUarray>, descriptor: In<CUDA_ARRAY3D_DESCRIPTOR>) |call| {
+    fn cuArray3DCreate_v2(array: Out<CUarray>, descriptor: In<CUDA_ARRAY3D_DESCRIPTOR>) null { null::name(array) } |call| {
         create(call, array, descriptor.get()?)
     }
     fn cuArrayGetDescriptor_v2(descriptor: Out<CUDA_ARRAY_DESCRIPTOR>, array: CUarray) |call| {
@@ -372,13 +372,14 @@ driver! {
     fn cuArray3DGetDescriptor_v2(descriptor: Out<CUDA_ARRAY3D_DESCRIPTOR>, array: CUarray) |call| {
         descriptor.set(call.array(array)?.descriptor)
     }
-    fn cuArrayDestroy(array: CUarray) |call| {
+    fn cuArrayDestroy(array: CUarray) null {} |call| {
         if !call.array(array)?.owns.load(Relaxed) {
             return Err(INVALID_HANDLE);
         }
         call.process.arrays.remove(array, INVALID_HANDLE).map(|_| ())
     }
-    fn cuArrayGetMemoryRequirements(out: Out<CUDA_ARRAY_MEMORY_REQUIREMENTS>, array: CUarray, device: CUdevice) |call| {
+    fn cuArrayGetMemoryRequirements(out: Out<CUDA_ARRAY_MEMORY_REQUIREMENTS>, array: CUarray, device: CUdevice)
+    null { null::requirements(out) } |call| {
         call.process.device(device)?;
         let array = call.array(array)?;
         requirements(out, &array.descriptor, size(&array.descriptor))

@@ -256,13 +256,13 @@ driver! {
     fn cuMemFree_v2(address: CUdeviceptr) null {} |call| { free(call, address) }
 
     fn cuMemAllocHost_v2(out: Out<u64>, bytes: usize) |call| { allocate_host(call, out, bytes, 0) }
-    fn cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: u32) |call| {
+    fn cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: u32) null { null::allocate(out, bytes) } |call| {
         if flags > 7 {
             return Err(INVALID_VALUE);
         }
         allocate_host(call, out, bytes, flags)
     }
-    fn cuMemFreeHost(address: u64) |call| {
+    fn cuMemFreeHost(address: u64) null {} |call| {
         capture::check_unsafe()?;
         free_block(call.process, address, |block| block.kind == Kind::Host).then_some(()).ok_or(INVALID_VALUE)
     }

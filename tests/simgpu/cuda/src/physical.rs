@@ -12,10 +12,10 @@ use crate::abi::{
 };
 use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
-use crate::multicast;
 use crate::process::Process;
 use crate::share::{Charge, POSIX_FILE_DESCRIPTOR};
 use crate::vmm::{LOCATION_DEVICE, LOCATION_HOST, LOCATION_HOST_NUMA, is_whole, place_for};
+use crate::{multicast, null};
 
 const ALLOCATION_PINNED: u32 = 1;
 
@@ -258,10 +258,10 @@ fn retain(call: Call, out: Out<CUmemGenericAllocationHandle>, address: u64) -> C
 driver! {
     fn cuMemCreate(
         handle: Out<CUmemGenericAllocationHandle>, size: usize, properties: In<CUmemAllocationProp>, flags: u64,
-    ) |call| {
+    ) null { null::name(handle) } |call| {
         create(call, handle, size, properties, flags)
     }
-    fn cuMemRelease(handle: CUmemGenericAllocationHandle) |call| { release(call, handle) }
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle) null {} |call| { release(call, handle) }
     fn cuMemRetainAllocationHandle(handle: Out<CUmemGenericAllocationHandle>, address: u64) |call| {
         retain(call, handle, address)
     }

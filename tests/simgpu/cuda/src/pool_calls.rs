@@ -303,7 +303,8 @@ driver! {
         call.pool(pool)?.trim(call.process, keep as u64);
         Ok(())
     }
-    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw) |call| {
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw)
+    null { null::pool_attribute(attribute, value) } |call| {
         call.pool(pool)?.attribute(attribute, value)
     }
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: Raw) |call| {
@@ -318,14 +319,14 @@ driver! {
         flags.set(u32::try_from(access).unwrap_or(0))
     }
     fn cuMemAllocAsync(address: Out<CUdeviceptr>, bytes: usize, stream: CUstream) twin cuMemAllocAsync_ptsz
-    null { null::allocate(address, bytes) } |call| {
+    null { null::allocate_from_pool(address, bytes) } |call| {
         allocate(call, address, bytes, None, stream)
     }
     fn cuMemAllocFromPoolAsync(address: Out<CUdeviceptr>, bytes: usize, pool: CUmemoryPool, stream: CUstream) twin cuMemAllocFromPoolAsync_ptsz
-    null { null::allocate(address, bytes) } |call| {
+    null { null::allocate_from_pool(address, bytes) } |call| {
         allocate(call, address, bytes, Some(pool), stream)
     }
-    fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) twin cuMemFreeAsync_ptsz null {} |call| {
+    fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) twin cuMemFreeAsync_ptsz null { null::free_to_pool(address) } |call| {
         free(call, address, stream)
     }
 }

@@ -11,8 +11,8 @@ use crate::abi::{
 };
 use crate::call::{Call, driver};
 use crate::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
-use crate::physical;
 use crate::process::Process;
+use crate::{null, physical};
 
 /// Sizes and addresses are multiples of this.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
@@ -171,22 +171,24 @@ fn set_access(
 }
 
 driver! {
-    fn cuMemGetAllocationGranularity(granularity: Out<usize>, properties: In<CUmemAllocationProp>, option: u32) |call| {
+    fn cuMemGetAllocationGranularity(granularity: Out<usize>, properties: In<CUmemAllocationProp>, option: u32)
+    null { granularity.set_if(null::GRANULARITY) } |call| {
         place_for(call.process, properties.get()?.location)?;
         if option > 1 {
             return Err(INVALID_VALUE);
         }
         granularity.set(usize::try_from(GRANULARITY).unwrap_or(0))
     }
-    fn cuMemAddressReserve(address: Out<CUdeviceptr>, size: usize, align: usize, wanted: CUdeviceptr, flags: u64) |call| {
+    fn cuMemAddressReserve(address: Out<CUdeviceptr>, size: usize, align: usize, wanted: CUdeviceptr, flags: u64)
+    null { null::allocate(address, size) } |call| {
         reserve(call, address, size, align, wanted, flags)
     }
-    fn cuMemAddressFree(address: CUdeviceptr, size: usize) |call| { unreserve(call, address, size) }
-    fn cuMemMap(address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64) |call| {
+    fn cuMemAddressFree(address: CUdeviceptr, size: usize) null {} |call| { unreserve(call, address, size) }
+    fn cuMemMap(address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64) null {} |call| {
         map(call, address, size, offset, handle, flags)
     }
-    fn cuMemUnmap(address: CUdeviceptr, size: usize) |call| { unmap(call, address, size) }
-    fn cuMemSetAccess(address: CUdeviceptr, size: usize, list: In<CUmemAccessDesc>, count: usize) |call| {
+    fn cuMemUnmap(address: CUdeviceptr, size: usize) null {} |call| { unmap(call, address, size) }
+    fn cuMemSetAccess(address: CUdeviceptr, size: usize, list: In<CUmemAccessDesc>, count: usize) null {} |call| {
         set_access(call, address, size, list, count)
     }
     fn cuMemGetAccess(flags: Out<u64>, location: In<CUmemLocation>, address: CUdeviceptr) |call| {

@@ -1,0 +1,90 @@
+//! The most that groups have held.
+
+use super::groups::hold;
+use super::*;
+
+#[test]
+fn a_peak_begins_anew_when_it_is_reset() {
+    let world = World::new(1);
+    world.group("a");
+    let id = world.join(100);
+    world.store("a/gcgroup.procs", ROOT, "100").unwrap();
+    hold(&world, id, 0, 500);
+    world.tree.rung(id);
+    hold(&world, id, 0, 100);
+    assert_eq!(world.show("a/memory.peak"), "500\n");
+    world.take_notices();
+    world.tree.look_at([id]);
+    assert_eq!(world.take_notices(), [Notice::GroupChanged(world.group("a"))]);
+    world.tree.look_at([id]);
+    assert_eq!(world.take_notices(), [], "it is written down");
+    world.store("a/memory.peak", ROOT, "0").unwrap();
+    assert_eq!(world.show("a/memory.peak"), "100\n");
+    assert_eq!(world.show("a/0/memory.peak"), "500\n");
+}
+
+#[test]
+fn what_was_never_held_at_one_moment_is_no_peak() {
+    let world = World::new(1);
+    world.group("a/x");
+    world.group("a/y");
+    let [first, second] = [100, 101].map(|pid| world.join(pid));
+    world.store("a/x/gcgroup.procs", ROOT, "100").unwrap();
+    world.store("a/y/gcgroup.procs", ROOT, "101").unwrap();
+    hold(&world, first, 0, 1000);
+    world.tree.rung(first);
+    // It says nothing of this.
+    hold(&world, first, 0, 0);
+    hold(&world, second, 0, 900);
+    world.tree.rung(second);
+    let peaks = ["a", "a/0", "a/x", "a/y"].map(|path| world.show(&format!("{path}/memory.peak")));
+    assert_eq!(peaks, ["1000\n", "1000\n", "1000\n", "900\n"]);
+    hold(&world, first, 0, 200);
+    world.tree.look_at([second, first]);
+    hold(&world, first, 0, 0);
+    assert_eq!(world.show("a/memory.peak"), "1100\n");
+}
+
+#[test]
+fn what_was_shown_is_no_more_than_the_peak() {
+    let world = World::new(1);
+    world.group("a");
+    let pids = [100, 101];
+    let ids = pids.map(|pid| world.join(pid));
+    for (id, pid) in ids.into_iter().zip(pids) {
+        world.store("a/gcgroup.procs", ROOT, &pid.to_string()).unwrap();
+        hold(&world, id, 0, 500);
+    }
+    assert_eq!(world.show("a/0/memory.current"), "1000\n");
+    assert_eq!(world.show("a/memory.peak"), "1000\n");
+    ids.into_iter().for_each(|id| hold(&world, id, 0, 0));
+    assert_eq!(world.show("a/memory.peak"), "1000\n");
+    assert_eq!(world.show("a/0/memory.peak"), "1000\n");
+}
+
+#[test]
+fn what_is_granted_counts_with_what_the_others_have_just_then() {
+    let world = World::new(1);
+    world.group("a");
+    let [first, second] = [100, 101].map(|pid| world.join(pid));
+    for pid in ["100", "101"] {
+        world.store("a/gcgroup.procs", ROOT, pid).unwrap();
+    }
+    world.store("a/memory.limit", ROOT, "10000").unwrap();
+    let ask = |id, bytes| {
+        let usage = world.usage(id);
+        usage.devices[0].grant_wanted.store(bytes, Relaxed);
+        usage.devices[0].grant_request.fetch_add(1, Relaxed);
+        world.tree.rung(id);
+    };
+    ask(first, 3000);
+    hold(&world, first, 0, 3000);
+    ask(second, 4000);
+    // It has charged them, and given them back before anybody looks again.
+    hold(&world, first, 0, 0);
+    world.tree.rung(first);
+    assert_eq!(world.show("a/memory.peak"), "7000\n");
+    assert_eq!(world.show("a/0/memory.peak"), "7000\n");
+    ask(second, 20_000);
+    assert_eq!(world.show("a/memory.peak"), "7000\n", "it was refused");
+}

@@ -1,0 +1,193 @@
+"""Runs the parts one after the other, each within its limit, and writes down what came of each as it ends."""
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import daemon
+import family
+import machine
+import results
+import table
+
+# With what is needed to clean up, eight minutes.
+ALL_SECONDS = 465
+STATES = {0: "PASS", 77: "SKIP"}
+
+
+class Ended(BaseException):
+    """Somebody wants the check to end."""
+
+
+def arguments():
+    """What the command line says."""
+    parser = argparse.ArgumentParser(prog="gpu-check.sh", description="Whether gcgroupfs works on this machine's GPU, and how well.",
+                                     epilog="Exits with 0 if all is well, 1 if a part failed or none passed, 3 if some had no time.")
+    parser.add_argument("--sim", action="store_true", help="on the simulated driver of the built tree")
+    parser.add_argument("--list", action="store_true", help="say what there is, and end")
+    parser.add_argument("--parts", metavar="NAME,...", default="", help="these alone")
+    parser.add_argument("--seconds", type=int, default=ALL_SECONDS, help="for all of them (%(default)s)")
+    parser.add_argument("outdir", metavar="OUTDIR", nargs="?", default="gpu-check", help="where results go (%(default)s)")
+    given = parser.parse_args()
+    try:
+        given.parts = table.chosen([name for name in given.parts.split(",") if name])
+    except ValueError as error:
+        parser.error(str(error))
+    return given
+
+
+class Check:
+    """One run."""
+
+    def __init__(self, results, sim, seconds):
+        self.results, self.sim, self.until = results, sim, time.monotonic() + seconds
+        # Why nothing can be asked of the driver, why nothing governs, what must not be ended with a part.
+        self.no_driver = self.no_daemon = None
+        self.keep = []
+
+    def left(self):
+        """Seconds."""
+        return self.until - time.monotonic()
+
+    def part(self, part):
+        """Runs one, or says why not."""
+        probe = part in table.PROBES
+        why = self.no_driver or (None if probe else self.no_daemon)
+        if why and part is not table.PARTS[0]:
+            self.results.ends(part.name, "SKIP", why, 0, probe=probe)
+        elif self.left() < part.usual:
+            self.results.lacks_time(part.name, f"left out: it takes {part.usual} s, {max(self.left(), 0):.0f} s are left",
+                                    probe=probe)
+        else:
+            self.run(part, min(part.limit, self.left()), probe)
+
+    def run(self, part, limit, probe):
+        """Runs it in a process group of its own, and ends all that it leaves."""
+        stem = f"{os.environ['GPU_CHECK_WORK']}/parts/{part.name}"
+        self.results.begins(part.name, probe=probe)
+        began = time.monotonic()
+        with open(f"{stem}.out", "wb") as out, open(f"{stem}.err", "wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, table.path(part), "--json", f"{stem}.json", *(["--sim"] if self.sim else [])],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=os.setpgrp)
+        # For the script, which ends what we cannot end any more.
+        with open(f"{os.environ['GPU_CHECK_WORK']}/part.pid", "w", encoding="ascii") as file:
+            file.write(str(process.pid))
+        try:
+            status, killed = self.wait(process, limit)
+        except Ended:
+            self.clean()
+            self.results.lacks_time(part.name, "the check was ended while this ran", stem=stem, probe=probe)
+            raise
+        seconds = time.monotonic() - began
+        words = verdict(stem, status)
+        left = self.clean()
+        os.remove(f"{os.environ['GPU_CHECK_WORK']}/part.pid")
+        facts = {"seconds": seconds, "stem": stem, "probe": probe, "limit": part.limit}
+        if left:
+            facts["left_behind"] = left
+        if killed and limit < part.limit:
+            self.results.lacks_time(part.name, f"cut off after {seconds:.0f} s, for all of the time is over", **facts)
+        elif killed:
+            self.results.ends(part.name, "FAIL", f"ran past its limit of {part.limit} s", **facts)
+        else:
+            self.results.ends(part.name, STATES.get(status, "FAIL"), words, **facts)
+        self.consequences(part, left)
+
+    def wait(self, process, limit):
+        """Its status, and whether it had to be killed."""
+        try:
+            return process.wait(limit), False
+        except subprocess.TimeoutExpired:
+            # It and its programs say where they are.
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(3)
+            return None, True
+
+    def clean(self):
+        """Ends what a part left; the pids of what does not end."""
+        with contextlib.suppress(OSError, ValueError):
+            self.keep = [daemon.pid()]
+        return family.end(self.keep)
+
+    def consequences(self, part, left):
+        """What others need not try."""
+        entry = self.results.entries[part.name]
+        if part is table.PARTS[0] and entry["state"] != "PASS":
+            self.no_driver = f"the driver cannot be used: {entry['reason']}"
+        if left:
+            self.no_driver = f"a process of {part.name} cannot be killed: {left}"
+
+
+def verdict(stem, status):
+    """The last line of a part, or what else there is."""
+    how = f"ended with {status}" if status is None or status >= 0 else f"killed by signal {-status}"
+    for kind, before in (("out", ""), ("err", f"{how}: ")):
+        if lines := results.text(f"{stem}.{kind}").strip().splitlines():
+            return before + lines[-1]
+    return f"{how}, without a word"
+
+
+def simulated():
+    """Has everything that is started from now on find the simulated driver."""
+    os.environ.update(LD_LIBRARY_PATH=f"{os.environ['DIST']}/simgpu", SIMGPU_DIR=f"{os.environ['GPU_CHECK_WORK']}/gpu")
+
+
+def main(given):
+    """All of it; the exit status."""
+    for name in ("state", "gpu", "parts", "gcgroup"):
+        os.mkdir(f"{os.environ['GPU_CHECK_WORK']}/{name}")
+    os.makedirs(given.outdir, exist_ok=True)
+    family.adopt()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ended)
+    if given.sim:
+        simulated()
+    written = results.Results(given.outdir)
+    check = Check(written, given.sim, given.seconds)
+    try:
+        written.say(machine.describe(f"{given.outdir}/machine.json", given.sim))
+        machine.add(f"{given.outdir}/machine.json", control=govern(check))
+        for part in given.parts:
+            check.part(part)
+        return written.status()
+    except Ended as reason:
+        return 128 + reason.args[0]
+    finally:
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        check.clean()
+        daemon.stop()
+        written.quote("daemon", daemon.LOG)
+
+
+def govern(check):
+    """Starts the daemon, or notes why no part that needs one can run; how control files are come by."""
+    began = time.monotonic()
+    try:
+        os.environ["GCGROUP"], why = daemon.start_anyhow()
+        way = f"socket, gcgroupfs get and set: {why}" if why else "FUSE mount"
+    except (daemon.Unwilling, OSError) as reason:
+        check.no_daemon = f"no daemon: {reason}"
+        check.results.ends("daemon", "FAIL", str(reason), time.monotonic() - began, probe=False)
+        return "none"
+    check.results.say(f"control files by {way}")
+    return way
+
+
+def ended(number, _):
+    """A signal."""
+    raise Ended(number)
+
+
+if __name__ == "__main__":
+    options = arguments()
+    if options.list:
+        for listed in table.PARTS + table.PROBES:
+            print(f"{listed.name:<26}{listed.usual:>3} s, at most {listed.limit:>3}: {table.about(listed)}")
+        sys.exit(0)
+    sys.exit(main(options))

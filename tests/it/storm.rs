@@ -1,0 +1,175 @@
+//! kill -9 of the daemon while the kernel forgets names for it: it locks directories for that, and so do those who make
+//! and remove directories and wait for the daemon's answer.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use support::{Governed, Mount, artifacts, wait_for, wait_until};
+
+use crate::driver::DriverShell;
+use crate::soak::random::Random;
+use crate::supervise::End;
+
+/// How long it goes on. Where the daemon writes to the kernel itself, it hangs after a sixth of this.
+const LENGTH: Duration = Duration::from_secs(12);
+/// People who make and remove groups.
+const PEOPLE: u64 = 4;
+/// Rows of processes, each of which lives for milliseconds.
+const ROWS: u64 = 3;
+
+/// The process that writes to the kernel for the daemon.
+fn writer(daemon: Pid) -> Option<Pid> {
+    let tasks = fs::read_dir(format!("/proc/{daemon}/task")).ok()?.flatten();
+    let children = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let pids: Vec<_> = children
+        .flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let pid = pids.iter().find(|pid| {
+        fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.windows(8).any(|at| at == b"\0forget\0"))
+    })?;
+    Some(Pid::from_raw(pid.parse().ok()?))
+}
+
+fn is_running(pid: Pid) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn is_listed(point: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("proc(5)");
+    mounts
+        .lines()
+        .any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == point))
+}
+
+/// Makes, removes and looks for groups. Often enough there is no daemon.
+fn groups_come_and_go(root: &Path, mut random: Random, over: &AtomicBool) {
+    while !over.load(Relaxed) {
+        let group = root.join(format!("group{}", random.below(4)));
+        let done = match random.below(4) {
+            0 => fs::create_dir(&group),
+            1 => fs::remove_dir(&group),
+            2 => fs::metadata(root.join(format!("none{}", random.below(1 << 20)))).map(drop),
+            _ => fs::metadata(&group).map(drop),
+        };
+        if done.is_err() {
+            thread::sleep(Duration::from_micros(500));
+        }
+    }
+}
+
+/// Processes are governed and end, one after another.
+fn processes_come_and_go(command: impl Fn() -> Command, over: &AtomicBool) {
+    while !over.load(Relaxed) {
+        let mut program = Governed::spawn(command());
+        let status = program.wait();
+        assert!(status.success(), "{status}: {}", program.stderr());
+    }
+}
+
+/// What goes on while daemons end.
+fn bustle<T>(mount: &mut Mount, meanwhile: impl FnOnce(&mut Mount) -> T) -> T {
+    let over = AtomicBool::new(false);
+    let root = mount.path();
+    let template = mount.command(artifacts().load());
+    let command = || {
+        let mut command = Command::new(template.get_program());
+        let set = template
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?)));
+        command.envs(set);
+        command.args([
+            "roam",
+            "--pause-ms",
+            "1",
+            "--size",
+            "4K",
+            "--seed",
+            "1",
+            "--rounds",
+            "3",
+        ]);
+        command
+    };
+    thread::scope(|scope| {
+        let _end = End(&over);
+        for seed in 0..PEOPLE {
+            let (root, over) = (&root, &over);
+            scope.spawn(move || groups_come_and_go(root, Random::of(seed), over));
+        }
+        for _ in 0..ROWS {
+            scope.spawn(|| processes_come_and_go(command, &over));
+        }
+        meanwhile(mount)
+    })
+}
+
+#[test]
+fn a_killed_daemon_ends_whatever_the_kernel_is_forgetting() {
+    let mut mount = Mount::new();
+    let writers = bustle(&mut mount, |mount| {
+        let (end, mut random) = (Instant::now() + LENGTH, Random::of(9));
+        let mut writers = Vec::new();
+        while Instant::now() < end {
+            // At any moment.
+            thread::sleep(Duration::from_millis(100 + random.below(150) as u64));
+            writers.extend(mount.daemon().and_then(writer));
+            mount.kill9();
+            mount.restart();
+        }
+        writers
+    });
+    mount.kill9();
+    assert!(!writers.is_empty(), "there was one");
+    for pid in writers {
+        wait_until("who writes for a daemon ends with it", || !is_running(pid));
+    }
+}
+
+#[test]
+fn a_daemon_that_is_told_to_end_leaves_nothing_behind_in_the_midst_of_things() {
+    let mut mount = Mount::new();
+    bustle(&mut mount, |mount| {
+        for _ in 0..8 {
+            let daemon = mount.daemon().expect("it runs");
+            let writer = wait_for("who writes for it", || writer(daemon));
+            mount.stop();
+            assert!(!is_listed(&mount.path()), "it is unmounted");
+            wait_until("nobody is left", || !is_running(writer));
+            mount.restart();
+        }
+    });
+}
+
+#[test]
+fn what_has_gone_is_forgotten_whoever_kills_the_writer() {
+    let mount = Mount::new();
+    let daemon = mount.daemon().expect("it runs");
+    for _ in 0..5 {
+        let shell = DriverShell::start(&mount);
+        let pid = shell.pid();
+        assert!(mount.governs(pid), "now the kernel knows it, for an hour");
+        let killed = writer(daemon);
+        if let Some(killed) = killed {
+            kill(killed, Signal::SIGKILL).expect("it runs");
+        }
+        shell.kill9();
+        wait_until("it has been forgotten", || !mount.governs(pid));
+    }
+    let killed = writer(daemon);
+    if let Some(killed) = killed {
+        kill(killed, Signal::SIGKILL).expect("it runs");
+    }
+    wait_until("there is another", || {
+        let group = mount.path().join("group");
+        fs::create_dir(&group).expect("makes");
+        fs::remove_dir(&group).expect("removes");
+        writer(daemon).is_some_and(|now| Some(now) != killed)
+    });
+}
