@@ -95,13 +95,14 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens or begins the state file in `directory` and returns the settings of the processes that still live.
+    /// Opens or begins the state file in `directory` and returns what is on file of those that `sift` keeps. What it changes
+    /// takes the place of what was there in one step.
     ///
     /// # Errors
     /// The directory is not to be written, the file belongs to somebody else, or another daemon holds it.
     pub fn open<S: Serialize + DeserializeOwned>(
         directory: &Path,
-        is_alive: impl Fn(Key) -> bool,
+        sift: impl FnOnce(&mut BTreeMap<Key, S>),
     ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
         let path = directory.join(NAME);
         let mut old = lock(&path)?;
@@ -120,7 +121,7 @@ impl Journal {
                 replay.latest.len()
             );
         }
-        replay.latest.retain(|key, _| is_alive(*key));
+        replay.sift(sift);
         let file = write_compacted(&path, &replay.latest)?;
         fs::rename(compacted(&path), &path)?;
         let journal = Self {
@@ -241,6 +242,25 @@ impl<S: DeserializeOwned> Replay<S> {
             }
         }
         replay
+    }
+
+    fn sift(&mut self, sift: impl FnOnce(&mut BTreeMap<Key, S>)) {
+        let mut numbers = BTreeMap::new();
+        let records = std::mem::take(&mut self.latest).into_iter();
+        let mut values = records
+            .map(|(key, record)| {
+                numbers.insert(key, record.seq);
+                (key, record.settings)
+            })
+            .collect();
+        sift(&mut values);
+        self.latest = values
+            .into_iter()
+            .map(|(key, settings)| {
+                let seq = numbers.get(&key).copied().unwrap_or(self.highest);
+                (key, Record { seq, key, settings })
+            })
+            .collect();
     }
 
     fn take(&mut self, record: Record<S>) {

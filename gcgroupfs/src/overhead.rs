@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage, UsageDevice};
 
@@ -85,6 +85,8 @@ struct Samples {
     audit: Audit,
     /// How often an audit had been asked for when it was last looked.
     asked: u64,
+    /// When counts were last written down.
+    written: Option<Instant>,
 }
 
 impl Samples {
@@ -122,6 +124,10 @@ impl Samples {
             }
         }
         tree.look_at(processes.iter().map(|(id, ..)| *id));
+        if self.written.is_none_or(|when| when.elapsed() >= PERIOD) {
+            tree.write_some_counts();
+            self.written = Some(Instant::now());
+        }
         let found = self.audit.take();
         if !can_tell {
             return Some(PAUSE);

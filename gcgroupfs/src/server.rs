@@ -42,7 +42,7 @@ use self::strangers::Strangers;
 use crate::journal::{Journal, Key};
 use crate::process;
 use crate::sys;
-use crate::tree::{GroupId, Saved, Settings, Tree};
+use crate::tree::{GroupId, Saved, Settings, Tree, leave_to_groups};
 
 pub use self::enquiry::Current as CurrentRules;
 pub use self::listener::{Listener, new_socket};
@@ -223,6 +223,7 @@ impl Server {
                 self.compact();
             }
         }
+        self.tree.write_all_counts();
         Ok(())
     }
 
@@ -349,8 +350,18 @@ impl Server {
     }
 }
 
+/// Leaves out those that have ended: what they had counted stays in the groups that they were in.
+pub fn sift(records: &mut BTreeMap<Key, Saved>) {
+    let dead = records.extract_if(.., |key, _| !is_kept(*key));
+    for dead in dead.map(|(_, dead)| dead).collect::<Vec<_>>() {
+        leave_to_groups(&dead, |GroupId(number), add| {
+            records.get_mut(&Key::group(number)).into_iter().for_each(add);
+        });
+    }
+}
+
 /// Whether what is on file under a key may still mean somebody.
-pub fn is_kept(key: Key) -> bool {
+fn is_kept(key: Key) -> bool {
     key.pid == 0 || process::is_alive(key.pid, key.start_time)
 }
 

@@ -128,7 +128,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     };
     let (holders, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found));
-    let (journal, mut remembered) = Journal::open(state_dir, server::is_kept)?;
+    let (journal, mut remembered) = Journal::open(state_dir, server::sift)?;
     server::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Before the server, so that it is told of changes first: whose turn it is should not wait for the disk.

@@ -12,7 +12,7 @@ const B: Key = Key {
 };
 
 fn reopen(directory: &Path) -> BTreeMap<Key, u32> {
-    Journal::open(directory, |_| true).unwrap().1
+    Journal::open(directory, |_| ()).unwrap().1
 }
 
 fn append(journal: &Journal, key: Key, settings: u32) {
@@ -22,7 +22,7 @@ fn append(journal: &Journal, key: Key, settings: u32) {
 #[test]
 fn the_last_settings_of_each_process_come_back() {
     let directory = tempfile::tempdir().unwrap();
-    let (journal, found) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     assert!(found.is_empty());
     append(&journal, A, 1);
     append(&journal, B, 2);
@@ -39,12 +39,12 @@ fn the_last_settings_of_each_process_come_back() {
 #[test]
 fn the_number_decides_and_not_the_order_on_file() {
     let directory = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     let (first, second) = (journal.number(), journal.number());
     journal.append(second, A, &2);
     journal.append(first, A, &1);
     drop(journal);
-    let (journal, found) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     assert_eq!(found, BTreeMap::from([(A, 2)]));
     append(&journal, A, 3);
     drop(journal);
@@ -58,11 +58,12 @@ fn the_number_decides_and_not_the_order_on_file() {
 #[test]
 fn the_dead_are_dropped() {
     let directory = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
     append(&journal, B, 2);
     drop(journal);
-    let (_, found) = Journal::open::<u32>(directory.path(), |key| key == B).unwrap();
+    let (_, found) =
+        Journal::open::<u32>(directory.path(), |found| found.retain(|key, _| *key == B)).unwrap();
     assert_eq!(found, BTreeMap::from([(B, 2)]));
     assert_eq!(reopen(directory.path()), BTreeMap::from([(B, 2)]));
 }
@@ -70,7 +71,7 @@ fn the_dead_are_dropped() {
 #[test]
 fn a_file_cut_anywhere_keeps_the_lines_before_the_cut() {
     let directory = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
     append(&journal, A, 2);
     let whole = fs::read(&journal.path).unwrap();
@@ -94,7 +95,7 @@ fn a_file_cut_anywhere_keeps_the_lines_before_the_cut() {
 #[test]
 fn a_damaged_file_is_set_aside_and_what_can_be_read_of_it_kept() {
     let directory = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
     (&**journal.file.read()).write_all(b"\0\0\0\n").unwrap();
     append(&journal, B, 2);
@@ -114,7 +115,7 @@ fn a_damaged_file_is_set_aside_and_what_can_be_read_of_it_kept() {
 #[test]
 fn settings_of_another_boot_are_not_restored() {
     let directory = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
     let path = journal.path.clone();
     drop(journal);
@@ -126,7 +127,7 @@ fn settings_of_another_boot_are_not_restored() {
 #[test]
 fn what_is_appended_during_a_compaction_is_kept() {
     let directory = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
     append(&journal, A, 2);
     let before = fs::metadata(&journal.path).unwrap().len();
@@ -146,15 +147,15 @@ fn what_is_appended_during_a_compaction_is_kept() {
 #[test]
 fn a_second_daemon_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let (_journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
-    let error = Journal::open::<u32>(directory.path(), |_| true).unwrap_err();
+    let (_journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+    let error = Journal::open::<u32>(directory.path(), |_| ()).unwrap_err();
     assert!(error.to_string().contains("in use"), "{error}");
 }
 
 #[test]
 fn a_lock_that_is_held_for_a_moment_more_is_waited_for() {
     let directory = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open::<u32>(directory.path(), |_| true).unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
     append(&journal, A, 1);
     let found = std::thread::scope(|scope| {
         let next = scope.spawn(|| reopen(directory.path()));

@@ -100,7 +100,7 @@ impl Registry {
     ) -> Self {
         let (processes, numbers) = (HashMap::new(), HashMap::new());
         let awaited = Awaited::new(tree.clone(), &remembered);
-        let remembered = Remembered::new(tree.clone(), remembered);
+        let remembered = Remembered::new(tree.clone(), journal.clone(), remembered);
         Self {
             tree,
             bells,
@@ -261,7 +261,7 @@ impl Registry {
         };
         // Closing the last descriptor of it takes the pidfd out of the epoll set too; this is for form.
         let _ = self.epoll.delete(&known.pidfd);
-        self.remembered.remove(known.key);
+        self.remembered.ended(known.key);
         if self.numbers.get(&known.key) == Some(&process) {
             self.numbers.remove(&known.key);
         }
@@ -284,7 +284,7 @@ impl Registry {
         for key in self.remembered.in_groups() {
             match self.watch(new_number(), key) {
                 Ok(()) => {}
-                Err(Errno::ESRCH) => self.remembered.remove(key),
+                Err(Errno::ESRCH) => self.remembered.ended(key),
                 // They are looked for from time to time, too.
                 Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
             }
@@ -342,11 +342,17 @@ impl Registry {
         if let Some(identity) = self.tree.identity(registration.id) {
             info!("{} ({}) left", identity.pid, identity.comm);
         }
-        if let Some(saved) = self
+        // Before it is taken down.
+        let seq = self.journal.number();
+        if let Some(mut saved) = self
             .tree
             .saved(registration.id)
             .filter(|saved| !saved.is_default())
         {
+            // From here on the groups have its counts.
+            if saved.take_counts() {
+                self.journal.append(seq, known.key, &saved);
+            }
             self.remembered.insert(known.key, saved);
         }
         self.tree.leave(registration.id, now());

@@ -5,23 +5,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::journal::Key;
+use crate::journal::{Journal, Key};
 use crate::process;
 use crate::tree::{Saved, Tree};
 
 #[derive(Debug)]
 pub struct Remembered {
     tree: Arc<Tree>,
+    journal: Arc<Journal>,
     processes: BTreeMap<Key, Saved>,
 }
 
 impl Remembered {
-    pub fn new(tree: Arc<Tree>, processes: BTreeMap<Key, Saved>) -> Self {
+    pub fn new(tree: Arc<Tree>, journal: Arc<Journal>, processes: BTreeMap<Key, Saved>) -> Self {
         for group in processes.values().filter_map(|saved| saved.group) {
             // One that is not there cannot be held, nor let go.
             tree.hold_group(group);
         }
-        Self { tree, processes }
+        Self {
+            tree,
+            journal,
+            processes,
+        }
     }
 
     pub fn get(&self, key: Key) -> Option<&Saved> {
@@ -43,19 +48,30 @@ impl Remembered {
         self.let_go(before);
     }
 
-    /// After the process has entered its group again, or has ended.
+    /// After the process has entered its group again.
     pub fn remove(&mut self, key: Key) {
         let before = self.processes.remove(&key);
         self.let_go(before);
     }
 
+    /// The process has ended. If it has not been here before, nobody has told its groups what it had counted.
+    pub fn ended(&mut self, key: Key) {
+        let Some(mut saved) = self.processes.remove(&key) else {
+            return;
+        };
+        let left = saved.clone();
+        if saved.take_counts() {
+            self.journal.append(self.journal.number(), key, &saved);
+            self.tree.bequeath(&left);
+        }
+        self.let_go(Some(saved));
+    }
+
     /// Forgets those that have ended, of whose end nobody else would tell. Whether there are any left.
     pub fn tend(&mut self) -> bool {
-        let is_dead = |key: &Key| !process::is_alive(key.pid, key.start_time);
-        let dead: Vec<_> = self.processes.extract_if(.., |key, _| is_dead(key)).collect();
-        for (_, saved) in dead {
-            self.let_go(Some(saved));
-        }
+        let is_dead = |key: &&Key| !process::is_alive(key.pid, key.start_time);
+        let dead: Vec<Key> = self.processes.keys().filter(is_dead).copied().collect();
+        dead.into_iter().for_each(|key| self.ended(key));
         !self.processes.is_empty()
     }
 

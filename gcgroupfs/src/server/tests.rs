@@ -62,7 +62,7 @@ impl World {
             gid: 0,
         };
         let tree = Arc::new(Tree::new(owner, vec![device]));
-        let (journal, mut remembered) = Journal::open(directory.path(), is_kept).unwrap();
+        let (journal, mut remembered) = Journal::open(directory.path(), sift).unwrap();
         restore(&tree, &journal, &mut remembered, false);
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
         let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, 5000).unwrap();

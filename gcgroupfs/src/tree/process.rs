@@ -7,6 +7,7 @@ use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, OTHER_DEVICE, Usage
 
 use super::events::Events;
 use super::inherited::Inherited;
+use super::legacy::Written;
 use super::{Blocks, Device, GroupId, Owner, ProcessId, Settings, enforce, sums};
 
 /// Who a process is, by the kernel's account.
@@ -81,6 +82,7 @@ pub struct Process {
     pub(super) observed: Vec<u64>,
     /// How much may be swapped out for the groups' sake, likewise; where nothing bounds it, empty.
     pub(super) swap_bounds: Vec<u64>,
+    pub(super) written: Written,
     pub(super) hook_ok: bool,
     /// Of the process as a whole.
     pub(super) whole: Kept,
@@ -108,6 +110,7 @@ impl Process {
             has_moved: false,
             observed: Vec::new(),
             swap_bounds: Vec::new(),
+            written: Written::default(),
             hook_ok: true,
             whole: Kept::default(),
             devices: kept,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::group::Counted;
 use super::process::Process;
-use super::{Access, Device, Group, GroupId, Settings};
+use super::{Access, Device, Group, GroupId, Settings, Sums, legacy};
 
 /// One record. What is empty is left out, so that one of an earlier version, which had settings alone, is one too.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +32,9 @@ pub struct Saved {
     /// What has been counted, by the devices' UUIDs; of the entity as a whole by an empty one.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) counted: BTreeMap<String, Counted>,
+    /// Of a process in a group, what stays there if it ends, likewise.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) counts: BTreeMap<String, Sums>,
 }
 
 /// How a group came to be.
@@ -65,6 +68,11 @@ impl Saved {
         is_default(self)
     }
 
+    /// Takes out what stays in the group when the process ends, since its end is told. Whether there was anything.
+    pub fn take_counts(&mut self) -> bool {
+        !std::mem::take(&mut self.counts).is_empty()
+    }
+
     pub(super) fn of_process(process: &Process, devices: &[Device]) -> Self {
         let kept = [(None, &process.whole)]
             .into_iter()
@@ -81,6 +89,10 @@ impl Saved {
             group: process.group,
             has_moved: process.has_moved,
             counted: by_uuid(counted, devices),
+            counts: match process.group {
+                Some(_) => legacy::counts(process, devices),
+                None => BTreeMap::new(),
+            },
             ..Self::default()
         }
     }
@@ -124,30 +136,30 @@ impl Saved {
     }
 }
 
-fn by_uuid(
-    counted: impl Iterator<Item = (Option<usize>, Counted)>,
+pub(super) fn by_uuid<T: Default + PartialEq>(
+    values: impl Iterator<Item = (Option<usize>, T)>,
     devices: &[Device],
-) -> BTreeMap<String, Counted> {
-    let named = counted.filter_map(|(device, counted)| {
+) -> BTreeMap<String, T> {
+    let named = values.filter_map(|(device, value)| {
         let name = match device {
             None => String::new(),
             Some(device) => devices.get(device)?.uuid_text.clone(),
         };
-        Some((name, counted))
+        Some((name, value))
     });
-    named.filter(|(_, counted)| !is_default(counted)).collect()
+    named.filter(|(_, value)| !is_default(value)).collect()
 }
 
 /// Of devices that are not there any more nothing is told.
-fn by_index(
-    counted: &BTreeMap<String, Counted>,
+pub(super) fn by_index<T: Copy>(
+    values: &BTreeMap<String, T>,
     devices: &[Device],
-) -> impl Iterator<Item = (Option<usize>, Counted)> {
-    counted.iter().filter_map(|(name, counted)| {
+) -> impl Iterator<Item = (Option<usize>, T)> {
+    values.iter().filter_map(|(name, value)| {
         let device = match name.as_str() {
             "" => None,
             uuid => Some(devices.iter().position(|device| device.uuid_text == uuid)?),
         };
-        Some((device, *counted))
+        Some((device, *value))
     })
 }

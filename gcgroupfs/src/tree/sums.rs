@@ -163,6 +163,12 @@ impl Sums {
         }
     }
 
+    /// All numbers added up. Of counts, which only grow, it changes whenever one of them does.
+    pub(super) fn digest(mut self) -> u64 {
+        let numbers = self.each().into_iter();
+        numbers.fold(0, |sum: u64, number| sum.wrapping_add(*number))
+    }
+
     /// What stays of a process that has gone: its counts. Whatever it had submitted has ended.
     pub(super) fn departed(&self) -> Self {
         let nr_ended = self.kernels();

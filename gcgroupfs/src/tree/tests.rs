@@ -1,6 +1,7 @@
 //! Joining and leaving, and what stays.
 
 mod groups;
+mod legacy;
 mod peaks;
 mod requests;
 

@@ -221,7 +221,7 @@ fn one_user_cannot_take_all_directories() {
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let tree = Arc::new(Tree::new(Owner { uid: 0, gid: 0 }, Vec::new()));
-    let (journal, saved) = Journal::open(directory.path(), |_| true).unwrap();
+    let (journal, saved) = Journal::open(directory.path(), sift).unwrap();
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
     let mut registry = Registry::new(
         tree.clone(),

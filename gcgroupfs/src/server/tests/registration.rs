@@ -112,7 +112,7 @@ fn a_killed_process_leaves_no_directory() {
     let bells = Arc::new(Bells::default());
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
     let state = tempfile::tempdir().unwrap();
-    let (journal, remembered) = Journal::open(state.path(), is_kept).unwrap();
+    let (journal, remembered) = Journal::open(state.path(), sift).unwrap();
     let journal = Arc::new(journal);
     let mut registry = Registry::new(world.tree.clone(), bells, epoll.clone(), journal, 0, remembered);
     let peer = process::Peer {

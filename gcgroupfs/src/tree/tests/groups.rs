@@ -338,7 +338,7 @@ fn owners_of_groups_are_bound_by_root() {
 }
 
 /// What is kept of groups and the root, as it would be read from a file.
-fn kept(world: &World, paths: &[&str]) -> (Saved, BTreeMap<GroupId, Saved>) {
+pub(super) fn kept(world: &World, paths: &[&str]) -> (Saved, BTreeMap<GroupId, Saved>) {
     let again = |saved: &Saved| serde_json::from_str(&serde_json::to_string(saved).unwrap()).unwrap();
     let groups = paths.iter().map(|path| world.group(path));
     let groups = groups

@@ -1,0 +1,104 @@
+//! Counts of processes that end while no daemon runs.
+
+use super::groups::kept;
+use super::*;
+use crate::tree::leave_to_groups;
+
+fn again(saved: &Saved) -> Saved {
+    serde_json::from_str(&serde_json::to_string(saved).unwrap()).unwrap()
+}
+
+fn launches(world: &World, path: &str) -> String {
+    let stat = world.show(&format!("{path}/compute.stat"));
+    stat.lines()
+        .find(|line| line.starts_with("nr_launches "))
+        .unwrap()
+        .to_owned()
+}
+
+#[test]
+fn what_the_dead_have_counted_stays_in_their_groups_and_above() {
+    let world = World::new(2);
+    world.group("a/b");
+    let id = world.join(100);
+    world.submit(id, 1, 3);
+    world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
+    world.submit(id, 1, 4);
+    assert_eq!(
+        launches(&world, "a"),
+        "nr_launches 4",
+        "what it came with is not the group's"
+    );
+    let (root, mut groups) = kept(&world, &["a", "a/b"]);
+    let dead = again(&world.tree.saved(id).unwrap());
+    leave_to_groups(&dead, |id, add| add(groups.get_mut(&id).unwrap()));
+    let after = World::new(2);
+    after.tree.restore(root, groups);
+    let found = ["a", "a/b", "a/1", "a/b/1", "a/0"].map(|path| launches(&after, path));
+    assert_eq!(found, [4, 4, 4, 4, 0].map(|count| format!("nr_launches {count}")));
+}
+
+#[test]
+fn who_ends_without_having_come_back_leaves_as_much() {
+    let world = World::new(1);
+    let id = world.join(100);
+    world.group("a/b");
+    world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
+    world.submit(id, 0, 4);
+    let (root, groups) = kept(&world, &["a", "a/b"]);
+    let mut saved = again(&world.tree.saved(id).unwrap());
+    let after = World::new(1);
+    after.tree.restore(root, groups);
+    after.tree.bequeath(&saved);
+    assert_eq!(launches(&after, "a"), "nr_launches 4");
+    assert_eq!(launches(&after, "a/b/0"), "nr_launches 4");
+    assert!(saved.take_counts() && !saved.take_counts());
+    after.tree.bequeath(&saved);
+    assert_eq!(launches(&after, "a"), "nr_launches 4", "not twice");
+}
+
+#[test]
+fn those_are_written_down_that_have_counted_and_nobody_waits_for_ever() {
+    const BUSY: u32 = 150;
+    let world = World::new(1);
+    world.group("a");
+    let ids: Vec<_> = (1..=BUSY).map(|pid| world.join(pid)).collect();
+    for pid in 1..BUSY {
+        world.store("a/gcgroup.procs", ROOT, &pid.to_string()).unwrap();
+    }
+    let written = || {
+        world.take_notices();
+        world.tree.write_some_counts();
+        let notices = world.take_notices().into_iter();
+        let written = notices.filter_map(|notice| match notice {
+            Notice::SettingsChanged(id) => Some(id),
+            _ => None,
+        });
+        written.collect::<Vec<_>>()
+    };
+    let mut all = Vec::new();
+    for expected in [64, 64, 21, 0] {
+        let some = written();
+        assert_eq!(some.len(), expected);
+        all.extend(some);
+    }
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(
+        all.len(),
+        149,
+        "the one in no group has nobody to leave anything to"
+    );
+    ids.iter().for_each(|id| world.submit(*id, 0, 1));
+    let first = written();
+    first.iter().for_each(|id| world.submit(*id, 0, 1));
+    let second = written();
+    assert!(
+        second.iter().all(|id| !first.contains(id)),
+        "who has waited comes first"
+    );
+    world.take_notices();
+    world.tree.write_all_counts();
+    let rest = world.take_notices();
+    assert_eq!(rest.len(), 149 - second.len());
+}
