@@ -20,6 +20,21 @@ def pid():
         return int(file.read())
 
 
+def lives():
+    """Whether it is there, and not just its remains."""
+    try:
+        with open(f"/proc/{pid()}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, ValueError):
+        return False
+
+
+def said(characters=300):
+    """The last of what it wrote."""
+    with open(LOG, encoding="utf-8", errors="replace") as log:
+        return " | ".join(log.read()[-characters:].strip().splitlines()) or "not a word"
+
+
 def answers(mount):
     """Whether it does, in either way. A mount is asked by a process of its own: it may not answer at all."""
     def succeeds(*command):
@@ -30,7 +45,7 @@ def answers(mount):
     return succeeds(GCGROUPFS, "ls") and (not mount or succeeds("cat", f"{mount}/gcgroup.procs"))
 
 
-def start(mount, seconds=20):
+def start(mount, seconds=30):
     """Starts it, on a mount or with none, in a process group of its own, so that it outlives the part that does this."""
     if mount:
         let_go()
@@ -44,9 +59,7 @@ def start(mount, seconds=20):
     while not answers(mount):
         if process.poll() is not None or time.monotonic() > until:
             process.kill()
-            with open(LOG, encoding="utf-8", errors="replace") as log:
-                said = (log.read().strip().splitlines() or ["not a word"])[-1]
-            raise Unwilling(f"the daemon {'gives no answer' if process.returncode is None else 'ends'}: {said}")
+            raise Unwilling(f"the daemon {'gives no answer' if process.returncode is None else 'ends'}: {said()}")
         time.sleep(0.05)
 
 
@@ -56,7 +69,7 @@ def start_anyhow():
         why = "no /dev/fuse"
     else:
         try:
-            start(MOUNT, 10)
+            start(MOUNT)
             return MOUNT, None
         except Unwilling as reason:
             why = str(reason)

@@ -55,6 +55,8 @@ class Check:
     def part(self, part):
         """Runs one, or says why not."""
         probe = part in table.PROBES
+        if not probe and not self.no_daemon and not daemon.lives():
+            self.daemon_died(part)
         why = self.no_driver or (None if probe else self.no_daemon)
         if why and part is not table.PARTS[0]:
             self.results.ends(part.name, "SKIP", why, 0, probe=probe)
@@ -96,6 +98,11 @@ class Check:
         else:
             self.results.ends(part.name, STATES.get(status, "FAIL"), words, **facts)
         self.consequences(part, left)
+
+    def daemon_died(self, part):
+        """Says so, and starts another."""
+        self.results.ends(f"daemon before {part.name}", "FAIL", f"the daemon died: {daemon.said()}", 0, probe=False)
+        govern(self)
 
     def wait(self, process, limit):
         """Its status, and whether it had to be killed."""

@@ -51,9 +51,9 @@ class Parts(unittest.TestCase):
         self.out = tempfile.TemporaryDirectory()
         self.addCleanup(self.out.cleanup)
         self.results = Results(self.out.name)
-        patch = mock.patch("builtins.print")
-        patch.start()
-        self.addCleanup(patch.stop)
+        for patch in (mock.patch("builtins.print"), mock.patch("daemon.lives", return_value=True)):
+            patch.start()
+            self.addCleanup(patch.stop)
 
     def entry(self, text, part=table.Part("some", 0, 30), seconds=60):
         """What becomes of a part with that text."""
@@ -106,6 +106,15 @@ class Parts(unittest.TestCase):
         self.assertEqual(entry["state"], "SKIP")
         self.assertIn("cut off after 1 s", entry["reason"])
         self.assertEqual(self.results.left_out, 1)
+
+    def test_a_daemon_that_died_has_failed_and_another_is_started(self):
+        with mock.patch("daemon.lives", return_value=False), mock.patch("daemon.said", return_value="panicked"), \
+                mock.patch("run.govern") as govern:
+            entry = self.entry("print('fine')")
+        self.assertEqual(entry["state"], "PASS")
+        self.assertEqual(govern.call_count, 1)
+        self.assertEqual(self.results.entries["daemon before some"]["reason"], "the daemon died: panicked")
+        self.assertEqual(self.results.status(), 1)
 
     def test_failures_count_for_more_than_want_of_time(self):
         self.results.ends("one", "PASS", "well", 1)

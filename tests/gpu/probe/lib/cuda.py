@@ -12,7 +12,7 @@ from .elf import loaded
 HERE = pathlib.Path(__file__).resolve().parent
 TEST_KERNELS, OWN_KERNELS = HERE / "../../../load/kernels.ptx", HERE / "probe.ptx"
 MIB = 1 << 20
-SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 0, 1, 2, 600, 801
+INVALID_VALUE, NOT_SUPPORTED = 1, 801
 
 # Values of CUdevice_attribute.
 MULTIPROCESSORS, HOST_NUMA_ID, VMM, COMPUTE_CAPABILITY = 16, 134, 102, (75, 76)

@@ -66,7 +66,7 @@ class Chunk:
         driver, size = self.driver, self.size
         fresh, aside = create(driver, size, kind), reserve(driver, size)
         place(driver, aside, size, fresh)
-        driver.cuMemcpyDtoD_v2(aside, self.address, size)
+        driver.cuMemcpy(aside, self.address, size)
         driver.cuCtxSynchronize()
         driver.cuMemUnmap(aside, size)
         driver.cuMemAddressFree(aside, size)
