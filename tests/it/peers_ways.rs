@@ -22,6 +22,7 @@ fn every_entry_point_that_launches_is_seen() {
         "cuLaunchKernelEx_ptsz",
         "cuLaunchCooperativeKernel",
         "cuLaunchCooperativeKernel_ptsz",
+        "cuLaunchCooperativeKernelMultiDevice",
         "cuLaunch",
         "cuLaunchGrid",
         "cuLaunchGridAsync",

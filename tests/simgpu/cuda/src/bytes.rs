@@ -6,7 +6,7 @@ use std::sync::Arc;
 use simgpu::Route;
 use simgpu::memory::{Chunk, Space};
 
-use crate::abi::CUresult;
+use crate::abi::{CUDA_MEMCPY3D, CUresult};
 use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
 use crate::process::Process;
 
@@ -49,6 +49,48 @@ pub(crate) struct Fill {
     /// Values in a row.
     pub(crate) width: u64,
     pub(crate) height: u64,
+}
+
+impl Copy {
+    /// The structure that asks for it.
+    pub(crate) fn described(&self) -> CUDA_MEMCPY3D {
+        const HOST: u32 = 1;
+        const DEVICE: u32 = 2;
+        let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let [src, dst] = [&self.src, &self.dst].map(|side| match &side.place {
+            Place::Space(address) => (DEVICE, 0, *address),
+            Place::Host(address) => (HOST, *address, 0),
+            Place::Staged(bytes) => (HOST, bytes.as_ptr() as u64, 0),
+        });
+        let rows = |side: &Side| size(side.layer.checked_div(side.pitch).unwrap_or(0));
+        CUDA_MEMCPY3D {
+            src_x_in_bytes: 0,
+            src_y: 0,
+            src_z: 0,
+            src_lod: 0,
+            src_memory_type: src.0,
+            src_host: src.1,
+            src_device: src.2,
+            src_array: 0,
+            src_context: 0,
+            src_pitch: size(self.src.pitch),
+            src_height: rows(&self.src),
+            dst_x_in_bytes: 0,
+            dst_y: 0,
+            dst_z: 0,
+            dst_lod: 0,
+            dst_memory_type: dst.0,
+            dst_host: dst.1,
+            dst_device: dst.2,
+            dst_array: 0,
+            dst_context: 0,
+            dst_pitch: size(self.dst.pitch),
+            dst_height: rows(&self.dst),
+            width_in_bytes: size(self.width),
+            height: size(self.height),
+            depth: size(self.depth),
+        }
+    }
 }
 
 impl Place {

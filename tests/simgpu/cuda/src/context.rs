@@ -3,11 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use simgpu::{Engine, Held, StreamKind};
@@ -44,6 +44,8 @@ pub(crate) struct Context {
     limits: [AtomicU64; 11],
     pub(crate) legacy: Arc<Stream>,
     per_thread: Mutex<HashMap<u64, Arc<Stream>>>,
+    /// Where nodes of graphs run that were launched on another device's stream.
+    nodes: OnceLock<Stream>,
     /// Contexts of other devices whose memory it may use.
     peers: Mutex<Vec<CUcontext>>,
 }
@@ -111,6 +113,7 @@ impl Context {
             limits: LIMITS.map(AtomicU64::new),
             legacy: Arc::new(Stream::open(handle, engine, StreamKind::Legacy, 0, 0)),
             per_thread: Mutex::default(),
+            nodes: OnceLock::new(),
             peers: Mutex::default(),
         }
     }
@@ -229,6 +232,19 @@ impl Context {
     }
 
     /// The calling thread's own default stream.
+    pub(crate) fn of_nodes(&self) -> &Stream {
+        let open = || {
+            Stream::open(
+                self.handle,
+                self.engine,
+                StreamKind::NonBlocking,
+                0,
+                STREAM_NON_BLOCKING,
+            )
+        };
+        self.nodes.get_or_init(open)
+    }
+
     pub(crate) fn of_this_thread(&self) -> Arc<Stream> {
         let mut streams = self.per_thread.lock();
         let open = || {

@@ -1,15 +1,18 @@
 //! Kernels: what a launch does and how long it takes.
 
+use std::sync::{Arc, OnceLock};
+
 use simgpu::Cost;
 use simgpu::memory::Space;
 
-use crate::abi::{CUerror, CUfunction, CUlaunchConfig, CUresult, CUstream, In, Raw};
+use crate::abi::{CUcontext, CUerror, CUfunction, CUlaunchConfig, CUresult, CUstream, In, Raw};
 use crate::bytes;
 use crate::call::{Call, driver};
-use crate::error::{COOPERATIVE_LAUNCH_TOO_LARGE, ILLEGAL_ADDRESS, INVALID_VALUE};
+use crate::error::{COOPERATIVE_LAUNCH_TOO_LARGE, ILLEGAL_ADDRESS, INVALID_DEVICE, INVALID_VALUE};
 use crate::module::Code;
 use crate::op::Op;
 use crate::process::Process;
+use crate::stream::PER_THREAD;
 
 /// What a kernel is known to do. To teach another, add a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +41,52 @@ const KNOWN: &[(&str, Known)] = &[
 ];
 
 /// A launch, arguments and all.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) cost: Cost,
+    /// What runs, as the program named it: a function or a kernel.
+    pub(crate) function: CUfunction,
+    pub(crate) shape: Shape,
+    /// Where it runs, whatever stream it comes by.
+    pub(crate) context: CUcontext,
     known: Known,
-    arguments: [u64; 3],
+    arguments: Arc<Arguments>,
 }
+
+/// The arguments, where they stay.
+#[derive(Debug)]
+pub(crate) struct Arguments {
+    words: [u64; 3],
+    places: OnceLock<[usize; 3]>,
+}
+
+impl Launch {
+    /// Pointers to the arguments, there for as long as the launch is.
+    pub(crate) fn params(&self) -> Raw {
+        let places = || {
+            self.arguments
+                .words
+                .each_ref()
+                .map(|word| std::ptr::from_ref(word).addr())
+        };
+        let places = self.arguments.places.get_or_init(places);
+        Raw(std::ptr::from_ref(places).cast_mut().cast())
+    }
+}
+
+/// A launch on one of several devices, `CUDA_LAUNCH_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct LaunchParams {
+    function: CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: CUstream,
+    params: Raw,
+}
+
+const _: () = assert!(size_of::<LaunchParams>() == 56);
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +154,7 @@ pub(crate) fn prepare(
     shape: Shape,
     params: Raw,
     extra: Raw,
+    context: CUcontext,
 ) -> Result<Launch, CUerror> {
     let code = call.code(function)?;
     shape.check(&code)?;
@@ -134,8 +178,14 @@ pub(crate) fn prepare(
     };
     Ok(Launch {
         cost,
+        function,
+        shape,
+        context,
         known: code.known,
-        arguments,
+        arguments: Arc::new(Arguments {
+            words: arguments,
+            places: OnceLock::new(),
+        }),
     })
 }
 
@@ -164,7 +214,7 @@ fn argument(index: usize, params: Raw, extra: Raw) -> Result<Raw, CUerror> {
 /// Does what a kernel does to memory.
 pub(crate) fn run(process: &Process, launch: &Launch) -> CUresult {
     let space = process.space;
-    let [first, words, third] = launch.arguments;
+    let [first, words, third] = launch.arguments.words;
     match launch.known {
         Known::Nothing | Known::Spin | Known::Work => Ok(()),
         Known::Fill => fill(space, first, words, third),
@@ -232,11 +282,50 @@ pub(crate) fn launch(
     extra: Raw,
 ) -> CUresult {
     let stream = call.stream(stream)?;
-    let launch = prepare(call, function, shape, params, extra)?;
+    let launch = prepare(call, function, shape, params, extra, stream.context)?;
     call.enqueue(&stream, Op::Kernel(launch))
 }
 
+/// One launch on each of several devices.
+fn launch_together(call: Call, list: In<LaunchParams>, count: u32) -> CUresult {
+    let list = list.list(usize::try_from(count).unwrap_or(0))?;
+    let mut devices = Vec::new();
+    for one in &list {
+        if one.stream <= PER_THREAD {
+            return Err(INVALID_VALUE);
+        }
+        let stream = call.stream(one.stream)?;
+        let device = call.context_of(stream.context)?.device;
+        if one.shape().waves() > 1 {
+            return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+        if devices.contains(&device) {
+            return Err(INVALID_DEVICE);
+        }
+        devices.push(device);
+    }
+    if list.is_empty() {
+        return Err(INVALID_VALUE);
+    }
+    let no_extra = Raw(std::ptr::null_mut());
+    list.iter()
+        .try_for_each(|one| launch(call, one.function, one.shape(), one.stream, one.params, no_extra))
+}
+
+impl LaunchParams {
+    fn shape(&self) -> Shape {
+        Shape {
+            grid: self.grid,
+            block: self.block,
+            shared: self.shared,
+        }
+    }
+}
+
 driver! {
+    fn cuLaunchCooperativeKernelMultiDevice(list: In<LaunchParams>, count: u32, _flags: u32) null {} |call| {
+        launch_together(call, list, count)
+    }
     fn cuLaunchKernel(
         function: CUfunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
         shared: u32, stream: CUstream, params: Raw, extra: Raw,

@@ -77,7 +77,18 @@ const MEM_FREE: u32 = 11;
 const BATCH_MEM_OP: u32 = 12;
 const CONDITIONAL: u32 = 13;
 
-fn kernel_op(call: Call, p: KernelParams, kernel: CUkernel) -> Result<Op, CUerror> {
+/// Where a function is; a kernel runs in the context that is named, or else in the current one.
+fn home(call: Call, function: CUfunction, named: CUcontext) -> Result<CUcontext, CUerror> {
+    if let Ok(function) = call.process.functions.get(function, INVALID_VALUE) {
+        return Ok(function.context);
+    }
+    match named {
+        0 => Ok(call.context()?.handle),
+        named => Ok(call.context_of(named)?.handle),
+    }
+}
+
+fn kernel_op(call: Call, p: KernelParams, kernel: CUkernel, context: CUcontext) -> Result<Op, CUerror> {
     let function = if p.function == 0 { kernel } else { p.function };
     let shape = Shape {
         grid: p.grid,
@@ -85,7 +96,12 @@ fn kernel_op(call: Call, p: KernelParams, kernel: CUkernel) -> Result<Op, CUerro
         shared: p.shared,
     };
     Ok(Op::Kernel(kernel::prepare(
-        call, function, shape, p.params, p.extra,
+        call,
+        function,
+        shape,
+        p.params,
+        p.extra,
+        home(call, function, context)?,
     )?))
 }
 
@@ -150,7 +166,7 @@ fn op_of(call: Call, node: Raw) -> Result<Option<Op>, CUerror> {
     Ok(Some(match node.as_in::<u32>().get()? {
         KERNEL => {
             let params: KernelParamsV2 = params.as_in().get()?;
-            kernel_op(call, params.first, params.kernel)?
+            kernel_op(call, params.first, params.kernel, params.context)?
         }
         MEMSET => fill_op(call, params.as_in().get()?)?,
         HOST => host_op(params.as_in().get()?)?,
@@ -212,6 +228,61 @@ fn add_any(
     }
 }
 
+/// What a kernel node runs, and in which context.
+fn kernel_of(call: Call, node: CUgraphNode) -> Result<KernelParamsV2, CUerror> {
+    let node = call.node(node)?;
+    let Task::Op(Op::Kernel(launch)) = &*node.task.lock() else {
+        return Err(INVALID_VALUE);
+    };
+    let is_function = call.process.functions.get(launch.function, INVALID_VALUE).is_ok();
+    let (function, kernel) = if is_function {
+        (launch.function, 0)
+    } else {
+        (0, launch.function)
+    };
+    let first = KernelParams {
+        function,
+        grid: launch.shape.grid,
+        block: launch.shape.block,
+        shared: launch.shape.shared,
+        params: launch.params(),
+        extra: Raw(std::ptr::null_mut()),
+    };
+    // As documented: of no account where there is a function.
+    let context = if is_function { 0 } else { launch.context };
+    Ok(KernelParamsV2 {
+        first,
+        kernel,
+        context,
+    })
+}
+
+/// What a memset node fills.
+fn fill_of(call: Call, node: CUgraphNode) -> Result<MemsetParams, CUerror> {
+    let node = call.node(node)?;
+    let Task::Op(Op::Fill(fill)) = *node.task.lock() else {
+        return Err(INVALID_VALUE);
+    };
+    let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    Ok(MemsetParams {
+        dst: fill.address,
+        pitch: size(fill.pitch),
+        value: fill.value,
+        element_size: u32::try_from(fill.value_size).unwrap_or(0),
+        width: size(fill.width),
+        height: size(fill.height),
+    })
+}
+
+/// What a copy node copies: an array, as what it is in memory.
+fn copy_of(call: Call, node: CUgraphNode) -> Result<CUDA_MEMCPY3D, CUerror> {
+    let node = call.node(node)?;
+    match &*node.task.lock() {
+        Task::Op(Op::Copy(copy)) => Ok(copy.described()),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
 /// The handle of an event that a node has.
 fn event_of(call: Call, node: CUgraphNode, kind: u32) -> Result<CUevent, CUerror> {
     let node = call.node(node)?;
@@ -228,13 +299,13 @@ driver! {
     fn cuGraphAddKernelNode(
         out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize, params: In<KernelParams>,
     ) |call| {
-        add(call, out, graph, after, count, kernel_op(call, params.get()?, 0)?)
+        add(call, out, graph, after, count, kernel_op(call, params.get()?, 0, 0)?)
     }
     fn cuGraphAddKernelNode_v2(
         out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize, params: In<KernelParamsV2>,
     ) |call| {
         let params = params.get()?;
-        add(call, out, graph, after, count, kernel_op(call, params.first, params.kernel)?)
+        add(call, out, graph, after, count, kernel_op(call, params.first, params.kernel, params.context)?)
     }
     fn cuGraphAddMemcpyNode(
         out: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize, params: In<CUDA_MEMCPY3D>,
@@ -289,6 +360,14 @@ driver! {
     ) |call| {
         add_graph(call, out, graph, &after.list(count)?, child)
     }
+    fn cuGraphKernelNodeGetParams(node: CUgraphNode, params: Out<KernelParams>) |call| {
+        params.set(kernel_of(call, node)?.first)
+    }
+    fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, params: Out<KernelParamsV2>) |call| {
+        params.set(kernel_of(call, node)?)
+    }
+    fn cuGraphMemsetNodeGetParams(node: CUgraphNode, params: Out<MemsetParams>) |call| { params.set(fill_of(call, node)?) }
+    fn cuGraphMemcpyNodeGetParams(node: CUgraphNode, params: Out<CUDA_MEMCPY3D>) |call| { params.set(copy_of(call, node)?) }
     fn cuGraphMemFreeNodeGetParams(node: CUgraphNode, address: Out<CUdeviceptr>) |call| {
         match *call.node(node)?.task.lock() {
             Task::Op(Op::GraphFree(at)) => address.set(at),
@@ -302,11 +381,11 @@ driver! {
         }
     }
     fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<KernelParams>) |call| {
-        call.exec(exec)?.set(node, kernel_op(call, params.get()?, 0)?)
+        call.exec(exec)?.set(node, kernel_op(call, params.get()?, 0, 0)?)
     }
     fn cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, params: In<KernelParamsV2>) |call| {
         let params = params.get()?;
-        call.exec(exec)?.set(node, kernel_op(call, params.first, params.kernel)?)
+        call.exec(exec)?.set(node, kernel_op(call, params.first, params.kernel, params.context)?)
     }
     fn cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: CUgraphNode, copy: In<CUDA_MEMCPY3D>, _context: CUcontext) |call| {
         call.exec(exec)?.set(node, copy_op(call, copy)?)
@@ -337,11 +416,11 @@ driver! {
         call.exec(exec)?.set(node, batch_op(call, params)?)
     }
     fn cuGraphKernelNodeSetParams(node: CUgraphNode, params: In<KernelParams>) |call| {
-        change(call, node, kernel_op(call, params.get()?, 0)?)
+        change(call, node, kernel_op(call, params.get()?, 0, 0)?)
     }
     fn cuGraphKernelNodeSetParams_v2(node: CUgraphNode, params: In<KernelParamsV2>) |call| {
         let params = params.get()?;
-        change(call, node, kernel_op(call, params.first, params.kernel)?)
+        change(call, node, kernel_op(call, params.first, params.kernel, params.context)?)
     }
     fn cuGraphMemcpyNodeSetParams(node: CUgraphNode, copy: In<CUDA_MEMCPY3D>) |call| {
         change(call, node, copy_op(call, copy)?)

@@ -1,6 +1,8 @@
 //! What a stream can be told to do, in a form that can be kept in a graph and done again.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use simgpu::{Route, Watch, Work};
 
@@ -48,6 +50,25 @@ pub(crate) enum Op {
     Nothing,
 }
 
+/// Work that is done in a context of another device, while the stream that came to it waits.
+fn elsewhere(process: &'static Process, home: Arc<Context>, work: Work) -> Work {
+    let mut work = Some(work);
+    Work::Expand(Box::new(move || {
+        let Some(work) = work.take() else {
+            return Vec::new();
+        };
+        let is_done = Arc::new(AtomicBool::new(false));
+        let done = Arc::clone(&is_done);
+        let tell = Work::Do(Box::new(move |_| {
+            done.store(true, Release);
+            process.nudge_engines();
+        }));
+        let stream = home.of_nodes();
+        stream.engine.submit(stream.id, [work, tell]);
+        vec![Work::Wait(Box::new(move || is_done.load(Acquire)), Watch::Nudged)]
+    }))
+}
+
 impl Op {
     /// The work of doing this once in a context.
     pub(crate) fn work(&self, process: &'static Process, context: &Arc<Context>) -> Work {
@@ -61,9 +82,16 @@ impl Op {
         };
         match self.clone() {
             Op::Kernel(launch) => {
+                let home = (process.devices.len() > 1)
+                    .then(|| process.contexts.get(launch.context, INVALID_CONTEXT).ok())
+                    .flatten();
                 let cost = launch.cost;
                 let effect = or_fault(Box::new(move || kernel::run(process, &launch)));
-                Work::Kernel(cost, Box::new(effect))
+                let kernel = Work::Kernel(cost, Box::new(effect));
+                match home.filter(|home| !std::ptr::eq(home.engine, context.engine)) {
+                    Some(home) => elsewhere(process, home, kernel),
+                    None => kernel,
+                }
             }
             Op::Copy(copy) => {
                 let cost = copy.cost(process);
