@@ -80,8 +80,11 @@ handles! {
     CUgraphExec;
     CUgraphNode;
     CUgreenCtx;
+    CUkernel;
+    CUlibrary;
     CUmemoryPool;
     CUmipmappedArray;
+    CUmodule;
     CUstream;
 }
 
@@ -307,6 +310,22 @@ pub struct CUgraphNodeParams {
     pub kind: u32,
 }
 
+/// The same of a conditional node, with what only such a one has.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUDA_CONDITIONAL_NODE_PARAMS {
+    /// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
+    pub kind: u32,
+    pub reserved: [u32; 3],
+    pub handle: u64,
+    pub sort: u32,
+    pub size: u32,
+    /// The driver's answer: so many graphs.
+    pub graphs: *const CUgraph,
+}
+
+const _: () = assert!(size_of::<CUDA_CONDITIONAL_NODE_PARAMS>() == 40);
+
 /// The beginning of how a graph is to be instantiated.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -381,8 +400,13 @@ pub const CU_MEMPOOL_ATTR_LOCATION_ID: u32 = 11;
 pub const CU_MEMPOOL_ATTR_LOCATION_TYPE: u32 = 12;
 pub const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: u32 = 0;
 pub const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: u32 = 2;
+pub const CU_GRAPH_NODE_TYPE_KERNEL: u32 = 0;
+pub const CU_GRAPH_NODE_TYPE_MEMCPY: u32 = 1;
+pub const CU_GRAPH_NODE_TYPE_MEMSET: u32 = 2;
 pub const CU_GRAPH_NODE_TYPE_GRAPH: u32 = 4;
 pub const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
+pub const CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: u32 = 12;
+pub const CU_GRAPH_NODE_TYPE_CONDITIONAL: u32 = 13;
 pub const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: u64 = 2;
 pub const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: u32 = 2;
 pub const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: u32 = 9;

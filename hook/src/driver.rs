@@ -6,6 +6,7 @@
 
 use std::ffi::{c_int, c_uint};
 
+use crate::compute::reach::NODE_WORDS;
 use crate::cuda::*;
 use crate::nvml::abi::*;
 use crate::nvml::list::ROOM;
@@ -73,6 +74,22 @@ calls! {
     fn cuGraphGetNodes(graph: CUgraph, nodes: Option<&mut CUgraphNode>, count: &mut usize);
     fn cuGraphNodeGetType(node: CUgraphNode, kind: &mut c_uint);
     fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, graph: &mut CUgraph);
+    /// The structure of a node's parameters has fewer words.
+    fn cuGraphKernelNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
+    fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
+    fn cuGraphMemcpyNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
+    fn cuGraphMemsetNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
+    fn cuGraphBatchMemOpNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
+    fn cuFuncGetModule(module: &mut CUmodule, function: CUfunction);
+    /// `dependencies` and `count` are places for an answer, or 0.
+    fn cuStreamGetCaptureInfo_v2(
+        stream: CUstream,
+        status: &mut c_uint,
+        id: &mut u64,
+        graph: &mut CUgraph,
+        dependencies: usize,
+        count: usize,
+    );
 
     fn cuDeviceGetAttribute(value: &mut c_int, attribute: c_uint, device: CUdevice);
     fn cuDeviceCanAccessPeer(can: &mut c_int, device: CUdevice, peer: CUdevice);

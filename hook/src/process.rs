@@ -22,6 +22,7 @@ use crate::compute::contexts::Contexts;
 use crate::compute::graphs::Graphs;
 use crate::compute::hold::Holds;
 use crate::compute::meter::Meter;
+use crate::compute::reach::Reach;
 use crate::compute::slots::Slots;
 use crate::cuda::{CUerror, CUresult};
 use crate::descriptor::Descriptor;
@@ -47,6 +48,7 @@ pub(crate) struct Process {
     pub(crate) contexts: Contexts,
     pub(crate) slots: Slots,
     pub(crate) graphs: Graphs,
+    pub(crate) reach: Reach,
     pub(crate) holds: Holds,
     pub(crate) swap: Swap,
     /// By device.
@@ -171,6 +173,7 @@ impl Process {
             contexts: Contexts::new(),
             slots: Slots::new(),
             graphs: Graphs::default(),
+            reach: Reach::default(),
             holds: Holds::new(),
             swap: Swap::new(can_swap),
             meters: [const { Meter::new() }; MAX_DEVICES],

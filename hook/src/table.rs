@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 use gcgroup_abi::Kind;
 
-use crate::compute::{capture, graphs, green, progress, slots, streams};
+use crate::compute::{capture, graphs, green, progress, reach, slots, streams};
 use crate::cuda::*;
 use crate::driver;
 use crate::memory::vmm::Bound;
@@ -178,15 +178,15 @@ hooks! {
     fn cuGraphAddNode(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, num_dependencies: usize,
         params: *mut CUgraphNodeParams,
-    ) @12020 => |next| graph::add(params, next);
+    ) @12020 => |next| graph::add(params, &|| reach::add(node, params, next));
     fn cuGraphAddNode_v2(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
         dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
-    ) @12030 => |next| graph::add(params, next);
+    ) @12030 => |next| graph::add(params, &|| reach::add(node, params, next));
     fn cuGraphAddNode_v3(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
         dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
-    ) @13040 => |next| graph::add(params, next);
+    ) @13040 => |next| graph::add(params, &|| reach::add(node, params, next));
     fn cuGraphInstantiate(
         exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_size: usize,
     ) @10000 => |next| graph::instantiate(exec, graph, 0, &|| graphs::instantiate(exec, graph, next));
@@ -205,9 +205,29 @@ hooks! {
     fn cuGraphExecUpdate_v2(
         exec: CUgraphExec, graph: CUgraph, result: *mut c_void,
     ) @12000 => |next| graph::update(exec, graph, next);
+    fn cuGraphDestroy(graph: CUgraph) @10000 => |next| reach::destroy(graph, next);
     fn cuGraphExecDestroy(exec: CUgraphExec) @10000 => |next| graph::destroy(exec, &|| graphs::destroy(exec, next));
     fn cuGraphUpload [cuGraphUpload_ptsz](exec: CUgraphExec, stream: CUstream) @11010 => |next| graph::upload(exec, next);
     fn cuDeviceGraphMemTrim(device: CUdevice) @11040 => |next| graph::trim(device, next);
+
+    // Modules: which device a function is on, that a graph launches.
+
+    fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) @2000 => |next| reach::load(module, next);
+    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) @2000 => |next| reach::load(module, next);
+    fn cuModuleLoadDataEx(
+        module: *mut CUmodule, image: *const c_void, num_options: c_uint, options: *mut c_uint,
+        option_values: *mut *mut c_void,
+    ) @2010 => |next| reach::load(module, next);
+    fn cuModuleLoadFatBinary(
+        module: *mut CUmodule, fat_cubin: *const c_void,
+    ) @2000 => |next| reach::load(module, next);
+    fn cuModuleUnload(module: CUmodule) @2000 => |next| reach::unload(module, next);
+    fn cuLibraryGetModule(
+        module: *mut CUmodule, library: CUlibrary,
+    ) @12000 => |next| reach::load(module, next);
+    fn cuKernelGetFunction(
+        function: *mut CUfunction, kernel: CUkernel,
+    ) @12000 => |next| reach::get_function(function, next);
 
     // Physical memory by handle.
 

@@ -9,6 +9,7 @@
  *   reset DEVICE            the primary context's end
  *   current CONTEXT|none | push CONTEXT | pop | destroy CONTEXT | sync
  *   stream FLAGS            in the current context                   -> RESULT STREAM
+ *   query STREAM
  *   pool DEVICE             a memory pool                            -> RESULT POOL
  *   alloc BYTES             in the current context                   -> RESULT MEMORY
  *   managed BYTES | array BYTES                                      -> RESULT MEMORY
@@ -34,6 +35,12 @@
  *                           device's total
  *   peer TO CONTEXT FROM CONTEXT BYTES STREAM|sync
  *   spin MICROSECONDS STREAM            a kernel in the current context
+ *   graph HOW WHICH [STREAM MICROSECONDS]    with a node in each of the contexts WHICH, as in 01 -> RESULT GRAPH
+ *                           HOW is kernel, that spins; named, a library's kernel in a named context; library, a library's
+ *                           function; captured, from STREAM and a stream of the last context; fill, of the memory WHICH;
+ *                           copy, from one to the other; child-HOW and if-HOW, within a child or a conditional node
+ *   launch GRAPH STREAM
+ *   together MICROSECONDS STREAM STREAM    by cuLaunchCooperativeKernelMultiDevice
  *   race BYTES              a thread for each context: each allocates until refused -> BLOCKS of each
  *   churn TO FROM STREAM    a thread in the current context that copies word upon word, to the end of the program
  *   progress                how many copies such threads have made
@@ -112,6 +119,151 @@ static int spin(unsigned long long microseconds, void *stream)
         result = result ? result : CALL("cuModuleGetFunction", &kernels[at], module, "gcgroup_spin");
     }
     return result ? result : CALL("cuLaunchKernel", kernels[at], 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL);
+}
+
+static void *graphs[MOST];
+static int nr_graphs;
+
+struct node { void *function; unsigned grid[3], block[3], shared; void **params, **extra, *kernel, *context; };
+struct fill { unsigned long long to; size_t pitch; unsigned value, size; size_t width, height; };
+struct conditional { int type, reserved[3]; unsigned long long handle; int kind; unsigned size; void **graphs, *context;
+    unsigned char rest[208]; };
+struct together { void *function; unsigned grid[3], block[3], shared; void *stream; void **params; };
+
+/* A spin, as a function of the current context. */
+static int spinner(void **kernel)
+{
+    void *module;
+    int result = CALL("cuModuleLoadData", &module, ptx);
+
+    return result ? result : CALL("cuModuleGetFunction", kernel, module, "gcgroup_spin");
+}
+
+static int add_kernels(const char *how, void *graph, const char *devices, unsigned long long microseconds)
+{
+    static void *code, *kernel;
+    void *arguments[] = {&microseconds}, *node, *none;
+    int result = code ? 0 : CALL("cuLibraryLoadData", &code, ptx, NULL, NULL, 0, NULL, NULL, 0);
+
+    result = result ? result : CALL("cuLibraryGetKernel", &kernel, code, "gcgroup_spin");
+    for (; !result && *devices; devices++) {
+        struct node new = {.grid = {1, 1, 1}, .block = {1, 1, 1}, .params = arguments};
+        CALL("cuCtxPushCurrent_v2", contexts[*devices - '0']);
+        if (!strcmp(how, "named")) {
+            new.kernel = kernel;
+            new.context = contexts[*devices - '0'];
+        } else if (!strcmp(how, "library")) {
+            result = CALL("cuKernelGetFunction", &new.function, kernel);
+        } else {
+            result = spinner(&new.function);
+        }
+        CALL("cuCtxPopCurrent_v2", &none);
+        result = result ? result : CALL("cuGraphAddKernelNode_v2", &node, graph, NULL, (size_t)0, &new);
+    }
+    return result;
+}
+
+static int add_copy(void *graph, const char *numbers)
+{
+    struct copy3d copy = {
+        .src_type = DEVICE, .src = memory[numbers[0] - '0'].what, .src_pitch = 64, .src_height = 1,
+        .dst_type = DEVICE, .dst = memory[numbers[1] - '0'].what, .dst_pitch = 64, .dst_height = 1,
+        .width = 64, .height = 1, .depth = 1,
+    };
+    void *node, *context;
+
+    CALL("cuCtxGetCurrent", &context);
+    return CALL("cuGraphAddMemcpyNode", &node, graph, NULL, (size_t)0, &copy, context);
+}
+
+static int add_fills(void *graph, const char *numbers)
+{
+    int result = 0;
+    void *node, *context;
+
+    CALL("cuCtxGetCurrent", &context);
+    for (; !result && *numbers; numbers++) {
+        struct fill fill = {memory[*numbers - '0'].what, 0, 7, 4, 16, 1};
+        result = CALL("cuGraphAddMemsetNode", &node, graph, NULL, (size_t)0, &fill, context);
+    }
+    return result;
+}
+
+/* From a stream of the first context, with streams of the others that wait for it and that it waits for. */
+static int capture(void **graph, const char *devices, void *origin)
+{
+    unsigned long long microseconds = 0;
+    void *arguments[] = {&microseconds}, *none, *kernel, *own, *event = NULL;
+    int result = CALL("cuStreamBeginCapture_v2", origin, 2);
+
+    for (; !result && *devices; devices++) {
+        CALL("cuCtxPushCurrent_v2", contexts[*devices - '0']);
+        result = spinner(&kernel);
+        own = origin;
+        if (!result && devices[1] == '\0') {
+            result = CALL("cuStreamCreate", &own, 1);
+            result = result ? result : CALL("cuEventCreate", &event, 2);
+            result = result ? result : CALL("cuEventRecord", event, origin);
+            result = result ? result : CALL("cuStreamWaitEvent", own, event, 0);
+        }
+        result = result ? result : CALL("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, own, arguments, NULL);
+        if (!result && own != origin) {
+            result = CALL("cuEventRecord", event, own);
+            result = result ? result : CALL("cuStreamWaitEvent", origin, event, 0);
+        }
+        CALL("cuCtxPopCurrent_v2", &none);
+    }
+    return result ? result : CALL("cuStreamEndCapture", origin, graph);
+}
+
+static int make_graph(const char *how, const char *which, void *origin, unsigned long long microseconds)
+{
+    void *outer, *graph, *node, *context;
+    int is_child = !strncmp(how, "child-", 6), is_if = !strncmp(how, "if-", 3), result;
+    struct conditional condition = {.type = 13, .kind = 0, .size = 1};
+
+    if (!strcmp(how, "captured")) {
+        result = capture(&outer, which, origin);
+        return result ? result : CALL("cuGraphInstantiateWithFlags", &graphs[nr_graphs], outer, 0ull);
+    }
+    how += is_child ? 6 : is_if ? 3 : 0;
+    result = CALL("cuGraphCreate", &outer, 0);
+    graph = outer;
+    if (is_child)
+        result = result ? result : CALL("cuGraphCreate", &graph, 0);
+    if (is_if && !result) {
+        CALL("cuCtxGetCurrent", &context);
+        condition.context = context;
+        result = CALL("cuGraphConditionalHandleCreate", &condition.handle, outer, context, 1, 1);
+        result = result ? result : CALL("cuGraphAddNode", &node, outer, NULL, (size_t)0, &condition);
+        graph = result ? NULL : condition.graphs[0];
+    }
+    if (result)
+        return result;
+    result = !strcmp(how, "fill") ? add_fills(graph, which) : !strcmp(how, "copy") ? add_copy(graph, which)
+        : add_kernels(how, graph, which, microseconds);
+    if (is_child)
+        result = result ? result : CALL("cuGraphAddChildGraphNode", &node, outer, NULL, (size_t)0, graph);
+    return result ? result : CALL("cuGraphInstantiateWithFlags", &graphs[nr_graphs], outer, 0ull);
+}
+
+static int together(unsigned long long microseconds, const char *first, const char *second)
+{
+    void *arguments[] = {&microseconds}, *none;
+    const char *names[] = {first, second};
+    struct together list[2];
+    int result = 0;
+
+    for (int i = 0; i < 2 && !result; i++) {
+        void *context;
+        list[i] = (struct together){.grid = {1, 1, 1}, .block = {1, 1, 1}, .stream = streams[atoi(names[i])],
+            .params = arguments};
+        result = CALL("cuStreamGetCtx", list[i].stream, &context);
+        CALL("cuCtxPushCurrent_v2", context);
+        result = result ? result : spinner(&list[i].function);
+        CALL("cuCtxPopCurrent_v2", &none);
+    }
+    return result ? result : CALL("cuLaunchCooperativeKernelMultiDevice", list, 2, 0);
 }
 
 static pthread_barrier_t start;
@@ -283,6 +435,8 @@ static void one(const char *line)
     } else if (IS("stream")) {
         result = CALL("cuStreamCreate", &streams[nr_streams], x);
         number(result, (unsigned long long)nr_streams++);
+    } else if (IS("query")) {
+        printf("%d\n", CALL("cuStreamQuery", stream(a)));
     } else if (IS("pool")) {
         struct pool wanted = {1, 0, 1, x, NULL, 0, 0, {0}};
         result = CALL("cuMemPoolCreate", &pools[nr_pools], &wanted);
@@ -394,6 +548,14 @@ static void one(const char *line)
         printf("%d\n", result);
     } else if (IS("spin")) {
         printf("%d\n", spin(strtoull(a, NULL, 10), stream(b)));
+    } else if (IS("graph")) {
+        result = make_graph(a, b, strcmp(c, "") ? stream(c) : NULL, strtoull(d, NULL, 10));
+        number(result, (unsigned long long)nr_graphs);
+        nr_graphs += !result;
+    } else if (IS("launch")) {
+        printf("%d\n", CALL("cuGraphLaunch", graphs[x], stream(b)));
+    } else if (IS("together")) {
+        printf("%d\n", together(strtoull(a, NULL, 10), b, c));
     } else if (IS("race")) {
         each = strtoull(a, NULL, 10);
         race();

@@ -3,6 +3,7 @@
 use gcgroup_abi::Submission;
 
 use super::context;
+use super::reach::DeviceSet;
 use crate::cuda::CUstream;
 
 /// Where a call's stream is to be found; the fast path passes it, with the sort of submission, as one word.
@@ -79,14 +80,15 @@ pub(super) enum Call {
     Passed(u32, Arguments),
     /// Handled, and on that stream. The twin for the thread's own default stream is not told apart: the legacy stream
     /// waits for that one too.
-    Handled(CUstream),
+    /// Also whatever else it does work on.
+    Handled(CUstream, DeviceSet),
 }
 
 impl Call {
     pub(super) fn stream(self) -> usize {
         match self {
             Self::Passed(call, arguments) => arguments.stream(call),
-            Self::Handled(stream) => default_stream(stream.0.addr(), false),
+            Self::Handled(stream, _) => default_stream(stream.0.addr(), false),
         }
     }
 
@@ -94,7 +96,15 @@ impl Call {
     pub(super) fn names(self) -> Option<(u32, Arguments)> {
         match self {
             Self::Passed(call, arguments) => Some((call >> 17, arguments)),
-            Self::Handled(_) => None,
+            Self::Handled(..) => None,
+        }
+    }
+
+    /// The devices that it is known to do work on, whatever it names.
+    pub(super) fn devices(self) -> DeviceSet {
+        match self {
+            Self::Passed(..) => DeviceSet::default(),
+            Self::Handled(_, devices) => devices,
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Submissions that concern another device than the thread's current one: one whose stream is there, or whose context or
-//! memory they name.
+//! Submissions that concern another device than the thread's current one: one whose stream is there, whose context or
+//! memory they name, or that a graph does work on (`reach`).
 //!
 //! A thread looks at one gate, its current device's. So while any device of a process that has several is frozen, every
 //! slot's gate leads to the cold path, and that asks here where each call goes. What was let through before is waited
 //! for: `Inside` is who was in the driver then.
 //!
-//! Not seen: the levels of mipmapped arrays, and what a graph's nodes do on other devices.
+//! Not seen: the levels of mipmapped arrays.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 use gcgroup_abi::{Gate, OTHER_DEVICE, Submission, Thread};
 
-use super::call::Arguments;
+use super::call::{Arguments, Call};
 use super::slot::is_dead;
 use crate::cuda::{
     CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
@@ -46,40 +46,55 @@ const STRUCTURES: [Structure; 3] = [
     },
 ];
 
-/// A list of what is copied, of CUDA 12.8 or newer.
+/// Where in [`STRUCTURES`] the one that a copy node of a graph is described by.
+const OF_NODE: usize = 1;
+
+/// A list of what is copied, of CUDA 12.8 or newer, or of what is launched.
 struct List {
     /// The arguments that point to it, or to its halves.
     heads: &'static [usize],
-    /// The argument that says how many there are; without it one.
-    count: Option<usize>,
+    /// The argument that says how many there are, and which bits of it; without it one.
+    count: Option<(usize, usize)>,
     /// The bytes from each entry to the next.
     stride: usize,
     /// Where in each memory is named, by address or array.
     memory: &'static [usize],
+    /// Where streams are.
+    streams: &'static [usize],
 }
 
 /// Entries that are looked at, of a longer list too.
 const LONGEST: usize = 1 << 16;
 
-/// `CUdeviceptr` and two times `CUDA_MEMCPY3D_BATCH_OP`.
-const LISTS: [List; 3] = [
+/// `CUdeviceptr`, two times `CUDA_MEMCPY3D_BATCH_OP`, and `CUDA_LAUNCH_PARAMS`.
+const LISTS: [List; 4] = [
     List {
         heads: &[0, 1],
-        count: Some(3),
+        count: Some((3, usize::MAX)),
         stride: 8,
         memory: &[0],
+        streams: &[],
     },
     List {
         heads: &[1],
-        count: Some(0),
+        count: Some((0, usize::MAX)),
         stride: 112,
         memory: &[8, 48],
+        streams: &[],
     },
     List {
         heads: &[0],
         count: None,
         stride: 112,
         memory: &[8, 48],
+        streams: &[],
+    },
+    List {
+        heads: &[0],
+        count: Some((1, u32::MAX as usize)),
+        stride: 56,
+        memory: &[],
+        streams: &[40],
     },
 ];
 
@@ -101,6 +116,7 @@ pub(crate) const fn names(types: &[&str]) -> u32 {
             b"*mut CUdeviceptr" if index == 0 => 4 << STRUCTURE,
             b"*mut CUDA_MEMCPY3D_BATCH_OP" if index == 1 => 5 << STRUCTURE,
             b"*mut CUDA_MEMCPY3D_BATCH_OP" if index == 0 => 6 << STRUCTURE,
+            b"*mut CUDA_LAUNCH_PARAMS" if index == 0 => 7 << STRUCTURE,
             _ => 0,
         };
         (index, rest) = (index + 1, others);
@@ -108,14 +124,8 @@ pub(crate) const fn names(types: &[&str]) -> u32 {
     names
 }
 
-/// A device that is frozen or held and that the call concerns, other than the one of index `current`. `named` is what the call
-/// names beside its stream: [`names`], and the arguments.
-pub(super) fn closed(
-    process: &Process,
-    named: Option<(u32, Arguments)>,
-    stream: usize,
-    current: usize,
-) -> Option<usize> {
+/// A device that is frozen or held and that the call concerns, other than the one of index `current`.
+pub(super) fn closed(process: &Process, call: Call, stream: usize, current: usize) -> Option<usize> {
     let is_closed = |local: LocalDevice| {
         let index = process.devices.index(local);
         let is_closed = is_gate_frozen(process, index) || process.holds.word(index).is_some();
@@ -125,10 +135,15 @@ pub(super) fn closed(
         let handle = CUcontext(std::ptr::with_exposed_provenance_mut(number));
         Some(process.contexts.find(handle)?.local)
     };
-    let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
-    let of_stream = process.contexts.holder(handle).map(|context| context.local);
-    let found = of_stream.and_then(is_closed);
-    let (None, Some((names, arguments))) = (found, named) else {
+    let of_stream = |stream: usize| {
+        let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
+        Some(process.contexts.holder(handle)?.local)
+    };
+    let found = of_stream(stream)
+        .into_iter()
+        .chain(call.devices().iter())
+        .find_map(is_closed);
+    let (None, Some((names, arguments))) = (found, call.names()) else {
         return found;
     };
     let are = |bit: usize| move |index: &usize| names >> (bit + index) & 1 != 0;
@@ -146,21 +161,29 @@ pub(super) fn closed(
         .chain(
             addresses
                 .map(|index| arguments.get(index))
-                .chain(places.filter_map(|place| memory_in(arguments, place)))
-                .chain(list.into_iter().flat_map(|list| list.memory_of(arguments)))
+                .chain(places.filter_map(|place| memory_in(|offset| arguments.word_in_first(offset), place)))
+                .chain(
+                    list.into_iter()
+                        .flat_map(|list| list.words(arguments, list.memory)),
+                )
                 .filter_map(|memory| device_of(process, memory)),
+        )
+        .chain(
+            list.into_iter()
+                .flat_map(|list| list.words(arguments, list.streams))
+                .filter_map(of_stream),
         )
         .find_map(is_closed)
 }
 
 impl List {
-    /// All memory that it names.
-    fn memory_of(&self, arguments: Arguments) -> impl Iterator<Item = usize> {
+    /// What is at those places in each of its entries.
+    fn words(&self, arguments: Arguments, places: &'static [usize]) -> impl Iterator<Item = usize> {
         let is_there = self.heads.iter().all(|head| arguments.get(*head) != 0);
-        let count = self.count.map_or(1, |index| arguments.get(index));
+        let count = self.count.map_or(1, |(index, bits)| arguments.get(index) & bits);
         (0..if is_there { count.min(LONGEST) } else { 0 }).flat_map(move |entry| {
             let of_head = move |head: &'static usize| {
-                let in_entry = self.memory.iter();
+                let in_entry = places.iter();
                 in_entry.filter_map(move |offset| arguments.word_behind(*head, entry * self.stride + offset))
             };
             self.heads.iter().flat_map(of_head)
@@ -168,17 +191,28 @@ impl List {
     }
 }
 
-/// The address or the array in a structure, if it is one.
-fn memory_in(arguments: Arguments, (sort, address): (usize, usize)) -> Option<usize> {
-    match arguments.word_in_first(sort)? & 0xffff_ffff {
-        CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => arguments.word_in_first(address),
-        CU_MEMORYTYPE_ARRAY => arguments.word_in_first(address + size_of::<usize>()),
+/// The address or the array in a structure, if it is one; `word` reads it, by offsets.
+fn memory_in(word: impl Fn(usize) -> Option<usize>, (sort, address): (usize, usize)) -> Option<usize> {
+    match word(sort)? & 0xffff_ffff {
+        CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => word(address),
+        CU_MEMORYTYPE_ARRAY => word(address + size_of::<usize>()),
         _ => None,
     }
 }
 
+/// The devices of the memory that a `CUDA_MEMCPY3D` names; `word` reads it, by offsets.
+pub(super) fn devices_of_copy(
+    process: &Process,
+    word: impl Fn(usize) -> Option<usize>,
+) -> impl Iterator<Item = LocalDevice> {
+    let places = STRUCTURES[OF_NODE].places;
+    places
+        .into_iter()
+        .filter_map(move |place| device_of(process, memory_in(&word, place)?))
+}
+
 /// The device that memory or an array is on; `None` for the host's, and for what is no memory.
-fn device_of(process: &Process, address: usize) -> Option<LocalDevice> {
+pub(super) fn device_of(process: &Process, address: usize) -> Option<LocalDevice> {
     // The handle of an array is no address of the device's.
     if let Some(local) = process.memory.arrays.local(address as u64) {
         return Some(local);

@@ -14,6 +14,7 @@ use gcgroup_abi::{ControlDevice, Gate, Submission, Thread, UsageDevice};
 
 use super::call::{Arguments, Call};
 use super::meter::ring_if_wanted;
+use super::reach::DeviceSet;
 use super::slot::Bound;
 use super::window::{Place, Window};
 use super::{capture, context, elsewhere};
@@ -68,10 +69,11 @@ fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*mut Th
 }
 
 /// A submission whose call is handled, rather than passed on by `fast`: waits at the gate, and calls `body` marked.
-/// Where nothing governs, `next`.
+/// Where nothing governs, `next`. It may do work on those devices too, beside the stream's.
 pub(crate) fn submit(
     what: Submission,
     stream: CUstream,
+    devices: DeviceSet,
     body: &dyn Fn(&UsageDevice) -> CUresult,
     next: Next<'_>,
 ) -> CUresult {
@@ -79,6 +81,9 @@ pub(crate) fn submit(
         return next();
     };
     if process.contexts.captures.is_any() && capture::is_capturing(stream) == Some(true) {
+        if let Some(bound) = process.slots.bind(process) {
+            process.reach.capture(process, stream, bound.local());
+        }
         return next();
     }
     let Some(bound) = process.slots.bind(process) else {
@@ -92,7 +97,10 @@ pub(crate) fn submit(
         credit: false,
         timeouts: 0,
     };
-    passing.enter(Call::Handled(stream));
+    passing.enter(Call::Handled(stream, devices));
+    process
+        .reach
+        .launch(devices, || process.contexts.device_of(stream).or(bound.local()));
     let result = match blocks(process, bound) {
         Some((_, usage)) => body(usage),
         None => next(),
@@ -126,6 +134,10 @@ impl Passing<'_> {
             if self.process.contexts.captures.is_any()
                 && capture::is_capturing(context::stream(call.stream())) == Some(true)
             {
+                let stream = context::stream(call.stream());
+                self.process
+                    .reach
+                    .capture(self.process, stream, self.bound.local());
                 return self.bound.count_captured(self.what);
             }
             let gate = Gate::from_word(control.gate.load(Relaxed));
@@ -168,7 +180,7 @@ impl Passing<'_> {
         if self.process.holds.word(current).is_some() {
             return Some(current);
         }
-        elsewhere::closed(self.process, call.names(), stream, current)
+        elsewhere::closed(self.process, call, stream, current)
     }
 
     fn may_not_wait(&self) -> bool {

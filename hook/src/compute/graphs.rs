@@ -1,4 +1,4 @@
-//! Graphs that can be launched, and how many kernels each has.
+//! Graphs that can be launched: how many kernels each has, and which devices it does work on.
 //!
 //! A launch is one submission, of as many kernels. Nodes inside conditional nodes are not counted: how often they run is
 //! known to the GPU alone.
@@ -9,7 +9,11 @@ use hashbrown::HashMap;
 use parking_lot::RwLock;
 
 use super::gate;
-use crate::cuda::{CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream};
+use super::reach::DeviceSet;
+use crate::cuda::{
+    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_KERNEL, CUgraph, CUgraphExec, CUgraphNode, CUresult,
+    CUstream,
+};
 use crate::driver;
 use crate::interpose::Next;
 use crate::place::written;
@@ -17,49 +21,54 @@ use crate::process;
 
 use gcgroup_abi::Submission;
 
-const CU_GRAPH_NODE_TYPE_KERNEL: u32 = 0;
-const CU_GRAPH_NODE_TYPE_GRAPH: u32 = 4;
 /// Graphs within graphs beyond this depth are not looked into.
 const DEEPEST: u32 = 16;
 
-/// Kernels by the launchable graph's handle.
+/// By the launchable graph's handle.
 #[derive(Debug, Default)]
-pub(crate) struct Graphs {
-    kernels: RwLock<HashMap<usize, u64>>,
+pub(crate) struct Graphs(RwLock<HashMap<usize, Known>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    kernels: u64,
+    /// Those that its nodes are on, in a process that uses several.
+    devices: DeviceSet,
 }
 
 /// `cuGraphInstantiate` and its like.
 pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(made)) = (process::get(), written(made)) {
-        let kernels = kernels(graph, 0);
-        process.graphs.kernels.write().insert(made.0.addr(), kernels);
+        let known = Known {
+            kernels: kernels(graph, 0),
+            devices: process.reach.devices(process, graph),
+        };
+        process.graphs.0.write().insert(made.0.addr(), known);
     }
     Ok(())
 }
 
 /// `cuGraphExecDestroy`.
 pub(crate) fn destroy(graph: CUgraphExec, next: Next<'_>) -> CUresult {
-    let known = process::get().and_then(|process| process.graphs.kernels.write().remove(&graph.0.addr()));
+    let known = process::get().and_then(|process| process.graphs.0.write().remove(&graph.0.addr()));
     let result = next();
-    if let (Err(_), Some(process), Some(kernels)) = (result, process::get(), known) {
-        process.graphs.kernels.write().insert(graph.0.addr(), kernels);
+    if let (Err(_), Some(process), Some(known)) = (result, process::get(), known) {
+        process.graphs.0.write().insert(graph.0.addr(), known);
     }
     result
 }
 
 /// `cuGraphLaunch`.
 pub(crate) fn launch(graph: CUgraphExec, stream: CUstream, next: Next<'_>) -> CUresult {
+    let known = process::get().and_then(|process| process.graphs.0.read().get(&graph.0.addr()).copied());
+    let known = known.unwrap_or_default();
     gate::submit(
         Submission::Graph,
         stream,
+        known.devices,
         &|usage| {
             next()?;
-            let Some(process) = process::get() else {
-                return Ok(());
-            };
-            let kernels = process.graphs.kernels.read().get(&graph.0.addr()).copied();
-            usage.graph_kernels.fetch_add(kernels.unwrap_or(0), Relaxed);
+            usage.graph_kernels.fetch_add(known.kernels, Relaxed);
             Ok(())
         },
         next,
@@ -68,19 +77,24 @@ pub(crate) fn launch(graph: CUgraphExec, stream: CUstream, next: Next<'_>) -> CU
 
 /// How many of a graph's nodes are kernels.
 fn kernels(graph: CUgraph, depth: u32) -> u64 {
-    let mut count = 0;
-    if depth == DEEPEST || driver::cuGraphGetNodes(graph, None, &mut count).is_err() {
+    if depth == DEEPEST {
         return 0;
+    }
+    nodes(graph).into_iter().map(|node| kernels_of(node, depth)).sum()
+}
+
+/// A graph's nodes; none where the driver does not say.
+pub(crate) fn nodes(graph: CUgraph) -> Vec<CUgraphNode> {
+    let mut count = 0;
+    if driver::cuGraphGetNodes(graph, None, &mut count).is_err() {
+        return Vec::new();
     }
     let mut nodes = vec![CUgraphNode::NULL; count];
     if driver::cuGraphGetNodes(graph, nodes.first_mut(), &mut count).is_err() {
-        return 0;
+        return Vec::new();
     }
+    nodes.truncate(count);
     nodes
-        .iter()
-        .take(count)
-        .map(|node| kernels_of(*node, depth))
-        .sum()
 }
 
 fn kernels_of(node: CUgraphNode, depth: u32) -> u64 {

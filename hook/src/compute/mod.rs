@@ -2,7 +2,7 @@
 //!
 //! `fast` is the path of a submission while its gate is open; everything else is here: `slots` says where a thread
 //! counts, `gate` what it does at a gate that is not open, `window` how much of it may be queued, `meter` for how long there
-//! was some, `graphs` what a graph has in it, `contexts` what there is to wait for (`streams` and `capture` keep it true, `mark` asks the GPU); `drain`,
+//! was some, `graphs` what a graph has in it and `reach` where, `contexts` what there is to wait for (`streams` and `capture` keep it true, `mark` asks the GPU); `drain`,
 //! `progress` and `watch` wait for it in the helper thread.
 
 use std::time::Duration;
@@ -22,6 +22,7 @@ mod mark;
 pub mod meter;
 pub mod progress;
 pub mod quiet;
+pub mod reach;
 pub mod slot;
 pub mod slots;
 pub mod streams;

@@ -48,9 +48,10 @@ impl Quiet {
 
 /// `None` if that cannot be done now.
 fn set_marks(process: &Process, scope: Scope) -> Option<Vec<Mark>> {
+    let is_meant = |local| scope.has(process.devices.index(local));
     let contexts = process
         .contexts
-        .on(|local| scope.has(process.devices.index(local)));
+        .on(|local| is_meant(local) || process.reach.is_feeder(local, is_meant));
     let mut marks = Vec::new();
     let set = helper::in_driver(|| {
         contexts

@@ -91,6 +91,7 @@ const HANDLERS: &[(&str, &str, &str)] = &[
         "tracked",
         "captures, to which nothing is submitted that runs",
     ),
+    ("reach", "tracked", "which devices a graph does work on"),
     ("progress", "tracked", "waits, after which all has ended"),
 ];
 

@@ -16,10 +16,11 @@ use parking_lot::Mutex;
 
 use super::levels::Unsettled;
 use super::reserve::Reserve;
+use crate::compute::graphs::nodes;
 use crate::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUerror, CUgraph, CUgraphExec,
-    CUgraphNode, CUgraphNodeParams, CUresult,
+    CUgraphNodeParams, CUresult,
 };
 use crate::device::LocalDevice;
 use crate::driver;
@@ -210,19 +211,6 @@ fn collect(graph: CUgraph, depth: u32, into: &mut Vec<(CUdevice, u64, u64)>) {
             collect(child, depth + 1, into);
         }
     }
-}
-
-fn nodes(graph: CUgraph) -> Vec<CUgraphNode> {
-    let mut count = 0;
-    if driver::cuGraphGetNodes(graph, None, &mut count).is_err() {
-        return Vec::new();
-    }
-    let mut nodes = vec![CUgraphNode::NULL; count];
-    if driver::cuGraphGetNodes(graph, nodes.first_mut(), &mut count).is_err() {
-        return Vec::new();
-    }
-    nodes.truncate(count);
-    nodes
 }
 
 /// `cuGraphAddMemAllocNode`: takes nothing yet.

@@ -45,6 +45,7 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
         format!("batch {stream_there} 4096 {there_too} {there} {here_too} {here}"),
         format!("batch3d {stream_there} 4096 {there_too} {array}"),
         format!("one3d {stream_there} 4096 {there_too} {array}"),
+        format!("together 0 {stream_there} {stream_here}"),
         format!("word {here}"),
         format!("fill {here_too} 9"),
     ];

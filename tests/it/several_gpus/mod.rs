@@ -2,6 +2,7 @@
 
 mod charges;
 mod freeze;
+mod graphs;
 mod limits;
 mod visible;
 

@@ -1,0 +1,310 @@
+//! Which devices a graph does work on: its nodes may be on others than the stream that it is launched on.
+//!
+//! Asked for when a graph is instantiated, and only in a process with contexts on several devices: no update of an
+//! executable graph may take a node to another device. Of each node the driver tells its context, its function or the
+//! memory it names. A function's device is that of its module, noted when the module is loaded; the graphs within a
+//! conditional node are noted when the node is made; and what is captured is on the device of the stream that
+//! captures it. Of a copy of a graph only the nodes tell.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::MAX_DEVICES;
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+
+use super::elsewhere;
+use crate::cuda::{
+    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_GRAPH,
+    CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEMCPY,
+    CU_GRAPH_NODE_TYPE_MEMSET, CUDA_CONDITIONAL_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUcontext,
+    CUfunction, CUgraph, CUgraphNode, CUgraphNodeParams, CUmodule, CUresult, CUstream,
+};
+use crate::device::LocalDevice;
+use crate::driver;
+use crate::interpose::Next;
+use crate::place::{given, given_list, written};
+use crate::process::{self, Process};
+
+/// Graphs within graphs beyond this depth are not looked into.
+const DEEPEST: u32 = 16;
+
+/// Some of the program's devices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct DeviceSet(u64);
+
+const _: () = assert!(MAX_DEVICES <= 64);
+
+impl DeviceSet {
+    fn one(local: LocalDevice) -> Self {
+        Self(1 << local.number())
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// All but one.
+    fn without(self, local: LocalDevice) -> Self {
+        Self(self.0 & !Self::one(local).0)
+    }
+
+    pub(super) fn iter(self) -> impl Iterator<Item = LocalDevice> {
+        (0..i32::try_from(MAX_DEVICES).unwrap_or(0))
+            .filter_map(LocalDevice::of)
+            .filter(move |local| self.0 & Self::one(*local).0 != 0)
+    }
+}
+
+/// What the driver does not tell of nodes.
+#[derive(Debug)]
+pub(crate) struct Reach {
+    /// The device of each module, by handle.
+    modules: RwLock<HashMap<usize, LocalDevice>>,
+    /// The graphs in each conditional node, all by their handles.
+    bodies: RwLock<HashMap<usize, Vec<usize>>>,
+    /// The devices of the streams that each graph was captured from, by the graph's handle.
+    captured: RwLock<HashMap<usize, DeviceSet>>,
+    /// For each device those from whose streams graphs were launched that do work on it.
+    feeders: [AtomicU64; MAX_DEVICES],
+}
+
+impl Default for Reach {
+    fn default() -> Self {
+        Self {
+            modules: RwLock::default(),
+            bodies: RwLock::default(),
+            captured: RwLock::default(),
+            feeders: [const { AtomicU64::new(0) }; MAX_DEVICES],
+        }
+    }
+}
+
+impl Reach {
+    /// What is submitted to that stream now becomes part of a graph.
+    pub(super) fn capture(&self, process: &Process, stream: CUstream, current: Option<LocalDevice>) {
+        if !process.contexts.are_on_several() {
+            return;
+        }
+        let (mut status, mut id, mut graph) = (0, 0, CUgraph::NULL);
+        let local = process.contexts.device_of(stream).or(current);
+        if driver::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, 0, 0).is_ok()
+            && !graph.is_null()
+            && let Some(local) = local
+        {
+            let mut captured = self.captured.write();
+            let devices = captured.entry(graph.0.addr()).or_default();
+            *devices = devices.and(DeviceSet::one(local));
+        }
+    }
+
+    /// A graph that does work on these devices is launched on a stream of that one.
+    pub(super) fn launch(&self, devices: DeviceSet, from: impl FnOnce() -> Option<LocalDevice>) {
+        let Some(from) = (devices != DeviceSet::default()).then(from).flatten() else {
+            return;
+        };
+        for local in devices.without(from).iter() {
+            if let Some(feeders) = self.feeders.get(usize::from(local.number()))
+                && feeders.load(Relaxed) & DeviceSet::one(from).0 == 0
+            {
+                feeders.fetch_or(DeviceSet::one(from).0, Relaxed);
+            }
+        }
+    }
+
+    /// Whether what was submitted to a stream of that device may do work on another that is `wanted`.
+    pub(super) fn is_feeder(&self, from: LocalDevice, wanted: impl Fn(LocalDevice) -> bool) -> bool {
+        let feeds = |local: &LocalDevice| {
+            let feeders = self.feeders.get(usize::from(local.number()));
+            feeders.is_some_and(|feeders| feeders.load(Relaxed) & DeviceSet::one(from).0 != 0)
+        };
+        DeviceSet(u64::MAX).iter().filter(feeds).any(wanted)
+    }
+
+    /// The devices that the graph's nodes are on, as far as they are known; none where the process uses but one.
+    pub(super) fn devices(&self, process: &Process, graph: CUgraph) -> DeviceSet {
+        if process.contexts.are_on_several() {
+            self.of_graph(process, graph, 0)
+        } else {
+            DeviceSet::default()
+        }
+    }
+
+    fn of_graph(&self, process: &Process, graph: CUgraph, depth: u32) -> DeviceSet {
+        if depth == DEEPEST {
+            return DeviceSet::default();
+        }
+        let captured = self.captured.read().get(&graph.0.addr()).copied();
+        super::graphs::nodes(graph)
+            .into_iter()
+            .map(|node| self.of_node(process, node, depth))
+            .fold(captured.unwrap_or_default(), DeviceSet::and)
+    }
+
+    fn of_node(&self, process: &Process, node: CUgraphNode, depth: u32) -> DeviceSet {
+        let mut kind = u32::MAX;
+        let mut words = [0; NODE_WORDS];
+        let asked = driver::cuGraphNodeGetType(node, &mut kind);
+        let one = |local: Option<LocalDevice>| local.map_or(DeviceSet::default(), DeviceSet::one);
+        match asked.map_or(u32::MAX, |()| kind) {
+            CU_GRAPH_NODE_TYPE_KERNEL => one(self.of_kernel(process, node)),
+            CU_GRAPH_NODE_TYPE_MEMCPY => match driver::cuGraphMemcpyNodeGetParams(node, &mut words) {
+                Ok(()) => elsewhere::devices_of_copy(process, |offset| words.get(offset / 8).copied())
+                    .map(DeviceSet::one)
+                    .fold(DeviceSet::default(), DeviceSet::and),
+                Err(_) => DeviceSet::default(),
+            },
+            CU_GRAPH_NODE_TYPE_MEMSET => match driver::cuGraphMemsetNodeGetParams(node, &mut words) {
+                Ok(()) => one(elsewhere::device_of(process, words[0])),
+                Err(_) => DeviceSet::default(),
+            },
+            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+                match driver::cuGraphBatchMemOpNodeGetParams(node, &mut words) {
+                    Ok(()) => one(of_context(process, words[0])),
+                    Err(_) => DeviceSet::default(),
+                }
+            }
+            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+                let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::NONE;
+                let asked = driver::cuGraphMemAllocNodeGetParams(node, &mut params);
+                let device = asked.ok().and_then(|()| params.pool.location.device());
+                one(device.and_then(LocalDevice::of))
+            }
+            CU_GRAPH_NODE_TYPE_GRAPH => {
+                let mut child = CUgraph::NULL;
+                let asked = driver::cuGraphChildGraphNodeGetGraph(node, &mut child);
+                asked.map_or(DeviceSet::default(), |()| {
+                    self.of_graph(process, child, depth + 1)
+                })
+            }
+            CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+                let bodies = self.bodies.read().get(&node.0.addr()).cloned();
+                let bodies = bodies.into_iter().flatten();
+                bodies
+                    .map(|body| CUgraph(std::ptr::with_exposed_provenance_mut(body)))
+                    .map(|body| self.of_graph(process, body, depth + 1))
+                    .fold(DeviceSet::default(), DeviceSet::and)
+            }
+            _ => DeviceSet::default(),
+        }
+    }
+
+    fn of_kernel(&self, process: &Process, node: CUgraphNode) -> Option<LocalDevice> {
+        // Of drivers before CUDA 12, which have neither kernels without a context nor room for them.
+        let mut words = [0; NODE_WORDS];
+        driver::cuGraphKernelNodeGetParams_v2(node, &mut words)
+            .or_else(|_| driver::cuGraphKernelNodeGetParams(node, &mut words))
+            .ok()?;
+        if words[FUNCTION] == 0 {
+            return of_context(process, words[CONTEXT]);
+        }
+        let module = module_of(CUfunction(std::ptr::with_exposed_provenance_mut(words[FUNCTION])))?;
+        self.modules.read().get(&module.0.addr()).copied()
+    }
+}
+
+/// Room for the parameters of any node that is asked for them.
+pub(crate) const NODE_WORDS: usize = 32;
+/// Where in `CUDA_KERNEL_NODE_PARAMS`, in words.
+const FUNCTION: usize = 0;
+const CONTEXT: usize = 8;
+
+fn of_context(process: &Process, number: usize) -> Option<LocalDevice> {
+    let handle = CUcontext(std::ptr::with_exposed_provenance_mut(number));
+    Some(process.contexts.find(handle)?.local)
+}
+
+fn module_of(function: CUfunction) -> Option<CUmodule> {
+    let mut module = CUmodule::NULL;
+    driver::cuFuncGetModule(&mut module, function).ok()?;
+    Some(module)
+}
+
+fn current_device() -> Option<LocalDevice> {
+    let mut device = 0;
+    driver::cuCtxGetDevice(&mut device).ok()?;
+    LocalDevice::of(device)
+}
+
+fn note(process: &Process, module: CUmodule) {
+    if let Some(local) = current_device() {
+        process.reach.modules.write().insert(module.0.addr(), local);
+    }
+}
+
+/// `cuModuleLoad` and its like, and `cuLibraryGetModule`: the module is the current context's.
+pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
+    next()?;
+    if let (Some(process), Some(module)) = (process::get(), written(module)) {
+        note(process, module);
+    }
+    Ok(())
+}
+
+/// `cuKernelGetFunction`: the function is the current context's, and in a module of it.
+pub(crate) fn get_function(function: *const CUfunction, next: Next<'_>) -> CUresult {
+    next()?;
+    if let (Some(process), Some(function)) = (process::get(), written(function))
+        && let Some(module) = module_of(function)
+    {
+        note(process, module);
+    }
+    Ok(())
+}
+
+/// `cuModuleUnload`.
+pub(crate) fn unload(module: CUmodule, next: Next<'_>) -> CUresult {
+    let Some(process) = process::get() else {
+        return next();
+    };
+    // Before the driver, which may give the handle to another at once.
+    let known = process.reach.modules.write().remove(&module.0.addr());
+    let result = next();
+    if let (Err(_), Some(known)) = (result, known) {
+        process.reach.modules.write().insert(module.0.addr(), known);
+    }
+    result
+}
+
+/// `cuGraphAddNode`: a conditional node is given graphs of its own.
+pub(crate) fn add(node: *const CUgraphNode, params: *const CUgraphNodeParams, next: Next<'_>) -> CUresult {
+    next()?;
+    let is_conditional = given(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL);
+    if let (true, Some(process), Some(node)) = (is_conditional, process::get(), written(node))
+        && let Some(params) = written(params.cast::<CUDA_CONDITIONAL_NODE_PARAMS>())
+    {
+        let bodies = given_list(params.graphs, params.size);
+        let bodies = bodies.iter().map(|body| body.0.expose_provenance()).collect();
+        process.reach.bodies.write().insert(node.0.addr(), bodies);
+    }
+    Ok(())
+}
+
+/// `cuGraphDestroy`.
+pub(crate) fn destroy(graph: CUgraph, next: Next<'_>) -> CUresult {
+    let Some(process) = process::get() else {
+        return next();
+    };
+    // Before the driver, which may give the handle to another at once.
+    let known = process.reach.captured.write().remove(&graph.0.addr());
+    let result = next();
+    if let (Err(_), Some(known)) = (result, known) {
+        process.reach.captured.write().insert(graph.0.addr(), known);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_launches_what_does_work_elsewhere_feeds_that_device_and_not_its_own() {
+        let [zero, one, two] = [0, 1, 2].map(|device| LocalDevice::of(device).unwrap());
+        let reach = Reach::default();
+        reach.launch(DeviceSet::one(zero).and(DeviceSet::one(one)), || Some(one));
+        assert!(reach.is_feeder(one, |local| local == zero));
+        assert!(!reach.is_feeder(one, |local| local == one || local == two));
+        assert!(!reach.is_feeder(zero, |_| true));
+        assert_eq!(DeviceSet(0b101).iter().collect::<Vec<_>>(), [zero, two]);
+    }
+}

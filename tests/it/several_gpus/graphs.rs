@@ -1,0 +1,74 @@
+//! Graphs that do work on other devices than the one on whose stream they are launched.
+
+use support::wait_until;
+
+use super::{Devices, gpus};
+use crate::driver::Dir;
+
+/// What `cuStreamQuery` says of a stream that has work.
+const NOT_READY: u64 = 600;
+
+#[test]
+fn a_graph_with_work_on_a_frozen_device_waits_whatever_stream_it_is_launched_on() {
+    let mount = gpus(2);
+    let mut devices = Devices::start(&mount);
+    devices.contexts(2);
+    let dir = Dir::of(&mount, devices.0.pid());
+    let (frozen, other) = (dir.gpu(0), dir.gpu(1));
+    let waits = || frozen.key("compute.stat", "nr_frozen");
+    let there = devices.ok("alloc 4096");
+    let stream = devices.ok("stream 1");
+    devices.ok("current 0");
+    let here = devices.ok("alloc 4096");
+    devices.ok("current 1");
+    let beside = devices.ok("graph kernel 1");
+    let beside_too = devices.ok(&format!("graph captured 1 {stream}"));
+
+    for graph in [
+        "kernel 0".to_owned(),
+        "kernel 10".to_owned(),
+        "named 0".to_owned(),
+        "library 10".to_owned(),
+        format!("captured 10 {stream}"),
+        format!("fill {here}"),
+        format!("copy {here}{there}"),
+        format!("copy {there}{here}"),
+        "child-kernel 0".to_owned(),
+        "if-kernel 10".to_owned(),
+        format!("if-fill {here}"),
+    ] {
+        let number = devices.ok(&format!("graph {graph}"));
+        frozen.write("compute.freeze", 1);
+        wait_until("it stands still", || frozen.is_frozen());
+        let waited = waits();
+        devices.ok(&format!("launch {beside} {stream}"));
+        devices.ok(&format!("launch {beside_too} {stream}"));
+        devices.ok("sync");
+        assert_eq!(waits(), waited, "{graph}: the other device goes on");
+        assert!(!other.is_frozen(), "{graph}");
+
+        devices.0.say(&format!("launch {number} {stream}"));
+        wait_until("it waits", || waits() > waited);
+        assert!(frozen.is_frozen(), "{graph}");
+        assert_eq!(devices.0.line_now(), None, "{graph}");
+        frozen.write("compute.freeze", 0);
+        assert_eq!(devices.0.line().as_deref(), Some("0"), "{graph}");
+        devices.ok("sync");
+        assert_eq!(waits(), waited + 1, "{graph}");
+    }
+}
+
+#[test]
+fn a_device_is_not_frozen_before_a_graph_has_ended_there_that_another_devices_stream_has_launched() {
+    let mount = gpus(2);
+    let mut devices = Devices::start(&mount);
+    devices.contexts(2);
+    let dir = Dir::of(&mount, devices.0.pid());
+    let stream = devices.ok("stream 1");
+    let graph = devices.ok("graph kernel 0 null 1000000");
+    devices.ok(&format!("launch {graph} {stream}"));
+    dir.gpu(0).write("compute.freeze", 1);
+    assert_eq!(devices.ask(&format!("query {stream}")), [NOT_READY]);
+    wait_until("it stands still", || dir.gpu(0).is_frozen());
+    assert_eq!(devices.ask(&format!("query {stream}")), [0]);
+}
