@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use fuser::{FileHandle, INodeNo, ReplyData};
 
+use super::adapter::{guarded, slice};
 use super::nodes::Nodes;
-use super::{guarded, slice};
 
 /// Between two looks for an answer: it takes a process about that long.
 const PAUSE: Duration = Duration::from_micros(100);

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use tracing::{debug, warn};
 
-use super::Adapter;
+use super::adapter::Adapter;
 use super::forget::{Forgetter, RESEND, notification};
 use crate::keep::Slots;
 use crate::process;

@@ -1,6 +1,7 @@
 //! Joining and leaving, and what stays.
 
 mod groups;
+mod lasting;
 mod legacy;
 mod peaks;
 mod requests;

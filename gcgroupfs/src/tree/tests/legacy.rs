@@ -1,6 +1,6 @@
 //! Counts of processes that end while no daemon runs.
 
-use super::groups::kept;
+use super::lasting::kept;
 use super::*;
 use crate::tree::leave_to_groups;
 

@@ -1,0 +1,393 @@
+//! The kernel's requests, one callback each.
+//!
+//! None waits for anything but the tree's lock, and none touches the mount: it would wait for itself.
+
+use std::ffi::OsStr;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
+    Request, TimeOrNow, WriteFlags,
+};
+
+use super::announce::{Announcer, Disguise};
+use super::ask::{self, Asks};
+use super::invalidate::Invalidator;
+use super::nodes::{BLOCK, LONG, Nodes};
+use super::store::Stores;
+use crate::error::{Error, Result};
+use crate::tree::Caller;
+
+/// Longest write(2) that reaches us in one piece, bytes. Must exceed the longest command, or the kernel would cut an
+/// overlong one into several that are not.
+const MAX_WRITE: u32 = 128 << 10;
+
+pub(super) struct Adapter {
+    pub(super) nodes: Arc<Nodes>,
+    pub(super) invalidator: Arc<Invalidator>,
+    pub(super) announcer: Arc<Announcer>,
+    pub(super) stores: Stores,
+    pub(super) asks: Asks,
+}
+
+/// Runs the body of a callback. A panic in it must not take the loop down: it is the client's EIO.
+pub(super) fn guarded<T>(body: impl FnOnce() -> Result<T>) -> std::result::Result<T, Errno> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(result) => result.map_err(|error| Errno::from_i32(error.errno())),
+        Err(_) => Err(Errno::EIO),
+    }
+}
+
+fn caller(request: &Request) -> Caller {
+    Caller {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+    }
+}
+
+/// Whether the kernel has sent the request before, to a daemon that has left it unanswered: `FUSE_UNIQUE_RESEND` in
+/// include/uapi/linux/fuse.h.
+fn is_again(request: &Request) -> bool {
+    u64::from(request.unique()) >> 63 != 0
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Each is an optimisation, and a kernel without it does without.
+        for capability in [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_ATOMIC_O_TRUNC] {
+            let _ = config.add_capabilities(capability);
+        }
+        config
+            .set_max_write(MAX_WRITE)
+            .map(drop)
+            .map_err(|_| io::ErrorKind::Unsupported.into())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if let Some(disguise) = self.announcer.disguise(request, parent, name) {
+            return match disguise.found() {
+                Ok(ino) => reply.entry(&Duration::ZERO, &self.nodes.bare_directory(ino), Generation(0)),
+                Err(error) => reply.error(errno(&error)),
+            };
+        }
+        match guarded(|| self.nodes.lookup(parent, name)) {
+            Ok((node, ttl, attr)) => {
+                if self.nodes.is_events(node) {
+                    self.announcer
+                        .known
+                        .look_up(attr.ino, self.nodes.nr_changes(attr.ino));
+                }
+                let is_fresh = self.announcer.is_fresh(node);
+                let remembered = if is_fresh { &Duration::ZERO } else { &LONG };
+                reply.entry_with_ttls(&ttl, remembered, &attr, Generation(0));
+                // Had the directory gone between look-up and reply, nothing would tell the kernel a second time.
+                if self.nodes.is_gone(node) {
+                    self.invalidator.forget(parent, name, node);
+                }
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, nr_lookups: u64) {
+        self.announcer.known.forget(ino, nr_lookups);
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match guarded(|| self.nodes.attributes(self.nodes.node(ino)?)) {
+            Ok((ttl, attr)) => reply.attr(&ttl, &attr),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// Size and times are accepted and nothing is done: `echo 1 > file` truncates first. Mode and owner are changed of
+    /// the root's and of groups' directories alone.
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        _size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        if mode.is_none() && uid.is_none() && gid.is_none() {
+            return match guarded(|| self.nodes.attributes(self.nodes.node(ino)?)) {
+                Ok((ttl, attr)) => reply.attr(&ttl, &attr),
+                Err(errno) => reply.error(errno),
+            };
+        }
+        let (caller, invalidator) = (caller(request), self.invalidator.clone());
+        self.stores.push(move |nodes| {
+            let changed = guarded(|| nodes.set_access(caller, ino, (uid, gid), mode));
+            match changed {
+                Ok((ttl, attr)) => {
+                    // Before the answer: who gives a directory away may open its files next.
+                    invalidator.change(nodes.below(ino));
+                    reply.attr(&ttl, &attr);
+                }
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match guarded(|| self.nodes.open(caller(request), ino, flags)) {
+            // Contents change at any time, so no page is kept; nothing is ever committed by close(2).
+            Ok(handle) => reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match guarded(|| self.nodes.ask(ino, offset)) {
+            Ok(Some(patience)) => self.asks.push(ino, handle, size, patience, reply),
+            // What is wrong, reading says too.
+            Ok(None) | Err(_) => ask::answer(&self.nodes, ino, handle, offset, size, reply),
+        }
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        _offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let (caller, data) = (caller(request), Box::<[u8]>::from(data));
+        self.stores.push(
+            move |nodes| match guarded(|| nodes.write(caller, ino, handle, &data)) {
+                // Not longer than a page, or it would have been refused.
+                Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(0)),
+                Err(errno) => reply.error(errno),
+            },
+        );
+    }
+
+    fn poll(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        notifier: PollNotifier,
+        _: PollEvents,
+        _: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        match guarded(|| self.nodes.poll(ino, handle, notifier)) {
+            Ok(events) => reply.poll(events),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.nodes.handles.close_file(handle);
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let uid = request.uid();
+        match guarded(|| self.nodes.handles.open_dir(uid, ino, self.nodes.entries(ino)?)) {
+            Ok(handle) => reply.opened(handle, FopenFlags::empty()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// Cookies are positions in the snapshot, so no entry comes twice and none is missed.
+    fn readdir(&self, _: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let Ok(entries) = guarded(|| match self.nodes.handles.entries(handle, ino, offset == 0) {
+            Some(entries) => Ok(entries),
+            // Rewound: a new snapshot.
+            None => Ok(self
+                .nodes
+                .handles
+                .keep_entries(handle, ino, self.nodes.entries(ino)?)),
+        }) else {
+            return reply.error(Errno::ENODEV);
+        };
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (position, entry) in entries.iter().enumerate().skip(start) {
+            if reply.add(entry.ino, position as u64 + 1, entry.kind, &*entry.name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.nodes.handles.close_dir(handle);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        reply.statfs(0, 0, 0, 0, 0, BLOCK, 255, BLOCK);
+    }
+
+    fn create(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
+        reply.error(errno(&Error::NoCreate));
+    }
+
+    fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, mode: u32, _: u32, _: u32, reply: ReplyEntry) {
+        let regular = mode & libc::S_IFMT == libc::S_IFREG;
+        reply.error(errno(if regular {
+            &Error::NoCreate
+        } else {
+            &Error::FixedShape
+        }));
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        if let Some(disguise) = self.announcer.disguise(request, parent, name) {
+            let made = match disguise {
+                Disguise::Absent => guarded(|| self.nodes.lookup(parent, name)),
+                Disguise::Present(_) => Err(errno(&Error::Exists)),
+            };
+            return match made {
+                Ok((_, ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
+                Err(errno) => reply.error(errno),
+            };
+        }
+        let (caller, name, again) = (caller(request), name.to_owned(), is_again(request));
+        self.stores.push(move |nodes| {
+            match guarded(|| nodes.make_group(caller, parent, &name, mode, again)) {
+                Ok((ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        match self.announcer.disguise(request, parent, name) {
+            // Had the name a new owner, the kernel would take this to be about that one.
+            Some(Disguise::Present(_)) if self.nodes.is_absent(parent, name) => return reply.ok(),
+            Some(_) => return reply.error(errno(&Error::FixedShape)),
+            None => {}
+        }
+        let (name, again) = (name.to_owned(), is_again(request));
+        self.stores.push(
+            move |nodes| match guarded(|| nodes.remove_group(parent, &name, again)) {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            },
+        );
+    }
+
+    fn symlink(&self, _: &Request, _: INodeNo, _: &OsStr, _: &Path, reply: ReplyEntry) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        reply.error(errno(&Error::FixedShape));
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: &OsStr,
+        _: INodeNo,
+        _: &OsStr,
+        _: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(errno(&Error::FixedShape));
+    }
+}
+
+fn errno(error: &Error) -> Errno {
+    Errno::from_i32(error.errno())
+}
+
+/// At most `size` bytes from `offset` on; past the end there are none.
+pub(super) fn slice(text: &[u8], offset: u64, size: u32) -> &[u8] {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
+    let end = start.saturating_add(size as usize).min(text.len());
+    &text[start..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_past_the_end_is_empty() {
+        assert_eq!(slice(b"hello", 0, 4096), b"hello");
+        assert_eq!(slice(b"hello", 1, 3), b"ell");
+        assert_eq!(slice(b"hello", 5, 4096), b"");
+        assert_eq!(slice(b"hello", u64::MAX, u32::MAX), b"");
+        assert_eq!(slice(b"", 0, 1), b"");
+    }
+
+    #[test]
+    fn a_panic_is_an_input_output_error() {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let result = guarded(|| -> Result<()> { panic!("on purpose") });
+        std::panic::set_hook(before);
+        assert_eq!(result.map_err(Errno::code), Err(libc::EIO));
+    }
+}

@@ -1,0 +1,154 @@
+//! How far owners may go, and what survives.
+
+use super::*;
+
+const GPU: Option<&str> = Some("GPU-1");
+
+fn denied(result: Result<()>) -> bool {
+    result.is_err_and(|error| error.errno() == libc::EPERM)
+}
+
+#[test]
+fn until_root_writes_the_owner_is_free() {
+    let mut settings = Settings::default();
+    for limit in [10, NO_LIMIT, 5] {
+        settings.set_memory_limit(None, limit, false).unwrap();
+        assert_eq!(settings.memory_limit(None), limit);
+    }
+    for priority in [15, 0, 8] {
+        settings.set_priority(None, priority, false).unwrap();
+    }
+    for freeze in [true, false] {
+        settings.set_freeze(None, freeze, false).unwrap();
+    }
+}
+
+#[test]
+fn an_owner_tightens_and_undoes_but_stays_within_roots_last_value() {
+    let mut settings = Settings::default();
+    settings.set_memory_limit(GPU, 100, true).unwrap();
+    settings.set_memory_limit(GPU, 50, false).unwrap();
+    settings.set_memory_limit(GPU, 100, false).unwrap();
+    assert!(denied(settings.set_memory_limit(GPU, 101, false)));
+    assert_eq!(settings.memory_limit(GPU), 100);
+    settings.set_memory_limit(GPU, 200, true).unwrap();
+    settings.set_memory_limit(GPU, 150, false).unwrap();
+
+    settings.set_priority(None, 10, true).unwrap();
+    settings.set_priority(None, 12, false).unwrap();
+    settings.set_priority(None, 10, false).unwrap();
+    assert!(denied(settings.set_priority(None, 9, false)));
+
+    settings
+        .set_compute_max(None, 20_000, Some(50_000), true)
+        .unwrap();
+    settings.set_compute_max(None, 10_000, None, false).unwrap();
+    settings.set_compute_max(None, 20_000, None, false).unwrap();
+    assert!(denied(settings.set_compute_max(None, 20_001, None, false)));
+    assert!(denied(settings.set_compute_max(None, NO_LIMIT, None, false)));
+    settings.set_compute_max(GPU, NO_LIMIT, None, false).unwrap();
+
+    settings.set_freeze(None, true, true).unwrap();
+    settings.set_freeze(None, true, false).unwrap();
+    assert!(denied(settings.set_freeze(None, false, false)));
+    assert!(settings.freeze(None));
+    settings.set_freeze(None, false, true).unwrap();
+    settings.set_freeze(None, true, false).unwrap();
+    settings.set_freeze(None, false, false).unwrap();
+}
+
+#[test]
+fn a_priority_on_a_device_is_bound_by_roots_for_the_process_and_the_other_way_round() {
+    let mut settings = Settings::default();
+    settings.set_priority(None, 10, true).unwrap();
+    assert!(denied(settings.set_priority(GPU, 9, false)));
+    settings.set_priority(GPU, 12, true).unwrap();
+    assert!(denied(settings.set_priority(None, 11, false)));
+    settings.set_priority(None, 13, false).unwrap();
+    assert_eq!(
+        (settings.own_priority(GPU), settings.own_priority(None)),
+        (None, Some(13))
+    );
+    assert!(denied(settings.set_priority(GPU, 11, false)));
+}
+
+#[test]
+fn a_priority_for_the_process_replaces_those_of_its_devices() {
+    let mut settings = Settings::default();
+    settings.set_priority(GPU, 3, false).unwrap();
+    assert_eq!(
+        (settings.own_priority(None), settings.own_priority(GPU)),
+        (None, Some(3))
+    );
+    settings.set_priority(None, 5, false).unwrap();
+    assert_eq!(
+        (settings.own_priority(None), settings.own_priority(GPU)),
+        (Some(5), None)
+    );
+}
+
+#[test]
+fn freezes_of_process_and_device_hold_side_by_side() {
+    let mut settings = Settings::default();
+    settings.set_freeze(None, true, true).unwrap();
+    settings.set_freeze(GPU, true, false).unwrap();
+    settings.set_freeze(GPU, false, false).unwrap();
+    assert!(settings.freeze(None));
+}
+
+#[test]
+fn wishes_stay_within_roots_word() {
+    let mut settings = Settings::default();
+    settings.set_memory_limit(None, 100, true).unwrap();
+    settings.set_priority(None, 10, true).unwrap();
+    settings.wish(&Hello {
+        memory_limit: 101,
+        priority: 12,
+        ..Hello::PLAIN
+    });
+    assert_eq!((settings.memory_limit(None), settings.priority(None)), (100, 12));
+}
+
+#[test]
+fn settings_survive_json() {
+    let mut settings = Settings::default();
+    assert_eq!(serde_json::to_string(&settings).unwrap(), "{}");
+    assert!(settings.is_default());
+    settings.set_memory_limit(None, NO_LIMIT, true).unwrap();
+    settings.set_priority(GPU, 3, false).unwrap();
+    settings.set_freeze(None, true, false).unwrap();
+    settings.set_compute_max(GPU, 5_000, Some(10_000), true).unwrap();
+    settings.set_policy(Policy::Strict);
+    let json = serde_json::to_string(&settings).unwrap();
+    assert_eq!(
+        serde_json::from_str::<Settings>(&json).unwrap(),
+        settings,
+        "{json}"
+    );
+    assert!(!settings.is_default());
+}
+
+#[test]
+fn senseless_wishes_are_none() {
+    let hello = Hello {
+        priority: 16,
+        freeze: 7,
+        ..Hello::PLAIN
+    };
+    assert_eq!(Settings::wished(&hello), Settings::default());
+    let hello = Hello {
+        memory_limit: 1,
+        priority: 15,
+        freeze: 1,
+        ..Hello::PLAIN
+    };
+    let settings = Settings::wished(&hello);
+    assert_eq!(
+        (
+            settings.memory_limit(None),
+            settings.own_priority(None),
+            settings.freeze(None)
+        ),
+        (1, Some(15), true)
+    );
+}
