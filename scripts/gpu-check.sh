@@ -13,6 +13,7 @@ case " $* " in
     *) [ -x "$DIST/bin/gcgroupfs" ] || { echo "gpu-check.sh: nothing built in $DIST" >&2; exit 2; } ;;
 esac
 tmp=$(mktemp -d) || exit 2
+# shellcheck disable=SC2317  # called by the trap
 finish() {
     status=$?
     trap - EXIT
