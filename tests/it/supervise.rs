@@ -2,11 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};
-use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use nix::mount::{MntFlags, umount2};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{Config, DEADLINE, Mount, wait_for, wait_until};
@@ -185,6 +184,29 @@ fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
     assert_eq!(governed_pids(&mount), [stays.pid()]);
 }
 
+/// Sleeps until the file has changed. (Unlike poll(2), it does not look once more in the end.)
+fn watch(file: &File) -> Epoll {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("there is room");
+    epoll
+        .add(file, EpollEvent::new(EpollFlags::EPOLLPRI, 0))
+        .expect("can be polled");
+    epoll
+}
+
+/// Sleeps until it says that all work has drained.
+#[track_caller]
+fn sleep_until_frozen(epoll: &Epoll, mut file: &File) {
+    let deadline = EpollTimeout::try_from(DEADLINE).expect("fits");
+    let mut text = String::new();
+    while !text.contains("frozen 1") {
+        let woken = epoll.wait(&mut [EpollEvent::empty()], deadline);
+        assert_eq!(woken, Ok(1), "in vain");
+        text.clear();
+        file.rewind().expect("seeks");
+        file.read_to_string(&mut text).expect("reads");
+    }
+}
+
 #[test]
 fn who_was_asleep_is_woken_by_the_next_daemon() {
     let mount = supervised();
@@ -193,20 +215,7 @@ fn who_was_asleep_is_woken_by_the_next_daemon() {
     let mut events = File::open(dir.path().join("gcgroup.events")).expect("opens");
     open_text(&mut events);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            let mut events = &events;
-            loop {
-                let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
-                let ready = poll(&mut fds, PollTimeout::try_from(DEADLINE).expect("fits")).expect("polls");
-                assert_eq!(ready, 1, "in vain");
-                let mut text = String::new();
-                events.rewind().expect("seeks");
-                events.read_to_string(&mut text).expect("reads");
-                if text.contains("frozen 1") {
-                    return;
-                }
-            }
-        });
+        let waiting = scope.spawn(|| sleep_until_frozen(&watch(&events), &events));
         for _ in 0..3 {
             kill9(&mount);
             dir.read("gcgroup.events");
@@ -214,6 +223,25 @@ fn who_was_asleep_is_woken_by_the_next_daemon() {
         dir.write("compute.freeze", 1);
         waiting.join().expect("no panic");
     });
+}
+
+#[test]
+fn what_others_open_and_close_after_a_kill_is_not_what_was_open_before() {
+    let mount = supervised();
+    let shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    let path = dir.path().join("gcgroup.events");
+    let mut events = File::open(&path).expect("opens");
+    open_text(&mut events);
+    kill9(&mount);
+    let others: Vec<_> = (0..16).map(|_| File::open(&path).expect("opens")).collect();
+    open_text(&mut events);
+    let epoll = watch(&events);
+    drop(others);
+    // Answered after those have been closed.
+    dir.read("gcgroup.events");
+    dir.write("compute.freeze", 1);
+    sleep_until_frozen(&epoll, &events);
 }
 
 #[test]

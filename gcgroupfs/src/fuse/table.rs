@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 
@@ -21,9 +22,16 @@ impl<T> Default for Table<T> {
         Self {
             open: HashMap::new(),
             by_uid: HashMap::new(),
-            last: 0,
+            last: beginning(),
         }
     }
+}
+
+/// Where the numbers begin: in each daemon somewhere else, or one would be given that a predecessor gave, and that somebody
+/// has open whom we have not heard of yet. What closes the one would close the other.
+fn beginning() -> u32 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u32::try_from(since.as_micros() & u128::from(u32::MAX)).unwrap_or_default()
 }
 
 /// Whose a handle is.
