@@ -1,6 +1,7 @@
 """What the driver answers that its documentation leaves open: which function a look-up gives, and what memory of
 each kind really takes."""
 import ctypes
+import functools
 import math
 import pathlib
 import re
@@ -170,7 +171,7 @@ def pools(driver, sim):
         note(f"trim {keep}")
     driver.cuMemPoolDestroy(pool)
     reserved = [row["reserved"] for row in rows]
-    return {"steps": rows, "granularity": math.gcd(*reserved),
+    return {"steps": rows, "granularity": functools.reduce(math.gcd, reserved),
             "grown_by": sorted({b - a for a, b in zip(reserved, reserved[1:]) if b > a})}
 
 
