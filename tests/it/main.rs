@@ -39,6 +39,8 @@ mod faults;
 #[cfg(test)]
 mod freeze;
 #[cfg(test)]
+mod gated;
+#[cfg(test)]
 mod gpu_check;
 #[cfg(test)]
 mod gpu_check_ended;

@@ -125,6 +125,8 @@ fn a_frozen_launch_of_a_graph_that_allocates_waits() {
     dir.write("compute.freeze", 1);
     support::wait_until("it is drained", || dir.is_frozen());
     calls.tell("call cuGraphLaunch $exec $stream");
+    support::wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
+    assert_eq!(dir.key("compute.stat", "nr_graphs"), 0);
     dir.write("compute.freeze", 0);
     assert_eq!(calls.line(), "ok");
     assert_eq!(dir.key("compute.stat", "nr_graphs"), 1);

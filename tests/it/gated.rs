@@ -1,0 +1,122 @@
+//! Each function that the report calls gated, one by one: a freeze holds it, and a thaw lets it go to the driver. Those
+//! that must not be held are not.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use support::{Governed, Mount, c_program, repository, wait_until};
+
+use crate::calls::Calls;
+use crate::driver::Dir;
+
+/// The names below a heading of `hook/COVERAGE.md`.
+fn reported(heading: &str) -> Vec<String> {
+    let report = std::fs::read_to_string(repository().join("hook/COVERAGE.md")).unwrap();
+    report
+        .lines()
+        .skip_while(|line| *line != format!("## {heading}"))
+        .skip(1)
+        .take_while(|line| !line.starts_with("## "))
+        .filter_map(|line| line.strip_prefix("- ").map(str::to_owned))
+        .collect()
+}
+
+fn start(command: impl FnOnce(&std::path::Path) -> Command) -> Governed {
+    let mut program = Governed::spawn(command(&c_program("at_once.c", &["-ldl", "-pthread"])));
+    program.expect("ready");
+    program
+}
+
+/// What so many calls answer, by name.
+fn answers(program: &mut Governed, count: usize) -> BTreeMap<String, i32> {
+    let lines = std::iter::from_fn(|| program.line()).filter(|line| !line.starts_with("called "));
+    lines
+        .take(count)
+        .map(|line| {
+            let (name, code) = line.split_once(' ').expect("two words");
+            (name.to_owned(), code.parse().expect("a code"))
+        })
+        .collect()
+}
+
+#[test]
+fn a_freeze_holds_each_gated_function_and_a_thaw_lets_it_go() {
+    let mount = Mount::new();
+    let names = reported("gated");
+    assert!(names.len() > 100, "{names:?}");
+    let mut program = start(|path| mount.command(path));
+    let dir = Dir::of(&mount, program.pid());
+    dir.write("compute.freeze", 1);
+    wait_until("it is frozen", || dir.key("gcgroup.events", "frozen") == 1);
+    for (before, name) in names.iter().enumerate() {
+        program.say(name);
+        program.expect(&format!("called {name}"));
+        wait_until(&format!("{name} waits"), || {
+            dir.key("compute.stat", "nr_frozen") == before as u64 + 1
+        });
+    }
+    assert_eq!(program.line_now(), None, "none has returned");
+    dir.write("compute.freeze", 0);
+    let governed = answers(&mut program, names.len());
+    let mut bare = start(|path| mount.bare_command(path));
+    names.iter().for_each(|name| bare.say(name));
+    assert_eq!(governed, answers(&mut bare, names.len()));
+}
+
+#[test]
+fn a_freeze_holds_nothing_that_another_process_may_wait_for() {
+    let mount = Mount::new();
+    let mut program = start(|path| mount.command(path));
+    let dir = Dir::of(&mount, program.pid());
+    dir.write("compute.freeze", 1);
+    wait_until("it is frozen", || dir.key("gcgroup.events", "frozen") == 1);
+    for name in [
+        "cuSignalExternalSemaphoresAsync",
+        "cuSignalExternalSemaphoresAsync_ptsz",
+        "cuWaitExternalSemaphoresAsync",
+        "cuWaitExternalSemaphoresAsync_ptsz",
+        "cuEventRecord",
+        "cuEventRecord_ptsz",
+        "cuStreamWaitEvent",
+        "cuStreamWriteValue32_v2",
+        "cuStreamBatchMemOp_v2",
+        "cuGraphUpload",
+        "cuStreamQuery",
+        "cuEventQuery",
+    ] {
+        program.say(name);
+        program.expect(&format!("{name} "));
+    }
+    assert_eq!(dir.key("compute.stat", "nr_frozen"), 0);
+}
+
+#[test]
+fn what_is_captured_is_neither_held_nor_counted_until_its_graph_is_launched() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok("cuMemAlloc_v2 &block 4096");
+    calls.ok("cuStreamCreate &stream 1");
+    let counts =
+        || ["nr_launches", "nr_graphs", "nr_copies", "nr_frozen"].map(|key| dir.key("compute.stat", key));
+    let before = counts();
+    calls.ok("cuStreamBeginCapture_v2 $stream 0");
+    dir.write("compute.freeze", 1);
+    calls.ok("cuMemsetD8Async $block 7 4096 $stream");
+    calls.ok("cuMemcpyAsync $block $block 4096 $stream");
+    // Who froze waits for the end of a capture, which can wait for nobody.
+    assert!(!dir.is_frozen());
+    calls.ok("cuStreamEndCapture $stream &graph");
+    wait_until("it is frozen", || dir.is_frozen());
+    calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
+    calls.ok("cuGraphUpload $exec $stream");
+    assert_eq!(counts(), before);
+    calls.tell("call cuGraphLaunch $exec $stream");
+    wait_until("the launch waits", || {
+        dir.key("compute.stat", "nr_frozen") == before[3] + 1
+    });
+    dir.write("compute.freeze", 0);
+    assert_eq!(calls.line(), "ok");
+    let [launches, graphs, copies, _] = counts();
+    assert_eq!([launches, graphs, copies], [before[0], before[1] + 1, before[2]]);
+}
