@@ -262,12 +262,8 @@ impl Passing<'_> {
         let patience = (2 * window).max(PATIENCE).max(2 * longest);
         let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
         let captures = &self.process.contexts.captures;
-        while matches!(
-            Gate::from_word(control.gate.load(Relaxed)),
-            Gate::Arbitrate | Gate::Throttled
-        ) && !process::is_exiting()
-            && !captures.is_any()
-        {
+        // Who is to wait for something else now is told by `enter`.
+        while control.gate.load(Relaxed) == word && !process::is_exiting() && !captures.is_any() {
             let waited = sys::now().saturating_sub(began);
             if waited >= patience {
                 self.credit = true;
@@ -276,9 +272,15 @@ impl Passing<'_> {
             }
             let nap = nap(nanoseconds).min(patience - waited);
             doze(&control.gate, word, Duration::from_nanos(nap));
+            let is_disturbed = [word, control.gate.load(Relaxed)].contains(&(Gate::Throttled as u32));
             let context = self.process.contexts.numbered(self.bound.context());
-            let place = self
-                .with_window(|places| places.place(context.as_ref(), self.what, stream, window, sys::now()));
+            let place = self.with_window(|places| {
+                let now = sys::now();
+                if is_disturbed {
+                    places.disturb(now);
+                }
+                places.place(context.as_ref(), self.what, stream, window, now)
+            });
             match place {
                 Place::Free => return,
                 Place::Taken(left) => nanoseconds = left,
@@ -294,6 +296,7 @@ impl Passing<'_> {
             let word = control.gate.load(Relaxed);
             if Gate::from_word(word) != Gate::Throttled || process::is_exiting() {
                 self.timeouts = 0;
+                self.with_window(|places| places.disturb(sys::now()));
                 return;
             }
             let told = u64::from(control.patience_usec.load(Relaxed)) * 1000;
@@ -308,7 +311,10 @@ impl Passing<'_> {
         drop(waiting);
         self.timeouts += 1;
         usage.gate_timeouts.fetch_add(1, Relaxed);
-        let batch = self.with_window(|places| places.batch(self.what, window(control)));
+        let batch = self.with_window(|places| {
+            places.disturb(sys::now());
+            places.batch(self.what, window(control))
+        });
         self.bound.side.credit.store(batch, Relaxed);
     }
 }

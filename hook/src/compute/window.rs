@@ -3,7 +3,9 @@
 //! The thread marks its streams every quarter of a window, and does not submit while what it has queued would, with the
 //! new submission, take longer than the window (or, where a submission takes longer than that by itself, while more than
 //! three quarters of a window are left of what is queued). So whoever is more important waits for a window or for one submission,
-//! whichever is longer. How long a submission takes is learnt from when marks pass.
+//! whichever is longer. How long a submission takes is learnt from when marks pass. Until the first of a sort has passed,
+//! which may be as long as it likes, nothing is queued behind it. What ran while somebody more important had the device
+//! has shared it, and does not count for longer than was thought.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,6 +20,10 @@ const GUESS: u64 = 200_000;
 const SHORTEST: u64 = 500;
 /// Where the end of one is waited for, it is looked for so much later than it is expected, rather than too early.
 const LOOK: u64 = 20_000;
+/// One that is late is looked for this often at least.
+const LATE: u64 = 150_000;
+/// How long a submission can be is told by so many of the last ones at least, and by twice as many at most.
+const SAMPLES: u32 = 32;
 /// A look this late after the last says little about when what it finds ended did end.
 const FRESH: u64 = 150_000;
 
@@ -42,8 +48,9 @@ pub(super) struct Window {
     context: u32,
     /// What a submission takes, nanoseconds, by sort.
     costs: [u64; Submission::COUNT],
-    /// The longest that one took lately.
-    longest: u64,
+    /// Whether that has been seen.
+    is_known: [bool; Submission::COUNT],
+    longest: Longest,
     in_flight: VecDeque<Batch>,
     /// Streams with submissions since their last mark.
     unmarked: Vec<(usize, Load)>,
@@ -52,6 +59,17 @@ pub(super) struct Window {
     passed_by: u64,
     /// When it was last asked.
     looked_at: u64,
+    /// Until when somebody else had the device last.
+    disturbed_until: u64,
+}
+
+/// The longest that one took lately, nanoseconds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Longest {
+    /// Of the last so many, and of as many before them.
+    last: u64,
+    count: u32,
+    before: u64,
 }
 
 /// What to do with a submission.
@@ -92,12 +110,14 @@ impl Window {
         Self {
             context: 0,
             costs: [GUESS; Submission::COUNT],
-            longest: 0,
+            is_known: [false; Submission::COUNT],
+            longest: Longest::default(),
             in_flight: VecDeque::new(),
             unmarked: Vec::new(),
             passed_at: 0,
             passed_by: 0,
             looked_at: 0,
+            disturbed_until: 0,
         }
     }
 
@@ -118,7 +138,11 @@ impl Window {
         }
         self.look(now);
         let new = self.costs.get(what as usize).copied().unwrap_or(GUESS);
-        let limit = window.saturating_sub(new).max(window * 3 / 4);
+        let is_known = self.is_known.get(what as usize).copied().unwrap_or(false);
+        let limit = match is_known || context.is_none() {
+            true => window.saturating_sub(new).max(window * 3 / 4),
+            false => 0,
+        };
         if self.left(now) <= limit {
             self.mark(context, stream, window / 4, now);
             return Place::Free;
@@ -160,7 +184,12 @@ impl Window {
 
     /// The longest that a submission took lately, nanoseconds.
     pub(super) fn longest(&self) -> u64 {
-        self.longest
+        self.longest.get()
+    }
+
+    /// Somebody more important has, or has just had, the device.
+    pub(super) fn disturb(&mut self, now: u64) {
+        self.disturbed_until = now;
     }
 
     /// Forgets what is in flight: it is another context's.
@@ -174,11 +203,12 @@ impl Window {
     fn left(&self, now: u64) -> u64 {
         self.queued(|batch| {
             let cost = batch.load.cost(&self.costs);
-            let longest = if batch.load.total() == 1 { self.longest } else { 0 };
-            // Late already: a moment more.
-            cost.max(longest)
-                .saturating_sub(now.saturating_sub(batch.at.max(self.passed_by)))
-                .max(cost / 16)
+            let is_one = batch.load.total() == 1;
+            let most = cost.max(if is_one { self.longest.get() } else { 0 });
+            let ran = now.saturating_sub(batch.at.max(self.passed_by));
+            // Late already: a moment more, and one that is longer than any was may be much longer.
+            let late = if is_one && ran > most { ran / 4 } else { 0 };
+            most.saturating_sub(ran).max(cost / 16).max(late)
         })
     }
 
@@ -187,13 +217,13 @@ impl Window {
         self.queued(|batch| self.expected_of(batch, now))
     }
 
-    /// What is left of a batch, if it is the one that runs. What is late is late by a little, as far as anybody knows.
+    /// What is left of a batch, if it is the one that runs. What is late is late by a little, as far as anybody knows, and
+    /// is looked for that often.
     fn expected_of(&self, batch: &Batch, now: u64) -> u64 {
         let cost = batch.load.cost(&self.costs);
         let ran = now.saturating_sub(batch.at.max(self.passed_at));
-        cost.saturating_sub(ran)
-            .max(cost / 16)
-            .max(ran.saturating_sub(cost) / 8)
+        let late = (cost / 16).max(ran.saturating_sub(cost) / 8);
+        cost.saturating_sub(ran).max(late.min(LATE))
     }
 
     fn queued(&self, left_of: impl FnOnce(&Batch) -> u64) -> u64 {
@@ -227,15 +257,23 @@ impl Window {
 
     /// A load of which nothing had passed at the last look has passed now; its first batch was marked at `began`.
     fn account(&mut self, passed: Load, began: u64, now: u64) {
+        let began_by = began.max(self.passed_by);
         let began = began.max(self.passed_at);
         let most = now.saturating_sub(began);
         let is_exact = now.saturating_sub(self.looked_at) < FRESH;
-        let least = if is_exact {
+        let least = if began < self.disturbed_until {
+            0
+        } else if is_exact {
             most
         } else {
             self.looked_at.saturating_sub(began).min(most)
         };
         self.learn(passed, least, most);
+        if passed.total() == 1 && least != 0 {
+            // Late looks must not make it longer than it was: it took until it was seen not to have passed, and a moment.
+            let seen = self.looked_at.saturating_sub(began_by);
+            self.longest.learn((seen + LATE).min(most));
+        }
         // When it passed is not known either: what comes next began there.
         self.passed_by = now;
         self.passed_at = began + passed.cost(&self.costs).clamp(least, most);
@@ -244,25 +282,19 @@ impl Window {
     /// A load took from `least` to `most` nanoseconds, the former not above the latter.
     fn learn(&mut self, load: Load, least: u64, most: u64) {
         let expected = load.cost(&self.costs).max(1);
-        if load.total() == 1 {
-            self.longest = self
-                .longest
-                .clamp(least, most)
-                .max(self.longest - self.longest / 16);
-        }
         let took = expected.clamp(least, most);
-        if took == expected {
+        if least == 0 && took == expected {
             return;
         }
-        for (cost, _) in self
-            .costs
-            .iter_mut()
-            .zip(load.counts)
-            .filter(|(_, count)| *count != 0)
-        {
+        let each = self.costs.iter_mut().zip(&mut self.is_known).zip(load.counts);
+        for ((cost, is_known), _) in each.filter(|(_, count)| *count != 0) {
             let found = u128::from(*cost) * u128::from(took) / u128::from(expected);
-            let found = u64::try_from(found).unwrap_or(u64::MAX).min(*cost * 4);
-            *cost = cost.midpoint(found).max(SHORTEST);
+            let found = u64::try_from(found).unwrap_or(u64::MAX);
+            if std::mem::replace(is_known, true) {
+                *cost = cost.midpoint(found.min(*cost * 4)).max(SHORTEST);
+            } else {
+                *cost = found.max(SHORTEST);
+            }
         }
     }
 
@@ -288,6 +320,21 @@ impl Window {
             }));
             !is_marked
         });
+    }
+}
+
+impl Longest {
+    fn get(self) -> u64 {
+        self.last.max(self.before)
+    }
+
+    /// Another took so many nanoseconds at least.
+    fn learn(&mut self, least: u64) {
+        if self.count == SAMPLES {
+            (self.before, self.last, self.count) = (self.last, 0, 0);
+        }
+        self.last = self.last.max(least);
+        self.count += 1;
     }
 }
 
@@ -336,11 +383,65 @@ mod tests {
     }
 
     #[test]
+    fn until_one_of_a_sort_has_passed_nothing_is_queued_behind_it() {
+        let context = Context::by_hand();
+        let mut window = Window::new();
+        let mut place = |window: &mut Window| window.place(Some(&context), Submission::Kernel, 1, WINDOW, 0);
+        assert_eq!(place(&mut window), Place::Free);
+        window.submit(Submission::Kernel, 1);
+        assert!(matches!(place(&mut window), Place::Taken(_)));
+        window.learn(load(1), 10_000, 10_000);
+        assert_eq!(place(&mut window), Place::Free);
+    }
+
+    #[test]
+    fn one_that_may_be_as_long_as_the_longest_is_not_nearly_done() {
+        const LONG: u64 = 10_000_000;
+        let mut window = Window::new();
+        window.learn(load(1), LONG / 10, LONG / 10);
+        window.longest.learn(LONG);
+        for _ in 0..SAMPLES {
+            window.longest.learn(LONG / 10);
+        }
+        window.in_flight.push_back(Batch {
+            mark: Context::by_hand().mark_by_hand(Sign::Word { index: 1, value: 1 }),
+            load: load(1),
+            at: 0,
+        });
+        let mut left = |ran| window.left(ran);
+        assert!(left(LONG / 10) > WINDOW, "though most are shorter");
+        assert!(left(LONG - WINDOW / 2) <= WINDOW / 2);
+        assert!(left(LONG + WINDOW) > WINDOW, "longer than any was");
+        for _ in 0..SAMPLES {
+            window.longest.learn(LONG / 10);
+        }
+        assert_eq!(window.longest(), LONG / 10, "that was long ago");
+    }
+
+    #[test]
+    fn who_has_shared_the_device_is_not_taken_to_be_long() {
+        let (mut window, mut undisturbed) = (Window::new(), Window::new());
+        for window in [&mut window, &mut undisturbed] {
+            window.learn(load(1), 1_000_000, 1_000_000);
+            window.looked_at = 10_000_000;
+        }
+        window.disturb(9_000_000);
+        window.account(load(1), 5_000_000, 10_000_000);
+        undisturbed.account(load(1), 5_000_000, 10_000_000);
+        assert_eq!((window.costs[0], window.longest()), (1_000_000, 0));
+        assert!(undisturbed.costs[0] > 2_000_000 && undisturbed.longest() == 5_000_000);
+        // What begins afterwards has it alone.
+        window.looked_at = 15_000_000;
+        window.account(load(1), 10_000_000, 15_000_000);
+        assert_eq!(window.longest(), 5_000_000);
+    }
+
+    #[test]
     fn costs_follow_what_is_seen() {
         let mut window = Window::new();
         window.learn(load(10), 1_000_000, 1_000_000);
-        assert_eq!(window.costs, [150_000, GUESS, GUESS]);
-        window.learn(load(10), 1_700_000, 1_700_000);
+        assert_eq!(window.costs, [100_000, GUESS, GUESS], "that is all that is known");
+        window.learn(load(10), 2_200_000, 2_200_000);
         assert_eq!(window.costs[0], 160_000);
         window.learn(load(10), 0, 9_000_000);
         assert_eq!(window.costs[0], 160_000, "nobody looked in between");
@@ -457,7 +558,8 @@ mod tests {
             let late: fn(u32) -> u64 = |asked| 50_000 + u64::from(asked * 7 % 13) * 10_000;
             for cost in [LONG * 8 / 10, LONG * 9 / 10, LONG, LONG * 12 / 10] {
                 let mut window = Window::new();
-                (window.costs[0], window.longest) = (cost, LONG);
+                window.costs[0] = cost;
+                window.longest.learn(LONG);
                 let mut bench = Bench::new();
                 // Learns first.
                 bench.run(&mut window, kernels.into_iter().cycle().take(20), late);
@@ -477,7 +579,7 @@ mod tests {
         let mut window = Window::new();
         window.learn(Load { counts: [0, 1, 0] }, 50_000_000, 50_000_000);
         assert_eq!((window.costs[0], window.costs[2]), (GUESS, GUESS));
-        assert!(window.costs[1] > GUESS && window.longest() == 50_000_000);
+        assert_eq!(window.costs[1], 50_000_000);
     }
 
     #[test]
