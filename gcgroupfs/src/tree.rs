@@ -325,7 +325,8 @@ impl Tree {
         if notices.is_empty() {
             return;
         }
-        for listener in self.listeners.read().iter() {
+        // What a listener does about it may have others to be told.
+        for listener in self.listeners.read_recursive().iter() {
             notices.iter().for_each(|notice| listener.notice(notice));
         }
     }

@@ -3,4 +3,4 @@
 mod groups;
 mod played;
 mod policies;
-mod world;
+pub(super) mod world;

@@ -1,7 +1,10 @@
 //! The arbiter's thread: it sleeps until something is told, or until what it has decided is over.
+//!
+//! When work has begun, others' gates must close at once, since what passes them meanwhile is in the way of that work.
+//! So whoever hears of it has the arbiter tick there and then, and only the time of the next tick is left to the thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -19,6 +22,10 @@ use crate::tree::{Listener, Notice, Opened, ProcessId, Tree};
 /// After a failure.
 const PAUSE: u64 = 1_000_000_000;
 
+/// Who hears of work leaves it to the thread if the last tick was so shortly before: however often processes ring, it
+/// keeps its hearer busy for a part of the time only.
+const OFTEN: u64 = 200_000;
+
 /// What has been told since the last tick.
 #[derive(Debug, Default)]
 struct Told {
@@ -28,42 +35,103 @@ struct Told {
     is_over: bool,
 }
 
-/// How the thread is told of something. Never waits.
 #[derive(Debug, Default)]
+struct Slate {
+    told: Told,
+    /// When there is to be a tick if nothing is told. Written with the desk locked.
+    next: Option<Time>,
+}
+
+/// What is kept from tick to tick.
+#[derive(Debug)]
+struct Desk {
+    state: State,
+    last: Time,
+}
+
+/// How the arbiter is told of something.
+#[derive(Debug)]
 pub struct Bell {
-    told: Mutex<Told>,
+    tree: Weak<Tree>,
+    /// None when there is to be no more tick.
+    desk: Mutex<Option<Desk>>,
+    slate: Mutex<Slate>,
     rung: Condvar,
 }
 
 impl Bell {
+    fn new(tree: &Arc<Tree>, settings: Settings) -> Self {
+        let desk = Desk {
+            state: State::new(settings),
+            last: 0,
+        };
+        Self {
+            tree: Arc::downgrade(tree),
+            desk: Mutex::new(Some(desk)),
+            slate: Mutex::default(),
+            rung: Condvar::new(),
+        }
+    }
+
     /// Other settings from now on.
     pub fn set(&self, settings: Settings) {
         self.tell(|told| told.settings = Some(settings));
     }
 
     fn tell(&self, what: impl FnOnce(&mut Told)) {
-        let mut told = self.told.lock();
-        what(&mut told);
-        told.has_news = true;
-        drop(told);
+        let mut slate = self.slate.lock();
+        what(&mut slate.told);
+        slate.told.has_news = true;
+        drop(slate);
         self.rung.notify_one();
     }
 
-    /// Waits for news, until `at` at most.
-    fn wait(&self, at: Option<Time>) -> Told {
-        let mut told = self.told.lock();
-        let deadline = at.map(|at| Instant::now() + Duration::from_nanos(at.saturating_sub(now())));
-        while !told.has_news {
-            match deadline {
-                Some(deadline) => {
-                    if self.rung.wait_until(&mut told, deadline).timed_out() {
-                        break;
-                    }
+    /// Waits for news, or until it is time for a tick.
+    fn wait(&self) -> Told {
+        let mut slate = self.slate.lock();
+        while !slate.told.has_news {
+            match slate.next.map(|next| next.saturating_sub(now())) {
+                Some(0) => break,
+                Some(left) => {
+                    let deadline = Instant::now() + Duration::from_nanos(left);
+                    self.rung.wait_until(&mut slate, deadline);
                 }
-                None => self.rung.wait(&mut told),
+                None => self.rung.wait(&mut slate),
             }
         }
-        std::mem::take(&mut *told)
+        std::mem::take(&mut slate.told)
+    }
+
+    /// Ticks here and now, or has the thread do so.
+    fn tick_at_once(&self) {
+        let Some(tree) = self.tree.upgrade() else { return };
+        // Who holds the desk may have seen all but this.
+        let Some(mut desk) = self.desk.try_lock() else {
+            return self.tell(|_| {});
+        };
+        match &mut *desk {
+            Some(desk) if now().saturating_sub(desk.last) >= OFTEN => self.tick(&tree, desk),
+            _ => self.tell(|_| {}),
+        }
+    }
+
+    /// The desk is locked.
+    fn tick(&self, tree: &Tree, desk: &mut Desk) {
+        desk.last = now();
+        // A fault of ours must not leave gates closed: whoever waits there can do nothing about it.
+        let next = match catch_unwind(AssertUnwindSafe(|| tick(tree, &mut desk.state))) {
+            Ok(next) => next,
+            Err(_) => {
+                error!("the arbiter has failed and begins anew");
+                desk.state = State::new(*desk.state.settings());
+                Some(now() + PAUSE)
+            }
+        };
+        let before = std::mem::replace(&mut self.slate.lock().next, next);
+        // Who sleeps for too long is woken; who wakes too early sleeps again.
+        if next.is_some_and(|next| before.is_none_or(|before| next < before)) {
+            self.rung.notify_one();
+        }
     }
 }
 
@@ -74,8 +142,8 @@ impl Listener for Bell {
             | Notice::Left { .. }
             | Notice::SettingsChanged(_)
             | Notice::GroupChanged(_)
-            | Notice::RootChanged
-            | Notice::Rung(_) => self.tell(|_| {}),
+            | Notice::RootChanged => self.tell(|_| {}),
+            Notice::Rung(_) => self.tick_at_once(),
             Notice::Watched(ids) => self.tell(|told| told.watched.extend(ids)),
             Notice::Ring(_)
             | Notice::Answered { .. }
@@ -101,13 +169,13 @@ impl Thread {
     /// # Errors
     /// Out of threads.
     pub fn start(tree: Arc<Tree>, settings: Settings) -> anyhow::Result<Self> {
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(Bell::new(&tree, settings));
         tree.listen(bell.clone());
         let thread = {
             let bell = bell.clone();
             std::thread::Builder::new()
                 .name("arbiter".to_owned())
-                .spawn(move || run(&tree, &bell, settings))
+                .spawn(move || run(&tree, &bell))
                 .context("cannot start the arbiter")?
         };
         Ok(Self {
@@ -130,30 +198,23 @@ impl Drop for Thread {
     }
 }
 
-fn run(tree: &Tree, bell: &Bell, settings: Settings) {
+fn run(tree: &Tree, bell: &Bell) {
     // Turns are short beside the 50 microseconds by which the kernel may round a sleep up; a failure costs only that.
     let _ = prctl::set_timerslack(1000);
-    let mut state = State::new(settings);
-    let mut at = None;
     loop {
-        let told = bell.wait(at);
+        let told = bell.wait();
+        let mut desk = bell.desk.lock();
         if told.is_over {
+            *desk = None;
             break;
         }
-        let now = now();
+        let Some(desk) = desk.as_mut() else { break };
         if let Some(settings) = told.settings {
-            state.set(settings);
+            desk.state.set(settings);
         }
-        told.watched.into_iter().for_each(|id| state.watch(now, id));
-        // A fault of ours must not leave gates closed: whoever waits there can do nothing about it.
-        at = match catch_unwind(AssertUnwindSafe(|| tick(tree, &mut state))) {
-            Ok(at) => at,
-            Err(_) => {
-                error!("the arbiter has failed and begins anew");
-                state = State::new(*state.settings());
-                Some(now + PAUSE)
-            }
-        };
+        let now = now();
+        told.watched.into_iter().for_each(|id| desk.state.watch(now, id));
+        bell.tick(tree, desk);
     }
     // Nobody is to wait for an arbiter that is no more; a new daemon begins anew.
     let ((), opened) = tree.arbitrate(|tree| tree.open_all());
@@ -187,4 +248,45 @@ fn now() -> Time {
     // It cannot fail for this clock.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use gcgroup_abi::Gate;
+
+    use super::*;
+    use crate::arbiter::tests::world::Play;
+    use crate::tree::fixture::ROOT;
+
+    /// There is no thread that could do it.
+    #[test]
+    fn when_a_ring_has_been_heard_the_gates_are_as_they_must_be() {
+        let play = Play::new(1);
+        let (high, low) = (play.join(100, 2), play.join(101, 10));
+        play.world.store("compute.policy", ROOT, "strict").unwrap();
+        let bell = Arc::new(Bell::new(&play.world.tree, Settings::default()));
+        play.world.tree.listen(bell.clone());
+        play.begins(low);
+        play.begins(high);
+        play.world.tree.rung(high);
+        assert_eq!(play.gate(low), Gate::Throttled);
+        assert!(bell.slate.lock().next.is_some(), "its end must be noticed");
+        assert!(!bell.slate.lock().told.has_news);
+    }
+
+    #[test]
+    fn who_rings_often_is_left_to_the_thread() {
+        let play = Play::new(1);
+        let id = play.join(100, 2);
+        let bell = Arc::new(Bell::new(&play.world.tree, Settings::default()));
+        play.world.tree.listen(bell.clone());
+        // Not at the time of a clock that a test may be too slow for.
+        bell.desk.lock().as_mut().unwrap().last = Time::MAX;
+        play.world.tree.rung(id);
+        assert!(bell.slate.lock().told.has_news);
+        *bell.desk.lock() = None;
+        bell.slate.lock().told.has_news = false;
+        play.world.tree.rung(id);
+        assert!(bell.slate.lock().next.is_none(), "there is no arbiter any more");
+    }
 }

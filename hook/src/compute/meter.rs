@@ -84,8 +84,9 @@ impl Meter {
         noted.context.store(context, Relaxed);
         noted.stream.store(stream as u64, Relaxed);
         if has_begun {
-            process.line.as_ref().inspect(|line| line.wake());
+            // First of all: somebody else may have to make room.
             ring_if_wanted(process, bound.index());
+            process.line.as_ref().inspect(|line| line.wake());
         }
     }
 

@@ -9,18 +9,18 @@ use crate::arbiter::state::{Next, State};
 use crate::tree::fixture::{OWNER, ROOT, World};
 use crate::tree::{Notice, ProcessId};
 
-pub(super) const MSEC: u64 = 1_000_000;
+pub(in crate::arbiter) const MSEC: u64 = 1_000_000;
 
 /// A tree, the arbiter over it, and its time.
-pub(super) struct Play {
-    pub(super) world: World,
+pub(in crate::arbiter) struct Play {
+    pub(in crate::arbiter) world: World,
     state: State,
-    pub(super) now: u64,
+    pub(in crate::arbiter) now: u64,
     woken: Vec<usize>,
 }
 
 impl Play {
-    pub(super) fn new(nr_devices: usize) -> Self {
+    pub(in crate::arbiter) fn new(nr_devices: usize) -> Self {
         Self {
             world: World::new(nr_devices),
             state: State::new(Settings::default()),
@@ -30,7 +30,7 @@ impl Play {
     }
 
     /// A process with a context on device 0.
-    pub(super) fn join(&self, pid: u32, priority: u32) -> ProcessId {
+    pub(in crate::arbiter) fn join(&self, pid: u32, priority: u32) -> ProcessId {
         let id = self.world.join(pid);
         self.world
             .store(&format!("{pid}/compute.priority"), ROOT, &priority.to_string())
@@ -39,35 +39,35 @@ impl Play {
         id
     }
 
-    pub(super) fn begins(&self, id: ProcessId) {
+    pub(in crate::arbiter) fn begins(&self, id: ProcessId) {
         self.world.usage(id).devices[0]
             .busy_since
             .store(self.now, Relaxed);
     }
 
-    pub(super) fn ends(&self, id: ProcessId) {
+    pub(in crate::arbiter) fn ends(&self, id: ProcessId) {
         let device = &self.world.usage(id).devices[0];
         let since = device.busy_since.swap(0, Relaxed);
         device.busy_nsec.fetch_add(self.now - since, Relaxed);
     }
 
-    pub(super) fn waits(&self, id: ProcessId, threads: u32) {
+    pub(in crate::arbiter) fn waits(&self, id: ProcessId, threads: u32) {
         self.world.usage(id).devices[0].nr_waiting.store(threads, Relaxed);
     }
 
-    pub(super) fn tick(&mut self) -> Next {
+    pub(in crate::arbiter) fn tick(&mut self) -> Next {
         let (state, now) = (&mut self.state, self.now);
         let (next, opened) = self.world.tree.arbitrate(|tree| state.tick(now, tree));
         self.woken = opened.into_iter().map(|(_, device)| device).collect();
         next
     }
 
-    pub(super) fn after(&mut self, nsec: u64) -> Next {
+    pub(in crate::arbiter) fn after(&mut self, nsec: u64) -> Next {
         self.now += nsec;
         self.tick()
     }
 
-    pub(super) fn gate(&self, id: ProcessId) -> Gate {
+    pub(in crate::arbiter) fn gate(&self, id: ProcessId) -> Gate {
         Gate::from_word(self.world.control(id).devices[0].gate.load(Relaxed))
     }
 
