@@ -386,7 +386,7 @@ mod tests {
     fn until_one_of_a_sort_has_passed_nothing_is_queued_behind_it() {
         let context = Context::by_hand();
         let mut window = Window::new();
-        let mut place = |window: &mut Window| window.place(Some(&context), Submission::Kernel, 1, WINDOW, 0);
+        let place = |window: &mut Window| window.place(Some(&context), Submission::Kernel, 1, WINDOW, 0);
         assert_eq!(place(&mut window), Place::Free);
         window.submit(Submission::Kernel, 1);
         assert!(matches!(place(&mut window), Place::Taken(_)));
@@ -408,7 +408,7 @@ mod tests {
             load: load(1),
             at: 0,
         });
-        let mut left = |ran| window.left(ran);
+        let left = |ran| window.left(ran);
         assert!(left(LONG / 10) > WINDOW, "though most are shorter");
         assert!(left(LONG - WINDOW / 2) <= WINDOW / 2);
         assert!(left(LONG + WINDOW) > WINDOW, "longer than any was");
