@@ -16,7 +16,7 @@ use crate::overhead::Source;
 use crate::tree::Device;
 
 /// Lists the GPUs in NVML's order (that of their PCI addresses). In the place of one in MIG mode stand its instances, in
-/// their order; nobody can use it as a whole. Whether it is in that mode is never changed.
+/// their order; nobody can use it as a whole. Whether it is in that mode is never changed by us.
 ///
 /// NVML stays initialised for the life of what asks it, which the daemon keeps.
 pub fn find() -> (Option<Holders>, Vec<Device>) {
@@ -27,6 +27,20 @@ pub fn find() -> (Option<Holders>, Vec<Device>) {
             return (None, Vec::new());
         }
     };
+    let found = list(&nvml);
+    found.iter().for_each(log);
+    (Some(Holders::new(nvml, &found)), found)
+}
+
+fn log(device: &Device) {
+    info!(
+        "device {}: {} {} {}",
+        device.index, device.uuid_text, device.pci, device.name
+    );
+}
+
+/// What there is now.
+fn list(nvml: &Nvml) -> Vec<Device> {
     let count = nvml.device_count().unwrap_or_else(|error| {
         warn!("no devices: {error}");
         0
@@ -48,13 +62,7 @@ pub fn find() -> (Option<Holders>, Vec<Device>) {
             }));
         }
     }
-    for device in &found {
-        info!(
-            "device {}: {} {} {}",
-            device.index, device.uuid_text, device.pci, device.name
-        );
-    }
-    (Some(Holders::new(nvml, &found)), found)
+    found
 }
 
 /// `NVML_DEVICE_MIG_ENABLE`.
@@ -144,6 +152,17 @@ impl Holders {
 }
 
 impl Source for Holders {
+    fn new_devices(&mut self) -> Vec<Device> {
+        let mut found = list(&self.nvml);
+        found.retain(|device| device.uuid != [0; 16] && !self.uuids.contains(&device.uuid_text));
+        for device in &mut found {
+            device.index = self.uuids.len();
+            self.uuids.push(device.uuid_text.clone());
+            log(device);
+        }
+        found
+    }
+
     fn held(&self, device: usize) -> Option<HashMap<u32, Option<u64>>> {
         let held = self
             .ask(device)

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage, UsageDevice};
 
 use crate::audit::Audit;
-use crate::tree::{Blocks, Listener, Notice, ProcessId, Tree};
+use crate::tree::{Blocks, Device, Listener, Notice, ProcessId, Tree};
 
 /// How often everybody is looked at, while there is anybody.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -29,18 +29,23 @@ pub trait Source: Send {
     /// Bytes by pid (as the daemon sees pids), `None` where only that the process is there is known; nothing if the
     /// device cannot be asked, or what it says cannot be trusted.
     fn held(&self, device: usize) -> Option<HashMap<u32, Option<u64>>>;
+
+    /// Devices that have appeared since this was asked last, in the order in which they are numbered.
+    fn new_devices(&mut self) -> Vec<Device> {
+        Vec::new()
+    }
 }
 
 /// Begins to measure, on a thread of its own that lasts as long as the daemon.
 ///
 /// # Errors
 /// No thread is to be had.
-pub fn watch(tree: Arc<Tree>, source: impl Source + 'static) -> io::Result<()> {
+pub fn watch(tree: Arc<Tree>, mut source: impl Source + 'static) -> io::Result<()> {
     let (sender, receiver) = sync_channel(1);
     tree.listen(Arc::new(Ear(sender)));
     thread::Builder::new()
         .name("overhead".to_owned())
-        .spawn(move || run(&tree, &source, &receiver))?;
+        .spawn(move || run(&tree, &mut source, &receiver))?;
     Ok(())
 }
 
@@ -53,7 +58,7 @@ impl Listener for Ear {
     fn notice(&self, notice: &Notice) {
         if matches!(
             notice,
-            Notice::Joined { .. } | Notice::Rung(_) | Notice::AuditAsked
+            Notice::Joined { .. } | Notice::Rung(_) | Notice::AuditAsked | Notice::DevicesAsked
         ) {
             // Full: it will look anyway.
             let _ = self.0.try_send(());
@@ -61,9 +66,11 @@ impl Listener for Ear {
     }
 }
 
-fn run(tree: &Tree, source: &impl Source, woken: &Receiver<()>) {
+fn run(tree: &Tree, source: &mut impl Source, woken: &Receiver<()>) {
     let mut samples = Samples::default();
+    let mut newcomers = Newcomers::default();
     loop {
+        newcomers.look(tree, source);
         let next = samples.take(tree, source);
         thread::sleep(PAUSE);
         // The other end lasts as long as the tree.
@@ -72,9 +79,43 @@ fn run(tree: &Tree, source: &impl Source, woken: &Receiver<()>) {
             continue;
         };
         if woken.recv_timeout(next).is_ok() {
+            newcomers.look(tree, source);
             samples.take(tree, source);
             thread::sleep(PAUSE);
         }
+    }
+}
+
+/// Looks for new devices, when it is asked to and when a process has a context on one that nobody knows.
+#[derive(Debug, Default)]
+struct Newcomers {
+    /// How often it had been asked for when it was last looked.
+    asked: u64,
+    /// When it was last looked, and who had contexts where nobody knows then, and how many.
+    looked: Option<Instant>,
+    elsewhere: HashMap<ProcessId, u32>,
+}
+
+impl Newcomers {
+    fn look(&mut self, tree: &Tree, source: &mut impl Source) {
+        let asked = tree.nr_devices_asked();
+        if asked == self.asked && self.looked.is_some_and(|when| when.elapsed() < PERIOD) {
+            return;
+        }
+        let elsewhere: HashMap<ProcessId, u32> = tree
+            .ledgers()
+            .into_iter()
+            .map(|(id, _, blocks)| (id, blocks.usage().devices[OTHER_DEVICE].nr_contexts.load(Relaxed)))
+            .filter(|(_, nr_contexts)| *nr_contexts > 0)
+            .collect();
+        // One that is still not known then is no device of ours.
+        let is_new = |(id, nr_contexts): (&ProcessId, &u32)| self.elsewhere.get(id) != Some(nr_contexts);
+        if asked != self.asked || elsewhere.iter().any(is_new) {
+            tree.add_devices(source.new_devices());
+            self.looked = Some(Instant::now());
+            self.asked = asked;
+        }
+        self.elsewhere = elsewhere;
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod access;
 mod arbitration;
+mod devices;
 mod directories;
 mod edit;
 mod enforce;
@@ -130,6 +131,8 @@ pub struct State {
     /// Counts of those that have left: a total never falls.
     departed: Sums,
     audit: unmanaged::Audit,
+    /// How often somebody has asked whether there are new devices.
+    nr_devices_asked: u64,
 }
 
 impl Tree {
@@ -159,6 +162,7 @@ impl Tree {
             pressure: pressure::Pressure::new(),
             departed: Sums::default(),
             audit: unmanaged::Audit::default(),
+            nr_devices_asked: 0,
         };
         Self {
             state: Mutex::new(state),

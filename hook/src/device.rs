@@ -68,6 +68,8 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Devices {
     known: [Known; MAX_DEVICES],
+    /// How many the daemon knew when all were looked up last.
+    nr_told: AtomicU32,
     /// Held while a slot is looked up and kept, so that none stays that is of a block that was replaced meanwhile.
     placing: Mutex<()>,
 }
@@ -80,8 +82,14 @@ impl Devices {
                 index: AtomicU32::new(u32::try_from(OTHER_DEVICE).unwrap_or(0)),
                 uuid: [const { AtomicU64::new(0) }; 2],
             }),
+            nr_told: AtomicU32::new(0),
             placing: Mutex::new(()),
         }
+    }
+
+    /// Whether the daemon knows more than when all were looked up last: instances that were made since.
+    pub(crate) fn are_outdated(&self, control: &Control) -> bool {
+        control.nr_devices.load(Acquire) != self.nr_told.load(Relaxed)
     }
 
     /// The device's slot in the blocks.
@@ -121,9 +129,10 @@ impl Devices {
         known.place(control);
     }
 
-    /// Looks every device up again, in a new control block.
+    /// Looks every device up again, in a new control block or in one that has more of them.
     pub(crate) fn refresh(&self, control: &Control) {
         let _placing = self.placing.lock();
+        self.nr_told.store(control.nr_devices.load(Acquire), Relaxed);
         for known in self
             .known
             .iter()
@@ -178,8 +187,10 @@ mod tests {
         control.nr_devices.store(5, Relaxed);
         control.devices[4].uuid[0].store(1, Relaxed);
         control.devices[4].uuid[1].store(2, Relaxed);
+        assert!(devices.are_outdated(control));
         devices.refresh(control);
         assert_eq!(devices.index(local), 4);
+        assert!(!devices.are_outdated(control));
         assert_eq!(LocalDevice::of(-1), None);
         assert_eq!(LocalDevice::of(64), None);
     }

@@ -206,7 +206,7 @@ impl Helper {
                 .map_or(Heard::Lost, client::listen);
             match heard {
                 Heard::Nothing => return,
-                Heard::Doorbell => {}
+                Heard::Doorbell => self.process.look_for_devices(),
                 Heard::Lost => return self.lose(),
             }
         }

@@ -253,6 +253,13 @@ impl Process {
         }
     }
 
+    /// The daemon may have found devices since it was asked last.
+    pub(crate) fn look_for_devices(&self) {
+        if self.devices.are_outdated(self.control()) {
+            self.renumber();
+        }
+    }
+
     /// A new control block may know devices that the last one did not, or number them otherwise.
     fn renumber(&self) {
         self.devices.refresh(self.control());

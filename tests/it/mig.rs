@@ -1,7 +1,9 @@
 //! GPUs in MIG mode: each instance is a device of its own, for the daemon, for the library and for NVML.
 
 use std::collections::BTreeMap;
+use std::fs;
 
+use nix::sys::signal::{Signal, kill};
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::contended::goes_on;
@@ -314,6 +316,80 @@ fn a_freeze_of_one_instance_holds_only_who_is_on_it() {
     dir.gpu(1).write("compute.freeze", 0);
     assert_eq!(devices.0.line().as_deref(), Some("0"));
     assert_eq!(dir.gpu(0).launches(), 0);
+}
+
+/// The UUID of an instance of the first GPU, as NVML has it now.
+#[track_caller]
+fn uuid_of(mount: &Mount, number: u32) -> String {
+    let answer = Nvml::bare(mount).0.ask(&format!("uuid {} 41", instance(number)));
+    answer.split_once(' ').expect("a UUID").1.to_owned()
+}
+
+#[test]
+fn an_instance_that_is_made_later_is_governed_like_those_that_there_were() {
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", "32M")
+            .env("SIMGPU_MIG", "0:1g.5gb"),
+    );
+    let group = mount.path().join("team");
+    fs::create_dir(&group).expect("a group");
+    let mut before = seeing(&mount, &uuids(&mount)[0]);
+    before.ok("init");
+    before.contexts(1);
+    let old = Dir::of(&mount, before.0.pid());
+    mount.write("team", "gcgroup.procs", &before.0.pid().to_string());
+    mount.truth().divide("0:1g.5gb,2g.10gb");
+    let uuid = uuid_of(&mount, 1);
+    let mut devices = seeing(&mount, &uuid);
+    devices.ok("init");
+    devices.contexts(1);
+    devices.ok(&format!("alloc {MIB}"));
+    let dir = Dir::of(&mount, devices.0.pid());
+    mount.write("team", "gcgroup.procs", &devices.0.pid().to_string());
+    wait_until("it is listed", || uuids(&mount).len() == 2);
+    assert_eq!(uuids(&mount)[1], uuid);
+    wait_until("what was charged before is charged there", || {
+        dir.gpu(1).key("memory.stat", "linear") == MIB
+    });
+    wait_until("its context is measured", || {
+        dir.gpu(1).number("memory.current") == CONTEXT + MIB
+    });
+    assert_eq!(mount.number("team/1", "memory.current", ""), CONTEXT + MIB);
+
+    dir.gpu(1).write("memory.limit", CONTEXT + 64 * MIB);
+    devices.refused(&format!("alloc {}", 63 * MIB + 1));
+    dir.gpu(1).write("memory.limit", "max");
+    mount.write("team/1", "memory.limit", &(CONTEXT + 32 * MIB).to_string());
+    devices.refused(&format!("alloc {}", 31 * MIB + 1));
+    devices.ok(&format!("alloc {}", 31 * MIB));
+    before.ok(&format!("alloc {}", 256 * MIB));
+    assert_eq!(old.gpu(0).key("memory.stat", "linear"), 256 * MIB);
+
+    mount.write("team", "compute.freeze", "1");
+    wait_until("all stand still", || {
+        mount.number("team", "gcgroup.events", "frozen") == 1
+    });
+    assert!(dir.gpu(1).is_frozen() && old.is_frozen());
+}
+
+#[test]
+fn a_signal_has_instances_listed_that_nobody_uses_yet() {
+    let mut mount = Mount::with(Config::default().env("SIMGPU_MIG", "0:1g.5gb"));
+    // The machine is as it is for as long as somebody uses it.
+    let mut user = seeing(&mount, &uuids(&mount)[0]);
+    user.ok("init");
+    mount.truth().divide("0:1g.5gb,1g.5gb,2g.5gb");
+    assert_eq!(uuids(&mount).len(), 1);
+    let daemon = mount.daemon().expect("it runs");
+    kill(daemon, Signal::SIGHUP).expect("it runs");
+    wait_until("all are listed", || uuids(&mount).len() == 3);
+    let listed = uuids(&mount);
+    assert_eq!(listed[1..], [uuid_of(&mount, 1), uuid_of(&mount, 2)]);
+    assert!(mount.path().join("2").symlink_metadata().is_err());
+    mount.kill9();
+    mount.restart();
+    assert_eq!(uuids(&mount), listed);
 }
 
 /// A batch job on one instance.

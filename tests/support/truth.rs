@@ -19,6 +19,15 @@ impl Truth {
         Self(machine.unwrap_or_else(|error| panic!("{}: {error}", directory.display())))
     }
 
+    /// Makes instances on it now, as an administrator does; those that there are come first in `text` (`SIMGPU_MIG`).
+    ///
+    /// # Panics
+    /// When the GPUs cannot be divided so.
+    #[track_caller]
+    pub fn divide(&self, text: &str) {
+        assert!(self.0.divide(text), "{text}");
+    }
+
     /// A process's account: the living one's of that pid, else that of the dead one seen last.
     fn account(&self, pid: i32) -> Option<Account> {
         let pid = u32::try_from(pid).ok()?;

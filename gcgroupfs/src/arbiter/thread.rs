@@ -151,7 +151,8 @@ impl Listener for Bell {
             | Notice::GroupEvents(_)
             | Notice::Made { .. }
             | Notice::Removed { .. }
-            | Notice::AuditAsked => {}
+            | Notice::AuditAsked
+            | Notice::DevicesAsked => {}
         }
     }
 }

@@ -38,6 +38,7 @@ impl Parts {
     }
 
     fn read(&self) {
+        self.tree.ask_devices();
         match self.source.read() {
             Ok(config) => {
                 self.set(config);

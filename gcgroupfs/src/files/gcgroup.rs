@@ -16,8 +16,8 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: List,
         io: Read(devices),
         doc: "The GPUs in NVML's order, one line each: INDEX UUID PCI-ADDRESS TOTAL-BYTES NAME; INDEX names the device's \
-              directories. In the place of a GPU in MIG mode stand its instances as they were when the daemon started, \
-              each with an INDEX of its own.",
+              directories. In the place of a GPU in MIG mode stand its instances, each with an INDEX of its own; \
+              those that were made since the daemon started are the last, once a process uses one, or after SIGHUP.",
     },
     ControlFile {
         name: "exited",

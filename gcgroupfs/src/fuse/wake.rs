@@ -118,7 +118,8 @@ impl Listener for Waker {
             | Notice::Answered { .. }
             | Notice::Rung(_)
             | Notice::Watched(_)
-            | Notice::AuditAsked => {}
+            | Notice::AuditAsked
+            | Notice::DevicesAsked => {}
         }
     }
 }

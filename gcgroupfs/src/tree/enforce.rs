@@ -38,46 +38,61 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
     control
         .progress_generation
         .store(usage.progress_generation.load(Relaxed), Relaxed);
-    for slot in slots(devices.len()) {
-        let (Some(control), Some(usage)) = (control.devices.get(slot), usage.devices.get(slot)) else {
-            continue;
-        };
-        let drained = usage.drained_generation.load(Relaxed);
-        control.freeze_generation.store(drained.wrapping_add(1), Relaxed);
-        control
-            .reclaim_generation
-            .store(usage.reclaim_generation.load(Relaxed), Relaxed);
-        control
-            .peak_generation
-            .store(usage.peak_generation.load(Relaxed), Relaxed);
-        // Who waits for an answer of an earlier daemon's looks again, and asks again.
-        control
-            .grant_answer
-            .store(usage.grant_request.load(Relaxed), Relaxed);
-        control
-            .pressure_answer
-            .store(usage.pressure_request.load(Relaxed), Relaxed);
-        control.group_limit.store(NO_LIMIT, Relaxed);
-        control.group_room.store(NO_LIMIT, Relaxed);
-    }
-    for (device, control) in devices.iter().zip(&control.devices) {
-        let (low, high) = device.uuid.split_at(8);
-        for (half, word) in [low, high].into_iter().zip(&control.uuid) {
-            // Both halves have eight bytes.
-            word.store(half.try_into().map_or(0, u64::from_le_bytes), Relaxed);
-        }
-        control.memory_total.store(device.total, Relaxed);
-    }
-    let both = control.devices.iter().zip(&usage.devices);
-    for ((control, usage), device) in both.zip(devices) {
-        let before = usage.usage_nsec_before.load(Relaxed);
-        control.usage_nsec.store(before.min(MAX_USAGE), Relaxed);
-        // Until it is measured.
-        let before = usage.memory_overhead_before.load(Relaxed);
-        control.memory_overhead.store(before.min(device.total), Relaxed);
-    }
+    slots(devices.len()).for_each(|slot| prepare(process, slot, devices));
     settings(process, devices);
     control.publish();
+}
+
+/// Fills the slot of a device that has just been added as the last, in a block that is visible already.
+pub(super) fn prepare_device(process: &Process, devices: &[Device]) {
+    if let Some(slot) = devices.len().checked_sub(1) {
+        prepare(process, slot, devices);
+    }
+}
+
+/// Makes that slot visible.
+pub(super) fn tell_device(process: &Process, devices: &[Device]) {
+    let nr_devices = u32::try_from(devices.len()).unwrap_or(0);
+    process.control().nr_devices.store(nr_devices, Release);
+}
+
+/// Fills a slot, all but what settings say.
+fn prepare(process: &Process, slot: usize, devices: &[Device]) {
+    let (Some(control), Some(usage)) = (
+        process.control().devices.get(slot),
+        process.usage().devices.get(slot),
+    ) else {
+        return;
+    };
+    let drained = usage.drained_generation.load(Relaxed);
+    control.freeze_generation.store(drained.wrapping_add(1), Relaxed);
+    control
+        .reclaim_generation
+        .store(usage.reclaim_generation.load(Relaxed), Relaxed);
+    control
+        .peak_generation
+        .store(usage.peak_generation.load(Relaxed), Relaxed);
+    // Who waits for an answer of an earlier daemon's looks again, and asks again.
+    control
+        .grant_answer
+        .store(usage.grant_request.load(Relaxed), Relaxed);
+    control
+        .pressure_answer
+        .store(usage.pressure_request.load(Relaxed), Relaxed);
+    control.group_limit.store(NO_LIMIT, Relaxed);
+    control.group_room.store(NO_LIMIT, Relaxed);
+    let Some(device) = devices.get(slot) else { return };
+    let (low, high) = device.uuid.split_at(8);
+    for (half, word) in [low, high].into_iter().zip(&control.uuid) {
+        // Both halves have eight bytes.
+        word.store(half.try_into().map_or(0, u64::from_le_bytes), Relaxed);
+    }
+    control.memory_total.store(device.total, Relaxed);
+    let before = usage.usage_nsec_before.load(Relaxed);
+    control.usage_nsec.store(before.min(MAX_USAGE), Relaxed);
+    // Until it is measured.
+    let before = usage.memory_overhead_before.load(Relaxed);
+    control.memory_overhead.store(before.min(device.total), Relaxed);
 }
 
 /// Whether the process has something to move for what the limits are going to be.

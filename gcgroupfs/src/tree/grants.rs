@@ -61,6 +61,24 @@ impl Grants {
         }
     }
 
+    /// There is one more device: it has a place behind all others.
+    pub(super) fn add_slot(&mut self, slot: usize) {
+        self.slots.push(slot);
+        self.groups.values_mut().for_each(Node::add_place);
+        self.members
+            .values_mut()
+            .for_each(|member| member.add_place(slot));
+        let members: Vec<_> = self
+            .members
+            .iter()
+            .map(|(id, member)| (*id, member.group))
+            .collect();
+        for (id, group) in members {
+            self.govern(id);
+            self.publish_one(id, group);
+        }
+    }
+
     /// A group, which has no limit and nobody in it.
     pub(super) fn add_group(&mut self, id: GroupId, parent: Option<GroupId>) {
         self.groups.insert(id, Node::new(parent, self.slots.len()));

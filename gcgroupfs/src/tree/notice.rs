@@ -51,6 +51,8 @@ pub enum Notice {
     Watched(Vec<ProcessId>),
     /// Somebody wants to know who uses the devices past the hooks.
     AuditAsked,
+    /// Somebody wants to know whether there are new devices.
+    DevicesAsked,
 }
 
 /// Takes [`Notice`]s on whatever thread caused them. Must not wait.

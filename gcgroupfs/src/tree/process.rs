@@ -126,6 +126,12 @@ impl Process {
         }
     }
 
+    /// There is one more.
+    pub(super) fn add_device(&mut self) {
+        let devices = std::mem::take(&mut self.devices).into_iter();
+        self.devices = devices.chain([Kept::default()]).collect();
+    }
+
     /// Keeps the peaks of the device and of the whole as they are now.
     pub(super) fn keep_peaks(&mut self, device: usize, devices: &[Device]) {
         for place in [None, Some(device)] {

@@ -1,5 +1,6 @@
 //! Joining and leaving, and what stays.
 
+mod devices;
 mod groups;
 mod lasting;
 mod legacy;

@@ -98,7 +98,7 @@ pub struct ControlDevice {
 pub struct Control {
     magic: AtomicU64,
     version: AtomicU32,
-    /// Devices the daemon knows; they take the slots from zero.
+    /// Devices the daemon knows; they take the slots from zero. It may grow: then the helper is rung.
     pub nr_devices: AtomicU32,
     /// This registration's number; no two of one daemon share it.
     pub generation: AtomicU64,

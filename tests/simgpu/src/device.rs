@@ -52,15 +52,16 @@ impl<'a> Device<'a> {
 
     /// Whether it is in MIG mode: it does no work itself, its instances do.
     pub fn is_divided(&self) -> bool {
-        self.machine.config().mig.is_enabled(self.index)
+        self.machine.mig().is_enabled(self.index)
     }
 
     /// Its instances, of a device that is divided.
     pub fn instances(&self) -> impl Iterator<Item = Device<'a>> + use<'a> {
         let (machine, parent) = (self.machine, self.index);
         let first = machine.config().devices;
-        let instances = machine.config().mig.instances().enumerate();
+        let instances: Vec<_> = machine.mig().instances().enumerate().collect();
         instances
+            .into_iter()
             .filter(move |(_, instance)| instance.parent == parent)
             .map(move |(place, _)| Device::new(machine, first + place))
     }

@@ -122,9 +122,20 @@ impl Layout {
             timeslice_ns: self.timeslice_ns.load(Relaxed).max(1),
             host_bandwidth: self.host_bandwidth.load(Relaxed),
             device_bandwidth: self.device_bandwidth.load(Relaxed),
-            mig: Mig::of_words(self.mig.each_ref().map(|word| word.load(Relaxed))),
+            mig: self.mig(),
             null: self.null.load(Relaxed) != 0,
         })
+    }
+
+    /// How devices are divided now.
+    pub(crate) fn mig(&self) -> Mig {
+        Mig::of_words(self.mig.each_ref().map(|word| word.load(Acquire)))
+    }
+
+    pub(crate) fn divide(&self, mig: &Mig) {
+        for (word, value) in self.mig.iter().zip(mig.words()) {
+            word.store(value, Release);
+        }
     }
 
     /// Makes a fresh machine. Only for a file that nobody uses.
@@ -149,9 +160,7 @@ impl Layout {
         self.timeslice_ns.store(config.timeslice_ns, Relaxed);
         self.host_bandwidth.store(config.host_bandwidth, Relaxed);
         self.device_bandwidth.store(config.device_bandwidth, Relaxed);
-        for (word, value) in self.mig.iter().zip(config.mig.words()) {
-            word.store(value, Relaxed);
-        }
+        self.divide(&config.mig);
         self.null.store(u64::from(config.null), Relaxed);
         self.magic.store(MAGIC, Release);
     }

@@ -14,7 +14,7 @@ use crate::config::{self, Config};
 use crate::device::Device;
 use crate::layout::{Layout, MAX_PROCESSES};
 use crate::lock::{Locks, open_shared};
-use crate::mig::Instance;
+use crate::mig::{Instance, Mig};
 
 /// An attached machine.
 #[derive(Debug)]
@@ -91,6 +91,25 @@ impl Machine {
         &self.config
     }
 
+    /// How the devices are divided now.
+    pub fn mig(&self) -> Mig {
+        self.layout().mig()
+    }
+
+    /// Makes instances while processes use the machine: `text` is as in `SIMGPU_MIG` and begins with the instances that
+    /// there are. Whether the devices can be divided so. Who has initialised the driver before has no use of them, as with
+    /// NVIDIA's.
+    pub fn divide(&self, text: &str) -> bool {
+        let wanted = Mig::parse(text, self.config.devices, self.config.memory);
+        let wanted = wanted.filter(|mig| {
+            self.mig()
+                .instances()
+                .zip(mig.instances())
+                .all(|(is, will)| is == will)
+        });
+        wanted.inspect(|mig| self.layout().divide(mig)).is_some()
+    }
+
     /// The directory the machine lives in.
     pub fn directory(&self) -> &Path {
         &self.dir
@@ -108,18 +127,18 @@ impl Machine {
 
     /// The device or the instance at one place, if the machine has that many.
     pub fn device(&self, index: usize) -> Option<Device<'_>> {
-        (index < self.places()).then(|| Device::new(self, index))
+        (index < self.config.devices || index < self.places()).then(|| Device::new(self, index))
     }
 
     /// How many places there are: those of the devices, and behind them those of all their instances.
     pub(crate) fn places(&self) -> usize {
-        self.config.devices + self.config.mig.instances().count()
+        self.config.devices + self.mig().instances().count()
     }
 
     /// What the instance at one place is; `None` for a device.
     pub(crate) fn instance(&self, index: usize) -> Option<Instance> {
         let index = index.checked_sub(self.config.devices)?;
-        self.config.mig.instances().nth(index)
+        self.mig().instances().nth(index)
     }
 
     /// Bytes of memory of the device or the instance at one place.

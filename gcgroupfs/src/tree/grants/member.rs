@@ -40,6 +40,14 @@ struct Granted {
 }
 
 impl Held {
+    fn new(slot: usize) -> Self {
+        Self {
+            slot,
+            overhead: 0,
+            granted: None,
+        }
+    }
+
     /// What the groups above are charged for the grant.
     fn held(&self) -> u64 {
         self.granted.map_or(0, |granted| granted.held)
@@ -53,16 +61,16 @@ impl Held {
 
 impl Member {
     pub(super) fn new(blocks: Arc<dyn Blocks>, slots: &[usize]) -> Self {
-        let held = |slot: &usize| Held {
-            slot: *slot,
-            overhead: 0,
-            granted: None,
-        };
         Self {
             blocks,
             group: None,
-            devices: slots.iter().map(held).collect(),
+            devices: slots.iter().copied().map(Held::new).collect(),
         }
+    }
+
+    pub(super) fn add_place(&mut self, slot: usize) {
+        let devices = std::mem::take(&mut self.devices).into_iter();
+        self.devices = devices.chain([Held::new(slot)]).collect();
     }
 
     /// What the groups above are charged for the grant.

@@ -53,6 +53,10 @@ impl Node {
         }
     }
 
+    pub(super) fn add_place(&mut self) {
+        self.charged.push(0);
+    }
+
     pub(super) fn limit(&self, place: Place) -> u64 {
         self.limits.get(&place).copied().unwrap_or(NO_LIMIT)
     }

@@ -18,7 +18,7 @@ pub(crate) fn ids(device: Device<'_>) -> Option<(c_uint, c_uint)> {
 /// A device that can be divided, and may be.
 fn divisible(device: Handle, machine: &Machine) -> Result<Device<'_>> {
     let device = device.whole(machine)?;
-    match machine.config().mig.is_anywhere() {
+    match machine.mig().is_anywhere() {
         true => Ok(device),
         false => Err(Error::NotSupported),
     }

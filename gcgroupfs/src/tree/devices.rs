@@ -1,0 +1,67 @@
+//! Devices that appear while there are processes: MIG instances are made at any time. None ever goes: its number may mean
+//! something to somebody.
+
+use gcgroup_abi::OTHER_DEVICE;
+
+use super::{Device, GroupId, Notice, ProcessId, State, Tree, enforce};
+
+impl Tree {
+    /// Has whoever finds devices look for new ones.
+    pub fn ask_devices(&self) {
+        self.state.lock().nr_devices_asked += 1;
+        self.tell(&[Notice::DevicesAsked]);
+    }
+
+    /// How often that was asked.
+    pub fn nr_devices_asked(&self) -> u64 {
+        self.state.lock().nr_devices_asked
+    }
+
+    /// Adds devices, but for those that are there already and those for which the blocks have no slot. All processes are told
+    /// of them, and what was set for them before holds.
+    pub fn add_devices(&self, found: impl IntoIterator<Item = Device>) {
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        for mut device in found {
+            let is_there = state.devices.iter().any(|known| known.uuid == device.uuid);
+            if is_there || state.devices.len() >= OTHER_DEVICE {
+                continue;
+            }
+            device.index = state.devices.len();
+            state.add_device(device, &mut notices);
+        }
+        drop(state);
+        self.tell(&notices);
+    }
+}
+
+impl State {
+    fn add_device(&mut self, device: Device, notices: &mut Vec<Notice>) {
+        let (slot, uuid) = (device.index, device.uuid_text.clone());
+        self.devices.push(device);
+        for process in self.processes.values_mut() {
+            process.add_device();
+            enforce::prepare_device(process, &self.devices);
+        }
+        self.grants.add_slot(slot);
+        let limits: Vec<(GroupId, u64)> = self
+            .groups
+            .values()
+            .map(|group| (group.id, group.settings.memory_limit(Some(&uuid))))
+            .collect();
+        for (id, limit) in limits {
+            self.grants.set_limit(id, Some(slot), limit);
+        }
+        let top: Vec<GroupId> = self.top.values().copied().collect();
+        top.into_iter().for_each(|id| self.hand_down(id, notices));
+        let all: Vec<ProcessId> = self.processes.keys().copied().collect();
+        for id in all {
+            if let Some(process) = self.processes.get(&id) {
+                enforce::settings(process, &self.devices);
+                enforce::tell_device(process, &self.devices);
+            }
+            self.note_events(id, notices);
+            notices.push(Notice::Ring(id));
+        }
+    }
+}
