@@ -43,6 +43,7 @@ fn a_launch_is_charged_for_what_is_reserved_for_it_and_a_trim_gives_it_back() {
         "cuGraphAddMemAllocNode",
         "cuGraphAddNode",
         "cuGraphAddNode_v2",
+        "cuGraphAddNode_v3",
         "captured",
     ] {
         let mut calls = Calls::start(&mount);

@@ -200,3 +200,61 @@ fn what_is_bound_to_a_multicast_object_is_held_and_shown() {
         }
     }
 }
+
+#[test]
+fn what_is_bound_by_its_address_is_held_when_nothing_is_mapped_there_any_more() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let truth = Truth::of(&mount.simgpu_dir());
+    let pid = calls.pid();
+    let held = |expected: u64, why: &str| {
+        assert_eq!(dir.gpu(0).number("memory.current"), expected, "{why}");
+        assert_eq!(truth.used(pid, 0), expected, "{why}");
+    };
+    properties(&mut calls, DEVICE, 0);
+    calls.put("object", 0, 4, 2);
+    calls.put("object", 8, 8, 2 * MIB);
+    calls.ok(&format!("cuMemAddressReserve &range {} 0 0 0", 2 * MIB));
+    for bind in [
+        "cuMulticastBindAddr $multicast 0 $range",
+        "cuMulticastBindAddr_v2 $multicast 0 0 $range",
+    ] {
+        calls.ok("cuMulticastCreate &multicast &object");
+        for device in [0, 1] {
+            calls.ok(&format!("cuMulticastAddDevice $multicast {device}"));
+        }
+        create(&mut calls, "handle", 2 * MIB);
+        calls.ok(&format!("cuMemMap $range {} 0 $handle 0", 2 * MIB));
+        calls.ok("cuMemRelease $handle");
+        calls.ok(&format!("{bind} {} 0", 2 * MIB));
+        calls.ok(&format!("cuMemUnmap $range {}", 2 * MIB));
+        held(2 * MIB, bind);
+        calls.ok(&format!("cuMulticastUnbind $multicast 0 0 {}", 2 * MIB));
+        held(0, bind);
+        calls.ok("cuMemRelease $multicast");
+        assert_eq!(dir.key("memory.stat", "multicast"), 0, "{bind}");
+    }
+}
+
+#[test]
+fn memory_of_a_place_newer_than_the_library_is_shown_and_not_charged() {
+    let mount = Mount::with(Config::default().env("SIMGPU_FUTURE_LOCATION", 77));
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    dir.write("memory.limit", MIB);
+    properties(&mut calls, 77, 0);
+    create(&mut calls, "handle", 4 * MIB);
+    assert_eq!(dir.number("memory.current"), 0);
+    assert_eq!(dir.key("memory.stat", "unknown"), 4 * MIB);
+    calls.ok("cuMemRelease $handle");
+    assert_eq!(dir.key("memory.stat", "unknown"), 0);
+    // What the driver knows no more than we do stays its own business.
+    properties(&mut calls, 78, 0);
+    assert!(
+        calls
+            .call(&format!("cuMemCreate &handle {} &properties 0", 4 * MIB))
+            .is_err()
+    );
+    assert_eq!(dir.key("memory.stat", "unknown"), 0);
+}

@@ -15,6 +15,7 @@
 //! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` memory of devices that stay where they are for the next to have, as a
 //!   device's own do. By default (0) they go back to the system, and the next pays for pages and finds them zero.
 //! - `SIMGPU_FUTURE`: one more name that `cuGetProcAddress` finds, as of a driver newer than everybody's lists.
+//! - `SIMGPU_FUTURE_LOCATION`: one more kind of `CUmemLocation`, a number; memory made there is the host's.
 //!
 //! Null mode has neither faults nor trace.
 
