@@ -40,7 +40,7 @@ fn answers(program: &mut Governed, count: usize) -> BTreeMap<String, i32> {
 }
 
 #[test]
-fn a_freeze_holds_each_gated_function_and_a_thaw_lets_it_go() {
+fn a_freeze_holds_each_gated_function_and_a_thaw_lets_it_go_and_each_is_counted() {
     let mount = Mount::new();
     let names = reported("gated");
     assert!(names.len() > 100, "{names:?}");
@@ -61,6 +61,14 @@ fn a_freeze_holds_each_gated_function_and_a_thaw_lets_it_go() {
     let mut bare = start(|path| mount.bare_command(path));
     names.iter().for_each(|name| bare.say(name));
     assert_eq!(governed, answers(&mut bare, names.len()));
+    let begins = |prefix: &str| names.iter().filter(|name| name.starts_with(prefix)).count();
+    for (key, count) in [
+        ("nr_launches", begins("cuLaunch")),
+        ("nr_graphs", begins("cuGraphLaunch")),
+        ("nr_copies", begins("cuMem")),
+    ] {
+        assert_eq!(dir.key("compute.stat", key), count as u64, "{key}");
+    }
 }
 
 #[test]
