@@ -300,6 +300,14 @@ pub(crate) struct Sums {
     in_process: u64,
 }
 
+impl Sums {
+    /// Less was charged in the end.
+    pub(crate) fn lessen(&mut self, bytes: u64) {
+        self.in_device = self.in_device.saturating_sub(bytes);
+        self.in_process = self.in_process.saturating_sub(bytes);
+    }
+}
+
 struct Peak<'a> {
     current: &'a AtomicU64,
     peak: &'a AtomicU64,

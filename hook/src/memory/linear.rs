@@ -1,5 +1,7 @@
 //! `cuMemAlloc` and its like, and `cuMemFree`, which frees whatever has an address.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use gcgroup_abi::Kind;
 
 use super::Address;
@@ -39,8 +41,37 @@ pub(crate) fn alloc<A: Address>(
     Ok(())
 }
 
-/// `cuMemAllocPitch`: the driver chooses the pitch, so the bytes that are wanted are charged before, and those that
-/// it adds to each row after. If those are too many, the memory goes back at once: the one refusal the driver sees.
+/// What rows have begun at multiples of, in bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Pitch(AtomicU64);
+
+impl Pitch {
+    /// The pitch that is to be expected; the width itself, where none was seen.
+    #[inline]
+    fn foretold(&self, width: u64) -> u64 {
+        let step = self.0.load(Relaxed).max(1);
+        // It is a power of two.
+        width.saturating_add(step - 1) & !(step - 1)
+    }
+
+    /// The driver has chosen that one.
+    #[inline]
+    fn learn(&self, width: u64, pitch: u64) {
+        if pitch != 0 && pitch != self.foretold(width) {
+            let step = 1 << pitch.trailing_zeros().min(MOST_STEP);
+            let known = self.0.load(Relaxed);
+            self.0
+                .store(if known == 0 { step } else { known.min(step) }, Relaxed);
+        }
+    }
+}
+
+/// The power of two that rows are taken to begin at multiples of, at most.
+const MOST_STEP: u32 = 12;
+
+/// `cuMemAllocPitch`: the driver chooses the pitch. What it will be by those before is charged first, if there is room, or
+/// else the bytes that are wanted; and what it adds to that after. If that is too much, the memory goes back at once: the
+/// one refusal the driver sees.
 pub(crate) fn alloc_pitched<A: Address, P: Copy + TryInto<u64>>(
     address: *mut A,
     pitch: *const P,
@@ -56,7 +87,9 @@ pub(crate) fn alloc_pitched<A: Address, P: Copy + TryInto<u64>>(
         return next();
     };
     let wanted = width.saturating_mul(height);
-    let mut charge = process.try_charge(place.index, wanted)?;
+    let steps = &process.memory.pitch;
+    let likely = steps.foretold(width).saturating_mul(height);
+    let mut charge = process.try_charge_likely(place.index, likely, wanted)?;
     let made = process.pressing(place.index, wanted, next);
     made.inspect_err(|_| process.count_failure(place.index))?;
     let pitch = written(pitch)
@@ -65,13 +98,13 @@ pub(crate) fn alloc_pitched<A: Address, P: Copy + TryInto<u64>>(
     let Some(address) = written(address) else {
         return Ok(());
     };
-    let padding = pitch.saturating_sub(width).saturating_mul(height);
-    if let Err(refused) = charge.extend(padding) {
+    steps.learn(width, pitch);
+    let bytes = pitch.max(width).saturating_mul(height);
+    if let Err(refused) = charge.fit(bytes) {
         // Were it not freed, it would be memory that nobody is charged for.
         driver::cuMemFree_v2(CUdeviceptr(address.key()))?;
         return Err(refused);
     }
-    let bytes = pitch.saturating_mul(height);
     charge.keep();
     let entry = Entry::new(Kind::Linear, bytes, place.local, place.index, place.context);
     process.remember(&process.memory.blocks, address.key(), entry);
@@ -91,4 +124,59 @@ pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
         process.memory.reserves.settle_all(process);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Process;
+    use gcgroup_abi::NO_LIMIT;
+
+    #[test]
+    fn pitches_are_foretold_by_the_least_step_that_was_seen() {
+        let pitch = Pitch::default();
+        assert_eq!(pitch.foretold(100), 100, "nothing was seen");
+        pitch.learn(1000, 1024);
+        assert_eq!(pitch.foretold(100), 1024);
+        pitch.learn(100, 512);
+        assert_eq!((pitch.foretold(100), pitch.foretold(513)), (512, 1024));
+        pitch.learn(600, 1024);
+        assert_eq!(pitch.foretold(100), 512, "as foretold");
+        pitch.learn(100, 0);
+        assert_eq!(pitch.foretold(0), 0);
+        assert_eq!(pitch.foretold(u64::MAX), !511);
+    }
+
+    #[test]
+    fn what_is_likely_is_charged_if_there_is_room_and_what_it_comes_to_is_the_charge_and_the_peak() {
+        let process = Process::of_test(1000);
+        let usage = process.usage();
+        let current = || usage.memory_current.load(Relaxed);
+        let mut charge = process.try_charge_likely(0, 600, 500).unwrap();
+        assert_eq!(current(), 600);
+        charge.fit(550).unwrap();
+        assert_eq!(current(), 550);
+        charge.keep();
+        assert_eq!(
+            usage.memory_peak.load(Relaxed),
+            550,
+            "not what it might have come to"
+        );
+
+        let charge = process.try_charge_likely(0, 451, 450).unwrap();
+        assert_eq!(current(), 1000, "no room for what is likely");
+        drop(charge);
+        assert_eq!(current(), 550);
+        let mut charge = process.try_charge_likely(0, 0, 400).unwrap();
+        assert!(charge.fit(451).is_err());
+        charge.fit(450).unwrap();
+        assert_eq!(current(), 1000);
+        charge.keep();
+        assert_eq!(usage.memory_peak.load(Relaxed), 1000);
+
+        let charge = Process::of_test(NO_LIMIT)
+            .try_charge_likely(0, u64::MAX, 7)
+            .unwrap();
+        assert_eq!(charge.bytes, 7, "no number to reckon with");
+    }
 }

@@ -40,7 +40,8 @@ use grant::Grants;
 use graph::Graphs;
 use ipc::Opened;
 use ledger::{Entry, Ledger};
-use levels::{Full, Levels, Sums};
+use levels::{Full, Levels, Sums, Unsettled};
+use linear::Pitch;
 use reserve::Reserves;
 use vmm::Vmm;
 
@@ -55,6 +56,7 @@ pub(crate) struct Memory {
     /// By handle of the array or mipmapped array.
     pub(crate) arrays: Ledger,
     sizes: Sizes,
+    pitch: Pitch,
     pub(crate) reserves: Reserves,
     /// By handle of external memory.
     external: Ledger,
@@ -75,6 +77,7 @@ impl Memory {
             host: Ledger::new(4),
             arrays: Ledger::new(4),
             sizes: Sizes::default(),
+            pitch: Pitch::default(),
             reserves: Reserves::default(),
             external: Ledger::new(1),
             freeing: Freeing::default(),
@@ -164,6 +167,26 @@ impl Process {
         self.charge(index, bytes)
             .or_else(|full| self.make_room(index, bytes, full))
             .map(|sums| charge(bytes, sums))
+    }
+
+    /// Charges `likely`, if that is more and there is room, or else `bytes`.
+    #[inline]
+    fn try_charge_likely(&self, index: usize, likely: u64, bytes: u64) -> Result<Charge<'_>, CUerror> {
+        if likely > bytes
+            && likely < ABSURD
+            && let Ok(sums) = self
+                .memory
+                .levels
+                .try_reserve(self.usage(), self.control(), index, likely)
+        {
+            return Ok(Charge {
+                process: self,
+                index,
+                bytes: likely,
+                sums,
+            });
+        }
+        self.try_charge(index, bytes)
     }
 
     /// Refuses what no device has, if there is a limit. If not, that is for the driver, and must not be charged meanwhile.
@@ -342,11 +365,29 @@ impl Charge<'_> {
         std::mem::forget(self);
     }
 
-    /// The allocation turned out larger.
-    fn extend(&mut self, bytes: u64) -> Result<(), CUerror> {
-        self.process.try_charge(self.index, bytes)?.keep();
-        self.bytes += bytes;
+    /// What the allocation turned out to take.
+    #[inline]
+    fn fit(&mut self, bytes: u64) -> Result<(), CUerror> {
+        match bytes.checked_sub(self.bytes) {
+            Some(0) => {}
+            Some(more) => {
+                self.process.try_charge(self.index, more)?.keep();
+                self.bytes = bytes;
+            }
+            None => self.lessen(bytes),
+        }
         Ok(())
+    }
+
+    #[cold]
+    fn lessen(&mut self, bytes: u64) {
+        let usage = self.process.usage();
+        // Before anything is uncharged.
+        let _unsettled = Unsettled::on(usage, self.index);
+        let excess = self.bytes - bytes;
+        self.process.memory.levels.uncharge(usage, self.index, excess);
+        self.sums.lessen(excess);
+        self.bytes = bytes;
     }
 }
 

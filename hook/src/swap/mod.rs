@@ -128,9 +128,6 @@ impl Swap {
     }
 
     fn take(&self, base: u64) -> Option<Arc<Block>> {
-        if !self.is_on() {
-            return None;
-        }
         self.blocks.write().remove(&base)
     }
 }
@@ -203,7 +200,11 @@ fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64
 }
 
 /// `cuMemFree`: an answer, if the address is a block's.
+#[inline]
 pub(crate) fn free(process: &Process, address: u64) -> Option<CUresult> {
+    if !process.swap.is_on() {
+        return None;
+    }
     // What the program has queued may use it: the driver waits in cuMemFree too.
     free_after(process, address, |block| {
         let context = process.contexts.numbered(block.context);
@@ -212,10 +213,15 @@ pub(crate) fn free(process: &Process, address: u64) -> Option<CUresult> {
 }
 
 /// `cuMemFreeAsync`, likewise. It waits where the driver would not: nothing else tells when what is mapped may go.
+#[inline]
 pub(crate) fn free_on(process: &Process, address: u64, stream: CUstream) -> Option<CUresult> {
+    if !process.swap.is_on() {
+        return None;
+    }
     free_after(process, address, |_| driver::cuStreamSynchronize(stream))
 }
 
+#[cold]
 fn free_after(process: &Process, address: u64, wait: impl Fn(&Block) -> CUresult) -> Option<CUresult> {
     let block = process.swap.take(address)?;
     let waited = wait(&block);
