@@ -43,7 +43,9 @@ fuzz='
     corpus=$3/corpus/$4
     log=$3/$4.log
     mkdir -p "$corpus"
-    if "$1/$4" -max_total_time="$2" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    # It ends by itself, and each input of its own is stopped after 10 s.
+    if timeout --foreground --kill-after=30 $(($2 + 300)) \
+        "$1/$4" -max_total_time="$2" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="artifacts/$4-" "$corpus" "seeds/$4" > "$log" 2>&1
     then
         echo "$4: $(sed -n "s/^stat::number_of_executed_units: *//p" "$log") runs, nothing found"

@@ -10,6 +10,9 @@ usage: scripts/test.sh [--quick] [TEST-FILTER...]
 
   --quick    the tests alone, without lints, documentation, release build, fuzzing and soak
   TEST-FILTER  as cargo test takes them
+
+environment:
+  MINUTES    what it may take, all in all, where nobody sits in front of it (50)
 EOF
 }
 
@@ -21,11 +24,24 @@ esac
 
 cd "$(dirname "$0")/.."
 
+end=$(($(date +%s) + ${MINUTES:-50} * 60))
+
 step() {
     began=$(date +%s)
     printf '\n=== %s\n' "$*"
-    "$@"
+    status=0
+    if [ -t 1 ]; then
+        "$@" || status=$?
+    else
+        # At least a second: none would be no limit.
+        left=$((end > began ? end - began : 1))
+        timeout --kill-after=30 "$left" "$@" || status=$?
+    fi
+    case $status in
+        124 | 137) echo "=== ended: there were $left s left of ${MINUTES:-50} minutes" ;;
+    esac
     echo "=== $(($(date +%s) - began)) s"
+    return "$status"
 }
 
 # have PROGRAM WHAT: whether it is there, with a note if not.

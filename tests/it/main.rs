@@ -179,4 +179,6 @@ mod versions;
 #[cfg(test)]
 mod wait;
 #[cfg(test)]
+mod watchdog;
+#[cfg(test)]
 mod windows;

@@ -1,6 +1,6 @@
 //! Two hundred programs that come, use the GPUs, and go by themselves or by kill -9, for minutes; people who write whatever
-//! they like; a daemon that is killed every twenty seconds. In the end everything adds up and nothing is left.
-//! scripts/soak.sh says for how long.
+//! they like; a daemon that is killed every twenty seconds (`GCGROUP_SOAK_LIFE` says how many). In the end everything adds up
+//! and nothing is left. scripts/soak.sh says for how long.
 
 mod directories;
 mod holdings;
@@ -34,8 +34,6 @@ const PROGRAMS: usize = 200;
 const GPUS: usize = 2;
 /// People who read and write.
 const PEOPLE: u64 = 4;
-/// The life of a daemon.
-const LIFE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Daemon {
@@ -65,9 +63,18 @@ fn with_a_daemon_that_lives_on() {
     soak(Daemon::Kept);
 }
 
-fn duration() -> Duration {
-    let seconds = std::env::var("GCGROUP_SOAK_SECONDS").map_or(60, |text| text.parse().expect("a number"));
+fn seconds(variable: &str, unless_set: u64) -> Duration {
+    let seconds = std::env::var(variable).map_or(unless_set, |text| text.parse().expect("a number"));
     Duration::from_secs(seconds)
+}
+
+fn duration() -> Duration {
+    seconds("GCGROUP_SOAK_SECONDS", 60)
+}
+
+/// The life of a daemon.
+fn life() -> Duration {
+    seconds("GCGROUP_SOAK_LIFE", 20)
 }
 
 /// Everything at once.
@@ -84,6 +91,7 @@ struct Soak {
 }
 
 fn soak(daemon: Daemon) {
+    support::allow(duration());
     let config = Config::default().env("SIMGPU_DEVICES", GPUS).arg("--log=warn");
     let config = if daemon == Daemon::Supervised {
         config.arg("--supervise")
@@ -167,14 +175,14 @@ impl Soak {
 
     fn live(&mut self) {
         let end = Instant::now() + duration();
-        let mut next_kill = Instant::now() + LIFE;
+        let mut next_kill = Instant::now() + life();
         while Instant::now() < end {
             self.start_some();
             self.end_some();
             if Instant::now() >= next_kill {
                 self.note_resident();
                 self.kill_daemon();
-                next_kill = Instant::now() + LIFE;
+                next_kill = Instant::now() + life();
             }
             thread::sleep(Duration::from_millis(10));
         }

@@ -6,11 +6,14 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::wait::{DEADLINE, wait_for};
+use crate::hang::threads;
+use crate::wait::{DEADLINE, wait_for, wait_until};
+use crate::watchdog::{Begun, begin};
 
 /// A child whose stdout is read line by line. Killed when dropped, or when the thread that started it ends.
 #[derive(Debug)]
@@ -21,6 +24,7 @@ pub struct Governed {
     said: Vec<String>,
     stderr: Arc<Mutex<String>>,
     reader: Option<JoinHandle<()>>,
+    _begun: Begun,
 }
 
 impl Governed {
@@ -68,6 +72,7 @@ impl Governed {
             said: Vec::new(),
             stderr,
             reader,
+            _begun: begin(None),
         }
     }
 
@@ -109,7 +114,7 @@ impl Governed {
                 return line;
             }
         }
-        let status = self.child.wait();
+        let status = wait_for("the process ends", || self.child.try_wait().transpose());
         panic!("no line {prefix:?} before the end ({status:?}): {}", self.story())
     }
 
@@ -153,7 +158,8 @@ impl Governed {
         if let Some(reader) = self.reader.take()
             && status.signal().is_none()
         {
-            let _ = reader.join();
+            // Others may have its stderr, and go on.
+            wait_until("its stderr ends", || reader.is_finished());
         }
         status
     }
@@ -192,6 +198,13 @@ impl Governed {
 impl Drop for Governed {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        let deadline = Instant::now() + DEADLINE;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                eprintln!("who was killed does not end:\n{}", threads(self.child.id()));
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -12,6 +12,7 @@ mod others;
 mod program;
 mod truth;
 mod wait;
+mod watchdog;
 
 pub use artifacts::{Artifacts, artifacts, python, repository};
 pub use counted::{instructions, system_calls};
@@ -22,3 +23,4 @@ pub use others::{program_for_all, tree_for_all};
 pub use program::{c_program, c_program_by};
 pub use truth::Truth;
 pub use wait::{DEADLINE, wait_for, wait_until, wait_until_none};
+pub use watchdog::allow;

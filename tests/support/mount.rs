@@ -21,6 +21,7 @@ use crate::governed::Governed;
 use crate::hang::{abort, threads};
 use crate::truth::Truth;
 use crate::wait::{DEADLINE, wait_until};
+use crate::watchdog::{Begun, begin};
 
 /// How a mount is set up.
 #[derive(Debug, Clone, Default)]
@@ -55,6 +56,7 @@ pub struct Mount {
     config: Config,
     daemon: Option<Child>,
     log: Arc<Mutex<Vec<String>>>,
+    _begun: Begun,
 }
 
 impl Mount {
@@ -67,7 +69,10 @@ impl Mount {
     /// Starts a daemon and waits until it serves both the mount and the socket.
     #[track_caller]
     pub fn with(config: Config) -> Self {
+        // They may have to be built first.
+        artifacts();
         let root = TempDir::new().expect("a temporary directory");
+        let begun = begin(Some(root.path().join("mnt")));
         for directory in ["mnt", "run", "sim"] {
             fs::create_dir(root.path().join(directory)).expect("a directory in it");
         }
@@ -79,6 +84,7 @@ impl Mount {
             config,
             daemon: None,
             log: Arc::default(),
+            _begun: begun,
         };
         mount.start();
         mount

@@ -1,0 +1,40 @@
+//! A test that hangs is ended, and says where.
+
+use std::fs;
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill};
+use support::Mount;
+use tempfile::TempDir;
+
+#[test]
+#[ignore = "hangs: what another test has hang"]
+fn hangs() {
+    let mount = Mount::new();
+    let daemon = mount.daemon().expect("it runs");
+    kill(daemon, Signal::SIGSTOP).expect("it runs");
+    // Not answered by anybody.
+    let read = fs::read(mount.file("", "gcgroup.stat"));
+    panic!("it was answered: {read:?}");
+}
+
+#[test]
+fn a_test_that_hangs_in_the_kernel_is_ended_and_says_where() {
+    // Nobody is to build on that time.
+    support::artifacts();
+    let directory = TempDir::new().expect("a temporary directory");
+    let output = Command::new(std::env::current_exe().expect("it runs"))
+        .args(["--ignored", "--exact", "watchdog::hangs"])
+        .env("GCGROUP_TEST_PATIENCE", "1")
+        .env("TMPDIR", directory.path())
+        .output()
+        .expect("starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(101), "{said}");
+    assert!(said.contains("watchdog::hangs hangs"), "{said}");
+    assert!(said.contains("request_wait_answer"), "{said}");
+    assert!(said.contains("gcgroupfs mount"), "{said}");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("proc(5)");
+    let point = directory.path().to_string_lossy().into_owned();
+    assert!(!mounts.contains(&point), "{mounts}");
+}

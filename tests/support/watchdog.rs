@@ -1,0 +1,144 @@
+//! Ends a test run that hangs. A thread that waits in the kernel for a daemon's answer cannot wait with a deadline, so
+//! somebody else has to: who hangs is told, all who wait for an answer get an error, and the run has failed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, Once, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::hang::{abort, threads};
+
+/// How long a daemon or a process of a test's may be there, in seconds, if `GCGROUP_TEST_PATIENCE` does not say: far beyond
+/// anything that works, however loaded the machine.
+const PATIENCE: u64 = 600;
+
+/// The status of a test run that has failed.
+const FAILED: i32 = 101;
+
+/// Seconds beyond that.
+static MORE: AtomicU64 = AtomicU64::new(0);
+static BEGUN: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
+static NEXT: AtomicU64 = AtomicU64::new(0);
+static START: Once = Once::new();
+
+#[derive(Debug)]
+struct Entry {
+    test: String,
+    since: Instant,
+    /// Of a mount.
+    point: Option<PathBuf>,
+}
+
+/// Something that is there for a test, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Begun(u64);
+
+/// Has it watched, by the name of the test whose thread this is.
+pub(crate) fn begin(point: Option<PathBuf>) -> Begun {
+    START.call_once(|| {
+        thread::spawn(watch);
+    });
+    let number = NEXT.fetch_add(1, Relaxed);
+    let entry = Entry {
+        test: thread::current().name().unwrap_or("a thread").to_owned(),
+        since: Instant::now(),
+        point,
+    };
+    let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+    begun.insert(number, entry);
+    Begun(number)
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+        begun.remove(&self.0);
+    }
+}
+
+/// A test of this run takes so long by itself.
+pub fn allow(time: Duration) {
+    MORE.fetch_max(time.as_secs(), Relaxed);
+}
+
+fn watch() {
+    let patience =
+        std::env::var("GCGROUP_TEST_PATIENCE").map_or(PATIENCE, |text| text.parse().expect("seconds"));
+    loop {
+        thread::sleep(Duration::from_secs(1));
+        let begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+        let allowed = Duration::from_secs(patience + MORE.load(Relaxed));
+        if let Some(entry) = begun.values().find(|entry| entry.since.elapsed() > allowed) {
+            let points: Vec<_> = begun
+                .values()
+                .filter_map(|entry| entry.point.as_deref())
+                .collect();
+            end(&format!("{} hangs: more than {allowed:?}", entry.test), &points);
+        }
+    }
+}
+
+/// Says what everybody is at, lets go who can be, and ends the run.
+fn end(what: &str, points: &[&Path]) {
+    let ours = ours(points);
+    // Past what captures the output of tests.
+    let mut out = std::io::stderr();
+    let _ = writeln!(out, "\n{what}");
+    for pid in &ours {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        let _ = writeln!(out, "{pid} {line}\n{}", threads(pid));
+    }
+    for point in points {
+        abort(point);
+    }
+    let me = std::process::id();
+    for pid in ours.into_iter().filter(|pid| *pid != me) {
+        if let Ok(pid) = i32::try_from(pid) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+    for point in points {
+        let _ = umount2(*point, MntFlags::MNT_DETACH);
+    }
+    std::process::exit(FAILED);
+}
+
+/// This process, all that come from it, and all that have been told of one of the mounts.
+fn ours(points: &[&Path]) -> Vec<u32> {
+    let mut ours = vec![std::process::id()];
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids: Vec<u32> = pids
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    let parent = |pid: u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+        line.trim().parse::<u32>().ok()
+    };
+    let is_told = |pid: u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        points
+            .iter()
+            .any(|point| line.contains(&*point.to_string_lossy()))
+    };
+    loop {
+        let more = pids.iter().copied().filter(|pid| {
+            !ours.contains(pid) && (is_told(*pid) || parent(*pid).is_some_and(|pid| ours.contains(&pid)))
+        });
+        let more: Vec<_> = more.collect();
+        if more.is_empty() {
+            return ours;
+        }
+        ours.extend(more);
+    }
+}
