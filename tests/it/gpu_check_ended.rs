@@ -115,6 +115,7 @@ impl Halfway {
         let found = results(self.out.path());
         assert_eq!(found["driver"]["state"], "PASS");
         assert_eq!(found["contention"]["state"], "SKIP");
+        assert!(found["contention"]["facts"].is_object());
         assert_eq!(
             found["contention"]["reason"],
             "the check was ended while this ran"

@@ -25,17 +25,17 @@ class Results:
 
     def begins(self, name, **facts):
         """Whoever ends the check by force from now on leaves this behind."""
-        self.entries[name] = {"state": "SKIP", "reason": "the check was ended while this ran", "seconds": 0, **facts}
+        self.entries[name] = {"state": "SKIP", "reason": "the check was ended while this ran", "seconds": 0, "facts": {}, **facts}
         self.save()
 
     def ends(self, name, state, reason, seconds, stem=None, **facts):
         """Its end, with the numbers and the last of stderr of a program that kept both at `stem`."""
         entry = {"state": state, "reason": reason, "seconds": round(seconds, 1), **facts}
+        numbers, said = (text(f"{stem}.{kind}").strip() if stem else "" for kind in ("json", "err"))
         try:
-            entry["facts"] = json.loads(text(f"{stem}.json") or "{}")
+            entry["facts"] = json.loads(numbers or "{}")
         except ValueError:
             entry["facts"] = {}
-        said = text(f"{stem}.err").strip()
         if said and state != "PASS":
             entry["stderr"] = said[-TAIL:]
         self.entries[name] = entry
