@@ -9,10 +9,20 @@ use crate::nvml::Nvml;
 
 #[test]
 fn after_the_churn_the_ledger_is_the_drivers_own_count() {
+    let rounds = std::env::var("GCGROUP_CHURN_ROUNDS").unwrap_or_else(|_| "200".to_owned());
+    churn(&["--rounds", &rounds]);
+}
+
+#[test]
+fn and_so_it_is_with_more_threads_than_have_counts_of_their_own() {
+    let threads = (gcgroup_abi::MAX_THREADS + 20).to_string();
+    churn(&["--rounds", "3", "--size", "4K", "--threads", &threads]);
+}
+
+fn churn(arguments: &[&str]) {
     let mount = Mount::new();
     let mut command = mount.command(artifacts().load());
-    let rounds = std::env::var("GCGROUP_CHURN_ROUNDS").unwrap_or_else(|_| "200".to_owned());
-    command.args(["churn", "--rounds", &rounds]);
+    command.arg("churn").args(arguments);
     let mut load = support::Governed::spawn(command);
     load.expect("ready");
     let (truth, dir, pid) = (
