@@ -197,11 +197,21 @@ fn gc_autopreempt_freezes_while_the_other_is_busy() {
     let (pid, frozen) = (batch.pid().to_string(), held.pid().to_string());
     mount.write(&frozen, "compute.freeze", "1");
     let mut script = autopreempt(&mount, &watched, &[&pid, &frozen]);
+    // However long the script takes to look.
+    let mut work_until = |what: &str, done: &mut dyn FnMut() -> bool| {
+        wait_until(what, || {
+            assert_eq!(watched.ask("launch 1 50000"), "launched 1");
+            assert_eq!(watched.ask("sync"), "synchronised");
+            done()
+        });
+    };
     for _ in 0..3 {
-        assert_eq!(watched.ask("launch 1 300000"), "launched 1");
-        script.expect("busy: ");
-        wait_until("frozen", || mount.number(&pid, "gcgroup.events", "frozen") == 1);
-        assert_eq!(watched.ask("sync"), "synchronised");
+        work_until("it says so", &mut || {
+            script.line_now().is_some_and(|line| line.starts_with("busy: "))
+        });
+        work_until("frozen", &mut || {
+            mount.number(&pid, "gcgroup.events", "frozen") == 1
+        });
         script.expect("idle: ");
         wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
         assert_eq!(batch.ask("launch 1"), "launched 1");
