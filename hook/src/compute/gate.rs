@@ -277,7 +277,7 @@ impl Passing<'_> {
             let place = self.with_window(|places| {
                 let now = sys::now();
                 if is_disturbed {
-                    places.disturb(now);
+                    places.disturb(window, now);
                 }
                 places.place(context.as_ref(), self.what, stream, window, now)
             });
@@ -296,7 +296,7 @@ impl Passing<'_> {
             let word = control.gate.load(Relaxed);
             if Gate::from_word(word) != Gate::Throttled || process::is_exiting() {
                 self.timeouts = 0;
-                self.with_window(|places| places.disturb(sys::now()));
+                self.with_window(|places| places.disturb(window(control), sys::now()));
                 return;
             }
             let told = u64::from(control.patience_usec.load(Relaxed)) * 1000;
@@ -312,8 +312,9 @@ impl Passing<'_> {
         self.timeouts += 1;
         usage.gate_timeouts.fetch_add(1, Relaxed);
         let batch = self.with_window(|places| {
-            places.disturb(sys::now());
-            places.batch(self.what, window(control))
+            let window = window(control);
+            places.disturb(window, sys::now());
+            places.batch(self.what, window)
         });
         self.bound.side.credit.store(batch, Relaxed);
     }

@@ -187,9 +187,10 @@ impl Window {
         self.longest.get()
     }
 
-    /// Somebody more important has, or has just had, the device.
-    pub(super) fn disturb(&mut self, now: u64) {
-        self.disturbed_until = now;
+    /// Somebody else has, or has just had, the device, with windows of so many nanoseconds: what that one has queued
+    /// may yet run, and may be a wide window, of four.
+    pub(super) fn disturb(&mut self, window: u64, now: u64) {
+        self.disturbed_until = now + 4 * window;
     }
 
     /// Forgets what is in flight: it is another context's.
@@ -425,7 +426,7 @@ mod tests {
             window.learn(load(1), 1_000_000, 1_000_000);
             window.looked_at = 10_000_000;
         }
-        window.disturb(9_000_000);
+        window.disturb(WINDOW, 9_000_000 - 4 * WINDOW);
         window.account(load(1), 5_000_000, 10_000_000);
         undisturbed.account(load(1), 5_000_000, 10_000_000);
         assert_eq!((window.costs[0], window.longest()), (1_000_000, 0));
