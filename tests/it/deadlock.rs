@@ -1,5 +1,7 @@
 //! Whoever waits for another is not held back for ever by gates that know nothing of it.
 
+use std::fs;
+
 use support::{Config, Mount, wait_until};
 
 use crate::contended::{batch, goes_on, program, share_word, wait_for_ratio};
@@ -69,7 +71,12 @@ fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
 
 #[test]
 fn one_thread_that_drives_two_gpus_which_wait_for_each_other() {
-    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    // Each step of the less important one waits until it would starve: for as long as these say, on either GPU.
+    let settings = tempfile::NamedTempFile::new().expect("a file");
+    let text = "[compute]\nstarvation_usec = 20_000\npatience_usec = 25_000\n";
+    fs::write(settings.path(), text).expect("it is ours");
+    let config = Config::default().env("SIMGPU_DEVICES", 2).arg("--config");
+    let mount = Mount::with(config.arg(settings.path().to_str().expect("its name")));
     let _busy = [batch(&mount, 0, 4), batch(&mount, 1, 4)];
     // Each begins where the other ends.
     let mut programs = [program(&mount, 0), program(&mount, 15)];
