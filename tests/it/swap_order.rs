@@ -1,0 +1,75 @@
+//! In what order a move asks the driver: what takes long is done before anything is held, or after.
+
+use std::path::Path;
+
+use support::{Config, Governed, Mount, artifacts, wait_until};
+
+use crate::driver::Dir;
+use crate::swap_faults::is_host_counted;
+
+const MIB: u64 = 1 << 20;
+
+/// What a move asks of the driver for a block, but for what takes no time.
+const CALLS: [&str; 5] = [
+    "cuMemCreate",
+    "cuMemSetAccess",
+    "cuMemcpyAsync",
+    "cuMemUnmap",
+    "cuMemRelease",
+];
+
+fn calls(trace: &Path) -> Vec<String> {
+    let lines = std::fs::read_to_string(trace).unwrap();
+    let names = lines.lines().filter_map(|line| line.split_whitespace().nth(1));
+    names
+        .filter(|name| CALLS.contains(name))
+        .map(|name| name.trim_start_matches("cuMem").to_owned())
+        .collect()
+}
+
+#[test]
+fn all_is_made_before_anything_moves_and_let_go_when_everything_has() {
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let trace = mount.simgpu_dir().join("trace");
+    let mut command = mount.command(artifacts().load());
+    command
+        .arg("obey")
+        .env("GCGROUP_SWAP", "max")
+        .env("SIMGPU_TRACE", &trace);
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    for _ in 0..2 {
+        let answer = program.ask(&format!("alloc linear {}", 8 * MIB));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    let dir = Dir::of(&mount, program.pid());
+    let made = ["Create", "SetAccess"].repeat(2);
+    // By the program itself, and then by the moves.
+    let before = calls(&trace).len();
+    dir.write("memory.limit", 1);
+    wait_until("all is out", || dir.number("memory.current") == 0);
+    let copied = ["cpyAsync", "cpyAsync"];
+    let exchanged = ["Unmap", "SetAccess"].repeat(2);
+    let settled = ["Unmap", "Release"].repeat(2);
+    let of_out: Vec<_> = [&made[..], &copied, &exchanged, &settled].concat();
+    assert_eq!(calls(&trace)[before..], of_out, "out");
+    assert_eq!(dir.number("memory.swap.current"), 16 * MIB);
+    wait_until("no more is there", || is_host_counted(&mount, program.pid()));
+
+    let before = before + of_out.len();
+    dir.write("memory.limit", "max");
+    wait_until("all is in", || dir.number("memory.swap.current") == 0);
+    // What it leaves of host memory is kept.
+    let of_in: Vec<_> = [&made[..], &copied, &exchanged, &["Unmap", "Unmap"]].concat();
+    let all = calls(&trace);
+    assert_eq!(all[before..][..of_in.len()], of_in, "in");
+    wait_until("it is counted", || is_host_counted(&mount, program.pid()));
+    wait_until("it is let go", || dir.key("memory.stat", "swap_supply") == 0);
+    assert_eq!(
+        calls(&trace)[before + of_in.len()..],
+        ["Release", "Release"],
+        "after"
+    );
+    assert_eq!(program.ask("verify"), "verified 2");
+    program.finish();
+}
