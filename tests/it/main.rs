@@ -164,6 +164,7 @@ mod swap_calls;
 mod swap_faults;
 #[cfg(test)]
 mod swap_load;
+#[cfg(test)]
 mod swap_order;
 #[cfg(test)]
 mod swap_pinned;
