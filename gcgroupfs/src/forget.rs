@@ -43,7 +43,11 @@ pub fn run(Arguments { point, device }: &Arguments) -> anyhow::Result<()> {
     let (of_writer, point, device) = (is_writing.clone(), point.clone(), *device);
     thread::Builder::new()
         .name("watch".to_owned())
-        .spawn(move || watch(&io::stdin(), &of_writer, || mount::abort(&point, device)))
+        .spawn(move || {
+            watch(&io::stdin(), &of_writer, || {
+                mount::abort(&point, device, &io::stdout());
+            })
+        })
         .context("cannot watch the daemon")?;
     let (relay, kernel) = (io::stdin(), io::stdout());
     while let Some(messages) = fuse::next(&relay)? {

@@ -24,6 +24,8 @@ mod helper;
 
 pub use abort::abort;
 
+use abort::abort_dead;
+
 /// The type under which the kernel lists the mount.
 const TYPE: &str = "fuse.gcgroup";
 
@@ -144,7 +146,7 @@ fn replace_dead(point: &Path, source: &Path) -> io::Result<()> {
             ));
         }
         tracing::info!(point = %point.display(), id = top.id, "replacing a dead mount");
-        abort(point, top.device);
+        abort_dead(point, top.device);
         detach(point)?;
     }
     Ok(())

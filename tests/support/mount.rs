@@ -49,6 +49,9 @@ impl Config {
     }
 }
 
+/// How the line begins in which a daemon says that it serves.
+const READY: &str = "gcgroupfs: ready:";
+
 /// A running daemon. Unmounted and ended when dropped, so that tests run side by side.
 #[derive(Debug)]
 pub struct Mount {
@@ -317,6 +320,12 @@ impl Mount {
                 Ok(())
             });
         }
+        let log = Arc::clone(&self.log);
+        let nr_ready = move || {
+            let log = log.lock().unwrap_or_else(PoisonError::into_inner);
+            log.iter().filter(|line| line.starts_with(READY)).count()
+        };
+        let nr_ready_before = nr_ready();
         let mut daemon = command.spawn().expect("gcgroupfs starts");
         if let Some(stderr) = daemon.stderr.take() {
             let log = Arc::clone(&self.log);
@@ -335,8 +344,11 @@ impl Mount {
             .any(|argument| argument == "--no-fuse");
         wait_until("the daemon serves mount and socket", || {
             ended = daemon.try_wait().unwrap_or_default();
+            // What answers may still be one that was killed, or what its supervisor has left.
             ended.is_some()
-                || ((!is_fuse || is_mounted(&root.join("mnt"))) && is_listening(&root.join("gcgroup.sock")))
+                || (nr_ready() > nr_ready_before
+                    && (!is_fuse || is_mounted(&root.join("mnt")))
+                    && is_listening(&root.join("gcgroup.sock")))
         });
         if let Some(status) = ended {
             self.daemon = None;
