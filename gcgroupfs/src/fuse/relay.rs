@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -17,7 +18,10 @@ use super::forget::deliver;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The least time between two starts.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(100);
+
+/// How many helpers may end over one message.
+const ATTEMPTS: usize = 32;
 
 #[derive(Debug)]
 pub struct Relay {
@@ -45,11 +49,17 @@ impl Relay {
             next_start: Instant::now(),
             is_over: false,
         };
-        relay.start();
+        relay.running = relay
+            .start()
+            .inspect_err(
+                |error| tracing::warn!(%error, "no helper has the kernel forget: killed, we may hang"),
+            )
+            .ok();
         relay
     }
 
-    /// Has notifications written, and waits until they are.
+    /// Has notifications written, and waits until they are. Where the helper has been killed, the daemon may be about to
+    /// be, so another writes; we do only if none can be had.
     ///
     /// # Errors
     /// The daemon is about to end.
@@ -57,17 +67,23 @@ impl Relay {
         if self.is_over {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        for _ in 0..2 {
-            if self.running.is_none() {
-                self.start();
-            }
-            let Some(running) = &self.running else { break };
+        for _ in 0..ATTEMPTS {
+            let running = match self.running.take() {
+                Some(running) => running,
+                None => match self.start() {
+                    Ok(running) => running,
+                    Err(error) => {
+                        tracing::debug!(%error, "no helper has the kernel forget");
+                        break;
+                    }
+                },
+            };
             match running.pass(messages) {
-                Ok(()) => return Ok(()),
-                Err(error) => {
-                    tracing::warn!(%error, "the helper that has the kernel forget has ended; starting another");
-                    self.running = None;
+                Ok(()) => {
+                    self.running = Some(running);
+                    return Ok(());
                 }
+                Err(error) => tracing::warn!(%error, "the helper that has the kernel forget has ended"),
             }
         }
         // Better than to show for ever what has gone.
@@ -81,17 +97,11 @@ impl Relay {
         self.running = None;
     }
 
-    fn start(&mut self) {
-        let now = Instant::now();
-        if now < self.next_start {
-            return;
-        }
-        self.next_start = now + RETRY;
-        self.running = Running::start(&self.device, &self.spot)
-            .inspect_err(
-                |error| tracing::warn!(%error, "no helper to have the kernel forget: killed, we may hang"),
-            )
-            .ok();
+    /// Another helper, a while after the one before.
+    fn start(&mut self) -> io::Result<Running> {
+        thread::sleep(self.next_start.saturating_duration_since(Instant::now()));
+        self.next_start = Instant::now() + RETRY;
+        Running::start(&self.device, &self.spot)
     }
 }
 
@@ -135,7 +145,7 @@ impl Drop for Running {
         self.socket = None;
         let deadline = Instant::now() + PATIENCE;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }
