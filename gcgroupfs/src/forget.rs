@@ -1,6 +1,6 @@
 //! The helper that writes to the kernel what it is to forget. The kernel locks a directory for that, however long it
 //! takes, and keeps what writes from ending meanwhile, also by kill -9; who holds the lock may be waiting for the daemon.
-//! So the daemon does not write, and can always be killed. The helper outlives it by a moment: should it be held up then, it
+//! So the daemon does not write, nor its supervisor, and can always be killed. The helper outlives them by a moment: should it be held up then, it
 //! breaks the connection, so that all who wait for an answer have an error instead.
 
 use std::io;
@@ -54,7 +54,7 @@ pub fn run(Arguments { point, device }: &Arguments) -> anyhow::Result<()> {
         is_writing.store(true, Relaxed);
         fuse::deliver(&messages, &kernel);
         is_writing.store(false, Relaxed);
-        nix::unistd::write(&relay, &[0])?;
+        fuse::done(&relay)?;
     }
     Ok(())
 }

@@ -37,7 +37,8 @@ use takeover::Takeover;
 use wake::Waker;
 
 pub use announce::Spot;
-pub use forget::{Forgetter, deliver, next, pass_on};
+pub use forget::{Forgetter, deliver, done, next};
+pub use relay::Attended;
 
 /// Request loops. One, since no callback waits and a panic in one is caught. A second costs every `cat` a third more
 /// (25 us instead of 18: the kernel wakes it for the release that nobody waits for, between two requests that

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Governed, Mount, artifacts, wait_for, wait_until};
+use support::{Config, Governed, Mount, artifacts, wait_for, wait_until};
 
 use crate::driver::DriverShell;
 use crate::soak::random::Random;
@@ -130,6 +130,35 @@ fn a_killed_daemon_ends_whatever_the_kernel_is_forgetting() {
     for pid in writers {
         wait_until("who writes for a daemon ends with it", || !is_running(pid));
     }
+}
+
+#[test]
+fn so_does_a_supervisor_with_its_daemon() {
+    let mut mount = Mount::with(Config::default().arg("--supervise"));
+    let kills = bustle(&mut mount, |mount| {
+        let (end, mut random) = (Instant::now() + LENGTH, Random::of(11));
+        let mut kills = 0;
+        while Instant::now() < end {
+            thread::sleep(Duration::from_millis(100 + random.below(150) as u64));
+            mount.kill9();
+            mount.restart();
+            kills += 1;
+        }
+        kills
+    });
+    assert!(kills > 5, "{kills} kills");
+    let supervisor = mount.daemon().expect("it runs");
+    let killed = writer(supervisor).expect("it has one");
+    kill(killed, Signal::SIGKILL).expect("it runs");
+    let shell = DriverShell::start(&mount);
+    assert!(mount.governs(shell.pid()), "now the kernel knows it, for an hour");
+    let pid = shell.pid();
+    shell.kill9();
+    wait_until("it has been forgotten", || !mount.governs(pid));
+    let pid = wait_for("another", || writer(supervisor).filter(|now| *now != killed));
+    mount.stop();
+    assert!(!is_listed(&mount.path()), "it is unmounted");
+    assert!(!is_running(pid), "who writes has ended before that");
 }
 
 #[test]

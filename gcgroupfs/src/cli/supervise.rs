@@ -3,14 +3,13 @@
 
 use std::env;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -55,25 +54,22 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<()>
     let init = fuse::first_message(&device).with_context(cannot)?;
     let flags = SockFlag::SOCK_CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
-    relay(ours, device.try_clone()?)?;
+    let spot = fuse::Spot {
+        point: mount.point().to_owned(),
+        device: mount.device(),
+    };
+    let helper = fuse::Attended::start(ours, device.try_clone()?, spot)
+        .context("cannot start who has the kernel forget")?;
     let keeper = Keeper::new((device, mount.device()), listener.share()?, &init, theirs)?;
     let mut signals = Signals::new()?;
     super::mount::tell_ready();
     let result = follow(&keeper, &mut signals);
+    // It finds who waits for an answer by the mount.
+    helper.stop(|| drop(keeper));
     if let Err(error) = mount.unmount() {
         warn!("cannot unmount {}: {error}", point.display());
     }
     result
-}
-
-/// Writes to the kernel what daemons have it forget. It ends with the process.
-fn relay(from: OwnedFd, to: OwnedFd) -> io::Result<()> {
-    thread::Builder::new().name("relay".to_owned()).spawn(move || {
-        if let Err(error) = fuse::pass_on(&from, &to) {
-            warn!("the kernel cannot be told of what has gone: {error}");
-        }
-    })?;
-    Ok(())
 }
 
 /// Starts one daemon after another.

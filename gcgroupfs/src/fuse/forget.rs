@@ -1,6 +1,6 @@
 //! Has the kernel forget names. It locks the directory for that, and who holds the lock may wait for our answer. A
 //! daemon that was killed in that write would not come to its end before it is answered, and so never. So another
-//! process writes: under a supervisor that one, whose next daemon gives the answer; else a helper of ours.
+//! process writes, a helper: under a supervisor its, since the next daemon gives the answer; else ours.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fuser::INodeNo;
-use nix::sys::socket::{MsgFlags, send};
+use nix::sys::socket::{MsgFlags, recv, send};
 use parking_lot::Mutex;
 
 use super::relay::Relay;
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub enum Forgetter {
     /// A helper of ours. It has been done when it is back.
     Helped(Arc<Mutex<Relay>>),
-    /// The supervisor, some time.
+    /// The supervisor's helper, some time.
     Relayed(Arc<OwnedFd>),
 }
 
@@ -76,26 +76,28 @@ impl Forgetter {
     }
 }
 
-/// The supervisor's part: writes what comes over `relay` to `device`, until there is nobody left to send.
-///
-/// # Errors
-/// The relay is broken.
-pub fn pass_on(relay: &impl AsFd, device: &impl AsFd) -> io::Result<()> {
-    while let Some(messages) = next(relay)? {
-        deliver(&messages, device);
-    }
-    Ok(())
-}
-
-/// What comes over a relay, if there is still somebody to send.
+/// What comes over a relay, if there is still somebody to send. It stays there until it is [`done`]: should we be killed
+/// before that, another finds it.
 ///
 /// # Errors
 /// The relay is broken.
 pub fn next(relay: &impl AsFd) -> io::Result<Option<Vec<u8>>> {
     let mut buffer = vec![0; MAX_LENGTH];
-    let length = nix::unistd::read(relay, &mut buffer)?;
+    let length = recv(relay.as_fd().as_raw_fd(), &mut buffer, MsgFlags::MSG_PEEK)?;
     buffer.truncate(length);
     Ok(Some(buffer).filter(|messages| !messages.is_empty()))
+}
+
+/// Takes what has come out of the relay, and says so with a byte. Daemons of a supervisor do not wait for it: when too many
+/// are there, it is left unsaid.
+///
+/// # Errors
+/// The relay is broken.
+pub fn done(relay: &impl AsFd) -> io::Result<()> {
+    let relay = relay.as_fd().as_raw_fd();
+    recv(relay, &mut [0], MsgFlags::empty())?;
+    let _ = send(relay, &[0], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+    Ok(())
 }
 
 /// Writes to `device` the first of these notifications that the kernel takes.

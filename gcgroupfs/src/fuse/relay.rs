@@ -5,6 +5,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -109,18 +112,7 @@ impl Running {
     fn start(device: &OwnedFd, spot: &Spot) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
-        let child = Command::new("/proc/self/exe")
-            .arg("forget")
-            .arg(&spot.point)
-            .arg(spot.device.to_string())
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::from(device.try_clone()?))
-            .stderr(Stdio::null())
-            // Who stops the daemon from the keyboard does not mean the helper.
-            .process_group(0)
-            .spawn()?;
+        let child = helper(theirs, device, spot)?;
         Ok(Self {
             child,
             socket: Some(ours),
@@ -146,6 +138,70 @@ impl Drop for Running {
         let deadline = Instant::now() + PATIENCE;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Starts a helper that writes what comes over `from`.
+fn helper(from: OwnedFd, device: &OwnedFd, spot: &Spot) -> io::Result<Child> {
+    Command::new("/proc/self/exe")
+        .arg("forget")
+        .arg(&spot.point)
+        .arg(spot.device.to_string())
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::from(from))
+        .stdout(Stdio::from(device.try_clone()?))
+        .stderr(Stdio::null())
+        // Who stops the daemon from the keyboard does not mean the helper.
+        .process_group(0)
+        .spawn()
+}
+
+/// The supervisor's part: there is always a helper that writes what daemons send over a socket's other end.
+#[derive(Debug)]
+pub struct Attended {
+    is_over: Arc<AtomicBool>,
+    ended: Receiver<()>,
+}
+
+impl Attended {
+    /// Helpers read `from` and write to `device`, until nobody has the other end any more.
+    ///
+    /// # Errors
+    /// The first cannot be started.
+    pub fn start(from: OwnedFd, device: OwnedFd, spot: Spot) -> io::Result<Self> {
+        let start = move || helper(from.try_clone()?, &device, &spot);
+        let mut running = Some(start()?);
+        let (is_over, (sender, ended)) = (Arc::new(AtomicBool::new(false)), channel());
+        let over = is_over.clone();
+        thread::Builder::new().name("relay".to_owned()).spawn(move || {
+            loop {
+                if let Some(mut child) = running.take() {
+                    let _ = child.wait();
+                }
+                if over.load(SeqCst) {
+                    break;
+                }
+                tracing::warn!("the helper that has the kernel forget has ended; starting another");
+                thread::sleep(RETRY);
+                running = start()
+                    .inspect_err(|error| tracing::warn!(%error, "no helper has the kernel forget"))
+                    .ok();
+            }
+            // It may not be waited for.
+            let _ = sender.send(());
+        })?;
+        Ok(Self { is_over, ended })
+    }
+
+    /// Waits until the helper has ended, which it does once the other end of its socket is closed: `close` is to do that.
+    /// To be called before it is unmounted, while the helper can find the mount.
+    pub fn stop(self, close: impl FnOnce()) {
+        self.is_over.store(true, SeqCst);
+        close();
+        if self.ended.recv_timeout(PATIENCE).is_err() {
+            tracing::warn!("the kernel still has not forgotten what has gone");
         }
     }
 }
