@@ -7,12 +7,12 @@
 //! Tests for a lock use `F_OFD_GETLK`, which also sees the locks of the asking process, and which
 //! gives the owner's pid as the asker's pid namespace knows it.
 
-use std::fs::{File, OpenOptions};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -25,9 +25,25 @@ const SLOTS: i64 = 1 << 16;
 /// The lock file, open.
 #[derive(Debug)]
 pub(crate) struct Locks {
-    file: ManuallyDrop<File>,
+    file: &'static File,
     /// Record locks belong to the process: its threads need a lock of their own.
     devices: [Mutex<()>; MAX_DEVICES],
+}
+
+/// The lock file of that path, which this process opens once, however often it looks at the machine.
+fn opened_once(path: PathBuf) -> io::Result<&'static File> {
+    static OPENED: Mutex<BTreeMap<PathBuf, &'static File>> = Mutex::new(BTreeMap::new());
+    let mut opened = OPENED.lock();
+    if let (Some(file), Ok(now)) = (opened.get(&path), fs::metadata(&path)) {
+        let known = file.metadata()?;
+        // It may have been removed and made again.
+        if (known.dev(), known.ino()) == (now.dev(), now.ino()) {
+            return Ok(file);
+        }
+    }
+    let file: &'static File = Box::leak(Box::new(open_shared(&path)?));
+    opened.insert(path, file);
+    Ok(file)
 }
 
 /// Holds one device's memory accounts still, against every thread of every process.
@@ -50,9 +66,8 @@ impl Drop for DeviceGuard<'_> {
 impl Locks {
     /// Opens the lock file, for the life of the process.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
-        let file = open_shared(&dir.join("lock"))?;
         Ok(Locks {
-            file: ManuallyDrop::new(file),
+            file: opened_once(dir.join("lock"))?,
             devices: [const { Mutex::new(()) }; MAX_DEVICES],
         })
     }
@@ -158,4 +173,31 @@ fn record(kind: i32, start: i64, length: i64) -> libc::flock {
 
 fn offset(index: usize) -> i64 {
     i64::try_from(index).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn however_often_it_is_looked_at_the_file_is_open_once() {
+        let directory = std::env::temp_dir().join(format!("simgpu-lock-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("lock");
+        let open = |path: &Path| {
+            let all = fs::read_dir("/proc/self/fd").unwrap().flatten();
+            all.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == path))
+                .count()
+        };
+        for _ in 0..3 {
+            Locks::open(&directory).unwrap();
+        }
+        assert_eq!(open(&file), 1);
+        fs::remove_file(&file).unwrap();
+        let again = Locks::open(&directory).unwrap();
+        assert_eq!(
+            again.file.metadata().unwrap().ino(),
+            fs::metadata(&file).unwrap().ino()
+        );
+    }
 }
