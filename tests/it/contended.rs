@@ -7,6 +7,10 @@ use support::{Governed, Mount, python, repository, wait_until};
 
 use crate::simgpu::Program;
 
+/// Steps of `gcgroup_work` in a microsecond of a simulated GPU. Whoever measured it beside more important work would
+/// wait long, and take the waits for its own kernels' time.
+pub const RATE: &str = "1000";
+
 /// A batch job that is always busy, at this priority, until it is dropped.
 #[track_caller]
 pub fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
@@ -19,6 +23,8 @@ pub fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
         "work",
         "--kernel-usec",
         "500",
+        "--rate",
+        RATE,
         "--depth",
         "4",
         "--duration",

@@ -24,6 +24,9 @@ pub struct Arguments {
     /// What makes a kernel last
     #[arg(long, value_enum, default_value_t = Kind::Spin)]
     pub kernel: Kind,
+    /// Steps of work that take a microsecond on this device, where others hold it and they cannot be measured
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: Option<u32>,
     /// Streams, used by turns
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub streams: u16,
@@ -55,7 +58,10 @@ impl<'g> Kernels<'g> {
             rate: 0.0,
         };
         if args.kernel == Kind::Work {
-            kernels.rate = kernels.measure()?;
+            kernels.rate = match args.rate {
+                Some(rate) => rate.into(),
+                None => kernels.measure()?,
+            };
             say::line(format_args!("work {:.1} steps a usec", kernels.rate))?;
         }
         Ok(kernels)
