@@ -100,6 +100,7 @@ macro_rules! opaque {
 }
 
 opaque! {
+    CUDA_FABRIC_COPY_BATCH_OP;
     CUDA_LAUNCH_PARAMS;
     CUDA_MEMCPY2D;
     CUDA_MEMCPY2D_v1;
@@ -111,6 +112,7 @@ opaque! {
     CUexecAffinityParam;
     CUgraphEdgeData;
     CUlaunchConfig;
+    CUmemDecompressParams;
     CUmemcpyAttributes;
 }
 

@@ -620,4 +620,30 @@ hooks! {
     fn cuMemsetD8_v2 [cuMemsetD8_v2_ptds](
         dst_device: CUdeviceptr, value: c_uchar, count: usize,
     ) @3020 => submit Copy;
+
+    // Managed memory on its way, data unpacked, and copies over a fabric.
+
+    fn cuMemPrefetchAsync [cuMemPrefetchAsync_ptsz](
+        address: CUdeviceptr, count: usize, to: CUdevice, stream: CUstream,
+    ) @8000 => submit Copy;
+    fn cuMemPrefetchAsync_v2 [cuMemPrefetchAsync_v2_ptsz](
+        address: CUdeviceptr, count: usize, to: CUmemLocation, flags: c_uint, stream: CUstream,
+    ) @12020 => submit Copy;
+    fn cuMemPrefetchBatchAsync [cuMemPrefetchBatchAsync_ptsz](
+        addresses: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut CUmemLocation,
+        location_idxs: *mut usize, num_locations: usize, flags: c_ulonglong, stream: CUstream,
+    ) @13000 => submit Copy;
+    fn cuMemDiscardBatchAsync [cuMemDiscardBatchAsync_ptsz](
+        addresses: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: c_ulonglong, stream: CUstream,
+    ) @13000 => submit Copy;
+    fn cuMemDiscardAndPrefetchBatchAsync [cuMemDiscardAndPrefetchBatchAsync_ptsz](
+        addresses: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut CUmemLocation,
+        location_idxs: *mut usize, num_locations: usize, flags: c_ulonglong, stream: CUstream,
+    ) @13000 => submit Copy;
+    fn cuMemBatchDecompressAsync [cuMemBatchDecompressAsync_ptsz](
+        params: *mut CUmemDecompressParams, count: usize, flags: c_uint, error_index: *mut usize, stream: CUstream,
+    ) @12060 => submit Copy;
+    fn cuFabricCpyBatchAsync [cuFabricCpyBatchAsync_ptsz](
+        num_ops: usize, op_list: *mut CUDA_FABRIC_COPY_BATCH_OP, flags: c_ulonglong, stream: CUstream,
+    ) @13050 => submit Copy;
 }

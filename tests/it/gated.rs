@@ -62,10 +62,11 @@ fn a_freeze_holds_each_gated_function_and_a_thaw_lets_it_go_and_each_is_counted(
     names.iter().for_each(|name| bare.say(name));
     assert_eq!(governed, answers(&mut bare, names.len()));
     let begins = |prefix: &str| names.iter().filter(|name| name.starts_with(prefix)).count();
+    let (launches, graphs) = (begins("cuLaunch"), begins("cuGraphLaunch"));
     for (key, count) in [
-        ("nr_launches", begins("cuLaunch")),
-        ("nr_graphs", begins("cuGraphLaunch")),
-        ("nr_copies", begins("cuMem")),
+        ("nr_launches", launches),
+        ("nr_graphs", graphs),
+        ("nr_copies", names.len() - launches - graphs),
     ] {
         assert_eq!(dir.key("compute.stat", key), count as u64, "{key}");
     }
@@ -104,6 +105,7 @@ fn what_is_captured_is_neither_held_nor_counted_until_its_graph_is_launched() {
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
     calls.ok("cuMemAlloc_v2 &block 4096");
+    calls.ok("cuMemAllocManaged &managed 4096 1");
     calls.ok("cuStreamCreate &stream 1");
     let counts =
         || ["nr_launches", "nr_graphs", "nr_copies", "nr_frozen"].map(|key| dir.key("compute.stat", key));
@@ -112,6 +114,7 @@ fn what_is_captured_is_neither_held_nor_counted_until_its_graph_is_launched() {
     dir.write("compute.freeze", 1);
     calls.ok("cuMemsetD8Async $block 7 4096 $stream");
     calls.ok("cuMemcpyAsync $block $block 4096 $stream");
+    calls.ok("cuMemPrefetchAsync $managed 4096 $device $stream");
     // Who froze waits for the end of a capture, which can wait for nobody.
     assert!(!dir.is_frozen());
     calls.ok("cuStreamEndCapture $stream &graph");

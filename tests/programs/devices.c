@@ -30,6 +30,8 @@
  *   batch STREAM BYTES TO FROM TO FROM  by cuMemcpyBatchAsync
  *   batch3d STREAM BYTES TO ARRAY       by cuMemcpy3DBatchAsync, of one row
  *   one3d STREAM BYTES TO ARRAY         by cuMemcpy3DWithAttributesAsync, of one row
+ *   prefetch HOW STREAM BYTES MEMORY DEVICE     HOW is device or location, or a batch: batch; both, discarded before
+ *   discard STREAM BYTES MEMORY
  *   copy3d TO CONTEXT FROM CONTEXT BYTES        by a CUDA_MEMCPY3D_PEER of one row
  *   nulls DEVICE            the results of asking for memory with no place for the free, the total, either; and for a
  *                           device's total
@@ -522,6 +524,21 @@ static void one(const char *line)
             printf("%d\n", CALL("cuMemcpy3DWithAttributesAsync", &op, 0ull, stream(a)));
         else
             printf("%d\n", CALL("cuMemcpy3DBatchAsync_v2", (size_t)1, &op, 0ull, stream(a)));
+    } else if (IS("prefetch")) {
+        unsigned long long at = memory[atoi(d)].what;
+        size_t size = strtoull(c, NULL, 10), first = 0;
+        struct place { int sort, id; } to = {1, atoi(e)};
+        if (!strcmp(a, "device"))
+            printf("%d\n", CALL("cuMemPrefetchAsync", at, size, to.id, stream(b)));
+        else if (!strcmp(a, "location"))
+            printf("%d\n", CALL("cuMemPrefetchAsync_v2", at, size, to, 0, stream(b)));
+        else
+            printf("%d\n", CALL(strcmp(a, "both") ? "cuMemPrefetchBatchAsync" : "cuMemDiscardAndPrefetchBatchAsync",
+                                &at, &size, (size_t)1, &to, &first, (size_t)1, 0ull, stream(b)));
+    } else if (IS("discard")) {
+        unsigned long long at = memory[atoi(c)].what;
+        size_t size = strtoull(b, NULL, 10);
+        printf("%d\n", CALL("cuMemDiscardBatchAsync", &at, &size, (size_t)1, 0ull, stream(a)));
     } else if (IS("copy3d")) {
         bytes = strtoull(e, NULL, 10);
         struct copy3d copy = {

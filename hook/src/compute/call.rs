@@ -8,16 +8,16 @@ use crate::cuda::CUstream;
 
 /// Where a call's stream is to be found; the fast path passes it, with the sort of submission, as one word.
 ///
-/// Bits 0–7: the [`Submission`]; 8–15: which argument is the stream, [`NO_STREAM`] or [`IN_CONFIG`];
-/// bit 16: whether the default stream is the thread's own; 17–31: what else is named, by `elsewhere::names`.
+/// Bits 0–3: the [`Submission`]; 4–7: which argument is the stream, [`NO_STREAM`] or [`IN_CONFIG`];
+/// bit 8: whether the default stream is the thread's own; 9–31: what else is named, by `named::names`.
 pub(crate) const fn describe(what: Submission, stream: u32, per_thread: bool, names: u32) -> u32 {
-    what as u32 | stream << 8 | (per_thread as u32) << 16 | names << 17
+    what as u32 | stream << 4 | (per_thread as u32) << 8 | names << 9
 }
 
 /// The call goes to the default stream.
-pub(crate) const NO_STREAM: u32 = 0xff;
+pub(crate) const NO_STREAM: u32 = 0xf;
 /// The first argument is a `CUlaunchConfig`, which names the stream.
-pub(crate) const IN_CONFIG: u32 = 0xfe;
+pub(crate) const IN_CONFIG: u32 = 0xe;
 /// Where in a `CUlaunchConfig`: after two times three dimensions and the bytes of shared memory.
 const STREAM_IN_CONFIG: usize = 32;
 
@@ -51,12 +51,12 @@ impl Arguments {
 
     /// The stream's handle, with the default stream by its number.
     fn stream(self, call: u32) -> usize {
-        let handle = match call >> 8 & 0xff {
+        let handle = match call >> 4 & 0xf {
             NO_STREAM => 0,
             IN_CONFIG => self.word_in_first(STREAM_IN_CONFIG).unwrap_or(0),
             index => self.get(index as usize),
         };
-        default_stream(handle, call >> 16 & 1 != 0)
+        default_stream(handle, call >> 8 & 1 != 0)
     }
 }
 
@@ -95,7 +95,7 @@ impl Call {
     /// What it names beside the stream.
     pub(super) fn names(self) -> Option<(u32, Arguments)> {
         match self {
-            Self::Passed(call, arguments) => Some((call >> 17, arguments)),
+            Self::Passed(call, arguments) => Some((call >> 9, arguments)),
             Self::Handled(..) => None,
         }
     }

@@ -11,118 +11,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 use gcgroup_abi::{Gate, OTHER_DEVICE, Submission, Thread};
 
-use super::call::{Arguments, Call};
+use super::call::Call;
+use super::named::{self, Named};
 use super::slot::is_dead;
 use crate::cuda::{
-    CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUcontext, CUdeviceptr, CUstream,
+    CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUcontext,
+    CUdeviceptr, CUstream,
 };
 use crate::device::LocalDevice;
 use crate::driver;
 use crate::process::Process;
-
-/// Arguments that can be told of: those in registers.
-const REGISTERS: usize = 6;
-/// A structure of a copy, of CUDA 3.2 or newer: what it may be told of, by where that is in it.
-struct Structure {
-    /// Two times, of which sort of memory and at which address; the array, if it is one, is named behind the address.
-    places: [(usize, usize); 2],
-    contexts: &'static [usize],
-}
-
-/// `CUDA_MEMCPY2D`, `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER`.
-const STRUCTURES: [Structure; 3] = [
-    Structure {
-        places: [(16, 32), (72, 88)],
-        contexts: &[],
-    },
-    Structure {
-        places: [(32, 48), (120, 136)],
-        contexts: &[],
-    },
-    Structure {
-        places: [(32, 48), (120, 136)],
-        contexts: &[64, 152],
-    },
-];
-
-/// Where in [`STRUCTURES`] the one that a copy node of a graph is described by.
-const OF_NODE: usize = 1;
-
-/// A list of what is copied, of CUDA 12.8 or newer, or of what is launched.
-struct List {
-    /// The arguments that point to it, or to its halves.
-    heads: &'static [usize],
-    /// The argument that says how many there are, and which bits of it; without it one.
-    count: Option<(usize, usize)>,
-    /// The bytes from each entry to the next.
-    stride: usize,
-    /// Where in each memory is named, by address or array.
-    memory: &'static [usize],
-    /// Where streams are.
-    streams: &'static [usize],
-}
-
-/// Entries that are looked at, of a longer list too.
-const LONGEST: usize = 1 << 16;
-
-/// `CUdeviceptr`, two times `CUDA_MEMCPY3D_BATCH_OP`, and `CUDA_LAUNCH_PARAMS`.
-const LISTS: [List; 4] = [
-    List {
-        heads: &[0, 1],
-        count: Some((3, usize::MAX)),
-        stride: 8,
-        memory: &[0],
-        streams: &[],
-    },
-    List {
-        heads: &[1],
-        count: Some((0, usize::MAX)),
-        stride: 112,
-        memory: &[8, 48],
-        streams: &[],
-    },
-    List {
-        heads: &[0],
-        count: None,
-        stride: 112,
-        memory: &[8, 48],
-        streams: &[],
-    },
-    List {
-        heads: &[0],
-        count: Some((1, u32::MAX as usize)),
-        stride: 56,
-        memory: &[],
-        streams: &[40],
-    },
-];
-
-/// Where a call's [`names`] say which of the [`STRUCTURES`] its first argument points to, from 1, or which of the [`LISTS`]
-/// it is given, from behind those.
-const STRUCTURE: usize = 2 * REGISTERS;
-
-/// What a call's arguments name, by their types: bits 0–5 the addresses and arrays, 6–11 the contexts, 12–14 the
-/// structure or list.
-pub(crate) const fn names(types: &[&str]) -> u32 {
-    let (mut index, mut rest, mut names) = (0, types, 0);
-    while let [first, others @ ..] = rest {
-        names |= match first.as_bytes() {
-            b"CUdeviceptr" | b"CUarray" if index < REGISTERS => 1 << index,
-            b"CUcontext" if index < REGISTERS => 1 << (REGISTERS + index),
-            b"*const CUDA_MEMCPY2D" if index == 0 => 1 << STRUCTURE,
-            b"*const CUDA_MEMCPY3D" if index == 0 => 2 << STRUCTURE,
-            b"*const CUDA_MEMCPY3D_PEER" if index == 0 => 3 << STRUCTURE,
-            b"*mut CUdeviceptr" if index == 0 => 4 << STRUCTURE,
-            b"*mut CUDA_MEMCPY3D_BATCH_OP" if index == 1 => 5 << STRUCTURE,
-            b"*mut CUDA_MEMCPY3D_BATCH_OP" if index == 0 => 6 << STRUCTURE,
-            b"*mut CUDA_LAUNCH_PARAMS" if index == 0 => 7 << STRUCTURE,
-            _ => 0,
-        };
-        (index, rest) = (index + 1, others);
-    }
-    names
-}
 
 /// A device that is frozen or held and that the call concerns, other than the one of index `current`.
 pub(super) fn closed(process: &Process, call: Call, stream: usize, current: usize) -> Option<usize> {
@@ -146,58 +44,15 @@ pub(super) fn closed(process: &Process, call: Call, stream: usize, current: usiz
     let (None, Some((names, arguments))) = (found, call.names()) else {
         return found;
     };
-    let are = |bit: usize| move |index: &usize| names >> (bit + index) & 1 != 0;
-    let contexts = (0..REGISTERS).filter(are(REGISTERS));
-    let addresses = (0..REGISTERS).filter(are(0));
-    let number = (names >> STRUCTURE).checked_sub(1).map(|number| number as usize);
-    let structure = number.and_then(|number| STRUCTURES.get(number));
-    let list = number.and_then(|number| LISTS.get(number.checked_sub(STRUCTURES.len())?));
-    let places = structure.into_iter().flat_map(|structure| structure.places);
-    let peers = structure.into_iter().flat_map(|structure| structure.contexts);
+    let named = Named::of(names, arguments);
+    let contexts = named.contexts().filter_map(of_context);
+    let memory = named.memory().filter_map(|memory| device_of(process, memory));
+    let streams = named.streams().filter_map(of_stream);
     contexts
-        .map(|index| arguments.get(index))
-        .chain(peers.filter_map(|offset| arguments.word_in_first(*offset)))
-        .filter_map(of_context)
-        .chain(
-            addresses
-                .map(|index| arguments.get(index))
-                .chain(places.filter_map(|place| memory_in(|offset| arguments.word_in_first(offset), place)))
-                .chain(
-                    list.into_iter()
-                        .flat_map(|list| list.words(arguments, list.memory)),
-                )
-                .filter_map(|memory| device_of(process, memory)),
-        )
-        .chain(
-            list.into_iter()
-                .flat_map(|list| list.words(arguments, list.streams))
-                .filter_map(of_stream),
-        )
+        .chain(memory)
+        .chain(streams)
+        .chain(named.places())
         .find_map(is_closed)
-}
-
-impl List {
-    /// What is at those places in each of its entries.
-    fn words(&self, arguments: Arguments, places: &'static [usize]) -> impl Iterator<Item = usize> {
-        let is_there = self.heads.iter().all(|head| arguments.get(*head) != 0);
-        let count = self.count.map_or(1, |(index, bits)| arguments.get(index) & bits);
-        (0..if is_there { count.min(LONGEST) } else { 0 }).flat_map(move |entry| {
-            let of_head = move |head: &'static usize| {
-                let in_entry = places.iter();
-                in_entry.filter_map(move |offset| arguments.word_behind(*head, entry * self.stride + offset))
-            };
-            self.heads.iter().flat_map(of_head)
-        })
-    }
-}
-
-/// The address or the array in a structure, if it is one; `word` reads it, by offsets.
-fn memory_in(word: impl Fn(usize) -> Option<usize>, (sort, address): (usize, usize)) -> Option<usize> {
-    match word(sort)? & 0xffff_ffff {
-        CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => word(address),
-        CU_MEMORYTYPE_ARRAY => word(address + size_of::<usize>()),
-        _ => None,
-    }
 }
 
 /// The devices of the memory that a `CUDA_MEMCPY3D` names; `word` reads it, by offsets.
@@ -205,10 +60,7 @@ pub(super) fn devices_of_copy(
     process: &Process,
     word: impl Fn(usize) -> Option<usize>,
 ) -> impl Iterator<Item = LocalDevice> {
-    let places = STRUCTURES[OF_NODE].places;
-    places
-        .into_iter()
-        .filter_map(move |place| device_of(process, memory_in(&word, place)?))
+    named::memory_of_copy(word).filter_map(move |memory| device_of(process, memory))
 }
 
 /// The device that memory or an array is on; `None` for the host's, and for what is no memory.
@@ -291,29 +143,6 @@ impl Inside {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_calls_names_are_found_by_their_types() {
-        assert_eq!(
-            names(&["CUdeviceptr", "CUcontext", "CUdeviceptr", "CUcontext", "usize"]),
-            0b0010_1000_0101
-        );
-        assert_eq!(names(&["*mut c_void", "CUdeviceptr", "usize"]), 0b10);
-        assert_eq!(names(&["*const CUDA_MEMCPY3D_PEER"]) >> STRUCTURE, 3);
-        assert_eq!(
-            names(&["*mut CUdeviceptr", "*mut CUdeviceptr", "usize"]) >> STRUCTURE,
-            4
-        );
-        assert_eq!(names(&["CUarray", "usize", "CUarray"]), 0b101);
-        assert!(
-            names(&["*const CUDA_MEMCPY3D_PEER"]) << 17 >> 17 == 3 << STRUCTURE,
-            "in one word with the rest"
-        );
-        assert_eq!(
-            names(&["u32", "u32", "u32", "u32", "u32", "u32", "CUdeviceptr"]),
-            0
-        );
-    }
 
     #[test]
     fn who_was_inside_is_out_when_that_has_ended_whatever_has_begun_since() {

@@ -55,7 +55,7 @@ macro_rules! submission {
                 ::gcgroup_abi::Submission::$what,
                 $crate::compute::fast::stream_argument(&[$(stringify!($ty)),*]),
                 $crate::compute::fast::is_per_thread(stringify!($name)),
-                $crate::compute::elsewhere::names(&[$(stringify!($ty)),*]),
+                $crate::compute::named::names(&[$(stringify!($ty)),*]),
             );
             ::core::arch::naked_asm!(
                 ".cfi_startproc",

@@ -36,7 +36,7 @@ const NAP: u64 = 30_000;
 /// Binds the calling thread to a slot and waits while the gate is held; returns the slot, already marked.
 pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
     let is_nested = thread::is_inside();
-    let what = match call & 0xff {
+    let what = match call & 0xf {
         0 => Submission::Kernel,
         1 => Submission::Graph,
         _ => Submission::Copy,

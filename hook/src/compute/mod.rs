@@ -20,6 +20,7 @@ pub mod green;
 pub mod hold;
 mod mark;
 pub mod meter;
+pub mod named;
 pub mod progress;
 pub mod quiet;
 pub mod reach;

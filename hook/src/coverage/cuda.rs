@@ -50,20 +50,9 @@ pub(super) static FAMILIES: &[Family] = &[
         ],
     },
     Family {
-        how: Escapes,
-        why: "not held by a freeze, nor counted: moves or unpacks data",
-        names: &[
-            "cuFabricCpyBatchAsync",
-            "cuMemAdvise",
-            "cuMemAdvise_v2",
-            "cuMemBatchDecompressAsync",
-            "cuMemDiscardAndPrefetchBatchAsync",
-            "cuMemDiscardBatchAsync",
-            "cuMemPrefetchAsync",
-            "cuMemPrefetchAsync_v2",
-            "cuMemPrefetchBatchAsync",
-            "cuStreamAttachMemAsync",
-        ],
+        how: Passed,
+        why: "says where managed memory should be, or who may use it: moves nothing and takes no time of the device",
+        names: &["cuMemAdvise", "cuMemAdvise_v2", "cuStreamAttachMemAsync"],
     },
     Family {
         how: Escapes,

@@ -43,7 +43,11 @@ const HANDLERS: &[(&str, &str, &str)] = &[
         "gated",
         "launches of graphs, and how many kernels each has",
     ),
-    ("Copy", "gated", "copies and sets"),
+    (
+        "Copy",
+        "gated",
+        "copies and sets; prefetching and discarding, unpacking",
+    ),
     (
         "report",
         "query",

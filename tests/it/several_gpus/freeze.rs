@@ -26,6 +26,7 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
     );
     let stream_here = devices.ok("stream 1");
     let array = devices.ok("array 4096");
+    let managed = devices.ok(&format!("managed {MIB}"));
     devices.ok(&format!("fill {here} 5"));
     devices.ok("spin 0 null");
     devices.ok("sync");
@@ -45,6 +46,12 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
         format!("batch {stream_there} 4096 {there_too} {there} {here_too} {here}"),
         format!("batch3d {stream_there} 4096 {there_too} {array}"),
         format!("one3d {stream_there} 4096 {there_too} {array}"),
+        format!("prefetch device {stream_there} 4096 {managed} 0"),
+        format!("prefetch location {stream_there} 4096 {managed} 0"),
+        format!("prefetch batch {stream_there} 4096 {managed} 0"),
+        format!("prefetch both {stream_there} 4096 {managed} 0"),
+        format!("prefetch location {stream_here} 4096 {managed} 1"),
+        format!("discard {stream_here} 4096 {managed}"),
         format!("together 0 {stream_there} {stream_here}"),
         format!("word {here}"),
         format!("fill {here_too} 9"),
