@@ -16,6 +16,7 @@ mod group;
 mod groups;
 mod inherited;
 mod joining;
+mod later;
 mod legacy;
 mod moves;
 mod notice;
@@ -53,6 +54,7 @@ pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use edit::Edit;
 pub use exited::Exited;
 pub use group::Group;
+pub use later::{Later, put_off};
 pub use legacy::leave_to_groups;
 pub use notice::{Listener, Notice};
 pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
@@ -330,8 +332,11 @@ impl Tree {
             return;
         }
         // What a listener does about it may have others to be told.
+        let is_put_off = later::is_put_off(notices);
         for listener in self.listeners.read_recursive().iter() {
-            notices.iter().for_each(|notice| listener.notice(notice));
+            if !(is_put_off && listener.may_wait()) {
+                notices.iter().for_each(|notice| listener.notice(notice));
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ use super::invalidate::Invalidator;
 use super::nodes::{BLOCK, LONG, Nodes};
 use super::store::Stores;
 use crate::error::{Error, Result};
-use crate::tree::Caller;
+use crate::tree::{Caller, put_off};
 
 /// Longest write(2) that reaches us in one piece, bytes. Must exceed the longest command, or the kernel would cut an
 /// overlong one into several that are not.
@@ -185,14 +185,21 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let (caller, data) = (caller(request), Box::<[u8]>::from(data));
-        self.stores.push(
-            move |nodes| match guarded(|| nodes.write(caller, ino, handle, &data)) {
-                // Not longer than a page, or it would have been refused.
-                Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(0)),
-                Err(errno) => reply.error(errno),
-            },
-        );
+        // It holds at once: a thaw does not wait for the thread that puts it on file.
+        let (written, later) = put_off(|| guarded(|| self.nodes.write(caller(request), ino, handle, data)));
+        // Not longer than a page, or it would have been refused.
+        let length = u32::try_from(data.len()).unwrap_or(0);
+        let answer = move || match written {
+            Ok(()) => reply.written(length),
+            Err(errno) => reply.error(errno),
+        };
+        if later.is_empty() {
+            return answer();
+        }
+        self.stores.push(move |nodes| {
+            nodes.put_on_file(later);
+            answer();
+        });
     }
 
     fn poll(

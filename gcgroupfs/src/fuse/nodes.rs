@@ -12,7 +12,7 @@ use super::inode;
 use super::known::Known;
 use crate::error::{Error, Result};
 use crate::file::{self, Attributes, Contents, Node};
-use crate::tree::{Caller, DIRECTORY_MODE, Entity, Place, Tree};
+use crate::tree::{Caller, DIRECTORY_MODE, Entity, Later, Place, Tree};
 
 /// How long the kernel may keep what it was told: until we say otherwise, which we do.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -322,6 +322,11 @@ impl Nodes {
         file.store(&self.tree, place, caller, data).inspect_err(|error| {
             tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?place, %error, "refused a write");
         })
+    }
+
+    /// What has been put off when somebody wrote.
+    pub(super) fn put_on_file(&self, later: Later) {
+        self.tree.tell_later(later);
     }
 
     pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {

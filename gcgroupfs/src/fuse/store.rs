@@ -1,5 +1,6 @@
-//! Carries out writes, and changes of the tree's shape, on a thread of its own: what has changed is put on file before
-//! who changed it is answered, and nobody who only reads is to wait for a disk. The hand-over costs a write about 8 us.
+//! Puts on file what was written, and carries out changes of the tree's shape, on a thread of its own: what has changed is
+//! on file before who changed it is answered, and nobody who only reads is to wait for a disk. The hand-over costs a write
+//! about 8 us.
 
 use std::io;
 use std::sync::Arc;

@@ -45,6 +45,10 @@ impl Listener for Scribe {
             let _ = (&self.waker).write(&[0]);
         }
     }
+
+    fn may_wait(&self) -> bool {
+        true
+    }
 }
 
 fn changed(tree: &Tree, notice: &Notice) -> Option<(Key, Saved)> {

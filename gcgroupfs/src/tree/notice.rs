@@ -55,7 +55,12 @@ pub enum Notice {
     DevicesAsked,
 }
 
-/// Takes [`Notice`]s on whatever thread caused them. Must not wait.
+/// Takes [`Notice`]s on whatever thread caused them. Must not wait, or say that it may.
 pub trait Listener: Send + Sync {
     fn notice(&self, notice: &Notice);
+
+    /// Whether it may wait, for a disk. Then it is told on a thread that has time for that.
+    fn may_wait(&self) -> bool {
+        false
+    }
 }

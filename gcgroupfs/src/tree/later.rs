@@ -1,0 +1,108 @@
+//! What listeners that may wait for a disk are told afterwards, where who makes a change has no time for that.
+
+use std::cell::RefCell;
+
+use super::{Notice, Tree};
+
+thread_local! {
+    /// What has been put off, if anything is to be.
+    static PUT_OFF: RefCell<Option<Vec<Notice>>> = const { RefCell::new(None) };
+}
+
+/// What those listeners have not been told.
+#[must_use = "what has changed must be put on file"]
+#[derive(Debug)]
+pub struct Later(Vec<Notice>);
+
+impl Later {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Makes a change of the tree and tells only those listeners that never wait. The others are to be told by
+/// [`Tree::tell_later`].
+pub fn put_off<T>(change: impl FnOnce() -> T) -> (T, Later) {
+    /// Also when the change panics.
+    struct Until;
+    impl Drop for Until {
+        fn drop(&mut self) {
+            PUT_OFF.set(None);
+        }
+    }
+    PUT_OFF.set(Some(Vec::new()));
+    let _until = Until;
+    let result = change();
+    (result, Later(PUT_OFF.take().unwrap_or_default()))
+}
+
+/// Puts these off, if that is what this thread does now.
+pub(super) fn is_put_off(notices: &[Notice]) -> bool {
+    PUT_OFF.with_borrow_mut(|put_off| match put_off {
+        Some(put_off) => {
+            put_off.extend_from_slice(notices);
+            true
+        }
+        None => false,
+    })
+}
+
+impl Tree {
+    /// Tells listeners that may wait what has been put off.
+    pub fn tell_later(&self, Later(notices): Later) {
+        for listener in self.listeners.read_recursive().iter() {
+            if listener.may_wait() {
+                notices.iter().for_each(|notice| listener.notice(notice));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::tree::Listener;
+    use crate::tree::fixture::{ROOT, World};
+
+    struct Slow(Mutex<Vec<Notice>>);
+
+    impl Listener for Slow {
+        fn notice(&self, notice: &Notice) {
+            self.0.lock().push(notice.clone());
+        }
+
+        fn may_wait(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn who_may_wait_is_told_later_and_nobody_else() {
+        let world = World::new(1);
+        let slow = Arc::new(Slow(Mutex::default()));
+        world.tree.listen(slow.clone());
+        let id = world.join(100);
+        world.take_notices();
+        slow.0.lock().clear();
+        let all = vec![Notice::SettingsChanged(id), Notice::Ring(id)];
+
+        let (done, later) = put_off(|| world.store("100/compute.freeze", ROOT, "1"));
+        assert!(done.is_ok());
+        assert_eq!(
+            (world.take_notices(), slow.0.lock().clone()),
+            (all.clone(), vec![])
+        );
+        world.tree.tell_later(later);
+        assert_eq!((world.take_notices(), slow.0.lock().clone()), (vec![], all));
+
+        let (_, later) = put_off(|| world.store("100/compute.freeze", ROOT, "1"));
+        assert!(later.is_empty(), "nothing has changed");
+        slow.0.lock().clear();
+        world.store("100/compute.freeze", ROOT, "0").unwrap();
+        assert_eq!(slow.0.lock().len(), 2, "nothing is put off any more");
+    }
+}
