@@ -178,15 +178,15 @@ hooks! {
     fn cuGraphAddNode(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, num_dependencies: usize,
         params: *mut CUgraphNodeParams,
-    ) @12020 => |next| graph::add(params, &|| reach::add(node, params, next));
+    ) @12020 => |next| graph::add(params, &|| reach::add(graph, node, params, next));
     fn cuGraphAddNode_v2(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
         dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
-    ) @12030 => |next| graph::add(params, &|| reach::add(node, params, next));
+    ) @12030 => |next| graph::add(params, &|| reach::add(graph, node, params, next));
     fn cuGraphAddNode_v3(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
         dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
-    ) @13040 => |next| graph::add(params, &|| reach::add(node, params, next));
+    ) @13040 => |next| graph::add(params, &|| reach::add(graph, node, params, next));
     fn cuGraphInstantiate(
         exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_size: usize,
     ) @10000 => |next| graph::instantiate(exec, graph, 0, &|| graphs::instantiate(exec, graph, next));

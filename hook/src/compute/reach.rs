@@ -60,20 +60,26 @@ impl DeviceSet {
 pub(crate) struct Reach {
     /// The device of each module, by handle.
     modules: RwLock<HashMap<usize, LocalDevice>>,
-    /// The graphs in each conditional node, all by their handles.
-    bodies: RwLock<HashMap<usize, Vec<usize>>>,
-    /// The devices of the streams that each graph was captured from, by the graph's handle.
-    captured: RwLock<HashMap<usize, DeviceSet>>,
+    /// By the graph's handle.
+    graphs: RwLock<HashMap<usize, Noted>>,
     /// For each device those from whose streams graphs were launched that do work on it.
     feeders: [AtomicU64; MAX_DEVICES],
+}
+
+/// What the driver does not tell of one graph's nodes.
+#[derive(Debug, Default)]
+struct Noted {
+    /// The devices of the streams that it was captured from.
+    captured: DeviceSet,
+    /// The graphs in each of its conditional nodes, by their handles.
+    bodies: HashMap<usize, Vec<usize>>,
 }
 
 impl Default for Reach {
     fn default() -> Self {
         Self {
             modules: RwLock::default(),
-            bodies: RwLock::default(),
-            captured: RwLock::default(),
+            graphs: RwLock::default(),
             feeders: [const { AtomicU64::new(0) }; MAX_DEVICES],
         }
     }
@@ -91,9 +97,9 @@ impl Reach {
             && !graph.is_null()
             && let Some(local) = local
         {
-            let mut captured = self.captured.write();
-            let devices = captured.entry(graph.0.addr()).or_default();
-            *devices = devices.and(DeviceSet::one(local));
+            let mut graphs = self.graphs.write();
+            let noted = graphs.entry(graph.0.addr()).or_default();
+            noted.captured = noted.captured.and(DeviceSet::one(local));
         }
     }
 
@@ -133,14 +139,18 @@ impl Reach {
         if depth == DEEPEST {
             return DeviceSet::default();
         }
-        let captured = self.captured.read().get(&graph.0.addr()).copied();
+        let captured = self
+            .graphs
+            .read()
+            .get(&graph.0.addr())
+            .map(|noted| noted.captured);
         super::graphs::nodes(graph)
             .into_iter()
-            .map(|node| self.of_node(process, node, depth))
+            .map(|node| self.of_node(process, graph, node, depth))
             .fold(captured.unwrap_or_default(), DeviceSet::and)
     }
 
-    fn of_node(&self, process: &Process, node: CUgraphNode, depth: u32) -> DeviceSet {
+    fn of_node(&self, process: &Process, graph: CUgraph, node: CUgraphNode, depth: u32) -> DeviceSet {
         let mut kind = u32::MAX;
         let mut words = [0; NODE_WORDS];
         let asked = driver::cuGraphNodeGetType(node, &mut kind);
@@ -177,8 +187,7 @@ impl Reach {
                 })
             }
             CU_GRAPH_NODE_TYPE_CONDITIONAL => {
-                let bodies = self.bodies.read().get(&node.0.addr()).cloned();
-                let bodies = bodies.into_iter().flatten();
+                let bodies = self.bodies(graph, node).into_iter();
                 bodies
                     .map(|body| CUgraph(std::ptr::with_exposed_provenance_mut(body)))
                     .map(|body| self.of_graph(process, body, depth + 1))
@@ -186,6 +195,29 @@ impl Reach {
             }
             _ => DeviceSet::default(),
         }
+    }
+
+    /// The graphs in a conditional node. Known of the very graph that it was added to alone: a copy's have other handles,
+    /// and these may be nobody's by the time of that.
+    fn bodies(&self, graph: CUgraph, node: CUgraphNode) -> Vec<usize> {
+        let graphs = self.graphs.read();
+        let bodies = graphs
+            .get(&graph.0.addr())
+            .and_then(|noted| noted.bodies.get(&node.0.addr()));
+        bodies.cloned().unwrap_or_default()
+    }
+
+    /// Forgets a graph, and those in its conditional nodes, which go with it; what was noted of them.
+    fn forget(&self, graph: CUgraph) -> Vec<(usize, Noted)> {
+        let mut graphs = self.graphs.write();
+        let (mut left, mut forgotten) = (vec![graph.0.addr()], Vec::new());
+        while let Some(graph) = left.pop() {
+            if let Some(noted) = graphs.remove(&graph) {
+                left.extend(noted.bodies.values().flatten());
+                forgotten.push((graph, noted));
+            }
+        }
+        forgotten
     }
 
     fn of_kernel(&self, process: &Process, node: CUgraphNode) -> Option<LocalDevice> {
@@ -266,7 +298,12 @@ pub(crate) fn unload(module: CUmodule, next: Next<'_>) -> CUresult {
 }
 
 /// `cuGraphAddNode`: a conditional node is given graphs of its own.
-pub(crate) fn add(node: *const CUgraphNode, params: *const CUgraphNodeParams, next: Next<'_>) -> CUresult {
+pub(crate) fn add(
+    graph: CUgraph,
+    node: *const CUgraphNode,
+    params: *const CUgraphNodeParams,
+    next: Next<'_>,
+) -> CUresult {
     next()?;
     let is_conditional = given(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL);
     if let (true, Some(process), Some(node)) = (is_conditional, process::get(), written(node))
@@ -274,7 +311,9 @@ pub(crate) fn add(node: *const CUgraphNode, params: *const CUgraphNodeParams, ne
     {
         let bodies = given_list(params.graphs, params.size);
         let bodies = bodies.iter().map(|body| body.0.expose_provenance()).collect();
-        process.reach.bodies.write().insert(node.0.addr(), bodies);
+        let mut graphs = process.reach.graphs.write();
+        let noted = graphs.entry(graph.0.addr()).or_default();
+        noted.bodies.insert(node.0.addr(), bodies);
     }
     Ok(())
 }
@@ -285,10 +324,10 @@ pub(crate) fn destroy(graph: CUgraph, next: Next<'_>) -> CUresult {
         return next();
     };
     // Before the driver, which may give the handle to another at once.
-    let known = process.reach.captured.write().remove(&graph.0.addr());
+    let forgotten = process.reach.forget(graph);
     let result = next();
-    if let (Err(_), Some(known)) = (result, known) {
-        process.reach.captured.write().insert(graph.0.addr(), known);
+    if result.is_err() {
+        process.reach.graphs.write().extend(forgotten);
     }
     result
 }
@@ -296,6 +335,28 @@ pub(crate) fn destroy(graph: CUgraph, next: Next<'_>) -> CUresult {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_graph_that_is_gone_takes_along_those_in_its_conditional_nodes_and_leaves_others() {
+        let reach = Reach::default();
+        let handle = |number: usize| CUgraph(std::ptr::without_provenance_mut(number));
+        let node = CUgraphNode(std::ptr::without_provenance_mut(7));
+        let with_bodies = |bodies: &[usize]| Noted {
+            bodies: [(7, bodies.to_vec())].into(),
+            ..Noted::default()
+        };
+        for (graph, bodies) in [(1, &[2, 3][..]), (3, &[4]), (4, &[]), (5, &[6])] {
+            reach.graphs.write().insert(graph, with_bodies(bodies));
+        }
+        assert_eq!(reach.bodies(handle(1), node), [2, 3]);
+        assert_eq!(reach.bodies(handle(2), node), [0; 0]);
+        let forgotten = reach.forget(handle(1));
+        let mut gone: Vec<_> = forgotten.iter().map(|(graph, _)| *graph).collect();
+        gone.sort_unstable();
+        assert_eq!(gone, [1, 3, 4]);
+        assert_eq!(reach.bodies(handle(3), node), [0; 0]);
+        assert_eq!(reach.bodies(handle(5), node), [6]);
+    }
 
     #[test]
     fn who_launches_what_does_work_elsewhere_feeds_that_device_and_not_its_own() {
