@@ -1,0 +1,245 @@
+use super::super::gate::nap;
+use super::super::mark::Sign;
+use super::*;
+
+const WINDOW: u64 = 500_000;
+
+fn load(count: u32) -> Load {
+    Load {
+        counts: [count, 0, 0],
+    }
+}
+
+#[test]
+fn there_is_room_until_the_window_is_full() {
+    let mut window = Window::new();
+    window.costs = [100_000; 3];
+    let mut taken = 0;
+    while window.place(None, Submission::Kernel, 1, WINDOW, 0) == Place::Free {
+        window.submit(Submission::Kernel, 1);
+        taken += 1;
+    }
+    assert_eq!(taken, 5);
+    assert_eq!(
+        window.place(None, Submission::Kernel, 1, WINDOW, 0),
+        Place::Taken(100_000)
+    );
+    window.forget();
+    assert_eq!(window.place(None, Submission::Kernel, 1, WINDOW, 0), Place::Free);
+}
+
+#[test]
+fn one_that_is_longer_than_the_window_goes_when_the_one_before_is_nearly_done() {
+    let mut window = Window::new();
+    window.costs = [2_000_000; 3];
+    assert_eq!(window.place(None, Submission::Kernel, 1, WINDOW, 0), Place::Free);
+    window.submit(Submission::Kernel, 1);
+    assert_eq!(
+        window.place(None, Submission::Kernel, 1, WINDOW, 0),
+        Place::Taken(1_625_000)
+    );
+}
+
+#[test]
+fn until_one_of_a_sort_has_passed_nothing_is_queued_behind_it() {
+    let context = Context::by_hand();
+    let mut window = Window::new();
+    let place = |window: &mut Window| window.place(Some(&context), Submission::Kernel, 1, WINDOW, 0);
+    assert_eq!(place(&mut window), Place::Free);
+    window.submit(Submission::Kernel, 1);
+    assert!(matches!(place(&mut window), Place::Taken(_)));
+    window.learn(load(1), 10_000, 10_000);
+    assert_eq!(place(&mut window), Place::Free);
+}
+
+#[test]
+fn one_that_may_be_as_long_as_the_longest_is_not_nearly_done() {
+    const LONG: u64 = 10_000_000;
+    let mut window = Window::new();
+    window.learn(load(1), LONG / 10, LONG / 10);
+    window.longest.learn(LONG);
+    for _ in 0..SAMPLES {
+        window.longest.learn(LONG / 10);
+    }
+    window.in_flight.push_back(Batch {
+        mark: Context::by_hand().mark_by_hand(Sign::Word { index: 1, value: 1 }),
+        load: load(1),
+        at: 0,
+    });
+    let left = |ran| window.left(ran);
+    assert!(left(LONG / 10) > WINDOW, "though most are shorter");
+    assert!(left(LONG - WINDOW / 2) <= WINDOW / 2);
+    assert!(left(LONG + WINDOW) > WINDOW, "longer than any was");
+    for _ in 0..SAMPLES {
+        window.longest.learn(LONG / 10);
+    }
+    assert_eq!(window.longest(), LONG / 10, "that was long ago");
+}
+
+#[test]
+fn who_has_shared_the_device_is_not_taken_to_be_long() {
+    let (mut window, mut undisturbed) = (Window::new(), Window::new());
+    for window in [&mut window, &mut undisturbed] {
+        window.learn(load(1), 1_000_000, 1_000_000);
+        window.looked_at = 10_000_000;
+    }
+    window.disturb(WINDOW, 9_000_000 - 4 * WINDOW);
+    window.account(load(1), 5_000_000, 10_000_000);
+    undisturbed.account(load(1), 5_000_000, 10_000_000);
+    assert_eq!((window.costs[0], window.longest()), (1_000_000, 0));
+    assert!(undisturbed.costs[0] > 2_000_000 && undisturbed.longest() == 5_000_000);
+    // What begins afterwards has it alone.
+    window.looked_at = 15_000_000;
+    window.account(load(1), 10_000_000, 15_000_000);
+    assert_eq!(window.longest(), 5_000_000);
+}
+
+#[test]
+fn costs_follow_what_is_seen() {
+    let mut window = Window::new();
+    window.learn(load(10), 1_000_000, 1_000_000);
+    assert_eq!(window.costs, [100_000, GUESS, GUESS], "that is all that is known");
+    window.learn(load(10), 2_200_000, 2_200_000);
+    assert_eq!(window.costs[0], 160_000);
+    window.learn(load(10), 0, 9_000_000);
+    assert_eq!(window.costs[0], 160_000, "nobody looked in between");
+    for _ in 0..20 {
+        window.learn(load(10), 0, 1_000);
+    }
+    assert_eq!(window.costs[0], SHORTEST);
+}
+
+#[test]
+fn who_was_short_is_found_to_be_long_though_few_look() {
+    let mut window = Window::new();
+    window.costs = [SHORTEST; 3];
+    // Eight of a millisecond each are queued, and looked at when the next comes; marked a quarter of a window apart.
+    for _ in 0..30 {
+        let count = u32::try_from(WINDOW / 4 / window.costs[0]).unwrap() + 1;
+        let left = u64::from(count.min(8));
+        window.learn(load(count), (left - 1) * 1_000_000, left * 1_000_000 + 500_000);
+    }
+    assert!(
+        window.costs[0] > WINDOW / 4,
+        "each is marked from now on: {:?}",
+        window.costs
+    );
+}
+
+#[test]
+fn who_sleeps_in_between_takes_no_sleep_for_work() {
+    const LONG: u64 = 1_000_000;
+    let mut window = Window::new();
+    // The device is never idle: one runs, and the next is queued shortly before it ends, after a nap of nearly as
+    // long. So each ends while the thread sleeps.
+    for kernel in 2..100_u64 {
+        let end = kernel * LONG;
+        window.looked_at = end - 250_000;
+        window.account(load(1), end - LONG - 250_000, end + 690_000);
+        assert!(window.passed_at <= end + 690_000);
+    }
+    let cost = window.costs[0];
+    assert!((LONG * 7 / 10..LONG * 11 / 10).contains(&cost), "{cost}");
+}
+
+/// A thread that submits one kernel after another as soon as there is a place, and a device that does nothing else.
+#[derive(Debug)]
+struct Bench {
+    context: Arc<Context>,
+    submitted: u32,
+    now: u64,
+    /// When each that was submitted ends, with its mark.
+    ends: VecDeque<(u64, Sign)>,
+    /// When the last of them does.
+    free_at: u64,
+    idle: u64,
+    /// The most that was queued when another was let in.
+    most: u64,
+    asked: u32,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            context: Context::by_hand(),
+            submitted: 0,
+            now: 0,
+            ends: VecDeque::new(),
+            free_at: 0,
+            idle: 0,
+            most: 0,
+            asked: 0,
+        }
+    }
+
+    /// Submits kernels of such lengths; each of its sleeps lasts as much longer as `late` says.
+    fn run(&mut self, window: &mut Window, kernels: impl Iterator<Item = u64>, late: impl Fn(u32) -> u64) {
+        for kernel in kernels {
+            loop {
+                while let Some((_, sign)) = self.ends.pop_front_if(|(end, _)| *end <= self.now) {
+                    self.context.pass(sign);
+                }
+                self.asked += 1;
+                match window.place(None, Submission::Kernel, 1, WINDOW, self.now) {
+                    Place::Free => break,
+                    Place::Taken(left) => self.now += nap(left) + late(self.asked),
+                }
+            }
+            self.most = self.most.max(self.free_at.saturating_sub(self.now));
+            self.idle += self.now.saturating_sub(self.free_at);
+            self.free_at = self.free_at.max(self.now) + kernel;
+            self.submitted += 1;
+            let sign = Sign::Word {
+                index: self.submitted as usize % 64,
+                value: self.submitted,
+            };
+            self.ends.push_back((self.free_at, sign));
+            window.in_flight.push_back(Batch {
+                mark: self.context.mark_by_hand(sign),
+                load: load(1),
+                at: self.now,
+            });
+            self.now += 3_000;
+        }
+    }
+}
+
+#[test]
+fn one_is_let_in_when_the_one_before_is_truly_nearly_done() {
+    const LONG: u64 = 1_000_000;
+    for kernels in [[LONG; 4], [LONG, LONG * 21 / 20, LONG * 19 / 20, LONG]] {
+        let late: fn(u32) -> u64 = |asked| 50_000 + u64::from(asked * 7 % 13) * 10_000;
+        for cost in [LONG * 8 / 10, LONG * 9 / 10, LONG, LONG * 12 / 10] {
+            let mut window = Window::new();
+            window.costs[0] = cost;
+            window.longest.learn(LONG);
+            let mut bench = Bench::new();
+            // Learns first.
+            bench.run(&mut window, kernels.into_iter().cycle().take(20), late);
+            bench.most = 0;
+            bench.run(&mut window, kernels.into_iter().cycle().take(400), late);
+            let (most, idle) = (bench.most, bench.idle * 100 / bench.now);
+            let bound = WINDOW * 3 / 4 + LONG / 20;
+            let costs = window.costs;
+            assert!(most <= bound, "{cost}: {most} were left; {costs:?}");
+            assert!(idle <= 3, "{cost}: {idle} % idle; {costs:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sort_is_learnt_of_by_itself() {
+    let mut window = Window::new();
+    window.learn(Load { counts: [0, 1, 0] }, 50_000_000, 50_000_000);
+    assert_eq!((window.costs[0], window.costs[2]), (GUESS, GUESS));
+    assert_eq!(window.costs[1], 50_000_000);
+}
+
+#[test]
+fn a_batch_is_half_a_window() {
+    let mut window = Window::new();
+    window.costs = [10_000, 10_000_000, 1];
+    assert_eq!(window.batch(Submission::Kernel, WINDOW), 25);
+    assert_eq!(window.batch(Submission::Graph, WINDOW), 1);
+    assert_eq!(window.batch(Submission::Copy, WINDOW), 1024);
+}

@@ -1,0 +1,236 @@
+use std::sync::mpsc;
+
+use super::*;
+use crate::engine::{Route, StreamKind};
+use crate::member::Member;
+
+const MS: u64 = 1_000_000;
+
+fn engine() -> &'static Engine {
+    Engine::new(Member::two()[0], 0)
+}
+
+fn kernel(ms: u64) -> Work {
+    Work::Kernel(Cost::Device(ms * MS), Box::new(|| ()))
+}
+
+fn note<T: Send + 'static>(to: &mpsc::Sender<(T, u64)>, what: T) -> Work {
+    let to = to.clone();
+    Work::Do(Box::new(move |at| to.send((what, at)).unwrap()))
+}
+
+#[test]
+fn a_stream_does_its_work_in_order_and_kernels_take_their_time() {
+    let engine = engine();
+    let stream = engine.open(1, StreamKind::NonBlocking, 0);
+    let (to, noted) = mpsc::channel();
+    engine.submit(
+        stream,
+        [
+            kernel(1),
+            note(&to, 0),
+            kernel(3),
+            note(&to, 1),
+            kernel(2),
+            note(&to, 2),
+        ],
+    );
+    engine.wait(stream);
+    let noted: Vec<_> = noted.try_iter().collect();
+    assert_eq!(noted.iter().map(|(what, _)| *what).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(noted[1].1 - noted[0].1, 3 * MS);
+    assert_eq!(noted[2].1 - noted[1].1, 2 * MS);
+    assert!(engine.is_idle(stream));
+}
+
+#[test]
+fn the_legacy_stream_goes_behind_and_before_blocking_ones_only() {
+    let engine = engine();
+    let blocking = engine.open(1, StreamKind::Blocking, 0);
+    let apart = engine.open(1, StreamKind::NonBlocking, 0);
+    let legacy = engine.open(1, StreamKind::Legacy, 0);
+    let elsewhere = engine.open(2, StreamKind::Blocking, 0);
+    let (to, noted) = mpsc::channel();
+    let (open, gate) = mpsc::channel::<()>();
+    engine.submit(
+        blocking,
+        [
+            Work::Host(Box::new(move || gate.recv().unwrap())),
+            note(&to, "first"),
+        ],
+    );
+    engine.submit(legacy, [note(&to, "second")]);
+    engine.submit(blocking, [note(&to, "third")]);
+    engine.submit(apart, [note(&to, "apart")]);
+    engine.submit(elsewhere, [note(&to, "elsewhere")]);
+    engine.wait(apart);
+    engine.wait(elsewhere);
+    let mut free: Vec<_> = noted.try_iter().map(|(what, _)| what).collect();
+    free.sort_unstable();
+    assert_eq!(free, ["apart", "elsewhere"]);
+    assert!(!engine.is_idle(legacy));
+    open.send(()).unwrap();
+    engine.wait_domain(1);
+    assert_eq!(
+        noted.try_iter().map(|(what, _)| what).collect::<Vec<_>>(),
+        ["first", "second", "third"]
+    );
+}
+
+#[test]
+fn work_that_expands_goes_on_until_there_is_no_more() {
+    let engine = engine();
+    let stream = engine.open(1, StreamKind::NonBlocking, 0);
+    let (to, noted) = mpsc::channel();
+    let mut left = 3;
+    let inner = to.clone();
+    let expand = Work::Expand(Box::new(move || {
+        if left == 0 {
+            return Vec::new();
+        }
+        left -= 1;
+        vec![kernel(1), note(&inner, left)]
+    }));
+    engine.submit(stream, [expand, note(&to, 9)]);
+    engine.wait(stream);
+    let noted: Vec<_> = noted.try_iter().collect();
+    assert_eq!(
+        noted.iter().map(|(what, _)| *what).collect::<Vec<_>>(),
+        [2, 1, 0, 9]
+    );
+    assert_eq!(noted[3].1 - noted[0].1, 2 * MS);
+}
+
+#[test]
+fn copies_take_turns_on_their_route_and_none_beside_it() {
+    let engine = engine();
+    let copy = |route, ms: u64| Work::Copy(route, ms * MS, Box::new(|| ()));
+    let (to, noted) = mpsc::channel();
+    let gate = engine.open(1, StreamKind::NonBlocking, 0);
+    let (open, closed) = mpsc::channel::<()>();
+    let works = [
+        ("up", copy(Route::ToDevice, 4)),
+        ("down", copy(Route::ToHost, 4)),
+        ("up too", copy(Route::ToDevice, 4)),
+        ("kernel", kernel(4)),
+    ];
+    // All streams begin when one kernel ends, and so at one time.
+    let held = Work::Kernel(Cost::Device(0), Box::new(move || closed.recv().unwrap()));
+    engine.submit(gate, [held]);
+    for (name, work) in works {
+        let stream = engine.open(1, StreamKind::NonBlocking, 0);
+        engine.submit(stream, [work, note(&to, name)]);
+    }
+    open.send(()).unwrap();
+    engine.wait_domain(1);
+    let at: std::collections::HashMap<_, _> = noted.try_iter().collect();
+    assert!(at["up too"] >= at["up"] + 4 * MS, "{at:?}");
+    assert!(at["down"] < at["up too"], "{at:?}");
+    let copied = engine
+        .member
+        .here(0)
+        .copy_ns
+        .load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(copied, 12 * MS);
+}
+
+#[test]
+fn a_more_important_stream_goes_first() {
+    let engine = engine();
+    let low = engine.open(1, StreamKind::NonBlocking, 0);
+    let high = engine.open(1, StreamKind::NonBlocking, -1);
+    let (to, noted) = mpsc::channel();
+    let (open, gate) = mpsc::channel::<()>();
+    let held = Work::Kernel(Cost::Device(0), Box::new(move || gate.recv().unwrap()));
+    engine.submit(low, [held, kernel(1), note(&to, "low")]);
+    engine.submit(high, [kernel(1), note(&to, "high")]);
+    open.send(()).unwrap();
+    engine.wait_domain(1);
+    assert_eq!(
+        noted.try_iter().map(|(what, _)| what).collect::<Vec<_>>(),
+        ["high", "low"]
+    );
+}
+
+#[test]
+fn who_notices_late_hands_the_device_on_from_when_it_used_it_last() {
+    const NOW: u64 = 1 << 30;
+    const SLICE: u64 = 2 * MS;
+    const LATE: u64 = 70_000;
+    // The turn's own unit is 1024 ns, to which it rounds up.
+    const ROUNDING: u64 = 2 * 1024;
+    let running = |ms: u64, ready| {
+        Some(Running {
+            stream: 0,
+            effect: Box::new(|| ()),
+            cost: Cost::Device(ms * MS),
+            began: None,
+            ready,
+            had: 0,
+        })
+    };
+    // How long each of the two kernels is, when the second was ready, and when it begins.
+    for (first, second, ready, want) in [
+        (9, 9, NOW, NOW + SLICE),
+        (1, 9, NOW, NOW + MS),
+        (1, 9, NOW + MS + LATE / 2, NOW + MS + LATE / 2),
+    ] {
+        let [mut a, mut b] = Member::two().map(|member| Runner::new(Engine::new(member, 0)));
+        let (mut of_a, mut of_b) = (a.engine.lock(), b.engine.lock());
+        a.running = running(first, NOW);
+        b.running = running(second, ready);
+        a.advance(&mut of_a, NOW);
+        assert!(b.advance(&mut of_b, ready).is_some(), "it waits");
+        let noticed = NOW + SLICE.min(first * MS) + LATE;
+        while a.hold.is_some() {
+            a.advance(&mut of_a, noticed);
+        }
+        b.advance(&mut of_b, noticed + LATE);
+        b.advance(&mut of_b, noticed + LATE);
+        let began = b.running.as_ref().and_then(|running| running.began).unwrap();
+        assert!((want..want + ROUNDING).contains(&began), "{began} for {want}");
+    }
+}
+
+#[test]
+fn two_processes_never_have_the_device_at_once() {
+    let members = Member::two();
+    let (to, noted) = mpsc::channel();
+    let begun = now_ns();
+    for (index, member) in members.into_iter().enumerate() {
+        let engine = Engine::new(member, 0);
+        let stream = engine.open(1, StreamKind::NonBlocking, 0);
+        engine.submit(stream, (0..10).map(|_| kernel(1)).chain([note(&to, index)]));
+    }
+    let ends: Vec<u64> = noted.iter().take(2).map(|(_, at)| at).collect();
+    assert!(
+        ends.iter().max().unwrap() - begun >= 20 * MS,
+        "{ends:?} since {begun}"
+    );
+    let busy: u64 = members
+        .iter()
+        .map(|member| member.here(0).busy_ns.load(std::sync::atomic::Ordering::Relaxed))
+        .sum();
+    assert_eq!(busy, 20 * MS);
+}
+
+#[test]
+fn a_wait_holds_its_stream_until_it_is_over() {
+    let engine = engine();
+    let stream = engine.open(1, StreamKind::NonBlocking, 0);
+    let (to, noted) = mpsc::channel();
+    let (open, gate) = mpsc::channel::<()>();
+    engine.submit(
+        stream,
+        [
+            Work::Wait(Box::new(move || gate.try_recv().is_ok()), Watch::Nudged),
+            note(&to, ()),
+        ],
+    );
+    assert!(!engine.is_idle(stream));
+    assert!(noted.try_recv().is_err());
+    open.send(()).unwrap();
+    engine.nudge();
+    engine.wait(stream);
+    assert!(noted.try_recv().is_ok());
+}
