@@ -123,24 +123,26 @@ impl Reserve {
 
     /// Ends an allocation, at once or when that stream has come so far; whether the pool is over by it.
     pub(crate) fn end(&self, bytes: u64, stream: Option<usize>) -> bool {
-        let mut account = self.account.lock();
-        account.end(bytes, stream);
-        self.is_touched.store(true, Relaxed);
-        account.is_over()
+        self.touch(|account| {
+            account.end(bytes, stream);
+            account.is_over()
+        })
     }
 
     /// The pool grew where it was thought not to need to, and the allocation was undone.
     pub(crate) fn mistaken(&self, bytes: u64, stream: usize) {
-        let mut account = self.account.lock();
-        account.mistaken(bytes, stream);
-        self.is_touched.store(true, Relaxed);
+        self.touch(|account| account.mistaken(bytes, stream));
     }
 
     /// It is destroyed, or is not after all.
     pub(crate) fn set_destroyed(&self, is_destroyed: bool) {
+        self.touch(|account| account.is_destroyed = is_destroyed);
+    }
+
+    fn touch<T>(&self, change: impl FnOnce(&mut Account) -> T) -> T {
         let mut account = self.account.lock();
-        account.is_destroyed = is_destroyed;
         self.is_touched.store(true, Relaxed);
+        change(&mut account)
     }
 
     /// That stream has come to where it frees what it was to.
