@@ -1,11 +1,13 @@
 //! A program on a lead: `driver_shell.c`, which does one driver call for each line it is told, and the
 //! directory of control files of a process.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use nix::sys::signal::Signal;
-use support::{Governed, Mount, artifacts, c_program};
+use support::{Governed, Mount, artifacts, c_program, wait_until};
 
 /// A running `driver_shell`. [`DriverShell::ask`] gives its answer to a command.
 #[derive(Debug)]
@@ -90,6 +92,18 @@ impl DriverShell {
     pub fn exec(&mut self) {
         self.tell("exec");
         assert_eq!(self.banner(), self.pid);
+    }
+
+    /// [`Self::exec`], and until its directory is the new program's.
+    #[track_caller]
+    pub fn exec_at(&mut self, mount: &Mount) {
+        let path = Dir::of(mount, self.pid).path();
+        let inode = || fs::metadata(&path).map(|it| it.ino()).ok();
+        let before = inode();
+        self.exec();
+        wait_until("the new program is there", || {
+            inode().is_some_and(|now| Some(now) != before)
+        });
     }
 
     /// Lets it end by itself.

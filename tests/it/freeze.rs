@@ -190,9 +190,7 @@ fn freezing_through_execs_leaves_nobody_stuck() {
         dir.write_when_there("compute.freeze", 1);
         wait_until("it is drained", || dir.is_frozen());
         dir.write("compute.freeze", 0);
-        shell.exec();
-        let dir = Dir::of(&mount, shell.pid());
-        wait_until("the new program is there", || dir.exists());
+        shell.exec_at(&mount);
         assert_eq!(shell.ask("spin 10 4"), "ok", "round {round}");
     }
 }

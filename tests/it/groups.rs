@@ -221,9 +221,9 @@ fn children_start_in_the_group_of_their_parent_and_an_exec_changes_nothing() {
     let mut parent = DriverShell::start(&mount);
     join(&mount, "team", &parent);
     mount.write("team", "compute.priority", "3");
-    parent.exec();
+    parent.exec_at(&mount);
     let members = || mount.read("team", "gcgroup.procs");
-    wait_until("it is there again", || members() == parent.pid().to_string());
+    assert_eq!(members(), parent.pid().to_string());
     assert_eq!(Dir::of(&mount, parent.pid()).number("compute.priority"), 3);
     parent.tell("fork");
     let child = [parent.answer(), parent.answer()]

@@ -1,6 +1,6 @@
 //! Faults found in other tools of this kind, of ways around what governs; each a test by its name.
 
-use support::{Config, Mount, artifacts, wait_until};
+use support::{Config, Mount, artifacts};
 
 use crate::calls::Calls;
 use crate::driver::{Dir, DriverShell, driver_shell};
@@ -48,8 +48,7 @@ fn a_limit_outlives_an_environment_that_is_lost() {
     assert_eq!(dir.number("memory.limit"), 4 * MIB);
     // What is told to the daemon later holds, whatever the environment still says, and in the next program too.
     dir.write("memory.limit", 2 * MIB);
-    shell.exec();
-    wait_until("the new program is there", || dir.exists());
+    shell.exec_at(&mount);
     assert_eq!(dir.number("memory.limit"), 2 * MIB);
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB + 1)), "error 2");
 }

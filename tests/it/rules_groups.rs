@@ -84,8 +84,7 @@ fn nobody_leaves_a_group_by_executing_another_program() {
     let mut alone = ruled.shell_of(ALICE);
     ruled.mount.write("users/u1000", "memory.limit", "512K");
     for _ in 0..5 {
-        alone.exec();
-        wait_until("it is back", || ruled.mount.governs(alone.pid()));
+        alone.exec_at(&ruled.mount);
         assert_eq!(ruled.members("users/u1000"), [alone.pid()]);
         assert_eq!(
             ruled.mount.read("users/u1000", "memory.limit"),
