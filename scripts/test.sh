@@ -73,7 +73,8 @@ if [ "$quick" = no ]; then
     step scripts/build.sh
 fi
 # Without the preload library, which has no allocator or unwinder and so no test of its own kind.
-step cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
+# With signals as at a prompt: what was started in the background would ignore an interrupt, and so would its programs.
+step env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"
 if [ "$quick" = no ]; then
     if have c++ "what fuzzers find in a minute"; then
         if cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml; then
