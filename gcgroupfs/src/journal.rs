@@ -154,14 +154,27 @@ impl Journal {
     /// Puts all settings of a process on file. A failure (a full disk) is logged once: the settings hold as long as
     /// the daemon does.
     pub fn append<S: Serialize>(&self, seq: u64, key: Key, settings: &S) {
-        let written = line(&Record { seq, key, settings }).and_then(|mut line| {
+        self.append_all(&[(seq, key, settings)]);
+    }
+
+    /// Likewise of several, in one write.
+    pub fn append_all<S: Serialize>(&self, records: &[(u64, Key, S)]) {
+        let lines = records.iter().map(|(seq, key, settings)| {
+            line(&Record {
+                seq: *seq,
+                key: *key,
+                settings,
+            })
+        });
+        let written = lines.collect::<io::Result<Vec<_>>>().and_then(|lines| {
+            let mut text = lines.concat();
             if self.failed.load(Relaxed) {
                 // What failed may have left half a line.
-                line.insert(0, b'\n');
+                text.insert(0, b'\n');
             }
             // One write(2) to a file opened with O_APPEND: lines of several threads do not mix.
-            (&**self.file.read()).write_all(&line)?;
-            Ok(self.appended.fetch_add(line.len() as u64, Relaxed))
+            (&**self.file.read()).write_all(&text)?;
+            Ok(self.appended.fetch_add(text.len() as u64, Relaxed))
         });
         match written {
             Ok(_) => self.failed.store(false, Relaxed),

@@ -42,7 +42,7 @@ use self::strangers::Strangers;
 use crate::journal::{Journal, Key};
 use crate::process;
 use crate::sys;
-use crate::tree::{GroupId, Saved, Settings, Tree, leave_to_groups};
+use crate::tree::{GroupId, Saved, Settings, Tree, leave_behind};
 
 pub use self::enquiry::Current as CurrentRules;
 pub use self::listener::{Listener, new_socket};
@@ -337,7 +337,8 @@ impl Server {
     fn compact(&self) {
         let is_kept = |key: Key| match key.group_number() {
             Some(number) => self.tree.has_group(GroupId(number)),
-            None => is_kept(key),
+            // Of one whose end has not been noticed, it is still to be told what it had counted.
+            None => self.registry.has_in_mind(key) || is_kept(key),
         };
         if let Err(error) = self.journal.compact(is_kept) {
             warn!("cannot compact the settings' file: {error:#}");
@@ -350,12 +351,14 @@ impl Server {
     }
 }
 
-/// Leaves out those that have ended: what they had counted stays in the groups that they were in.
+/// Leaves out those that have ended: what they had counted stays in the groups that they were in, and in the root.
 pub fn sift(records: &mut BTreeMap<Key, Saved>) {
     let dead = records.extract_if(.., |key, _| !is_kept(*key));
     for dead in dead.map(|(_, dead)| dead).collect::<Vec<_>>() {
-        leave_to_groups(&dead, |GroupId(number), add| {
-            records.get_mut(&Key::group(number)).into_iter().for_each(add);
+        leave_behind(&dead, |group, add| match group {
+            Some(GroupId(number)) => records.get_mut(&Key::group(number)).into_iter().for_each(add),
+            None if dead.has_counts() => add(records.entry(Key::ROOT).or_default()),
+            None => {}
         });
     }
 }

@@ -55,7 +55,7 @@ pub use edit::Edit;
 pub use exited::Exited;
 pub use group::Group;
 pub use later::{Later, put_off};
-pub use legacy::leave_to_groups;
+pub use legacy::leave_behind;
 pub use notice::{Listener, Notice};
 pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
 pub use process::{Identity, Process};
@@ -130,7 +130,7 @@ pub struct State {
     pids: BTreeMap<u32, ProcessId>,
     exited: VecDeque<Exited>,
     pressure: pressure::Pressure,
-    /// Counts of those that have left: a total never falls.
+    /// Counts of those that have left, with this daemon and those before: a total never falls.
     departed: Sums,
     audit: unmanaged::Audit,
     /// How often somebody has asked whether there are new devices.
@@ -335,7 +335,7 @@ impl Tree {
         let is_put_off = later::is_put_off(notices);
         for listener in self.listeners.read_recursive().iter() {
             if !(is_put_off && listener.may_wait()) {
-                notices.iter().for_each(|notice| listener.notice(notice));
+                listener.notices(notices);
             }
         }
     }

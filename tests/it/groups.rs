@@ -290,43 +290,6 @@ fn who_ends_before_a_new_daemon_has_it_back_keeps_no_group() {
 }
 
 #[test]
-fn what_a_process_counted_stays_in_its_group_also_if_it_ends_while_no_daemon_runs() {
-    let mut mount = Mount::new();
-    mkdir(&mount, "team");
-    mkdir(&mount, "team/a");
-    let counted = |mount: &Mount, group| mount.number(group, "memory.stat", "nr_alloc");
-    let mut shells = [MIB, MIB].map(|bytes| holding(&mount, bytes));
-    for shell in &mut shells {
-        join(&mount, "team/a", shell);
-        for _ in 0..3 {
-            assert!(shell.ask(&format!("alloc linear {MIB}")).starts_with("ok "));
-        }
-    }
-    assert_eq!(counted(&mount, "team"), 6);
-    let file = mount.state_dir().join("settings.jsonl");
-    wait_until("it is written down", || {
-        let text = fs::read_to_string(&file).expect("there is one");
-        shells.iter().all(|shell| {
-            let own = format!("\"pid\":{},", shell.pid());
-            let last = text.lines().rfind(|line| line.contains(&own));
-            last.is_some_and(|line| line.contains("\"nr_alloc\":4,"))
-        })
-    });
-    let [early, late] = shells;
-    // So that it does not register again.
-    kill(Pid::from_raw(late.pid()), Signal::SIGSTOP).expect("it runs");
-    mount.kill9();
-    early.kill9();
-    mount.restart();
-    late.kill9();
-    wait_until("the other's end is noticed", || counted(&mount, "team") == 6);
-    mount.kill9();
-    mount.restart();
-    assert_eq!(counted(&mount, "team"), 6, "once");
-    assert_eq!(counted(&mount, "team/a/0"), 6);
-}
-
-#[test]
 fn the_command_line_takes_groups() {
     let mount = Mount::new();
     mkdir(&mount, "team");

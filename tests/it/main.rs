@@ -173,6 +173,8 @@ mod swap_pressure;
 #[cfg(test)]
 mod tenants;
 #[cfg(test)]
+mod totals;
+#[cfg(test)]
 mod trouble;
 #[cfg(test)]
 mod unmanaged;

@@ -114,6 +114,7 @@ impl Listener for Waker {
             | Notice::GroupChanged(_)
             | Notice::SettingsChanged(_)
             | Notice::RootChanged
+            | Notice::Departed { .. }
             | Notice::Ring(_)
             | Notice::Answered { .. }
             | Notice::Rung(_)

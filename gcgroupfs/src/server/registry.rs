@@ -100,7 +100,7 @@ impl Registry {
     ) -> Self {
         let (processes, numbers) = (HashMap::new(), HashMap::new());
         let awaited = Awaited::new(tree.clone(), &remembered);
-        let remembered = Remembered::new(tree.clone(), journal.clone(), remembered);
+        let remembered = Remembered::new(tree.clone(), remembered);
         Self {
             tree,
             bells,
@@ -112,6 +112,11 @@ impl Registry {
             remembered,
             awaited,
         }
+    }
+
+    /// Whether the end of the process, if it has ended, is still to be noticed.
+    pub fn has_in_mind(&self, key: Key) -> bool {
+        self.numbers.contains_key(&key) || self.remembered.get(key).is_some()
     }
 
     /// Whether the process has been here before: then what holds for it is known.
@@ -169,6 +174,7 @@ impl Registry {
         control.grace_msec.store(self.grace_msec, Relaxed);
         // Before the process is there for others to write to: what they write has a higher number.
         let seq = self.journal.number();
+        self.remembered.comes_as(key, stat.image);
         let (saved, is_new) = match self.saved(process, key) {
             Some(saved) => (saved, false),
             None => {
@@ -343,17 +349,12 @@ impl Registry {
             info!("{} ({}) left", identity.pid, identity.comm);
         }
         // Before it is taken down.
-        let seq = self.journal.number();
-        if let Some(mut saved) = self
-            .tree
-            .saved(registration.id)
-            .filter(|saved| !saved.is_default())
-        {
-            // From here on the groups have its counts.
-            if saved.take_counts() {
-                self.journal.append(seq, known.key, &saved);
+        if let Some(mut saved) = self.tree.saved(registration.id) {
+            // Its groups and the root are about to have its counts.
+            saved.take_counts();
+            if !saved.is_default() {
+                self.remembered.insert(known.key, saved);
             }
-            self.remembered.insert(known.key, saved);
         }
         self.tree.leave(registration.id, now());
         self.bells.remove(registration.id);

@@ -5,28 +5,23 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::journal::{Journal, Key};
+use crate::journal::Key;
 use crate::process;
 use crate::tree::{Saved, Tree};
 
 #[derive(Debug)]
 pub struct Remembered {
     tree: Arc<Tree>,
-    journal: Arc<Journal>,
     processes: BTreeMap<Key, Saved>,
 }
 
 impl Remembered {
-    pub fn new(tree: Arc<Tree>, journal: Arc<Journal>, processes: BTreeMap<Key, Saved>) -> Self {
+    pub fn new(tree: Arc<Tree>, processes: BTreeMap<Key, Saved>) -> Self {
         for group in processes.values().filter_map(|saved| saved.group) {
             // One that is not there cannot be held, nor let go.
             tree.hold_group(group);
         }
-        Self {
-            tree,
-            journal,
-            processes,
-        }
+        Self { tree, processes }
     }
 
     pub fn get(&self, key: Key) -> Option<&Saved> {
@@ -54,16 +49,22 @@ impl Remembered {
         self.let_go(before);
     }
 
-    /// The process has ended. If it has not been here before, nobody has told its groups what it had counted.
+    /// The process registers, and may execute another program by now than when it was written down what it had counted:
+    /// then that program has ended.
+    pub fn comes_as(&mut self, key: Key, image: Option<(u64, u64)>) {
+        if let Some(saved) = self.processes.get_mut(&key)
+            && saved.is_of_another(image)
+        {
+            self.tree.bequeath((key.pid, key.start_time), saved);
+        }
+    }
+
+    /// The process has ended. If it has not been here before, nobody has told its groups and the root what it had counted.
     pub fn ended(&mut self, key: Key) {
         let Some(mut saved) = self.processes.remove(&key) else {
             return;
         };
-        let left = saved.clone();
-        if saved.take_counts() {
-            self.journal.append(self.journal.number(), key, &saved);
-            self.tree.bequeath(&left);
-        }
+        self.tree.bequeath((key.pid, key.start_time), &mut saved);
         self.let_go(Some(saved));
     }
 

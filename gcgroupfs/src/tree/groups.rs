@@ -122,7 +122,7 @@ impl Tree {
             settings: state.root.clone(),
             access: state.access,
             next_group: Some(state.next_group),
-            ..Saved::default()
+            ..Saved::of_root(state.departed)
         }
     }
 
@@ -134,6 +134,7 @@ impl Tree {
             .last_key_value()
             .map_or(GroupId::FIRST, |(id, _)| GroupId(id.0 + 1));
         state.next_group = last.max(root.next_group.unwrap_or(last)).min(GroupId::END);
+        state.departed = root.departed();
         state.root = root.settings;
         state.access = root.access;
         // A group's number is higher than that of the one it is in.

@@ -107,12 +107,31 @@ impl State {
         }
         let exited = Exited::new(&process, &self.devices, end);
         if !goes_on {
-            self.departed += exited.sums.departed();
+            self.depart_from_root(&process, &exited, notices);
         }
         self.exited.truncate(NR_EXITED - 1);
         self.exited.push_front(exited);
         notices.push(Notice::Left { id, pid, start_time });
         self.relieve(id, notices);
         Some(process)
+    }
+
+    /// What a process has counted stays in the root, and nothing of that with it.
+    fn depart_from_root(&mut self, process: &Process, exited: &Exited, notices: &mut Vec<Notice>) {
+        let mut saved = Saved::of_process(process, &self.devices);
+        if saved.take_counts().is_empty() {
+            return;
+        }
+        self.departed += exited.sums.departed();
+        let Identity { pid, start_time, .. } = process.identity;
+        let saved = Box::new(saved);
+        // First of all: what was not written after it is lost, and what was written before it would count twice.
+        let departed = Notice::Departed {
+            pid,
+            start_time,
+            saved,
+        };
+        notices.insert(0, departed);
+        notices.push(Notice::RootChanged);
     }
 }

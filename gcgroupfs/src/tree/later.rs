@@ -52,7 +52,7 @@ impl Tree {
     pub fn tell_later(&self, Later(notices): Later) {
         for listener in self.listeners.read_recursive().iter() {
             if listener.may_wait() {
-                notices.iter().for_each(|notice| listener.notice(notice));
+                listener.notices(&notices);
             }
         }
     }

@@ -1,5 +1,6 @@
-//! What processes in groups have counted, written down now and then: it is in their own memory, and a process that ends while
-//! no daemon runs takes that along. Its groups' totals are not to fall for that, but for what it counted last of all.
+//! What processes have counted, written down now and then: it is in their own memory, and a process that ends while no daemon
+//! runs takes that along. The totals of its groups and of the root are not to fall for that, but for what it counted last of
+//! all.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ pub(super) struct Written {
 }
 
 impl Tree {
-    /// Has those in groups written down whose counts have changed since they were: some now, others the next time.
+    /// Has those written down whose counts have changed since they were: some now, others the next time.
     pub fn write_some_counts(&self) {
         self.write_counts(MAX_AT_ONCE);
     }
@@ -34,17 +35,10 @@ impl Tree {
     }
 
     fn write_counts(&self, most: usize) {
-        let members: Vec<ProcessId> = {
-            let state = self.state.lock();
-            let processes = state.processes.values();
-            processes
-                .filter(|process| process.group.is_some())
-                .map(|process| process.id)
-                .collect()
-        };
+        let all: Vec<ProcessId> = self.state.lock().processes.keys().copied().collect();
         // Others come in between.
         let waits = |id: &ProcessId| Some((self.state.lock().nr_waits(*id)?, *id));
-        let mut due: Vec<(u32, ProcessId)> = members.iter().filter_map(waits).collect();
+        let mut due: Vec<(u32, ProcessId)> = all.iter().filter_map(waits).collect();
         due.sort_by_key(|(nr_waits, _)| Reverse(*nr_waits));
         let mut state = self.state.lock();
         for (place, (_, id)) in due.iter().enumerate() {
@@ -59,20 +53,33 @@ impl Tree {
         self.tell(&notices);
     }
 
-    /// A process that was in a group has ended, and never registered with this daemon: what it had counted stays there and
-    /// above.
-    pub fn bequeath(&self, saved: &Saved) {
+    /// A process has ended that never registered with this daemon, or executes another program: what it had counted stays
+    /// in its group and above, and nothing of that with it.
+    pub fn bequeath(&self, (pid, start_time): (u32, u64), saved: &mut Saved) {
+        let counts = saved.take_counts();
+        if counts.is_empty() {
+            return;
+        }
+        let mut notices = vec![Notice::Departed {
+            pid,
+            start_time,
+            saved: Box::new(saved.clone()),
+        }];
         let mut state = self.state.lock();
         let groups = state.chain(saved.group);
-        for (device, sums) in super::saved::by_index(&saved.counts, &state.devices.clone()) {
+        for (device, sums) in super::saved::by_index(&counts, &state.devices.clone()) {
             for id in &groups {
                 if let Some(group) = state.groups.get_mut(id) {
                     group.counted_mut(device).before += sums;
                 }
             }
+            if device.is_none() {
+                state.departed += sums;
+            }
         }
         drop(state);
-        let notices: Vec<Notice> = groups.into_iter().map(Notice::GroupChanged).collect();
+        notices.extend(groups.into_iter().map(Notice::GroupChanged));
+        notices.push(Notice::RootChanged);
         self.tell(&notices);
     }
 }
@@ -102,18 +109,20 @@ impl State {
     }
 }
 
-/// What is to stay of a process if it ends, by the devices' UUIDs; of it as a whole by an empty one.
+/// What is to stay of a process if it ends, by the devices' UUIDs; of it as a whole by an empty one. The root has that alone.
 pub(super) fn counts(process: &Process, devices: &[Device]) -> BTreeMap<String, Sums> {
-    let places = [None].into_iter().chain((0..devices.len()).map(Some));
+    let nr_devices = process.group.map_or(0, |_| devices.len());
+    let places = [None].into_iter().chain((0..nr_devices).map(Some));
     let counts = places.map(|device| (device, Sums::of(process, device, devices).departed()));
     super::saved::by_uuid(counts, devices)
 }
 
-/// Leaves what a process has counted that has ended to the groups that it was in, as they are on file.
-pub fn leave_to_groups(dead: &Saved, mut group: impl FnMut(GroupId, &mut dyn FnMut(&mut Saved))) {
+/// Leaves what a process has counted that has ended to the groups that it was in and to the root, which is none, as they are
+/// on file.
+pub fn leave_behind(dead: &Saved, mut place: impl FnMut(Option<GroupId>, &mut dyn FnMut(&mut Saved))) {
     let mut at = dead.group;
     while let Some(id) = at.take() {
-        group(id, &mut |above: &mut Saved| {
+        place(Some(id), &mut |above: &mut Saved| {
             for (uuid, sums) in &dead.counts {
                 above.counted.entry(uuid.clone()).or_default().before += *sums;
             }
@@ -121,4 +130,9 @@ pub fn leave_to_groups(dead: &Saved, mut group: impl FnMut(GroupId, &mut dyn FnM
             at = above.group.filter(|outer| *outer < id);
         });
     }
+    place(None, &mut |root: &mut Saved| {
+        if let Some(sums) = dead.counts.get("") {
+            root.counted.entry(String::new()).or_default().before += *sums;
+        }
+    });
 }

@@ -1,6 +1,6 @@
 //! What the model tells others.
 
-use super::{GroupId, Place, ProcessId};
+use super::{GroupId, Place, ProcessId, Saved};
 
 /// What has happened that the model cannot act on itself. Delivered after the lock has been released, so two
 /// notices may overtake each other: take them as "look again", and look in the tree.
@@ -17,6 +17,14 @@ pub enum Notice {
         id: ProcessId,
         pid: u32,
         start_time: u64,
+    },
+    /// What a program has counted is its groups' and the root's from now on: write down that it is its own no more, and then
+    /// that it is theirs, of which the same call tells. What else is to be kept of the process, if it does not register
+    /// again.
+    Departed {
+        pid: u32,
+        start_time: u64,
+        saved: Box<Saved>,
     },
     /// A group's directory has appeared.
     Made {
@@ -58,6 +66,11 @@ pub enum Notice {
 /// Takes [`Notice`]s on whatever thread caused them. Must not wait, or say that it may.
 pub trait Listener: Send + Sync {
     fn notice(&self, notice: &Notice);
+
+    /// Of one event, in their order.
+    fn notices(&self, notices: &[Notice]) {
+        notices.iter().for_each(|notice| self.notice(notice));
+    }
 
     /// Whether it may wait, for a disk. Then it is told on a thread that has time for that.
     fn may_wait(&self) -> bool {

@@ -32,9 +32,12 @@ pub struct Saved {
     /// What has been counted, by the devices' UUIDs; of the entity as a whole by an empty one.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) counted: BTreeMap<String, Counted>,
-    /// Of a process in a group, what stays there if it ends, likewise.
+    /// Of a process, what stays in the root and in its groups if it ends, likewise.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) counts: BTreeMap<String, Sums>,
+    /// The program that has counted that, as [`Identity::image`](super::Identity::image) has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) image: Option<(u64, u64)>,
 }
 
 /// How a group came to be.
@@ -68,9 +71,20 @@ impl Saved {
         is_default(self)
     }
 
-    /// Takes out what stays in the group when the process ends, since its end is told. Whether there was anything.
-    pub fn take_counts(&mut self) -> bool {
-        !std::mem::take(&mut self.counts).is_empty()
+    /// Whether there is anything to stay if the process ends.
+    pub fn has_counts(&self) -> bool {
+        !self.counts.is_empty()
+    }
+
+    /// Takes out what stays in the root and in groups when the process ends, since it has.
+    pub fn take_counts(&mut self) -> BTreeMap<String, Sums> {
+        self.image = None;
+        std::mem::take(&mut self.counts)
+    }
+
+    /// Whether what has been counted was by another program than this one, as far as anybody knows.
+    pub fn is_of_another(&self, image: Option<(u64, u64)>) -> bool {
+        self.image.is_some() && image.is_some() && self.image != image
     }
 
     pub(super) fn of_process(process: &Process, devices: &[Device]) -> Self {
@@ -84,15 +98,14 @@ impl Saved {
             counted.peak = kept.peak;
             (device, counted)
         });
+        let counts = legacy::counts(process, devices);
         Self {
             settings: process.settings.clone(),
             group: process.group,
             has_moved: process.has_moved,
             counted: by_uuid(counted, devices),
-            counts: match process.group {
-                Some(_) => legacy::counts(process, devices),
-                None => BTreeMap::new(),
-            },
+            image: process.identity.image.filter(|_| !counts.is_empty()),
+            counts,
             ..Self::default()
         }
     }
@@ -123,6 +136,26 @@ impl Saved {
             counted: by_uuid(counted, devices),
             ..Self::default()
         }
+    }
+
+    /// Those that have left, whatever groups they were in, have counted so much.
+    pub(super) fn of_root(departed: Sums) -> Self {
+        let counted = Counted {
+            before: departed,
+            ..Counted::default()
+        };
+        Self {
+            counted: by_uuid([(None, counted)].into_iter(), &[]),
+            ..Self::default()
+        }
+    }
+
+    /// What those that have left have counted, of the root's record.
+    pub(super) fn departed(&self) -> Sums {
+        self.counted
+            .get("")
+            .map(|counted| counted.before)
+            .unwrap_or_default()
     }
 
     /// Gives a group back what it had.

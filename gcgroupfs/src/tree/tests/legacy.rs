@@ -1,15 +1,17 @@
 //! Counts of processes that end while no daemon runs.
 
+use std::collections::BTreeMap;
+
 use super::lasting::kept;
 use super::*;
-use crate::tree::leave_to_groups;
+use crate::tree::leave_behind;
 
 fn again(saved: &Saved) -> Saved {
     serde_json::from_str(&serde_json::to_string(saved).unwrap()).unwrap()
 }
 
 fn launches(world: &World, path: &str) -> String {
-    let stat = world.show(&format!("{path}/compute.stat"));
+    let stat = world.show(format!("{path}/compute.stat").trim_start_matches('/'));
     stat.lines()
         .find(|line| line.starts_with("nr_launches "))
         .unwrap()
@@ -29,13 +31,17 @@ fn what_the_dead_have_counted_stays_in_their_groups_and_above() {
         "nr_launches 4",
         "what it came with is not the group's"
     );
-    let (root, mut groups) = kept(&world, &["a", "a/b"]);
+    let (mut root, mut groups) = kept(&world, &["a", "a/b"]);
     let dead = again(&world.tree.saved(id).unwrap());
-    leave_to_groups(&dead, |id, add| add(groups.get_mut(&id).unwrap()));
+    leave_behind(&dead, |id, add| match id {
+        Some(id) => add(groups.get_mut(&id).unwrap()),
+        None => add(&mut root),
+    });
     let after = World::new(2);
     after.tree.restore(root, groups);
     let found = ["a", "a/b", "a/1", "a/b/1", "a/0"].map(|path| launches(&after, path));
     assert_eq!(found, [4, 4, 4, 4, 0].map(|count| format!("nr_launches {count}")));
+    assert_eq!(launches(&after, ""), "nr_launches 7", "all of it was in the root");
 }
 
 #[test]
@@ -49,12 +55,23 @@ fn who_ends_without_having_come_back_leaves_as_much() {
     let mut saved = again(&world.tree.saved(id).unwrap());
     let after = World::new(1);
     after.tree.restore(root, groups);
-    after.tree.bequeath(&saved);
+    after.take_notices();
+    after.tree.bequeath((100, 7), &mut saved);
+    let notices = after.take_notices();
+    let departed = Notice::Departed {
+        pid: 100,
+        start_time: 7,
+        saved: Box::new(saved.clone()),
+    };
+    assert_eq!(
+        (&notices[0], notices.last()),
+        (&departed, Some(&Notice::RootChanged))
+    );
     assert_eq!(launches(&after, "a"), "nr_launches 4");
     assert_eq!(launches(&after, "a/b/0"), "nr_launches 4");
-    assert!(saved.take_counts() && !saved.take_counts());
-    after.tree.bequeath(&saved);
+    after.tree.bequeath((100, 7), &mut saved);
     assert_eq!(launches(&after, "a"), "nr_launches 4", "not twice");
+    assert_eq!(launches(&after, ""), "nr_launches 4");
 }
 
 #[test]
@@ -77,18 +94,14 @@ fn those_are_written_down_that_have_counted_and_nobody_waits_for_ever() {
         written.collect::<Vec<_>>()
     };
     let mut all = Vec::new();
-    for expected in [64, 64, 21, 0] {
+    for expected in [64, 64, 22, 0] {
         let some = written();
         assert_eq!(some.len(), expected);
         all.extend(some);
     }
     all.sort_unstable();
     all.dedup();
-    assert_eq!(
-        all.len(),
-        149,
-        "the one in no group has nobody to leave anything to"
-    );
+    assert_eq!(all.len(), 150, "also the one in no group");
     ids.iter().for_each(|id| world.submit(*id, 0, 1));
     let first = written();
     first.iter().for_each(|id| world.submit(*id, 0, 1));
@@ -100,5 +113,36 @@ fn those_are_written_down_that_have_counted_and_nobody_waits_for_ever() {
     world.take_notices();
     world.tree.write_all_counts();
     let rest = world.take_notices();
-    assert_eq!(rest.len(), 149 - second.len());
+    assert_eq!(rest.len(), 150 - second.len());
+}
+
+#[test]
+fn the_root_keeps_what_those_in_no_group_have_counted() {
+    let world = World::new(2);
+    let (gone, id) = (world.join(100), world.join(101));
+    world.submit(gone, 0, 3);
+    world.submit(id, 1, 4);
+    world.take_notices();
+    world.tree.leave(gone, 0);
+    assert!(
+        world.take_notices().contains(&Notice::RootChanged),
+        "it is written down"
+    );
+    let mut root = again(&world.tree.saved_root());
+    let dead = again(&world.tree.saved(id).unwrap());
+    leave_behind(&dead, |place, add| {
+        assert_eq!(place, None);
+        add(&mut root);
+    });
+    let after = World::new(1);
+    after.tree.restore(root, BTreeMap::new());
+    assert_eq!(launches(&after, ""), "nr_launches 7");
+    after.take_notices();
+    let idle = after.join(102);
+    after.tree.leave(idle, 0);
+    assert!(
+        !after.take_notices().contains(&Notice::RootChanged),
+        "nothing is new"
+    );
+    assert_eq!(again(&after.tree.saved_root()), after.tree.saved_root());
 }

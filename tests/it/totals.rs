@@ -1,0 +1,136 @@
+//! What processes have counted stays in the totals of their groups and of the root, whatever becomes of them and of the daemon.
+
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use support::{Mount, wait_until};
+
+use crate::driver::DriverShell;
+
+const MIB: u64 = 1 << 20;
+
+/// A governed process that has allocated so often.
+#[track_caller]
+fn counting(mount: &Mount, nr_alloc: u64) -> DriverShell {
+    let mut shell = DriverShell::start(mount);
+    count(&mut shell, nr_alloc);
+    shell
+}
+
+#[track_caller]
+fn count(shell: &mut DriverShell, nr_alloc: u64) {
+    for _ in 0..nr_alloc {
+        assert!(shell.ask(&format!("alloc linear {MIB}")).starts_with("ok "));
+    }
+}
+
+fn nr_alloc(mount: &Mount, directory: &str) -> u64 {
+    mount.number(directory, "memory.stat", "nr_alloc")
+}
+
+/// Until it is on file how often the process has allocated.
+#[track_caller]
+fn wait_until_written(mount: &Mount, shell: &DriverShell, nr_alloc: u64) {
+    let file = mount.state_dir().join("settings.jsonl");
+    let (own, count) = (
+        format!("\"pid\":{},", shell.pid()),
+        format!("\"nr_alloc\":{nr_alloc},"),
+    );
+    wait_until("it is written down", || {
+        let text = fs::read_to_string(&file).expect("there is one");
+        let last = text.lines().rfind(|line| line.contains(&own));
+        last.is_some_and(|line| line.contains(&count))
+    });
+}
+
+/// So that it does not register with the next daemon.
+#[track_caller]
+fn stop(shell: &DriverShell) {
+    kill(Pid::from_raw(shell.pid()), Signal::SIGSTOP).expect("it runs");
+}
+
+#[test]
+fn those_in_a_group_leave_it_as_much_also_while_no_daemon_runs() {
+    let mut mount = Mount::new();
+    fs::create_dir_all(mount.path().join("team/a")).expect("groups");
+    let shells = [1, 1].map(|count| counting(&mount, count));
+    let [early, late] = shells.map(|mut shell| {
+        mount.write("team/a", "gcgroup.procs", &shell.pid().to_string());
+        count(&mut shell, 3);
+        shell
+    });
+    assert_eq!(nr_alloc(&mount, "team"), 6);
+    assert_eq!(nr_alloc(&mount, ""), 8, "the root has what they came with, too");
+    wait_until_written(&mount, &early, 4);
+    wait_until_written(&mount, &late, 4);
+    stop(&late);
+    mount.kill9();
+    early.kill9();
+    mount.restart();
+    late.kill9();
+    wait_until("the other's end is noticed", || nr_alloc(&mount, "team") == 6);
+    for _ in 0..2 {
+        mount.kill9();
+        mount.restart();
+        assert_eq!(nr_alloc(&mount, "team"), 6, "once");
+        assert_eq!(nr_alloc(&mount, "team/a/0"), 6);
+        assert_eq!(nr_alloc(&mount, ""), 8);
+    }
+}
+
+#[test]
+fn those_in_no_group_leave_the_root_as_much() {
+    let mut mount = Mount::new();
+    let [mut gone, early, stays] = [1, 2, 4].map(|count| counting(&mount, count));
+    assert_eq!(gone.ask("spin 5 3"), "ok");
+    let launches = |mount: &Mount| mount.number("", "compute.stat", "nr_launches");
+    let submitted = |mount: &Mount| mount.number("", "gcgroup.stat", "nr_submitted_kernels:");
+    let is_there = |mount: &Mount, shell: &DriverShell| mount.path().join(shell.pid().to_string()).exists();
+    gone.quit();
+    wait_until("it has left", || !mount.read("", "exited").is_empty());
+    wait_until_written(&mount, &early, 2);
+    mount.kill9();
+    early.kill9();
+    mount.restart();
+    wait_until("who lives is back", || is_there(&mount, &stays));
+    assert_eq!(nr_alloc(&mount, ""), 7);
+    assert_eq!((launches(&mount), submitted(&mount)), (3, 3));
+    wait_until_written(&mount, &stays, 4);
+    mount.kill9();
+    mount.restart();
+    wait_until("it is back again", || is_there(&mount, &stays));
+    assert_eq!(nr_alloc(&mount, ""), 7, "nobody counts twice");
+    stays.quit();
+    wait_until("it has left too", || mount.read("", "gcgroup.procs").is_empty());
+    mount.kill9();
+    mount.restart();
+    assert_eq!(nr_alloc(&mount, ""), 7, "nor who has ended");
+    assert_eq!((launches(&mount), submitted(&mount)), (3, 3));
+}
+
+#[test]
+fn a_program_that_is_executed_counts_anew_and_the_totals_go_on() {
+    let mut mount = Mount::new();
+    fs::create_dir(mount.path().join("team")).expect("a group");
+    let mut shell = DriverShell::start(&mount);
+    mount.write("team", "gcgroup.procs", &shell.pid().to_string());
+    count(&mut shell, 3);
+    shell.exec();
+    count(&mut shell, 2);
+    let totals = |mount: &Mount| ["team", ""].map(|directory| nr_alloc(mount, directory));
+    assert_eq!(totals(&mount), [5, 5]);
+    wait_until_written(&mount, &shell, 2);
+    mount.kill9();
+    shell.exec();
+    count(&mut shell, 1);
+    mount.restart();
+    let own = shell.pid().to_string();
+    wait_until("it is back", || mount.read("team", "gcgroup.procs") == own);
+    assert_eq!(totals(&mount), [6, 6], "what the program before had counted, too");
+    wait_until_written(&mount, &shell, 1);
+    mount.kill9();
+    mount.restart();
+    wait_until("it is back again", || mount.read("team", "gcgroup.procs") == own);
+    assert_eq!(totals(&mount), [6, 6]);
+}
