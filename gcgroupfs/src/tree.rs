@@ -46,7 +46,7 @@ use std::sync::Arc;
 use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
 use parking_lot::{Mutex, RwLock};
 
-use self::grants::Grants;
+use self::grants::{Grants, Resource};
 use crate::arbiter::Policy;
 use crate::error::Result;
 
@@ -118,6 +118,8 @@ pub struct State {
     next_group: GroupId,
     /// What processes have of the groups' limits.
     grants: Grants,
+    /// What they have of the groups' bounds of what may be swapped out.
+    swap_grants: Grants,
     /// Who has asked for more and cannot be answered yet.
     asking: BTreeSet<ProcessId>,
     /// How many groups there are that a user has made.
@@ -145,7 +147,8 @@ impl Tree {
         for (index, device) in devices.iter_mut().enumerate() {
             device.index = index;
         }
-        let grants = Grants::new(&devices);
+        let grants = Grants::new(Resource::Memory, &devices);
+        let swap_grants = Grants::new(Resource::Swap, &devices);
         let state = State {
             owner,
             devices,
@@ -155,6 +158,7 @@ impl Tree {
             top: BTreeMap::new(),
             next_group: GroupId::FIRST,
             grants,
+            swap_grants,
             asking: BTreeSet::new(),
             nr_made: HashMap::new(),
             default_policy: Policy::default(),

@@ -37,21 +37,16 @@ impl Tree {
 
 impl State {
     fn add_device(&mut self, device: Device, notices: &mut Vec<Notice>) {
-        let (slot, uuid) = (device.index, device.uuid_text.clone());
+        let slot = device.index;
         self.devices.push(device);
         for process in self.processes.values_mut() {
             process.add_device();
             enforce::prepare_device(process, &self.devices);
         }
         self.grants.add_slot(slot);
-        let limits: Vec<(GroupId, u64)> = self
-            .groups
-            .values()
-            .map(|group| (group.id, group.settings.memory_limit(Some(&uuid))))
-            .collect();
-        for (id, limit) in limits {
-            self.grants.set_limit(id, Some(slot), limit);
-        }
+        self.swap_grants.add_slot(slot);
+        let groups: Vec<GroupId> = self.groups.keys().copied().collect();
+        groups.into_iter().for_each(|id| self.bound_group(id, Some(slot)));
         let top: Vec<GroupId> = self.top.values().copied().collect();
         top.into_iter().for_each(|id| self.hand_down(id, notices));
         let all: Vec<ProcessId> = self.processes.keys().copied().collect();

@@ -79,6 +79,7 @@ impl<'a> Edit<'a> {
         }
         self.set(|settings, device, by_root| settings.set_memory_swap_max(device, bytes, by_root))?;
         if let Target::Group(id) = self.target()? {
+            self.state.bound_group(id, self.device());
             self.state.bound_swap_within(id);
             self.state.bound_swap(Some(id));
         }

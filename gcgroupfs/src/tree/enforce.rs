@@ -38,6 +38,7 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
     control
         .progress_generation
         .store(usage.progress_generation.load(Relaxed), Relaxed);
+    control.grants_swap.store(1, Relaxed);
     slots(devices.len()).for_each(|slot| prepare(process, slot, devices));
     settings(process, devices);
     control.publish();
@@ -79,6 +80,9 @@ fn prepare(process: &Process, slot: usize, devices: &[Device]) {
     control
         .pressure_answer
         .store(usage.pressure_request.load(Relaxed), Relaxed);
+    control
+        .swap_answer
+        .store(usage.swap_request.load(Relaxed), Relaxed);
     control.group_limit.store(NO_LIMIT, Relaxed);
     control.group_room.store(NO_LIMIT, Relaxed);
     let Some(device) = devices.get(slot) else { return };
@@ -261,6 +265,16 @@ pub(super) fn answer(process: &Process, device: usize, number: u32, is_granted: 
             control.grant_refused.store(number, Relaxed);
         }
         control.grant_answer.store(number, Release);
+    }
+}
+
+/// Answers a process's request to swap out more from a device.
+pub(super) fn answer_swap(process: &Process, device: usize, number: u32, is_granted: bool) {
+    if let Some(control) = process.control().devices.get(device) {
+        if !is_granted {
+            control.swap_refused.store(number, Relaxed);
+        }
+        control.swap_answer.store(number, Release);
     }
 }
 

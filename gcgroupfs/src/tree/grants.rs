@@ -1,4 +1,5 @@
-//! How much of the groups' limits each process has: the arithmetic of grants.
+//! How much of the groups' limits each process has: the arithmetic of grants, of memory on devices and of what may be
+//! swapped out.
 //!
 //! A process charges itself, without asking, up to what it was granted on a device. What a group is charged is what its
 //! processes *hold*: at least what each has charged and at most what it may, and what contexts take beside. So the sum
@@ -9,6 +10,7 @@
 mod member;
 mod node;
 mod publish;
+mod resource;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -21,6 +23,7 @@ use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
 use self::member::{Held, Member};
 use self::node::Node;
+pub(super) use self::resource::Resource;
 use super::{Blocks, Device, GroupId, ProcessId};
 
 /// Where a limit is: on one device, by its place in [`Grants::slots`], or on all together.
@@ -43,9 +46,10 @@ pub(super) enum Outcome {
     Unknown,
 }
 
-/// All limits of groups, and what is held of them.
+/// All limits of groups on one resource, and what is held of them.
 #[derive(Debug)]
 pub(super) struct Grants {
+    resource: Resource,
     /// The slots in use; one for each place.
     slots: Vec<usize>,
     groups: BTreeMap<GroupId, Node>,
@@ -53,8 +57,9 @@ pub(super) struct Grants {
 }
 
 impl Grants {
-    pub(super) fn new(devices: &[Device]) -> Self {
+    pub(super) fn new(resource: Resource, devices: &[Device]) -> Self {
         Self {
+            resource,
             slots: (0..devices.len()).chain([OTHER_DEVICE]).collect(),
             groups: BTreeMap::new(),
             members: BTreeMap::new(),
@@ -106,7 +111,7 @@ impl Grants {
     /// Has a process be in a group, or in none. Whatever it was granted before, by this daemon or another, it keeps what
     /// it has charged and nothing more.
     pub(super) fn join(&mut self, id: ProcessId, group: Option<GroupId>, blocks: Arc<dyn Blocks>) {
-        let member = Member::new(blocks, &self.slots);
+        let member = Member::new(self.resource, blocks, &self.slots);
         self.members.insert(id, member);
         self.enter(id, group);
     }
@@ -230,6 +235,14 @@ impl Grants {
         let at = self.place(Some(device)).ok()??;
         let member = self.members.get(&id)?;
         member.is_granted(at).then(|| member.held(at))
+    }
+
+    /// Bytes that the group has left on the device of that slot, or on all together, besides what is held.
+    pub(super) fn room(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let (Ok(place), Some(node)) = (self.place(device), self.groups.get(&id)) else {
+            return NO_LIMIT;
+        };
+        node.room(place)
     }
 
     /// Somebody of the group is alive and has not registered with this daemon: until [`told`](Self::told), nothing is

@@ -219,12 +219,10 @@ impl State {
             None => self.top.insert(name, id),
         };
         self.grants.add_group(id, group.parent);
-        self.grants.set_limit(id, None, group.settings.memory_limit(None));
-        for device in &self.devices {
-            let limit = group.settings.memory_limit(Some(&device.uuid_text));
-            self.grants.set_limit(id, Some(device.index), limit);
-        }
+        self.swap_grants.add_group(id, group.parent);
         self.groups.insert(id, group);
+        let places = [None].into_iter().chain((0..self.devices.len()).map(Some));
+        places.for_each(|place| self.bound_group(id, place));
     }
 
     pub(super) fn remove_group(&mut self, id: GroupId, notices: &mut Vec<Notice>) -> Result<Group> {
@@ -234,6 +232,7 @@ impl State {
         }
         let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
         self.grants.remove_group(id);
+        self.swap_grants.remove_group(id);
         match group.parent.and_then(|parent| self.groups.get_mut(&parent)) {
             Some(parent) => parent.children.remove(&group.name),
             None => self.top.remove(&group.name),

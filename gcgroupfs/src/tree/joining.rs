@@ -99,6 +99,7 @@ impl State {
     ) -> Option<Box<Process>> {
         self.exit(id, goes_on, notices);
         self.grants.leave(id);
+        self.swap_grants.leave(id);
         self.asking.remove(&id);
         let process = self.processes.remove(&id)?;
         let Identity { pid, start_time, .. } = process.identity;

@@ -1,8 +1,6 @@
 //! Who is in which group: coming, going, and moving from one to another. A process brings what it holds and takes it
 //! along; what it has counted stays counted where it was counted.
 
-use std::collections::HashMap;
-
 use super::group::Counted;
 use super::inherited::Inherited;
 use super::process::Process;
@@ -118,7 +116,8 @@ impl State {
         self.observe(id);
         self.inherit(id, inherited, notices);
         self.grants.move_to(id, to);
-        self.bound_swap_of(id, &mut HashMap::new());
+        self.swap_grants.move_to(id, to);
+        self.bound_swap_of(id);
         for group in [from, to] {
             self.bound_swap(group);
         }

@@ -113,7 +113,7 @@ impl State {
             .processes
             .values()
             .filter(|process| process.id != asker && process.is_hook_ok())
-            .filter_map(|process| Candidate::of(process, device))
+            .filter_map(|process| Candidate::of(process, device, self.swap_left(process, device)))
             .filter(|candidate| candidate.priority > priority)
             .collect();
         candidates.sort_unstable_by_key(|one| Reverse((one.priority, one.bytes)));
@@ -156,8 +156,8 @@ impl State {
 }
 
 impl Candidate {
-    /// Nothing of a process that has nothing to give.
-    fn of(process: &Process, device: usize) -> Option<Self> {
+    /// Nothing of a process that has nothing to give. `allowed`: what the groups above let it swap out.
+    fn of(process: &Process, device: usize, allowed: u64) -> Option<Self> {
         let (usage, control) = (process.usage(), process.control());
         let (on_device, device) = (usage.devices.get(device)?, control.devices.get(device)?);
         let swapped = |usage: &gcgroup_abi::UsageDevice| usage.swap_current.load(Relaxed);
@@ -171,7 +171,8 @@ impl Candidate {
             .load(Relaxed)
             .min(on_device.memory_current.load(Relaxed))
             .min(left(device.memory_swap_max.load(Relaxed), swapped(on_device)))
-            .min(left(control.memory_swap_max.load(Relaxed), in_all));
+            .min(left(control.memory_swap_max.load(Relaxed), in_all))
+            .min(allowed);
         (process.can_swap() && bytes != 0).then(|| Self {
             id: process.id,
             priority: device.priority.load(Relaxed),

@@ -80,7 +80,7 @@ pub struct Process {
     pub(super) has_moved: bool,
     /// Bytes that it was last seen to hold, by place as [`Events`] has them; in the root, none.
     pub(super) observed: Vec<u64>,
-    /// How much may be swapped out for the groups' sake, likewise; where nothing bounds it, empty.
+    /// How much may be swapped out for the groups' sake, likewise; where nothing bounds it, or it asks, empty.
     pub(super) swap_bounds: Vec<u64>,
     pub(super) written: Written,
     pub(super) hook_ok: bool,
@@ -159,6 +159,11 @@ impl Process {
     /// Whether the process says that its memory can be swapped out.
     pub(super) fn can_swap(&self) -> bool {
         self.usage().can_swap.load(Relaxed) != 0
+    }
+
+    /// Whether it says that it asks before it swaps out, and keeps to what it is granted.
+    pub(super) fn asks_to_swap(&self) -> bool {
+        self.usage().asks_to_swap.load(Relaxed) != 0
     }
 
     /// Whether the hook answers and its block is still one.

@@ -12,7 +12,9 @@ impl Tree {
     /// A process in the group is alive and has not registered with this daemon: nobody knows what it has charged, so who
     /// asks there is not answered before [`member_told`](Self::member_told).
     pub fn await_member(&self, group: GroupId) {
-        self.state.lock().grants.await_member(group);
+        let mut state = self.state.lock();
+        state.grants.await_member(group);
+        state.swap_grants.await_member(group);
     }
 
     /// That process has registered, has ended, or is not waited for any longer.
@@ -20,6 +22,7 @@ impl Tree {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
         state.grants.told(group);
+        state.swap_grants.told(group);
         for id in std::mem::take(&mut state.asking) {
             state.answer_requests(id, &mut notices);
         }
@@ -65,6 +68,37 @@ impl State {
             }
         }
         self.grants.look(id);
+        self.answer_swap_requests(id);
+    }
+
+    /// The same of what it is about to swap out. Nobody waits for it in the kernel.
+    fn answer_swap_requests(&mut self, id: ProcessId) {
+        for device in slots(self.devices.len()) {
+            let Some(process) = self.processes.get(&id) else {
+                return;
+            };
+            let (Some(usage), Some(control)) = (
+                process.usage().devices.get(device),
+                process.control().devices.get(device),
+            ) else {
+                continue;
+            };
+            let number = usage.swap_request.load(Acquire);
+            if number == control.swap_answer.load(Relaxed) {
+                continue;
+            }
+            let outcome = self
+                .swap_grants
+                .request(id, device, usage.swap_wanted.load(Relaxed));
+            match (outcome, self.processes.get(&id)) {
+                (Outcome::Unknown, _) => drop(self.asking.insert(id)),
+                (outcome, Some(process)) => {
+                    enforce::answer_swap(process, device, number, outcome == Outcome::Granted);
+                }
+                (_, None) => {}
+            }
+        }
+        self.swap_grants.look(id);
     }
 
     /// Has the limits above hold for a process that has just joined.
@@ -73,6 +107,7 @@ impl State {
             return;
         };
         self.grants.join(id, process.group, process.blocks.clone());
+        self.swap_grants.join(id, process.group, process.blocks.clone());
         for (device, control) in (0..self.devices.len()).zip(&process.control().devices) {
             let overhead = control.memory_overhead.load(Relaxed);
             self.grants.set_overhead(id, device, overhead);

@@ -1,8 +1,7 @@
-//! How much of a group's `memory.swap.max` each of its processes may use: all that the group has left, as it was last
-//! looked. It is looked again when something has been swapped, and when somebody comes or goes; two processes that swap
-//! at the same moment may go beyond it by what each has in hand.
+//! `memory.swap.max` of groups. Who asks is granted parts of it, as of `memory.limit`. Hooks of earlier versions do not ask:
+//! they may use all that a group has left, as it was last looked. It is looked again when something has been swapped, and
+//! when somebody comes or goes; two such processes that swap at the same moment may go beyond it by what each has in hand.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::NO_LIMIT;
@@ -11,7 +10,37 @@ use super::process::{Process, slots};
 use super::{GroupId, ProcessId, State, enforce};
 
 impl State {
-    /// Looks again how much the processes may swap out that share a bound with those in a group.
+    /// Has a group's limits hold for what is below, on a device or on all together.
+    pub(super) fn bound_group(&mut self, id: GroupId, device: Option<usize>) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let uuid = device.and_then(|device| self.devices.get(device));
+        let uuid = uuid.map(|device| device.uuid_text.as_str());
+        let settings = &group.settings;
+        self.grants.set_limit(id, device, settings.memory_limit(uuid));
+        self.swap_grants
+            .set_limit(id, device, settings.group_swap_max(uuid));
+    }
+
+    /// Bytes that a process may yet swap out from a device by what the groups above allow.
+    pub(super) fn swap_left(&self, process: &Process, device: usize) -> u64 {
+        let places = [Some(device), None];
+        let left = places
+            .map(|place| self.swap_room(process, place))
+            .into_iter()
+            .min();
+        let granted = self.swap_grants.granted(process.id, device).unwrap_or(0);
+        let own = granted.saturating_sub(swapped(process, Some(device), self.devices.len()));
+        left.map_or(NO_LIMIT, |left| left.saturating_add(own))
+    }
+
+    /// Bytes that the groups above a process have left on a device, or on all together, of what may be swapped out.
+    fn swap_room(&self, process: &Process, device: Option<usize>) -> u64 {
+        let chain = self.chain(process.group).into_iter();
+        let left = chain.map(|group| self.swap_grants.room(group, device));
+        left.min().unwrap_or(NO_LIMIT)
+    }
+
+    /// Looks again how much the processes may swap out that do not ask and share a bound with those in a group.
     pub(super) fn bound_swap(&mut self, group: Option<GroupId>) {
         let groups = self.chain(group).into_iter().rev();
         let mut groups = groups.filter_map(|id| self.groups.get(&id));
@@ -22,28 +51,25 @@ impl State {
 
     /// As above, of all in a group, whether or not anything bounds them any more.
     pub(super) fn bound_swap_within(&mut self, group: GroupId) {
-        let ids: Vec<ProcessId> = self.within(group).iter().map(|process| process.id).collect();
-        let mut left = HashMap::new();
-        for id in ids {
-            self.bound_swap_of(id, &mut left);
-        }
+        let within = self.within(group).into_iter();
+        let ids: Vec<ProcessId> = within
+            .filter(|process| goes_by_bounds(process))
+            .map(|process| process.id)
+            .collect();
+        ids.iter().for_each(|id| self.count_swapped(*id));
+        ids.into_iter().for_each(|id| self.bound_swap_of(id));
     }
 
-    /// As above, of a process; `left` remembers what groups have left.
-    pub(super) fn bound_swap_of(&mut self, id: ProcessId, left: &mut HashMap<(GroupId, Option<usize>), u64>) {
-        let Some(process) = self.processes.get(&id).filter(|process| process.can_swap()) else {
+    /// As above, of a process.
+    pub(super) fn bound_swap_of(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get(&id).filter(|process| goes_by_bounds(process)) else {
             return;
         };
-        let groups = self.chain(process.group);
-        let places = [None].into_iter().chain((0..self.devices.len()).map(Some));
+        let nr_devices = self.devices.len();
+        let places = [None].into_iter().chain((0..nr_devices).map(Some));
         let bounds = places.map(|place| {
-            let bound = |group: &GroupId| {
-                let left = *left
-                    .entry((*group, place))
-                    .or_insert_with(|| self.swap_left(*group, place));
-                swapped(process, place, self.devices.len()).saturating_add(left)
-            };
-            groups.iter().map(bound).min().unwrap_or(NO_LIMIT)
+            let left = self.swap_room(process, place);
+            swapped(process, place, nr_devices).saturating_add(left)
         });
         let bounds = bounds.collect();
         if let Some(process) = self.processes.get_mut(&id) {
@@ -52,20 +78,23 @@ impl State {
         }
     }
 
-    /// Bytes that a group's processes may yet swap out together.
-    fn swap_left(&self, id: GroupId, device: Option<usize>) -> u64 {
-        let uuid = device.and_then(|device| self.devices.get(device));
-        let uuid = uuid.map(|device| device.uuid_text.as_str());
-        let group = self.groups.get(&id);
-        let most = group.map_or(NO_LIMIT, |group| group.settings.group_swap_max(uuid));
-        if most == NO_LIMIT {
-            return NO_LIMIT;
-        }
+    /// Counts what a process that does not ask has on the host: others are granted what it leaves.
+    fn count_swapped(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get(&id) else {
+            return;
+        };
         let nr_devices = self.devices.len();
-        let all = self.within(id);
-        let all = all.iter().map(|process| swapped(process, device, nr_devices));
-        most.saturating_sub(all.fold(0, u64::saturating_add))
+        let on = |slot| (slot, swapped(process, Some(slot), nr_devices));
+        let swapped: Vec<_> = slots(nr_devices).map(on).collect();
+        for (slot, bytes) in swapped {
+            self.swap_grants.set_overhead(id, slot, bytes);
+        }
     }
+}
+
+/// Whether it swaps, and by bounds that it is told.
+fn goes_by_bounds(process: &Process) -> bool {
+    process.can_swap() && !process.asks_to_swap()
 }
 
 /// Bytes that a process says it has in host memory.

@@ -6,6 +6,7 @@ mod lasting;
 mod legacy;
 mod peaks;
 mod requests;
+mod swap;
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -89,7 +89,11 @@ pub struct ControlDevice {
     pub group_limit: AtomicU64,
     /// Bytes that those groups have left, besides what is granted; [`crate::NO_LIMIT`]: they have no limit.
     pub group_room: AtomicU64,
-    reserved_groups: [AtomicU64; 12],
+    /// The last `swap_request` of the usage block that has been answered.
+    pub swap_answer: AtomicU32,
+    /// The last one that was refused.
+    pub swap_refused: AtomicU32,
+    reserved_groups: [AtomicU64; 11],
 }
 
 /// Written by the daemon, read by the hook.
@@ -114,7 +118,10 @@ pub struct Control {
     pub pid: AtomicU32,
     /// Most bytes of the process's memory on all devices together that may be swapped out.
     pub memory_swap_max: AtomicU64,
-    reserved: [AtomicU64; 25],
+    /// Not zero: the daemon writes `swap_granted` of the usage block.
+    pub grants_swap: AtomicU32,
+    reserved_word: AtomicU32,
+    reserved: [AtomicU64; 24],
     pub devices: [ControlDevice; MAX_DEVICES],
 }
 
@@ -161,6 +168,8 @@ const _: () = {
     assert!(offset_of!(ControlDevice, pressure_refused) == 140);
     assert!(offset_of!(ControlDevice, group_limit) == 144);
     assert!(offset_of!(ControlDevice, group_room) == 152);
+    assert!(offset_of!(ControlDevice, swap_answer) == 160);
+    assert!(offset_of!(ControlDevice, swap_refused) == 164);
     assert!(size_of::<Control>() == 20480);
     assert!(offset_of!(Control, version) == 8);
     assert!(offset_of!(Control, nr_devices) == 12);

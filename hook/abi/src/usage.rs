@@ -143,7 +143,18 @@ pub struct UsageDevice {
     pub pressure_wanted: AtomicU64,
     /// The last `memory_overhead` of a control block that was replaced.
     pub memory_overhead_before: AtomicU64,
-    reserved_grants: [AtomicU64; 11],
+    /// Bytes of host memory that the process has for swapping, or is about to make: `swap_current`, `swap_supply`, and what a
+    /// move to come needs. Kept where [`Usage::asks_to_swap`].
+    pub swap_charged: AtomicU64,
+    /// The most that `swap_charged` may be by `memory.swap.max` of the groups above, as `memory_granted` is for
+    /// `memory_current`.
+    pub swap_granted: AtomicU64,
+    /// Bytes of the charge for which more of it is wanted, as `grant_wanted`.
+    pub swap_wanted: AtomicU64,
+    /// Counts the requests for more of it, as `grant_request`; answered by `swap_answer`.
+    pub swap_request: AtomicU32,
+    reserved_request: AtomicU32,
+    reserved_grants: [AtomicU64; 7],
 }
 
 impl UsageDevice {
@@ -231,7 +242,7 @@ pub struct Allocations {
     pub kinds: [u64; Kind::ALL.len()],
 }
 
-/// Written by the hook, but for [`UsageDevice::memory_granted`]; read by the daemon.
+/// Written by the hook, but for [`UsageDevice::memory_granted`] and [`UsageDevice::swap_granted`]; read by the daemon.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Usage {
@@ -253,7 +264,9 @@ pub struct Usage {
     pub nr_unknown_symbols: AtomicU64,
     /// Not zero: the process's large allocations can be swapped out.
     pub can_swap: AtomicU32,
-    reserved_word: AtomicU32,
+    /// Not zero: it keeps to [`UsageDevice::swap_granted`], and asks for more. Else `memory_swap_max` of the control block has
+    /// to say what the groups above leave it.
+    pub asks_to_swap: AtomicU32,
     reserved: [AtomicU64; 23],
     pub devices: [UsageDevice; MAX_DEVICES],
     pub threads: [Thread; MAX_THREADS],
@@ -352,6 +365,10 @@ const _: () = {
     assert!(offset_of!(UsageDevice, pressure_request) == 404);
     assert!(offset_of!(UsageDevice, pressure_wanted) == 408);
     assert!(offset_of!(UsageDevice, memory_overhead_before) == 416);
+    assert!(offset_of!(UsageDevice, swap_charged) == 424);
+    assert!(offset_of!(UsageDevice, swap_granted) == 432);
+    assert!(offset_of!(UsageDevice, swap_wanted) == 440);
+    assert!(offset_of!(UsageDevice, swap_request) == 448);
     assert!(size_of::<Thread>() == 128);
     assert!(offset_of!(Thread, gate) == 0);
     assert!(offset_of!(Thread, tid) == 8);
@@ -368,6 +385,7 @@ const _: () = {
     assert!(offset_of!(Usage, nr_max) == 40);
     assert!(offset_of!(Usage, nr_unknown_symbols) == 56);
     assert!(offset_of!(Usage, can_swap) == 64);
+    assert!(offset_of!(Usage, asks_to_swap) == 68);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);
     assert!(size_of::<Usage>() == 69632);

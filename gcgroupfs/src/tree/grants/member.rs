@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use gcgroup_abi::{NO_LIMIT, UsageDevice, lower_grant};
 
+use super::resource::Resource;
 use crate::tree::{Blocks, GroupId};
 
 /// Most bytes that a process is believed to have charged on a device.
@@ -15,6 +16,7 @@ const MOST: u64 = 1 << 53;
 
 #[derive(Debug)]
 pub(super) struct Member {
+    resource: Resource,
     pub(super) blocks: Arc<dyn Blocks>,
     pub(super) group: Option<GroupId>,
     /// By place.
@@ -60,8 +62,9 @@ impl Held {
 }
 
 impl Member {
-    pub(super) fn new(blocks: Arc<dyn Blocks>, slots: &[usize]) -> Self {
+    pub(super) fn new(resource: Resource, blocks: Arc<dyn Blocks>, slots: &[usize]) -> Self {
         Self {
+            resource,
             blocks,
             group: None,
             devices: slots.iter().copied().map(Held::new).collect(),
@@ -107,18 +110,20 @@ impl Member {
         self.devices.get(at)?.granted
     }
 
-    fn words(&self, at: usize) -> Option<&UsageDevice> {
-        self.blocks.usage().devices.get(self.devices.get(at)?.slot)
+    /// What is charged, and what is granted.
+    fn words(&self, at: usize) -> Option<(&AtomicU64, &AtomicU64)> {
+        let usage: &UsageDevice = self.blocks.usage().devices.get(self.devices.get(at)?.slot)?;
+        Some((self.resource.current(usage), self.resource.granted(usage)))
     }
 
     fn word(&self, at: usize) -> Option<&AtomicU64> {
-        self.words(at).map(|usage| &usage.memory_granted)
+        self.words(at).map(|(_, granted)| granted)
     }
 
     /// Bytes that the process says it has charged.
     pub(super) fn current(&self, at: usize) -> u64 {
         self.words(at)
-            .map_or(0, |usage| usage.memory_current.load(SeqCst))
+            .map_or(0, |(current, _)| current.load(SeqCst))
             .min(MOST)
     }
 
@@ -132,8 +137,10 @@ impl Member {
     pub(super) fn govern(&mut self, at: usize, is_limited: bool) {
         match (self.granted(at), is_limited) {
             (None, true) => {
-                let Some(words) = self.words(at) else { return };
-                let kept = lower_grant(&words.memory_current, &words.memory_granted, NO_LIMIT, 0);
+                let Some((current, granted)) = self.words(at) else {
+                    return;
+                };
+                let kept = lower_grant(current, granted, NO_LIMIT, 0);
                 let held = kept.min(MOST);
                 self.store(at, Granted { held, is_open: true });
             }
@@ -177,7 +184,7 @@ impl Member {
 
     /// Takes up to `bytes` of what is held and not charged.
     pub(super) fn take_back(&mut self, at: usize, bytes: u64) {
-        let (Some(granted), Some(words)) = (self.granted(at), self.words(at)) else {
+        let (Some(granted), Some((current, word))) = (self.granted(at), self.words(at)) else {
             return;
         };
         if !granted.is_open {
@@ -185,7 +192,7 @@ impl Member {
             return;
         }
         let target = granted.held - self.idle(at).min(bytes).min(granted.held);
-        let held = lower_grant(&words.memory_current, &words.memory_granted, granted.held, target);
+        let held = lower_grant(current, word, granted.held, target);
         self.set(at, Some(Granted { held, ..granted }));
     }
 

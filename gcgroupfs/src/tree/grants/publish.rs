@@ -2,7 +2,7 @@
 
 use super::Grants;
 use super::node::Allowed;
-use crate::tree::{GroupId, ProcessId, enforce};
+use crate::tree::{GroupId, ProcessId};
 
 impl Grants {
     /// Tells everybody whom a change in a group concerns what the groups above allow and have left.
@@ -42,7 +42,7 @@ impl Grants {
             return;
         };
         for (slot, allowed) in self.slots.iter().zip(allowed) {
-            enforce::allow(member.blocks.control(), *slot, allowed.limit, allowed.room);
+            self.resource.publish(member.blocks.control(), *slot, allowed);
         }
     }
 }

@@ -6,9 +6,6 @@ use gcgroup_abi::NO_LIMIT;
 use super::{Grants, Place, Refusal};
 use crate::tree::{GroupId, ProcessId};
 
-/// What is granted beyond what is asked for at most, so that not each allocation asks; bytes.
-pub(super) const CHUNK: u64 = 64 << 20;
-
 impl Grants {
     /// Finds room at every level for a process to hold `need` bytes more at that place, taking back what others do not use.
     /// Returns what may be granted beside.
@@ -40,7 +37,7 @@ impl Grants {
                 self.take_back(*id, *place, missing, Some(asker));
             }
         }
-        let mut slack = if is_short { 0 } else { CHUNK };
+        let mut slack = if is_short { 0 } else { self.resource.chunk() };
         for level in levels {
             let (id, place) = level;
             let Some(node) = self.groups.get(&id).filter(|node| node.missing(place, need) == 0) else {

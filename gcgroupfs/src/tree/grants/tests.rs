@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{ControlDevice, Short, UsageDevice, try_charge_granted, uncharge};
 
-use super::room::CHUNK;
+use super::resource::CHUNK;
 use super::*;
 use crate::tree::fixture::{blocks, device};
 
@@ -21,7 +21,11 @@ const RIGHT: GroupId = GroupId(102);
 
 /// Two devices; `TOP` with `LEFT` and `RIGHT` in it.
 fn grants() -> Grants {
-    let mut grants = Grants::new(&[device(0), device(1)]);
+    grants_of(Resource::Memory)
+}
+
+fn grants_of(resource: Resource) -> Grants {
+    let mut grants = Grants::new(resource, &[device(0), device(1)]);
     grants.add_group(TOP, None);
     grants.add_group(LEFT, Some(TOP));
     grants.add_group(RIGHT, Some(TOP));
@@ -42,14 +46,15 @@ impl Grants {
     }
 
     fn word(&self, id: ProcessId, device: usize) -> u64 {
-        self.usage(id, device).memory_granted.load(Relaxed)
+        self.resource.granted(self.usage(id, device)).load(Relaxed)
     }
 
     /// As the hook charges: within what is granted, else after asking.
     fn allocate(&mut self, id: ProcessId, device: usize, bytes: u64) -> Result<(), Refusal> {
         loop {
             let usage = self.usage(id, device);
-            match try_charge_granted(&usage.memory_current, &usage.memory_granted, bytes, NO_LIMIT) {
+            let (current, granted) = (self.resource.current(usage), self.resource.granted(usage));
+            match try_charge_granted(current, granted, bytes, NO_LIMIT) {
                 Ok(_) => return Ok(()),
                 Err(Short::Limit) => panic!("it overflows"),
                 Err(Short::Grant) => match self.request(id, device, bytes) {
@@ -62,7 +67,7 @@ impl Grants {
     }
 
     fn free(&self, id: ProcessId, device: usize, bytes: u64) {
-        uncharge(&self.usage(id, device).memory_current, bytes);
+        uncharge(self.resource.current(self.usage(id, device)), bytes);
     }
 
     /// Charges what is there already.
@@ -103,6 +108,24 @@ fn more_is_granted_than_was_asked_for_but_others_are_left_their_part() {
     grants.set_limit(TOP, Some(0), 91 * MIB);
     grants.allocate(B, 0, 2 * MIB).unwrap();
     assert_eq!(grants.word(B, 0), 10 * MIB, "2, and a third of 24");
+}
+
+#[test]
+fn of_swap_no_more_is_granted_than_was_asked_for() {
+    let mut grants = grants_of(Resource::Swap);
+    grants.add(A, LEFT);
+    grants.add(B, RIGHT);
+    grants.set_limit(TOP, None, 1024 * MIB);
+    grants.allocate(A, 0, MIB).unwrap();
+    assert_eq!(grants.word(A, 0), MIB);
+    let usage = grants.usage(A, 0);
+    assert_eq!(usage.swap_charged.load(Relaxed), MIB);
+    assert_eq!(usage.memory_current.load(Relaxed), 0);
+    grants.allocate(B, 1, 1023 * MIB).unwrap();
+    assert_eq!(grants.allocate(A, 0, 1), refused(TOP, None));
+    grants.free(B, 1, 3);
+    grants.allocate(A, 0, 3).unwrap();
+    assert_eq!(grants.charged(TOP, None), u128::from(1024 * MIB));
 }
 
 #[test]

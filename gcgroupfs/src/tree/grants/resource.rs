@@ -1,0 +1,54 @@
+//! What is granted: a row of words for each.
+
+use std::sync::atomic::AtomicU64;
+
+use gcgroup_abi::{Control, UsageDevice};
+
+use super::node::Allowed;
+use crate::tree::enforce;
+
+/// What processes charge themselves, and the words for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::tree) enum Resource {
+    /// Bytes on a device, against `memory.limit`.
+    Memory,
+    /// Bytes of a device's memory that are on the host, against `memory.swap.max`. What is granted is what was asked for: who
+    /// moves so much does not mind asking.
+    Swap,
+}
+
+/// What is granted beyond what is asked for at most, so that not each allocation asks; bytes.
+pub(super) const CHUNK: u64 = 64 << 20;
+
+impl Resource {
+    /// What the process has charged.
+    pub(super) fn current(self, usage: &UsageDevice) -> &AtomicU64 {
+        match self {
+            Self::Memory => &usage.memory_current,
+            Self::Swap => &usage.swap_charged,
+        }
+    }
+
+    /// The most that it may.
+    pub(super) fn granted(self, usage: &UsageDevice) -> &AtomicU64 {
+        match self {
+            Self::Memory => &usage.memory_granted,
+            Self::Swap => &usage.swap_granted,
+        }
+    }
+
+    pub(super) fn chunk(self) -> u64 {
+        match self {
+            Self::Memory => CHUNK,
+            Self::Swap => 0,
+        }
+    }
+
+    /// Tells a process what the groups above allow and have left, where it goes by that.
+    pub(super) fn publish(self, control: &Control, slot: usize, allowed: &Allowed) {
+        match self {
+            Self::Memory => enforce::allow(control, slot, allowed.limit, allowed.room),
+            Self::Swap => {}
+        }
+    }
+}

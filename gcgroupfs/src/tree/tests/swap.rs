@@ -1,0 +1,128 @@
+//! `memory.swap.max` of groups: what their processes may swap out together.
+
+use gcgroup_abi::NO_LIMIT;
+
+use super::*;
+use crate::tree::ProcessId;
+
+#[test]
+fn what_a_group_may_swap_out_is_for_all_of_it() {
+    let world = World::new(1);
+    world.group("a/b");
+    let ids = [world.join(100), world.join(101)];
+    for id in ids {
+        world.usage(id).can_swap.store(1, Relaxed);
+    }
+    for (pid, group) in [("100", "a"), ("101", "a/b")] {
+        world
+            .store(&format!("{pid}/memory.swap.max"), ROOT, "max")
+            .unwrap();
+        world.store(&format!("{group}/gcgroup.procs"), ROOT, pid).unwrap();
+    }
+    let bounds = || ids.map(|id| world.control(id).memory_swap_max.load(Relaxed));
+    assert_eq!(world.show("a/memory.swap.max"), "max\n");
+    assert_eq!(bounds(), [NO_LIMIT; 2]);
+    world.store("a/memory.swap.max", ROOT, "1000").unwrap();
+    assert_eq!(bounds(), [1000, 1000]);
+    let device = &world.usage(ids[0]).devices[0];
+    device.swap_current.store(600, Relaxed);
+    device.nr_swap_out.store(1, Relaxed);
+    world.tree.rung(ids[0]);
+    assert_eq!(bounds(), [1000, 400]);
+    assert_eq!(world.show("a/memory.swap.current"), "600\n");
+    world.store("a/b/memory.swap.max", ROOT, "300").unwrap();
+    world.store("100/memory.swap.max", ROOT, "700").unwrap();
+    assert_eq!(bounds(), [700, 300]);
+    world.store("a/0/memory.swap.max", ROOT, "650").unwrap();
+    assert_eq!(world.control(ids[1]).devices[0].memory_swap_max.load(Relaxed), 50);
+    world.store("gcgroup.procs", ROOT, "100").unwrap();
+    assert_eq!(bounds(), [700, 300]);
+    assert_eq!(
+        world.control(ids[1]).devices[0].memory_swap_max.load(Relaxed),
+        650
+    );
+    for file in ["a/memory.swap.max", "a/b/memory.swap.max"] {
+        world.store(file, ROOT, "max").unwrap();
+    }
+    assert_eq!(bounds(), [700, NO_LIMIT]);
+}
+
+/// As the hook asks: how much it may have on the host from then on, if it was answered, and whether it was refused.
+fn ask_to_swap(world: &World, id: ProcessId, bytes: u64) -> (Option<u64>, bool) {
+    let (usage, control) = (&world.usage(id).devices[0], &world.control(id).devices[0]);
+    usage.swap_wanted.store(bytes, Relaxed);
+    let number = usage.swap_request.fetch_add(1, Relaxed) + 1;
+    world.tree.rung(id);
+    let is_answered = control.swap_answer.load(Relaxed) == number;
+    let granted = usage.swap_granted.load(Relaxed);
+    (
+        is_answered.then_some(granted),
+        control.swap_refused.load(Relaxed) == number,
+    )
+}
+
+#[test]
+fn who_asks_is_granted_parts_of_a_groups_bound_and_earlier_hooks_have_what_is_left() {
+    let world = World::new(1);
+    world.group("a/b");
+    let ids = [world.join(100), world.join(101), world.join(102)];
+    for (id, pid, group) in [(ids[0], "100", "a"), (ids[1], "101", "a/b"), (ids[2], "102", "a")] {
+        world.usage(id).can_swap.store(1, Relaxed);
+        world
+            .usage(id)
+            .asks_to_swap
+            .store(u32::from(pid != "102"), Relaxed);
+        world
+            .store(&format!("{pid}/memory.swap.max"), ROOT, "max")
+            .unwrap();
+        world.store(&format!("{group}/gcgroup.procs"), ROOT, pid).unwrap();
+    }
+    let bound = |at: usize| world.control(ids[at]).memory_swap_max.load(Relaxed);
+    assert_eq!(
+        ask_to_swap(&world, ids[0], 5000),
+        (Some(NO_LIMIT), false),
+        "there is no bound"
+    );
+    world.store("a/memory.swap.max", ROOT, "1000").unwrap();
+    world.store("a/b/0/memory.swap.max", ROOT, "300").unwrap();
+    assert_eq!([0, 1, 2].map(bound), [NO_LIMIT, NO_LIMIT, 1000]);
+    assert_eq!(ask_to_swap(&world, ids[0], 1001), (Some(0), true));
+    assert_eq!(ask_to_swap(&world, ids[1], 301), (Some(0), true));
+    assert_eq!(ask_to_swap(&world, ids[1], 300), (Some(300), false));
+    let charge = |id, bytes| world.usage(id).devices[0].swap_charged.fetch_add(bytes, Relaxed);
+    charge(ids[1], 300);
+    let earlier = &world.usage(ids[2]).devices[0];
+    earlier.swap_current.store(200, Relaxed);
+    earlier.nr_swap_out.store(1, Relaxed);
+    world.tree.rung(ids[2]);
+    assert_eq!(bound(2), 700);
+    assert_eq!(ask_to_swap(&world, ids[0], 501), (Some(0), true));
+    assert_eq!(ask_to_swap(&world, ids[0], 500), (Some(500), false));
+    charge(ids[0], 500);
+    // Who is killed leaves what it had.
+    world.tree.leave(ids[1], 0);
+    assert_eq!(bound(2), 500);
+    assert_eq!(ask_to_swap(&world, ids[0], 300), (Some(800), false));
+    world.store("a/memory.swap.max", ROOT, "max").unwrap();
+    assert_eq!(
+        world.usage(ids[0]).devices[0].swap_granted.load(Relaxed),
+        NO_LIMIT
+    );
+    assert_eq!(bound(2), NO_LIMIT);
+}
+
+#[test]
+fn what_may_be_swapped_out_is_granted_when_all_are_known_again() {
+    let world = World::new(1);
+    let group = world.group("a");
+    world.store("a/memory.swap.max", ROOT, "1000").unwrap();
+    world.tree.await_member(group);
+    let id = world.join(100);
+    world.usage(id).asks_to_swap.store(1, Relaxed);
+    world.usage(id).devices[0].swap_charged.store(100, Relaxed);
+    world.store("a/gcgroup.procs", ROOT, "100").unwrap();
+    assert_eq!(ask_to_swap(&world, id, 50), (None, false));
+    assert_eq!(world.usage(id).devices[0].swap_granted.load(Relaxed), 100);
+    world.tree.member_told(group);
+    assert_eq!(world.usage(id).devices[0].swap_granted.load(Relaxed), 150);
+}
