@@ -57,6 +57,7 @@ impl Blocks {
         }
         for device in &blocks.usage().devices {
             device.memory_granted.store(NO_LIMIT, Relaxed);
+            device.swap_granted.store(NO_LIMIT, Relaxed);
         }
         fresh.publish();
         blocks.control.protect();
@@ -111,14 +112,14 @@ impl Blocks {
         }
         // What the daemon takes back now, it takes back in the old file: nothing is left to take.
         for device in &self.usage().devices {
-            match device.memory_granted.load(Relaxed) {
-                NO_LIMIT => {}
-                granted => drop(lower_grant(
-                    &device.memory_current,
-                    &device.memory_granted,
-                    granted,
-                    0,
-                )),
+            for (current, granted) in [
+                (&device.memory_current, &device.memory_granted),
+                (&device.swap_charged, &device.swap_granted),
+            ] {
+                match granted.load(Relaxed) {
+                    NO_LIMIT => {}
+                    old => drop(lower_grant(current, granted, old, 0)),
+                }
             }
         }
         Ok(file)
@@ -141,6 +142,12 @@ impl Blocks {
         let control = unsafe { map::control(new.address()) };
         if !control.is_understood() {
             return Err(NotOurs::Version(control.version()));
+        }
+        if control.grants_swap.load(Relaxed) == 0 {
+            // An earlier version: what may be swapped out is in its block.
+            for device in &self.usage().devices {
+                device.swap_granted.store(NO_LIMIT, Relaxed);
+            }
         }
         new.replace(&self.control).map_err(|_| NotOurs::Kind)
     }

@@ -161,6 +161,7 @@ impl Process {
         let can_swap = wishes.hello.can_swap != 0;
         let blocks = Blocks::new(wishes.hello.memory_limit, wishes.hello.memory_swap_max)?;
         blocks.usage().can_swap.store(can_swap.into(), Relaxed);
+        blocks.usage().asks_to_swap.store(1, Relaxed);
         let own = Mapping::anonymous(PAGE)?;
         own.wipe_on_fork()?;
         own_word(&own).store(1, Relaxed);

@@ -51,6 +51,8 @@ mod groups;
 #[cfg(test)]
 mod groups_limit;
 #[cfg(test)]
+mod groups_swap;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod inotify;

@@ -81,10 +81,20 @@ impl Truth {
     /// Bytes of a GPU's memory that living processes hold at one moment. None if that has changed while it was looked at:
     /// what one frees and another allocates meanwhile would count twice.
     pub fn used_at_once(&self, gpu: usize) -> Option<u64> {
+        self.at_once(|account| account.devices.get(gpu).map(|here| here.used))
+    }
+
+    /// Bytes of one kind of the host's memory that living processes hold at one moment; none, likewise.
+    pub fn host_at_once(&self, kind: Held) -> Option<u64> {
+        let of_kind = |account: &Account| account.host.iter().find(|(known, _)| *known == kind).copied();
+        self.at_once(|account| of_kind(account).map(|(_, bytes)| bytes))
+    }
+
+    fn at_once(&self, of: impl Fn(&Account) -> Option<u64>) -> Option<u64> {
         let look = || -> Vec<(u32, u64)> {
             let living = self.0.accounts().into_iter().filter(|account| account.is_alive);
             living
-                .filter_map(|account| Some((account.pid, account.devices.get(gpu)?.used)))
+                .filter_map(|account| Some((account.pid, of(&account)?)))
                 .collect()
         };
         let seen = look();

@@ -164,7 +164,7 @@ fn outcome(control: &ControlDevice, number: u32) -> Answer {
 }
 
 /// Whether a count that wraps has come as far as `number`.
-fn reaches(count: u32, number: u32) -> bool {
+pub(crate) fn reaches(count: u32, number: u32) -> bool {
     count.wrapping_sub(number).cast_signed() >= 0
 }
 

@@ -18,7 +18,7 @@ mod account;
 pub mod array;
 mod few;
 pub(crate) mod freeing;
-mod grant;
+pub(crate) mod grant;
 pub mod graph;
 pub mod host;
 pub mod ipc;

@@ -1,4 +1,5 @@
-//! What blocks are charged: on the device against `memory.limit`, on the host against `memory.swap.max`. A block is in one
+//! What blocks are charged: on the device against `memory.limit`, on the host against the process's `memory.swap.max` (against
+//! that of groups, see `grant`). A block is in one
 //! of the two sums at any time, except while it is moved in, when it is in both.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -79,6 +80,7 @@ impl Process {
             }
             Where::Host => {
                 self.uncharge_swap(index, block.size);
+                self.uncharge_host(index, block.size);
                 // What follows takes it off.
                 self.add_kind(block, index);
             }

@@ -71,6 +71,8 @@ pub(super) struct Device {
     is_refused: bool,
     /// Since when another process has made host memory, while that is waited for.
     waits_since: Option<Instant>,
+    /// The size of the smallest block for which the groups above have just had no room on the host.
+    not_granted: Option<u64>,
 }
 
 impl Device {
@@ -88,6 +90,7 @@ impl Device {
             pause: AGAIN,
             is_refused: false,
             waits_since: None,
+            not_granted: None,
         }
     }
 
@@ -176,6 +179,7 @@ impl Device {
             asked: self.asked,
             is_frozen: self.was_frozen,
             order: manner.order.as_deref(),
+            not_granted: self.not_granted,
         };
         let again = match look.task() {
             Found::Task(task) => {
@@ -191,6 +195,8 @@ impl Device {
                 None
             }
         };
+        // There may be room when it is next looked.
+        self.not_granted = None;
         self.not_before = again.map(|again| Instant::now() + again);
         let mut step = self.rest(process, index, manner, again);
         step.has_news = self.deal(usage);
@@ -230,7 +236,19 @@ impl Device {
         let mut wake = Duration::ZERO;
         match block.way(task.to) {
             Way::None => {}
-            Way::Alone => task.alone.push_back(block),
+            Way::Alone if task.to != Goal::Aside => task.alone.push_back(block),
+            Way::Alone => match process.charge_host(index, block.size) {
+                Ok(()) => {
+                    task.reserved += block.size;
+                    task.alone.push_back(block);
+                }
+                Err(NotMade::NotYet) => {
+                    task.blocks.push(block);
+                    wake = A_MOMENT;
+                }
+                Err(NotMade::NotGranted) => self.leave_out(&mut task, &block),
+                Err(NotMade::Failed(failed)) => task.give_up(failed),
+            },
             Way::Exchange => {
                 let is_late = self.waits_since.is_some_and(|since| since.elapsed() > LATE);
                 let made = make(process, index, &block, task.to, is_late);
@@ -251,10 +269,8 @@ impl Device {
                         task.to = Goal::Aside;
                         task.blocks.push(block);
                     }
-                    Err(NotMade::Failed(failed)) => {
-                        task.failed = Some(failed);
-                        task.blocks.clear();
-                    }
+                    Err(NotMade::NotGranted) => self.leave_out(&mut task, &block),
+                    Err(NotMade::Failed(failed)) => task.give_up(failed),
                 }
             }
         }
@@ -263,6 +279,12 @@ impl Device {
             wake: Some(wake),
             has_news: false,
         }
+    }
+
+    /// The groups above have no room for a block on the host, and so for none as large; there may be for smaller ones.
+    fn leave_out(&mut self, task: &mut Task, block: &Block) {
+        self.not_granted = Some(block.size);
+        task.blocks.retain(|other| other.size < block.size);
     }
 
     /// Holds everything, if there is anything left to be moved.
@@ -279,6 +301,7 @@ impl Device {
     /// What was made ready and has not moved is not needed any more.
     fn end(&mut self, process: &Process, index: usize, usage: &UsageDevice, task: Task) -> Step {
         let mut failed = task.failed;
+        process.uncharge_host(index, task.reserved);
         for one in task.ready.into_iter().chain(task.needless) {
             if let Err(stuck) = one.piece.cancel(process, index, task.to) {
                 failed = Some(stuck);
@@ -335,7 +358,11 @@ impl Device {
         if is_thawed || task.is_over {
             task.alone.clear();
         } else if let Some(block) = task.alone.pop_front() {
-            match relocate(process, &block, index, task.to) {
+            let relocated = relocate(process, &block, index, task.to);
+            if task.to == Goal::Aside && matches!(relocated, Ok(true) | Err(Failed::Stuck)) {
+                task.reserved -= block.size;
+            }
+            match relocated {
                 Ok(true) => self.moved(&block, &task),
                 Ok(false) => self.pause = AGAIN,
                 Err(failed) => task.fail(failed),

@@ -3,7 +3,7 @@
 //! In a process that was started for it, large allocations are made of physical memory mapped at reserved addresses
 //! (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its place. To the program they
 //! are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver is asked for, `account` what is
-//! counted, `host` how much of the host may be taken. `mover` sees to it in the helper thread that what `task` finds, in the
+//! counted, `grant` how much of it the groups above let the process have, `host` how much of the host may be taken. `mover` sees to it in the helper thread that what `task` finds, in the
 //! order of `policy`, is moved: on each `device` what that needs is `made` first, of the `supply` if there is some; then,
 //! while everything is held, the blocks are moved in one `run`, or what has no address by itself (`relocate`). `query`
 //! answers for what has moved.
@@ -11,6 +11,7 @@
 mod account;
 pub mod block;
 mod device;
+mod grant;
 mod host;
 mod made;
 pub mod mover;
@@ -37,6 +38,7 @@ use crate::place::answer;
 use crate::process::{self, Process};
 use crate::thread;
 use block::{Block, Goal, Where, location};
+use grant::Requests;
 use host::Host;
 use physical::Memory;
 use supply::{NotMade, Supply};
@@ -60,6 +62,7 @@ pub(crate) struct Swap {
     both: Mutex<()>,
     host: Host,
     supply: Supply,
+    requests: Requests,
     /// Blocks that have moved, until what they left is let go.
     unsettled: Mutex<Vec<Arc<Block>>>,
     /// Blocks with nothing at their addresses.
@@ -81,6 +84,7 @@ impl Swap {
             both: Mutex::new(()),
             host: Host::new(),
             supply: Supply::default(),
+            requests: Requests::new(),
             unsettled: Mutex::default(),
             absent: AtomicUsize::new(0),
             departures: AtomicU64::new(1),
@@ -185,7 +189,7 @@ fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64
         match process.host_memory(index, host, size, began.elapsed() >= PATIENCE) {
             Ok(memory) => break memory,
             Err(NotMade::NotYet) => std::thread::sleep(NAP),
-            Err(NotMade::Failed(_)) => return Err(CUerror::OUT_OF_MEMORY),
+            Err(NotMade::NotGranted | NotMade::Failed(_)) => return Err(CUerror::OUT_OF_MEMORY),
         }
     };
     if !process.charge_swap(index, size) {
@@ -195,6 +199,7 @@ fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64
     process.leave_supply(index, size);
     Block::new(place, number, bytes, memory, Where::Host).map_err(|_| {
         process.uncharge_swap(index, size);
+        process.uncharge_host(index, size);
         CUerror::OUT_OF_MEMORY
     })
 }

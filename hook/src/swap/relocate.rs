@@ -1,4 +1,5 @@
-//! A block's move by itself, with its charge: charged where it goes before it goes, uncharged where it was after.
+//! A block's move by itself, with its charge: charged where it goes before it goes, uncharged where it was after. The groups
+//! above have granted before what it needs of the host.
 
 use std::sync::Arc;
 
@@ -44,6 +45,8 @@ pub(super) fn relocate(
             Where::Host => process.uncharge_swap(index, block.size),
             Where::Device => process.uncharge_block(index, block.size),
         }
+    } else if moved == Ok(true) && to.place() == Where::Device {
+        process.uncharge_host(index, block.size);
     }
     moved
 }

@@ -64,8 +64,10 @@ impl Supply {
 /// Why there is no memory of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotMade {
-    /// Another process makes some just now.
+    /// Another process makes some just now, or the daemon has been asked for more.
     NotYet,
+    /// The groups above have no room for so much.
+    NotGranted,
     Failed(Failed),
 }
 
@@ -85,18 +87,34 @@ impl Process {
         size: u64,
         is_late: bool,
     ) -> Result<Memory, NotMade> {
-        if let Some(memory) = self.swap.supply.take(index, location, size) {
+        if self.is_host_granted(index)
+            && let Some(memory) = self.swap.supply.take(index, location, size)
+        {
             return Ok(memory);
         }
         // What is of no use now is not kept beyond what may be on the host.
         while self.swap_room(index) < self.supplied().saturating_add(size) && self.let_go(true) {}
         loop {
+            match self.charge_host(index, size) {
+                Ok(()) => break,
+                Err(NotMade::NotGranted) if self.let_go(true) => {}
+                Err(not) => return Err(not),
+            }
+        }
+        let made = self.make_host_memory(location, size, is_late);
+        match &made {
+            Ok(_) => self.return_supply(index, size),
+            Err(_) => self.uncharge_host(index, size),
+        }
+        made
+    }
+
+    fn make_host_memory(&self, location: CUmemLocation, size: u64, is_late: bool) -> Result<Memory, NotMade> {
+        loop {
             match self.swap.host.claim(size, is_late) {
                 Ok(_claim) => {
                     let made = Memory::new(location, size);
-                    let memory = made.map_err(|error| Failed::of(error, Goal::Host))?;
-                    self.return_supply(index, size);
-                    return Ok(memory);
+                    return made.map_err(|error| Failed::of(error, Goal::Host).into());
                 }
                 Err(Unclaimed::NotYet) => return Err(NotMade::NotYet),
                 Err(Unclaimed::NoRoom) if self.let_go(true) => {}
@@ -135,6 +153,7 @@ impl Process {
         let size = spare.memory.size();
         drop(spare.memory);
         self.leave_supply(spare.index, size);
+        self.uncharge_host(spare.index, size);
         true
     }
 

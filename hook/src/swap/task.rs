@@ -24,6 +24,8 @@ pub(super) struct Task {
     pub(super) ready: Vec<Move>,
     /// What is moved by itself, and needs nothing to be made first, in order.
     pub(super) alone: VecDeque<Arc<Block>>,
+    /// Bytes of host memory that are charged for those.
+    pub(super) reserved: u64,
     /// What was made ready and is not to be moved after all.
     pub(super) needless: Vec<Move>,
     /// What has gone wrong.
@@ -59,6 +61,8 @@ pub(super) struct Look<'a> {
     pub(super) is_frozen: bool,
     /// Of the reclaim policies.
     pub(super) order: Option<&'a str>,
+    /// What the groups above did not let go out when they were last asked: blocks of that size and larger ones.
+    pub(super) not_granted: Option<u64>,
 }
 
 impl Look<'_> {
@@ -88,6 +92,7 @@ impl Look<'_> {
             blocks,
             ready: Vec::new(),
             alone: VecDeque::new(),
+            reserved: 0,
             needless: Vec::new(),
             failed: None,
             is_over: false,
@@ -123,6 +128,7 @@ impl Look<'_> {
         let candidates: Vec<_> = movable
             .iter()
             .enumerate()
+            .filter(|(_, block)| self.not_granted.is_none_or(|least| block.size < least))
             .map(|(at, block)| Candidate {
                 at,
                 number: block.number,
@@ -136,7 +142,8 @@ impl Look<'_> {
             .rev()
             .filter_map(|at| movable.get(*at).cloned())
             .collect();
-        match (blocks.is_empty(), is_asked, on_host < by_limits) {
+        let is_short = on_host < by_limits || self.not_granted.is_some();
+        match (blocks.is_empty(), is_asked, is_short) {
             (false, ..) => Found::Task(self.of(to, blocks, is_asked)),
             (true, true, _) => Found::Refused,
             (true, false, true) => Found::NotYet,
@@ -207,6 +214,12 @@ impl Task {
             }
         };
         self.needless.extend(self.ready.extract_if(.., is_needless));
+    }
+
+    /// Nothing more is made ready.
+    pub(super) fn give_up(&mut self, failed: Failed) {
+        self.failed = Some(failed);
+        self.blocks.clear();
     }
 
     /// A move has failed, and the others are left.

@@ -1,0 +1,221 @@
+//! What the groups above let the process have on the host: charged before host memory is made, and given back after it is let
+//! go, against what the daemon has granted (`memory.swap.max` of groups). More is asked for, as of the device's memory; but
+//! nobody sleeps for the answer: the helper has other things to see to, and who allocates looks again in a moment.
+
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::{ControlDevice, MAX_DEVICES, NO_LIMIT, Short, UsageDevice, try_charge_granted, uncharge};
+use parking_lot::Mutex;
+
+use super::block::Failed;
+use super::supply::NotMade;
+use crate::memory::grant::reaches;
+use crate::process::Process;
+
+/// How long a daemon may take that is being started again, or that is stopped.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is rung.
+const RECHECK: Duration = Duration::from_millis(20);
+
+/// The last request on each device, until its answer has been seen.
+#[derive(Debug)]
+pub(super) struct Requests([Mutex<Option<Request>>; MAX_DEVICES]);
+
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    number: u32,
+    bytes: u64,
+    since: Instant,
+    rung: Instant,
+}
+
+impl Requests {
+    pub(super) fn new() -> Self {
+        Self([const { Mutex::new(None) }; MAX_DEVICES])
+    }
+}
+
+impl Process {
+    /// Charges host memory of that size for a device, which is about to be made. Who is told to wait calls again.
+    ///
+    /// Who has waited for [`PATIENCE`] is refused, and so is everybody else until there is an answer.
+    pub(super) fn charge_host(&self, index: usize, size: u64) -> Result<(), NotMade> {
+        let (Some(usage), Some(control), Some(request)) = (
+            self.usage().devices.get(index),
+            self.control().devices.get(index),
+            self.swap.requests.0.get(index),
+        ) else {
+            return Err(Failed::Driver.into());
+        };
+        match try_charge_granted(&usage.swap_charged, &usage.swap_granted, size, NO_LIMIT) {
+            Ok(_) => {
+                if usage.swap_granted.load(Relaxed) != NO_LIMIT {
+                    *request.lock() = None;
+                }
+                Ok(())
+            }
+            Err(Short::Limit) => Err(Failed::NoRoom.into()),
+            Err(Short::Grant) => Err(self.ask_host(usage, control, &mut request.lock(), size)),
+        }
+    }
+
+    /// Whether all that is charged for a device is granted: where the groups above have come to allow less, nothing new goes
+    /// into what is there.
+    pub(super) fn is_host_granted(&self, index: usize) -> bool {
+        let usage = self.usage().devices.get(index);
+        usage.is_some_and(|usage| usage.swap_charged.load(Relaxed) <= usage.swap_granted.load(Relaxed))
+    }
+
+    /// Host memory of that size has been let go, or was not made after all.
+    pub(super) fn uncharge_host(&self, index: usize, size: u64) {
+        if let Some(usage) = self.usage().devices.get(index) {
+            uncharge(&usage.swap_charged, size);
+        }
+    }
+
+    /// Puts a request, or looks what has become of the last one.
+    fn ask_host(
+        &self,
+        usage: &UsageDevice,
+        control: &ControlDevice,
+        last: &mut Option<Request>,
+        bytes: u64,
+    ) -> NotMade {
+        let now = Instant::now();
+        if let Some(request) = last {
+            if !reaches(control.swap_answer.load(Acquire), request.number) {
+                if now - request.rung >= RECHECK {
+                    request.rung = now;
+                    self.ring();
+                }
+                return match now - request.since < PATIENCE {
+                    true => NotMade::NotYet,
+                    false => NotMade::NotGranted,
+                };
+            }
+            let is_refused = control.swap_refused.load(Relaxed) == request.number && request.bytes <= bytes;
+            *last = None;
+            if is_refused {
+                return NotMade::NotGranted;
+            }
+        }
+        usage.swap_wanted.store(bytes, Relaxed);
+        let number = usage.swap_request.fetch_add(1, Release).wrapping_add(1);
+        *last = Some(Request {
+            number,
+            bytes,
+            since: now,
+            rung: now,
+        });
+        self.ring();
+        NotMade::NotYet
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block;
+    use gcgroup_abi::Control;
+
+    const NOT_YET: Result<(), NotMade> = Err(NotMade::NotYet);
+    const NOT_GRANTED: Result<(), NotMade> = Err(NotMade::NotGranted);
+
+    /// A process in a group, and the daemon's view of its block.
+    fn member(granted: u64) -> (&'static Process, &'static Control) {
+        let process = Process::of_test(NO_LIMIT);
+        process.usage().devices[0].swap_granted.store(granted, Relaxed);
+        (process, adopt(process))
+    }
+
+    /// Another daemon, which knows what was asked before it came.
+    fn adopt(process: &Process) -> &'static Control {
+        let (control, file) = block::of_daemon();
+        let asked = process.usage().devices[0].swap_request.load(Relaxed);
+        control.devices[0].swap_answer.store(asked, Relaxed);
+        control.grants_swap.store(1, Relaxed);
+        control.publish();
+        process.adopt(&file);
+        control
+    }
+
+    fn answer(process: &Process, control: &Control, granted: Option<u64>) {
+        let usage = &process.usage().devices[0];
+        let number = usage.swap_request.load(Relaxed);
+        match granted {
+            Some(bytes) => usage.swap_granted.store(bytes, Relaxed),
+            None => control.devices[0].swap_refused.store(number, Relaxed),
+        }
+        control.devices[0].swap_answer.store(number, Release);
+    }
+
+    #[test]
+    fn within_the_grant_nobody_is_asked_and_beyond_it_the_daemon_is_once() {
+        let (process, control) = member(100);
+        let usage = &process.usage().devices[0];
+        assert_eq!(process.charge_host(0, 100), Ok(()));
+        assert_eq!(usage.swap_request.load(Relaxed), 0);
+        for _ in 0..3 {
+            assert_eq!(process.charge_host(0, 50), NOT_YET);
+            assert_eq!(usage.swap_request.load(Relaxed), 1);
+        }
+        assert_eq!(usage.swap_wanted.load(Relaxed), 50);
+        answer(process, control, Some(150));
+        assert_eq!(process.charge_host(0, 50), Ok(()));
+        assert_eq!(usage.swap_charged.load(Relaxed), 150);
+        process.uncharge_host(0, 150);
+        assert_eq!(usage.swap_charged.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn what_was_granted_and_went_elsewhere_is_asked_for_again() {
+        let (process, control) = member(0);
+        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        answer(process, control, Some(20));
+        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        assert_eq!(process.usage().devices[0].swap_request.load(Relaxed), 2);
+    }
+
+    #[test]
+    fn a_refusal_is_for_those_who_want_as_much_and_for_once() {
+        let (process, control) = member(0);
+        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        answer(process, control, None);
+        assert_eq!(process.charge_host(0, 40), NOT_YET, "it may have so much");
+        answer(process, control, None);
+        assert_eq!(process.charge_host(0, 40), NOT_GRANTED);
+        assert_eq!(process.charge_host(0, 40), NOT_YET, "there may be room by now");
+    }
+
+    #[test]
+    fn another_daemon_is_asked_anew() {
+        let (process, _lost) = member(0);
+        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        let next = adopt(process);
+        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        answer(process, next, Some(50));
+        assert_eq!(process.charge_host(0, 50), Ok(()));
+    }
+
+    #[test]
+    fn nobody_waits_long_for_a_daemon_that_does_not_answer() {
+        let (process, control) = member(0);
+        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        let last = &process.swap.requests.0[0];
+        last.lock().as_mut().unwrap().since -= PATIENCE;
+        assert_eq!(process.charge_host(0, 50), NOT_GRANTED);
+        assert_eq!(process.charge_host(0, 10), NOT_GRANTED);
+        answer(process, control, Some(50));
+        assert_eq!(process.charge_host(0, 50), Ok(()));
+    }
+
+    #[test]
+    fn under_a_daemon_that_grants_nothing_what_was_granted_is_no_bound() {
+        let (process, _control) = member(10);
+        let (older, file) = block::of_daemon();
+        older.publish();
+        process.adopt(&file);
+        assert_eq!(process.charge_host(0, 1 << 40), Ok(()));
+    }
+}
