@@ -11,6 +11,7 @@ mod closer;
 mod connection;
 mod enquiry;
 mod listener;
+mod living;
 mod rate;
 mod registry;
 mod remembered;

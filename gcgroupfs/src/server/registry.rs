@@ -4,37 +4,32 @@
 //! A process is named by pid and start time. It keeps its settings for as long as it lives: over an exec, over a
 //! lost connection, over a restart of the daemon.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gcgroup_abi::message::Hello;
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::epoll::Epoll;
 use tracing::{debug, info, warn};
 
 use super::awaited::Awaited;
 use super::begin::{Beginner, Credentials, begin};
 use super::bells::{Bells, Mapped};
 use super::enquiry::Applicant;
-use super::rate::Rate;
+use super::living::{Living, Registration};
 use super::remembered::Remembered;
-use super::{TEND, TICK, Token};
+use super::{TEND, TICK};
 use crate::block;
 use crate::journal::{Journal, Key};
 use crate::process::{self, Peer, Stat};
 use crate::rules::{Given, Verdict};
-use crate::sys;
 use crate::tree::{GroupId, Identity, ProcessId, Saved, Settings, Tree};
 
 /// Registered processes of one user. The other users' share is theirs.
 const MAX_PER_UID: usize = 4096;
-
-/// Registrations of one process in a second. An honest one needs one for each program it executes.
-const MAX_PER_SECOND: u32 = 16;
 
 /// How often a group is looked for that others empty meanwhile.
 const MAX_BEGINNINGS: usize = 8;
@@ -46,35 +41,13 @@ const MAX_ANCESTORS: usize = 64;
 pub struct Registry {
     tree: Arc<Tree>,
     bells: Arc<Bells>,
-    epoll: Arc<Epoll>,
     journal: Arc<Journal>,
     /// For the control blocks: how long gates stay closed without a daemon.
     grace_msec: u32,
-    /// Boxed, as the map may have twice the room that it needs.
-    processes: HashMap<u64, Box<Known>>,
-    numbers: HashMap<Key, u64>,
+    living: Living,
     /// Of those that are not registered now.
     remembered: Remembered,
     awaited: Awaited,
-}
-
-/// A living process that is or was registered.
-#[derive(Debug)]
-struct Known {
-    key: Key,
-    uid: u32,
-    pidfd: OwnedFd,
-    registration: Option<Registration>,
-    rate: Rate,
-}
-
-#[derive(Debug)]
-struct Registration {
-    id: ProcessId,
-    /// The hook's connection; none when it is lost.
-    connection: Option<u64>,
-    /// What the process was executing.
-    image: Option<(u64, u64)>,
 }
 
 /// What a registration gives.
@@ -98,17 +71,14 @@ impl Registry {
         grace_msec: u32,
         remembered: BTreeMap<Key, Saved>,
     ) -> Self {
-        let (processes, numbers) = (HashMap::new(), HashMap::new());
         let awaited = Awaited::new(tree.clone(), &remembered);
         let remembered = Remembered::new(tree.clone(), remembered);
         Self {
             tree,
             bells,
-            epoll,
             journal,
             grace_msec,
-            processes,
-            numbers,
+            living: Living::new(epoll),
             remembered,
             awaited,
         }
@@ -116,16 +86,12 @@ impl Registry {
 
     /// Whether the end of the process, if it has ended, is still to be noticed.
     pub fn has_in_mind(&self, key: Key) -> bool {
-        self.numbers.contains_key(&key) || self.remembered.get(key).is_some()
+        self.living.find(key).is_some() || self.remembered.get(key).is_some()
     }
 
     /// Whether the process has been here before: then what holds for it is known.
     pub fn is_known(&self, peer: &Peer) -> bool {
-        let key = key(peer);
-        self.numbers
-            .get(&key)
-            .is_some_and(|process| self.saved(*process, key).is_some())
-            || self.remembered.get(key).is_some()
+        self.saved(key(peer)).is_some()
     }
 
     /// Gives a process its directory, in place of the one it may have. The verdict counts for one that has not been here
@@ -155,17 +121,14 @@ impl Registry {
             stat,
             pidfd,
         } = peer;
-        let known = self
-            .numbers
-            .get(&key)
-            .and_then(|number| self.processes.get(number));
-        if known.is_none_or(|known| known.uid != uid) && self.nr_of(uid) >= MAX_PER_UID {
+        let known = self.living.find(key);
+        if known.is_none_or(|known| !known.is_of(uid)) && self.living.nr_of(uid) >= MAX_PER_UID {
             return Err(Errno::EDQUOT);
         }
-        let process = self.know(number, key, uid, pidfd)?;
+        let process = self.living.know(number, key, uid, pidfd)?;
         if self
-            .processes
-            .get_mut(&process)
+            .living
+            .get_mut(process)
             .is_some_and(|known| !known.rate.allows(Instant::now()))
         {
             return Err(Errno::EAGAIN);
@@ -175,7 +138,7 @@ impl Registry {
         // Before the process is there for others to write to: what they write has a higher number.
         let seq = self.journal.number();
         self.remembered.comes_as(key, stat.image);
-        let (saved, is_new) = match self.saved(process, key) {
+        let (saved, is_new) = match self.saved(key) {
             Some(saved) => (saved, false),
             None => {
                 let who = Credentials {
@@ -222,7 +185,7 @@ impl Registry {
             connection: Some(number),
             image: stat.image,
         };
-        let known = self.processes.get_mut(&process).ok_or(Errno::ESRCH)?;
+        let known = self.living.get_mut(process).ok_or(Errno::ESRCH)?;
         let old = known.registration.replace(registration);
         self.remembered.remove(key);
         if let Some(old) = old.as_ref().filter(|old| old.id != id) {
@@ -239,7 +202,7 @@ impl Registry {
     /// The process's connection has closed. It has ended, or executes another program, or has closed what it did not
     /// know: in the last case its directory stays, and what is written there still holds it by shared memory.
     pub fn lost(&mut self, process: u64, connection: u64) {
-        let Some(known) = self.processes.get_mut(&process) else {
+        let Some(known) = self.living.get_mut(process) else {
             return;
         };
         let Some(registration) = &mut known.registration else {
@@ -249,10 +212,10 @@ impl Registry {
             return;
         }
         registration.connection = None;
-        let id = registration.id;
+        let (id, pid) = (registration.id, known.key.pid);
         self.bells.mute(id);
-        if self.is_same_program(process) {
-            info!("{}: connection to its hook lost", self.pid(process));
+        if known.is_same_program() {
+            info!("{pid}: connection to its hook lost");
             self.tree.set_hook(id, false);
         } else {
             self.end_registration(process);
@@ -262,14 +225,8 @@ impl Registry {
     /// The pidfd says that the process has ended.
     pub fn died(&mut self, process: u64) {
         self.end_registration(process);
-        let Some(known) = self.processes.remove(&process) else {
-            return;
-        };
-        // Closing the last descriptor of it takes the pidfd out of the epoll set too; this is for form.
-        let _ = self.epoll.delete(&known.pidfd);
-        self.remembered.ended(known.key);
-        if self.numbers.get(&known.key) == Some(&process) {
-            self.numbers.remove(&known.key);
+        if let Some(key) = self.living.remove(process) {
+            self.remembered.ended(key);
         }
     }
 
@@ -288,25 +245,13 @@ impl Registry {
     /// is held for somebody.
     pub fn watch_remembered(&mut self, mut new_number: impl FnMut() -> u64) {
         for key in self.remembered.in_groups() {
-            match self.watch(new_number(), key) {
+            match self.living.watch(new_number(), key) {
                 Ok(()) => {}
                 Err(Errno::ESRCH) => self.remembered.ended(key),
                 // They are looked for from time to time, too.
                 Err(error) => debug!("{}: cannot be watched: {error}", key.pid),
             }
         }
-    }
-
-    fn watch(&mut self, number: u64, key: Key) -> nix::Result<()> {
-        let errno = |error: std::io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-        let pid = i32::try_from(key.pid).map_err(|_| Errno::ESRCH)?;
-        let pidfd = sys::pidfd_open(pid).map_err(errno)?;
-        let owner = std::fs::metadata(format!("/proc/{pid}")).map_err(|_| Errno::ESRCH)?;
-        // Looked at last: so all this was about that one, and not about a successor to its pid.
-        if !process::is_alive(key.pid, key.start_time) {
-            return Err(Errno::ESRCH);
-        }
-        self.know(number, key, owner.uid(), pidfd).map(drop)
     }
 
     /// Forgets those that have ended since the last daemon, and with them groups that were there for them alone. Whether
@@ -317,29 +262,21 @@ impl Registry {
         is_any_left
     }
 
-    /// Those whose connection is lost: an exec may have followed. Returns whether there are any left.
+    /// Those whose connection is lost and who have executed another program leave. Whether there are any others.
     fn tend_lost(&mut self) -> bool {
-        let is_lost = |known: &Known| {
-            known
-                .registration
-                .as_ref()
-                .is_some_and(|r| r.connection.is_none())
-        };
-        let lost: Vec<u64> = self
-            .processes
-            .iter()
-            .filter(|(_, known)| is_lost(known))
-            .map(|(n, _)| *n)
-            .collect();
-        let (same, gone): (Vec<_>, Vec<_>) =
-            lost.into_iter().partition(|number| self.is_same_program(*number));
-        gone.into_iter().for_each(|number| self.end_registration(number));
-        !same.is_empty()
+        let mut is_any_left = false;
+        for process in self.living.lost() {
+            match self.living.get_mut(process) {
+                Some(known) if known.is_same_program() => is_any_left = true,
+                _ => self.end_registration(process),
+            }
+        }
+        is_any_left
     }
 
     /// Removes the directory; the settings stay in mind until the process dies.
     fn end_registration(&mut self, process: u64) {
-        let Some(known) = self.processes.get_mut(&process) else {
+        let Some(known) = self.living.get_mut(process) else {
             return;
         };
         let Some(registration) = known.registration.take() else {
@@ -360,40 +297,14 @@ impl Registry {
         self.bells.remove(registration.id);
     }
 
-    /// The process's number: the one it has, or `number`, and then its death is watched for.
-    fn know(&mut self, number: u64, key: Key, uid: u32, pidfd: OwnedFd) -> nix::Result<u64> {
-        if let Some(number) = self.numbers.get(&key) {
-            if let Some(known) = self.processes.get_mut(number) {
-                known.uid = uid;
-            }
-            return Ok(*number);
-        }
-        self.epoll.add(
-            &pidfd,
-            EpollEvent::new(EpollFlags::EPOLLIN, Token::Process(number).into()),
-        )?;
-        self.numbers.insert(key, number);
-        let known = Known {
-            key,
-            uid,
-            pidfd,
-            registration: None,
-            rate: Rate::new(MAX_PER_SECOND),
-        };
-        self.processes.insert(number, Box::new(known));
-        Ok(number)
-    }
-
     /// What holds for a process that registers again: as it was when it last was registered.
-    fn saved(&self, process: u64, key: Key) -> Option<Saved> {
-        let registered = self
-            .processes
-            .get(&process)
+    fn saved(&self, key: Key) -> Option<Saved> {
+        let registration = self
+            .living
+            .find(key)
             .and_then(|known| known.registration.as_ref());
-        match registered.and_then(|registration| self.tree.saved(registration.id)) {
-            Some(saved) => Some(saved),
-            None => self.remembered.get(key).cloned(),
-        }
+        let saved = registration.and_then(|registration| self.tree.saved(registration.id));
+        saved.or_else(|| self.remembered.get(key).cloned())
     }
 
     /// The group that a new process begins in, held until it has come in: meanwhile others may empty it, and it would go.
@@ -441,10 +352,7 @@ impl Registry {
                 pid: parent,
                 start_time: stat.start_time,
             };
-            let known = self
-                .numbers
-                .get(&key)
-                .and_then(|number| self.processes.get(number));
+            let known = self.living.find(key);
             let registered = known.and_then(|known| known.registration.as_ref());
             if let Some(group) = registered.and_then(|registration| self.tree.group_of(registration.id)) {
                 return group;
@@ -455,29 +363,6 @@ impl Registry {
             (parent, start_time) = (stat.parent, stat.start_time);
         }
         None
-    }
-
-    fn is_same_program(&self, process: u64) -> bool {
-        let Some(known) = self.processes.get(&process) else {
-            return false;
-        };
-        let Some(Registration {
-            image: Some(image), ..
-        }) = known.registration
-        else {
-            return false;
-        };
-        let now = process::stat(known.key.pid).filter(|stat| stat.start_time == known.key.start_time);
-        debug!("{}: was {image:x?}, is {now:x?}", known.key.pid);
-        now.is_some_and(|stat| stat.image == Some(image))
-    }
-
-    fn pid(&self, process: u64) -> u32 {
-        self.processes.get(&process).map_or(0, |known| known.key.pid)
-    }
-
-    fn nr_of(&self, uid: u32) -> usize {
-        self.processes.values().filter(|known| known.uid == uid).count()
     }
 }
 
