@@ -1,0 +1,209 @@
+//! Directories and files: what a path or a name leads to, and what stat(2) tells of it.
+
+use super::{ControlFile, PAGE};
+use crate::error::{Error, Result};
+use crate::files;
+use crate::tree::{Access, Caller, GroupId, Owner, Place, Transient, Tree};
+
+/// A directory or a file.
+#[derive(Debug, Clone, Copy)]
+pub enum Node {
+    Dir(Place),
+    File(Place, &'static ControlFile),
+}
+
+/// What stat(2) tells of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    pub owner: Owner,
+    /// Permission bits.
+    pub mode: u16,
+    pub size: u64,
+    /// Whether all of it stays as it is for as long as the node exists.
+    pub constant: bool,
+}
+
+/// Makes a group. The caller's right to change the directory is checked by who asks.
+///
+/// # Errors
+/// As [`Tree::make_group`]; `EEXIST` or `EINVAL` for the name of a control file.
+pub fn make_group(tree: &Tree, parent: Place, name: &str, caller: Caller, mode: u16) -> Result<Place> {
+    check_free(tree, parent, name)?;
+    tree.make_group(parent, name, caller, mode).map(Place::group)
+}
+
+/// Makes a group that goes with the last that is in it; one that is there already is as good.
+///
+/// # Errors
+/// As [`make_group`].
+pub fn make_transient_group(
+    tree: &Tree,
+    parent: Place,
+    name: &str,
+    caller: Caller,
+    transient: Transient,
+) -> Result<GroupId> {
+    check_free(tree, parent, name)?;
+    tree.make_transient_group(parent, name, caller, transient)
+}
+
+/// Whether any directory has a control file of that name, so that no group can be called so.
+pub fn is_taken(name: &str) -> bool {
+    files::all().any(|file| file.name == name)
+}
+
+/// Checks that no control file has the name.
+fn check_free(tree: &Tree, parent: Place, name: &str) -> Result<()> {
+    if !is_taken(name) {
+        return Ok(());
+    }
+    Err(match lookup(tree, parent, name) {
+        Ok(_) => Error::Exists,
+        Err(_) => Error::BadName("it is that of a control file"),
+    })
+}
+
+/// The files of a directory, in the table's order.
+///
+/// # Errors
+/// `ENODEV` if the directory is gone.
+pub fn files_in(tree: &Tree, place: Place) -> Result<impl Iterator<Item = &'static ControlFile>> {
+    let level = tree.level(place)?;
+    Ok(files::all().filter(move |file| file.on.has(level)))
+}
+
+/// Whether this directory has the file.
+///
+/// # Errors
+/// `ENODEV` if the directory is gone, `ENOENT` if it has no such file.
+pub fn check(tree: &Tree, place: Place, file: &ControlFile) -> Result<()> {
+    let level = tree.level(place)?;
+    if file.on.has(level) {
+        Ok(())
+    } else {
+        Err(Error::NotFound)
+    }
+}
+
+/// What a name means in a directory.
+///
+/// # Errors
+/// `ENOENT`, also if the directory itself is gone.
+pub fn lookup(tree: &Tree, place: Place, name: &str) -> Result<Node> {
+    let level = tree.level(place).map_err(|_| Error::NotFound)?;
+    match files::all().find(|file| file.name == name) {
+        Some(file) if file.on.has(level) => Ok(Node::File(place, file)),
+        Some(_) => Err(Error::NotFound),
+        None => tree.directory(place, name).map(Node::Dir),
+    }
+}
+
+/// What a path from the root means. Empty components and a leading slash do not count.
+///
+/// # Errors
+/// `ENOENT`, and `ENOTDIR` below a file.
+pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
+    path.split('/')
+        .filter(|name| !name.is_empty())
+        .try_fold(Node::Dir(Place::ROOT), |at, name| match at {
+            Node::Dir(place) => lookup(tree, place, name),
+            Node::File(..) => Err(Error::NotDirectory),
+        })
+}
+
+/// What stat(2) tells of a node.
+///
+/// # Errors
+/// `ENODEV` if it is gone.
+pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
+    match node {
+        Node::Dir(place) => {
+            let Access { owner, mode } = tree.access(place)?;
+            Ok(Attributes {
+                owner,
+                mode,
+                size: 0,
+                constant: true,
+            })
+        }
+        Node::File(place, file) => {
+            let constant = !file.contents.are_list();
+            let length = if constant {
+                PAGE
+            } else {
+                file.show(tree, place)?.len()
+            };
+            let size = length.max(1).next_multiple_of(PAGE) as u64;
+            Ok(Attributes {
+                owner: tree.owner(place)?,
+                mode: file.mode(),
+                size,
+                constant,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::fixture::{ROOT, World};
+
+    fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
+        result.map(drop).unwrap_err().errno()
+    }
+
+    fn file(world: &World, path: &str) -> (Place, &'static ControlFile) {
+        match resolve(&world.tree, path).unwrap() {
+            Node::File(place, file) => (place, file),
+            Node::Dir(_) => panic!("{path} is a directory"),
+        }
+    }
+
+    #[test]
+    fn paths_lead_to_nodes() {
+        let world = World::new(2);
+        let id = world.join(100);
+        for path in ["", "/", "100", "/100/", "100/0", "100//1"] {
+            assert!(matches!(resolve(&world.tree, path), Ok(Node::Dir(_))), "{path}");
+        }
+        for path in [
+            "0100",
+            "+100",
+            "101",
+            "100/2",
+            "100/00",
+            "100/0/0",
+            "memory.limit",
+            "nothing",
+            "100/devices",
+        ] {
+            assert_eq!(errno(resolve(&world.tree, path)), libc::ENOENT, "{path}");
+        }
+        assert_eq!(errno(resolve(&world.tree, "devices/x")), libc::ENOTDIR);
+        let (place, file) = file(&world, "100/0/memory.limit");
+        world.tree.leave(id, 0);
+        assert_eq!(errno(resolve(&world.tree, "100/0/memory.limit")), libc::ENOENT);
+        assert_eq!(errno(file.show(&world.tree, place)), libc::ENODEV);
+        assert_eq!(errno(file.store(&world.tree, place, ROOT, b"1")), libc::ENODEV);
+    }
+
+    #[test]
+    fn sizes_are_whole_pages() {
+        let world = World::new(1);
+        for pid in 1..3000 {
+            world.join(pid);
+        }
+        let (place, procs) = file(&world, "gcgroup.procs");
+        let size = attributes(&world.tree, Node::File(place, procs)).unwrap().size;
+        assert!(
+            size >= world.show("gcgroup.procs").len() as u64 && size > 4096 && size.is_multiple_of(4096),
+            "{size}"
+        );
+        let (place, limit) = file(&world, "7/memory.limit");
+        assert_eq!(
+            attributes(&world.tree, Node::File(place, limit)).unwrap().size,
+            4096
+        );
+    }
+}
