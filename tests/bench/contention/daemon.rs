@@ -19,6 +19,31 @@ pub struct Place {
     pub dist: PathBuf,
     pub scripts: PathBuf,
     pub is_simulated: bool,
+    /// Steps of work in a microsecond of this GPU, once they have been measured: alone, and the same for all jobs.
+    pub rate: Option<u32>,
+}
+
+impl Place {
+    /// Measures the rate.
+    pub fn measure(&mut self) -> Result<()> {
+        let daemon = Daemon::start(self)?;
+        let command = daemon.command(
+            Rule::Ungoverned,
+            &["throughput", "--kernel", "work", "--duration", "0"],
+        );
+        let told = Job::spawn(command)?.expect("work ")?;
+        let steps: Option<f64> = told.split(' ').nth(1).and_then(|steps| steps.parse().ok());
+        let steps = steps.context(told)?.round().max(1.0);
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it saturates"
+        )]
+        let rate = steps as u32;
+        drop(daemon);
+        self.rate = Some(rate);
+        Ok(())
+    }
 }
 
 /// How a job is governed.
@@ -140,6 +165,9 @@ impl<'p> Daemon<'p> {
             command.env("GCGROUP_PRIORITY", priority.to_string());
         }
         command.args(arguments);
+        if let (Some(rate), true) = (self.place.rate, arguments.contains(&"work")) {
+            command.args(["--rate", &rate.to_string()]);
+        }
         command
     }
 
@@ -217,6 +245,7 @@ mod tests {
             dist: PathBuf::from("dist"),
             scripts: PathBuf::from("scripts"),
             is_simulated: true,
+            rate: Some(100),
         };
         let daemon = Daemon {
             place: &place,

@@ -98,12 +98,15 @@ fn run(arguments: Arguments) -> Result<bool> {
             bail!("no arm {name}; there are {}", known.join(", "));
         }
     }
+    let mut place = Place {
+        dist: arguments.dist.canonicalize()?,
+        scripts: arguments.scripts.canonicalize()?,
+        is_simulated: !arguments.gpu,
+        rate: None,
+    };
+    place.measure()?;
     let setting = Setting {
-        place: Place {
-            dist: arguments.dist.canonicalize()?,
-            scripts: arguments.scripts.canonicalize()?,
-            is_simulated: !arguments.gpu,
-        },
+        place,
         repetitions: arguments.repetitions,
         scale: arguments.scale,
     };

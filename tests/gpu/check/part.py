@@ -50,6 +50,13 @@ def load(*arguments, bare=False, **wishes):
     return Program([control.LOAD, *map(str, arguments)], bare, options=options)
 
 
+def work():
+    """What gives gcgroup-load kernels of so much work, whose rate is measured here and now: by nobody beside others."""
+    with load("throughput", "--kernel", "work", "--duration", 0) as program:
+        rate = program.until("work ").split()[1]
+    return ["--kernel", "work", "--rate", max(1, round(float(rate)))]
+
+
 def job(kind, bare=False, env=None):
     """The framework job of that kind; it says `ready` when it is."""
     return Program([sys.executable, os.path.join(HERE, "framework.py"), kind], bare, env)

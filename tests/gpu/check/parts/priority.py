@@ -9,14 +9,9 @@ import time
 
 import control
 from arms import REPETITIONS
-from part import load, main, require
+from part import load, main, require, work
 
 QUOTA_USEC, PERIOD_USEC = 20_000, 100_000
-
-
-def batch(**wishes):
-    """A job whose kernels are a certain amount of work, however long they wait in the middle of it."""
-    return load("throughput", "--kernel", "work", "--duration", 600, **wishes)
 
 
 def parts(programs, seconds):
@@ -41,6 +36,12 @@ def used(pid):
 
 def body(sim, facts):
     seconds = 0.3 if sim else 1
+    kernels = work()
+
+    def batch(**wishes):
+        """A job whose kernels are a certain amount of work, however long they wait in the middle of it."""
+        return load("throughput", *kernels, "--duration", 600, **wishes)
+
     with batch(priority=6) as one, batch() as other:
         both = (one, other)
         for program in both:
