@@ -192,7 +192,9 @@ impl Device {
                 if !std::mem::replace(&mut self.is_refused, true) {
                     usage.nr_swap_fail.fetch_add(1, Relaxed);
                 }
-                None
+                // What was asked for is dealt with; what a limit wants, too, may find room later.
+                let is_hopeful = !process.swap.is_host_refused.load(Relaxed);
+                (is_hopeful && excess(process, index, usage) != 0).then_some(AGAIN)
             }
         };
         // There may be room when it is next looked.
