@@ -165,6 +165,8 @@ mod swap_calls;
 #[cfg(test)]
 mod swap_faults;
 #[cfg(test)]
+mod swap_host;
+#[cfg(test)]
 mod swap_load;
 #[cfg(test)]
 mod swap_order;

@@ -14,6 +14,8 @@
 //! - `SIMGPU_TRACE`: a file to which a line is appended for each call: pid, name, answer.
 //! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` memory of devices that stay where they are for the next to have, as a
 //!   device's own do. By default (0) they go back to the system, and the next pays for pages and finds them zero.
+//! - `SIMGPU_HOST_MEMORY`: bytes that the host is said to have, with a suffix as below; `meminfo` in the machine's directory
+//!   tells what processes leave of it, in the form of proc_meminfo(5). Nothing is refused for it.
 //! - `SIMGPU_FUTURE`: one more name that `cuGetProcAddress` finds, as of a driver newer than everybody's lists.
 //! - `SIMGPU_FUTURE_LOCATION`: one more kind of `CUmemLocation`, a number; memory made there is the host's.
 //!

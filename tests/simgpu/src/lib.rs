@@ -11,6 +11,7 @@ mod engine;
 mod export;
 mod faults;
 mod held;
+mod host;
 mod layout;
 mod life;
 mod lock;

@@ -63,14 +63,20 @@ impl Member {
         self.see(device);
     }
 
-    /// Counts bytes of host memory.
+    /// Counts bytes of host memory that are to be made.
     pub fn hold_host(&self, kind: Held, bytes: u64) {
         self.place().host[kind.index()].fetch_add(bytes, Relaxed);
+    }
+
+    /// They are there: the host has less, from now on.
+    pub fn tell_host(&self) {
+        self.machine.tell_host(self.slot);
     }
 
     /// Takes them back.
     pub fn drop_host(&self, kind: Held, bytes: u64) {
         self.place().host[kind.index()].fetch_sub(bytes, Relaxed);
+        self.machine.tell_host(self.slot);
     }
 
     /// Bytes this process has charged.

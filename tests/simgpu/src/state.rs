@@ -12,6 +12,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use crate::config::{self, Config};
 use crate::device::Device;
+use crate::host::Host;
 use crate::layout::{Layout, MAX_PROCESSES};
 use crate::lock::{Locks, open_shared};
 use crate::mig::{Instance, Mig};
@@ -23,6 +24,7 @@ pub struct Machine {
     pub(crate) locks: Locks,
     config: Config,
     dir: PathBuf,
+    host: Option<Host>,
 }
 
 impl Machine {
@@ -54,6 +56,8 @@ impl Machine {
             _ => machine.layout().publish(&config),
         }
         machine.locks.attach()?;
+        machine.host = Host::open(dir)?;
+        machine.tell_host(MAX_PROCESSES);
         Ok(machine)
     }
 
@@ -74,6 +78,7 @@ impl Machine {
             locks,
             config,
             dir: dir.to_owned(),
+            host: None,
         })
     }
 
@@ -147,6 +152,18 @@ impl Machine {
             .map_or(self.config.memory, |instance| instance.memory)
     }
 
+    /// Tells what the host has left; `own` is the place of who tells.
+    pub(crate) fn tell_host(&self, own: usize) {
+        if let Some(host) = &self.host {
+            let slots = self.layout().slots().enumerate();
+            host.tell(
+                slots
+                    .filter(|(index, _)| *index == own || self.is_taken(*index))
+                    .map(|(_, slot)| slot),
+            );
+        }
+    }
+
     /// Takes a place among the processes that share the machine. At most once in a process.
     pub(crate) fn claim(&self) -> io::Result<usize> {
         let layout = self.layout();
@@ -175,12 +192,12 @@ impl Machine {
     }
 }
 
-/// Holds the state file alone while a machine is looked at or made. flock(2) and not a record lock,
+/// Holds a file alone, that of the state while a machine is looked at or made. flock(2) and not a record lock,
 /// because the two copies of this library that a process may have must exclude each other too.
-struct Exclusive<'a>(&'a File);
+pub(crate) struct Exclusive<'a>(&'a File);
 
 impl<'a> Exclusive<'a> {
-    fn hold(file: &'a File) -> io::Result<Self> {
+    pub(crate) fn hold(file: &'a File) -> io::Result<Self> {
         loop {
             // SAFETY: the descriptor is open.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {

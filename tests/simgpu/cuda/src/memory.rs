@@ -161,6 +161,7 @@ pub(crate) fn allocate_host(call: Call, out: Out<u64>, bytes: usize, flags: u32)
         .make_shared(bytes, Kind::Host, context.index, context.owner(), 0, flags);
     out.set(made.ok_or(OUT_OF_MEMORY)?)?;
     call.process.member.hold_host(Held::HostPinned, bytes);
+    call.process.member.tell_host();
     Ok(())
 }
 

@@ -71,7 +71,11 @@ pub(crate) fn make_physical(
     } else {
         crate::memory::charge(process, device, kind, size)?;
     }
-    make_charged(process, device, kind, size, is_shareable)
+    let made = make_charged(process, device, kind, size, is_shareable);
+    if device == HOST {
+        process.member.tell_host();
+    }
+    made
 }
 
 /// The same of what is charged already; where it cannot be made the charge is taken back.

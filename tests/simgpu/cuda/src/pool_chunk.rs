@@ -44,6 +44,7 @@ impl Place {
     fn try_charge(self, process: &Process, bytes: u64) -> bool {
         if self.device == HOST {
             process.member.hold_host(Held::HostPool, bytes);
+            process.member.tell_host();
             return true;
         }
         process.member.try_charge(self.device, Held::Pool, bytes)
