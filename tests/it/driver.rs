@@ -181,7 +181,7 @@ impl<'m> Dir<'m> {
     #[track_caller]
     pub fn write_when_there(&self, file: &str, value: impl ToString) {
         let value = value.to_string();
-        support::wait_until("the file takes a value", || {
+        wait_until("the file takes a value", || {
             self.mount.try_write(&self.name, file, &value).is_ok()
         });
     }
@@ -189,6 +189,13 @@ impl<'m> Dir<'m> {
     #[track_caller]
     pub fn write(&self, file: &str, value: impl ToString) {
         self.mount.write(&self.name, file, &value.to_string());
+    }
+
+    /// Has it stand still, and waits until it does.
+    #[track_caller]
+    pub fn freeze(&self) {
+        self.write("compute.freeze", 1);
+        wait_until("it is drained", || self.is_frozen());
     }
 
     /// Drained, and nothing starts any more.

@@ -12,8 +12,7 @@ fn no_kernel_starts_after_frozen_1_and_thaw_resumes() {
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(shell.ask("spin 100 20"), "ok");
-    dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    dir.freeze();
     assert_eq!(dir.launches(), 20);
     shell.tell("spin 100 5");
     wait_until("the launch waits at the gate", || {
@@ -58,8 +57,7 @@ fn a_thaw_before_the_drain_ends_withdraws_the_freeze() {
     dir.write("compute.freeze", 0);
     assert_eq!(shell.ask("spin 10 1"), "ok");
     assert!(!dir.is_frozen());
-    dir.write("compute.freeze", 1);
-    wait_until("the second freeze is drained", || dir.is_frozen());
+    dir.freeze();
 }
 
 #[test]
@@ -67,8 +65,7 @@ fn a_frozen_process_ends_by_sigterm() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    dir.freeze();
     shell.tell("spin 1 1");
     wait_until("the launch waits at the gate", || {
         dir.key("compute.stat", "nr_frozen") >= 1
@@ -82,8 +79,7 @@ fn freezing_one_device_leaves_the_other_running() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    dir.gpu(0).write("compute.freeze", 1);
-    wait_until("device 0 is drained", || dir.gpu(0).is_frozen());
+    dir.gpu(0).freeze();
     assert!(!dir.is_frozen(), "the process as a whole is not frozen");
     assert_eq!(shell.ask("gpu 1"), "ok");
     assert_eq!(shell.ask("spin 10 3"), "ok");
@@ -102,8 +98,7 @@ fn memory_can_be_allocated_and_freed_while_frozen() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    dir.freeze();
     assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
     assert_eq!(shell.ask("free 0"), "ok");
     assert_eq!(shell.ask("sync"), "ok");
@@ -118,8 +113,7 @@ fn threads_that_launch_without_pause_all_stop_and_all_go_on() {
     shell.tell(&format!("busy {threads} {each}"));
     for round in 1..=10 {
         wait_until("they are at it", || dir.launches() > 16 * round);
-        dir.write("compute.freeze", 1);
-        wait_until("all are drained", || dir.is_frozen());
+        dir.freeze();
         let stopped = dir.launches();
         for _ in 0..100 {
             assert!(
@@ -142,8 +136,7 @@ fn a_child_of_a_frozen_process_is_a_process_of_its_own() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    dir.freeze();
     shell.tell("fork");
     let (mut child, mut parent) = (None, false);
     for _ in 0..2 {
@@ -174,8 +167,7 @@ fn a_frozen_process_may_exit() {
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     shell.ask("spin 100 5");
-    dir.write("compute.freeze", 1);
-    wait_until("it is drained", || dir.is_frozen());
+    dir.freeze();
     shell.quit();
     wait_until("its directory goes", || !dir.exists());
 }

@@ -52,8 +52,7 @@ fn a_restarted_daemon_has_the_running_processes_back_with_their_settings() {
     }
     let first = shells[0].pid();
     let frozen = Dir::of(&mount, first);
-    frozen.write("compute.freeze", 1);
-    wait_until("it is drained", || frozen.is_frozen());
+    frozen.freeze();
     for round in 1..=3 {
         mount.kill9();
         // Nobody notices: the limit still holds, allocation and launches go on.

@@ -22,40 +22,66 @@ fn create(calls: &mut Calls, name: &str, bytes: u64) {
     calls.ok(&format!("cuMemCreate &{name} {bytes} &properties 0"));
 }
 
+/// What a process holds on its first device, by the ledger and in truth; and nothing elsewhere.
+struct Held<'m> {
+    dir: Dir<'m>,
+    truth: Truth,
+    pid: i32,
+}
+
+impl<'m> Held<'m> {
+    fn of(mount: &'m Mount, calls: &Calls) -> Self {
+        Self {
+            dir: Dir::of(mount, calls.pid()),
+            truth: Truth::of(&mount.simgpu_dir()),
+            pid: calls.pid(),
+        }
+    }
+
+    #[track_caller]
+    fn is(&self, bytes: u64, why: &str) {
+        let (dir, gpu) = (&self.dir, self.dir.gpu(0));
+        let counted = [dir, &gpu].map(|dir| (dir.number("memory.current"), dir.key("memory.stat", "vmm")));
+        assert_eq!(counted, [(bytes, bytes); 2], "{why}");
+        assert_eq!(self.truth.used(self.pid, 0), bytes, "{why}");
+    }
+
+    #[track_caller]
+    fn multicast(&self) -> u64 {
+        self.dir.key("memory.stat", "multicast")
+    }
+}
+
 #[test]
 fn memory_is_charged_until_its_last_handle_and_its_last_mapping_are_gone() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
-    let dir = Dir::of(&mount, calls.pid());
-    let truth = Truth::of(&mount.simgpu_dir());
-    let held = || (dir.number("memory.current"), dir.key("memory.stat", "vmm"));
+    let held = Held::of(&mount, &calls);
     properties(&mut calls, DEVICE, 0);
     calls.ok(&format!("cuMemAddressReserve &range {} 0 0 0", 8 * MIB));
-    assert_eq!(held(), (0, 0), "addresses cost nothing");
+    held.is(0, "addresses cost nothing");
     for (bytes, is_mapped) in [(4 * MIB, false), (8 * MIB, true), (6 * MIB, true)] {
         create(&mut calls, "handle", bytes);
-        assert_eq!(held(), (bytes, bytes));
+        held.is(bytes, "made");
         if !is_mapped {
             calls.ok("cuMemRelease $handle");
-            assert_eq!(held(), (0, 0));
+            held.is(0, "released");
             continue;
         }
         calls.ok(&format!("cuMemMap $range {bytes} 0 $handle 0"));
         calls.ok("cuMemRelease $handle");
-        assert_eq!(held(), (bytes, bytes), "still mapped");
+        held.is(bytes, "still mapped");
         calls.ok("cuMemRetainAllocationHandle &again $range");
         calls.ok(&format!("cuMemUnmap $range {bytes}"));
-        assert_eq!(held(), (bytes, bytes), "had again by a handle");
-        assert_eq!(truth.used(calls.pid(), 0), bytes);
+        held.is(bytes, "had again by a handle");
         calls.ok("cuMemRelease $again");
-        assert_eq!(held(), (0, 0));
-        assert_eq!(truth.used(calls.pid(), 0), 0);
+        held.is(0, "neither mapped nor by a handle");
         assert!(
             calls.call("cuMemRelease $again").is_err(),
             "the driver's business"
         );
         assert!(calls.call(&format!("cuMemUnmap $range {bytes}")).is_err());
-        assert_eq!(held(), (0, 0));
+        held.is(0, "not taken off twice");
     }
 }
 
@@ -164,14 +190,7 @@ fn memory_that_another_process_shares_is_shown_until_it_is_closed_as_often_as_it
 fn what_is_bound_to_a_multicast_object_is_held_and_shown() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
-    let dir = Dir::of(&mount, calls.pid());
-    let truth = Truth::of(&mount.simgpu_dir());
-    let pid = calls.pid();
-    let held = |expected: u64, why: &str| {
-        assert_eq!(dir.gpu(0).number("memory.current"), expected, "{why}");
-        assert_eq!(truth.used(pid, 0), expected, "{why}");
-        assert_eq!(dir.number("memory.current"), expected, "{why}");
-    };
+    let held = Held::of(&mount, &calls);
     properties(&mut calls, DEVICE, 0);
     calls.put("object", 0, 4, 2);
     calls.put("object", 8, 8, 2 * MIB);
@@ -183,20 +202,20 @@ fn what_is_bound_to_a_multicast_object_is_held_and_shown() {
         for device in [0, 1] {
             calls.ok(&format!("cuMulticastAddDevice $multicast {device}"));
         }
-        held(0, "an object has no memory of its own");
+        held.is(0, "an object has no memory of its own");
         for is_unbound in [true, false] {
             create(&mut calls, "handle", 2 * MIB);
             calls.ok(&format!("{bind} {} 0", 2 * MIB));
-            assert_eq!(dir.key("memory.stat", "multicast"), 2 * MIB, "{bind}");
+            assert_eq!(held.multicast(), 2 * MIB, "{bind}");
             calls.ok("cuMemRelease $handle");
-            held(2 * MIB, "bound");
+            held.is(2 * MIB, "bound");
             if is_unbound {
                 calls.ok(&format!("cuMulticastUnbind $multicast 0 0 {}", 2 * MIB));
             } else {
                 calls.ok("cuMemRelease $multicast");
             }
-            held(0, "unbound, or gone with the object");
-            assert_eq!(dir.key("memory.stat", "multicast"), 0, "{bind}");
+            held.is(0, "unbound, or gone with the object");
+            assert_eq!(held.multicast(), 0, "{bind}");
         }
     }
 }
@@ -205,13 +224,7 @@ fn what_is_bound_to_a_multicast_object_is_held_and_shown() {
 fn what_is_bound_by_its_address_is_held_when_nothing_is_mapped_there_any_more() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
-    let dir = Dir::of(&mount, calls.pid());
-    let truth = Truth::of(&mount.simgpu_dir());
-    let pid = calls.pid();
-    let held = |expected: u64, why: &str| {
-        assert_eq!(dir.gpu(0).number("memory.current"), expected, "{why}");
-        assert_eq!(truth.used(pid, 0), expected, "{why}");
-    };
+    let held = Held::of(&mount, &calls);
     properties(&mut calls, DEVICE, 0);
     calls.put("object", 0, 4, 2);
     calls.put("object", 8, 8, 2 * MIB);
@@ -229,11 +242,11 @@ fn what_is_bound_by_its_address_is_held_when_nothing_is_mapped_there_any_more() 
         calls.ok("cuMemRelease $handle");
         calls.ok(&format!("{bind} {} 0", 2 * MIB));
         calls.ok(&format!("cuMemUnmap $range {}", 2 * MIB));
-        held(2 * MIB, bind);
+        held.is(2 * MIB, bind);
         calls.ok(&format!("cuMulticastUnbind $multicast 0 0 {}", 2 * MIB));
-        held(0, bind);
+        held.is(0, bind);
         calls.ok("cuMemRelease $multicast");
-        assert_eq!(dir.key("memory.stat", "multicast"), 0, "{bind}");
+        assert_eq!(held.multicast(), 0, "{bind}");
     }
 }
 

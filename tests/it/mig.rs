@@ -300,14 +300,12 @@ fn a_freeze_of_one_instance_holds_only_who_is_on_it() {
     devices.ok("sync");
     let dir = Dir::of(&mount, devices.0.pid());
 
-    dir.gpu(0).write("compute.freeze", 1);
-    wait_until("the other is frozen", || dir.gpu(0).is_frozen());
+    dir.gpu(0).freeze();
     devices.ok("spin 0 null");
     devices.ok("sync");
     assert_eq!(dir.gpu(1).launches(), 2);
 
-    dir.gpu(1).write("compute.freeze", 1);
-    wait_until("its own is frozen", || dir.gpu(1).is_frozen());
+    dir.gpu(1).freeze();
     devices.0.say("spin 0 null");
     wait_until("it waits", || dir.gpu(1).key("compute.stat", "nr_frozen") == 1);
     dir.gpu(0).write("compute.freeze", 0);

@@ -6,8 +6,7 @@ use crate::driver::Dir;
 #[test]
 fn memory_is_charged_where_the_current_context_is() {
     let mount = gpus(3);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(3);
+    let mut devices = Devices::on(&mount, 3);
     let charges = Charges::of(&mount, &devices, 3);
     devices.ok(&format!("alloc {}", 4 * MIB));
     devices.ok("current 0");
@@ -44,8 +43,7 @@ fn memory_is_charged_where_the_current_context_is() {
 #[test]
 fn a_second_thread_is_charged_for_its_own_device() {
     let mount = gpus(2);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     let charges = Charges::of(&mount, &devices, 2);
     devices.ask(&format!("thread alloc {MIB}"));
     assert_eq!(charges.since(), [0, 0], "a new thread has no context");
@@ -89,8 +87,7 @@ fn physical_memory_and_pools_are_charged_to_the_device_that_they_name() {
 #[test]
 fn an_allocation_in_stream_order_is_of_the_streams_device() {
     let mount = gpus(2);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     let charges = Charges::of(&mount, &devices, 2);
     let stream = devices.ok("stream 0");
     devices.ok("current 0");
@@ -111,8 +108,7 @@ fn an_allocation_in_stream_order_is_of_the_streams_device() {
 #[test]
 fn peers_reach_each_others_memory_and_that_charges_nothing() {
     let mount = gpus(2);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     let there = devices.ok(&format!("alloc {MIB}"));
     devices.ok("current 0");
     let here = devices.ok(&format!("alloc {MIB}"));

@@ -8,8 +8,7 @@ use crate::driver::Dir;
 #[test]
 fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
     let mount = gpus(2);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
     let (frozen, other) = (dir.gpu(0), dir.gpu(1));
     let waits = || frozen.key("compute.stat", "nr_frozen");
@@ -57,8 +56,7 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
         format!("fill {here_too} 9"),
     ];
     for command in &concerns_it {
-        frozen.write("compute.freeze", 1);
-        wait_until("it stands still", || frozen.is_frozen());
+        frozen.freeze();
         assert!(!other.is_frozen() && !dir.is_frozen(), "{command}");
         let (submitted, waited) = (other.launches(), waits());
         devices.ok("spin 0 null");
@@ -76,14 +74,8 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
             "the other goes on"
         );
 
-        devices.0.say(command);
-        wait_until("it waits", || waits() > waited);
-        assert!(frozen.is_frozen(), "{command}");
-        assert_eq!(devices.0.line_now(), None, "{command}");
-        frozen.write("compute.freeze", 0);
-        let answer = devices.0.line();
-        assert!(answer.is_some_and(|answer| answer.starts_with('0')), "{command}");
-        assert_eq!(waits(), waited + 1, "{command}");
+        let answer = devices.waits_for(&frozen, command);
+        assert!(answer.starts_with('0'), "{command}: {answer}");
     }
     assert_eq!(devices.ok(&format!("word {there}")), 5);
     assert_eq!(frozen.launches(), 1);
@@ -92,8 +84,7 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
 #[test]
 fn a_thaw_of_the_process_leaves_a_device_frozen_that_is_so_by_itself() {
     let mount = gpus(2);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
     devices.ok("current 0");
     let (to, from) = (
@@ -103,23 +94,17 @@ fn a_thaw_of_the_process_leaves_a_device_frozen_that_is_so_by_itself() {
     let stream = devices.ok("stream 0");
     devices.ok("current 1");
     dir.gpu(0).write("compute.freeze", 1);
-    dir.write("compute.freeze", 1);
-    wait_until("all stands still", || dir.is_frozen());
+    dir.freeze();
     dir.write("compute.freeze", 0);
-    devices.0.say(&format!("copy {to} {from} 4096 {stream}"));
-    wait_until("it waits", || dir.gpu(0).key("compute.stat", "nr_frozen") == 1);
-    assert!(dir.gpu(0).is_frozen());
-    assert_eq!(devices.0.line_now(), None);
-    dir.gpu(0).write("compute.freeze", 0);
-    assert_eq!(devices.0.line().as_deref(), Some("0"));
+    let copy = format!("copy {to} {from} 4096 {stream}");
+    assert_eq!(devices.waits_for(&dir.gpu(0), &copy), "0");
 }
 
 #[test]
 fn threads_that_copy_on_another_devices_stream_without_pause_all_stop_and_all_go_on() {
     const THREADS: u64 = 4;
     let mount = gpus(2);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
     let (to, from) = (devices.ok("alloc 4096"), devices.ok("alloc 4096"));
     let streams: Vec<u64> = (0..THREADS).map(|_| devices.ok("stream 1")).collect();
@@ -131,8 +116,7 @@ fn threads_that_copy_on_another_devices_stream_without_pause_all_stop_and_all_go
     for round in 0..20 {
         let before = made(&mut devices);
         wait_until("copies are made", || made(&mut devices) > before + 100);
-        dir.gpu(1).write("compute.freeze", 1);
-        wait_until("it stands still", || dir.gpu(1).is_frozen());
+        dir.gpu(1).freeze();
         // Those whose last call has returned may yet have it to count.
         let still = made(&mut devices);
         for _ in 0..20 {

@@ -11,8 +11,7 @@ const NOT_READY: u64 = 600;
 #[test]
 fn a_graph_with_work_on_a_frozen_device_waits_whatever_stream_it_is_launched_on() {
     let mount = gpus(2);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
     let (frozen, other) = (dir.gpu(0), dir.gpu(1));
     let waits = || frozen.key("compute.stat", "nr_frozen");
@@ -38,8 +37,7 @@ fn a_graph_with_work_on_a_frozen_device_waits_whatever_stream_it_is_launched_on(
         format!("if-fill {here}"),
     ] {
         let number = devices.ok(&format!("graph {graph}"));
-        frozen.write("compute.freeze", 1);
-        wait_until("it stands still", || frozen.is_frozen());
+        frozen.freeze();
         let waited = waits();
         devices.ok(&format!("launch {beside} {stream}"));
         devices.ok(&format!("launch {beside_too} {stream}"));
@@ -47,22 +45,16 @@ fn a_graph_with_work_on_a_frozen_device_waits_whatever_stream_it_is_launched_on(
         assert_eq!(waits(), waited, "{graph}: the other device goes on");
         assert!(!other.is_frozen(), "{graph}");
 
-        devices.0.say(&format!("launch {number} {stream}"));
-        wait_until("it waits", || waits() > waited);
-        assert!(frozen.is_frozen(), "{graph}");
-        assert_eq!(devices.0.line_now(), None, "{graph}");
-        frozen.write("compute.freeze", 0);
-        assert_eq!(devices.0.line().as_deref(), Some("0"), "{graph}");
+        let launch = format!("launch {number} {stream}");
+        assert_eq!(devices.waits_for(&frozen, &launch), "0", "{graph}");
         devices.ok("sync");
-        assert_eq!(waits(), waited + 1, "{graph}");
     }
 }
 
 #[test]
 fn a_device_is_not_frozen_before_a_graph_has_ended_there_that_another_devices_stream_has_launched() {
     let mount = gpus(2);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
     let stream = devices.ok("stream 1");
     let graph = devices.ok("graph kernel 0 null 1000000");

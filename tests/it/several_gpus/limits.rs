@@ -9,8 +9,7 @@ use crate::nvml::Nvml;
 #[test]
 fn the_tightest_of_the_devices_and_the_processs_limit_decides_to_the_byte() {
     let mount = gpus(3);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(3);
+    let mut devices = Devices::on(&mount, 3);
     let dir = Dir::of(&mount, devices.0.pid());
     let base = charged(&dir, 3);
     let all: u64 = base.iter().sum();
@@ -54,8 +53,7 @@ fn the_tightest_of_the_devices_and_the_processs_limit_decides_to_the_byte() {
 #[test]
 fn threads_on_several_devices_fill_the_processs_limit_and_not_one_block_more() {
     let mount = gpus(4);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(4);
+    let mut devices = Devices::on(&mount, 4);
     let dir = Dir::of(&mount, devices.0.pid());
     let base = charged(&dir, 4);
     let all: u64 = base.iter().sum();
@@ -171,8 +169,7 @@ fn the_queries_tell_each_device_its_own_and_never_more_than_there_is() {
             .env("SIMGPU_DEVICES", 2)
             .env("SIMGPU_MEMORY", "1G"),
     );
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
     let current = charged(&dir, 2);
     dir.gpu(1).write("memory.limit", 256 * MIB);

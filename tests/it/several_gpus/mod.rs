@@ -8,7 +8,7 @@ mod visible;
 
 use std::process::Command;
 
-use support::{Config, Governed, Mount, c_program};
+use support::{Config, Governed, Mount, c_program, wait_until};
 
 use crate::driver::Dir;
 
@@ -34,6 +34,30 @@ impl Devices {
         let mut devices = Self::spawn(mount.command(program()));
         devices.ok("init");
         devices
+    }
+
+    /// Governed, with a context of its own on each of so many devices; the last is current.
+    #[track_caller]
+    fn on(mount: &Mount, count: u64) -> Self {
+        let mut devices = Self::start(mount);
+        devices.contexts(count);
+        devices
+    }
+
+    /// A command that concerns a device that is frozen waits until it thaws, and the device stays frozen so long. Gives what it
+    /// says then.
+    #[track_caller]
+    fn waits_for(&mut self, frozen: &Dir<'_>, command: &str) -> String {
+        let waited = || frozen.key("compute.stat", "nr_frozen");
+        let before = waited();
+        self.0.say(command);
+        wait_until("it waits", || waited() > before);
+        assert!(frozen.is_frozen(), "{command}");
+        assert_eq!(self.0.line_now(), None, "{command}");
+        frozen.write("compute.freeze", 0);
+        let answer = self.0.line();
+        assert_eq!(waited(), before + 1, "{command}");
+        answer.unwrap_or_else(|| panic!("{command}: it has ended"))
     }
 
     #[track_caller]

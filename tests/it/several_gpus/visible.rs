@@ -60,8 +60,7 @@ fn the_daemon_shows_every_device_whatever_is_visible_to_it() {
             .env("CUDA_VISIBLE_DEVICES", "2,1"),
     );
     assert_eq!(uuids(&mount), all);
-    let mut devices = Devices::start(&mount);
-    devices.contexts(2);
+    let mut devices = Devices::on(&mount, 2);
     devices.ok(&format!("alloc {MIB}"));
     assert_eq!(ledger(&Dir::of(&mount, devices.0.pid()), 3), [0, MIB, 0]);
 }
@@ -112,8 +111,7 @@ fn devices_that_the_daemon_does_not_know_count_for_the_process_as_a_whole() {
     devices.ok("current 1");
     devices.ok(&format!("alloc {MIB}"));
     devices.refused("alloc 1");
-    dir.write("compute.freeze", 1);
-    wait_until("all is still", || dir.is_frozen());
+    dir.freeze();
     devices.0.say("spin 1 null");
     wait_until("a launch on an unknown device waits", || {
         dir.key("compute.stat", "nr_frozen") == 1
