@@ -1,10 +1,10 @@
 //! Limits of groups: exact to the byte for all processes in them together, whoever races, moves, or is killed.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+mod races;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Config, Governed, Mount, Truth, artifacts, wait_until};
+use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 use crate::nvml::{self, Nvml};
@@ -30,22 +30,6 @@ fn member(mount: &Mount, group: &str) -> DriverShell {
     shell
 }
 
-/// Four processes in a group with that limit.
-fn team_of_four(limit: u64) -> (Mount, Vec<DriverShell>) {
-    let mount = Mount::new();
-    mkdir(&mount, "team");
-    mount.write("team", "memory.limit", &limit.to_string());
-    let shells = (0..4).map(|_| member(&mount, "team")).collect();
-    (mount, shells)
-}
-
-/// Has all of them allocate blocks of that size, with four threads each, until there is no room.
-fn race(shells: &mut [DriverShell], bytes: u64) {
-    for shell in shells {
-        shell.tell(&format!("race 4 {bytes}"));
-    }
-}
-
 #[track_caller]
 fn alloc(shell: &mut DriverShell, bytes: u64) -> String {
     shell.ask(&format!("alloc linear {bytes}"))
@@ -60,81 +44,6 @@ fn count(answer: &str, word: &str) -> u64 {
         .next()
         .and_then(|count| count.parse().ok())
         .expect("a count")
-}
-
-/// Does something while the machine is watched, on which never more than `limit` bytes of a GPU may be in use.
-fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Mount) -> T) -> T {
-    let (is_over, truth) = (AtomicBool::new(false), Truth::of(&mount.simgpu_dir()));
-    std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            let mut highest = 0;
-            while !is_over.load(Ordering::Relaxed) {
-                highest = truth.used_at_once(0).unwrap_or(0).max(highest);
-                std::thread::yield_now();
-            }
-            highest
-        });
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(mount)));
-        is_over.store(true, Ordering::Relaxed);
-        let highest = watcher.join().expect("it watches");
-        assert!(highest <= limit, "{highest} bytes were in use");
-        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
-#[test]
-fn processes_that_race_for_the_last_bytes_fill_the_limit_and_never_pass_it() {
-    const BLOCK: u64 = 64 << 10;
-    const LIMIT: u64 = 200 * MIB;
-    let (mut mount, mut shells) = team_of_four(LIMIT);
-    let got: u64 = never_more_than(&mut mount, LIMIT, |_| {
-        race(&mut shells, BLOCK);
-        shells
-            .iter_mut()
-            .map(|shell| count(&shell.answer(), "raced"))
-            .sum()
-    });
-    assert_eq!(got * BLOCK, LIMIT);
-    assert_eq!(mount.number("team", "memory.current", ""), LIMIT);
-    let oom = mount.number("team", "memory.events", "oom");
-    assert!(oom >= 16, "each thread was refused in the end: {oom}");
-    for shell in &mut shells {
-        assert_eq!(alloc(shell, 1), OUT_OF_MEMORY);
-    }
-}
-
-#[test]
-fn processes_that_come_and_go_never_pass_the_limit_together_and_leave_all_of_it() {
-    const LIMIT: u64 = 40 * MIB;
-    let mut mount = Mount::new();
-    mkdir(&mount, "team");
-    mkdir(&mount, "team/a");
-    mount.write("team", "memory.limit", &LIMIT.to_string());
-    mount.write("team/a", "memory.limit", &(LIMIT / 2).to_string());
-    let mut shells: Vec<_> = ["team", "team/a", "team", "team/a"]
-        .iter()
-        .map(|group| member(&mount, group))
-        .collect();
-    never_more_than(&mut mount, LIMIT, |mount| {
-        for shell in &mut shells {
-            shell.tell(&format!("shuffle 1500 {}", 12 * MIB));
-        }
-        // Meanwhile they are moved about.
-        for round in 0..40 {
-            let shell = &shells[round % 4];
-            join(mount, ["team", "team/a"][(round / 4) % 2], shell);
-        }
-        for shell in &mut shells {
-            assert!(count(&shell.answer(), "shuffled") > 0);
-        }
-    });
-    for (shell, group) in shells.iter_mut().zip(["team", "team/a", "team/a", "team"]) {
-        join(&mount, group, shell);
-        let limit = if group == "team" { LIMIT } else { LIMIT / 2 };
-        assert_eq!(alloc(shell, limit + 1), OUT_OF_MEMORY);
-        assert_eq!(alloc(shell, limit), "ok 0");
-        assert_eq!(shell.ask("free 0"), "ok");
-    }
 }
 
 #[test]
@@ -259,78 +168,6 @@ fn who_asks_how_much_there_is_is_told_what_can_be_had() {
     mount.write("team/0", "memory.limit", "max");
     assert_eq!(shells[0].ask("free 0"), "ok");
     assert_eq!(shells[0].ask("meminfo"), card);
-}
-
-#[test]
-fn pools_and_physical_memory_of_many_processes_share_a_limit_too() {
-    const LIMIT: u64 = 256 * MIB;
-    let (mut mount, mut shells) = team_of_four(LIMIT);
-    let got: u64 = never_more_than(&mut mount, LIMIT, |_| {
-        let mut got = 0;
-        for round in 0..4 {
-            for kind in ["pool", "async", "vmm"] {
-                for shell in &mut shells {
-                    shell.tell(&format!("alloc {kind} {}", 32 * MIB));
-                }
-                let answers: Vec<_> = shells.iter_mut().map(DriverShell::answer).collect();
-                got += answers.iter().filter(|answer| answer.starts_with("ok")).count() as u64;
-                assert!(round > 0 || kind != "pool" || got == 4, "{answers:?}");
-            }
-        }
-        got
-    });
-    assert_eq!(got * 32 * MIB, LIMIT);
-    assert_eq!(mount.number("team", "memory.current", ""), LIMIT);
-}
-
-#[test]
-fn who_is_killed_in_the_race_leaves_exactly_what_it_had() {
-    const BLOCK: u64 = 64 << 10;
-    const LIMIT: u64 = 100 * MIB;
-    let (mut mount, mut shells) = team_of_four(LIMIT);
-    let mut last = member(&mount, "team");
-    never_more_than(&mut mount, LIMIT, |mount| {
-        race(&mut shells, BLOCK);
-        wait_until("they are at it", || {
-            mount.number("team", "memory.current", "") > LIMIT / 3
-        });
-        shells.drain(..2).for_each(DriverShell::kill9);
-        let left: u64 = shells
-            .iter_mut()
-            .map(|shell| count(&shell.answer(), "raced"))
-            .sum();
-        assert!(left * BLOCK <= LIMIT);
-        wait_until("the dead have left", || {
-            mount.read("team", "gcgroup.procs").lines().count() == 3
-        });
-        let filled = count(&last.ask(&format!("race 2 {BLOCK}")), "raced");
-        assert_eq!((left + filled) * BLOCK, LIMIT);
-    });
-}
-
-#[test]
-fn the_daemon_is_killed_in_the_race_and_the_limit_holds_to_the_byte() {
-    const BLOCK: u64 = 64 << 10;
-    const LIMIT: u64 = 200 * MIB;
-    let (mut mount, mut shells) = team_of_four(LIMIT);
-    let got: u64 = never_more_than(&mut mount, LIMIT, |mount| {
-        race(&mut shells, BLOCK);
-        for part in [5, 3] {
-            wait_until("they are at it", || {
-                mount.number("team", "memory.current", "") > LIMIT / part
-            });
-            mount.kill9();
-            mount.restart();
-        }
-        shells
-            .iter_mut()
-            .map(|shell| count(&shell.answer(), "raced"))
-            .sum()
-    });
-    assert_eq!(got * BLOCK, LIMIT, "nobody was refused while there was memory");
-    wait_until("all are back", || {
-        mount.number("team", "memory.current", "") == LIMIT
-    });
 }
 
 #[test]
