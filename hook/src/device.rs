@@ -22,6 +22,11 @@ impl LocalDevice {
         (usize::from(number) < MAX_DEVICES).then_some(Self(number))
     }
 
+    /// The one whose number [`Self::number`] gave.
+    pub(crate) fn from_number(number: u8) -> Self {
+        Self(number)
+    }
+
     pub(crate) fn number(self) -> u8 {
         self.0
     }

@@ -16,6 +16,7 @@ use super::slot::{Bound, Counts, Extra, Side, is_dead, leave_behind, point, sett
 use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
+use crate::memory::Place;
 use crate::process::{self, Process};
 use crate::{driver, sys, thread};
 
@@ -85,23 +86,49 @@ impl Slots {
         Counts::of(usage, slot, index)
     }
 
+    /// Where the calling thread allocates; `None` if it has no current context.
+    #[inline]
+    pub(crate) fn place(&self, process: &Process) -> Option<Place> {
+        match self.in_block_now(process) {
+            Some(bound) => Place::of(bound),
+            None => self.place_elsewhere(process).map(Place::unpacked),
+        }
+    }
+
+    /// In one word, so that what is hardly ever called does not have the place lie in memory.
+    #[cold]
+    #[inline(never)]
+    fn place_elsewhere(&self, process: &Process) -> Option<u64> {
+        Some(Place::of(self.bind(process)?)?.packed())
+    }
+
+    /// The calling thread's slot, if it is one of the block.
+    #[inline]
+    fn in_block_now<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
+        // No other slot than those of the block lies among them.
+        let threads = &process.usage().threads;
+        let offset = thread::slot().addr().wrapping_sub(threads.as_ptr().addr());
+        let number = offset / size_of::<Thread>();
+        Some(Bound {
+            thread: threads.get(number)?,
+            side: self.sides.get(number)?,
+            extra: None,
+        })
+    }
+
     /// The calling thread's slot, if it has one on its current device.
+    #[inline]
     pub(crate) fn current<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
+        self.in_block_now(process).or_else(|| self.current_extra())
+    }
+
+    /// The calling thread's slot, if it has one of the heap.
+    #[cold]
+    #[inline(never)]
+    fn current_extra<'a>(&self) -> Option<Bound<'a>> {
         let slot = thread::slot();
         if slot == thread::unbound() || slot.is_null() {
             return None;
-        }
-        let threads = &process.usage().threads;
-        let offset = slot.addr().wrapping_sub(threads.as_ptr().addr());
-        if let (Some(thread), Some(side)) = (
-            threads.get(offset / size_of::<Thread>()),
-            self.sides.get(offset / size_of::<Thread>()),
-        ) {
-            return Some(Bound {
-                thread,
-                side,
-                extra: None,
-            });
         }
         // SAFETY: a thread's slot that is neither the unbound one nor in the block is the first field of one of our
         // own, which are never freed.
@@ -114,9 +141,15 @@ impl Slots {
     }
 
     /// The calling thread's slot, found or taken; `None` if it has no current context.
+    #[inline]
     pub(crate) fn bind<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
-        self.current(process)
-            .or_else(|| self.rebind(process, current_context()?))
+        self.current(process).or_else(|| self.bind_anew(process))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn bind_anew<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
+        self.rebind(process, current_context()?)
     }
 
     /// The calling thread's context may have become another: from here on it counts where it should.

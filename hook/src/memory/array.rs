@@ -254,7 +254,7 @@ fn destroy_any<A: Array>(array: A, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    let result = process.free(&process.memory.arrays, array.key(), next).0;
+    let result = process.free(&process.memory.arrays, array.key(), next).result;
     if result.is_ok() {
         sparse::array_gone(process, array.key());
     }

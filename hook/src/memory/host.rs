@@ -40,5 +40,7 @@ pub(crate) fn free(address: *mut c_void, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    process.free(&process.memory.host, address.addr() as u64, next).0
+    process
+        .free(&process.memory.host, address.addr() as u64, next)
+        .result
 }

@@ -123,7 +123,7 @@ pub(crate) fn destroy_external(memory: CUexternalMemory, next: Next<'_>) -> CUre
     let Some(process) = process::get() else {
         return next();
     };
-    process.free(&process.memory.external, key(memory), next).0
+    process.free(&process.memory.external, key(memory), next).result
 }
 
 fn key(memory: CUexternalMemory) -> u64 {

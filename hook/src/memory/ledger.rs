@@ -36,10 +36,17 @@ impl Entry {
         entry
     }
 
+    #[inline]
     pub(crate) fn kind(&self) -> Kind {
         Kind::ALL
             .get(usize::from(self.kind))
             .map_or(Kind::Linear, |(kind, ..)| *kind)
+    }
+
+    /// Whether it is of that kind, for less than to ask which it is of.
+    #[inline]
+    pub(crate) fn is(&self, kind: Kind) -> bool {
+        usize::from(self.kind) == kind as usize
     }
 
     pub(crate) fn index(&self) -> usize {
@@ -51,13 +58,24 @@ impl Entry {
     }
 
     /// Whether its bytes are charged one by one. A pool is charged as a whole.
+    #[inline]
     pub(crate) fn is_charged(&self) -> bool {
-        self.kind() != Kind::Pool
-            && Kind::ALL
-                .get(usize::from(self.kind))
-                .is_some_and(|(.., charged)| *charged)
+        CHARGED >> (self.kind & 31) & 1 != 0
     }
 }
+
+/// The kinds whose allocations are charged one by one: a bit for each, at its place.
+const CHARGED: u32 = {
+    let (mut kinds, mut at) = (0, 0);
+    while at < Kind::ALL.len() {
+        let (kind, _, is_charged) = Kind::ALL[at];
+        if is_charged && !matches!(kind, Kind::Pool) {
+            kinds |= 1 << at;
+        }
+        at += 1;
+    }
+    kinds
+};
 
 /// A shard has cache lines of its own.
 #[repr(align(128))]
@@ -72,11 +90,12 @@ pub(crate) struct Ledger {
 /// Spreads addresses over the table, but keeps neighbours together: a program with very many blocks has small ones, which
 /// the driver cuts one after the other, and a place near the last is likely in the cache.
 fn hash(key: u64) -> u64 {
-    let product = u128::from((key >> 16) ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
+    let product = u128::from((key >> 15) ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
     #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
     let region = (product >> 64) as u64 ^ product as u64;
-    // A region of 64 KiB takes 128 places: the least that a driver gives out is 512 bytes.
-    let place = region.wrapping_add(key >> 9 & 0x7f);
+    // A region of 8 KiB takes 16 places, as many as are looked at at once: the least that a driver gives out is 512 bytes.
+    // Larger ones would lie upon each other, and then a look-up has far to go.
+    let place = region.wrapping_add(key >> 9 & 0x3f);
     // The highest seven bits tell entries in one place apart.
     let tag = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
     place & (u64::MAX >> 7) | tag << 57
@@ -227,7 +246,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_kept_together() {
-        let hashes: Vec<u64> = (0..128)
+        let hashes: Vec<u64> = (0..16)
             .map(|number| hash(0x7f12_3456_0000 + number * 512))
             .collect();
         for pair in hashes.windows(2) {

@@ -76,8 +76,40 @@ impl Levels {
     }
 
     /// Charges `bytes` for what may come to nothing: it is no peak until it is there. Gives what is charged then.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn try_reserve(
+        &self,
+        usage: &Usage,
+        control: &Control,
+        index: usize,
+        bytes: u64,
+    ) -> Result<Sums, Full> {
+        let Some((device, set)) = usage.devices.get(index).zip(control.devices.get(index)) else {
+            return Ok(Sums::default());
+        };
+        if set.memory_limit.load(Relaxed) != NO_LIMIT || control.memory_limit.load(Relaxed) != NO_LIMIT {
+            return self.try_reserve_within(usage, control, index, bytes);
+        }
+        let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, NO_LIMIT);
+        let in_device = charged.map_err(|short| match short {
+            Short::Limit => Full::Device(index),
+            Short::Grant => Full::Group(index),
+        })?;
+        match try_charge(&usage.memory_current, bytes, NO_LIMIT) {
+            Ok(in_process) => Ok(Sums {
+                in_device,
+                in_process,
+            }),
+            Err(_) => {
+                uncharge(&device.memory_current, bytes);
+                Err(Full::Process)
+            }
+        }
+    }
+
+    /// The same, where a limit is in force.
+    #[inline(never)]
+    fn try_reserve_within(
         &self,
         usage: &Usage,
         control: &Control,
@@ -256,15 +288,21 @@ impl Levels {
     #[inline]
     fn raise(&self, peak: Peak<'_>, reset: &AtomicU32, sum: u64) {
         if peak.seen.load(Relaxed) != reset.load(Relaxed) {
-            let _begin = self.peak.lock();
-            let reset = reset.load(Relaxed);
-            if peak.seen.load(Relaxed) != reset {
-                peak.peak.store(peak.current.load(Relaxed), Relaxed);
-                peak.seen.store(reset, Relaxed);
-            }
+            self.begin_peak(peak.current, peak.peak, peak.seen, reset);
         }
         if peak.peak.load(Relaxed) < sum {
             peak.peak.fetch_max(sum, Relaxed);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin_peak(&self, current: &AtomicU64, peak: &AtomicU64, seen: &AtomicU32, reset: &AtomicU32) {
+        let _begin = self.peak.lock();
+        let reset = reset.load(Relaxed);
+        if seen.load(Relaxed) != reset {
+            peak.store(current.load(Relaxed), Relaxed);
+            seen.store(reset, Relaxed);
         }
     }
 }

@@ -119,11 +119,11 @@ pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
     if let Some(result) = swap::free(process, address.key()) {
         return result;
     }
-    let (result, entry) = process.free(&process.memory.blocks, address.key(), next);
-    if result.is_ok() && entry.is_some_and(|entry| entry.kind() == Kind::Pool) {
+    let freed = process.free(&process.memory.blocks, address.key(), next);
+    if freed.is_pools && freed.result.is_ok() {
         process.memory.reserves.settle_all(process);
     }
-    result
+    freed.result
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@
 
 use std::sync::atomic::AtomicBool;
 
-use gcgroup_abi::Kind;
+use gcgroup_abi::{Kind, MAX_DEVICES};
 
+use crate::compute::slot::Bound;
 use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUerror, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
@@ -141,19 +142,42 @@ pub(crate) struct Place {
     pub(crate) context: u32,
 }
 
-impl Process {
-    /// Where the calling thread allocates; `None` without a current context, which the driver refuses by itself.
-    fn place(&self) -> Option<Place> {
-        let bound = self.slots.bind(self)?;
-        Some(Place {
+impl Place {
+    #[inline]
+    pub(crate) fn of(bound: Bound<'_>) -> Option<Self> {
+        Some(Self {
             local: bound.local()?,
             index: bound.index(),
             context: bound.owner(),
         })
     }
 
-    /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
+    pub(crate) fn packed(self) -> u64 {
+        u64::from(self.context) << 32 | (self.index as u64) << 8 | u64::from(self.local.number())
+    }
+
     #[inline]
+    pub(crate) fn unpacked(word: u64) -> Self {
+        let [local, index, _, _, context @ ..] = word.to_le_bytes();
+        Self {
+            local: LocalDevice::from_number(local),
+            index: index.into(),
+            context: u32::from_le_bytes(context),
+        }
+    }
+}
+
+const _: () = assert!(MAX_DEVICES <= 1 << 8);
+
+impl Process {
+    /// Where the calling thread allocates; `None` without a current context, which the driver refuses by itself.
+    #[inline]
+    fn place(&self) -> Option<Place> {
+        self.slots.place(self)
+    }
+
+    /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
+    #[inline(always)]
     fn try_charge(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
         let charge = |bytes, sums| Charge {
             process: self,
@@ -164,9 +188,10 @@ impl Process {
         if bytes >= ABSURD {
             return self.absurd(index).map(|()| charge(0, Sums::default()));
         }
-        self.charge(index, bytes)
-            .or_else(|full| self.make_room(index, bytes, full))
-            .map(|sums| charge(bytes, sums))
+        match self.charge(index, bytes) {
+            Ok(sums) => Ok(charge(bytes, sums)),
+            Err(full) => Ok(charge(bytes, self.make_room(index, bytes, full)?)),
+        }
     }
 
     /// Charges `likely`, if that is more and there is room, or else `bytes`.
@@ -191,6 +216,7 @@ impl Process {
 
     /// Refuses what no device has, if there is a limit. If not, that is for the driver, and must not be charged meanwhile.
     #[cold]
+    #[inline(never)]
     fn absurd(&self, index: usize) -> Result<(), CUerror> {
         let Some(full) = levels::limit_on(self.usage(), self.control(), index) else {
             return Ok(());
@@ -211,14 +237,22 @@ impl Process {
     }
 
     /// Charges what fits. Where more must be granted first, that is waited for.
-    #[inline]
+    #[inline(always)]
     fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
         let levels = &self.memory.levels;
-        let charge = || levels.try_reserve(self.usage(), self.control(), index, bytes);
-        match charge() {
-            Err(Full::Group(index)) => self.charge_granted(index, bytes, charge),
-            charged => charged,
+        match levels.try_reserve(self.usage(), self.control(), index, bytes) {
+            Ok(sums) => Ok(sums),
+            Err(Full::Group(index)) => self.charge_when_granted(index, bytes),
+            Err(full) => Err(full),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn charge_when_granted(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
+        let levels = &self.memory.levels;
+        let charge = || levels.try_reserve(self.usage(), self.control(), index, bytes);
+        self.charge_granted(index, bytes, charge)
     }
 
     fn refused_by(&self, index: usize, full: Full) -> CUerror {
@@ -229,6 +263,7 @@ impl Process {
 
     /// A limit was hit: charges after trimming every pool, or refuses.
     #[cold]
+    #[inline(never)]
     fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<Sums, CUerror> {
         full.count_hit(self.usage());
         let has_freed = self.memory.freeing.settle(self, None);
@@ -242,6 +277,8 @@ impl Process {
 
     /// Counts an allocation that failed, and has the daemon tell whoever waits for such events. Short of memory, the
     /// driver takes back what pools do not use, whichever they are.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn count_failure(&self, index: usize) {
         levels::count(self.usage(), index, |device| &device.nr_alloc_fail);
         self.memory.reserves.settle_all(self);
@@ -277,22 +314,29 @@ impl Process {
     }
 
     /// Moves an entry's charge to the slot that its device has now, if that is another.
+    #[inline]
     fn follow(&self, entry: &mut Entry) {
         let index = self.devices.index(entry.local);
         if index != entry.index() {
-            self.memory
-                .levels
-                .transfer(self.usage(), self.control(), entry, index);
-            entry.set_index(index);
+            self.follow_to(entry, index);
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn follow_to(&self, entry: &mut Entry, index: usize) {
+        let levels = &self.memory.levels;
+        levels.transfer(self.usage(), self.control(), entry, index);
+        entry.set_index(index);
+    }
+
     /// Takes an entry off again.
+    #[inline(never)]
     fn discharge(&self, entry: &Entry) {
         self.discharge_on(entry, None);
     }
 
-    #[inline]
+    #[inline(always)]
     fn discharge_on(&self, entry: &Entry, stream: Option<usize>) {
         self.count_out(entry);
         if entry.is_charged() {
@@ -300,7 +344,7 @@ impl Process {
                 .levels
                 .uncharge(self.usage(), entry.index(), entry.size);
         }
-        if entry.kind() == Kind::Pool {
+        if entry.is(Kind::Pool) {
             self.memory.reserves.freed(self, entry, stream);
         }
     }
@@ -308,38 +352,50 @@ impl Process {
     /// Runs a freeing call: what it frees stays charged until the driver has freed it, and if it fails.
     ///
     /// Taken out before, since another thread may be given the address as soon as the driver has it back.
-    fn free(&self, ledger: &Ledger, key: u64, next: Next<'_>) -> (CUresult, Option<Entry>) {
+    #[inline]
+    fn free(&self, ledger: &Ledger, key: u64, next: Next<'_>) -> Freed {
         self.free_on(ledger, key, None, next)
     }
 
     /// The same for a call that frees when a stream has come so far.
-    #[inline]
-    fn free_on(
-        &self,
-        ledger: &Ledger,
-        key: u64,
-        stream: Option<usize>,
-        next: Next<'_>,
-    ) -> (CUresult, Option<Entry>) {
+    #[inline(never)]
+    fn free_on(&self, ledger: &Ledger, key: u64, stream: Option<usize>, next: Next<'_>) -> Freed {
         let Some(entry) = ledger.remove(key) else {
-            return (next(), None);
+            return Freed {
+                result: next(),
+                is_pools: false,
+            };
         };
         let result = next();
-        match result {
-            Ok(()) => match stream.filter(|_| entry.is_charged()) {
-                Some(stream) => self.memory.freeing.add(self, stream, entry),
-                None => self.discharge_on(&entry, stream),
-            },
-            Err(_) => {
-                let mut entry = entry;
-                ledger.insert(key, || {
-                    self.follow(&mut entry);
-                    entry
-                });
-            }
+        if result.is_err() {
+            self.put_back(ledger, key, entry);
+        } else if let Some(stream) = stream.filter(|_| entry.is_charged()) {
+            self.memory.freeing.add(self, stream, entry);
+        } else {
+            self.discharge_on(&entry, stream);
         }
-        (result, Some(entry))
+        Freed {
+            result,
+            is_pools: entry.is(Kind::Pool),
+        }
     }
+
+    #[cold]
+    #[inline(never)]
+    fn put_back(&self, ledger: &Ledger, key: u64, mut entry: Entry) {
+        ledger.insert(key, || {
+            self.follow(&mut entry);
+            entry
+        });
+    }
+}
+
+/// What came of a freeing call.
+#[derive(Debug, Clone, Copy)]
+struct Freed {
+    result: CUresult,
+    /// Whether it was known, and of a pool.
+    is_pools: bool,
 }
 
 /// Bytes that are charged for an allocation that the driver has not yet made. Given back when dropped.
@@ -356,6 +412,7 @@ const ABSURD: u64 = 1 << 56;
 
 impl Charge<'_> {
     /// The allocation was made: the charge is now the ledger's.
+    #[inline]
     fn keep(self) {
         let (usage, control) = (self.process.usage(), self.process.control());
         self.process
@@ -370,16 +427,22 @@ impl Charge<'_> {
     fn fit(&mut self, bytes: u64) -> Result<(), CUerror> {
         match bytes.checked_sub(self.bytes) {
             Some(0) => {}
-            Some(more) => {
-                self.process.try_charge(self.index, more)?.keep();
-                self.bytes = bytes;
-            }
+            Some(more) => self.grow(bytes, more)?,
             None => self.lessen(bytes),
         }
         Ok(())
     }
 
     #[cold]
+    #[inline(never)]
+    fn grow(&mut self, bytes: u64, more: u64) -> Result<(), CUerror> {
+        self.process.try_charge(self.index, more)?.keep();
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
     fn lessen(&mut self, bytes: u64) {
         let usage = self.process.usage();
         // Before anything is uncharged.

@@ -253,7 +253,7 @@ pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CU
     }
     process
         .free_on(&process.memory.blocks, address.0, Some(stream.0.addr()), next)
-        .0
+        .result
 }
 
 /// `cuMemPoolCreate`. Pools of host memory are not a device's.

@@ -27,11 +27,11 @@ impl Process {
         bytes: u64,
         mut call: impl FnMut() -> Result<T, CUerror>,
     ) -> Result<T, CUerror> {
-        let first = call();
-        if matches!(first, Err(CUerror::OUT_OF_MEMORY)) {
-            return self.press(index, bytes, &mut call, first);
+        match call() {
+            Ok(made) => Ok(made),
+            Err(CUerror::OUT_OF_MEMORY) => self.press(index, bytes, &mut call, Err(CUerror::OUT_OF_MEMORY)),
+            Err(error) => Err(error),
         }
-        first
     }
 
     #[cold]

@@ -137,6 +137,7 @@ impl Swap {
 }
 
 /// `cuMemAlloc` of that many bytes: an answer, or nothing if it is to be made as ever.
+#[inline]
 pub(crate) fn alloc(
     process: &Process,
     place: Place,
@@ -146,6 +147,13 @@ pub(crate) fn alloc(
     if !process.swap.is_on() || bytes < LEAST || address.is_null() {
         return None;
     }
+    alloc_block(process, place, address, bytes)
+}
+
+/// Out of the way of allocations that are none.
+#[cold]
+#[inline(never)]
+fn alloc_block(process: &Process, place: Place, address: *mut CUdeviceptr, bytes: u64) -> Option<CUresult> {
     let size = bytes.checked_next_multiple_of(LEAST)?;
     thread::hold();
     let number = process.swap.next.fetch_add(1, Relaxed);

@@ -169,6 +169,7 @@ impl Reserves {
     }
 
     /// An allocation of a pool is gone, or will be when that stream has come so far.
+    #[inline(never)]
     pub(crate) fn freed(&self, process: &Process, entry: &Entry, stream: Option<usize>) {
         let over = {
             let list = self.list.lock();
