@@ -6,9 +6,8 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Config, DEADLINE, Mount, wait_until};
+use support::{Config, DEADLINE, Mount, stop, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 
@@ -275,7 +274,7 @@ fn who_ends_before_a_new_daemon_has_it_back_keeps_no_group() {
     let shell = DriverShell::start(&mount);
     join(&mount, "team", &shell);
     // So that it does not register again.
-    kill(Pid::from_raw(shell.pid()), Signal::SIGSTOP).expect("it runs");
+    stop(Pid::from_raw(shell.pid()));
     mount.kill9();
     mount.restart();
     let team = mount.path().join("team");

@@ -4,7 +4,7 @@ mod races;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Config, Governed, Mount, artifacts, wait_until};
+use support::{Config, Governed, Mount, artifacts, stop, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 use crate::nvml::{self, Nvml};
@@ -252,8 +252,8 @@ fn a_stopped_member_is_not_waited_for_without_end_and_counts_when_it_is_back() {
     mount.write("team", "memory.limit", "100M");
     let (mut stopped, mut other) = (member(&mount, "team"), member(&mount, "team"));
     assert_eq!(alloc(&mut stopped, 60 * MIB), "ok 0");
-    let signal = |signal| kill(Pid::from_raw(stopped.pid()), signal).expect("it is there");
-    signal(Signal::SIGSTOP);
+    let pid = Pid::from_raw(stopped.pid());
+    stop(pid);
     mount.kill9();
     mount.restart();
     assert_eq!(
@@ -261,7 +261,7 @@ fn a_stopped_member_is_not_waited_for_without_end_and_counts_when_it_is_back() {
         "ok 0",
         "nobody knows of the other 60"
     );
-    signal(Signal::SIGCONT);
+    kill(pid, Signal::SIGCONT).expect("it is there");
     let current = || mount.number("team", "memory.current", "");
     wait_until("it is back", || current() == 110 * MIB);
     assert_eq!(alloc(&mut other, 1), OUT_OF_MEMORY);

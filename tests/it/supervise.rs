@@ -8,7 +8,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Config, DEADLINE, Mount, wait_for, wait_until};
+use support::{Config, DEADLINE, Mount, stop, wait_for, wait_until};
 
 use crate::driver::{Dir, DriverShell, governed_pids};
 
@@ -169,7 +169,7 @@ fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
     let before_kill = daemon(&mount).expect("it runs");
     // The process ends while there is no daemon: it is stopped from being followed for as long.
     let supervisor = mount.daemon().expect("it runs");
-    kill(supervisor, Signal::SIGSTOP).expect("it runs");
+    stop(supervisor);
     kill(before_kill, Signal::SIGKILL).expect("it runs");
     let gone = dies.pid();
     dies.kill9();

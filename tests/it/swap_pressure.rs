@@ -1,6 +1,7 @@
 //! A card that is full because of others: less important processes that can swap give way, and nobody else is touched.
 
-use support::{Config, Governed, Mount, artifacts, wait_until};
+use nix::unistd::Pid;
+use support::{Config, Governed, Mount, artifacts, stop, wait_until};
 
 use crate::driver::Dir;
 
@@ -146,7 +147,7 @@ fn who_is_frozen_gives_way_and_one_that_does_not_answer_is_not_waited_for_withou
     dir.write("compute.freeze", 0);
     assert_eq!(frozen.ask("verify"), "verified 1");
     wait_until("it is back", || dir.number("memory.swap.current") == 0);
-    frozen.signal(nix::sys::signal::Signal::SIGSTOP);
+    stop(Pid::from_raw(frozen.pid()));
     assert_eq!(
         asker.ask(&format!("alloc linear {}", 64 * MIB)),
         "refused CUDA_ERROR_OUT_OF_MEMORY"

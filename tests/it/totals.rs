@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{Mount, wait_until};
 
@@ -47,7 +46,7 @@ fn wait_until_written(mount: &Mount, shell: &DriverShell, nr_alloc: u64) {
 /// So that it does not register with the next daemon.
 #[track_caller]
 fn stop(shell: &DriverShell) {
-    kill(Pid::from_raw(shell.pid()), Signal::SIGSTOP).expect("it runs");
+    support::stop(Pid::from_raw(shell.pid()));
 }
 
 #[test]

@@ -3,16 +3,14 @@
 use std::fs;
 use std::process::Command;
 
-use nix::sys::signal::{Signal, kill};
-use support::Mount;
+use support::{Mount, stop};
 use tempfile::TempDir;
 
 #[test]
 #[ignore = "hangs: what another test has hang"]
 fn hangs() {
     let mount = Mount::new();
-    let daemon = mount.daemon().expect("it runs");
-    kill(daemon, Signal::SIGSTOP).expect("it runs");
+    stop(mount.daemon().expect("it runs"));
     // Not answered by anybody.
     let read = fs::read(mount.file("", "gcgroup.stat"));
     panic!("it was answered: {read:?}");
@@ -25,7 +23,8 @@ fn a_test_that_hangs_in_the_kernel_is_ended_and_says_where() {
     let directory = TempDir::new().expect("a temporary directory");
     let output = Command::new(std::env::current_exe().expect("it runs"))
         .args(["--ignored", "--exact", "watchdog::hangs"])
-        .env("GCGROUP_TEST_PATIENCE", "1")
+        // Longer than a daemon takes to start.
+        .env("GCGROUP_TEST_PATIENCE", "5")
         .env("TMPDIR", directory.path())
         .output()
         .expect("starts");
