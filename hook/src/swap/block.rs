@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::made::Piece;
-use super::physical::{Copied, Memory, NotCopied, Range, copy};
+use super::physical::{Copied, Memory, NotCopied, Range};
 use crate::cuda::{CUdevice, CUerror, CUmemLocation};
 use crate::device::LocalDevice;
 use crate::driver;
@@ -63,7 +63,7 @@ impl Goal {
 }
 
 #[derive(Debug)]
-enum Body {
+pub(super) enum Body {
     /// Mapped at its addresses.
     Mapped(Memory),
     /// Whole, and not mapped, since the driver would not.
@@ -82,8 +82,8 @@ impl Body {
 
 #[derive(Debug)]
 pub(super) struct Placed {
-    body: Body,
-    place: Where,
+    pub(super) body: Body,
+    pub(super) place: Where,
     stays: Stays,
     /// The number of its last move out; zero: it was made where it is.
     departure: u64,
@@ -120,7 +120,7 @@ pub(crate) struct Block {
     pub(super) size: u64,
     pub(crate) local: LocalDevice,
     pub(super) context: u32,
-    range: Range,
+    pub(super) range: Range,
     is_pinned: AtomicBool,
     /// Held while it is moved or freed, and so while the driver is called: who frees a block that moves has to wait.
     placed: Mutex<Placed>,
@@ -257,7 +257,7 @@ impl Block {
     }
 
     /// Changes what the bytes are in; what they were in before is let go.
-    fn put(&self, process: &Process, placed: &mut Placed, body: Body) -> Body {
+    pub(super) fn put(&self, process: &Process, placed: &mut Placed, body: Body) -> Body {
         process
             .swap
             .count_absent(placed.body.is_absent(), body.is_absent());
@@ -321,7 +321,7 @@ impl Block {
         Ok(())
     }
 
-    fn arrive(&self, process: &Process, placed: &mut Placed, to: Goal) {
+    pub(super) fn arrive(&self, process: &Process, placed: &mut Placed, to: Goal) {
         placed.place = to.place();
         if to != Goal::Device {
             placed.departure = process.swap.departures.fetch_add(1, Relaxed);
@@ -348,62 +348,6 @@ impl Block {
         }
         process.moved_block(self, placed.place);
         unmapped.map_err(|_| Failed::Stuck)
-    }
-
-    /// Moves its bytes by itself, in their context: to where nothing is mapped, and from there. Nothing may use the memory
-    /// meanwhile.
-    ///
-    /// At each step the bytes are whole in what is mapped or in what will be: the old memory is let go last. False if there
-    /// was nothing to move: it has been freed, or is there already, or must stay; or it was whole, and is mapped again.
-    /// `count` is called when it is there, before anybody can see that.
-    pub(super) fn move_to(&self, process: &Process, to: Goal, count: impl FnOnce()) -> Result<bool, Failed> {
-        let mut placed = self.placed.lock();
-        let placed = &mut *placed;
-        let device = self.local.device();
-        if let Body::Loose(memory) = &placed.body {
-            let mapped = self.range.map_for(memory, device);
-            mapped.map_err(|_| Failed::Driver)?;
-            if let Body::Loose(memory) = self.put(process, placed, Body::Gone) {
-                self.put(process, placed, Body::Mapped(memory));
-            }
-        }
-        if placed.place == to.place() || to != Goal::Device && self.is_pinned() {
-            return Ok(false);
-        }
-        let new = match (&placed.body, to) {
-            (Body::Mapped(_), Goal::Aside) => Body::Aside(self.copy_aside()?),
-            (Body::Aside(copied), _) => Body::Mapped(self.copy_back(copied, device)?),
-            (Body::Mapped(_) | Body::Loose(_) | Body::Gone, _) => return Ok(false),
-        };
-        drop(self.put(process, placed, new));
-        self.arrive(process, placed, to);
-        count();
-        Ok(true)
-    }
-
-    fn copy_aside(&self) -> Result<Copied, Failed> {
-        let copied = Copied::new(self.size).map_err(|_| Failed::NoRoom)?;
-        if let Err(error) = copy(copied.address(), self.base, self.size) {
-            if error == NotCopied::UnderWay {
-                std::mem::forget(copied);
-            }
-            return Err(error.into());
-        }
-        self.range.unmap().map_err(|_| Failed::Driver)?;
-        Ok(copied)
-    }
-
-    fn copy_back(&self, copied: &Copied, device: CUdevice) -> Result<Memory, Failed> {
-        let failed = |error| Failed::of(error, Goal::Device);
-        let new = Memory::new(location(device, Goal::Device), self.size).map_err(failed)?;
-        self.range.map_for(&new, device).map_err(failed)?;
-        if let Err(error) = copy(self.base, copied.address(), self.size) {
-            if error == NotCopied::Ended {
-                let _ = self.range.unmap();
-            }
-            return Err(error.into());
-        }
-        Ok(new)
     }
 }
 

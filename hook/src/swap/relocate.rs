@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use super::block::{Block, Failed, Goal, Where};
+use super::block::{Block, Body, Failed, Goal, Where, location};
+use super::physical::{Copied, Memory, NotCopied, copy};
+use crate::cuda::CUdevice;
 use crate::helper;
 use crate::process::Process;
 
@@ -49,4 +51,62 @@ pub(super) fn relocate(
         process.uncharge_host(index, block.size);
     }
     moved
+}
+
+impl Block {
+    /// Moves its bytes by itself, in their context: to where nothing is mapped, and from there. Nothing may use the memory
+    /// meanwhile.
+    ///
+    /// At each step the bytes are whole in what is mapped or in what will be: the old memory is let go last. False if there
+    /// was nothing to move: it has been freed, or is there already, or must stay; or it was whole, and is mapped again.
+    /// `count` is called when it is there, before anybody can see that.
+    fn move_to(&self, process: &Process, to: Goal, count: impl FnOnce()) -> Result<bool, Failed> {
+        let mut placed = self.lock();
+        let placed = &mut *placed;
+        let device = self.local.device();
+        if let Body::Loose(memory) = &placed.body {
+            let mapped = self.range.map_for(memory, device);
+            mapped.map_err(|_| Failed::Driver)?;
+            if let Body::Loose(memory) = self.put(process, placed, Body::Gone) {
+                self.put(process, placed, Body::Mapped(memory));
+            }
+        }
+        if placed.place == to.place() || to != Goal::Device && self.is_pinned() {
+            return Ok(false);
+        }
+        let new = match (&placed.body, to) {
+            (Body::Mapped(_), Goal::Aside) => Body::Aside(self.copy_aside()?),
+            (Body::Aside(copied), _) => Body::Mapped(self.copy_back(copied, device)?),
+            (Body::Mapped(_) | Body::Loose(_) | Body::Gone, _) => return Ok(false),
+        };
+        drop(self.put(process, placed, new));
+        self.arrive(process, placed, to);
+        count();
+        Ok(true)
+    }
+
+    fn copy_aside(&self) -> Result<Copied, Failed> {
+        let copied = Copied::new(self.size).map_err(|_| Failed::NoRoom)?;
+        if let Err(error) = copy(copied.address(), self.base, self.size) {
+            if error == NotCopied::UnderWay {
+                std::mem::forget(copied);
+            }
+            return Err(error.into());
+        }
+        self.range.unmap().map_err(|_| Failed::Driver)?;
+        Ok(copied)
+    }
+
+    fn copy_back(&self, copied: &Copied, device: CUdevice) -> Result<Memory, Failed> {
+        let failed = |error| Failed::of(error, Goal::Device);
+        let new = Memory::new(location(device, Goal::Device), self.size).map_err(failed)?;
+        self.range.map_for(&new, device).map_err(failed)?;
+        if let Err(error) = copy(self.base, copied.address(), self.size) {
+            if error == NotCopied::Ended {
+                let _ = self.range.unmap();
+            }
+            return Err(error.into());
+        }
+        Ok(new)
+    }
 }
