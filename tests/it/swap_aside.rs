@@ -65,6 +65,10 @@ fn what_is_frozen_goes_out_and_is_back_before_its_work_goes_on() {
         let mount = mount(driver, "1G");
         let mut program = blocks(&mount, 2, faults);
         let dir = Dir::of(&mount, program.pid());
+        // What it needs on the host, and not a byte more: what is not counted right does not fit.
+        std::fs::create_dir(mount.path().join("team")).unwrap();
+        mount.write("team", "memory.swap.max", "32M");
+        mount.write("team", "gcgroup.procs", &program.pid().to_string());
         for _ in 0..2 {
             freeze_and_put_out(&dir, 2);
             let truth = mount.truth();

@@ -21,6 +21,7 @@ use crate::compute::Step;
 use crate::compute::elsewhere;
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
+use crate::helper;
 use crate::process::Process;
 
 /// Between looks while queued work ends.
@@ -239,7 +240,9 @@ impl Device {
         match block.way(task.to) {
             Way::None => {}
             Way::Alone if task.to != Goal::Aside => task.alone.push_back(block),
-            Way::Alone => match process.charge_host(index, block.size) {
+            Way::Alone => match helper::in_driver(|| process.reserve_host(index, block.size))
+                .unwrap_or(Err(Failed::Driver.into()))
+            {
                 Ok(()) => {
                     task.reserved += block.size;
                     task.alone.push_back(block);

@@ -94,19 +94,23 @@ impl Process {
         }
         // What is of no use now is not kept beyond what may be on the host.
         while self.swap_room(index) < self.supplied().saturating_add(size) && self.let_go(true) {}
-        loop {
-            match self.charge_host(index, size) {
-                Ok(()) => break,
-                Err(NotMade::NotGranted) if self.let_go(true) => {}
-                Err(not) => return Err(not),
-            }
-        }
+        self.reserve_host(index, size)?;
         let made = self.make_host_memory(location, size, is_late);
         match &made {
             Ok(_) => self.return_supply(index, size),
             Err(_) => self.uncharge_host(index, size),
         }
         made
+    }
+
+    /// Charges host memory that is about to be made, in the place of what is kept if there is no other. In the driver.
+    pub(super) fn reserve_host(&self, index: usize, size: u64) -> Result<(), NotMade> {
+        loop {
+            match self.charge_host(index, size) {
+                Err(NotMade::NotGranted) if self.let_go(true) => {}
+                reserved => return reserved,
+            }
+        }
     }
 
     fn make_host_memory(&self, location: CUmemLocation, size: u64, is_late: bool) -> Result<Memory, NotMade> {
