@@ -11,6 +11,7 @@ mod inode;
 mod invalidate;
 mod known;
 mod nodes;
+mod pace;
 mod relay;
 mod store;
 mod table;

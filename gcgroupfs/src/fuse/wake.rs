@@ -92,11 +92,12 @@ impl Turns {
 fn wake(nodes: &Nodes, entities: &BTreeSet<u64>) {
     let inos = nodes.handles.of(entities);
     let counts = inos.into_iter().map(|ino| (ino, nodes.nr_changes(ino))).collect();
-    for notifier in nodes.handles.announce(&counts) {
+    let sleepers = nodes.handles.announce(&counts);
+    nodes.handles.pace.wake(sleepers, |notifier| {
         if let Err(error) = notifier.notify() {
             tracing::debug!(%error, "cannot wake a poller");
         }
-    }
+    });
 }
 
 impl Listener for Waker {
