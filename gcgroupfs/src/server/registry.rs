@@ -139,7 +139,12 @@ impl Registry {
         let seq = self.journal.number();
         self.remembered.comes_as(key, stat.image);
         let (saved, is_new) = match self.saved(key) {
-            Some(saved) => (saved, false),
+            Some(saved) => {
+                if saved.is_of_another(stat.image) {
+                    self.note_last(seq, key, &saved);
+                }
+                (saved, false)
+            }
             None => {
                 let who = Credentials {
                     uid,
@@ -282,19 +287,30 @@ impl Registry {
         let Some(registration) = known.registration.take() else {
             return;
         };
+        let key = known.key;
         if let Some(identity) = self.tree.identity(registration.id) {
             info!("{} ({}) left", identity.pid, identity.comm);
         }
         // Before it is taken down.
+        let seq = self.journal.number();
         if let Some(mut saved) = self.tree.saved(registration.id) {
+            self.note_last(seq, key, &saved);
             // Its groups and the root are about to have its counts.
             saved.take_counts();
             if !saved.is_default() {
-                self.remembered.insert(known.key, saved);
+                self.remembered.insert(key, saved);
             }
         }
         self.tree.leave(registration.id, now());
         self.bells.remove(registration.id);
+    }
+
+    /// Has on file all that a program has counted, before it is shown as what has been left behind: so a daemon that is killed
+    /// then has told of nothing that the next one does not know.
+    fn note_last(&self, seq: u64, key: Key, saved: &Saved) {
+        if saved.has_counts() {
+            self.journal.append(seq, key, saved);
+        }
     }
 
     /// What holds for a process that registers again: as it was when it last was registered.
