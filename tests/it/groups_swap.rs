@@ -200,6 +200,28 @@ fn what_the_killed_had_others_have_and_a_killed_daemon_forgets_nothing() {
 }
 
 #[test]
+fn what_one_keeps_for_its_next_move_another_has_when_it_is_needed() {
+    let mut mount = mount(&["team"]);
+    mount.write("team", "memory.swap.max", "32M");
+    let mut keeper = program(&mount, "team", &[16, 16]);
+    let mut asker = program(&mount, "team", &[]);
+    Dir::of(&mount, asker.pid()).write("memory.limit", 1);
+    never_more_than(&mut mount, 32 * MIB, |mount| {
+        let dir = Dir::of(mount, keeper.pid());
+        for _ in 0..3 {
+            dir.write("memory.limit", 1);
+            wait_until("it is out", || swapped(mount, "team") == 32 * MIB);
+            dir.write("memory.limit", "max");
+            wait_until("it is in", || swapped(mount, "team") == 0);
+            let answer = asker.ask(&format!("alloc linear {}", 32 * MIB));
+            assert!(answer.starts_with("allocated "), "{answer}");
+            assert_eq!(asker.ask("free all"), "freed 1");
+            assert_eq!(keeper.ask("verify"), "verified 2");
+        }
+    });
+}
+
+#[test]
 fn who_moves_takes_along_what_is_out() {
     let mut mount = mount(&["team", "team/a", "team/b"]);
     for (group, most) in [("team", "40M"), ("team/a", "24M"), ("team/b", "24M")] {

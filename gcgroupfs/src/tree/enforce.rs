@@ -268,13 +268,32 @@ pub(super) fn answer(process: &Process, device: usize, number: u32, is_granted: 
     }
 }
 
+/// What becomes of a request to swap out more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SwapAnswer {
+    Granted,
+    Refused,
+    /// Refused, and others have been asked to let go what they keep.
+    Recalled,
+}
+
 /// Answers a process's request to swap out more from a device.
-pub(super) fn answer_swap(process: &Process, device: usize, number: u32, is_granted: bool) {
+pub(super) fn answer_swap(process: &Process, device: usize, number: u32, answer: SwapAnswer) {
     if let Some(control) = process.control().devices.get(device) {
-        if !is_granted {
+        if answer != SwapAnswer::Granted {
             control.swap_refused.store(number, Relaxed);
         }
+        if answer == SwapAnswer::Recalled {
+            control.swap_recalled.store(number, Relaxed);
+        }
         control.swap_answer.store(number, Release);
+    }
+}
+
+/// Asks a process to let go the host memory that it keeps.
+pub(super) fn recall(process: &Process) {
+    if let Some(control) = process.control().devices.first() {
+        control.swap_recall.fetch_add(1, Relaxed);
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
+use super::enforce::SwapAnswer;
 use super::grants::{Outcome, Refusal};
 use super::process::{Process, slots};
 use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
@@ -68,11 +69,11 @@ impl State {
             }
         }
         self.grants.look(id);
-        self.answer_swap_requests(id);
+        self.answer_swap_requests(id, notices);
     }
 
     /// The same of what it is about to swap out. Nobody waits for it in the kernel.
-    fn answer_swap_requests(&mut self, id: ProcessId) {
+    fn answer_swap_requests(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
         for device in slots(self.devices.len()) {
             let Some(process) = self.processes.get(&id) else {
                 return;
@@ -90,15 +91,35 @@ impl State {
             let outcome = self
                 .swap_grants
                 .request(id, device, usage.swap_wanted.load(Relaxed));
-            match (outcome, self.processes.get(&id)) {
-                (Outcome::Unknown, _) => drop(self.asking.insert(id)),
-                (outcome, Some(process)) => {
-                    enforce::answer_swap(process, device, number, outcome == Outcome::Granted);
+            let answer = match outcome {
+                Outcome::Unknown => {
+                    self.asking.insert(id);
+                    continue;
                 }
-                (_, None) => {}
+                Outcome::Granted => SwapAnswer::Granted,
+                Outcome::Refused(refusal) if self.recall(refusal.group, id, notices) => SwapAnswer::Recalled,
+                Outcome::Refused(_) => SwapAnswer::Refused,
+            };
+            if let Some(process) = self.processes.get(&id) {
+                enforce::answer_swap(process, device, number, answer);
             }
         }
         self.swap_grants.look(id);
+    }
+
+    /// Has those in a group let go what they keep on the host for a move to come, but for who asks for room; whether anybody
+    /// says that it has something.
+    fn recall(&self, group: GroupId, asker: ProcessId, notices: &mut Vec<Notice>) -> bool {
+        let mut is_any = false;
+        for process in self.within(group) {
+            let keeps = |device: &gcgroup_abi::UsageDevice| device.swap_supply.load(Relaxed) != 0;
+            if process.id != asker && process.asks_to_swap() && process.usage().devices.iter().any(keeps) {
+                enforce::recall(process);
+                notices.push(Notice::Ring(process.id));
+                is_any = true;
+            }
+        }
+        is_any
     }
 
     /// Has the limits above hold for a process that has just joined.

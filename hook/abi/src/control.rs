@@ -93,7 +93,11 @@ pub struct ControlDevice {
     pub swap_answer: AtomicU32,
     /// The last one that was refused.
     pub swap_refused: AtomicU32,
-    reserved_groups: [AtomicU64; 11],
+    /// The last one that was refused while others have been asked to let go what they keep: there may be room in a moment.
+    pub swap_recalled: AtomicU32,
+    /// Counts how often the process was asked to let go what it keeps (`swap_supply`), since others have no room for it.
+    pub swap_recall: AtomicU32,
+    reserved_groups: [AtomicU64; 10],
 }
 
 /// Written by the daemon, read by the hook.
@@ -170,6 +174,8 @@ const _: () = {
     assert!(offset_of!(ControlDevice, group_room) == 152);
     assert!(offset_of!(ControlDevice, swap_answer) == 160);
     assert!(offset_of!(ControlDevice, swap_refused) == 164);
+    assert!(offset_of!(ControlDevice, swap_recalled) == 168);
+    assert!(offset_of!(ControlDevice, swap_recall) == 172);
     assert!(size_of::<Control>() == 20480);
     assert!(offset_of!(Control, version) == 8);
     assert!(offset_of!(Control, nr_devices) == 12);

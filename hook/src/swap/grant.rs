@@ -10,13 +10,16 @@ use parking_lot::Mutex;
 
 use super::block::Failed;
 use super::supply::NotMade;
+use crate::helper;
 use crate::memory::grant::reaches;
 use crate::process::Process;
 
 /// How long a daemon may take that is being started again, or that is stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is rung.
+/// How often it is rung, and asked again while others let go what they keep.
 const RECHECK: Duration = Duration::from_millis(20);
+/// How long others may take for that: longer than anybody keeps anything unasked.
+const LETTING_GO: Duration = Duration::from_millis(1500);
 
 /// The last request on each device, until its answer has been seen.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ struct Request {
     bytes: u64,
     since: Instant,
     rung: Instant,
+    /// When that was first asked for.
+    begun: Instant,
 }
 
 impl Requests {
@@ -82,7 +87,7 @@ impl Process {
         last: &mut Option<Request>,
         bytes: u64,
     ) -> NotMade {
-        let now = Instant::now();
+        let (now, mut begun) = (Instant::now(), None);
         if let Some(request) = last {
             if !reaches(control.swap_answer.load(Acquire), request.number) {
                 if now - request.rung >= RECHECK {
@@ -94,10 +99,18 @@ impl Process {
                     false => NotMade::NotGranted,
                 };
             }
-            let is_refused = control.swap_refused.load(Relaxed) == request.number && request.bytes <= bytes;
-            *last = None;
-            if is_refused {
-                return NotMade::NotGranted;
+            if control.swap_refused.load(Relaxed) == request.number && request.bytes <= bytes {
+                // Not in the helper: what it has made ready others wait for in the same way, and it tries again anyway.
+                let is_recalled =
+                    control.swap_recalled.load(Relaxed) == request.number && !helper::is_caller();
+                if !is_recalled || now - request.begun >= LETTING_GO {
+                    *last = None;
+                    return NotMade::NotGranted;
+                }
+                if now - request.since < RECHECK {
+                    return NotMade::NotYet;
+                }
+                begun = Some(request.begun);
             }
         }
         usage.swap_wanted.store(bytes, Relaxed);
@@ -107,6 +120,7 @@ impl Process {
             bytes,
             since: now,
             rung: now,
+            begun: begun.unwrap_or(now),
         });
         self.ring();
         NotMade::NotYet
@@ -186,6 +200,27 @@ mod tests {
         answer(process, control, None);
         assert_eq!(process.charge_host(0, 40), NOT_GRANTED);
         assert_eq!(process.charge_host(0, 40), NOT_YET, "there may be room by now");
+    }
+
+    #[test]
+    fn while_others_let_go_what_they_keep_it_is_asked_again_but_not_for_ever() {
+        let (process, control) = member(0);
+        let last = &process.swap.requests.0[0];
+        let requests = || process.usage().devices[0].swap_request.load(Relaxed);
+        let recall = |control: &Control| {
+            control.devices[0].swap_recalled.store(requests(), Relaxed);
+            answer(process, control, None);
+        };
+        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        recall(control);
+        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        assert_eq!(requests(), 1, "not at once");
+        last.lock().as_mut().unwrap().since -= RECHECK;
+        assert_eq!(process.charge_host(0, 50), NOT_YET);
+        assert_eq!(requests(), 2);
+        recall(control);
+        last.lock().as_mut().unwrap().begun -= LETTING_GO;
+        assert_eq!(process.charge_host(0, 50), NOT_GRANTED);
     }
 
     #[test]

@@ -196,8 +196,8 @@ fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64
     let memory = loop {
         match process.host_memory(index, host, size, began.elapsed() >= PATIENCE) {
             Ok(memory) => break memory,
-            Err(NotMade::NotYet) => std::thread::sleep(NAP),
-            Err(NotMade::NotGranted | NotMade::Failed(_)) => return Err(CUerror::OUT_OF_MEMORY),
+            Err(NotMade::NotYet) if began.elapsed() < 2 * PATIENCE => std::thread::sleep(NAP),
+            Err(_) => return Err(CUerror::OUT_OF_MEMORY),
         }
     };
     if !process.charge_swap(index, size) {

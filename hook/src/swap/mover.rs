@@ -29,6 +29,8 @@ pub(crate) struct Mover {
     manner: Manner,
     /// Whether everything is held because some block has nothing at its addresses.
     is_all_kept: bool,
+    /// How often others had no room for what is kept, as last seen.
+    recalls: u32,
 }
 
 impl Mover {
@@ -43,6 +45,7 @@ impl Mover {
                 waits: std::env::var("GCGROUP_THAW").is_ok_and(|how| how == "wait"),
             },
             is_all_kept,
+            recalls: recalls(process),
         }
     }
 
@@ -67,12 +70,29 @@ impl Mover {
         if !self.devices.iter().any(Device::is_moving) {
             all.has_news |= settle(process);
             let wake = match process.swap.unsettled.lock().is_empty() {
-                true => tidy(process),
+                true => self.tidy(process),
                 false => Some(Duration::ZERO),
             };
             all.wake = all.wake.into_iter().chain(wake).min();
         }
         all
+    }
+
+    /// Lets host memory go that has not been used for a while, or that others need; when there will be more.
+    fn tidy(&mut self, process: &Process) -> Option<Duration> {
+        let recalls = recalls(process);
+        let Some(next) = process.swap.supply.next() else {
+            self.recalls = recalls;
+            return None;
+        };
+        let is_recalled = self.recalls != recalls;
+        if is_recalled || next.is_zero() {
+            helper::in_driver(|| process.let_go(is_recalled));
+        }
+        match is_recalled {
+            true => Some(Duration::ZERO),
+            false => process.swap.supply.next(),
+        }
     }
 
     /// Holds everything while some block has nothing at its addresses.
@@ -102,10 +122,8 @@ fn settle(process: &Process) -> bool {
     true
 }
 
-/// Lets host memory go that has not been used for a while; when there will be more.
-fn tidy(process: &Process) -> Option<Duration> {
-    if process.swap.supply.next()?.is_zero() {
-        helper::in_driver(|| process.let_go(false));
-    }
-    process.swap.supply.next()
+/// How often the daemon has asked for what is kept.
+fn recalls(process: &Process) -> u32 {
+    let device = process.control().devices.first();
+    device.map_or(0, |device| device.swap_recall.load(Relaxed))
 }

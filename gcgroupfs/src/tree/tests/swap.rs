@@ -126,3 +126,31 @@ fn what_may_be_swapped_out_is_granted_when_all_are_known_again() {
     world.tree.member_told(group);
     assert_eq!(world.usage(id).devices[0].swap_granted.load(Relaxed), 150);
 }
+
+#[test]
+fn who_keeps_host_memory_is_asked_for_it_when_another_has_no_room() {
+    let world = World::new(2);
+    world.group("a");
+    world.store("a/memory.swap.max", ROOT, "1000").unwrap();
+    let ids = [100, 101].map(|pid| {
+        let id = world.join(pid);
+        for word in [&world.usage(id).can_swap, &world.usage(id).asks_to_swap] {
+            word.store(1, Relaxed);
+        }
+        world.store("a/gcgroup.procs", ROOT, &pid.to_string()).unwrap();
+        id
+    });
+    let keeper = &world.usage(ids[0]).devices[1];
+    assert_eq!(ask_to_swap(&world, ids[0], 1000), (Some(1000), false));
+    world.usage(ids[0]).devices[0].swap_charged.store(1000, Relaxed);
+    let recalls = || world.control(ids[0]).devices[0].swap_recall.load(Relaxed);
+    let recalled = || world.control(ids[1]).devices[0].swap_recalled.load(Relaxed);
+    world.take_notices();
+    assert_eq!(ask_to_swap(&world, ids[1], 1), (Some(0), true));
+    assert_eq!((recalls(), recalled()), (0, 0), "it keeps nothing");
+    keeper.swap_supply.store(1, Relaxed);
+    world.take_notices();
+    assert_eq!(ask_to_swap(&world, ids[1], 1), (Some(0), true));
+    assert_eq!((recalls(), recalled()), (1, 2));
+    assert!(world.take_notices().contains(&Notice::Ring(ids[0])));
+}
