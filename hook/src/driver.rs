@@ -16,6 +16,8 @@ macro_rules! calls {
         $(
             $(#[$doc])*
             /// The driver's answer; `CUDA_ERROR_NOT_FOUND` where it has no such function.
+            // Once each: next to what the driver takes, a call is nothing.
+            #[inline(never)]
             pub fn $name($($arg: $ty),*) -> CUresult {
                 static REAL: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
                     std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());

@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 
 use super::ledger::Entry;
 use super::lock::Lock;
+use super::recent::Recent;
 use super::{Place, sparse};
 use crate::cuda::{
     CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUmipmappedArray, CUresult,
@@ -143,13 +144,25 @@ pub(crate) fn create_mipmapped(
 }
 
 fn charge<A: Array, D: Describe>(made: *mut A, wanted: *const D, levels: u32, next: Next<'_>) -> CUresult {
+    match given(wanted) {
+        Some(wanted) => charge_for(made, wanted.full(), levels, next),
+        None => next(),
+    }
+}
+
+#[inline(never)]
+fn charge_for<A: Array>(
+    made: *mut A,
+    wanted: CUDA_ARRAY3D_DESCRIPTOR,
+    levels: u32,
+    next: Next<'_>,
+) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    let Some((place, wanted)) = process.place().zip(given(wanted)) else {
+    let Some(place) = process.place() else {
         return next();
     };
-    let wanted = wanted.full();
     // Mapped to memory of cuMemCreate's, charged there.
     if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
         return next();
@@ -179,35 +192,44 @@ fn charge<A: Array, D: Describe>(made: *mut A, wanted: *const D, levels: u32, ne
 /// What arrays take, by what they were described by: the driver's answers so far. It is asked once for each, since making
 /// an array without memory, asking and destroying it are three calls.
 #[derive(Debug, Default)]
-pub(crate) struct Sizes(Lock<HashMap<Description, u64>>);
+pub(crate) struct Sizes {
+    /// Those that were wanted last. Written by who holds the others.
+    recent: Recent<{ Description::WORDS }>,
+    all: Lock<HashMap<Description, u64>>,
+}
 
 /// A program that makes arrays of more sizes than that pays for asking again.
 const MOST_SIZES: usize = 512;
 
-#[derive(Debug, PartialEq, Eq)]
-struct Description {
-    local: LocalDevice,
-    /// Of a mipmapped array.
-    levels: u32,
-    extent: [usize; 3],
-    /// Format, channels, flags.
-    words: [u32; 3],
-}
+/// Extent, format and channels, flags, the device and the levels of a mipmapped array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Description([u64; Self::WORDS]);
 
-impl Hash for Description {
-    /// In a few multiplications at once: hashing field by field takes as long as the rest of a look-up.
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let [width, height, depth] = self.extent.map(|size| size as u64);
-        let [format, channels, flags] = self.words.map(u64::from);
-        let place = u64::from(self.levels) << 32 | u64::from(self.local.number());
-        let words = [width, height, depth, place, format << 32 | channels, flags];
-        let products = words.iter().zip(ODD).map(|(word, odd)| word.wrapping_mul(odd));
-        state.write_u64(products.fold(0, u64::wrapping_add));
+impl Description {
+    const WORDS: usize = 6;
+
+    fn of(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, local: LocalDevice) -> Self {
+        let [width, height, depth] = [wanted.width, wanted.height, wanted.depth].map(|size| size as u64);
+        let [format, channels, flags] = [wanted.format, wanted.num_channels, wanted.flags].map(u64::from);
+        let place = u64::from(levels) << 32 | u64::from(local.number());
+        Self([width, height, depth, place, format << 32 | channels, flags])
+    }
+
+    /// In a few multiplications at once: hashing word by word takes as long as the rest of a look-up.
+    fn sum(&self) -> u64 {
+        let products = self.0.iter().zip(ODD).map(|(word, odd)| word.wrapping_mul(odd));
+        products.fold(0, u64::wrapping_add)
     }
 }
 
-/// Digits of pi, made odd: so no two fields of a description cancel each other out.
-const ODD: [u64; 6] = [
+impl Hash for Description {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.sum());
+    }
+}
+
+/// Digits of pi, made odd: so no two words of a description cancel each other out.
+const ODD: [u64; Description::WORDS] = [
     0x243f_6a88_85a3_08d3,
     0x1319_8a2e_0370_7345,
     0xa409_3822_299f_31d1,
@@ -218,22 +240,36 @@ const ODD: [u64; 6] = [
 
 impl Sizes {
     /// What an array of that description takes; `None` if the driver does not say beforehand.
+    #[inline]
     fn expected<A: Array>(&self, wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> Option<u64> {
-        let description = Description {
-            local: place.local,
-            levels,
-            extent: [wanted.width, wanted.height, wanted.depth],
-            words: [wanted.format, wanted.num_channels, wanted.flags],
-        };
-        if let Some(bytes) = self.0.lock().get(&description) {
-            return Some(*bytes);
+        let description = Description::of(wanted, levels, place.local);
+        let recent = self.recent.get(description.sum(), &description.0);
+        recent.or_else(|| self.found::<A>(description, wanted, levels, place))
+    }
+
+    #[inline(never)]
+    fn found<A: Array>(
+        &self,
+        description: Description,
+        wanted: CUDA_ARRAY3D_DESCRIPTOR,
+        levels: u32,
+        place: Place,
+    ) -> Option<u64> {
+        let keep = |bytes| self.recent.put(description.sum(), &description.0, bytes);
+        {
+            let all = self.all.lock();
+            if let Some(bytes) = all.get(&description) {
+                keep(*bytes);
+                return Some(*bytes);
+            }
         }
         let bytes = ask::<A>(wanted, levels, place)?;
-        let mut known = self.0.lock();
-        if known.len() == MOST_SIZES {
-            known.clear();
+        let mut all = self.all.lock();
+        if all.len() == MOST_SIZES {
+            all.clear();
         }
-        known.insert(description, bytes);
+        all.insert(description, bytes);
+        keep(bytes);
         Some(bytes)
     }
 }

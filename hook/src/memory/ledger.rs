@@ -64,6 +64,36 @@ impl Entry {
     }
 }
 
+/// An [`Entry`] that no context owns, in 11 bytes that may lie anywhere.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unowned {
+    size: [u8; 8],
+    local: LocalDevice,
+    index: u8,
+    kind: u8,
+}
+
+impl Unowned {
+    pub(crate) fn of(entry: Entry) -> Self {
+        Self {
+            size: entry.size.to_ne_bytes(),
+            local: entry.local,
+            index: entry.index,
+            kind: entry.kind,
+        }
+    }
+
+    pub(crate) fn entry(&self) -> Entry {
+        Entry {
+            size: u64::from_ne_bytes(self.size),
+            owner: 0,
+            local: self.local,
+            index: self.index,
+            kind: self.kind,
+        }
+    }
+}
+
 /// The kinds whose allocations are charged one by one: a bit for each, at its place.
 const CHARGED: u32 = {
     let (mut kinds, mut at) = (0, 0);

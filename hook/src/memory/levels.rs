@@ -76,8 +76,20 @@ impl Levels {
     }
 
     /// Charges `bytes` for what may come to nothing: it is no peak until it is there. Gives what is charged then.
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn try_reserve(
+        &self,
+        usage: &Usage,
+        control: &Control,
+        index: usize,
+        bytes: u64,
+    ) -> Result<Sums, Full> {
+        self.try_reserve_here(usage, control, index, bytes)
+    }
+
+    /// The same, in the caller's own code.
+    #[inline(always)]
+    pub(crate) fn try_reserve_here(
         &self,
         usage: &Usage,
         control: &Control,

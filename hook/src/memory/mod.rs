@@ -30,6 +30,7 @@ mod lock;
 mod physical;
 pub mod pool;
 mod pressure;
+mod recent;
 pub mod report;
 mod reserve;
 pub mod sparse;
@@ -179,6 +180,40 @@ impl Process {
     /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
     #[inline(always)]
     fn try_charge(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
+        match self.charge_at_once(index, bytes) {
+            Some(charge) => Ok(charge),
+            None => self.try_charge_in_time(index, bytes),
+        }
+    }
+
+    /// Charges `likely`, if that is more and there is room, or else `bytes`.
+    #[inline(always)]
+    fn try_charge_likely(&self, index: usize, likely: u64, bytes: u64) -> Result<Charge<'_>, CUerror> {
+        match self.charge_at_once(index, likely.max(bytes)) {
+            Some(charge) => Ok(charge),
+            None => self.try_charge_in_time(index, bytes),
+        }
+    }
+
+    /// Charges what there is room for, with nothing to wait for and nothing to make room.
+    #[inline(always)]
+    fn charge_at_once(&self, index: usize, bytes: u64) -> Option<Charge<'_>> {
+        if bytes >= ABSURD {
+            return None;
+        }
+        let levels = &self.memory.levels;
+        let sums = levels.try_reserve_here(self.usage(), self.control(), index, bytes);
+        Some(Charge {
+            process: self,
+            index,
+            bytes,
+            sums: sums.ok()?,
+        })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn try_charge_in_time(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
         let charge = |bytes, sums| Charge {
             process: self,
             index,
@@ -188,30 +223,9 @@ impl Process {
         if bytes >= ABSURD {
             return self.absurd(index).map(|()| charge(0, Sums::default()));
         }
-        match self.charge(index, bytes) {
-            Ok(sums) => Ok(charge(bytes, sums)),
-            Err(full) => Ok(charge(bytes, self.make_room(index, bytes, full)?)),
-        }
-    }
-
-    /// Charges `likely`, if that is more and there is room, or else `bytes`.
-    #[inline]
-    fn try_charge_likely(&self, index: usize, likely: u64, bytes: u64) -> Result<Charge<'_>, CUerror> {
-        if likely > bytes
-            && likely < ABSURD
-            && let Ok(sums) = self
-                .memory
-                .levels
-                .try_reserve(self.usage(), self.control(), index, likely)
-        {
-            return Ok(Charge {
-                process: self,
-                index,
-                bytes: likely,
-                sums,
-            });
-        }
-        self.try_charge(index, bytes)
+        self.charge(index, bytes)
+            .or_else(|full| self.make_room(index, bytes, full))
+            .map(|sums| charge(bytes, sums))
     }
 
     /// Refuses what no device has, if there is a limit. If not, that is for the driver, and must not be charged meanwhile.
@@ -237,22 +251,13 @@ impl Process {
     }
 
     /// Charges what fits. Where more must be granted first, that is waited for.
-    #[inline(always)]
     fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
         let levels = &self.memory.levels;
-        match levels.try_reserve(self.usage(), self.control(), index, bytes) {
-            Ok(sums) => Ok(sums),
-            Err(Full::Group(index)) => self.charge_when_granted(index, bytes),
-            Err(full) => Err(full),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn charge_when_granted(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        let levels = &self.memory.levels;
         let charge = || levels.try_reserve(self.usage(), self.control(), index, bytes);
-        self.charge_granted(index, bytes, charge)
+        match charge() {
+            Err(Full::Group(index)) => self.charge_granted(index, bytes, charge),
+            charged => charged,
+        }
     }
 
     fn refused_by(&self, index: usize, full: Full) -> CUerror {

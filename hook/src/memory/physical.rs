@@ -72,8 +72,8 @@ impl Physical {
         self.mappings.at(address)
     }
 
-    pub(crate) fn entry(&self, number: u32) -> Option<&Entry> {
-        Some(&self.objects.get(number)?.entry)
+    pub(crate) fn entry(&self, number: u32) -> Option<Entry> {
+        Some(self.objects.get(number)?.entry())
     }
 
     /// Enters a mapping. How large imported memory is shows only here: by how much that is more than was known.
@@ -82,10 +82,12 @@ impl Physical {
         let object = self.objects.get_mut(number)?;
         object.hold();
         let mut more = None;
-        if object.entry.kind() == Kind::Ipc && object.entry.size < length {
-            let mut missing = object.entry;
-            missing.size = length - object.entry.size;
-            object.entry.size = length;
+        let mut entry = object.entry();
+        if entry.is(Kind::Ipc) && entry.size < length {
+            let mut missing = entry;
+            missing.size = length - entry.size;
+            entry.size = length;
+            object.set_entry(entry);
             more = Some(missing);
         }
         // The driver maps nothing over something, so what was there is gone.
@@ -231,7 +233,7 @@ impl Physical {
 
     /// Shows every entry, which may be changed.
     pub(crate) fn each(&mut self, mut change: impl FnMut(&mut Entry)) {
-        self.objects.entries().for_each(&mut change);
+        self.objects.each(&mut change);
         self.bindings.shown().for_each(&mut change);
     }
 }

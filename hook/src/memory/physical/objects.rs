@@ -1,17 +1,17 @@
-//! The pieces of physical memory and the multicast objects that there are, by a number of ours: 24 bytes each.
+//! The pieces of physical memory and the multicast objects that there are, by a number of ours: 20 bytes each.
 
-use crate::memory::ledger::Entry;
+use crate::memory::ledger::{Entry, Unowned};
 
 #[derive(Debug)]
 pub(super) struct Object {
-    pub(super) entry: Entry,
+    entry: Unowned,
     /// Holds by handle, and [`OTHERS`].
     handles: u32,
     /// Mappings and bindings. In a place that is free, the next such.
     holds: u32,
 }
 
-const _: () = assert!(size_of::<Object>() == 24);
+const _: () = assert!(size_of::<Object>() == 20);
 
 /// In `handles`: it has been had by several handles at once.
 const OTHERS: u32 = 1 << 31;
@@ -21,6 +21,14 @@ const FREE: u32 = u32::MAX;
 const NONE: u32 = u32::MAX;
 
 impl Object {
+    pub(super) fn entry(&self) -> Entry {
+        self.entry.entry()
+    }
+
+    pub(super) fn set_entry(&mut self, entry: Entry) {
+        self.entry = Unowned::of(entry);
+    }
+
     pub(super) fn handles(&self) -> u32 {
         self.handles & !OTHERS
     }
@@ -104,7 +112,7 @@ impl Objects {
     pub(super) fn insert(&mut self, entry: Entry) -> u32 {
         self.live += 1;
         let object = Object {
-            entry,
+            entry: Unowned::of(entry),
             handles: 1,
             holds: 0,
         };
@@ -130,16 +138,20 @@ impl Objects {
         let free = self.free;
         let object = self.get_mut(number)?;
         (object.handles, object.holds) = (FREE, free);
-        let entry = object.entry;
+        let entry = object.entry();
         self.free = number;
         self.live -= 1;
         Some(entry)
     }
 
-    pub(super) fn entries(&mut self) -> impl Iterator<Item = &mut Entry> {
+    /// Shows every entry, which may be changed.
+    pub(super) fn each(&mut self, mut change: impl FnMut(&mut Entry)) {
         let all = self.pieces.iter_mut().flatten();
-        all.filter(|object| object.handles != FREE)
-            .map(|object| &mut object.entry)
+        for object in all.filter(|object| object.handles != FREE) {
+            let mut entry = object.entry();
+            change(&mut entry);
+            object.set_entry(entry);
+        }
     }
 
     #[cfg(test)]
@@ -169,9 +181,15 @@ mod tests {
         assert_eq!(objects.insert(entry(7777)), numbers[2000]);
         assert_eq!(objects.insert(entry(8888)), numbers[5]);
         assert_eq!(objects.insert(entry(9999)), 3000);
-        assert_eq!(objects.get(numbers[5]).unwrap().entry, entry(8888));
-        assert_eq!(objects.entries().count(), 3001);
-        let sum: u64 = objects.entries().map(|entry| entry.size).sum();
+        assert_eq!(objects.get(numbers[5]).unwrap().entry(), entry(8888));
+        let (mut count, mut sum) = (0, 0);
+        objects.each(|entry| {
+            count += 1;
+            sum += entry.size;
+            entry.size += 1;
+        });
+        assert_eq!(objects.get(numbers[5]).unwrap().entry(), entry(8889));
+        assert_eq!(count, 3001);
         assert_eq!(sum, (0..3000).sum::<u64>() - 2005 + 7777 + 8888 + 9999);
         for number in 0..=3000 {
             assert!(objects.remove(number).is_some());
