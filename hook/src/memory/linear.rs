@@ -4,11 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
 
-use super::Address;
 use super::ledger::Entry;
+use super::{Address, Out};
 use crate::cuda::{CUdeviceptr, CUresult};
 use crate::interpose::Next;
-use crate::place::written;
 use crate::{driver, process, swap};
 
 /// `cuMemAlloc`, `cuMemAllocManaged`: charged before the driver is asked, so that a refusal costs nothing.
@@ -18,7 +17,11 @@ pub(crate) fn alloc<A: Address>(
     bytes: impl Into<u64>,
     next: Next<'_>,
 ) -> CUresult {
-    let bytes = bytes.into();
+    alloc_at(kind, A::place(address), bytes.into(), next)
+}
+
+#[inline(never)]
+fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
@@ -26,17 +29,19 @@ pub(crate) fn alloc<A: Address>(
         return next();
     };
     if kind == Kind::Linear
-        && let Some(result) = A::wide(address).and_then(|wide| swap::alloc(process, place, wide, bytes))
+        && let Some(result) = address
+            .wide()
+            .and_then(|wide| swap::alloc(process, place, wide, bytes))
     {
         return result;
     }
     let charge = process.try_charge(place.index, bytes)?;
     let made = process.pressing(place.index, bytes, next);
     made.inspect_err(|_| process.count_failure(place.index))?;
-    if let Some(address) = written(address) {
+    if let Some(address) = address.written() {
         charge.keep();
         let entry = Entry::new(kind, bytes, place.local, place.index, place.context);
-        process.remember(&process.memory.blocks, address.key(), entry);
+        process.remember(&process.memory.blocks, address, entry);
     }
     Ok(())
 }
@@ -72,14 +77,18 @@ const MOST_STEP: u32 = 12;
 /// `cuMemAllocPitch`: the driver chooses the pitch. What it will be by those before is charged first, if there is room, or
 /// else the bytes that are wanted; and what it adds to that after. If that is too much, the memory goes back at once: the
 /// one refusal the driver sees.
-pub(crate) fn alloc_pitched<A: Address, P: Copy + TryInto<u64>>(
+pub(crate) fn alloc_pitched<A: Address>(
     address: *mut A,
-    pitch: *const P,
+    pitch: impl Into<Out>,
     width: impl Into<u64>,
     height: impl Into<u64>,
     next: Next<'_>,
 ) -> CUresult {
-    let (width, height) = (width.into(), height.into());
+    alloc_rows(A::place(address), pitch.into(), width.into(), height.into(), next)
+}
+
+#[inline(never)]
+fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
@@ -92,22 +101,20 @@ pub(crate) fn alloc_pitched<A: Address, P: Copy + TryInto<u64>>(
     let mut charge = process.try_charge_likely(place.index, likely, wanted)?;
     let made = process.pressing(place.index, wanted, next);
     made.inspect_err(|_| process.count_failure(place.index))?;
-    let pitch = written(pitch)
-        .and_then(|pitch| pitch.try_into().ok())
-        .unwrap_or(width);
-    let Some(address) = written(address) else {
+    let pitch = pitch.written().unwrap_or(width);
+    let Some(address) = address.written() else {
         return Ok(());
     };
     steps.learn(width, pitch);
     let bytes = pitch.max(width).saturating_mul(height);
     if let Err(refused) = charge.fit(bytes) {
         // Were it not freed, it would be memory that nobody is charged for.
-        driver::cuMemFree_v2(CUdeviceptr(address.key()))?;
+        driver::cuMemFree_v2(CUdeviceptr(address))?;
         return Err(refused);
     }
     charge.keep();
     let entry = Entry::new(Kind::Linear, bytes, place.local, place.index, place.context);
-    process.remember(&process.memory.blocks, address.key(), entry);
+    process.remember(&process.memory.blocks, address, entry);
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! a limit is refused with `CUDA_ERROR_OUT_OF_MEMORY`, and the driver is not asked. `levels` counts, `grant` asks for
 //! more, `ledger` remembers, the others say what a call takes.
 
+use std::ffi::c_uint;
 use std::sync::atomic::AtomicBool;
 
 use gcgroup_abi::{Kind, MAX_DEVICES};
@@ -12,6 +13,7 @@ use crate::compute::slot::Bound;
 use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUerror, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
+use crate::place::written;
 use crate::process::Process;
 use crate::swap;
 
@@ -472,10 +474,8 @@ impl Drop for Charge<'_> {
 pub(crate) trait Address: Copy {
     fn key(self) -> u64;
 
-    /// A place for an address of full width, if it is one.
-    fn wide(_place: *mut Self) -> Option<*mut CUdeviceptr> {
-        None
-    }
+    /// A place for one.
+    fn place(place: *mut Self) -> Out;
 }
 
 impl Address for CUdeviceptr {
@@ -483,13 +483,55 @@ impl Address for CUdeviceptr {
         self.0
     }
 
-    fn wide(place: *mut Self) -> Option<*mut CUdeviceptr> {
-        Some(place)
+    fn place(place: *mut Self) -> Out {
+        Out::Wide(place.cast())
     }
 }
 
 impl Address for CUdeviceptr_v1 {
     fn key(self) -> u64 {
         self.0.into()
+    }
+
+    fn place(place: *mut Self) -> Out {
+        Out::Narrow(place.cast())
+    }
+}
+
+/// Where the driver writes a number, of the width that a function of its version has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Out {
+    Narrow(*mut u32),
+    Wide(*mut u64),
+}
+
+impl Out {
+    /// What the driver wrote, as [`written`] has it.
+    fn written(self) -> Option<u64> {
+        match self {
+            Self::Narrow(place) => written(place).map(u64::from),
+            Self::Wide(place) => written(place),
+        }
+    }
+
+    /// The place, if it is one for an address of full width.
+    fn wide(self) -> Option<*mut CUdeviceptr> {
+        match self {
+            Self::Narrow(_) => None,
+            Self::Wide(place) => Some(place.cast()),
+        }
+    }
+}
+
+impl From<*mut c_uint> for Out {
+    fn from(place: *mut c_uint) -> Self {
+        Self::Narrow(place)
+    }
+}
+
+impl From<*mut usize> for Out {
+    fn from(place: *mut usize) -> Self {
+        const { assert!(size_of::<usize>() == size_of::<u64>()) };
+        Self::Wide(place.cast())
     }
 }
