@@ -4,31 +4,26 @@
 //! what was queued has ended, and the blocks are moved. If that cannot be had in a while, everything goes on as it was: a
 //! kernel may wait for a submission that is held.
 
+mod prepare;
+
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::{Gate, NO_LIMIT, UsageDevice};
 
 use super::account::limits;
-use super::block::{Block, Failed, Goal, Stays, Way};
-use super::made::make;
+use super::block::{Block, Failed, Goal, Stays};
 use super::mover::Manner;
 use super::relocate::relocate;
 use super::run::{length, run};
-use super::supply::NotMade;
 use super::task::{Found, Look, Task, blocks, excess};
 use crate::compute::Step;
-use crate::compute::elsewhere;
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
-use crate::helper;
 use crate::process::Process;
 
 /// Between looks while queued work ends.
 const SOON: Duration = Duration::from_micros(50);
-/// Between looks while another process makes host memory, and for how long that is waited for.
-const A_MOMENT: Duration = Duration::from_millis(1);
-const LATE: Duration = Duration::from_secs(30);
 /// How long queued work may take to end, and how long it is left in peace if it does not.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// When something was short or failed, it is tried again after so long, and after twice as long each time it fails again.
@@ -229,67 +224,6 @@ impl Device {
     fn put_off(&mut self) {
         self.not_before = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(SELDOM);
-    }
-
-    /// Makes what one block needs; when all have that, holds everything.
-    fn prepare(&mut self, process: &Process, index: usize, usage: &UsageDevice, mut task: Task) -> Step {
-        let Some(block) = task.blocks.pop() else {
-            return self.close(process, index, usage, task);
-        };
-        let mut wake = Duration::ZERO;
-        match block.way(task.to) {
-            Way::None => {}
-            Way::Alone if task.to != Goal::Aside => task.alone.push_back(block),
-            Way::Alone => match helper::in_driver(|| process.reserve_host(index, block.size))
-                .unwrap_or(Err(Failed::Driver.into()))
-            {
-                Ok(()) => {
-                    task.reserved += block.size;
-                    task.alone.push_back(block);
-                }
-                Err(NotMade::NotYet) => {
-                    task.blocks.push(block);
-                    wake = A_MOMENT;
-                }
-                Err(NotMade::NotGranted) => self.leave_out(&mut task, &block),
-                Err(NotMade::Failed(failed)) => task.give_up(failed),
-            },
-            Way::Exchange => {
-                let is_late = self.waits_since.is_some_and(|since| since.elapsed() > LATE);
-                let made = make(process, index, &block, task.to, is_late);
-                if !matches!(made, Err(NotMade::NotYet)) {
-                    self.waits_since = None;
-                }
-                match made {
-                    Ok(ready) => task.ready.push(ready),
-                    Err(NotMade::NotYet) => {
-                        self.waits_since.get_or_insert_with(Instant::now);
-                        task.blocks.push(block);
-                        wake = A_MOMENT;
-                    }
-                    Err(NotMade::Failed(Failed::Refused))
-                        if task.is_frozen && elsewhere::is_all_frozen(process) =>
-                    {
-                        process.swap.is_host_refused.store(true, Relaxed);
-                        task.to = Goal::Aside;
-                        task.blocks.push(block);
-                    }
-                    Err(NotMade::NotGranted) => self.leave_out(&mut task, &block),
-                    Err(NotMade::Failed(failed)) => task.give_up(failed),
-                }
-            }
-        }
-        self.phase = Phase::Preparing(task);
-        Step {
-            wake: Some(wake),
-            has_news: false,
-        }
-    }
-
-    /// The groups above have no room for a block on the host, and so for none as large; there may be for smaller ones.
-    fn leave_out(&mut self, task: &mut Task, block: &Block) {
-        self.not_granted = Some(block.size);
-        task.blocks.retain(|other| other.size < block.size);
     }
 
     /// Holds everything, if there is anything left to be moved.
