@@ -120,12 +120,12 @@ pub(crate) struct Ledger {
 /// Spreads addresses over the table, but keeps neighbours together: a program with very many blocks has small ones, which
 /// the driver cuts one after the other, and a place near the last is likely in the cache.
 fn hash(key: u64) -> u64 {
-    let product = u128::from((key >> 15) ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
+    let product = u128::from((key >> 14) ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
     #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
     let region = (product >> 64) as u64 ^ product as u64;
-    // A region of 8 KiB takes 16 places, as many as are looked at at once: the least that a driver gives out is 512 bytes.
-    // Larger ones would lie upon each other, and then a look-up has far to go.
-    let place = region.wrapping_add(key >> 9 & 0x3f);
+    // A region of 16 KiB takes 32 places: the least that a driver gives out is 512 bytes. Larger ones would lie upon each
+    // other more, and a look-up have farther to go; of smaller ones the next place would be less often in the cache.
+    let place = region.wrapping_add(key >> 9 & 0x1f);
     // The highest seven bits tell entries in one place apart.
     let tag = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
     place & (u64::MAX >> 7) | tag << 57
