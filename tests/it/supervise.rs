@@ -176,10 +176,10 @@ fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
     kill(supervisor, Signal::SIGCONT).expect("it runs");
     open_text(&mut open);
     assert_eq!(ino(dir.path().join("memory.current")), before);
-    assert_eq!(
-        doomed.read(&mut [0; 16]).expect_err("gone").raw_os_error(),
-        Some(libc::ENODEV)
-    );
+    wait_until("its file is nobody's", || {
+        let read = doomed.read(&mut [0; 16]);
+        read.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
+    });
     wait_until("its name is forgotten", || !Dir::of(&mount, gone).exists());
     assert_eq!(governed_pids(&mount), [stays.pid()]);
 }
