@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use nix::mount::{MntFlags, umount2};
@@ -163,7 +164,7 @@ fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
     let (stays, dies) = (DriverShell::start(&mount), DriverShell::start(&mount));
     let dir = Dir::of(&mount, stays.pid());
     let mut open = File::open(dir.path().join("memory.current")).expect("opens");
-    let mut doomed = File::open(Dir::of(&mount, dies.pid()).path().join("memory.current")).expect("opens");
+    let doomed = File::open(Dir::of(&mount, dies.pid()).path().join("memory.current")).expect("opens");
     let ino = |path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("is there"));
     let before = ino(dir.path().join("memory.current"));
     let before_kill = daemon(&mount).expect("it runs");
@@ -177,7 +178,7 @@ fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
     open_text(&mut open);
     assert_eq!(ino(dir.path().join("memory.current")), before);
     wait_until("its file is nobody's", || {
-        let read = doomed.read(&mut [0; 16]);
+        let read = doomed.read_at(&mut [0; 16], 0);
         read.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
     });
     wait_until("its name is forgotten", || !Dir::of(&mount, gone).exists());
