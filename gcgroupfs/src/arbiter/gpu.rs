@@ -11,9 +11,6 @@ use super::policy::{Decision, Policy, Time, Turns, View};
 /// How often time is divided among several that are busy, where somebody wants to know.
 const DIVISION: u64 = 2_000_000;
 
-/// What the host takes to wake a thread that was let go on, and that thread to submit: idle time that is nobody's fault.
-const WAKE: u64 = 300_000;
-
 /// What a gate is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order {
@@ -84,7 +81,6 @@ impl<Id: Copy + Ord> Gpu<Id> {
     pub fn measure(&mut self, now: Time, seen: &[Seen<Id>]) -> Vec<u64> {
         self.meet(seen);
         let last = std::mem::replace(&mut self.last, now);
-        let is_awaited = self.members().any(|member| member.awaited_until().is_some());
         let mut busy: Vec<u64> = self
             .members
             .iter_mut()
@@ -103,8 +99,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         for ((_, member), nsec) in self.members.iter_mut().zip(&busy) {
             member.charge(*nsec);
         }
-        let idle = u64::try_from(passed.saturating_sub(sum)).unwrap_or(0);
-        self.charge_idle(idle.saturating_sub(if is_awaited { WAKE } else { 0 }));
+        self.charge_idle(u64::try_from(passed.saturating_sub(sum)).unwrap_or(0));
         busy
     }
 
