@@ -222,11 +222,11 @@ mod tests {
     use super::*;
     use crate::tree::fixture::{OWNER, ROOT, STRANGER, World};
 
-    fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
+    pub(super) fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
         result.map(drop).unwrap_err().errno()
     }
 
-    fn file(world: &World, path: &str) -> (Place, &'static ControlFile) {
+    pub(super) fn file(world: &World, path: &str) -> (Place, &'static ControlFile) {
         match resolve(&world.tree, path).unwrap() {
             Node::File(place, file) => (place, file),
             Node::Dir(_) => panic!("{path} is a directory"),

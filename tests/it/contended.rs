@@ -9,29 +9,30 @@ use crate::simgpu::Program;
 
 /// Steps of `gcgroup_work` in a microsecond of a simulated GPU. Whoever measured it beside more important work would
 /// wait long, and take the waits for its own kernels' time.
-pub const RATE: &str = "1000";
+const RATE: &str = "1000";
+
+/// How `gcgroup-load` is a batch job that is always busy.
+pub const BATCH: [&str; 13] = [
+    "throughput",
+    "--kernel",
+    "work",
+    "--kernel-usec",
+    "500",
+    "--rate",
+    RATE,
+    "--depth",
+    "4",
+    "--duration",
+    "3600",
+    "--interval",
+    "3600",
+];
 
 /// A batch job that is always busy, at this priority, until it is dropped.
 #[track_caller]
 pub fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
     let gpu = gpu.to_string();
-    let job = mount.load(&[
-        "throughput",
-        "--device",
-        &gpu,
-        "--kernel",
-        "work",
-        "--kernel-usec",
-        "500",
-        "--rate",
-        RATE,
-        "--depth",
-        "4",
-        "--duration",
-        "3600",
-        "--interval",
-        "3600",
-    ]);
+    let job = mount.load(&[&BATCH[..], &["--device", &gpu]].concat());
     mount.write(job.pid(), "compute.priority", &priority.to_string());
     job
 }

@@ -82,6 +82,16 @@ impl DriverShell {
         self.program.line().expect("the program goes on")
     }
 
+    /// What `race` answers: how many allocations there were.
+    #[track_caller]
+    pub fn raced(&mut self) -> u64 {
+        let answer = self.answer();
+        let count = answer
+            .strip_prefix("raced ")
+            .and_then(|rest| rest.split(' ').next());
+        count.and_then(|count| count.parse().ok()).expect(&answer)
+    }
+
     /// What it, and the hook in it, wrote to stderr so far.
     pub fn stderr(&self) -> String {
         self.program.stderr()

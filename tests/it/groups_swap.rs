@@ -101,13 +101,7 @@ fn programs_that_allocate_over_their_limits_at_once_fill_the_bound_and_never_pas
         shells
             .iter_mut()
             .for_each(|shell| shell.tell(&format!("race 4 {BLOCK}")));
-        let answers = shells.iter_mut().map(DriverShell::answer);
-        answers
-            .map(|answer| {
-                let count = answer.strip_prefix("raced ").expect(&answer);
-                count.split(' ').next().unwrap().parse::<u64>().expect(&answer)
-            })
-            .sum()
+        shells.iter_mut().map(DriverShell::raced).sum()
     });
     assert_eq!(raced * BLOCK, MOST);
     assert_eq!(swapped(&mount, "team"), MOST);

@@ -6,7 +6,7 @@ use std::fs;
 use nix::sys::signal::{Signal, kill};
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
-use crate::contended::{RATE, goes_on};
+use crate::contended::{BATCH, goes_on};
 use crate::driver::Dir;
 use crate::nvml::{self, Nvml, SUCCESS};
 use crate::several_gpus::{self, Devices, MIB, NO_DEVICE, uuids};
@@ -394,20 +394,7 @@ fn a_signal_has_instances_listed_that_nobody_uses_yet() {
 #[track_caller]
 fn batch(mount: &Mount, uuid: &str, priority: u32) -> Governed {
     let mut command = mount.command(artifacts().load());
-    let kernels = [
-        "--kernel",
-        "work",
-        "--kernel-usec",
-        "500",
-        "--rate",
-        RATE,
-        "--depth",
-        "4",
-    ];
-    command
-        .args(["throughput", "--duration", "3600", "--interval", "3600"])
-        .args(kernels)
-        .env("CUDA_VISIBLE_DEVICES", uuid);
+    command.args(BATCH).env("CUDA_VISIBLE_DEVICES", uuid);
     let mut job = Governed::spawn(command);
     job.expect("ready");
     mount.write(job.pid(), "compute.priority", &priority.to_string());

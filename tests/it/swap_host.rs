@@ -67,13 +67,7 @@ fn programs_that_allocate_on_the_host_at_once_take_what_there_is_and_leave_the_r
         for shell in &mut shells {
             shell.tell(&format!("race 4 {BLOCK}"));
         }
-        let answers = shells.iter_mut().map(DriverShell::answer);
-        answers
-            .map(|answer| {
-                let count = answer.strip_prefix("raced ").expect(&answer);
-                count.split(' ').next().unwrap().parse::<u64>().expect(&answer)
-            })
-            .sum()
+        shells.iter_mut().map(DriverShell::raced).sum()
     });
     assert_eq!(raced, ROOM / BLOCK);
 }

@@ -147,18 +147,8 @@ pub fn attributes(tree: &Tree, node: Node) -> Result<Attributes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::tests::{errno, file};
     use crate::tree::fixture::{ROOT, World};
-
-    fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
-        result.map(drop).unwrap_err().errno()
-    }
-
-    fn file(world: &World, path: &str) -> (Place, &'static ControlFile) {
-        match resolve(&world.tree, path).unwrap() {
-            Node::File(place, file) => (place, file),
-            Node::Dir(_) => panic!("{path} is a directory"),
-        }
-    }
 
     #[test]
     fn paths_lead_to_nodes() {

@@ -1,11 +1,11 @@
 //! Processes that ask for more than they were granted: answered at once, under the tree's lock, by loads and stores.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
 use super::enforce::SwapAnswer;
-use super::grants::{Outcome, Refusal};
+use super::grants::{Outcome, Refusal, Resource};
 use super::process::{Process, slots};
 use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
 
@@ -39,17 +39,9 @@ impl State {
             let Some(process) = self.processes.get(&id) else {
                 return;
             };
-            let (Some(usage), Some(control)) = (
-                process.usage().devices.get(device),
-                process.control().devices.get(device),
-            ) else {
+            let Some((number, bytes)) = Resource::Memory.asked(process, device) else {
                 continue;
             };
-            let number = usage.grant_request.load(Acquire);
-            if number == control.grant_answer.load(Relaxed) {
-                continue;
-            }
-            let bytes = usage.grant_wanted.load(Relaxed);
             let outcome = self.grants.request(id, device, bytes);
             if outcome == Outcome::Unknown {
                 self.asking.insert(id);
@@ -78,20 +70,10 @@ impl State {
             let Some(process) = self.processes.get(&id) else {
                 return;
             };
-            let (Some(usage), Some(control)) = (
-                process.usage().devices.get(device),
-                process.control().devices.get(device),
-            ) else {
+            let Some((number, bytes)) = Resource::Swap.asked(process, device) else {
                 continue;
             };
-            let number = usage.swap_request.load(Acquire);
-            if number == control.swap_answer.load(Relaxed) {
-                continue;
-            }
-            let outcome = self
-                .swap_grants
-                .request(id, device, usage.swap_wanted.load(Relaxed));
-            let answer = match outcome {
+            let answer = match self.swap_grants.request(id, device, bytes) {
                 Outcome::Unknown => {
                     self.asking.insert(id);
                     continue;

@@ -1,11 +1,12 @@
 //! What is granted: a row of words for each.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 use gcgroup_abi::{Control, UsageDevice};
 
 use super::node::Allowed;
 use crate::tree::enforce;
+use crate::tree::process::Process;
 
 /// What processes charge themselves, and the words for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,18 @@ impl Resource {
             Self::Memory => &usage.memory_granted,
             Self::Swap => &usage.swap_granted,
         }
+    }
+
+    /// The number of what the process has asked for on a device and has no answer to, and how many bytes that is.
+    pub(in crate::tree) fn asked(self, process: &Process, slot: usize) -> Option<(u32, u64)> {
+        let usage = process.usage().devices.get(slot)?;
+        let control = process.control().devices.get(slot)?;
+        let (request, wanted, answer) = match self {
+            Self::Memory => (&usage.grant_request, &usage.grant_wanted, &control.grant_answer),
+            Self::Swap => (&usage.swap_request, &usage.swap_wanted, &control.swap_answer),
+        };
+        let number = request.load(Acquire);
+        (number != answer.load(Relaxed)).then(|| (number, wanted.load(Relaxed)))
     }
 
     pub(super) fn chunk(self) -> u64 {
