@@ -153,6 +153,8 @@ impl<Id: Copy + Ord> Gpu<Id> {
         self.turns = decision.turns;
 
         let is_measured = seen.iter().any(|one| one.is_watched) || quotas.iter().any(|quotas| quotas.has_any);
+        let ends_soon =
+            decision.takes_turns && decision.next.is_some_and(|next| next <= now + wide(settings));
         let mut orders = Vec::with_capacity(seen.len());
         let each = self.members.iter_mut().zip(seen).zip(quotas).zip(&decision.holds);
         for ((((_, member), one), quotas), by_policy) in each {
@@ -169,10 +171,10 @@ impl<Id: Copy + Ord> Gpu<Id> {
             };
             member.hold(now, one, holds);
             member.is_tracked = gate != Gate::Run;
-            let may_be_pressed = most.is_some_and(|most| most < one.priority);
+            let is_narrow = ends_soon || most.is_some_and(|most| most < one.priority);
             orders.push(Order {
                 gate,
-                window: window(may_be_pressed, quotas, settings),
+                window: window(is_narrow, quotas, settings),
                 patience: patience(now, quotas, settings),
                 wants_bell: gate != Gate::Run && !one.is_frozen && !member.has_demand && !over,
                 wants_end: false,
@@ -249,15 +251,21 @@ fn view(member: &Member) -> View {
     }
 }
 
-/// Where a more important process may come, the window is how long that one waits. Where only a turn or a quota ends,
-/// what goes beyond is paid back, so there may be more, and the GPU need not wait for the program.
-fn window(may_be_pressed: bool, quotas: &Quotas, settings: &Settings) -> u64 {
-    if may_be_pressed {
+/// Where a more important process may come, the window is how long that one waits. Where a turn is about to end, what is
+/// queued then is done in the next one's time, and nobody can tell whose it was. Else what goes beyond a turn or a quota is
+/// paid back, so there may be more, and the GPU need not wait for the program.
+fn window(is_narrow: bool, quotas: &Quotas, settings: &Settings) -> u64 {
+    if is_narrow {
         return settings.window;
     }
-    let wide = (4 * settings.window).min(settings.cycle / 8);
+    let wide = wide(settings);
     let wide = quotas.least.map_or(wide, |quota| wide.min(quota / 8));
     wide.max(settings.window)
+}
+
+/// The most that is queued anywhere.
+fn wide(settings: &Settings) -> u64 {
+    (4 * settings.window).min(settings.cycle / 8)
 }
 
 /// A wait for the next period is as long as it takes; one for a turn is as long as the settings say.

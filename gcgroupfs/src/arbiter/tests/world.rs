@@ -104,6 +104,27 @@ fn alone_or_among_equals_nothing_is_asked_and_nothing_ticks() {
 }
 
 #[test]
+fn little_is_queued_when_a_turn_ends() {
+    let mut play = Play::new(1);
+    let (high, low) = (play.join(100, 7), play.join(101, 8));
+    play.tick();
+    play.begins(high);
+    play.waits(low, 1);
+    play.tick();
+    let window = |play: &Play| play.world.control(high).devices[0].window_usec.load(Relaxed);
+    let mut windows = vec![window(&play)];
+    while play.gate(high) == Gate::Arbitrate && windows.len() < 100 {
+        play.after(MSEC / 2);
+        windows.push(window(&play));
+    }
+    assert_eq!(play.gate(high), Gate::Throttled);
+    assert_eq!(windows.first(), Some(&2000));
+    windows.pop();
+    assert!(windows.ends_with(&[2000, 500, 500, 500, 500]), "{windows:?}");
+    assert_eq!(windows.iter().filter(|window| **window == 500).count(), 4);
+}
+
+#[test]
 fn a_more_important_neighbour_puts_the_less_important_under_windows() {
     let mut play = Play::new(1);
     let (high, low) = (play.join(100, 2), play.join(101, 10));
