@@ -17,12 +17,16 @@ fn supervised() -> Mount {
     Mount::with(Config::default().arg("--supervise"))
 }
 
-/// The daemon that the supervisor has started.
+/// The daemon that the supervisor has started, and not the helper that writes to the kernel.
 pub fn daemon(mount: &Mount) -> Option<Pid> {
     let supervisor = mount.daemon().expect("it runs");
     let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
     let children = children.expect("proc(5)");
-    let pid = children.split_whitespace().next()?.parse().ok()?;
+    let is_daemon = |pid: &&str| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        !line.is_empty() && !line.split(|byte| *byte == 0).any(|word| word == b"forget")
+    };
+    let pid = children.split_whitespace().find(is_daemon)?.parse().ok()?;
     Some(Pid::from_raw(pid))
 }
 

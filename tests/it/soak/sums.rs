@@ -91,12 +91,17 @@ impl Soak {
             });
             fs::remove_dir(group).expect("nobody is in it");
         }
+        eprintln!("{:?}: an idle daemon has {before:?}", self.daemon);
+        let mut last = None;
         wait_until("the daemon has what an idle one has", || {
             let now = Holdings::of(self.pid());
-            if now != *before {
+            let is_idle = now == *before;
+            if !is_idle && last.as_ref() != Some(&now) {
+                eprintln!("{:?}: this one has {now:?}", self.daemon);
                 thread::sleep(Duration::from_millis(200));
             }
-            now == *before
+            last = Some(now);
+            is_idle
         });
         // The first daemons of many with short lives have seen only the beginning.
         let early = self.resident.len().div_ceil(3);
