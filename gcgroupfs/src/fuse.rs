@@ -11,7 +11,6 @@ mod inode;
 mod invalidate;
 mod known;
 mod nodes;
-mod pace;
 mod relay;
 mod store;
 mod table;

@@ -10,7 +10,6 @@ use fuser::{FileHandle, FileType, INodeNo, PollHandle, PollNotifier};
 use parking_lot::Mutex;
 
 use super::inode;
-use super::pace::Pace;
 use super::table::{Table, uid};
 use crate::error::Result;
 use crate::keep::Slots;
@@ -31,8 +30,6 @@ pub(super) struct OpenFile {
     announced: u64,
     /// How to wake who polls.
     waiting: Option<PollNotifier>,
-    /// Whether who polls has been woken, and has not asked yet.
-    is_woken: bool,
     /// The kernel's number for that, once somebody has polled.
     polled: Option<u64>,
 }
@@ -46,7 +43,6 @@ impl OpenFile {
             seen: None,
             announced: 0,
             waiting: None,
-            is_woken: false,
             polled: None,
         }
     }
@@ -80,7 +76,6 @@ pub(super) struct Handles {
     dirs: Mutex<Table<OpenDir>>,
     /// Where a successor finds who was asleep.
     pollers: OnceLock<Arc<Slots<8>>>,
-    pub(super) pace: Pace,
 }
 
 impl Handles {
@@ -145,9 +140,6 @@ impl Handles {
             pollers.put(number.to_le_bytes());
         }
         file.waiting = Some(notifier);
-        if std::mem::take(&mut file.is_woken) {
-            self.pace.asked();
-        }
         file.has_news()
     }
 
@@ -170,7 +162,6 @@ impl Handles {
             };
             file.announced = file.announced.max(*nr_changes);
             if file.has_news() {
-                file.is_woken = file.waiting.is_some();
                 told.extend(file.waiting.take());
             }
         }

@@ -92,12 +92,11 @@ impl Turns {
 fn wake(nodes: &Nodes, entities: &BTreeSet<u64>) {
     let inos = nodes.handles.of(entities);
     let counts = inos.into_iter().map(|ino| (ino, nodes.nr_changes(ino))).collect();
-    let sleepers = nodes.handles.announce(&counts);
-    nodes.handles.pace.wake(sleepers, |notifier| {
+    for notifier in nodes.handles.announce(&counts) {
         if let Err(error) = notifier.notify() {
             tracing::debug!(%error, "cannot wake a poller");
         }
-    });
+    }
 }
 
 impl Listener for Waker {
