@@ -102,21 +102,7 @@ impl Levels {
         if set.memory_limit.load(Relaxed) != NO_LIMIT || control.memory_limit.load(Relaxed) != NO_LIMIT {
             return self.try_reserve_within(usage, control, index, bytes);
         }
-        let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, NO_LIMIT);
-        let in_device = charged.map_err(|short| match short {
-            Short::Limit => Full::Device(index),
-            Short::Grant => Full::Group(index),
-        })?;
-        match try_charge(&usage.memory_current, bytes, NO_LIMIT) {
-            Ok(in_process) => Ok(Sums {
-                in_device,
-                in_process,
-            }),
-            Err(_) => {
-                uncharge(&device.memory_current, bytes);
-                Err(Full::Process)
-            }
-        }
+        self.reserve(usage, device, index, bytes, [NO_LIMIT; 2])
     }
 
     /// The same, where a limit is in force.
@@ -131,7 +117,20 @@ impl Levels {
         let Some(device) = usage.devices.get(index) else {
             return Ok(Sums::default());
         };
-        let (on_device, on_process) = (device_limit(control, index), process_limit(control));
+        let limits = [device_limit(control, index), process_limit(control)];
+        self.reserve(usage, device, index, bytes, limits)
+    }
+
+    /// Charges the device and the process within limits of the one and the other. Where there are none, little is left of it.
+    #[inline(always)]
+    fn reserve(
+        &self,
+        usage: &Usage,
+        device: &UsageDevice,
+        index: usize,
+        bytes: u64,
+        [on_device, on_process]: [u64; 2],
+    ) -> Result<Sums, Full> {
         let _both = (on_device != NO_LIMIT && on_process != NO_LIMIT).then(|| self.both.lock());
         let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, on_device);
         let in_device = charged.map_err(|short| match short {

@@ -4,21 +4,21 @@
 //! a limit is refused with `CUDA_ERROR_OUT_OF_MEMORY`, and the driver is not asked. `levels` counts, `grant` asks for
 //! more, `ledger` remembers, the others say what a call takes.
 
-use std::ffi::c_uint;
 use std::sync::atomic::AtomicBool;
 
 use gcgroup_abi::{Kind, MAX_DEVICES};
 
 use crate::compute::slot::Bound;
-use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUerror, CUresult};
+use crate::cuda::{CUerror, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
-use crate::place::written;
 use crate::process::Process;
 use crate::swap;
 
 mod account;
+mod address;
 pub mod array;
+mod charge;
 mod few;
 pub(crate) mod freeing;
 pub(crate) mod grant;
@@ -38,13 +38,15 @@ mod reserve;
 pub mod sparse;
 pub mod vmm;
 
+pub(crate) use address::{Address, Out};
 use array::Sizes;
+pub(crate) use charge::Charge;
 use freeing::Freeing;
 use grant::Grants;
 use graph::Graphs;
 use ipc::Opened;
 use ledger::{Entry, Ledger};
-use levels::{Full, Levels, Sums, Unsettled};
+use levels::{Full, Levels, Sums};
 use linear::Pitch;
 use reserve::Reserves;
 use vmm::Vmm;
@@ -171,6 +173,9 @@ impl Place {
 }
 
 const _: () = assert!(MAX_DEVICES <= 1 << 8);
+
+/// More bytes than any device has, and so few that sums of them do not overflow.
+const ABSURD: u64 = 1 << 56;
 
 impl Process {
     /// Where the calling thread allocates; `None` without a current context, which the driver refuses by itself.
@@ -403,135 +408,4 @@ struct Freed {
     result: CUresult,
     /// Whether it was known, and of a pool.
     is_pools: bool,
-}
-
-/// Bytes that are charged for an allocation that the driver has not yet made. Given back when dropped.
-#[derive(Debug)]
-pub(crate) struct Charge<'a> {
-    process: &'a Process,
-    index: usize,
-    bytes: u64,
-    sums: Sums,
-}
-
-/// More bytes than any device has, and so few that sums of them do not overflow.
-const ABSURD: u64 = 1 << 56;
-
-impl Charge<'_> {
-    /// The allocation was made: the charge is now the ledger's.
-    #[inline]
-    fn keep(self) {
-        let (usage, control) = (self.process.usage(), self.process.control());
-        self.process
-            .memory
-            .levels
-            .raise_peaks(usage, control, self.index, self.sums);
-        std::mem::forget(self);
-    }
-
-    /// What the allocation turned out to take.
-    #[inline]
-    fn fit(&mut self, bytes: u64) -> Result<(), CUerror> {
-        match bytes.checked_sub(self.bytes) {
-            Some(0) => {}
-            Some(more) => self.grow(bytes, more)?,
-            None => self.lessen(bytes),
-        }
-        Ok(())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn grow(&mut self, bytes: u64, more: u64) -> Result<(), CUerror> {
-        self.process.try_charge(self.index, more)?.keep();
-        self.bytes = bytes;
-        Ok(())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn lessen(&mut self, bytes: u64) {
-        let usage = self.process.usage();
-        // Before anything is uncharged.
-        let _unsettled = Unsettled::on(usage, self.index);
-        let excess = self.bytes - bytes;
-        self.process.memory.levels.uncharge(usage, self.index, excess);
-        self.sums.lessen(excess);
-        self.bytes = bytes;
-    }
-}
-
-impl Drop for Charge<'_> {
-    fn drop(&mut self) {
-        self.process
-            .memory
-            .levels
-            .uncharge(self.process.usage(), self.index, self.bytes);
-    }
-}
-
-/// A device address, of either width.
-pub(crate) trait Address: Copy {
-    fn key(self) -> u64;
-
-    /// A place for one.
-    fn place(place: *mut Self) -> Out;
-}
-
-impl Address for CUdeviceptr {
-    fn key(self) -> u64 {
-        self.0
-    }
-
-    fn place(place: *mut Self) -> Out {
-        Out::Wide(place.cast())
-    }
-}
-
-impl Address for CUdeviceptr_v1 {
-    fn key(self) -> u64 {
-        self.0.into()
-    }
-
-    fn place(place: *mut Self) -> Out {
-        Out::Narrow(place.cast())
-    }
-}
-
-/// Where the driver writes a number, of the width that a function of its version has.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Out {
-    Narrow(*mut u32),
-    Wide(*mut u64),
-}
-
-impl Out {
-    /// What the driver wrote, as [`written`] has it.
-    fn written(self) -> Option<u64> {
-        match self {
-            Self::Narrow(place) => written(place).map(u64::from),
-            Self::Wide(place) => written(place),
-        }
-    }
-
-    /// The place, if it is one for an address of full width.
-    fn wide(self) -> Option<*mut CUdeviceptr> {
-        match self {
-            Self::Narrow(_) => None,
-            Self::Wide(place) => Some(place.cast()),
-        }
-    }
-}
-
-impl From<*mut c_uint> for Out {
-    fn from(place: *mut c_uint) -> Self {
-        Self::Narrow(place)
-    }
-}
-
-impl From<*mut usize> for Out {
-    fn from(place: *mut usize) -> Self {
-        const { assert!(size_of::<usize>() == size_of::<u64>()) };
-        Self::Wide(place.cast())
-    }
 }
