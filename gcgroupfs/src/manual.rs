@@ -44,7 +44,11 @@ pub fn page() -> String {
 }
 
 fn access(file: &ControlFile) -> &'static str {
-    if file.mode() & 0o200 == 0 { "r" } else { "rw" }
+    match (file.mode() & 0o400, file.mode() & 0o200) {
+        (_, 0) => "r",
+        (0, _) => "w",
+        _ => "rw",
+    }
 }
 
 /// The directories that have a file.
@@ -99,6 +103,7 @@ mod tests {
             "| `memory.limit` | rw | `<pid>/` `<pid>/<gpu>/` `<group>/` `<group>/<gpu>/` | Most bytes"
         ));
         assert!(table().contains("| `devices` | r | `/` | "));
+        assert!(table().contains("| `memory.reclaim` | w | `<pid>/` "));
     }
 
     #[test]
