@@ -326,6 +326,20 @@ fn batch_anywhere(mount: &Mount) -> Governed {
 }
 
 #[test]
+fn a_freeze_that_nobody_answers_for_any_more_is_not_said_to_be_done() {
+    let mut mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    assert_eq!(shell.ask("spin 1000000 60"), "ok");
+    let mut freeze = Governed::spawn(mount.gcgroupfs(&["freeze", "--wait", &shell.pid().to_string()]));
+    wait_until("it has been told", || {
+        mount.read(shell.pid(), "compute.freeze") == "1"
+    });
+    mount.kill9();
+    assert_eq!(freeze.wait().code(), Some(1));
+    assert!(!freeze.stderr().is_empty());
+}
+
+#[test]
 fn a_freeze_that_takes_too_long_says_so_and_stays() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);

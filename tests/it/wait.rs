@@ -101,6 +101,8 @@ fn it_gives_up_in_time_and_knows_what_makes_no_sense() {
         let shell = DriverShell::start(mount);
         let events = format!("{}/gcgroup.events", shell.pid());
         assert_eq!(status(mount, &[&events, "frozen=1", "--timeout", "0.02"]), 1);
+        assert_eq!(status(mount, &[&events, "frozen=0", "--timeout", "1e19"]), 0);
+        let (reclaim, directory) = (format!("{}/memory.reclaim", shell.pid()), shell.pid().to_string());
         for senseless in [
             vec![&*events],
             vec![&events, "frozen"],
@@ -109,6 +111,8 @@ fn it_gives_up_in_time_and_knows_what_makes_no_sense() {
             vec![&events, "hook>1"],
             vec![&events, "frozen=1", "--timeout", "soon"],
             vec![&events, "frozen=1", "--timeout", "-1"],
+            vec![&reclaim, "=1"],
+            vec![&directory, "=1"],
         ] {
             assert_eq!(status(mount, &senseless), 2, "{senseless:?}");
         }

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::client::Client;
 use super::expression::Expression;
-use super::wait::{GONE, USAGE, seconds, until};
+use super::wait::{Failure, deadline, seconds, until};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -44,7 +44,7 @@ fn path(text: &str) -> Result<String, String> {
 
 /// Freezes. What went wrong is said on standard error.
 pub fn freeze(socket: &Path, arguments: &Freeze) -> ExitCode {
-    let deadline = arguments.timeout.map(|timeout| Instant::now() + timeout);
+    let deadline = arguments.timeout.and_then(deadline);
     let mut done = tell(socket, &arguments.paths, "1");
     if arguments.wait {
         for path in &arguments.paths {
@@ -86,18 +86,15 @@ fn tell(socket: &Path, paths: &[String], value: &str) -> bool {
     done
 }
 
-/// Waits for one. A process that has ended does nothing any more either.
+/// Waits for one. A process that has ended does nothing any more either; of one whose daemon has gone nobody knows.
 fn stands_still(socket: &Path, place: &str, deadline: Option<Instant>) -> bool {
     let path = PathBuf::from(format!("{place}/gcgroup.events"));
-    let frozen = "frozen=1"
-        .parse::<Expression>()
-        .map_err(|words| (USAGE, Some(words)));
-    match frozen.and_then(|frozen| until(socket, &path, &[frozen], deadline)) {
-        Ok(()) | Err((GONE, _)) => true,
-        Err((_, words)) => {
-            let words = words.unwrap_or_else(|| "still busy".to_owned());
-            eprintln!("gcgroupfs: {place}: {words}");
-            false
-        }
-    }
+    let frozen = "frozen=1".parse::<Expression>().map_err(Failure::Senseless);
+    let words = match frozen.and_then(|frozen| until(socket, &path, &[frozen], deadline)) {
+        Ok(()) | Err(Failure::Gone(_)) => return true,
+        Err(Failure::TimedOut) => "still busy".to_owned(),
+        Err(Failure::Senseless(words) | Failure::NoDaemon(words)) => words,
+    };
+    eprintln!("gcgroupfs: {place}: {words}");
+    false
 }

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
 use super::client::Client;
-use super::wait::seconds;
-use crate::text::parse_bytes;
+use super::wait::{deadline, seconds};
+use crate::text::{parse_bytes, parse_flag};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -65,7 +65,7 @@ const SLOW: &[Slow] = &[
     },
     Slow {
         name: "compute.freeze",
-        goal: |_, value| Ok(Goal::Frozen(u64::from(value.trim() != "0"))),
+        goal: |_, value| Ok(Goal::Frozen(parse_flag(value)?.into())),
     },
 ];
 
@@ -95,15 +95,15 @@ fn set(socket: &Path, arguments: &Set) -> Result<()> {
         client: &mut client,
         path,
     };
-    let goal = (slow.goal)(&mut directory, &arguments.value)?;
+    let goal = (slow.goal)(&mut directory, arguments.value.trim())?;
     let fails = directory.fails();
     directory.client.set(&arguments.path, &arguments.value)?;
-    let deadline = Instant::now() + arguments.timeout;
+    let deadline = deadline(arguments.timeout);
     loop {
         let Some(not) = goal.missed(&mut directory)? else {
             return Ok(());
         };
-        if Instant::now() >= deadline {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             let why = match directory.fails().saturating_sub(fails) {
                 0 => "",
                 _ => ", and moves have failed",

@@ -26,11 +26,6 @@ const LONG_PAUSE: Duration = Duration::from_secs(1);
 /// How long a daemon may be away, and then a process that it governed: both come back after a restart.
 const RESTART: Duration = Duration::from_secs(5);
 
-/// Exit statuses beside success, which is "it holds".
-const TIMED_OUT: u8 = 1;
-pub(super) const USAGE: u8 = 2;
-pub(super) const GONE: u8 = 3;
-
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit status: 0 all expressions hold; 1 the time is over; 2 the command line makes no sense, or not for this file; \
@@ -55,12 +50,22 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
+/// When so long is over; never, if the clock does not go so far.
+pub(super) fn deadline(timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(timeout)
+}
+
 /// Waits. What went wrong is said on standard error.
 pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
-    let deadline = arguments.timeout.map(|timeout| Instant::now() + timeout);
+    let deadline = arguments.timeout.and_then(deadline);
     match until(socket, &arguments.path, &arguments.expressions, deadline) {
         Ok(()) => ExitCode::SUCCESS,
-        Err((status, words)) => {
+        Err(failure) => {
+            let (status, words) = match failure {
+                Failure::TimedOut => (1, None),
+                Failure::Senseless(words) => (2, Some(words)),
+                Failure::Gone(words) | Failure::NoDaemon(words) => (3, Some(words)),
+            };
             if let Some(words) = words {
                 eprintln!("gcgroupfs: {}: {words}", arguments.path.display());
             }
@@ -69,8 +74,17 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Why it does not hold: an exit status, and the words for it.
-pub(super) type Failure = (u8, Option<String>);
+/// Why it does not hold, with the words for it.
+#[derive(Debug)]
+pub(super) enum Failure {
+    TimedOut,
+    /// It never can, of this file.
+    Senseless(String),
+    /// The file is gone, or never was there.
+    Gone(String),
+    /// Nobody answers.
+    NoDaemon(String),
+}
 
 /// Waits until all expressions hold of a control file.
 pub(super) fn until(
@@ -96,19 +110,22 @@ pub(super) fn until(
             Err(trouble) => {
                 // Only who has seen the file once knows that it should come back.
                 let was_open = source.take().is_some() || lost.is_some();
+                if let Trouble::Senseless(_) = trouble {
+                    return Err(trouble.into_failure());
+                }
                 if let Trouble::Daemon(_) = trouble
                     && was_open
                 {
                     lost = lost.or_else(|| Some(Instant::now()));
                 }
                 if lost.is_none_or(|since| since.elapsed() > RESTART) {
-                    return Err((GONE, Some(trouble.into_words())));
+                    return Err(trouble.into_failure());
                 }
             }
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left == Some(Duration::ZERO) {
-            return Err((TIMED_OUT, None));
+            return Err(Failure::TimedOut);
         }
         match &source {
             Some(source) => source.sleep(left),
@@ -123,7 +140,7 @@ fn holds(expressions: &[Expression], text: &str) -> Result<bool, Failure> {
         match expression.judge(text) {
             Verdict::Holds => {}
             Verdict::Not => all = false,
-            Verdict::Senseless(why) => return Err((USAGE, Some(why))),
+            Verdict::Senseless(why) => return Err(Failure::Senseless(why)),
         }
     }
     Ok(all)
@@ -133,6 +150,8 @@ fn holds(expressions: &[Expression], text: &str) -> Result<bool, Failure> {
 enum Trouble {
     /// It is not there, or not any more.
     File(String),
+    /// It is there, and not to be read.
+    Senseless(String),
     /// Nobody answers for it: a daemon that is being restarted looks so.
     Daemon(String),
 }
@@ -146,13 +165,17 @@ impl Trouble {
             .to_owned();
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENOTDIR) => Self::File(words),
+            Some(libc::EACCES | libc::EISDIR) => Self::Senseless(words),
             _ => Self::Daemon(words),
         }
     }
 
-    fn into_words(self) -> String {
-        let (Self::File(words) | Self::Daemon(words)) = self;
-        words
+    fn into_failure(self) -> Failure {
+        match self {
+            Self::File(words) => Failure::Gone(words),
+            Self::Senseless(words) => Failure::Senseless(words),
+            Self::Daemon(words) => Failure::NoDaemon(words),
+        }
     }
 }
 
