@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::tree::{Caller, Edit, Level, Place, Tree, View};
 
 pub use node::{
-    Attributes, Node, attributes, check, files_in, is_taken, lookup, make_group, make_transient_group,
-    resolve,
+    Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
+    make_transient_group, resolve,
 };
 
 /// Most bytes of one write, and the constant size of every file whose contents have a bound.

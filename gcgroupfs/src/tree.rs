@@ -53,7 +53,7 @@ use crate::error::Result;
 pub use arbitration::{Arbitration, GateOrder, Opened};
 pub use edit::Edit;
 pub use exited::Exited;
-pub use group::Group;
+pub use group::{Group, MAX_DEPTH, check_name};
 pub use later::{Later, put_off};
 pub use legacy::leave_behind;
 pub use notice::{Listener, Notice};

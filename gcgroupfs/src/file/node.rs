@@ -3,7 +3,7 @@
 use super::{ControlFile, PAGE};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::tree::{Access, Caller, GroupId, Owner, Place, Transient, Tree};
+use crate::tree::{Access, Caller, GroupId, MAX_DEPTH, Owner, Place, Transient, Tree, check_name};
 
 /// A directory or a file.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +50,23 @@ pub fn make_transient_group(
 /// Whether any directory has a control file of that name, so that no group can be called so.
 pub fn is_taken(name: &str) -> bool {
     files::all().any(|file| file.name == name)
+}
+
+/// Checks that there could be a group of that path from the root.
+///
+/// # Errors
+/// As [`make_group`].
+pub fn check_group_path(path: &str) -> Result<()> {
+    for (depth, name) in path.split('/').enumerate() {
+        if depth >= MAX_DEPTH {
+            return Err(Error::TooMany);
+        }
+        check_name(name)?;
+        if is_taken(name) {
+            return Err(Error::BadName("it is that of a control file"));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that no control file has the name.

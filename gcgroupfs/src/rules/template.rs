@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer};
 use super::Facts;
 use super::list::Pattern;
 use crate::file::is_taken;
+use crate::tree::MAX_DEPTH;
 
 /// What may stand in braces, for people to read.
 const FIELDS: &str = "{uid}, {user}, {gid}, {comm}, {exe}, {cgroup}, {cgroup:PATTERN} or {wish}";
@@ -43,6 +44,9 @@ impl Template {
     /// What is wrong with it, for people to read.
     fn new(text: &str) -> Result<Self, String> {
         let names: Vec<Vec<Part>> = text.split('/').map(parse_name).collect::<Result<_, _>>()?;
+        if names.len() > MAX_DEPTH {
+            return Err(format!("groups nest {MAX_DEPTH} deep at most"));
+        }
         Ok(Self {
             text: text.to_owned(),
             names,
@@ -284,6 +288,7 @@ mod tests {
             ("a/memory.limit", "control file"),
             ("{uid}", "digits"),
             ("a/12", "digits"),
+            ("a/b/c/d/e/f/g/h/i", "8 deep"),
             ("a{", "without its }"),
             ("a}", "without its {"),
             ("{pid}", "{cgroup:PATTERN}"),

@@ -163,6 +163,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
 /// Why not.
 pub fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
     let mut place = Place::ROOT;
+    file::check_group_path(path.trim_matches('/'))?;
     for name in path.trim_matches('/').split('/') {
         match tree.directory(place, name) {
             Ok(next) if matches!(next.whose(), Entity::Group(_)) => place = next,

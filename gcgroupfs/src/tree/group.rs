@@ -180,7 +180,7 @@ impl Group {
 /// # Errors
 /// `EINVAL` for one that is empty or has a slash or a newline in it, or nothing but digits, as processes' and
 /// devices' directories have; `ENAMETOOLONG` beyond 255 bytes.
-pub(super) fn check_name(name: &str) -> Result<()> {
+pub fn check_name(name: &str) -> Result<()> {
     if name.len() > MAX_NAME {
         return Err(Error::LongName);
     }

@@ -221,7 +221,8 @@ fn a_wish_holds_within_where_a_process_begins_otherwise() {
 #[test]
 fn where_a_rules_group_cannot_be_a_process_begins_as_near_as_it_goes() {
     let world = World::new(1);
-    let (group, trouble) = begins(&world, alice(), None, "group.name = \"b/c/d/e/f/g/h/i/j\"", "");
+    let deep = "group.name = \"b/c/d/e/f/g/h/{wish}\"";
+    let (group, trouble) = begins(&world, alice(), None, deep, "i/j");
     assert_eq!(group, "b/c/d/e/f/g/h/i");
     assert!(trouble.contains("as a rule has it"), "{trouble}");
     // What a process asks for does not help it out of what the rule has for certain.
@@ -250,6 +251,28 @@ fn who_has_made_too_many_groups_is_in_the_rules_all_the_same() {
     let by_wish = "group.name = \"users/u{uid}/{wish}\"";
     assert_eq!(begins(&world, alice(), None, by_wish, "a/b").0, "users/u1000");
     assert_eq!(begins(&world, alice(), None, "", "hers/new").0, "");
+}
+
+#[test]
+fn who_asks_beforehand_is_told_of_names_that_no_group_can_have() {
+    let world = World::new(1);
+    for (path, errno) in [
+        ("team/a", 0),
+        ("a/b/c/d/e/f/g/h", 0),
+        ("a/b/c/d/e/f/g/h/i", libc::EAGAIN),
+        ("5", libc::EINVAL),
+        ("team/5", libc::EINVAL),
+        ("../team", libc::EINVAL),
+        ("team//a", libc::EINVAL),
+        ("memory.limit", libc::EINVAL),
+        ("team/memory.limit", libc::EINVAL),
+    ] {
+        let answer = may_begin(&world.tree, &root(), path).map_or_else(|error| error.errno(), |()| 0);
+        assert_eq!(answer, errno, "{path}");
+        let (begun, trouble) = begins(&world, root(), None, "", path);
+        assert_eq!(begun == path, errno == 0, "{path}: {trouble}");
+        world.tree.reap_transient(None);
+    }
 }
 
 #[test]
