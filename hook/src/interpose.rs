@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::Once;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::cuda::{CUerror, CUresult};
 use crate::thread::{self, Inside};
-use crate::unwind::{self, Unwinding};
+use crate::unwind::{self, Call, Unwinding};
 
 /// Calls the driver with the program's own arguments.
 pub type Next<'a> = &'a dyn Fn() -> CUresult;
@@ -117,9 +118,48 @@ fn errno() -> &'static Cell<c_int> {
 /// `body` panics the driver's answer stands. `errno` is as the driver left it.
 ///
 /// Where pthread_cancel(3) ends the thread in the driver, `next` answers with an error, and the thread ends when `body` has.
-pub(crate) fn around(real: Next<'_>, body: &mut dyn FnMut(Next<'_>) -> CUresult) -> CUresult {
+#[inline(always)]
+pub(crate) fn around<R, B>(real: &R, body: &mut B) -> CUresult
+where
+    R: Fn() -> CUresult,
+    B: FnMut(Next<'_>) -> CUresult,
+{
+    around_any(Call::of(real), Handler::of(body))
+}
+
+/// A handler that is lent, like a [`Call`].
+struct Handler<'a> {
+    run: unsafe fn(*mut c_void, Next<'_>) -> CUresult,
+    data: *mut c_void,
+    lent: PhantomData<&'a mut ()>,
+}
+
+impl<'a> Handler<'a> {
+    #[inline(always)]
+    fn of<B: FnMut(Next<'_>) -> CUresult>(body: &'a mut B) -> Self {
+        unsafe fn run<B: FnMut(Next<'_>) -> CUresult>(data: *mut c_void, next: Next<'_>) -> CUresult {
+            // SAFETY: the closure that is lent, below.
+            unsafe { (*data.cast::<B>())(next) }
+        }
+        Self {
+            run: run::<B>,
+            data: std::ptr::from_mut(body).cast(),
+            lent: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    fn run(self, next: Next<'_>) -> CUresult {
+        // SAFETY: a closure that is lent for as long and used by nobody else, and what runs such.
+        unsafe { (self.run)(self.data, next) }
+    }
+}
+
+/// Once for all: what differs between functions is passed by, so that each of them is small.
+#[inline(never)]
+fn around_any(real: Call<'_>, body: Handler<'_>) -> CUresult {
     let Some(inside) = Inside::enter() else {
-        return real();
+        return real.run();
     };
     match handled(inside, real, body) {
         Ok(result) => result,
@@ -129,32 +169,44 @@ pub(crate) fn around(real: Next<'_>, body: &mut dyn FnMut(Next<'_>) -> CUresult)
 }
 
 #[inline(always)]
-fn handled(
-    inside: Inside,
-    real: Next<'_>,
-    body: &mut dyn FnMut(Next<'_>) -> CUresult,
-) -> Result<CUresult, Unwinding> {
-    let errno = Errno::keep();
-    let answer = Cell::new(None);
-    let next = || {
-        if let Some(Err(_)) = answer.get() {
+fn handled(inside: Inside, real: Call<'_>, body: Handler<'_>) -> Result<CUresult, Unwinding> {
+    let driver = Driver {
+        real,
+        errno: Errno::keep(),
+        answer: Cell::new(None),
+        unwinding: Cell::new(None),
+    };
+    let next = || driver.ask();
+    let result = catch_unwind(AssertUnwindSafe(|| body.run(&next)));
+    let result = result.unwrap_or_else(|_| driver.answer.get().unwrap_or_else(next));
+    drop(driver.errno);
+    drop(inside);
+    match driver.unwinding.get() {
+        Some(unwinding) => Err(unwinding),
+        None => Ok(result),
+    }
+}
+
+/// The driver's part of a call.
+struct Driver<'a> {
+    real: Call<'a>,
+    errno: Errno,
+    /// What it has said last.
+    answer: Cell<Option<CUresult>>,
+    /// What the thread was being unwound by when it was stopped.
+    unwinding: Cell<Option<Unwinding>>,
+}
+
+impl Driver<'_> {
+    fn ask(&self) -> CUresult {
+        if self.unwinding.get().is_some() {
             return Err(CUerror::UNKNOWN);
         }
-        let result = unwind::stopped(real);
-        errno.renew();
-        answer.set(Some(result));
-        result.unwrap_or(Err(CUerror::UNKNOWN))
-    };
-    let result = catch_unwind(AssertUnwindSafe(|| body(&next)));
-    let result = result.unwrap_or_else(|_| match answer.get() {
-        Some(Ok(result)) => result,
-        _ => next(),
-    });
-    drop(errno);
-    drop(inside);
-    match answer.get() {
-        Some(Err(unwinding)) => Err(unwinding),
-        _ => Ok(result),
+        let stopped = self.real.stopped();
+        self.errno.renew();
+        self.unwinding.set(stopped.unwinding);
+        self.answer.set(Some(stopped.answer));
+        stopped.answer
     }
 }
 

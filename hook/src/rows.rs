@@ -22,10 +22,17 @@ pub struct Row {
     /// Since when `cuGetProcAddress` answers with it; 0: never.
     pub version: u32,
     /// Our function.
-    pub ours: fn() -> *mut c_void,
+    pub ours: Address,
     /// The driver's.
     pub real: &'static Real,
 }
+
+/// The address of a function, which is to be given and not called.
+#[derive(Debug, Clone, Copy)]
+pub struct Address(pub *mut c_void);
+
+// SAFETY: a number, to us.
+unsafe impl Sync for Address {}
 
 impl std::fmt::Debug for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -112,7 +119,7 @@ macro_rules! entry {
         $crate::rows::Row {
             name: $crate::rows::c_name!($name),
             version: $version,
-            ours: || $name::ours as *mut ::std::ffi::c_void,
+            ours: $crate::rows::Address($name::ours as *mut ::std::ffi::c_void),
             real: &$name::REAL,
         }
     };
@@ -154,14 +161,14 @@ macro_rules! function {
     (@ours $name:ident ($($arg:ident: $ty:ty),* $(,)?) [|$next:ident| $body:expr]) => {
         #[allow(unused_variables, reason = "a handler names only the arguments it needs")]
         pub(super) unsafe extern "C-unwind" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
-            let real = || {
+            let real = move || {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> $crate::cuda::CUresult;
                 // SAFETY: the driver's function of this name, and so of this signature.
                 let real = unsafe { ::std::mem::transmute::<*mut ::std::ffi::c_void, Function>(REAL.address()) };
                 // SAFETY: the program's arguments, passed on as they came.
                 unsafe { real($($arg),*) }
             };
-            $crate::interpose::around(&real, &mut |$next| $body)
+            $crate::interpose::around(&real, &mut move |$next| $body)
         }
     };
 }

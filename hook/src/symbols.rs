@@ -59,7 +59,7 @@ unsafe extern "C" fn resolve(name: *const c_char, real: *mut c_void) -> *mut c_v
     let ours = interpose::guarded(|| {
         Library::of(name).prepare(Some(real))?;
         let row = ROWS.iter().find(|row| row.name == name)?;
-        row.real.is(real).then(|| (row.ours)())
+        row.real.is(real).then_some(row.ours.0)
     });
     ours.flatten().unwrap_or(real)
 }
@@ -117,7 +117,7 @@ fn of_address(symbol: &CStr, real: *mut c_void) -> Option<*mut c_void> {
     ROWS.iter()
         .filter(|row| row.real.is(real))
         .find(is_meant)
-        .map(|row| (row.ours)())
+        .map(|row| row.ours.0)
 }
 
 /// The address of a driver function that the hook calls for itself, from `known` or looked up once.

@@ -6,6 +6,7 @@
 //! nobody throws one through the driver.
 
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use crate::cuda::CUresult;
@@ -13,24 +14,51 @@ use crate::cuda::CUresult;
 /// What unwinds a thread, and must go on doing so.
 pub(crate) type Unwinding = NonNull<c_void>;
 
-/// Calls `call`; its answer, or what unwinds the thread out of it.
-///
-/// `call` must not have anything to drop.
-#[inline(always)]
-pub(crate) fn stopped<F: Fn() -> CUresult>(call: F) -> Result<CUresult, Unwinding> {
-    struct Run<F> {
-        call: F,
-        answer: CUresult,
+/// A call of the driver that is lent, as what to run and on what: two words, and nothing to look them up in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    run: unsafe extern "C-unwind" fn(*const c_void) -> CUresult,
+    data: *const c_void,
+    lent: PhantomData<&'a ()>,
+}
+
+impl<'a> Call<'a> {
+    /// `call` must not have anything to drop while it runs.
+    #[inline(always)]
+    pub(crate) fn of<F: Fn() -> CUresult>(call: &'a F) -> Self {
+        unsafe extern "C-unwind" fn run<F: Fn() -> CUresult>(data: *const c_void) -> CUresult {
+            // SAFETY: the closure that is lent, below.
+            unsafe { (*data.cast::<F>())() }
+        }
+        Self {
+            run: run::<F>,
+            data: std::ptr::from_ref(call).cast(),
+            lent: PhantomData,
+        }
     }
-    unsafe extern "C-unwind" fn run<F: Fn() -> CUresult>(data: *mut c_void) {
-        // SAFETY: the caller's own, below.
-        let run = unsafe { &mut *data.cast::<Run<F>>() };
-        run.answer = (run.call)();
+
+    /// The driver's answer.
+    #[inline(always)]
+    pub(crate) fn run(self) -> CUresult {
+        // SAFETY: a closure that is lent for as long, and what runs such.
+        unsafe { (self.run)(self.data) }
     }
-    let mut data = Run { call, answer: Ok(()) };
-    // SAFETY: such data, which nobody else touches meanwhile.
-    let unwinding = unsafe { stop(run::<F>, (&raw mut data).cast()) };
-    NonNull::new(unwinding).map_or(Ok(data.answer), Err)
+
+    /// Its answer, or what unwinds the thread out of it.
+    #[inline(always)]
+    pub(crate) fn stopped(self) -> Stopped {
+        // SAFETY: as above.
+        unsafe { stop(self.run, self.data) }
+    }
+}
+
+/// What came of a call.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stopped {
+    pub(crate) unwinding: Option<Unwinding>,
+    /// The driver's answer, or where there is none an error.
+    pub(crate) answer: CUresult,
 }
 
 /// Goes on unwinding.
@@ -42,12 +70,12 @@ pub(crate) unsafe fn resume(unwinding: Unwinding) -> ! {
     unsafe { _Unwind_Resume(unwinding.as_ptr()) }
 }
 
-/// Calls `call(data)`; gives null, or the exception that [`personality`] stopped.
+/// Calls `call(data)`; gives its answer, in `rdx`, or the exception that [`personality`] stopped, in `rax`.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn stop(
-    call: unsafe extern "C-unwind" fn(*mut c_void),
-    data: *mut c_void,
-) -> *mut c_void {
+    call: unsafe extern "C-unwind" fn(*const c_void) -> CUresult,
+    data: *const c_void,
+) -> Stopped {
     core::arch::naked_asm!(
         ".cfi_startproc",
         // 0x1b: relative to where it is written, in four bytes.
@@ -57,6 +85,7 @@ unsafe extern "C-unwind" fn stop(
         "mov rax, rdi",
         "mov rdi, rsi",
         "call rax",
+        "mov edx, eax",
         "xor eax, eax",
         "add rsp, 8",
         ".cfi_adjust_cfa_offset -8",
@@ -72,6 +101,8 @@ unsafe extern "C" fn landed() {
     core::arch::naked_asm!(
         ".cfi_startproc",
         ".cfi_def_cfa_offset 16",
+        // CUDA_ERROR_UNKNOWN
+        "mov edx, 999",
         "add rsp, 8",
         ".cfi_adjust_cfa_offset -8",
         "ret",
@@ -159,21 +190,26 @@ pub(crate) mod tests {
     static IS_RESUMED: AtomicBool = AtomicBool::new(false);
 
     unsafe extern "C-unwind" fn stops_twice(_: *mut c_void) -> *mut c_void {
-        assert_eq!(stopped(|| Err(CUerror::NOT_READY)), Ok(Err(CUerror::NOT_READY)));
+        for answer in [Ok(()), Err(CUerror::NOT_READY)] {
+            let stopped = Call::of(&|| answer).stopped();
+            assert_eq!((stopped.unwinding, stopped.answer), (None, answer));
+        }
         cancel_self();
-        let outer = stopped(|| {
-            let inner = stopped(|| {
+        let outer = Call::of(&|| {
+            let waits = || {
                 pthread_testcancel();
                 Ok(())
-            });
-            let inner = inner.expect_err("it is canceled");
+            };
+            let inner = Call::of(&waits).stopped();
+            assert_eq!(inner.answer, Err(CUerror::UNKNOWN));
+            let inner = inner.unwinding.expect("it is canceled");
             STOPS.fetch_add(1, Relaxed);
             // SAFETY: once, and nothing was left undone.
             unsafe { resume(inner) }
-        });
-        let outer: Unwinding = match outer {
-            Err(outer) => outer,
-            Ok(_) => return std::ptr::null_mut(),
+        })
+        .stopped();
+        let Some(outer) = outer.unwinding else {
+            return std::ptr::null_mut();
         };
         STOPS.fetch_add(1, Relaxed);
         IS_RESUMED.store(true, Relaxed);
