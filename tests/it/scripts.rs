@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use support::{Config, Governed, Mount, artifacts, repository, wait_until};
 
 fn command(mount: &Mount, script: &str) -> Command {
@@ -112,16 +113,44 @@ fn gc_preempt_thaws_when_it_is_ended() {
     let mount = Mount::new();
     let process = mount.obedient();
     let pid = process.pid().to_string();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+    let signals = [
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+        Signal::SIGUSR1,
+        Signal::SIGKILL,
+    ];
+    for signal in signals {
         let mut preempt = command(&mount, "gc-preempt");
-        preempt.args([&pid, "--", "sh", "-c", "echo started; exec sleep 1000"]);
+        preempt.args([&pid, "--", "sh", "-c", "echo started $$; exec sleep 1000"]);
         let mut preempt = Governed::spawn(preempt);
-        preempt.expect("started");
+        let started = preempt.expect("started ");
+        let child = started.trim_start_matches("started ").parse().expect("a pid");
         assert_eq!(mount.read(&pid, "compute.freeze"), "1");
         preempt.signal(signal);
         assert!(!preempt.wait().success());
         wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
+        // What the script cannot end any more when it is killed itself.
+        let _ = kill(Pid::from_raw(child), Signal::SIGKILL);
     }
+}
+
+#[test]
+fn gc_preempt_thaws_when_the_daemon_is_back() {
+    let mut mount = Mount::new();
+    let process = mount.obedient();
+    let pid = process.pid().to_string();
+    let mut preempt = command(&mount, "gc-preempt");
+    preempt.args([&pid, "--", "sh", "-c", "echo started; exec sleep 1000"]);
+    let mut preempt = Governed::spawn(preempt);
+    preempt.expect("started");
+    mount.kill9();
+    preempt.signal(Signal::SIGTERM);
+    mount.restart();
+    assert!(!preempt.wait().success());
+    wait_until("it is back", || mount.governs(process.pid()));
+    assert_eq!(mount.read(&pid, "compute.freeze"), "0");
 }
 
 #[test]
