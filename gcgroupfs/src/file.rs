@@ -10,8 +10,11 @@ use crate::tree::{Caller, Edit, Level, Place, Tree, View};
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_path, files_in, is_taken, lookup, make_group,
-    make_transient_group, resolve,
+    make_transient_group, resolve_if,
 };
+
+#[cfg(any(test, fuzzing))]
+pub use node::resolve;
 
 /// Most bytes of one write, and the constant size of every file whose contents have a bound.
 pub const PAGE: usize = 4096;

@@ -115,17 +115,25 @@ pub fn lookup(tree: &Tree, place: Place, name: &str) -> Result<Node> {
     }
 }
 
-/// What a path from the root means. Empty components and a leading slash do not count.
+/// What a path from the root means, for who may look into some of the directories. Empty components and a leading slash do
+/// not count.
 ///
 /// # Errors
-/// `ENOENT`, and `ENOTDIR` below a file.
-pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
+/// `ENOENT`, `ENOTDIR` below a file, and `EACCES` where `may_search` says no.
+pub fn resolve_if(tree: &Tree, path: &str, may_search: impl Fn(Place) -> Result<bool>) -> Result<Node> {
     path.split('/')
         .filter(|name| !name.is_empty())
         .try_fold(Node::Dir(Place::ROOT), |at, name| match at {
-            Node::Dir(place) => lookup(tree, place, name),
+            Node::Dir(place) if may_search(place).map_err(|_| Error::NotFound)? => lookup(tree, place, name),
+            Node::Dir(_) => Err(Error::WrongAccess),
             Node::File(..) => Err(Error::NotDirectory),
         })
+}
+
+/// Likewise, for who may look into all of them.
+#[cfg(any(test, fuzzing))]
+pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
+    resolve_if(tree, path, |_| Ok(true))
 }
 
 /// What stat(2) tells of a node.

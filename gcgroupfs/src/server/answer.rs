@@ -36,7 +36,7 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
         Err(Malformed::Tag | Malformed::Length | Malformed::Protocol) => return None,
     };
     let text = match (request.operation, request.offset) {
-        (Operation::Get, 0) => get(tree, request.name),
+        (Operation::Get, 0) => get(tree, asker, request.name),
         (Operation::List, 0) => list(tree, request.name),
         (Operation::Get | Operation::List, _) => Ok(text),
         (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
@@ -50,8 +50,13 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
     })
 }
 
-fn get(tree: &Tree, path: &str) -> Result<Vec<u8>> {
-    match file::resolve(tree, path)? {
+/// What a path leads to, if the asker may go there.
+fn resolve(tree: &Tree, asker: &Credentials, path: &str) -> Result<Node> {
+    file::resolve_if(tree, path, |place| asker.may_search(tree, place))
+}
+
+fn get(tree: &Tree, asker: &Credentials, path: &str) -> Result<Vec<u8>> {
+    match resolve(tree, asker, path)? {
         Node::File(place, file) => {
             // Nobody is kept waiting here: what is found is for who asks next.
             file.ask(tree, place)?;
@@ -62,7 +67,7 @@ fn get(tree: &Tree, path: &str) -> Result<Vec<u8>> {
 }
 
 fn set(tree: &Tree, asker: &Credentials, request: &Request<'_>) -> Result<()> {
-    match file::resolve(tree, request.name)? {
+    match resolve(tree, asker, request.name)? {
         Node::File(..) if asker.is_contained => Err(Error::WrongAccess),
         Node::File(place, file) => file.store(tree, place, asker.caller(), request.value),
         Node::Dir(_) => Err(Error::IsDirectory),
@@ -76,14 +81,17 @@ fn make(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
 
 fn remove(tree: &Tree, asker: &Credentials, path: &str) -> Result<()> {
     let (parent, name) = parent(tree, asker, path)?;
-    tree.remove_group(parent, name)
+    match file::lookup(tree, parent, name)? {
+        Node::Dir(_) => tree.remove_group(parent, name),
+        Node::File(..) => Err(Error::NotDirectory),
+    }
 }
 
 /// The directory that a path leads to but for its last name, if the asker may change it, and that name.
 fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Place, &'a str)> {
     let path = path.trim_matches('/');
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
-    match file::resolve(tree, above)? {
+    match resolve(tree, asker, above)? {
         Node::Dir(parent) if asker.may_change(tree, parent)? => Ok((parent, name)),
         Node::Dir(_) => Err(Error::WrongAccess),
         Node::File(..) => Err(Error::NotDirectory),
@@ -124,5 +132,90 @@ fn show(tree: &Tree, place: Place, name: &str) -> Option<(String, serde_json::Va
     match file::lookup(tree, place, name) {
         Ok(Node::File(place, file)) => Some((name.to_owned(), file.show(tree, place).ok()?.into())),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::Caller;
+    use crate::tree::fixture::World;
+
+    const ALICE: u32 = 1000;
+
+    /// What comes of a request: an errno, or 0.
+    fn go(world: &World, asker: &Credentials, operation: Operation, name: &str, value: &[u8]) -> i32 {
+        let request = Request {
+            operation,
+            offset: 0,
+            name,
+            value,
+        };
+        let (answer, _) = answer(&world.tree, asker, Vec::new(), &request.to_bytes()).unwrap();
+        Answer::from_bytes(&answer).unwrap().status.cast_signed()
+    }
+
+    #[test]
+    fn nobody_gets_past_a_directory_that_is_closed_to_him() {
+        let world = World::new(1);
+        let root = Credentials::default();
+        let alice = Credentials {
+            uid: ALICE,
+            gid: ALICE,
+            groups: vec![27],
+            is_contained: false,
+        };
+        let contained = Credentials {
+            is_contained: true,
+            ..Credentials::default()
+        };
+        for path in ["above", "above/hers"] {
+            assert_eq!(go(&world, &root, Operation::Make, path, b""), 0);
+        }
+        let give = |path, uid, gid, mode| {
+            let Node::Dir(place) = file::resolve(&world.tree, path).unwrap() else {
+                panic!("{path} is no directory");
+            };
+            let by = Caller {
+                uid: 0,
+                gid: 0,
+                pid: 0,
+            };
+            world
+                .tree
+                .set_access(place, by, (Some(uid), Some(gid)), Some(mode))
+                .unwrap();
+        };
+        give("above/hers", ALICE, ALICE, 0o700);
+        for (gid, mode, hers, a_containers) in [
+            (0, 0o755, true, false),
+            (0, 0o711, true, false),
+            (0, 0o750, false, false),
+            (27, 0o750, true, false),
+            (27, 0o705, false, false),
+        ] {
+            give("above", 0, gid, mode);
+            let errno = |may| if may { 0 } else { libc::EACCES };
+            let file = "above/hers/memory.limit";
+            for (operation, path, value) in [
+                (Operation::Get, file, &b""[..]),
+                (Operation::Set, file, b"1G"),
+                (Operation::Make, "above/hers/new", b""),
+                (Operation::MayBegin, "above/hers/new", b""),
+                (Operation::Remove, "above/hers/new", b""),
+            ] {
+                let case = format!("{gid} {mode:o} {path}");
+                assert_eq!(go(&world, &alice, operation, path, value), errno(hers), "{case}");
+            }
+            assert_eq!(go(&world, &root, Operation::Get, file, b""), 0);
+            assert_eq!(
+                go(&world, &contained, Operation::Get, file, b""),
+                errno(a_containers)
+            );
+        }
+        assert_eq!(
+            go(&world, &root, Operation::Remove, "devices", b""),
+            libc::ENOTDIR
+        );
     }
 }

@@ -33,12 +33,25 @@ impl Credentials {
     /// # Errors
     /// [`Error::Gone`].
     pub fn may_change(&self, tree: &Tree, place: Place) -> Result<bool> {
+        Ok(!self.is_contained && tree.may_change(place, self.in_group_of(tree, place)?)?)
+    }
+
+    /// Whether what is in a directory may be opened, likewise. In a container is nobody whom the directory knows.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_search(&self, tree: &Tree, place: Place) -> Result<bool> {
         if self.is_contained {
-            return Ok(false);
+            return Ok(tree.access(place)?.mode & 0o1 != 0);
         }
+        tree.may_search(place, self.in_group_of(tree, place)?)
+    }
+
+    /// In the directory's group, if they are in that among others.
+    fn in_group_of(&self, tree: &Tree, place: Place) -> Result<Caller> {
         let Owner { gid, .. } = tree.access(place)?.owner;
         let gid = if self.groups.contains(&gid) { gid } else { self.gid };
-        tree.may_change(place, Caller { gid, ..self.caller() })
+        Ok(Caller { gid, ..self.caller() })
     }
 
     /// Whether `gcgroup.procs` may be written: that is the owner's and root's.
@@ -136,6 +149,7 @@ fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) 
     if !may_leave(tree, who, begins, path)? {
         return Err(Error::NotYours("it is outside of the group that it begins in"));
     }
+    may_begin(tree, who, path)?;
     let (reached, done) = descend(tree, path, |place, name, _| {
         if !who.may_change(tree, place)? {
             return Err(Error::WrongAccess);
@@ -165,6 +179,9 @@ pub fn may_begin(tree: &Tree, who: &Credentials, path: &str) -> Result<()> {
     let mut place = Place::ROOT;
     file::check_group_path(path.trim_matches('/'))?;
     for name in path.trim_matches('/').split('/') {
+        if !who.may_search(tree, place)? {
+            return Err(Error::WrongAccess);
+        }
         match tree.directory(place, name) {
             Ok(next) if matches!(next.whose(), Entity::Group(_)) => place = next,
             // Whoever makes the first that is missing makes all others in it.

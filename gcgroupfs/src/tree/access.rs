@@ -17,6 +17,18 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`].
     pub fn may_change(&self, place: Place, caller: Caller) -> Result<bool> {
+        self.lets(place, caller, 0o3)
+    }
+
+    /// Whether the caller may open what is in a directory, likewise.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_search(&self, place: Place, caller: Caller) -> Result<bool> {
+        self.lets(place, caller, 0o1)
+    }
+
+    fn lets(&self, place: Place, caller: Caller, wanted: u16) -> Result<bool> {
         let state = self.state.lock();
         let Access { owner, mode } = state.access(place)?;
         let bits = if caller.uid == owner.uid {
@@ -26,7 +38,7 @@ impl Tree {
         } else {
             mode
         };
-        Ok(state.is_root(caller) || bits & 0o3 == 0o3)
+        Ok(state.is_root(caller) || bits & wanted == wanted)
     }
 
     /// Gives a directory away, or changes what it lets others do; its control files belong to whom it belongs to. Of the
