@@ -250,15 +250,17 @@ impl Filesystem for Adapter {
 
     /// Cookies are positions in the snapshot, so no entry comes twice and none is missed.
     fn readdir(&self, _: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let Ok(entries) = guarded(|| match self.nodes.handles.entries(handle, ino, offset == 0) {
+        let entries = guarded(|| match self.nodes.handles.entries(handle, ino, offset == 0) {
             Some(entries) => Ok(entries),
             // Rewound: a new snapshot.
-            None => Ok(self
+            None => self
                 .nodes
                 .handles
-                .keep_entries(handle, ino, self.nodes.entries(ino)?)),
-        }) else {
-            return reply.error(Errno::ENODEV);
+                .keep_entries(handle, ino, self.nodes.entries(ino)?),
+        });
+        let entries = match entries {
+            Ok(entries) => entries,
+            Err(errno) => return reply.error(errno),
         };
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         for (position, entry) in entries.iter().enumerate().skip(start) {

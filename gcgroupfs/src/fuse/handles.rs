@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::inode;
 use super::table::{Table, uid};
 use crate::error::Result;
+use crate::file::PAGE;
 use crate::keep::Slots;
 use crate::tree::Caller;
 
@@ -69,6 +70,13 @@ struct OpenDir {
     begun: bool,
 }
 
+impl OpenDir {
+    fn weight(&self) -> usize {
+        // An entry takes 32 bytes, and its name as much.
+        (self.entries.len() * 64).div_ceil(PAGE).max(1)
+    }
+}
+
 /// All that is open.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
@@ -88,7 +96,7 @@ impl Handles {
     /// # Errors
     /// The opener has too many.
     pub(super) fn open_file(&self, file: OpenFile) -> Result<FileHandle> {
-        self.files.lock().open(file.opener.uid, file).map(FileHandle)
+        self.files.lock().open(file.opener.uid, 1, file).map(FileHandle)
     }
 
     pub(super) fn close_file(&self, FileHandle(handle): FileHandle) {
@@ -122,12 +130,24 @@ impl Handles {
     }
 
     /// Notes what was read, and the number of changes up to it.
-    pub(super) fn keep_text(&self, handle: FileHandle, ino: INodeNo, text: Arc<str>, nr_changes: u64) {
+    ///
+    /// # Errors
+    /// The opener has too much open.
+    pub(super) fn keep_text(
+        &self,
+        handle: FileHandle,
+        ino: INodeNo,
+        text: Arc<str>,
+        nr_changes: u64,
+    ) -> Result<()> {
         let mut files = self.files.lock();
+        adopt(&mut files, handle, ino);
+        files.weigh(handle.0, text.len().div_ceil(PAGE).max(1))?;
         let file = adopt(&mut files, handle, ino);
         file.text = Some(text);
         file.seen = Some(nr_changes);
         file.announced = file.announced.max(nr_changes);
+        Ok(())
     }
 
     /// Has `notifier` woken by the next [`announce`](Self::announce) of something new. Returns whether there is
@@ -176,7 +196,8 @@ impl Handles {
             entries: entries.into(),
             begun: false,
         };
-        self.dirs.lock().open(uid, dir).map(FileHandle)
+        let weight = dir.weight();
+        self.dirs.lock().open(uid, weight, dir).map(FileHandle)
     }
 
     pub(super) fn close_dir(&self, FileHandle(handle): FileHandle) {
@@ -200,20 +221,25 @@ impl Handles {
     }
 
     /// Replaces the snapshot.
+    ///
+    /// # Errors
+    /// The opener has too much open.
     pub(super) fn keep_entries(
         &self,
         FileHandle(handle): FileHandle,
         ino: INodeNo,
         entries: Vec<Entry>,
-    ) -> Arc<[Entry]> {
+    ) -> Result<Arc<[Entry]>> {
         let entries = Arc::<[Entry]>::from(entries);
         let dir = OpenDir {
             ino,
             entries: entries.clone(),
             begun: true,
         };
-        self.dirs.lock().put(handle, dir);
-        entries
+        let mut dirs = self.dirs.lock();
+        dirs.weigh(handle, dir.weight())?;
+        dirs.put(handle, dir.weight(), dir);
+        Ok(entries)
     }
 }
 
@@ -230,7 +256,7 @@ fn adopt(files: &mut Table<OpenFile>, FileHandle(handle): FileHandle, ino: INode
         }),
     };
     if let Some(opener) = opener {
-        files.put(handle, OpenFile::new(opener, ino));
+        files.put(handle, 1, OpenFile::new(opener, ino));
     }
     files.get_mut(handle).expect("there is one by now")
 }
@@ -238,6 +264,7 @@ fn adopt(files: &mut Table<OpenFile>, FileHandle(handle): FileHandle, ino: INode
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     const OPENER: Caller = Caller {
         uid: 1000,
@@ -259,7 +286,7 @@ mod tests {
         let after = Handles::default();
         assert_eq!(after.opener(handle, OTHER), Caller { uid: 1000, ..OTHER });
         assert!(after.text(handle, INO).is_none());
-        after.keep_text(handle, INO, "text".into(), 3);
+        after.keep_text(handle, INO, "text".into(), 3).unwrap();
         assert_eq!(after.text(handle, INO).as_deref(), Some("text"));
         assert_eq!(after.of(&[5, 9].into()), [INO].into());
         after.close_file(handle);
@@ -270,11 +297,39 @@ mod tests {
     fn two_files_with_one_number_do_not_show_each_others_text() {
         let handles = Handles::default();
         let handle = handles.open_file(OpenFile::new(OPENER, INO)).unwrap();
-        handles.keep_text(handle, INO, "one".into(), 0);
+        handles.keep_text(handle, INO, "one".into(), 0).unwrap();
         let other = INodeNo(INO.0 + 1);
         assert!(handles.text(handle, other).is_none());
-        handles.keep_text(handle, other, "other".into(), 0);
+        handles.keep_text(handle, other, "other".into(), 0).unwrap();
         assert!(handles.text(handle, INO).is_none());
+    }
+
+    #[test]
+    fn long_texts_and_listings_take_the_room_of_many() {
+        let handles = Handles::default();
+        let long: Arc<str> = "x".repeat(1 << 20).into();
+        let mut nr_read = 0;
+        loop {
+            let opened = handles.open_file(OpenFile::new(OPENER, INO));
+            match opened.and_then(|handle| handles.keep_text(handle, INO, long.clone(), 0)) {
+                Ok(()) => nr_read += 1,
+                Err(error) => break assert_eq!(error, Error::TooManyOpen),
+            }
+        }
+        assert_eq!(nr_read, 64, "MiB");
+        let listing = |nr: u64| -> Vec<Entry> {
+            let entry = |number| Entry {
+                ino: INodeNo(number),
+                kind: FileType::Directory,
+                name: number.to_string().into(),
+            };
+            (0..nr).map(entry).collect()
+        };
+        let first = handles.open_dir(OPENER.uid, INO, listing(1 << 19)).unwrap();
+        handles.open_dir(OPENER.uid, INO, listing(1 << 18)).unwrap();
+        assert!(handles.open_dir(OPENER.uid, INO, listing(1 << 19)).is_err());
+        assert!(handles.keep_entries(first, INO, listing(1 << 20)).is_err());
+        assert!(handles.keep_entries(first, INO, listing(3 << 18)).is_ok());
     }
 
     #[test]

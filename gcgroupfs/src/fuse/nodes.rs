@@ -259,7 +259,7 @@ impl Nodes {
         if offset > 0 && self.handles.is_inherited(handle, ino) && text.len() <= size as usize {
             return Ok(Arc::from(""));
         }
-        self.handles.keep_text(handle, ino, text.clone(), nr_changes);
+        self.handles.keep_text(handle, ino, text.clone(), nr_changes)?;
         Ok(text)
     }
 

@@ -1,18 +1,24 @@
 //! What is open, by handle, and how much of it is each user's. A handle is the opener's uid, and a number that no other open
-//! handle of that user has in the table.
+//! handle of that user has in the table. What is open weighs as many pages as are kept for it, and one at least.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 
-/// The most that a user who is not root can have open in a table: each costs us what it is being read from.
+/// The most that all that a user who is not root has open in a table may weigh.
 const MAX_PER_UID: usize = 16 << 10;
 
 #[derive(Debug)]
+struct Open<T> {
+    what: T,
+    weight: usize,
+}
+
+#[derive(Debug)]
 pub(super) struct Table<T> {
-    open: HashMap<u64, T>,
+    open: HashMap<u64, Open<T>>,
+    /// What all that a user has open weighs.
     by_uid: HashMap<u32, usize>,
     last: u32,
 }
@@ -44,10 +50,8 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// The user has too much open.
-    pub(super) fn open(&mut self, uid: u32, what: T) -> Result<u64> {
-        if uid != 0 && self.by_uid.get(&uid).is_some_and(|count| *count >= MAX_PER_UID) {
-            return Err(Error::TooManyOpen);
-        }
+    pub(super) fn open(&mut self, uid: u32, weight: usize, what: T) -> Result<u64> {
+        self.check(uid, weight)?;
         let handle = loop {
             self.last = self.last.wrapping_add(1);
             let handle = u64::from(uid) << 32 | u64::from(self.last);
@@ -55,42 +59,68 @@ impl<T> Table<T> {
                 break handle;
             }
         };
-        self.put(handle, what);
+        self.put(handle, weight, what);
         Ok(handle)
     }
 
     pub(super) fn close(&mut self, handle: u64) -> Option<T> {
-        let closed = self.open.remove(&handle)?;
-        if let Entry::Occupied(mut count) = self.by_uid.entry(uid(handle)) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
-        Some(closed)
+        let Open { what, weight } = self.open.remove(&handle)?;
+        self.count(uid(handle), weight, 0);
+        Some(what)
     }
 
     /// Has a handle stand for something else. It may be one that a predecessor gave, and is then added.
-    pub(super) fn put(&mut self, handle: u64, what: T) {
-        if self.open.insert(handle, what).is_none() {
-            *self.by_uid.entry(uid(handle)).or_default() += 1;
+    pub(super) fn put(&mut self, handle: u64, weight: usize, what: T) {
+        let old = self.open.insert(handle, Open { what, weight });
+        self.count(uid(handle), old.map_or(0, |old| old.weight), weight);
+    }
+
+    /// Has what is open there weigh so much.
+    ///
+    /// # Errors
+    /// The user has too much open for that.
+    pub(super) fn weigh(&mut self, handle: u64, weight: usize) -> Result<()> {
+        let Some(old) = self.open.get(&handle).map(|open| open.weight) else {
+            return Ok(());
+        };
+        self.check(uid(handle), weight.saturating_sub(old))?;
+        if let Some(open) = self.open.get_mut(&handle) {
+            open.weight = weight;
         }
+        self.count(uid(handle), old, weight);
+        Ok(())
     }
 
     pub(super) fn get(&self, handle: u64) -> Option<&T> {
-        self.open.get(&handle)
+        self.open.get(&handle).map(|open| &open.what)
     }
 
     pub(super) fn get_mut(&mut self, handle: u64) -> Option<&mut T> {
-        self.open.get_mut(&handle)
+        self.open.get_mut(&handle).map(|open| &mut open.what)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.open.values_mut()
+        self.open.values_mut().map(|open| &mut open.what)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
-        self.open.iter().map(|(handle, what)| (*handle, what))
+        self.open.iter().map(|(handle, open)| (*handle, &open.what))
+    }
+
+    fn check(&self, uid: u32, more: usize) -> Result<()> {
+        let there = self.by_uid.get(&uid).copied().unwrap_or(0);
+        if uid != 0 && more > 0 && there.saturating_add(more) > MAX_PER_UID {
+            return Err(Error::TooManyOpen);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, uid: u32, less: usize, more: usize) {
+        let there = self.by_uid.entry(uid).or_default();
+        *there = there.saturating_add(more).saturating_sub(less);
+        if *there == 0 {
+            self.by_uid.remove(&uid);
+        }
     }
 
     #[cfg(test)]
@@ -106,24 +136,42 @@ mod tests {
     #[test]
     fn each_user_but_root_has_so_many_and_closing_gives_room() {
         let mut table = Table::default();
-        let handles: Vec<_> = (0..MAX_PER_UID).map(|_| table.open(7, ()).unwrap()).collect();
-        assert_eq!(table.open(7, ()), Err(Error::TooManyOpen));
-        assert_eq!(uid(table.open(8, ()).unwrap()), 8, "another has room");
+        let handles: Vec<_> = (0..MAX_PER_UID).map(|_| table.open(7, 1, ()).unwrap()).collect();
+        assert_eq!(table.open(7, 1, ()), Err(Error::TooManyOpen));
+        assert_eq!(uid(table.open(8, 1, ()).unwrap()), 8, "another has room");
         assert!(
-            (0..=MAX_PER_UID).all(|_| table.open(0, ()).is_ok()),
+            (0..=MAX_PER_UID).all(|_| table.open(0, 1, ()).is_ok()),
             "root has no such bound"
         );
-        table.put(handles[0], ());
+        table.put(handles[0], 1, ());
         assert_eq!(table.close(handles[0]), Some(()));
         assert_eq!(table.close(handles[0]), None);
-        assert_eq!(uid(table.open(7, ()).unwrap()), 7);
-        assert_eq!(table.open(7, ()), Err(Error::TooManyOpen));
+        assert_eq!(uid(table.open(7, 1, ()).unwrap()), 7);
+        assert_eq!(table.open(7, 1, ()), Err(Error::TooManyOpen));
+    }
+
+    #[test]
+    fn what_is_heavy_takes_the_room_of_many() {
+        let mut table = Table::default();
+        let heavy = table.open(7, MAX_PER_UID - 2, ()).unwrap();
+        let light = table.open(7, 1, ()).unwrap();
+        assert_eq!(table.weigh(light, 3), Err(Error::TooManyOpen));
+        assert_eq!(table.by_uid[&7], MAX_PER_UID - 1, "nothing has changed");
+        table.weigh(light, 2).unwrap();
+        assert_eq!(table.open(7, 1, ()), Err(Error::TooManyOpen));
+        table.weigh(heavy, 1).unwrap();
+        table.weigh(light, MAX_PER_UID - 1).unwrap();
+        table.close(heavy);
+        table.close(light);
+        assert!(table.by_uid.is_empty());
+        let roots = table.open(0, 2 * MAX_PER_UID, ()).unwrap();
+        assert_eq!(table.weigh(roots, 3 * MAX_PER_UID), Ok(()));
     }
 
     #[test]
     fn a_predecessors_handle_counts_like_any() {
         let mut table = Table::default();
-        table.put(7 << 32 | 5, ());
+        table.put(7 << 32 | 5, 1, ());
         assert_eq!(table.by_uid[&7], 1);
         table.close(7 << 32 | 5);
         assert!(table.by_uid.is_empty());
