@@ -16,6 +16,7 @@ mod rate;
 mod registry;
 mod remembered;
 mod scribe;
+mod share;
 mod strangers;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ use self::enquiry::Enquiries;
 use self::rate::Rate;
 use self::registry::Registry;
 use self::scribe::Scribe;
+use self::share::Shares;
 use self::strangers::Strangers;
 use crate::journal::{Journal, Key};
 use crate::process;
@@ -118,6 +120,7 @@ pub struct Server {
     /// Nobody is accepted before: there is no room.
     full_until: Option<Instant>,
     complaints: Rate,
+    shares: Shares,
     strangers: Strangers,
     next_tend: Option<Instant>,
     /// When to look for those that have not come back after a restart.
@@ -179,6 +182,7 @@ impl Server {
             last_number,
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),
+            shares: Shares::default(),
             strangers: Strangers::default(),
             // Whoever was here before may come back.
             next_tend: Some(Instant::now() + TICK),
@@ -246,6 +250,7 @@ impl Server {
 
     fn tick(&mut self) {
         let now = Instant::now();
+        self.shares.tidy(now);
         for number in self.timed.iter().copied().collect::<Vec<_>>() {
             match self.connections.get_mut(&number) {
                 Some(connection) if connection.is_expired(now) => self.hang_up(number),

@@ -1,5 +1,7 @@
 //! Answers requests of the command line from the same table as the mount, by the same rules.
 
+use std::collections::BTreeSet;
+
 use gcgroup_abi::message::Malformed;
 use serde::Serialize;
 
@@ -28,7 +30,7 @@ struct Line<'a> {
     files: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Answers one packet. `text` is what the connection has been reading, and returned is what it reads now. Nothing, if
+/// Answers one packet. `text` is what the connection has been reading, and returned is what it goes on to read. Nothing, if
 /// the packet is no request.
 pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let request = match Request::from_bytes(packet) {
@@ -45,7 +47,11 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
         (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(|()| Vec::new()),
     };
     Some(match text {
-        Ok(text) => (Answer::part(&text, request.offset).to_bytes(), text),
+        Ok(text) => {
+            let part = Answer::part(&text, request.offset);
+            let is_last = request.offset as usize + part.part.len() >= text.len();
+            (part.to_bytes(), if is_last { Vec::new() } else { text })
+        }
         Err(error) => (Answer::refusal(error.errno()).to_bytes(), Vec::new()),
     })
 }
@@ -100,7 +106,7 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Place,
 
 /// Processes come and go meanwhile: of one that is gone, what is gone is left out.
 fn list(tree: &Tree, names: &str) -> Result<Vec<u8>> {
-    let names: Vec<&str> = names.lines().take(MAX_FILES).collect();
+    let names: BTreeSet<&str> = names.lines().take(MAX_FILES).collect();
     let mut out = Vec::new();
     for (id, identity) in tree.processes() {
         let (pid, whole) = (identity.pid.to_string(), Place::process(id));

@@ -1,5 +1,7 @@
 //! One connection: of a hook, of the command line, or of somebody who has not said yet.
 
+mod request;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +16,7 @@ use nix::unistd::geteuid;
 use tracing::{debug, info, warn};
 
 use super::enquiry::Applicant;
+use super::share::User;
 use super::{Server, TEND, watch};
 use crate::block;
 use crate::journal::Key;
@@ -93,7 +96,16 @@ impl Connection {
         self.is_visitor() && now.duration_since(self.last) > PATIENCE
     }
 
-    /// Listens again to a hook that rang too often.
+    /// Whose requests they are.
+    fn user(&mut self) -> User {
+        let socket = &self.socket;
+        let is_contained = *self
+            .is_contained
+            .get_or_insert_with(|| process::is_contained(&**socket));
+        (self.uid, is_contained)
+    }
+
+    /// Listens again to one that rang too often, or asked too much.
     pub fn unmute(&mut self, now: Instant, watch: impl FnOnce(&OwnedFd)) {
         if self.muted && now.duration_since(self.last) >= super::TICK {
             self.muted = false;
@@ -115,9 +127,20 @@ impl Connection {
 impl Server {
     /// Takes one packet, so that everybody gets a turn.
     pub(super) fn serve(&mut self, number: u64) {
-        let Some(connection) = self.connections.get(&number) else {
+        let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
+        if connection.is_visitor() {
+            // Nobody listens to it, so what is told of it is its end.
+            if connection.muted {
+                return self.hang_up(number);
+            }
+            let now = Instant::now();
+            if self.shares.concern(connection.uid) && !self.shares.allows(connection.user(), now) {
+                (connection.muted, connection.last) = (true, now);
+                return watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
+            }
+        }
         let mut buffer = [0; MAX_REQUEST];
         match sys::receive(&*connection.socket, &mut buffer) {
             Ok(received) => {
@@ -329,32 +352,6 @@ impl Server {
             &welcome,
             MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
         );
-    }
-
-    /// Answers a request; nobody is waited for, so who does not read the answers is hung up on.
-    fn take_request(&mut self, number: u64, packet: &[u8]) -> bool {
-        let Some(connection) = self.connections.get_mut(&number) else {
-            return false;
-        };
-        let text = match &mut connection.kind {
-            Kind::Client(text) => std::mem::take(text),
-            _ => Vec::new(),
-        };
-        let asker = super::answer::Credentials {
-            uid: connection.uid,
-            gid: connection.gid,
-            groups: sys::peer_groups(&*connection.socket).unwrap_or_default(),
-            is_contained: *connection
-                .is_contained
-                .get_or_insert_with(|| process::is_contained(&*connection.socket)),
-        };
-        let Some((answer, text)) = super::answer::answer(&self.tree, &asker, text, packet) else {
-            return false;
-        };
-        connection.kind = Kind::Client(text);
-        connection.last = Instant::now();
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        send(connection.socket.as_raw_fd(), &answer, flags).is_ok()
     }
 
     /// Ends a connection, and with it what it stood for.

@@ -85,3 +85,34 @@ fn groups_are_made_removed_and_entered_without_the_mount() {
     assert_eq!(world.show("a/gcgroup.events"), "populated 1\nfrozen 0\n");
     drop(hook);
 }
+
+#[test]
+fn who_asks_without_end_is_answered_in_time_and_nothing_is_kept_of_what_was_read() {
+    let world = World::new();
+    let _hook = world.register();
+    let client = world.connect();
+    // More than a quarter of the time that passes: it is made to wait, and nothing is lost.
+    for _ in 0..2000 {
+        assert_eq!(
+            ask(&client, Operation::List, "memory.stat\ncompute.stat", b"").0,
+            0
+        );
+    }
+    let packet = |offset| {
+        let request = Request {
+            operation: Operation::Get,
+            offset,
+            name: "devices",
+            value: b"",
+        };
+        request.to_bytes()
+    };
+    let (who, tree) = (super::super::answer::Credentials::default(), &world.tree);
+    let (_, kept) = super::super::answer::answer(tree, &who, Vec::new(), &packet(0)).unwrap();
+    assert!(kept.is_empty(), "all of it is in one packet");
+    let long = vec![b'x'; MAX_ANSWER + 100];
+    let (_, kept) = super::super::answer::answer(tree, &who, long.clone(), &packet(50)).unwrap();
+    assert_eq!(kept, long, "there is more");
+    let (_, kept) = super::super::answer::answer(tree, &who, long, &packet(1000)).unwrap();
+    assert!(kept.is_empty(), "that was the end");
+}
