@@ -104,6 +104,14 @@ impl Devices {
             .map_or(OTHER_DEVICE, |known| known.index.load(Relaxed) as usize)
     }
 
+    /// The slots of all devices that the program may have.
+    pub(crate) fn all(&self) -> [usize; MAX_DEVICES] {
+        std::array::from_fn(|number| {
+            let known = self.known.get(number);
+            known.map_or(OTHER_DEVICE, |known| known.index.load(Relaxed) as usize)
+        })
+    }
+
     /// The device's slot, asking the driver for the device's UUID the first time.
     pub(crate) fn learn(&self, control: &Control, local: LocalDevice) -> usize {
         let Some(known) = self.known.get(usize::from(local.0)) else {

@@ -265,6 +265,7 @@ impl Process {
     fn renumber(&self) {
         self.devices.refresh(self.control());
         self.memory.renumber(self);
+        self.swap.renumber(self);
         self.slots.renumber(self);
         self.contexts.tell(self);
     }

@@ -169,6 +169,8 @@ mod swap_host;
 #[cfg(test)]
 mod swap_load;
 #[cfg(test)]
+mod swap_numbers;
+#[cfg(test)]
 mod swap_order;
 #[cfg(test)]
 mod swap_pinned;

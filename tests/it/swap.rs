@@ -49,6 +49,32 @@ fn lowering_the_limit_makes_room_and_raising_it_brings_all_back() {
 }
 
 #[test]
+fn what_a_limit_has_put_out_does_not_take_the_room_of_what_is_asked_for() {
+    let mount = mount();
+    let mut program = swapping(&mount);
+    let dir = Dir::of(&mount, program.pid());
+    for _ in 0..3 {
+        alloc(&mut program, 16 * MIB);
+    }
+    dir.write("memory.limit", 32 * MIB);
+    wait_until("one is out", || dir.number("memory.current") == 32 * MIB);
+    dir.write("memory.reclaim", "max");
+    wait_until("all are out", || dir.number("memory.current") == 0);
+    // Who looks again does not bring it back.
+    dir.write("memory.reclaim", "1");
+    wait_until("it was looked", || dir.key("memory.events", "reclaim") == 2);
+    dir.freeze();
+    assert_eq!(dir.number("memory.swap.current"), 48 * MIB);
+    assert_eq!(dir.key("memory.events", "swap_in"), 0);
+    dir.write("compute.freeze", 0);
+    wait_until("it is in as before", || {
+        dir.number("memory.swap.current") == 16 * MIB
+    });
+    assert_eq!(dir.number("memory.current"), 32 * MIB);
+    assert_eq!(program.ask("verify"), "verified 3");
+}
+
+#[test]
 fn a_frozen_process_goes_out_whole_and_is_back_before_its_work_goes_on() {
     let mount = mount();
     let mut program = swapping(&mount);

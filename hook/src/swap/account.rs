@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::{Control, Kind, NO_LIMIT, Usage, UsageDevice, try_charge, uncharge};
 
-use super::block::{Block, Where};
+use super::block::{Block, Placed, Where};
 use crate::cuda::CUerror;
 use crate::memory::Place;
 use crate::memory::ledger::Entry;
@@ -60,9 +60,8 @@ impl Process {
         on_device.min(left(&self.control().memory_swap_max, swapped(self.usage())))
     }
 
-    /// A block is there.
-    pub(super) fn enter_block(&self, block: &Block) {
-        let index = self.devices.index(block.local);
+    /// A block is there, charged to that slot.
+    pub(super) fn enter_block(&self, block: &Block, index: usize) {
         self.count_in(&entry(block, index));
         match block.place() {
             Where::Device => self.add_swappable(block, index),
@@ -71,8 +70,7 @@ impl Process {
     }
 
     /// It was freed, and was there last.
-    pub(super) fn leave_block(&self, block: &Block, last: Where) {
-        let index = self.devices.index(block.local);
+    pub(super) fn leave_block(&self, block: &Block, (last, index): (Where, usize)) {
         match last {
             Where::Device => {
                 self.uncharge_block(index, block.size);
@@ -89,8 +87,7 @@ impl Process {
     }
 
     /// It was moved there, and what it left is let go. The bytes of a block count as linear memory while they are on the device.
-    pub(super) fn moved_block(&self, block: &Block, to: Where) {
-        let index = self.devices.index(block.local);
+    pub(super) fn moved_block(&self, block: &Block, index: usize, to: Where) {
         if let Some(usage) = self.usage().devices.get(index) {
             let (count, bytes) = match to {
                 Where::Host => (&usage.nr_swap_out, &usage.swap_out_bytes),
@@ -109,6 +106,45 @@ impl Process {
                 self.uncharge_block(index, block.size);
                 self.take_kind(block, index);
                 self.take_swappable(block, index);
+            }
+        }
+    }
+
+    /// Moves what a block is charged to another slot; the process's sums stay. Until it is settled, it is charged in both
+    /// places, and counts where it was.
+    pub(super) fn transfer_block(&self, block: &Block, placed: &Placed, to: usize) {
+        let (from, size) = (placed.index, block.size);
+        let (is_on_host, is_in_both) = (placed.place == Where::Host, placed.is_unsettled());
+        if is_in_both || !is_on_host {
+            let levels = &self.memory.levels;
+            levels.transfer_bytes(self.usage(), self.control(), from, to, size);
+        }
+        if is_in_both || is_on_host {
+            self.transfer_host(from, to, size, false);
+        }
+        if is_in_both == is_on_host {
+            self.add_kind(block, to);
+            self.take_kind(block, from);
+            self.add_swappable(block, to);
+            self.take_swappable(block, from);
+        }
+    }
+
+    /// Moves what is charged of the host to another slot, as a block's or as supply.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn transfer_host(&self, from: usize, to: usize, size: u64, is_supply: bool) {
+        let devices = &self.usage().devices;
+        if let (Some(from), Some(to)) = (devices.get(from), devices.get(to)) {
+            // Whoever adds up what is out sees it once.
+            let _both = self.swap.both.lock();
+            let counted = match is_supply {
+                true => (&from.swap_supply, &to.swap_supply),
+                false => (&from.swap_current, &to.swap_current),
+            };
+            for (from, to) in [counted, (&from.swap_charged, &to.swap_charged)] {
+                to.fetch_add(size, Relaxed);
+                uncharge(from, size);
             }
         }
     }

@@ -84,6 +84,8 @@ impl Body {
 pub(super) struct Placed {
     pub(super) body: Body,
     pub(super) place: Where,
+    /// The device's slot in the blocks, where all of it is charged.
+    pub(super) index: usize,
     stays: Stays,
     /// The number of its last move out; zero: it was made where it is.
     departure: u64,
@@ -91,6 +93,13 @@ pub(super) struct Placed {
     left: Option<Left>,
     /// Addresses where it is mapped as well, since they could not be unmapped.
     stray: Option<Range>,
+}
+
+impl Placed {
+    /// Whether it has moved and what it left is still there and charged.
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.left.is_some()
+    }
 }
 
 #[derive(Debug)]
@@ -190,6 +199,7 @@ impl Block {
             placed: Mutex::new(Placed {
                 body: Body::Mapped(memory),
                 place: to,
+                index: place.index,
                 stays: Stays::No,
                 departure: 0,
                 left: None,
@@ -227,6 +237,14 @@ impl Block {
         (self.placed.lock().departure, self.number)
     }
 
+    /// Others are asked for: if it is out, it does not take their room.
+    pub(super) fn stay(&self) {
+        let mut placed = self.placed.lock();
+        if placed.place == Where::Host && placed.stays == Stays::No {
+            placed.stays = Stays::Asked;
+        }
+    }
+
     pub(super) fn set_stays(&self, stays: Stays) {
         self.placed.lock().stays = stays;
     }
@@ -236,14 +254,14 @@ impl Block {
         let mut placed = self.placed.lock();
         let _ = self.settle_locked(process, &mut placed);
         if !self.is_pinned() && placed.place == Where::Device {
-            process.take_swappable(self, process.devices.index(self.local));
+            process.take_swappable(self, placed.index);
         }
         self.is_pinned.store(true, Relaxed);
         !matches!(placed.body, Body::Gone) && placed.place == Where::Host
     }
 
-    /// Unmaps it for good and lets its memory go; where it was last. An error leaves it as it was.
-    pub(super) fn end(&self, process: &Process) -> Result<Where, CUerror> {
+    /// Unmaps it for good and lets its memory go; where it was last, and where it is charged. An error leaves it as it was.
+    pub(super) fn end(&self, process: &Process) -> Result<(Where, usize), CUerror> {
         let mut placed = self.placed.lock();
         let _ = self.settle_locked(process, &mut placed);
         if let Some(stray) = &placed.stray {
@@ -253,7 +271,18 @@ impl Block {
         self.range.unmap()?;
         self.put(process, &mut placed, Body::Gone);
         self.range.give_back();
-        Ok(placed.place)
+        Ok((placed.place, placed.index))
+    }
+
+    /// Brings its charges to the slot that its device has now, if that is another.
+    pub(super) fn follow(&self, process: &Process) {
+        let mut placed = self.placed.lock();
+        let (from, to) = (placed.index, process.devices.index(self.local));
+        // What was freed its owner takes off where it was.
+        if from != to && !matches!(placed.body, Body::Gone) {
+            process.transfer_block(self, &placed, to);
+            placed.index = to;
+        }
     }
 
     /// Changes what the bytes are in; what they were in before is let go.
@@ -281,11 +310,11 @@ impl Block {
         }
     }
 
-    /// Whether it may be exchanged now.
-    pub(super) fn may_go(&self, placed: &Placed, to: Goal) -> bool {
+    /// Whether it may be exchanged now for what was made for a device of that slot.
+    pub(super) fn may_go(&self, placed: &Placed, index: usize, to: Goal) -> bool {
         let is_free = to == Goal::Device || !self.is_pinned();
-        let is_whole = matches!(placed.body, Body::Mapped(_)) && placed.left.is_none();
-        is_free && is_whole && placed.place != to.place()
+        let is_whole = matches!(placed.body, Body::Mapped(_)) && !placed.is_unsettled();
+        is_free && is_whole && placed.place != to.place() && placed.index == index
     }
 
     /// Has other memory, with the same bytes in it, mapped in the place of the old, which is kept until it is settled. Nothing
@@ -314,7 +343,7 @@ impl Block {
             self.put(process, placed, old);
             return Err((Failed::of(error, to), piece));
         }
-        let Piece { memory, aside } = piece;
+        let Piece { memory, aside, .. } = piece;
         self.put(process, placed, Body::Mapped(memory));
         placed.left = Some(Left { memory: old, aside });
         self.arrive(process, placed, to);
@@ -344,9 +373,9 @@ impl Block {
         }
         match placed.place {
             Where::Host => drop(memory),
-            Where::Device => process.enter_supply(process.devices.index(self.local), memory),
+            Where::Device => process.enter_supply(self.local, placed.index, memory),
         }
-        process.moved_block(self, placed.place);
+        process.moved_block(self, placed.index, placed.place);
         unmapped.map_err(|_| Failed::Stuck)
     }
 }

@@ -71,6 +71,15 @@ pub(super) struct Device {
     not_granted: Option<u64>,
 }
 
+/// What is to be known of a device that gets another slot.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Known {
+    limits: [u64; 3],
+    was_frozen: bool,
+    /// See [`Device`].
+    pub(super) is_kept: bool,
+}
+
 impl Device {
     pub(super) fn new() -> Self {
         Self {
@@ -87,6 +96,53 @@ impl Device {
             is_refused: false,
             waits_since: None,
             not_granted: None,
+        }
+    }
+
+    /// The device that has this slot now had another.
+    pub(super) fn inherit(&mut self, process: &Process, index: usize, known: &Known) {
+        self.limits = known.limits;
+        self.was_frozen = known.was_frozen;
+        if known.is_kept {
+            self.keep(process, index);
+        }
+    }
+
+    /// Ends what is under way: another device has the slot now. What is kept stays held there.
+    #[cold]
+    pub(super) fn leave(&mut self, process: &Process, index: usize) -> Known {
+        let (task, is_held) = match std::mem::replace(&mut self.phase, Phase::Rest) {
+            Phase::Rest => (None, false),
+            Phase::Preparing(task) => (Some(task), false),
+            Phase::Quieting(quiet, task, _) => {
+                quiet.abandon();
+                (Some(task), true)
+            }
+            Phase::Moving(task) => {
+                if task.is_from_frozen() {
+                    self.keep(process, index);
+                }
+                (Some(task), true)
+            }
+        };
+        if is_held {
+            process.release(Scope::All);
+        }
+        if let (Some(task), Some(usage)) = (task, process.usage().devices.get(index)) {
+            self.end(process, index, usage, task);
+        }
+        (self.asked, self.gone) = (0, 0);
+        self.forgive();
+        Known {
+            limits: self.limits,
+            was_frozen: self.was_frozen,
+            is_kept: std::mem::take(&mut self.is_kept),
+        }
+    }
+
+    fn keep(&mut self, process: &Process, index: usize) {
+        if !std::mem::replace(&mut self.is_kept, true) {
+            process.hold(Scope::Device(index));
         }
     }
 
@@ -145,6 +201,9 @@ impl Device {
             self.asked = control.reclaim_bytes.load(Relaxed).saturating_sub(self.gone);
             self.is_lent = control.reclaim_is_lent.load(Relaxed) != 0;
             self.forgive();
+            if self.asked != 0 && !self.is_lent {
+                blocks(process, index).iter().for_each(|block| block.stay());
+            }
         }
     }
 
@@ -288,7 +347,7 @@ impl Device {
 
     fn advance(&mut self, process: &Process, index: usize, usage: &UsageDevice, mut task: Task) -> Step {
         let is_out = task.to != Goal::Device;
-        let is_from_frozen = is_out && task.is_asked && task.is_frozen;
+        let is_from_frozen = task.is_from_frozen();
         // Thawed meanwhile: what is out comes back before anything is let through.
         let is_thawed = (is_from_frozen || task.to == Goal::Aside) && !self.was_frozen;
         if !is_out && self.asked != 0 {
@@ -321,9 +380,7 @@ impl Device {
         }
         if is_from_frozen {
             // It stays held, so that a thaw finds all of it back.
-            if !std::mem::replace(&mut self.is_kept, true) {
-                process.hold(Scope::Device(index));
-            }
+            self.keep(process, index);
         }
         process.release(Scope::All);
         self.end(process, index, usage, task)

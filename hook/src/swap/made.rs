@@ -7,6 +7,7 @@ use super::block::{Block, Failed, Goal, Where, location};
 use super::physical::{Memory, Range};
 use super::supply::NotMade;
 use crate::cuda::CUdevice;
+use crate::device::LocalDevice;
 use crate::helper;
 use crate::process::Process;
 
@@ -15,6 +16,8 @@ use crate::process::Process;
 pub(super) struct Piece {
     pub(super) memory: Memory,
     pub(super) aside: Range,
+    /// The device whose block it is for.
+    local: LocalDevice,
 }
 
 /// A block, and where it is to go. Memory of the device is charged already; of the host, counted as supply.
@@ -42,14 +45,14 @@ pub(super) fn make(
     let mapped = helper::in_driver(|| context.with_current(|| map_aside(&memory, device, to)));
     match mapped.flatten().unwrap_or(Err(Failed::Driver)) {
         Ok(aside) => {
-            let block = Arc::clone(block);
-            let piece = Piece { memory, aside };
+            let (block, local) = (Arc::clone(block), block.local);
+            let piece = Piece { memory, aside, local };
             Ok(Move { block, piece })
         }
         // What is stuck is there, and nobody's any more.
         Err(Failed::Stuck) => Err(Failed::Stuck.into()),
         Err(failed) => {
-            put_back(process, index, memory, to);
+            put_back(process, (block.local, index), memory, to);
             Err(failed.into())
         }
     }
@@ -80,9 +83,9 @@ fn map_aside(memory: &Memory, device: CUdevice, to: Goal) -> Result<Range, Faile
     Ok(aside)
 }
 
-fn put_back(process: &Process, index: usize, memory: Memory, to: Goal) {
+fn put_back(process: &Process, (local, index): (LocalDevice, usize), memory: Memory, to: Goal) {
     match to.place() {
-        Where::Host => process.keep(index, memory),
+        Where::Host => process.keep(local, index, memory),
         Where::Device => {
             let size = memory.size();
             drop(memory);
@@ -96,14 +99,14 @@ impl Piece {
     pub(super) fn cancel(self, process: &Process, index: usize, to: Goal) -> Result<(), Failed> {
         let mut left = Some(self);
         let unmapped = helper::in_driver(|| {
-            let Some(Self { memory, aside }) = left.take() else {
+            let Some(Self { memory, aside, local }) = left.take() else {
                 return Ok(());
             };
             if aside.unmap().is_err() {
                 return Err(Failed::Stuck);
             }
             drop(aside);
-            put_back(process, index, memory, to);
+            put_back(process, (local, index), memory, to);
             Ok(())
         });
         // The program exits: nothing of the driver's is touched any more.

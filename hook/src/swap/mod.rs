@@ -127,8 +127,18 @@ impl Swap {
         self.absent.load(Relaxed) != 0
     }
 
-    fn enter(&self, block: Block) {
-        self.blocks.write().insert(block.base, Arc::new(block));
+    fn enter(&self, process: &Process, block: Arc<Block>) {
+        self.blocks.write().insert(block.base, Arc::clone(&block));
+        // The device may have been renumbered since it was charged.
+        block.follow(process);
+    }
+
+    /// Brings every charge to the slot that its device has now. In the helper, whose moves are seen to after.
+    pub(crate) fn renumber(&self, process: &Process) {
+        for block in self.all() {
+            block.follow(process);
+        }
+        self.supply.renumber(process);
     }
 
     fn take(&self, base: u64) -> Option<Arc<Block>> {
@@ -175,9 +185,9 @@ fn alloc_block(process: &Process, place: Place, address: *mut CUdeviceptr, bytes
     };
     match made {
         Ok(block) => {
-            process.enter_block(&block);
+            process.enter_block(&block, place.index);
             answer(address, CUdeviceptr(block.base));
-            process.swap.enter(block);
+            process.swap.enter(process, Arc::new(block));
             Some(Ok(()))
         }
         Err(CUerror::OUT_OF_MEMORY) => Some(Err(process.refuse(place.index))),
@@ -201,7 +211,7 @@ fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64
         }
     };
     if !process.charge_swap(index, size) {
-        process.keep(index, memory);
+        process.keep(place.local, index, memory);
         return Err(CUerror::OUT_OF_MEMORY);
     }
     process.leave_supply(index, size);
@@ -240,7 +250,7 @@ fn free_after(process: &Process, address: u64, wait: impl Fn(&Block) -> CUresult
     let waited = wait(&block);
     let freed = waited.and_then(|()| forget(process, &block));
     if freed.is_err() {
-        process.swap.blocks.write().insert(address, block);
+        process.swap.enter(process, block);
     }
     Some(freed)
 }

@@ -26,6 +26,8 @@ pub(super) struct Manner {
 #[derive(Debug)]
 pub(crate) struct Mover {
     devices: Vec<Device>,
+    /// The slots of the program's devices, as last seen.
+    slots: [usize; MAX_DEVICES],
     manner: Manner,
     /// Whether everything is held because some block has nothing at its addresses.
     is_all_kept: bool,
@@ -40,6 +42,7 @@ impl Mover {
         process.reset_holds(is_all_kept);
         Self {
             devices: std::iter::repeat_with(Device::new).take(MAX_DEVICES).collect(),
+            slots: process.devices.all(),
             manner: Manner {
                 order: std::env::var("GCGROUP_RECLAIM").ok(),
                 waits: std::env::var("GCGROUP_THAW").is_ok_and(|how| how == "wait"),
@@ -57,6 +60,9 @@ impl Mover {
         }
         // Before a move lets go what it held.
         self.keep(process);
+        if self.slots != process.devices.all() {
+            self.renumber(process);
+        }
         for ((index, device), usage) in self.devices.iter_mut().enumerate().zip(&process.usage().devices) {
             device.hear(process, index);
             if device.is_at_ease(process, index, usage) {
@@ -76,6 +82,33 @@ impl Mover {
             all.wake = all.wake.into_iter().chain(wake).min();
         }
         all
+    }
+
+    /// Has what is known of each device follow it to the slot that it has now. What was under way is ended, and begun anew
+    /// there.
+    #[cold]
+    fn renumber(&mut self, process: &Process) {
+        let before = std::mem::replace(&mut self.slots, process.devices.all());
+        let mut left = [None; MAX_DEVICES];
+        for (from, to) in before.into_iter().zip(self.slots).filter(|(from, to)| from != to) {
+            for index in [from, to] {
+                if let (Some(left @ None), Some(device)) = (left.get_mut(index), self.devices.get_mut(index))
+                {
+                    *left = Some(device.leave(process, index));
+                }
+            }
+        }
+        for (from, to) in before.into_iter().zip(self.slots) {
+            if let (Some(Some(known)), Some(device)) = (left.get(from), self.devices.get_mut(to)) {
+                device.inherit(process, to, known);
+            }
+        }
+        // Not before what is held is held in its new place.
+        for (index, known) in left.into_iter().enumerate() {
+            if known.is_some_and(|known| known.is_kept) {
+                process.release(Scope::Device(index));
+            }
+        }
     }
 
     /// Lets host memory go that has not been used for a while, or that others need; when there will be more.

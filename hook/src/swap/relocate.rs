@@ -37,8 +37,8 @@ pub(super) fn relocate(
     if !is_charged {
         return Err(Failed::NoRoom);
     }
-    let count = || process.moved_block(block, to.place());
-    let moved = helper::in_driver(|| context.with_current(|| block.move_to(process, to, count)));
+    let count = || process.moved_block(block, index, to.place());
+    let moved = helper::in_driver(|| context.with_current(|| block.move_to(process, index, to, count)));
     drop(claim);
     let moved = moved.flatten().unwrap_or(Err(Failed::Driver));
     if !matches!(moved, Ok(true) | Err(Failed::Stuck)) {
@@ -60,7 +60,13 @@ impl Block {
     /// At each step the bytes are whole in what is mapped or in what will be: the old memory is let go last. False if there
     /// was nothing to move: it has been freed, or is there already, or must stay; or it was whole, and is mapped again.
     /// `count` is called when it is there, before anybody can see that.
-    fn move_to(&self, process: &Process, to: Goal, count: impl FnOnce()) -> Result<bool, Failed> {
+    fn move_to(
+        &self,
+        process: &Process,
+        index: usize,
+        to: Goal,
+        count: impl FnOnce(),
+    ) -> Result<bool, Failed> {
         let mut placed = self.lock();
         let placed = &mut *placed;
         let device = self.local.device();
@@ -71,7 +77,8 @@ impl Block {
                 self.put(process, placed, Body::Mapped(memory));
             }
         }
-        if placed.place == to.place() || to != Goal::Device && self.is_pinned() {
+        let is_there = placed.place == to.place() || placed.index != index;
+        if is_there || to != Goal::Device && self.is_pinned() {
             return Ok(false);
         }
         let new = match (&placed.body, to) {

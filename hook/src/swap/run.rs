@@ -124,7 +124,7 @@ fn cancel_charged(process: &Process, index: usize, piece: Piece, to: Goal) -> Re
 impl Going<'_> {
     /// Charges it where it goes, unless it is not to go after all; false if it cannot be charged.
     fn charge(&mut self, process: &Process, index: usize, to: Goal) -> bool {
-        if !self.block.may_go(&self.placed, to) {
+        if !self.block.may_go(&self.placed, index, to) {
             return true;
         }
         let State::Ready(piece) = std::mem::replace(&mut self.state, State::Lost) else {

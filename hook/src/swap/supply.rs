@@ -12,6 +12,7 @@ use super::block::{Failed, Goal};
 use super::host::Unclaimed;
 use super::physical::Memory;
 use crate::cuda::CUmemLocation;
+use crate::device::LocalDevice;
 use crate::process::Process;
 
 /// For how long what nobody uses is kept.
@@ -23,7 +24,8 @@ pub(super) struct Supply(Mutex<Vec<Spare>>);
 #[derive(Debug)]
 struct Spare {
     memory: Memory,
-    /// The device it was made for.
+    /// The device it was made for, and its slot.
+    local: LocalDevice,
     index: usize,
     since: Instant,
 }
@@ -34,9 +36,20 @@ impl Supply {
         self.0.lock().iter().map(|spare| spare.memory.size()).sum()
     }
 
-    fn put(&self, index: usize, memory: Memory) {
-        let since = Instant::now();
-        self.0.lock().push(Spare { memory, index, since });
+    fn put(&self, process: &Process, spare: Spare) {
+        self.0.lock().push(spare);
+        self.renumber(process);
+    }
+
+    /// Brings what is charged to the slots that the devices have now.
+    pub(super) fn renumber(&self, process: &Process) {
+        for spare in self.0.lock().iter_mut() {
+            let to = process.devices.index(spare.local);
+            if to != spare.index {
+                process.transfer_host(spare.index, to, spare.memory.size(), true);
+                spare.index = to;
+            }
+        }
     }
 
     fn take(&self, index: usize, location: CUmemLocation, size: u64) -> Option<Memory> {
@@ -138,14 +151,21 @@ impl Process {
     }
 
     /// It was a block's until now.
-    pub(super) fn enter_supply(&self, index: usize, memory: Memory) {
+    pub(super) fn enter_supply(&self, local: LocalDevice, index: usize, memory: Memory) {
         self.return_supply(index, memory.size());
-        self.swap.supply.put(index, memory);
+        self.keep(local, index, memory);
     }
 
     /// It was made, and is not needed now.
-    pub(super) fn keep(&self, index: usize, memory: Memory) {
-        self.swap.supply.put(index, memory);
+    pub(super) fn keep(&self, local: LocalDevice, index: usize, memory: Memory) {
+        let since = Instant::now();
+        let spare = Spare {
+            memory,
+            local,
+            index,
+            since,
+        };
+        self.swap.supply.put(self, spare);
     }
 
     /// Lets one piece go that has not been used for a while, or any; whether there was one. In the driver.

@@ -216,6 +216,11 @@ impl Task {
         self.needless.extend(self.ready.extract_if(.., is_needless));
     }
 
+    /// Whether it takes out, as asked, what is frozen: that comes back before anything is let through.
+    pub(super) fn is_from_frozen(&self) -> bool {
+        self.to != Goal::Device && self.is_asked && self.is_frozen
+    }
+
     /// Nothing more is made ready.
     pub(super) fn give_up(&mut self, failed: Failed) {
         self.failed = Some(failed);

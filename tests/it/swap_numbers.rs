@@ -1,0 +1,192 @@
+//! A daemon that comes back counts the GPUs otherwise: what is on the host follows its device, with every count of it.
+
+use nix::sys::signal::{Signal, kill};
+use simgpu::Held;
+use support::{Config, Governed, Mount, artifacts, wait_until};
+
+use crate::driver::Dir;
+use crate::several_gpus::{self, Devices, MIB, uuids};
+
+/// A program whose blocks of 16 MiB can be moved, on the device of that UUID.
+#[track_caller]
+fn blocks(mount: &Mount, uuid: &str, count: usize) -> Governed {
+    let mut command = mount.command(artifacts().load());
+    command
+        .arg("obey")
+        .env("GCGROUP_SWAP", "max")
+        .env("CUDA_VISIBLE_DEVICES", uuid);
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    for _ in 0..count {
+        let answer = program.ask(&format!("alloc linear {}", 16 * MIB));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    program
+}
+
+/// What is charged on each of three devices, and what is out of each, in MiB.
+fn placed(dir: &Dir<'_>) -> ([u64; 3], [u64; 3]) {
+    let each = |file: &str| [0, 1, 2].map(|index| dir.gpu(index).number(file) / MIB);
+    (each("memory.current"), each("memory.swap.current"))
+}
+
+#[track_caller]
+fn wait_for(dir: &Dir<'_>, current: [u64; 3], swapped: [u64; 3]) {
+    wait_until("everything is where it should be", || {
+        placed(dir) == (current, swapped)
+    });
+    assert_eq!(dir.number("memory.current") / MIB, current.iter().sum::<u64>());
+    assert_eq!(
+        dir.number("memory.swap.current") / MIB,
+        swapped.iter().sum::<u64>()
+    );
+}
+
+fn dirs(mount: &Mount, pids: [i32; 2]) -> [Dir<'_>; 2] {
+    pids.map(|pid| Dir::of(mount, pid))
+}
+
+#[test]
+fn what_is_out_follows_its_device_to_another_number() {
+    let mut mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_DEVICES", 2)
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("SIMGPU_MIG", "0:1g.5gb"),
+    );
+    std::fs::create_dir(mount.path().join("team")).expect("a group");
+    mount.write("team", "memory.swap.max", &(48 * MIB).to_string());
+    let mut whole = blocks(&mount, &uuids(&mount)[1], 3);
+    // One that is made later is counted behind the others, and among them by the next daemon.
+    mount.truth().divide("0:1g.5gb,2g.10gb");
+    kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
+    wait_until("the instance is listed", || uuids(&mount).len() == 3);
+    let before = uuids(&mount);
+    let mut part = blocks(&mount, &before[2], 3);
+    for program in [&whole, &part] {
+        mount.write("team", "gcgroup.procs", &program.pid().to_string());
+    }
+    let pids = [whole.pid(), part.pid()];
+    {
+        let [of_whole, of_part] = dirs(&mount, pids);
+        of_whole.gpu(1).write("memory.limit", 16 * MIB);
+        of_part.gpu(2).write("memory.limit", 32 * MIB);
+        wait_for(&of_whole, [0, 16, 0], [0, 32, 0]);
+        wait_for(&of_part, [0, 0, 32], [0, 0, 16]);
+    }
+
+    mount.kill9();
+    mount.restart();
+    let now = uuids(&mount);
+    assert_eq!([&now[1], &now[2]], [&before[2], &before[1]]);
+    for pid in pids {
+        wait_until("it is governed again", || mount.governs(pid));
+    }
+    let [of_whole, of_part] = dirs(&mount, pids);
+    wait_for(&of_whole, [0, 0, 16], [0, 0, 32]);
+    wait_for(&of_part, [0, 32, 0], [0, 16, 0]);
+    let of_team = |place: &str| mount.number(place, "memory.swap.current", "") / MIB;
+    assert_eq!(["team", "team/1", "team/2"].map(of_team), [48, 16, 32]);
+    assert_eq!(of_whole.gpu(2).key("memory.stat", "linear"), 16 * MIB);
+    assert_eq!(of_part.gpu(1).key("memory.stat", "linear"), 32 * MIB);
+    assert_eq!(whole.ask("verify"), "verified 3");
+
+    of_whole.gpu(2).write("memory.limit", "max");
+    wait_for(&of_whole, [0, 0, 48], [0; 3]);
+    assert_eq!(whole.ask("verify"), "verified 3");
+    of_part.gpu(1).write("memory.limit", 1);
+    wait_for(&of_part, [0; 3], [0, 48, 0]);
+    of_whole.gpu(2).write("memory.limit", 1);
+    // The group has no more than that for both.
+    assert_eq!(part.ask("verify"), "verified 3");
+    assert_eq!(whole.ask("verify"), "verified 3");
+    assert_eq!(mount.truth().host_at_once(Held::HostPhysical), Some(48 * MIB));
+    of_part.gpu(1).write("memory.limit", "max");
+    wait_for(&of_whole, [0; 3], [0, 0, 48]);
+    for program in [&mut whole, &mut part] {
+        assert_eq!(program.ask("verify"), "verified 3");
+        assert_eq!(program.ask("free all"), "freed 3");
+    }
+    for dir in [of_whole, of_part] {
+        wait_for(&dir, [0; 3], [0; 3]);
+        wait_until("nothing is kept", || dir.key("memory.stat", "swap_supply") == 0);
+    }
+    assert_eq!(["team", "team/1", "team/2"].map(of_team), [0; 3]);
+}
+
+/// Another machine stands where the daemon's was.
+fn exchange(mount: &mut Mount, divided: &str) -> Devices {
+    mount.kill9();
+    std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine goes");
+    std::fs::create_dir(mount.simgpu_dir()).expect("and another comes");
+    // The first to attach makes it.
+    let mut command = mount.bare_command(several_gpus::program());
+    command.env("SIMGPU_MIG", divided);
+    let mut first = Devices::spawn(command);
+    first.ok("init");
+    mount.restart();
+    first
+}
+
+#[test]
+fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
+    let mut mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_DEVICES", 3)
+            .env("SIMGPU_CONTEXT_MEMORY", 0),
+    );
+    let own = tempfile::tempdir().expect("a directory");
+    let mut command = mount.command(several_gpus::program());
+    command.env("SIMGPU_DIR", own.path()).env("GCGROUP_SWAP", "max");
+    let mut devices = Devices::spawn(command);
+    devices.ok("init");
+    devices.contexts(2);
+    for device in 0..2 {
+        devices.ok(&format!("current {device}"));
+        for _ in 0..3 {
+            devices.ok(&format!("alloc {}", 16 * MIB));
+        }
+    }
+    let pid = devices.0.pid();
+    let limit = |mount: &Mount, limits: [u64; 2]| {
+        let dir = Dir::of(mount, pid);
+        for (index, limit) in (0..).zip(limits) {
+            dir.gpu(index).write("memory.limit", limit * MIB);
+        }
+    };
+    limit(&mount, [16, 32]);
+    wait_for(&Dir::of(&mount, pid), [16, 32, 0], [32, 16, 0]);
+
+    // The first device is not this machine's, and the second is the third there.
+    let first = exchange(&mut mount, "0:1g.5gb,2g.10gb");
+    wait_until("it is governed again", || mount.governs(pid));
+    let dir = Dir::of(&mount, pid);
+    wait_until("nothing holds the first back", || {
+        dir.number("memory.swap.current") == 16 * MIB
+    });
+    assert_eq!(dir.number("memory.current"), 80 * MIB);
+    assert_eq!(placed(&dir), ([0, 0, 32], [0, 0, 16]));
+    dir.freeze();
+    dir.write("memory.reclaim", "max");
+    wait_until("all is out", || dir.number("memory.current") == 0);
+    assert_eq!(dir.number("memory.swap.current"), 96 * MIB);
+    assert_eq!(placed(&dir), ([0; 3], [0, 0, 48]));
+
+    drop(first);
+    let _first = exchange(&mut mount, "");
+    wait_until("it is governed again", || mount.governs(pid));
+    let dir = Dir::of(&mount, pid);
+    // As there is a limit now that there was not, what fits in that comes back.
+    wait_for(&dir, [16, 0, 0], [32, 48, 0]);
+    assert!(dir.is_frozen());
+    dir.write("compute.freeze", 0);
+    wait_for(&dir, [16, 32, 0], [32, 16, 0]);
+    limit(&mount, [48, 48]);
+    wait_for(&dir, [48, 48, 0], [0; 3]);
+    wait_until("nothing is kept", || dir.key("memory.stat", "swap_supply") == 0);
+    for device in 0..2 {
+        devices.ok(&format!("current {device}"));
+        devices.ok("spin 0 null");
+        devices.ok("sync");
+    }
+}
