@@ -30,6 +30,9 @@ const NAME: &str = "settings.jsonl";
 /// Of the file's format. A daemon sets another's aside.
 const VERSION: u32 = 1;
 
+/// The highest number that is believed: there are as many more to give.
+const MAX_NUMBER: u64 = u64::MAX / 2;
+
 /// How long a lock is waited for, and the time between two attempts.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(5);
@@ -113,7 +116,11 @@ impl Journal {
         let mut replay = Replay::of(&text);
         if let Some(fault) = replay.fault.filter(|_| !text.is_empty()) {
             let aside = path.with_extension("corrupt");
-            fs::write(&aside, &text).with_context(|| format!("cannot write {}", aside.display()))?;
+            // It may be a link.
+            let _ = fs::remove_file(&aside);
+            open(&aside, true)
+                .and_then(|mut file| file.write_all(&text))
+                .with_context(|| format!("cannot write {}", aside.display()))?;
             warn!(
                 "{}: {fault}; a copy is in {}, {} records could be read",
                 path.display(),
@@ -249,6 +256,8 @@ impl<S: DeserializeOwned> Replay<S> {
                 continue;
             }
             match serde_json::from_slice::<Record<S>>(line) {
+                // No daemon has come so far: those that follow would count for less, and never again for more.
+                Ok(record) if record.seq > MAX_NUMBER => replay.fault = Some("damaged"),
                 Ok(record) => replay.take(record),
                 Err(_) if !line.ends_with(b"\n") => {}
                 Err(_) => replay.fault = Some("damaged"),

@@ -113,6 +113,36 @@ fn a_damaged_file_is_set_aside_and_what_can_be_read_of_it_kept() {
 }
 
 #[test]
+fn a_number_that_no_daemon_gives_is_damage_and_those_that_follow_count() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+    append(&journal, A, 1);
+    journal.append(u64::MAX, A, &2);
+    drop(journal);
+    let (journal, found) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+    assert_eq!(found, BTreeMap::from([(A, 1)]));
+    append(&journal, A, 3);
+    drop(journal);
+    assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 3)]));
+}
+
+#[test]
+fn what_is_set_aside_goes_through_no_link() {
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+    let path = journal.path.clone();
+    drop(journal);
+    let precious = directory.path().join("precious");
+    fs::write(&precious, "precious").unwrap();
+    std::os::unix::fs::symlink(&precious, path.with_extension("corrupt")).unwrap();
+    fs::write(&path, b"something else altogether\n").unwrap();
+    assert_eq!(reopen(directory.path()), BTreeMap::new());
+    assert_eq!(fs::read(&precious).unwrap(), b"precious");
+    let aside = path.with_extension("corrupt");
+    assert_eq!(fs::read(aside).unwrap(), b"something else altogether\n");
+}
+
+#[test]
 fn settings_of_another_boot_are_not_restored() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
