@@ -32,6 +32,9 @@ const TYPE: &str = "fuse.gcgroup";
 /// How long a mount at our place may take to show whether anybody answers for it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// As many links as the kernel follows.
+const MAX_LINKS: usize = 40;
+
 /// What is mounted; dropping it unmounts.
 #[derive(Debug)]
 pub struct Mount {
@@ -56,6 +59,8 @@ impl Mount {
         replace_dead(&point, source)?;
         // Parents made on the way are for everybody to pass through, as /run and /sys/fs/cgroup are.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(&point)?;
+        // There may have been a link in what was missing.
+        let point = absolute(&point)?;
         let device = if geteuid().is_root() {
             mount_as_root(&point, source, allow_other)?
         } else {
@@ -270,9 +275,21 @@ fn unescaped(text: &str) -> String {
     })
 }
 
-/// The path as the kernel lists mounts under it: absolute, without links, and without a look at its last component, on
-/// which a dead mount may sit.
+/// The path as the kernel lists mounts under it: absolute and without links.
 fn absolute(point: &Path) -> io::Result<PathBuf> {
+    let mut point = below_links(point)?;
+    for _ in 0..MAX_LINKS {
+        // On the last component a dead mount may sit. Of what is no link, this asks nobody.
+        match fs::read_link(&point) {
+            Ok(target) => point = below_links(&point.parent().unwrap_or(&point).join(target))?,
+            Err(_) => return Ok(point),
+        }
+    }
+    Err(Errno::ELOOP.into())
+}
+
+/// The path without links but for its last component, which is not looked at.
+fn below_links(point: &Path) -> io::Result<PathBuf> {
     let point = std::path::absolute(point)?;
     match point.components().next_back() {
         Some(Component::Normal(name)) => match point.parent().map(fs::canonicalize) {
@@ -331,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_point_is_resolved_but_for_its_last_component() {
+    fn a_mount_point_is_listed_without_links() {
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().canonicalize().unwrap();
         std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
@@ -341,6 +358,15 @@ mod tests {
             absolute(&real.join("none/point")).unwrap(),
             real.join("none/point")
         );
+        let link = |target: &Path, name| {
+            std::os::unix::fs::symlink(target, real.join(name)).unwrap();
+            absolute(&real.join(name))
+        };
+        assert_eq!(link(Path::new("point"), "to").unwrap(), real.join("point"));
+        link(Path::new("link/none/at"), "to-none").unwrap();
+        fs::create_dir_all(real.join("none/at")).unwrap();
+        assert_eq!(absolute(&real.join("to-none")).unwrap(), real.join("none/at"));
+        assert!(link(Path::new("itself"), "itself").is_err());
         assert!(absolute(Path::new("/")).is_err());
         assert!(absolute(&real.join("x/..")).is_err());
     }

@@ -7,7 +7,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use support::Mount;
+use nix::sys::signal::Signal;
+use support::{Governed, Mount, artifacts, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 
@@ -381,6 +382,29 @@ fn the_mount_survives_a_client_that_holds_files_open() {
     mount.stop();
     assert!(!is_mounted(&path), "unmounted although a file is open");
     drop(held);
+}
+
+#[test]
+fn a_mount_point_may_be_a_link_and_nothing_stays_mounted_there() {
+    let other = Mount::new();
+    let [link, real, socket, state] = ["link", "real", "s", "state"].map(|name| other.root().join(name));
+    std::os::unix::fs::symlink("real", &link).expect("the name is free");
+    let start = || {
+        let mut command = other.bare_command(artifacts().gcgroupfs());
+        command.arg("mount").arg(&link).arg("--socket").arg(&socket);
+        command.arg("--state-dir").arg(&state);
+        let daemon = Governed::spawn(command);
+        wait_until("it serves", || link.join("devices").exists());
+        assert!(is_mounted(&real));
+        daemon
+    };
+    let mut first = start();
+    first.signal(Signal::SIGKILL);
+    first.wait();
+    let mut second = start();
+    second.signal(Signal::SIGTERM);
+    second.wait();
+    assert!(!is_mounted(&real), "neither is left");
 }
 
 fn is_mounted(path: &Path) -> bool {

@@ -140,6 +140,10 @@ fn it_takes_a_path_on_the_mount_and_finds_the_mount_by_the_socket() {
     let path = path.to_str().expect("text");
     // The socket is another daemon's, which does not know the process.
     assert_eq!(status(&other, &[path, "frozen=0"]), 0);
+    let link = mount.root().join("link");
+    std::os::unix::fs::symlink(mount.path(), &link).expect("a link");
+    let path = link.join(format!("{}/gcgroup.events", shell.pid()));
+    assert_eq!(status(&other, &[path.to_str().expect("text"), "frozen=0"]), 0);
     let below = format!("/{}/gcgroup.events", shell.pid());
     assert_eq!(status(&mount, &[&below, "frozen=0"]), 0);
     assert_eq!(status(&other, &[&below, "frozen=0"]), 3);

@@ -188,7 +188,8 @@ enum Source {
 impl Source {
     /// The mounted file; through the socket where nothing is mounted, or not for us.
     fn open(socket: &Path, path: &Path) -> Result<Self, Trouble> {
-        let mounted = if path.is_absolute() && mount::has(path) {
+        let is_mounted = || mount::has(path) || path.canonicalize().is_ok_and(|path| mount::has(&path));
+        let mounted = if path.is_absolute() && is_mounted() {
             Some(path.to_owned())
         } else {
             mount::point_of(socket).map(|point| point.join(path.strip_prefix("/").unwrap_or(path)))
