@@ -58,6 +58,11 @@ pub fn word(text: &str) -> String {
     out
 }
 
+/// Text that others chose, for a terminal to show and not to obey.
+pub fn plain(text: &str) -> String {
+    text.replace(char::is_control, "?")
+}
+
 /// Bytes: decimal, with an optional binary suffix (`K` `M` `G` `T` `P`, also `Ki` and `KiB`, any case), or `max`.
 /// 2^64 - 1 is `max` too: tools written for GVM use it so.
 ///

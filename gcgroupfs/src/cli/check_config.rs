@@ -9,6 +9,7 @@ use clap::Args;
 
 use crate::config;
 use crate::rules::{Facts, Rules, Verdict};
+use crate::text::plain;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -43,7 +44,7 @@ fn explain(rules: &Rules, text: &str, facts: &Facts) -> Result<String, std::fmt:
             write!(out, " ({name})")?;
         }
         match (judgement.verdict, holds) {
-            (Err(why), _) => writeln!(out, ": no: {why}")?,
+            (Err(why), _) => writeln!(out, ": no: {}", plain(&why.to_string()))?,
             (Ok(_), Some(first)) => writeln!(out, ": would be, but rule {first} comes first")?,
             (Ok(verdict), None) => {
                 writeln!(out, ": yes")?;
@@ -73,14 +74,14 @@ fn describe(facts: &Facts) -> Result<String, std::fmt::Error> {
     }
     writeln!(out, "\n  comm {}", facts.comm)?;
     match &facts.exe {
-        Some(exe) => writeln!(out, "  exe {}", exe.display())?,
+        Some(exe) => writeln!(out, "  exe {}", plain(&exe.to_string_lossy()))?,
         None => writeln!(out, "  exe not known")?,
     }
     for cgroup in &facts.cgroups {
-        writeln!(out, "  cgroup {cgroup}")?;
+        writeln!(out, "  cgroup {}", plain(cgroup))?;
     }
     match &facts.wish {
-        Some(wish) => writeln!(out, "  wish {wish}")?,
+        Some(wish) => writeln!(out, "  wish {}", plain(wish))?,
         None => writeln!(out, "  no wish")?,
     }
     Ok(out)
@@ -91,7 +92,7 @@ fn consequences(verdict: &Verdict) -> Result<String, std::fmt::Error> {
     match &verdict.group {
         Some(group) => {
             let whose = if group.delegate { ", its user's" } else { "" };
-            writeln!(out, "  group {}{whose}", group.path)?;
+            writeln!(out, "  group {}{whose}", plain(&group.path))?;
             for line in group.given.lines() {
                 writeln!(out, "    {line}")?;
             }
@@ -157,6 +158,14 @@ rule 2, line 6: yes
 rule 3, line 10: would be, but rule 2 comes first
 "
         );
+        let hostile = Facts {
+            exe: Some("/tmp/x\nrule 1, line 1: yes\u{1b}[2J".into()),
+            wish: Some("a\u{1b}[2J".into()),
+            ..facts.clone()
+        };
+        let said = explain(&rules, text, &hostile).unwrap();
+        assert!(said.contains("  exe /tmp/x?rule 1, line 1: yes?[2J\n"), "{said}");
+        assert!(!said.contains('\u{1b}'), "{said:?}");
         let nothing = explain(&Rules::default(), "", &facts).unwrap();
         assert!(nothing.contains("no rule is for it"), "{nothing}");
     }

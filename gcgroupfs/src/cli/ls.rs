@@ -7,6 +7,7 @@ use gcgroup_abi::NO_LIMIT;
 use serde::{Deserialize, Serialize};
 
 use super::client::Client;
+use crate::text::plain;
 
 /// A line of the daemon's answer: a process, or a process on one device.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -49,12 +50,12 @@ const COLUMNS: &[Column] = &[
     Column {
         title: "COMM",
         is_number: false,
-        cell: |row| row.process.comm.clone(),
+        cell: |row| plain(&row.process.comm),
     },
     Column {
         title: "GROUP",
         is_number: false,
-        cell: |row| format!("/{}", row.process.group),
+        cell: |row| plain(&format!("/{}", row.process.group)),
     },
     Column {
         title: "GPU",
@@ -311,6 +312,15 @@ mod tests {
         let rows = rows(&lines[..2]);
         assert_eq!(rows.len(), 1);
         assert!(rows[0].device.is_none());
+    }
+
+    #[test]
+    fn a_name_that_others_chose_moves_no_cursor() {
+        let lines = [Line {
+            group: "a\u{1b}[2J\u{9b}1m\tb".into(),
+            ..line(None, &[])
+        }];
+        assert!(table(&rows(&lines)).contains("  /a?[2J?1m?b  "));
     }
 
     #[test]
