@@ -186,3 +186,29 @@ fn freezing_through_execs_leaves_nobody_stuck() {
         assert_eq!(shell.ask("spin 10 4"), "ok", "round {round}");
     }
 }
+
+#[test]
+fn what_is_frozen_goes_on_without_the_daemon_or_does_not_as_the_daemon_was_told() {
+    let grace = Config::default().arg("--grace").arg("200");
+    let mut mounts = [
+        Mount::with(grace.clone()),
+        Mount::with(grace.arg("--on-daemon-loss").arg("hold")),
+    ];
+    let [mut open, mut hold] = mounts.each_ref().map(DriverShell::start);
+    for (mount, shell) in mounts.iter().zip([&mut open, &mut hold]) {
+        Dir::of(mount, shell.pid()).write("compute.freeze", 1);
+        shell.tell("spin 100 1");
+        let dir = Dir::of(mount, shell.pid());
+        wait_until("it is held", || dir.key("compute.stat", "nr_frozen") > 0);
+    }
+    // The one that stays held loses its daemon first.
+    mounts[1].kill9();
+    mounts[0].kill9();
+    assert_eq!(open.answer(), "ok");
+    mounts[1].restart();
+    wait_until("it is back", || mounts[1].governs(hold.pid()));
+    let dir = Dir::of(&mounts[1], hold.pid());
+    assert_eq!(dir.key("compute.stat", "nr_launches"), 0);
+    dir.write("compute.freeze", 0);
+    assert_eq!(hold.answer(), "ok");
+}

@@ -1,7 +1,10 @@
 //! What is counted, and that it is true.
 
-use support::{Governed, Mount, artifacts, wait_until};
+use std::time::Instant;
 
+use support::{Config, Governed, Mount, artifacts, wait_until};
+
+use crate::contended::batch;
 use crate::driver::{Dir, DriverShell};
 
 /// Submitted, ended, pending, all of one moment.
@@ -87,4 +90,47 @@ fn a_graph_is_one_submission_of_as_many_kernels_as_it_has() {
     wait_until("all are known to have ended", || {
         kernels(&dir) == [submitted, submitted, 0]
     });
+}
+
+#[test]
+fn what_a_freeze_holds_back_is_counted_for_as_long_as_it_is() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    let frozen = || ["nr_frozen", "frozen_usec"].map(|key| dir.key("compute.stat", key));
+    assert_eq!(frozen(), [0, 0]);
+    dir.write("compute.freeze", 1);
+    let said = Instant::now();
+    shell.tell("spin 100 1");
+    wait_until("it is held", || frozen()[0] == 1);
+    let held = Instant::now();
+    wait_until("it is counted meanwhile", || frozen()[1] > 0);
+    let least = held.elapsed();
+    dir.write("compute.freeze", 0);
+    assert_eq!(shell.answer(), "ok");
+    let most = said.elapsed();
+    wait_until("it is counted when it is over", || {
+        let [times, usec] = frozen();
+        assert!(times == 1 && u128::from(usec) <= most.as_micros());
+        u128::from(usec) >= least.as_micros()
+    });
+    assert_eq!(dir.gpu(0).key("compute.stat", "frozen_usec"), frozen()[1]);
+}
+
+#[test]
+fn who_waits_in_vain_lets_a_batch_through_and_that_is_counted() {
+    let settings = tempfile::NamedTempFile::new().expect("a file");
+    let text = "[compute]\npolicy = \"strict\"\nstarvation_usec = 0\npatience_usec = 25_000\n";
+    std::fs::write(settings.path(), text).expect("it is ours");
+    let config = Config::default().arg("--config");
+    let mount = Mount::with(config.arg(settings.path().to_str().expect("its name")));
+    let _busy = batch(&mount, 0, 0);
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    dir.write("compute.priority", 15);
+    wait_until("its turn never comes, and it goes on", || {
+        assert_eq!(shell.ask("spin 100 1"), "ok");
+        dir.key("compute.stat", "gate_timeouts") > 0
+    });
+    assert!(dir.key("compute.stat", "nr_throttled") > 0);
 }
