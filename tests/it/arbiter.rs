@@ -144,6 +144,30 @@ fn a_quota_bounds_the_gpu_time_that_a_process_has() {
 }
 
 #[test]
+fn a_quota_of_a_group_bounds_what_all_in_it_have_together() {
+    let mount = Mount::new();
+    fs::create_dir(mount.path().join("team")).expect("root may");
+    let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
+    for job in &jobs {
+        mount.write("team", "gcgroup.procs", &job.pid().to_string());
+    }
+    mount.write("team", "compute.max", "20000 100000");
+    for job in &jobs {
+        wait_until("it waits for the next period", || throttled(&mount, job) > 5);
+    }
+    let all = || jobs.iter().map(|job| used(&mount, job)).sum::<u64>();
+    let (before, began) = (all(), std::time::Instant::now());
+    wait_until("ten periods' worth is used", || all() - before >= 200_000);
+    let took = u64::try_from(began.elapsed().as_micros()).expect("not for ever");
+    let had = all() - before;
+    assert!(had <= took / 5 + 40_000, "{had} in {took}");
+    // Who is outside is not bounded.
+    let other = batch(&mount, 0, 8);
+    goes_on(&mount, other.pid(), 0, 100_000);
+    assert_eq!(throttled(&mount, &other), 0);
+}
+
+#[test]
 fn work_that_was_queued_before_the_quota_counts() {
     let mount = Mount::new();
     let mut job = mount.obedient();

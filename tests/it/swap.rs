@@ -46,6 +46,13 @@ fn lowering_the_limit_makes_room_and_raising_it_brings_all_back() {
     assert_eq!(program.ask("verify"), "verified 4");
     assert_eq!(dir.key("memory.events", "swap_in"), 2);
     assert_eq!(dir.key("memory.events", "swap_fail"), 0);
+    for (key, bytes) in [
+        ("swapped", 0),
+        ("swap_out_bytes", 64 * MIB),
+        ("swap_in_bytes", 64 * MIB),
+    ] {
+        assert_eq!(dir.key("memory.stat", key), bytes, "{key}");
+    }
 }
 
 #[test]

@@ -129,3 +129,34 @@ fn a_stream_frees_it_after_what_was_queued_there() {
         assert!(calls.call("cuMemFree_v2 $block").is_err(), "it is gone");
     }
 }
+
+#[test]
+fn a_graph_that_was_captured_before_a_move_does_the_same_wherever_it_is() {
+    let mount = mount(1);
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    for block in ["from", "to"] {
+        calls.ok(&format!("cuMemAlloc_v2 &{block} {SIZE}"));
+    }
+    calls.ok("cuStreamCreate &stream 1");
+    calls.ok("cuStreamBeginCapture_v2 $stream 0");
+    calls.ok(&format!("cuMemcpyDtoDAsync_v2 $to $from {SIZE} $stream"));
+    calls.ok(&format!("cuMemsetD32Async $from 7 {} $stream", SIZE / 4));
+    calls.ok("cuStreamEndCapture $stream &graph");
+    calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
+    // At home, one of both out, both, and at home again.
+    for (value, out) in [(100, 0), (200, SIZE), (300, 2 * SIZE), (400, 0)] {
+        match out {
+            0 => dir.write("memory.limit", "max"),
+            out => dir.write("memory.limit", 2 * SIZE - out),
+        }
+        wait_until("it is where it should be", || {
+            dir.number("memory.swap.current") == out && dir.number("memory.current") == 2 * SIZE - out
+        });
+        fill(&mut calls, "from", value);
+        calls.ok("cuGraphLaunch $exec $stream");
+        calls.ok("cuStreamSynchronize $stream");
+        assert_eq!(ends(&mut calls, "to"), [value, value], "{out} bytes are out");
+        assert_eq!(ends(&mut calls, "from"), [7, 7], "{out} bytes are out");
+    }
+}
