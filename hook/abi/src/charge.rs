@@ -85,10 +85,15 @@ pub fn lower_grant(current: &AtomicU64, granted: &AtomicU64, old: u64, target: u
 /// Takes `bytes` off `current`, stopping at zero.
 #[inline]
 pub fn uncharge(current: &AtomicU64, bytes: u64) {
-    let mut now = current.load(Relaxed);
-    while let Err(seen) = current.compare_exchange_weak(now, now.saturating_sub(bytes), Relaxed, Relaxed) {
-        now = seen;
+    let before = current.fetch_sub(bytes, Relaxed);
+    if before < bytes {
+        give_back(current, bytes - before);
     }
+}
+
+#[cold]
+fn give_back(current: &AtomicU64, bytes: u64) {
+    current.fetch_add(bytes, Relaxed);
 }
 
 #[cfg(test)]

@@ -250,9 +250,10 @@ pub struct Usage {
     version: AtomicU32,
     /// Thread slots ever taken; those beyond are untouched.
     pub nr_threads: AtomicU32,
-    /// Bytes charged now on all devices together.
-    pub memory_current: AtomicU64,
-    /// Highest `memory_current` since the reset numbered `peak_generation`.
+    /// The process's own affair: bytes charged on other devices than the one that it charged first. What it has on all
+    /// together is the sum of [`UsageDevice::memory_current`].
+    pub memory_elsewhere: AtomicU64,
+    /// The most that was ever charged on all devices together since the reset numbered `peak_generation`.
     pub memory_peak: AtomicU64,
     pub peak_generation: AtomicU32,
     /// The `progress_generation` up to which `nr_ended` is known.
@@ -379,7 +380,7 @@ const _: () = {
     assert!(offset_of!(Thread, kinds) == 80);
     assert!(offset_of!(Thread, counted_device) == 120);
     assert!(offset_of!(Usage, nr_threads) == 12);
-    assert!(offset_of!(Usage, memory_current) == 16);
+    assert!(offset_of!(Usage, memory_elsewhere) == 16);
     assert!(offset_of!(Usage, memory_peak) == 24);
     assert!(offset_of!(Usage, peak_generation) == 32);
     assert!(offset_of!(Usage, nr_max) == 40);

@@ -5,14 +5,20 @@
 
 #[cfg(test)]
 mod tests;
+mod whole;
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release, fence};
+use std::num::NonZero;
+use std::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
+};
 
-use gcgroup_abi::{Control, NO_LIMIT, Short, Usage, UsageDevice, try_charge, try_charge_granted, uncharge};
+use gcgroup_abi::{Control, NO_LIMIT, Short, Usage, UsageDevice, try_charge_granted, uncharge};
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
 use crate::compute::slot::Counts;
+use crate::cuda::CUerror;
+use whole::Whole;
 
 /// Which limit had no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,9 +59,7 @@ pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) 
 
 #[derive(Debug, Default)]
 pub(crate) struct Levels {
-    /// Taken where two limits apply at once: whoever passes the first but not the second has then held nothing of the
-    /// first that another could have used.
-    both: Mutex<()>,
+    whole: Whole,
     /// Taken to begin a new peak.
     peak: Mutex<()>,
 }
@@ -84,46 +88,67 @@ impl Levels {
         index: usize,
         bytes: u64,
     ) -> Result<Sums, Full> {
-        self.try_reserve_here(usage, control, index, bytes)
-    }
-
-    /// The same, in the caller's own code.
-    #[inline(always)]
-    pub(crate) fn try_reserve_here(
-        &self,
-        usage: &Usage,
-        control: &Control,
-        index: usize,
-        bytes: u64,
-    ) -> Result<Sums, Full> {
-        let Some((device, set)) = usage.devices.get(index).zip(control.devices.get(index)) else {
-            return Ok(Sums::default());
-        };
-        if set.memory_limit.load(Relaxed) != NO_LIMIT || control.memory_limit.load(Relaxed) != NO_LIMIT {
-            return self.try_reserve_within(usage, control, index, bytes);
-        }
-        self.reserve(usage, device, index, bytes, [NO_LIMIT; 2])
-    }
-
-    /// The same, where a limit is in force.
-    #[inline(never)]
-    fn try_reserve_within(
-        &self,
-        usage: &Usage,
-        control: &Control,
-        index: usize,
-        bytes: u64,
-    ) -> Result<Sums, Full> {
         let Some(device) = usage.devices.get(index) else {
             return Ok(Sums::default());
         };
-        let limits = [device_limit(control, index), process_limit(control)];
-        self.reserve(usage, device, index, bytes, limits)
+        let [on_device, on_process] = [device_limit(control, index), process_limit(control)];
+        if !self.whole.is_only(index) {
+            return self.reserve_on_one_of_several(usage, device, index, bytes, [on_device, on_process]);
+        }
+        let limit = on_device.min(on_process);
+        let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, limit);
+        let sum = charged.map_err(|short| match short {
+            Short::Grant => Full::Group(index),
+            Short::Limit if on_device <= on_process => Full::Device(index),
+            Short::Limit if !has_room(device.memory_current.load(Relaxed), bytes, on_device) => {
+                Full::Device(index)
+            }
+            Short::Limit => Full::Process,
+        })?;
+        if !self.whole.is_still(index) {
+            return self.reserved_beside_others(usage, index, bytes, sum, on_process);
+        }
+        Ok(Sums::of_one(sum))
     }
 
-    /// Charges the device and the process within limits of the one and the other. Where there are none, little is left of it.
+    /// The same where there is nothing to be refused for, in the caller's own code: no limit is in force, and only this
+    /// device was ever charged. What is charged there then; `None` if that is not so.
     #[inline(always)]
-    fn reserve(
+    pub(crate) fn reserve_freely(
+        &self,
+        usage: &Usage,
+        control: &Control,
+        index: usize,
+        bytes: u64,
+    ) -> Option<u64> {
+        let (device, set) = usage.devices.get(index).zip(control.devices.get(index))?;
+        let is_free = set.memory_limit.load(Relaxed) == NO_LIMIT
+            && control.memory_limit.load(Relaxed) == NO_LIMIT
+            && device.memory_granted.load(Relaxed) == NO_LIMIT
+            && self.whole.is_still(index);
+        if !is_free {
+            return None;
+        }
+        let before = device.memory_current.fetch_add(bytes, SeqCst);
+        // Either this sees the other device, or what was granted, or who wrote that sees the charge.
+        if device.memory_granted.load(SeqCst) != NO_LIMIT || !self.whole.is_still(index) {
+            return self.not_freely(usage, index, bytes);
+        }
+        Some(before.wrapping_add(bytes))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_freely(&self, usage: &Usage, index: usize, bytes: u64) -> Option<u64> {
+        self.uncharge(usage, index, bytes);
+        None
+    }
+
+    /// The same for a process that has charged several. Nobody else does meanwhile: whoever passes the device's limit but
+    /// not the process's has then held nothing of the first that another could have used.
+    #[cold]
+    #[inline(never)]
+    fn reserve_on_one_of_several(
         &self,
         usage: &Usage,
         device: &UsageDevice,
@@ -131,18 +156,43 @@ impl Levels {
         bytes: u64,
         [on_device, on_process]: [u64; 2],
     ) -> Result<Sums, Full> {
-        let _both = (on_device != NO_LIMIT && on_process != NO_LIMIT).then(|| self.both.lock());
+        let _alone = self.whole.alone();
         let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, on_device);
         let in_device = charged.map_err(|short| match short {
             Short::Limit => Full::Device(index),
             // What the process's own limit has no room for, nobody is to be asked for.
-            Short::Grant if !has_room(&usage.memory_current, bytes, on_process) => Full::Process,
+            Short::Grant if !has_room(self.whole.sum(usage), bytes, on_process) => Full::Process,
             Short::Grant => Full::Group(index),
         })?;
-        let Ok(in_process) = try_charge(&usage.memory_current, bytes, on_process) else {
-            uncharge(&device.memory_current, bytes);
+        self.whole.add(usage, index, bytes);
+        let in_process = self.whole.sum(usage);
+        if in_process > on_process {
+            self.uncharge(usage, index, bytes);
             return Err(Full::Process);
-        };
+        }
+        Ok(Sums {
+            in_device,
+            in_process,
+        })
+    }
+
+    /// Another device was charged for the first time just when this one was.
+    #[cold]
+    #[inline(never)]
+    fn reserved_beside_others(
+        &self,
+        usage: &Usage,
+        index: usize,
+        bytes: u64,
+        in_device: u64,
+        on_process: u64,
+    ) -> Result<Sums, Full> {
+        let _alone = self.whole.alone();
+        let in_process = self.whole.sum(usage);
+        if in_process > on_process {
+            self.uncharge(usage, index, bytes);
+            return Err(Full::Process);
+        }
         Ok(Sums {
             in_device,
             in_process,
@@ -154,14 +204,15 @@ impl Levels {
         let Some(device) = usage.devices.get(index) else {
             return;
         };
-        let in_device = device
-            .memory_current
-            .fetch_add(bytes, Relaxed)
-            .wrapping_add(bytes);
-        let in_process = usage.memory_current.fetch_add(bytes, Relaxed).wrapping_add(bytes);
-        let sums = Sums {
-            in_device,
-            in_process,
+        let _ = self.whole.is_only(index);
+        let sums = {
+            let _alone = self.whole.alone();
+            let before = device.memory_current.fetch_add(bytes, SeqCst);
+            self.whole.add(usage, index, bytes);
+            Sums {
+                in_device: before.wrapping_add(bytes),
+                in_process: self.whole.sum(usage),
+            }
         };
         self.raise_peaks(usage, control, index, sums);
     }
@@ -170,8 +221,14 @@ impl Levels {
     pub(crate) fn uncharge(&self, usage: &Usage, index: usize, bytes: u64) {
         if let Some(device) = usage.devices.get(index) {
             uncharge(&device.memory_current, bytes);
-            uncharge(&usage.memory_current, bytes);
+            self.whole.take(usage, index, bytes);
         }
+    }
+
+    /// Bytes charged on all devices together.
+    pub(crate) fn sum(&self, usage: &Usage) -> u64 {
+        let _alone = self.whole.are_several().then(|| self.whole.alone());
+        self.whole.sum(usage)
     }
 
     /// Counts an allocation of that kind: in the thread's own counts on its device, which is a plain add, if it has them.
@@ -253,11 +310,18 @@ impl Levels {
         to: usize,
         bytes: u64,
     ) {
-        let (Some(from), Some(into)) = (usage.devices.get(from), usage.devices.get(to)) else {
+        let Some(into) = usage.devices.get(to).filter(|_| from < usage.devices.len()) else {
             return;
         };
-        let now = into.memory_current.fetch_add(bytes, Relaxed).wrapping_add(bytes);
-        uncharge(&from.memory_current, bytes);
+        let _ = self.whole.is_only(to);
+        let now = {
+            // The sum is another for a moment, which nobody is refused for.
+            let _alone = self.whole.alone();
+            let before = into.memory_current.fetch_add(bytes, SeqCst);
+            self.whole.add(usage, to, bytes);
+            self.uncharge(usage, from, bytes);
+            before.wrapping_add(bytes)
+        };
         let sums = Sums {
             in_device: now,
             in_process: 0,
@@ -270,7 +334,7 @@ impl Levels {
         let in_device = usage.devices.get(index).map(|device| &device.memory_current);
         let sums = Sums {
             in_device: in_device.map_or(0, |current| current.load(Relaxed)),
-            in_process: usage.memory_current.load(Relaxed),
+            in_process: self.sum(usage),
         };
         self.raise_peaks(usage, control, index, sums);
     }
@@ -279,42 +343,48 @@ impl Levels {
     #[inline]
     pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {
         if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
-            let peak = Peak {
-                current: &used.memory_current,
-                peak: &used.memory_peak,
-                seen: &used.peak_generation,
-            };
-            self.raise(peak, &set.peak_generation, sums.in_device);
+            if used.peak_generation.load(Relaxed) != set.peak_generation.load(Relaxed) {
+                self.begin_device_peak(used, &set.peak_generation);
+            }
+            raise(&used.memory_peak, sums.in_device);
         }
-        let peak = Peak {
-            current: &usage.memory_current,
-            peak: &usage.memory_peak,
-            seen: &usage.peak_generation,
-        };
-        self.raise(peak, &control.peak_generation, sums.in_process);
+        if usage.peak_generation.load(Relaxed) != control.peak_generation.load(Relaxed) {
+            self.begin_peak(usage, &control.peak_generation);
+        }
+        raise(&usage.memory_peak, sums.in_process);
     }
 
-    /// Has the peak be at least `sum`, since the reset that was asked for last. Under the lock, so that nobody who has
-    /// seen the new reset stores a peak that another then overwrites.
-    #[inline]
-    fn raise(&self, peak: Peak<'_>, reset: &AtomicU32, sum: u64) {
-        if peak.seen.load(Relaxed) != reset.load(Relaxed) {
-            self.begin_peak(peak.current, peak.peak, peak.seen, reset);
-        }
-        if peak.peak.load(Relaxed) < sum {
-            peak.peak.fetch_max(sum, Relaxed);
-        }
-    }
-
+    /// Begins a device's peak anew. Under the lock, so that nobody who has seen the new reset stores a peak that another
+    /// then overwrites.
     #[cold]
     #[inline(never)]
-    fn begin_peak(&self, current: &AtomicU64, peak: &AtomicU64, seen: &AtomicU32, reset: &AtomicU32) {
+    fn begin_device_peak(&self, device: &UsageDevice, reset: &AtomicU32) {
         let _begin = self.peak.lock();
         let reset = reset.load(Relaxed);
-        if seen.load(Relaxed) != reset {
-            peak.store(current.load(Relaxed), Relaxed);
-            seen.store(reset, Relaxed);
+        if device.peak_generation.load(Relaxed) != reset {
+            let current = device.memory_current.load(Relaxed);
+            device.memory_peak.store(current, Relaxed);
+            device.peak_generation.store(reset, Relaxed);
         }
+    }
+
+    /// The same of the process's.
+    #[cold]
+    #[inline(never)]
+    fn begin_peak(&self, usage: &Usage, reset: &AtomicU32) {
+        let _begin = self.peak.lock();
+        let reset = reset.load(Relaxed);
+        if usage.peak_generation.load(Relaxed) != reset {
+            usage.memory_peak.store(self.sum(usage), Relaxed);
+            usage.peak_generation.store(reset, Relaxed);
+        }
+    }
+}
+
+#[inline]
+fn raise(peak: &AtomicU64, sum: u64) {
+    if peak.load(Relaxed) < sum {
+        peak.fetch_max(sum, Relaxed);
     }
 }
 
@@ -350,17 +420,40 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
+    /// All that is charged is on one device.
+    pub(crate) fn of_one(sum: u64) -> Self {
+        Self {
+            in_device: sum,
+            in_process: sum,
+        }
+    }
+
+    /// These, or an error, in two words, so that where they hardly ever come from does not have them lie in memory.
+    pub(crate) fn packed(result: Result<Self, CUerror>) -> (u64, u64) {
+        match result {
+            Ok(sums) => (sums.in_device, sums.in_process),
+            Err(error) => (u64::MAX, error.0.get().into()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn unpacked(words: (u64, u64)) -> Result<Self, CUerror> {
+        let (in_device, in_process) = words;
+        let error = u32::try_from(in_process).ok().and_then(NonZero::new);
+        match error {
+            Some(error) if in_device == u64::MAX => Err(CUerror(error)),
+            _ => Ok(Self {
+                in_device,
+                in_process,
+            }),
+        }
+    }
+
     /// Less was charged in the end.
     pub(crate) fn lessen(&mut self, bytes: u64) {
         self.in_device = self.in_device.saturating_sub(bytes);
         self.in_process = self.in_process.saturating_sub(bytes);
     }
-}
-
-struct Peak<'a> {
-    current: &'a AtomicU64,
-    peak: &'a AtomicU64,
-    seen: &'a AtomicU32,
 }
 
 /// The limit that is in force on the device, if there is any.
@@ -375,8 +468,8 @@ pub(crate) fn limit_on(usage: &Usage, control: &Control, index: usize) -> Option
 }
 
 /// Whether there is room for so many bytes more.
-fn has_room(current: &AtomicU64, bytes: u64, limit: u64) -> bool {
-    let sum = current.load(Relaxed).checked_add(bytes);
+fn has_room(current: u64, bytes: u64, limit: u64) -> bool {
+    let sum = current.checked_add(bytes);
     sum.is_some_and(|sum| sum <= limit)
 }
 

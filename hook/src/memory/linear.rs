@@ -158,7 +158,7 @@ mod tests {
     fn what_is_likely_is_charged_if_there_is_room_and_what_it_comes_to_is_the_charge_and_the_peak() {
         let process = Process::of_test(1000);
         let usage = process.usage();
-        let current = || usage.memory_current.load(Relaxed);
+        let current = || process.memory.levels.sum(usage);
         let mut charge = process.try_charge_likely(0, 600, 500).unwrap();
         assert_eq!(current(), 600);
         charge.fit(550).unwrap();

@@ -187,52 +187,69 @@ impl Process {
     /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
     #[inline(always)]
     fn try_charge(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
-        match self.charge_at_once(index, bytes) {
-            Some(charge) => Ok(charge),
-            None => self.try_charge_in_time(index, bytes),
-        }
+        let sums = match self.charge_freely(index, bytes) {
+            Some(sum) => Sums::of_one(sum),
+            None => Sums::unpacked(self.charge_in_time(index, bytes))?,
+        };
+        Ok(self.charged(index, bytes, sums))
     }
 
     /// Charges `likely`, if that is more and there is room, or else `bytes`.
     #[inline(always)]
     fn try_charge_likely(&self, index: usize, likely: u64, bytes: u64) -> Result<Charge<'_>, CUerror> {
-        match self.charge_at_once(index, likely.max(bytes)) {
-            Some(charge) => Ok(charge),
-            None => self.try_charge_in_time(index, bytes),
+        let likely = likely.max(bytes);
+        if let Some(sum) = self.charge_freely(index, likely) {
+            return Ok(self.charged(index, likely, Sums::of_one(sum)));
+        }
+        self.try_charge_likely_in_time(index, likely, bytes)
+    }
+
+    fn charged(&self, index: usize, bytes: u64, sums: Sums) -> Charge<'_> {
+        Charge {
+            process: self,
+            index,
+            bytes: if bytes < ABSURD { bytes } else { 0 },
+            sums,
         }
     }
 
-    /// Charges what there is room for, with nothing to wait for and nothing to make room.
+    /// Charges where nothing limits it; what is charged then.
     #[inline(always)]
-    fn charge_at_once(&self, index: usize, bytes: u64) -> Option<Charge<'_>> {
+    fn charge_freely(&self, index: usize, bytes: u64) -> Option<u64> {
         if bytes >= ABSURD {
             return None;
         }
         let levels = &self.memory.levels;
-        let sums = levels.try_reserve_here(self.usage(), self.control(), index, bytes);
-        Some(Charge {
-            process: self,
-            index,
-            bytes,
-            sums: sums.ok()?,
-        })
+        levels.reserve_freely(self.usage(), self.control(), index, bytes)
     }
 
     #[cold]
     #[inline(never)]
-    fn try_charge_in_time(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
-        let charge = |bytes, sums| Charge {
-            process: self,
-            index,
-            bytes,
-            sums,
-        };
-        if bytes >= ABSURD {
-            return self.absurd(index).map(|()| charge(0, Sums::default()));
+    fn try_charge_likely_in_time(
+        &self,
+        index: usize,
+        likely: u64,
+        bytes: u64,
+    ) -> Result<Charge<'_>, CUerror> {
+        let levels = &self.memory.levels;
+        if likely < ABSURD
+            && let Ok(sums) = levels.try_reserve(self.usage(), self.control(), index, likely)
+        {
+            return Ok(self.charged(index, likely, sums));
         }
-        self.charge(index, bytes)
-            .or_else(|full| self.make_room(index, bytes, full))
-            .map(|sums| charge(bytes, sums))
+        let sums = Sums::unpacked(self.charge_in_time(index, bytes))?;
+        Ok(self.charged(index, bytes, sums))
+    }
+
+    /// Packed.
+    #[cold]
+    #[inline(never)]
+    fn charge_in_time(&self, index: usize, bytes: u64) -> (u64, u64) {
+        if bytes >= ABSURD {
+            return Sums::packed(self.absurd(index).map(|()| Sums::default()));
+        }
+        let charged = self.charge(index, bytes);
+        Sums::packed(charged.or_else(|full| self.make_room(index, bytes, full)))
     }
 
     /// Refuses what no device has, if there is a limit. If not, that is for the driver, and must not be charged meanwhile.

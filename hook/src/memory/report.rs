@@ -53,7 +53,7 @@ impl Room {
         let on_process = left_of(
             whole,
             super::levels::process_limit(control),
-            usage.memory_current.load(Relaxed),
+            process.memory.levels.sum(usage),
         );
         Self {
             total: device.min(whole).min(groups),
@@ -160,8 +160,9 @@ mod tests {
         let (process, control) = governed();
         control.devices[0].memory_limit.store(1000, Relaxed);
         control.memory_limit.store(1200, Relaxed);
-        process.usage().devices[0].memory_current.store(100, Relaxed);
-        process.usage().memory_current.store(700, Relaxed);
+        let levels = &process.memory.levels;
+        levels.charge(process.usage(), control, 0, 100);
+        levels.charge(process.usage(), control, 1, 600);
         assert_eq!(
             Room::on(process, 0),
             Room {

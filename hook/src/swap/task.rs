@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::UsageDevice;
 
@@ -235,18 +235,21 @@ impl Task {
 
 /// Bytes over the limits.
 pub(super) fn excess(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
-    let over = |current: &AtomicU64, limit: u64| current.load(Relaxed).saturating_sub(limit);
     let control = process.control();
-    over(&usage.memory_current, device_limit(control, index))
-        .max(over(&process.usage().memory_current, process_limit(control)))
+    let on_device = usage.memory_current.load(Relaxed);
+    let on_process = process.memory.levels.sum(process.usage());
+    let over = |current: u64, limit: u64| current.saturating_sub(limit);
+    over(on_device, device_limit(control, index)).max(over(on_process, process_limit(control)))
 }
 
 /// Bytes up to the limits.
 fn room(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
-    let under = |current: &AtomicU64, limit: u64| limit.saturating_sub(current.load(Relaxed));
     let control = process.control();
-    under(&usage.memory_current, device_limit(control, index))
-        .min(under(&process.usage().memory_current, process_limit(control)))
+    let on_device = usage.memory_current.load(Relaxed);
+    let on_process = process.memory.levels.sum(process.usage());
+    let under = |current: u64, limit: u64| limit.saturating_sub(current);
+    under(on_device, device_limit(control, index))
+        .min(under(on_process, process_limit(control)))
         .min(group_room(process.usage(), control, index))
 }
 

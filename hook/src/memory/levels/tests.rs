@@ -11,10 +11,10 @@ fn blocks() -> (&'static Usage, &'static Control) {
     (block::of_test(NO_LIMIT).usage(), control)
 }
 
-fn current(usage: &Usage, index: usize) -> (u64, u64) {
+fn current(levels: &Levels, usage: &Usage, index: usize) -> (u64, u64) {
     (
         usage.devices[index].memory_current.load(Relaxed),
-        usage.memory_current.load(Relaxed),
+        levels.sum(usage),
     )
 }
 
@@ -27,11 +27,11 @@ fn each_limit_holds_to_the_byte_and_a_refusal_charges_nothing() {
     assert_eq!(levels.try_charge(usage, control, 1, 101), Err(Full::Device(1)));
     assert_eq!(levels.try_charge(usage, control, 1, 100), Ok(()));
     assert_eq!(levels.try_charge(usage, control, 0, 51), Err(Full::Process));
-    assert_eq!(current(usage, 0), (0, 100));
+    assert_eq!(current(&levels, usage, 0), (0, 100));
     assert_eq!(levels.try_charge(usage, control, 0, 50), Ok(()));
     assert_eq!(levels.try_charge(usage, control, 2, 1), Err(Full::Process));
     levels.uncharge(usage, 1, 100);
-    assert_eq!(current(usage, 1), (0, 50));
+    assert_eq!(current(&levels, usage, 1), (0, 50));
 }
 
 #[test]
@@ -79,7 +79,57 @@ fn racing_threads_fill_two_limits_to_the_last_byte_and_not_further() {
         granted, 1000,
         "not one of the last bytes was refused to everybody"
     );
-    assert_eq!(usage.memory_current.load(Relaxed), 1000);
+    assert_eq!(levels.sum(usage), 1000);
+}
+
+/// Who charges home has not heard of the other device when it is charged for the first time.
+#[test]
+fn the_first_charge_elsewhere_and_those_at_home_keep_to_one_limit_and_make_one_peak() {
+    let (usage, control) = blocks();
+    control.memory_limit.store(100, Relaxed);
+    for round in 0..200 {
+        let levels = Levels::default();
+        usage.memory_peak.store(0, Relaxed);
+        levels.try_charge(usage, control, 0, 1).unwrap();
+        let charged = thread::scope(|scope| {
+            let charge = |index: usize| {
+                let levels = &levels;
+                move || {
+                    (0..80)
+                        .filter(|_| levels.try_charge(usage, control, index, 1).is_ok())
+                        .count()
+                }
+            };
+            let threads = [0, 1].map(|index| scope.spawn(charge(index)));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let [home, other] = charged;
+        assert_eq!(
+            current(&levels, usage, 0),
+            (home as u64 + 1, 100),
+            "round {round}"
+        );
+        assert_eq!(current(&levels, usage, 1), (other as u64, 100), "round {round}");
+        assert_eq!(usage.memory_peak.load(Relaxed), 100, "round {round}");
+        levels.uncharge(usage, 0, home as u64 + 1);
+        levels.uncharge(usage, 1, other as u64);
+        assert_eq!(levels.sum(usage), 0);
+    }
+}
+
+#[test]
+fn what_moves_to_another_device_is_the_processs_as_before() {
+    let (usage, control) = blocks();
+    let levels = Levels::default();
+    levels.try_charge(usage, control, 3, 50).unwrap();
+    for (from, to) in [(3, 1), (1, 2), (2, 3)] {
+        levels.transfer_bytes(usage, control, from, to, 50);
+        assert_eq!(current(&levels, usage, from), (0, 50));
+        assert_eq!(current(&levels, usage, to), (50, 50));
+    }
+    levels.uncharge(usage, 3, 50);
+    assert_eq!(levels.sum(usage), 0);
+    assert_eq!(usage.memory_peak.load(Relaxed), 50);
 }
 
 #[test]
@@ -95,7 +145,7 @@ fn what_groups_grant_holds_to_the_byte_and_the_processs_own_limit_before_they_ar
     assert_eq!(levels.try_charge(usage, control, 1, 49), Err(Full::Group(1)));
     control.devices[1].memory_limit.store(100, Relaxed);
     assert_eq!(levels.try_charge(usage, control, 1, 49), Err(Full::Device(1)));
-    assert_eq!(current(usage, 1), (100, 201), "refusals charge nothing");
+    assert_eq!(current(&levels, usage, 1), (100, 201), "refusals charge nothing");
     control.devices[1].group_room.store(7, Relaxed);
     levels.uncharge(usage, 1, 30);
     assert_eq!(group_room(usage, control, 1), 37);
