@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use super::meter::Noted;
 use super::window::Window;
 use crate::device::LocalDevice;
+use crate::memory::Kept;
 use crate::process::Process;
 use crate::sys;
 
@@ -33,6 +34,8 @@ pub(super) struct Side {
     pub(super) noted: Noted,
     /// Submissions that are counted and became part of a graph instead, by sort.
     pub(super) captured: [AtomicU64; Submission::COUNT],
+    /// Its own thread's.
+    pub(super) kept: Kept,
 }
 
 impl Side {
@@ -47,6 +50,7 @@ impl Side {
             window: Mutex::new(None),
             noted: Noted::new(),
             captured: [const { AtomicU64::new(0) }; Submission::COUNT],
+            kept: Kept::new(),
         }
     }
 }

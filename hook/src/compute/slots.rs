@@ -4,6 +4,8 @@
 //! of the heap, whose gate is always closed, so that each of their submissions passes `gate::admit`, which adds its
 //! counts to the device's shared ones.
 
+use std::marker::PhantomData;
+use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -16,7 +18,7 @@ use super::slot::{Bound, Counts, Extra, Side, is_dead, leave_behind, point, sett
 use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
-use crate::memory::Place;
+use crate::memory::{Kept, Place};
 use crate::process::{self, Process};
 use crate::{driver, sys, thread};
 
@@ -84,6 +86,13 @@ impl Slots {
         let offset = thread::slot().addr().wrapping_sub(usage.threads.as_ptr().addr());
         let slot = usage.threads.get(offset / size_of::<Thread>())?;
         Counts::of(usage, slot, index)
+    }
+
+    /// Where the calling thread keeps the pool that it has used last, if it has a slot of the block.
+    #[inline]
+    pub(crate) fn kept<'a>(&'a self, process: &'a Process) -> Option<Own<'a, Kept>> {
+        let bound = self.in_block_now(process)?;
+        Some(Own(&bound.side.kept, PhantomData))
     }
 
     /// Where the calling thread allocates; `None` if it has no current context.
@@ -313,6 +322,19 @@ impl Slots {
         for extra in self.extras.lock().iter() {
             extra.bound().fold(process);
         }
+    }
+}
+
+/// Part of the calling thread's own slot, which stays with the thread: another has the slot only when it is gone.
+#[derive(Debug)]
+pub(crate) struct Own<'a, T>(&'a T, PhantomData<*const ()>);
+
+impl<T> Deref for Own<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        self.0
     }
 }
 

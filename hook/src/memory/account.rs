@@ -20,22 +20,24 @@ pub(crate) struct Account {
     /// Bytes charged for the pool, and the part of them that calls under way hold in advance.
     pub(crate) paid: u64,
     held: u64,
-    /// The last measurement that was settled; an older one is void.
+    /// Measurements that were begun, and the last one that was settled; an older one is void.
+    begun: u64,
     pub(crate) settled: u64,
     /// Allocations, and the bytes of them.
     live: u64,
     live_bytes: u64,
-    /// Freed, but not before a stream has come so far; until then only that stream is given them again.
-    /// Stream and bytes, the latest last.
-    waiting: VecDeque<(usize, u64)>,
+    /// Freed, but not before a stream has come so far; until then only that stream is given them again. The latest last.
+    waiting: VecDeque<Waiting>,
     waiting_bytes: u64,
-    /// Where the latest allocations were, first address and bytes: reserved since, whether allocated or not, unless the pool
-    /// has given something back.
-    known: VecDeque<(u64, u64)>,
+    /// The part of these that is not new.
+    waiting_old: u64,
+    /// Where the latest allocations were: reserved since, whether allocated or not, unless the pool has given something back.
+    known: VecDeque<Range>,
     /// Whether what the pool has to spare did not serve: then only a block of the very size is relied on, until a stream
     /// has ended or something was given back.
     is_scattered: bool,
-    /// Whether something was freed since the driver last had occasion to give it back.
+    /// Whether something was freed since the driver last had occasion to give it back, but for what is new: when the pool was
+    /// measured last, that was as free as it is again, and the driver has kept it.
     has_freed: bool,
     /// The pool's handle is gone; it lives until nothing is allocated from it.
     pub(crate) is_destroyed: bool,
@@ -44,6 +46,34 @@ pub(crate) struct Account {
     is_seen: bool,
     /// The slot that it is charged in.
     pub(crate) index: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    stream: usize,
+    bytes: u64,
+    is_new: bool,
+}
+
+/// Part of what the pool reserves.
+#[derive(Debug, Clone, Copy)]
+struct Range {
+    from: u64,
+    bytes: u64,
+    /// Where in it something is allocated that is new: made since the pool was measured last. Zero: nowhere.
+    new_at: u64,
+}
+
+/// For whom waiting for a stream may change anything, as a number: a stream's, or one of these.
+pub(crate) const NOBODY: usize = 0;
+pub(crate) const ANYBODY: usize = usize::MAX;
+
+/// An allocation that was begun, by when.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begun {
+    /// Whether the pool can serve it as it is, without growing.
+    pub(crate) may_do: bool,
+    measurements: u64,
 }
 
 /// The reservation is larger than the limit allows.
@@ -55,11 +85,13 @@ impl Account {
         Self {
             paid: 0,
             held: 0,
+            begun: 0,
             settled: 0,
             live: 0,
             live_bytes: 0,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
+            waiting_old: 0,
             known: VecDeque::new(),
             is_scattered: false,
             has_freed: false,
@@ -98,9 +130,20 @@ impl Account {
     }
 
     /// The driver has had occasion to give back what is free; whether there may be such that had not been before.
-    pub(crate) fn may_have_shrunk(&mut self) -> bool {
+    pub(crate) fn may_have_shrunk(&self) -> bool {
         // What waits for a stream is freed without a word.
-        std::mem::take(&mut self.has_freed) || self.waiting_bytes != 0
+        self.has_freed || self.waiting_old != 0
+    }
+
+    /// Begins to measure what is reserved, after the driver had occasion to give something back or not; the measurement's
+    /// number. From here on nothing is new: it may be for this alone that the driver keeps what is beside it.
+    pub(crate) fn measure(&mut self, had_occasion: bool) -> u64 {
+        self.has_freed &= !had_occasion;
+        self.known.iter_mut().for_each(|range| range.new_at = 0);
+        self.waiting.iter_mut().for_each(|block| block.is_new = false);
+        self.waiting_old = self.waiting_bytes;
+        self.begun += 1;
+        self.begun
     }
 
     /// Whether that is what is known.
@@ -108,32 +151,52 @@ impl Account {
         reserved == self.reserved() && self.waiting_bytes <= reserved.saturating_sub(self.live_bytes)
     }
 
-    /// Whether waiting for a stream may change anything.
-    pub(crate) fn is_touched(&self) -> bool {
-        self.has_freed
-            || self.waiting_bytes != 0
-            || !self.waiting.is_empty()
-            || self.is_scattered
-            || self.is_over()
+    /// For whom waiting for a stream may change anything.
+    pub(crate) fn matters_to(&self) -> usize {
+        if self.may_have_shrunk() || self.is_scattered || self.is_over() {
+            return ANYBODY;
+        }
+        match self.waiting.front() {
+            None => NOBODY,
+            Some(first) if self.waiting.iter().all(|block| block.stream == first.stream) => {
+                // The number of the default stream is nobody's.
+                if first.stream == NOBODY {
+                    ANYBODY
+                } else {
+                    first.stream
+                }
+            }
+            Some(_) => ANYBODY,
+        }
     }
 
-    /// Begins an allocation on a stream; whether the pool can serve it as it is, without growing.
-    pub(crate) fn begin(&mut self, bytes: u64, stream: usize) -> bool {
+    /// Begins an allocation on a stream.
+    pub(crate) fn begin(&mut self, bytes: u64, stream: usize) -> Begun {
         let spare = self.spare();
         self.live += 1;
         self.live_bytes += bytes;
-        if let Some(at) = self.waiting.iter().position(|block| *block == (stream, bytes)) {
-            self.forget(at);
-            return true;
+        let is_it = |block: &Waiting| block.stream == stream && block.bytes == bytes;
+        let found = self.waiting.iter().position(is_it);
+        found.inspect(|at| self.forget(*at));
+        Begun {
+            may_do: found.is_some() || !self.is_scattered && spare >= bytes,
+            measurements: self.begun,
         }
-        !self.is_scattered && spare >= bytes
     }
 
     /// Whether an allocation that was made there took nothing that was not reserved before: then nobody need ask.
-    pub(crate) fn is_known(&self, address: u64, bytes: u64) -> bool {
+    pub(crate) fn is_known(&mut self, address: u64, bytes: u64, begun: Begun) -> bool {
         let end = address.saturating_add(bytes);
-        let holds = |(from, length): &(u64, u64)| *from <= address && end <= from.saturating_add(*length);
-        self.known.iter().rev().any(holds)
+        let holds =
+            |range: &&mut Range| range.from <= address && end <= range.from.saturating_add(range.bytes);
+        let Some(range) = self.known.iter_mut().rev().find(holds) else {
+            return false;
+        };
+        // A measurement under way may see it or not.
+        if range.new_at == 0 && self.settled == begun.measurements && self.begun == begun.measurements {
+            range.new_at = address;
+        }
+        true
     }
 
     /// An allocation was made there, and what is reserved was measured after.
@@ -141,46 +204,63 @@ impl Account {
         if self.known.len() == MOST_KNOWN {
             self.known.pop_front();
         }
-        self.known.push_back((address, bytes));
+        self.known.push_back(Range {
+            from: address,
+            bytes,
+            new_at: 0,
+        });
     }
 
-    /// Ends an allocation, at once or when that stream has come so far.
-    pub(crate) fn end(&mut self, bytes: u64, stream: Option<usize>) {
-        self.has_freed = true;
+    /// Ends an allocation, at once or when that stream has come so far. Address zero: nobody knows where it was.
+    pub(crate) fn end(&mut self, address: u64, bytes: u64, stream: Option<usize>) {
+        let is_it = |range: &&mut Range| range.new_at == address && address != 0;
+        let found = self.known.iter_mut().rev().find(is_it);
+        let is_new = found.is_some();
+        found.into_iter().for_each(|range| range.new_at = 0);
+        self.has_freed |= !is_new;
         self.live = self.live.saturating_sub(1);
         self.live_bytes = self.live_bytes.saturating_sub(bytes);
         let Some(stream) = stream else { return };
-        if self.waiting.len() == MOST_WAITING {
+        if self.waiting.len() == MOST_WAITING
+            && let Some(block) = self.waiting.pop_front()
+        {
             // Its bytes still wait: all that is lost is whose they are.
-            self.waiting.pop_front();
+            self.waiting_old += if block.is_new { block.bytes } else { 0 };
         }
-        self.waiting.push_back((stream, bytes));
+        self.waiting.push_back(Waiting {
+            stream,
+            bytes,
+            is_new,
+        });
         self.waiting_bytes += bytes;
+        self.waiting_old += if is_new { 0 } else { bytes };
     }
 
     /// The pool grew where it was thought not to need to, and the allocation was undone.
     pub(crate) fn mistaken(&mut self, bytes: u64, stream: usize) {
         self.is_scattered = true;
-        self.end(bytes, Some(stream));
+        self.end(0, bytes, Some(stream));
     }
 
     fn forget(&mut self, at: usize) {
-        if let Some((_, bytes)) = self.waiting.remove(at) {
-            self.waiting_bytes = self.waiting_bytes.saturating_sub(bytes);
+        if let Some(block) = self.waiting.remove(at) {
+            self.waits_no_more(block);
+        }
+    }
+
+    fn waits_no_more(&mut self, block: Waiting) {
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(block.bytes);
+        if !block.is_new {
+            self.waiting_old = self.waiting_old.saturating_sub(block.bytes);
         }
     }
 
     /// A stream has come to its end: nothing waits for it any more.
     pub(crate) fn passed(&mut self, stream: usize) {
         self.is_scattered = false;
-        let waiting_bytes = &mut self.waiting_bytes;
-        self.waiting.retain(|(other, bytes)| {
-            let has_passed = *other == stream;
-            if has_passed {
-                *waiting_bytes = waiting_bytes.saturating_sub(*bytes);
-            }
-            !has_passed
-        });
+        while let Some(at) = self.waiting.iter().position(|block| block.stream == stream) {
+            self.forget(at);
+        }
     }
 
     /// Whether the pool is gone, once the streams that it waits for have come so far.
@@ -190,7 +270,7 @@ impl Account {
 
     /// The streams that freed blocks wait for, as far as they are remembered.
     pub(crate) fn waits_for(&self) -> Vec<usize> {
-        let mut streams: Vec<_> = self.waiting.iter().map(|(stream, _)| *stream).collect();
+        let mut streams: Vec<_> = self.waiting.iter().map(|block| block.stream).collect();
         streams.sort_unstable();
         streams.dedup();
         streams
@@ -237,6 +317,7 @@ impl Account {
         self.held -= held;
         // What is not reserved any more does not wait either.
         self.waiting_bytes = self.waiting_bytes.min(reserved.saturating_sub(self.live_bytes));
+        self.waiting_old = self.waiting_old.min(self.waiting_bytes);
         if reserved <= self.paid {
             // What others hold in advance they may still need.
             let keep = self.paid.min(reserved.saturating_add(self.held));
@@ -289,23 +370,27 @@ mod tests {
     #[test]
     fn what_is_made_where_something_was_needs_no_measurement_until_the_pool_shrinks() {
         let mut one = account(100, 0);
-        assert!(!one.is_known(1000, 10));
+        let begun = one.begin(0, 1);
+        let is_known = |one: &mut Account, address, bytes| one.is_known(address, bytes, begun);
+        assert!(!is_known(&mut one, 1000, 10));
         one.know(1000, 10);
-        assert!(one.is_known(1000, 10) && one.is_known(1004, 6));
-        assert!(!one.is_known(1000, 11) && !one.is_known(999, 5) && !one.is_known(1010, 1));
+        assert!(is_known(&mut one, 1000, 10) && is_known(&mut one, 1004, 6));
+        for (address, bytes) in [(1000, 11), (999, 5), (1010, 1)] {
+            assert!(!is_known(&mut one, address, bytes));
+        }
         assert_eq!(
             settle(&mut one, 0, 120, 20),
             (Ok(()), 20),
             "growing takes nothing away"
         );
-        assert!(one.is_known(1000, 10));
+        assert!(is_known(&mut one, 1000, 10));
         for number in 1..=u64::try_from(MOST_KNOWN).unwrap() {
             one.know(1000 + 100 * number, 10);
         }
-        assert!(!one.is_known(1000, 10), "the earliest is forgotten");
-        assert!(one.is_known(1100, 10));
+        assert!(!is_known(&mut one, 1000, 10), "the earliest is forgotten");
+        assert!(is_known(&mut one, 1100, 10));
         assert_eq!(settle(&mut one, 0, 119, 0), (Ok(()), -1));
-        assert!(!one.is_known(1100, 10), "it may be what was given back");
+        assert!(!is_known(&mut one, 1100, 10), "it may be what was given back");
     }
 
     #[test]
@@ -364,46 +449,119 @@ mod tests {
     #[test]
     fn what_waits_for_a_stream_serves_that_stream_alone() {
         let mut one = account(100, 0);
-        assert!(one.begin(60, 1), "nothing is allocated yet");
-        one.end(60, Some(1));
-        assert!(!one.begin(60, 2));
-        one.end(60, None);
-        assert!(one.begin(60, 1));
-        assert!(!one.begin(60, 1), "it is given once");
-        one.end(60, None);
-        one.end(60, Some(1));
+        assert!(one.begin(60, 1).may_do, "nothing is allocated yet");
+        one.end(0, 60, Some(1));
+        assert!(!one.begin(60, 2).may_do);
+        one.end(0, 60, None);
+        assert!(one.begin(60, 1).may_do);
+        assert!(!one.begin(60, 1).may_do, "it is given once");
+        one.end(0, 60, None);
+        one.end(0, 60, Some(1));
         one.passed(1);
-        assert!(one.begin(90, 2), "nothing waits any more");
-        one.end(90, Some(2));
+        assert!(one.begin(90, 2).may_do, "nothing waits any more");
+        one.end(0, 90, Some(2));
         assert_eq!(settle(&mut one, 0, 95, 0), (Ok(()), -5));
-        assert!(!one.begin(90, 2), "it may have been what was given back");
+        assert!(!one.begin(90, 2).may_do, "it may have been what was given back");
+    }
+
+    /// Measures it after a stream was waited for, where that is wanted; whether it was.
+    fn is_measured(one: &mut Account, stream: usize) -> bool {
+        let is_wanted = one.may_have_shrunk();
+        if is_wanted {
+            let number = one.measure(true);
+            one.settled = number;
+        }
+        one.passed(stream);
+        is_wanted
     }
 
     #[test]
     fn it_is_measured_again_after_something_was_freed_or_while_it_waits() {
         let mut one = account(100, 0);
-        assert!(!one.may_have_shrunk());
         one.begin(10, 1);
         one.begin(20, 1);
-        assert!(!one.may_have_shrunk());
-        one.end(10, None);
-        assert!(one.may_have_shrunk() && !one.may_have_shrunk());
-        one.end(20, Some(1));
-        assert!(one.may_have_shrunk() && one.may_have_shrunk());
-        one.passed(1);
-        assert!(!one.may_have_shrunk());
+        assert!(!is_measured(&mut one, 1));
+        one.end(0, 10, None);
+        assert!(is_measured(&mut one, 1) && !is_measured(&mut one, 1));
+        one.end(0, 20, Some(1));
+        assert!(is_measured(&mut one, 2) && is_measured(&mut one, 2));
+        assert!(is_measured(&mut one, 1) && !is_measured(&mut one, 1));
+    }
+
+    /// Allocates where it is known that the pool has some.
+    fn allocate(one: &mut Account, address: u64, stream: usize) {
+        let begun = one.begin(10, stream);
+        assert!(one.is_known(address, 10, begun));
+    }
+
+    #[test]
+    fn what_came_and_went_since_it_was_measured_is_no_reason_to_measure_again() {
+        let mut one = account(100, 0);
+        one.know(1000, 10);
+        one.know(2000, 10);
+        for _ in 0..3 {
+            allocate(&mut one, 1000, 1);
+            allocate(&mut one, 2000, 2);
+            one.end(1000, 10, Some(1));
+            one.end(2000, 10, None);
+            assert_eq!(one.matters_to(), 1);
+            assert!(!is_measured(&mut one, 1));
+            assert_eq!(one.matters_to(), NOBODY);
+        }
+        // What was there when it was measured is: the driver may have kept the rest for its sake.
+        allocate(&mut one, 1000, 1);
+        allocate(&mut one, 2000, 1);
+        one.end(2000, 10, Some(2));
+        let number = one.measure(true);
+        one.settled = number;
+        one.end(1000, 10, Some(1));
+        assert_eq!(one.matters_to(), ANYBODY);
+        assert!(is_measured(&mut one, 1));
+        assert!(is_measured(&mut one, 2), "it waited then");
+        assert!(!is_measured(&mut one, 2));
+        // Freed twice, or of an unknown address.
+        allocate(&mut one, 1000, 1);
+        one.end(1000, 10, Some(1));
+        one.end(1000, 10, Some(1));
+        assert!(is_measured(&mut one, 1));
+        allocate(&mut one, 1000, 1);
+        one.end(0, 10, None);
+        assert!(is_measured(&mut one, 1));
+    }
+
+    #[test]
+    fn what_a_measurement_under_way_may_see_is_not_new() {
+        for settle_first in [false, true] {
+            let mut one = account(100, 0);
+            one.know(1000, 10);
+            let begun = one.begin(10, 1);
+            let number = one.measure(true);
+            if settle_first {
+                one.settled = number;
+            }
+            assert!(one.is_known(1000, 10, begun));
+            one.end(1000, 10, None);
+            assert!(one.may_have_shrunk());
+        }
+        let mut one = account(100, 0);
+        one.know(1000, 10);
+        let number = one.measure(true);
+        allocate(&mut one, 1000, 1);
+        one.settled = number;
+        one.end(1000, 10, None);
+        assert!(one.may_have_shrunk());
     }
 
     #[test]
     fn after_a_mistake_only_a_block_of_the_very_size_is_relied_on() {
         let mut one = account(100, 0);
-        assert!(one.begin(50, 1));
+        assert!(one.begin(50, 1).may_do);
         one.mistaken(50, 1);
-        assert!(!one.begin(40, 1));
-        one.end(40, None);
-        assert!(one.begin(50, 1));
-        one.end(50, None);
+        assert!(!one.begin(40, 1).may_do);
+        one.end(0, 40, None);
+        assert!(one.begin(50, 1).may_do);
+        one.end(0, 50, None);
         one.passed(7);
-        assert!(one.begin(40, 1), "it may be another matter now");
+        assert!(one.begin(40, 1).may_do, "it may be another matter now");
     }
 }

@@ -49,6 +49,7 @@ use ledger::{Entry, Ledger};
 use levels::{Full, Levels, Sums};
 use linear::Pitch;
 use reserve::Reserves;
+pub(crate) use reserve::kept::Kept;
 use vmm::Vmm;
 
 /// Everything charged and remembered.
@@ -362,11 +363,12 @@ impl Process {
     /// Takes an entry off again.
     #[inline(never)]
     fn discharge(&self, entry: &Entry) {
-        self.discharge_on(entry, None);
+        self.discharge_on(entry, 0, None);
     }
 
+    /// With the address, or zero, for what is a pool's.
     #[inline(always)]
-    fn discharge_on(&self, entry: &Entry, stream: Option<usize>) {
+    fn discharge_on(&self, entry: &Entry, address: u64, stream: Option<usize>) {
         self.count_out(entry);
         if entry.is_charged() {
             self.memory
@@ -374,7 +376,7 @@ impl Process {
                 .uncharge(self.usage(), entry.index(), entry.size);
         }
         if entry.is(Kind::Pool) {
-            self.memory.reserves.freed(self, entry, stream);
+            self.memory.reserves.freed(self, entry, address, stream);
         }
     }
 
@@ -401,7 +403,7 @@ impl Process {
         } else if let Some(stream) = stream.filter(|_| entry.is_charged()) {
             self.memory.freeing.add(self, stream, entry);
         } else {
-            self.discharge_on(&entry, stream);
+            self.discharge_on(&entry, key, stream);
         }
         Freed {
             result,

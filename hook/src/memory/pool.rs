@@ -12,6 +12,7 @@ use super::graph;
 use super::ledger::Entry;
 use super::levels::{self, Unsettled};
 use super::reserve::Reserve;
+use super::reserve::kept::Used;
 use crate::compute::capture;
 use crate::cuda::{
     CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUerror, CUmemLocation,
@@ -25,18 +26,22 @@ use crate::process::{self, Process};
 use crate::swap;
 
 /// The pool that allocations on a stream come from: the stream's device's, whichever device is current.
-fn current_pool(process: &Process, stream: CUstream) -> Option<Arc<Reserve>> {
+fn current_pool(process: &Process, stream: CUstream) -> Option<Used<'_>> {
     let local = match process.contexts.device_of(stream) {
         Some(local) => local,
         None => process.place()?.local,
     };
     let pools = &process.memory.reserves;
-    pools.current(local, || {
-        let mut handle = CUmemoryPool::NULL;
-        driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
-        pools
-            .find(handle)
-            .or_else(|| Some(pools.enter(handle, local, process.devices.index(local), false)))
+    // No handle is so high.
+    let key = u64::MAX - u64::from(local.number());
+    pools.of_key(process, key, || {
+        pools.current(local, || {
+            let mut handle = CUmemoryPool::NULL;
+            driver::cuDeviceGetMemPool(&mut handle, local.device()).ok()?;
+            pools
+                .find(handle)
+                .or_else(|| Some(pools.enter(handle, local, process.devices.index(local), false)))
+        })
     })
 }
 
@@ -45,6 +50,13 @@ pub(crate) fn set_current(next: Next<'_>) -> CUresult {
     let result = next();
     process::get().inspect(|process| process.memory.reserves.forget_current());
     result
+}
+
+/// The pool of that handle, for an allocation.
+fn used_pool(process: &Process, handle: CUmemoryPool) -> Option<Used<'_>> {
+    let key = handle.0.addr() as u64;
+    let pools = &process.memory.reserves;
+    pools.of_key(process, key, || pool_of(process, handle))
 }
 
 /// The pool of that handle. One that was not created here is some device's default, or the driver says where it is.
@@ -120,7 +132,7 @@ pub(crate) fn alloc_from_pool(
     let Some(process) = process::get() else {
         return next();
     };
-    match pool_of(process, pool) {
+    match used_pool(process, pool) {
         Some(pool) if !pool.is_elsewhere && !is_capturing(process, stream) => {
             alloc_from(process, &pool, address, bytes as u64, stream, next)
         }
@@ -130,7 +142,7 @@ pub(crate) fn alloc_from_pool(
 
 fn alloc_from(
     process: &Process,
-    pool: &Arc<Reserve>,
+    pool: &Reserve,
     address: *mut CUdeviceptr,
     bytes: u64,
     stream: CUstream,
@@ -140,7 +152,7 @@ fn alloc_from(
         // The driver's to refuse, and no number to reckon with.
         return next().inspect_err(|_| process.count_failure(pool.index()));
     }
-    let (may_do, foretold, before) = {
+    let (begun, foretold, before) = {
         let mut account = pool.account.lock();
         (
             account.begin(bytes, stream.0.addr()),
@@ -148,7 +160,7 @@ fn alloc_from(
             account.reserved(),
         )
     };
-    let held = if may_do {
+    let held = if begun.may_do {
         0
     } else {
         match pool.hold(process, foretold) {
@@ -162,7 +174,7 @@ fn alloc_from(
     let unsettled = Unsettled::on(process.usage(), pool.index());
     let result = process.pressing(pool.index(), foretold, next);
     let made = result.ok().and_then(|()| written(address));
-    let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes);
+    let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes, begun);
     if let Some(address) = made.filter(|address| held == 0 && is_known(*address)) {
         drop(unsettled);
         remember(process, pool, address, bytes);
@@ -171,13 +183,13 @@ fn alloc_from(
     let settled = pool.settle_within(process, held);
     drop(unsettled);
     let Some(address) = made else {
-        pool.end(bytes, None);
+        pool.end(0, bytes, None);
         process.count_failure(pool.index());
         return result;
     };
     {
         let mut account = pool.account.lock();
-        if !may_do || settled.is_err() {
+        if !begun.may_do || settled.is_err() {
             account.learn(bytes, before);
         }
         if settled.is_ok() {
@@ -205,7 +217,7 @@ fn make_room(
     stream: CUstream,
 ) -> Result<u64, CUerror> {
     // It is not counted meanwhile, or what the pool has to spare would seem to be in use.
-    pool.end(bytes, None);
+    pool.end(0, bytes, None);
     process.memory.reserves.trim(process);
     let held = pool.hold(process, foretold).map(|()| foretold).or_else(|full| {
         let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;

@@ -5,14 +5,15 @@
 //! is measured after and settled. Over the limit, every reserve is trimmed first; what then does not fit is refused.
 //! Nothing here waits for a stream.
 
+pub(crate) mod kept;
 mod list;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
 
-use super::account::{Account, Over};
+use super::account::{self, Account, Over};
 use super::levels::{Full, Unsettled};
 use super::lock::Lock;
 use crate::cuda::{
@@ -40,13 +41,13 @@ pub(crate) struct Reserve {
     pub(crate) local: LocalDevice,
     /// Memory of another process, which is charged there, or of the host.
     pub(crate) is_elsewhere: bool,
-    measurements: AtomicU64,
     /// Times it was trimmed: what had room before may have none.
     trims: AtomicUsize,
     /// The slot that it is charged in, for who does not hold the account.
     index: AtomicUsize,
-    /// Whether waiting for a stream may change anything, for who does not hold the account. Written by who does.
-    is_touched: AtomicBool,
+    /// For whom waiting for a stream may change anything ([`Account::matters_to`]), for who does not hold the account.
+    /// Written by who does.
+    matters_to: AtomicUsize,
     pub(super) account: Lock<Account>,
 }
 
@@ -121,10 +122,12 @@ impl Reserve {
         self.index.load(Relaxed)
     }
 
-    /// Ends an allocation, at once or when that stream has come so far; whether the pool is over by it.
-    pub(crate) fn end(&self, bytes: u64, stream: Option<usize>) -> bool {
+    /// Ends an allocation, at once or when that stream has come so far; whether the pool is over by it. Address zero: nobody
+    /// knows where it was.
+    #[inline]
+    pub(crate) fn end(&self, address: u64, bytes: u64, stream: Option<usize>) -> bool {
         self.touch(|account| {
-            account.end(bytes, stream);
+            account.end(address, bytes, stream);
             account.is_over()
         })
     }
@@ -139,16 +142,28 @@ impl Reserve {
         self.touch(|account| account.is_destroyed = is_destroyed);
     }
 
+    #[inline]
     fn touch<T>(&self, change: impl FnOnce(&mut Account) -> T) -> T {
         let mut account = self.account.lock();
-        self.is_touched.store(true, Relaxed);
-        change(&mut account)
+        let result = change(&mut account);
+        self.matters_to.store(account.matters_to(), Relaxed);
+        result
+    }
+
+    /// Whether waiting for that stream, or for who knows which, may change anything.
+    #[inline]
+    fn is_touched(&self, stream: Option<usize>) -> bool {
+        match self.matters_to.load(Relaxed) {
+            account::NOBODY => self.source == Source::Graphs,
+            account::ANYBODY => true,
+            one => stream.is_none_or(|stream| stream == one),
+        }
     }
 
     /// That stream has come to where it frees what it was to.
     fn passed(&self, account: &mut Account, stream: Option<usize>) {
         stream.inspect(|stream| account.passed(*stream));
-        self.is_touched.store(account.is_touched(), Relaxed);
+        self.matters_to.store(account.matters_to(), Relaxed);
     }
 
     /// Charges in advance. Where more must be granted first, that is waited for.
@@ -178,41 +193,29 @@ impl Reserve {
     /// A measurement counts only if none that was begun later is settled already: so the last to settle was begun after
     /// every call that was over by then. No lock is held while the driver is asked.
     pub(crate) fn settle(&self, process: &Process, held: u64) -> Result<(), Over> {
-        self.settle_after(process, held, false, None)
+        self.settle_after(process, held, After::Any)
     }
 
     /// The same within a call that is marked as unsettled.
     pub(crate) fn settle_within(&self, process: &Process, held: u64) -> Result<(), Over> {
-        self.settle_after(process, held, true, None)
+        self.settle_after(process, held, After::Marked)
     }
 
-    fn settle_after(
-        &self,
-        process: &Process,
-        held: u64,
-        is_marked: bool,
-        passed: Option<usize>,
-    ) -> Result<(), Over> {
+    fn settle_after(&self, process: &Process, held: u64, after: After) -> Result<(), Over> {
         if self.is_elsewhere {
             return Ok(());
         }
-        let settled = self.settle_by_ledger(process, held, is_marked, passed);
+        let settled = self.settle_by_ledger(process, held, after);
         if settled.is_err() && process.cover(self.index()) {
             return Ok(());
         }
         settled
     }
 
-    /// With `passed`, that stream has come to where it frees what it was to.
-    fn settle_by_ledger(
-        &self,
-        process: &Process,
-        held: u64,
-        is_marked: bool,
-        passed: Option<usize>,
-    ) -> Result<(), Over> {
+    fn settle_by_ledger(&self, process: &Process, held: u64, after: After) -> Result<(), Over> {
         loop {
-            let number = self.measurements.fetch_add(1, Relaxed) + 1;
+            let has_waited = matches!(after, After::Waiting(_));
+            let number = self.account.lock().measure(has_waited);
             let reserved = self.reserved();
             let mut account = self.account.lock();
             let reserved = match reserved {
@@ -228,12 +231,11 @@ impl Reserve {
             let (usage, control) = (process.usage(), process.control());
             let (index, before) = (account.index, account.paid);
             if held == 0 && account.is_as_measured(reserved) {
-                if passed.is_some() {
-                    self.passed(&mut account, passed);
-                }
+                self.passed(&mut account, after.passed());
                 return Ok(());
             }
             // Before anything is uncharged.
+            let is_marked = matches!(after, After::Marked);
             let _unsettled = (!is_marked).then(|| Unsettled::on(usage, index));
             let settled = account.settle(
                 held,
@@ -244,37 +246,60 @@ impl Reserve {
             );
             self.add_kind(process, index, account.paid.wrapping_sub(before));
             levels.raise_to_current(usage, control, index);
-            if passed.is_some() {
-                self.passed(&mut account, passed);
-            }
+            self.passed(&mut account, after.passed());
             return settled;
         }
     }
 
-    /// The program has waited for that stream, or for who knows which: the driver gives memory back then.
+    /// The program has waited for that stream, or for who knows which: the driver gives memory back then. Whether that is
+    /// seen to already: it is not where the driver must be asked.
+    #[inline]
+    fn synchronized_at_once(&self, stream: Option<usize>) -> bool {
+        let mut account = self.account.lock();
+        let is_wanted = account.paid != 0 && (account.may_have_shrunk() || self.source == Source::Graphs);
+        let is_done = !is_wanted && !account.is_over();
+        if is_done {
+            self.passed(&mut account, stream);
+        }
+        is_done
+    }
+
+    /// The same, where it is not.
     fn synchronized(self: &Arc<Self>, process: &Process, stream: Option<usize>) {
-        let is_over = {
-            let mut account = self.account.lock();
-            let is_over = account.is_over();
-            let is_wanted = account.paid != 0 && (account.may_have_shrunk() || self.source == Source::Graphs);
-            if !is_over && !is_wanted {
-                return self.passed(&mut account, stream);
-            }
-            is_over
-        };
+        let is_over = self.account.lock().is_over();
         if is_over {
             process.memory.reserves.end_if_over(process, self);
             return self.passed(&mut self.account.lock(), stream);
         }
         // Measured first: what the driver has just given back is not to spare. A pool that is over the limit stays so until
         // its memory is freed.
-        let _ = self.settle_after(process, 0, false, stream);
+        let _ = self.settle_after(process, 0, After::Waiting(stream));
     }
 
     fn add_kind(&self, process: &Process, index: usize, bytes: u64) {
         let device = process.usage().devices.get(index);
         if let Some(kind) = device.and_then(|device| device.kinds.get(self.kind() as usize)) {
             kind.fetch_add(bytes, Relaxed);
+        }
+    }
+}
+
+/// After what a reserve is measured.
+#[derive(Debug, Clone, Copy)]
+enum After {
+    /// Within a call that is marked as unsettled.
+    Marked,
+    /// The program has waited for that stream, or for who knows which.
+    Waiting(Option<usize>),
+    Any,
+}
+
+impl After {
+    /// The stream that has come to where it frees what it was to.
+    fn passed(self) -> Option<usize> {
+        match self {
+            Self::Waiting(stream) => stream,
+            Self::Marked | Self::Any => None,
         }
     }
 }

@@ -1,14 +1,13 @@
 //! Every reserve of the process: found by handle and number, measured and trimmed together.
 
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
+use super::kept::Used;
 use super::{Reserve, Source};
 use crate::cuda::CUmemoryPool;
 use crate::device::LocalDevice;
-use crate::memory::account::Account;
+use crate::memory::account::{self, Account};
 use crate::memory::few::Few;
 use crate::memory::freeing::Place;
 use crate::memory::ledger::Entry;
@@ -21,7 +20,7 @@ pub(crate) struct Reserves {
     list: Lock<Vec<Arc<Reserve>>>,
     /// The pools that devices allocate from, as far as the driver has been asked.
     current: Lock<Vec<(LocalDevice, Arc<Reserve>)>>,
-    /// Times that they may have become others.
+    /// Times that they may have become others, or that a pool went: which of them a thread has found says nothing then.
     changes: AtomicUsize,
     /// Destroyed pools of which nothing is allocated any more, with the streams that they wait for.
     over: Lock<Vec<(Vec<Place>, Arc<Reserve>)>>,
@@ -30,6 +29,22 @@ pub(crate) struct Reserves {
 }
 
 impl Reserves {
+    /// The pool that has that key: what the thread has kept, or what `find` does.
+    #[inline]
+    pub(crate) fn of_key<'a>(
+        &self,
+        process: &'a Process,
+        key: u64,
+        find: impl FnOnce() -> Option<Arc<Reserve>>,
+    ) -> Option<Used<'a>> {
+        let changes = self.changes.load(Acquire);
+        let kept = Used::kept(process.slots.kept(process), changes, |other, _| other == key);
+        kept.or_else(|| {
+            let pool = find()?;
+            Some(Used::found(process.slots.kept(process), changes, key, pool))
+        })
+    }
+
     /// The pool of that handle.
     pub(crate) fn find(&self, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
         let wanted = Source::Pool(handle.0.addr());
@@ -48,7 +63,10 @@ impl Reserves {
         is_elsewhere: bool,
     ) -> Arc<Reserve> {
         let source = Source::Pool(handle.0.expose_provenance());
-        Self::add(&mut self.list.lock(), source, local, index, is_elsewhere)
+        let mut list = self.list.lock();
+        // The handle may have been another pool's.
+        self.changes.fetch_add(1, Release);
+        Self::add(&mut list, source, local, index, is_elsewhere)
     }
 
     /// What graphs have on a device.
@@ -78,10 +96,9 @@ impl Reserves {
             id,
             local,
             is_elsewhere,
-            measurements: AtomicU64::new(0),
             trims: AtomicUsize::new(0),
             index: AtomicUsize::new(index),
-            is_touched: AtomicBool::new(false),
+            matters_to: AtomicUsize::new(account::NOBODY),
             account: Lock::new(Account::new(index)),
         });
         list.push(Arc::clone(&pool));
@@ -122,7 +139,7 @@ impl Reserves {
     pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
         let mut touched = Few::default();
         for reserve in self.list.lock().iter() {
-            if reserve.is_touched.load(Relaxed) || reserve.source == Source::Graphs {
+            if reserve.is_touched(stream) && !reserve.synchronized_at_once(stream) {
                 touched.push(Arc::clone(reserve));
             }
         }
@@ -168,15 +185,23 @@ impl Reserves {
         any
     }
 
-    /// An allocation of a pool is gone, or will be when that stream has come so far.
+    /// An allocation of a pool is gone, or will be when that stream has come so far. Address zero: nobody knows where it was.
     #[inline(never)]
-    pub(crate) fn freed(&self, process: &Process, entry: &Entry, stream: Option<usize>) {
+    pub(crate) fn freed(&self, process: &Process, entry: &Entry, address: u64, stream: Option<usize>) {
+        let changes = self.changes.load(Acquire);
+        let is_it = |_, pool: &Reserve| pool.id == entry.owner;
+        if let Some(pool) = Used::kept(process.slots.kept(process), changes, is_it) {
+            if pool.end(address, entry.size, stream) {
+                self.end_if_over(process, &pool);
+            }
+            return;
+        }
         let over = {
             let list = self.list.lock();
             let Some(pool) = list.iter().find(|pool| pool.id == entry.owner) else {
                 return;
             };
-            pool.end(entry.size, stream).then(|| Arc::clone(pool))
+            pool.end(address, entry.size, stream).then(|| Arc::clone(pool))
         };
         over.inspect(|pool| self.end_if_over(process, pool));
     }
