@@ -198,8 +198,9 @@ struct Ledger {
     managed: u64,
     /// Each moves before bytes are uncharged that the device does not hold any more, so a ledger that seems to have stood
     /// still has.
-    counts: [u64; 3],
+    counts: [u64; 4],
     unsettled: u64,
+    unsettled_threads: u64,
 }
 
 impl Ledger {
@@ -222,9 +223,11 @@ impl Ledger {
             counts: [
                 both(|counts| counts.nr_alloc),
                 both(|counts| counts.nr_free),
+                both(|counts| counts.nr_unsettled),
                 sum(|slot| &slot.nr_alloc_fail),
             ],
             unsettled: sum(|slot| &slot.unsettled),
+            unsettled_threads: both(|counts| counts.unsettled_threads),
         };
         fence(SeqCst);
         Some(ledger)
@@ -232,7 +235,7 @@ impl Ledger {
 
     /// Whether no call is under way that may have made the device hold more than is charged.
     fn is_settled(&self) -> bool {
-        self.unsettled & u64::from(u32::MAX) == 0
+        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0
     }
 
     /// What is held beyond it, of `held` bytes in all. How much of its managed memory is there nobody says, so what was
@@ -336,6 +339,12 @@ mod tests {
             "a call is under way"
         );
         device.unsettled.fetch_sub(1, Relaxed);
+        usage.threads[0].unsettled.store(1, Relaxed);
+        assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 30");
+        let held = world.usage(id);
+        let meanwhile = move || held.threads[0].unsettled.store(4, Relaxed);
+        usage.threads[0].unsettled.store(2, Relaxed);
+        assert_eq!(overhead(&world, &Says(Some(5000), meanwhile)), "context 30");
         assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 4992");
     }
 
@@ -367,8 +376,9 @@ mod tests {
         let ledger = |charged, managed| Ledger {
             charged,
             managed,
-            counts: [0; 3],
+            counts: [0; 4],
             unsettled: 0,
+            unsettled_threads: 0,
         };
         assert_eq!(ledger(1000, 1000).overhead(64, 64), 64, "none of it is there");
         assert_eq!(ledger(1000, 1000).overhead(564, 64), 64, "a part");

@@ -199,7 +199,9 @@ pub struct Thread {
     kinds: [AtomicU64; 5],
     /// The device that this thread's allocations are counted for. Another than `device` until it allocates there.
     pub counted_device: AtomicU32,
-    reserved_word: AtomicU32,
+    /// Odd while the thread is in a call in which that device may come to hold more than is charged: the thread's own part of
+    /// [`UsageDevice::unsettled`].
+    pub unsettled: AtomicU32,
 }
 
 impl Thread {
@@ -240,6 +242,10 @@ pub struct Allocations {
     pub nr_free: u64,
     /// Bytes, in the order of [`Kind::ALL`].
     pub kinds: [u64; Kind::ALL.len()],
+    /// Moves with each thread's own `unsettled`.
+    pub nr_unsettled: u64,
+    /// Threads of which that is odd.
+    pub unsettled_threads: u64,
 }
 
 /// Written by the hook, but for [`UsageDevice::memory_granted`] and [`UsageDevice::swap_granted`]; read by the daemon.
@@ -315,6 +321,9 @@ impl Usage {
         for slot in self.used_threads().filter(is_here) {
             add(&mut sums.nr_alloc, &slot.nr_alloc);
             add(&mut sums.nr_free, &slot.nr_free);
+            let unsettled = slot.unsettled.load(Acquire);
+            sums.nr_unsettled = sums.nr_unsettled.wrapping_add(unsettled.into());
+            sums.unsettled_threads += u64::from(unsettled % 2);
             for (sum, (kind, ..)) in sums.kinds.iter_mut().zip(Kind::ALL) {
                 slot.kind(kind).into_iter().for_each(|count| add(sum, count));
             }
@@ -379,6 +388,7 @@ const _: () = {
     assert!(offset_of!(Thread, nr_free) == 72);
     assert!(offset_of!(Thread, kinds) == 80);
     assert!(offset_of!(Thread, counted_device) == 120);
+    assert!(offset_of!(Thread, unsettled) == 124);
     assert!(offset_of!(Usage, nr_threads) == 12);
     assert!(offset_of!(Usage, memory_elsewhere) == 16);
     assert!(offset_of!(Usage, memory_peak) == 24);

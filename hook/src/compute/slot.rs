@@ -176,6 +176,12 @@ impl<'a> Counts<'a> {
         Some(Self(slot))
     }
 
+    /// The thread's own mark for a call in which the device may come to hold more than is charged.
+    #[inline]
+    pub(crate) fn unsettled(&self) -> &'a AtomicU32 {
+        &self.0.unsettled
+    }
+
     #[inline]
     pub(crate) fn count_alloc(&self) {
         add(&self.0.nr_alloc, 1);
@@ -248,6 +254,10 @@ pub(super) fn settle(thread: &Thread) {
     for [entered, exited] in &thread.submissions {
         exited.store(entered.load(Relaxed), Relaxed);
     }
+    let unsettled = thread.unsettled.load(Relaxed);
+    thread
+        .unsettled
+        .store(unsettled.wrapping_add(unsettled % 2), Relaxed);
 }
 
 /// The counts stay with the device when the slot goes to another.
@@ -278,6 +288,13 @@ pub(super) fn point(process: &Process, bound: Bound<'_>, index: usize) {
         .thread
         .device
         .store(u32::try_from(index).unwrap_or(0), Release);
+}
+
+#[cfg(test)]
+impl<'a> Counts<'a> {
+    pub(crate) fn of_test(usage: &'a Usage, bound: Bound<'a>, index: usize) -> Option<Self> {
+        Self::of(usage, bound.thread, index)
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,6 @@
 //!
 //! Pure: knows neither the driver nor the limits.
 
-use std::collections::VecDeque;
-
 /// What pools grow by at least: the size of a page of device memory.
 const LEAST_GROWTH: u64 = 2 << 20;
 /// What drivers have been seen to grow them by.
@@ -27,12 +25,12 @@ pub(crate) struct Account {
     live: u64,
     live_bytes: u64,
     /// Freed, but not before a stream has come so far; until then only that stream is given them again. The latest last.
-    waiting: VecDeque<Waiting>,
+    waiting: Vec<Waiting>,
     waiting_bytes: u64,
     /// The part of these that is not new.
     waiting_old: u64,
     /// Where the latest allocations were: reserved since, whether allocated or not, unless the pool has given something back.
-    known: VecDeque<Range>,
+    known: Vec<Range>,
     /// Whether what the pool has to spare did not serve: then only a block of the very size is relied on, until a stream
     /// has ended or something was given back.
     is_scattered: bool,
@@ -53,6 +51,16 @@ struct Waiting {
     stream: usize,
     bytes: u64,
     is_new: bool,
+}
+
+impl Waiting {
+    /// Takes it off all that waits and off what does and is old.
+    fn leave(self, all: &mut u64, old: &mut u64) {
+        *all = all.saturating_sub(self.bytes);
+        if !self.is_new {
+            *old = old.saturating_sub(self.bytes);
+        }
+    }
 }
 
 /// Part of what the pool reserves.
@@ -89,10 +97,10 @@ impl Account {
             settled: 0,
             live: 0,
             live_bytes: 0,
-            waiting: VecDeque::new(),
+            waiting: Vec::new(),
             waiting_bytes: 0,
             waiting_old: 0,
-            known: VecDeque::new(),
+            known: Vec::new(),
             is_scattered: false,
             has_freed: false,
             is_destroyed: false,
@@ -156,7 +164,7 @@ impl Account {
         if self.may_have_shrunk() || self.is_scattered || self.is_over() {
             return ANYBODY;
         }
-        match self.waiting.front() {
+        match self.waiting.first() {
             None => NOBODY,
             Some(first) if self.waiting.iter().all(|block| block.stream == first.stream) => {
                 // The number of the default stream is nobody's.
@@ -177,7 +185,10 @@ impl Account {
         self.live_bytes += bytes;
         let is_it = |block: &Waiting| block.stream == stream && block.bytes == bytes;
         let found = self.waiting.iter().position(is_it);
-        found.inspect(|at| self.forget(*at));
+        if let Some(at) = found {
+            let block = self.waiting.remove(at);
+            block.leave(&mut self.waiting_bytes, &mut self.waiting_old);
+        }
         Begun {
             may_do: found.is_some() || !self.is_scattered && spare >= bytes,
             measurements: self.begun,
@@ -202,9 +213,9 @@ impl Account {
     /// An allocation was made there, and what is reserved was measured after.
     pub(crate) fn know(&mut self, address: u64, bytes: u64) {
         if self.known.len() == MOST_KNOWN {
-            self.known.pop_front();
+            self.known.remove(0);
         }
-        self.known.push_back(Range {
+        self.known.push(Range {
             from: address,
             bytes,
             new_at: 0,
@@ -221,13 +232,12 @@ impl Account {
         self.live = self.live.saturating_sub(1);
         self.live_bytes = self.live_bytes.saturating_sub(bytes);
         let Some(stream) = stream else { return };
-        if self.waiting.len() == MOST_WAITING
-            && let Some(block) = self.waiting.pop_front()
-        {
+        if self.waiting.len() == MOST_WAITING {
             // Its bytes still wait: all that is lost is whose they are.
+            let block = self.waiting.remove(0);
             self.waiting_old += if block.is_new { block.bytes } else { 0 };
         }
-        self.waiting.push_back(Waiting {
+        self.waiting.push(Waiting {
             stream,
             bytes,
             is_new,
@@ -242,25 +252,18 @@ impl Account {
         self.end(0, bytes, Some(stream));
     }
 
-    fn forget(&mut self, at: usize) {
-        if let Some(block) = self.waiting.remove(at) {
-            self.waits_no_more(block);
-        }
-    }
-
-    fn waits_no_more(&mut self, block: Waiting) {
-        self.waiting_bytes = self.waiting_bytes.saturating_sub(block.bytes);
-        if !block.is_new {
-            self.waiting_old = self.waiting_old.saturating_sub(block.bytes);
-        }
-    }
-
     /// A stream has come to its end: nothing waits for it any more.
     pub(crate) fn passed(&mut self, stream: usize) {
         self.is_scattered = false;
-        while let Some(at) = self.waiting.iter().position(|block| block.stream == stream) {
-            self.forget(at);
-        }
+        let (mut all, mut old) = (self.waiting_bytes, self.waiting_old);
+        self.waiting.retain(|block| {
+            let waits = block.stream != stream;
+            if !waits {
+                block.leave(&mut all, &mut old);
+            }
+            waits
+        });
+        (self.waiting_bytes, self.waiting_old) = (all, old);
     }
 
     /// Whether the pool is gone, once the streams that it waits for have come so far.

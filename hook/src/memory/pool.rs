@@ -171,7 +171,8 @@ fn alloc_from(
             }
         }
     };
-    let unsettled = Unsettled::on(process.usage(), pool.index());
+    let own = process.slots.counts(process.usage(), pool.index());
+    let unsettled = Unsettled::of_thread(process.usage(), own, pool.index());
     let result = process.pressing(pool.index(), foretold, next);
     let made = result.ok().and_then(|()| written(address));
     let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes, begun);

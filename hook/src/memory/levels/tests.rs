@@ -165,6 +165,28 @@ fn a_call_that_is_not_settled_shows_while_it_lasts_and_after() {
 }
 
 #[test]
+fn a_threads_own_mark_shows_too() {
+    let process = crate::process::Process::of_test(NO_LIMIT);
+    let (usage, local) = (process.usage(), crate::device::LocalDevice::of(0).unwrap());
+    let own = Counts::of_test(usage, process.slots.of_test(process, local, 2), 2);
+    let shown = || {
+        let counts = usage.allocations(2);
+        (counts.nr_unsettled, counts.unsettled_threads)
+    };
+    let mark = || Unsettled::of_thread(usage, own, 2);
+    let one = mark();
+    assert_eq!(shown(), (1, 1));
+    drop(one);
+    assert_eq!(shown(), (2, 0));
+    std::mem::forget(mark());
+    let after = mark();
+    assert_eq!(shown(), (5, 1), "one that was never ended holds up nothing");
+    drop(after);
+    assert_eq!(shown(), (6, 0));
+    assert_eq!(usage.devices[2].unsettled.load(Relaxed), 0);
+}
+
+#[test]
 fn what_came_to_nothing_was_no_peak() {
     let (usage, control) = blocks();
     let levels = Levels::default();
