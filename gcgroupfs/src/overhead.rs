@@ -342,7 +342,9 @@ mod tests {
         usage.threads[0].unsettled.store(1, Relaxed);
         assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 30");
         let held = world.usage(id);
-        let meanwhile = move || held.threads[0].unsettled.store(4, Relaxed);
+        let meanwhile = move || {
+            held.threads[0].unsettled.fetch_add(2, Relaxed);
+        };
         usage.threads[0].unsettled.store(2, Relaxed);
         assert_eq!(overhead(&world, &Says(Some(5000), meanwhile)), "context 30");
         assert_eq!(overhead(&world, &Says(Some(5000), NOTHING)), "context 4992");
