@@ -199,9 +199,8 @@ fn register(path: &Path) -> nix::Result<(OwnedFd, OwnedFd)> {
     pwrite(&usage, &gcgroup_abi::VERSION.to_ne_bytes(), 8)?;
     pwrite(&usage, &gcgroup_abi::MAGIC.to_ne_bytes(), 0)?;
     // It has a little, on its first device.
-    for at in [offset_of!(Usage, memory_current), offset_of!(Usage, devices)] {
-        pwrite(&usage, &4096_u64.to_ne_bytes(), i64::try_from(at).unwrap_or(0))?;
-    }
+    let at = i64::try_from(offset_of!(Usage, devices)).unwrap_or(0);
+    pwrite(&usage, &4096_u64.to_ne_bytes(), at)?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(usage.as_fd(), FcntlArg::F_ADD_SEALS(seals))?;
 
