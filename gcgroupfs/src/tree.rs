@@ -25,6 +25,7 @@ mod place;
 mod pressure;
 mod process;
 mod quota;
+mod records;
 mod requests;
 mod saved;
 mod settings;
@@ -60,6 +61,7 @@ pub use notice::{Listener, Notice};
 pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
 pub use process::{Identity, Process};
 pub use quota::Quota;
+pub use records::Subject;
 pub use saved::Saved;
 pub use settings::Settings;
 pub use sums::Sums;
@@ -134,6 +136,8 @@ pub struct State {
     pressure: pressure::Pressure,
     /// Counts of those that have left, with this daemon and those before: a total never falls.
     departed: Sums,
+    /// Of what has changed together and may not all be on file, if anybody keeps records.
+    unwritten: Option<Vec<Notice>>,
     audit: unmanaged::Audit,
     /// How often somebody has asked whether there are new devices.
     nr_devices_asked: u64,
@@ -167,6 +171,7 @@ impl Tree {
             exited: VecDeque::new(),
             pressure: pressure::Pressure::new(),
             departed: Sums::default(),
+            unwritten: None,
             audit: unmanaged::Audit::default(),
             nr_devices_asked: 0,
         };

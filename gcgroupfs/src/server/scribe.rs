@@ -4,8 +4,10 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
+
 use crate::journal::{Journal, Key};
-use crate::tree::{Identity, Listener, Notice, Saved, Tree};
+use crate::tree::{Listener, Notice, Subject, Tree};
 
 #[derive(Debug)]
 pub struct Scribe {
@@ -14,14 +16,18 @@ pub struct Scribe {
     journal: Arc<Journal>,
     /// Of the event loop, which keeps the file short.
     waker: UnixStream,
+    /// Held from when records are taken until they are on file.
+    writing: Mutex<()>,
 }
 
 impl Scribe {
     pub fn new(tree: &Arc<Tree>, journal: Arc<Journal>, waker: UnixStream) -> Self {
+        tree.keep_records();
         Self {
             tree: Arc::downgrade(tree),
             journal,
             waker,
+            writing: Mutex::default(),
         }
     }
 }
@@ -33,26 +39,18 @@ impl Listener for Scribe {
 
     /// One write, so that what goes from one to another is not on file of both, or of neither.
     fn notices(&self, notices: &[Notice]) {
-        let is_ours = |notice: &&Notice| {
-            matches!(
-                notice,
-                Notice::SettingsChanged(_)
-                    | Notice::GroupChanged(_)
-                    | Notice::RootChanged
-                    | Notice::Departed { .. }
-            )
-        };
-        if !notices.iter().any(|notice| is_ours(&notice)) {
+        if !notices.iter().any(Notice::is_of_record) {
             return;
         }
         let Some(tree) = self.tree.upgrade() else { return };
-        let lines = notices.iter().filter(is_ours).filter_map(|notice| {
+        {
+            let _writing = self.writing.lock();
             // First the number, then what is to be kept: so a higher number never comes with something older.
             let number = self.journal.number();
-            let (key, saved) = changed(&tree, notice)?;
-            Some((number, key, saved))
-        });
-        self.journal.append_all(&lines.collect::<Vec<_>>());
+            let records = tree.records(notices).into_iter();
+            let lines = records.map(|(subject, saved)| (number, key(subject), saved));
+            self.journal.append_all(&lines.collect::<Vec<_>>());
+        }
         if self.journal.is_long() {
             // A full pipe wakes as well as one byte more.
             let _ = (&self.waker).write(&[0]);
@@ -64,35 +62,119 @@ impl Listener for Scribe {
     }
 }
 
-fn changed(tree: &Tree, notice: &Notice) -> Option<(Key, Saved)> {
-    match notice {
-        Notice::SettingsChanged(id) => Some((key(&tree.identity(*id)?), tree.saved(*id)?)),
-        Notice::Departed {
-            pid,
-            start_time,
-            saved,
-        } => {
-            let key = Key {
-                pid: *pid,
-                start_time: *start_time,
-            };
-            let again = tree
-                .find(*pid)
-                .and_then(|id| changed(tree, &Notice::SettingsChanged(id)));
-            Some(
-                again
-                    .filter(|again| again.0 == key)
-                    .unwrap_or_else(|| (key, (**saved).clone())),
-            )
-        }
-        Notice::GroupChanged(id) => Some((Key::group(id.0), tree.saved_group(*id))),
-        _ => Some((Key::ROOT, tree.saved_root())),
+fn key(subject: Subject) -> Key {
+    match subject {
+        Subject::Process { pid, start_time } => Key { pid, start_time },
+        Subject::Group(id) => Key::group(id.0),
+        Subject::Root => Key::ROOT,
     }
 }
 
-fn key(identity: &Identity) -> Key {
-    Key {
-        pid: identity.pid,
-        start_time: identity.start_time,
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::server::{restore, sift};
+    use crate::tree::Saved;
+    use crate::tree::fixture::{ROOT, World};
+
+    /// Between each change and its being written somebody else writes something down, and the daemon is killed.
+    struct Killer {
+        scribe: Arc<Scribe>,
+        directory: PathBuf,
+        others: Mutex<Vec<Notice>>,
+        left: Mutex<Vec<tempfile::TempDir>>,
+    }
+
+    impl Killer {
+        /// What the daemon leaves when it is killed now.
+        fn kill(&self) {
+            let left = tempfile::tempdir().unwrap();
+            let name = "settings.jsonl";
+            fs::copy(self.directory.join(name), left.path().join(name)).unwrap();
+            self.left.lock().push(left);
+        }
+    }
+
+    impl Listener for Killer {
+        fn notice(&self, notice: &Notice) {
+            self.notices(std::slice::from_ref(notice));
+        }
+
+        fn notices(&self, _: &[Notice]) {
+            let others = std::mem::take(&mut *self.others.lock());
+            for other in others {
+                self.kill();
+                self.scribe.notice(&other);
+                self.kill();
+            }
+        }
+    }
+
+    fn launches(world: &World, path: &str) -> u64 {
+        let stat = world.show(format!("{path}/compute.stat").trim_start_matches('/'));
+        let launches = stat.lines().find_map(|line| line.strip_prefix("nr_launches "));
+        launches.unwrap().parse().unwrap()
+    }
+
+    /// Makes a change in the course of which each of these is written by somebody else. Gives what the next daemon finds to
+    /// have been launched in these places, wherever this one is killed, if all processes have ended.
+    fn found(places: &[&str], change: impl Fn(&World)) -> Vec<Vec<u64>> {
+        let directory = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open::<Saved>(directory.path(), |_| ()).unwrap();
+        let (waker, _woken) = UnixStream::pair().unwrap();
+        let world = World::new(1);
+        let scribe = Arc::new(Scribe::new(&world.tree, Arc::new(journal), waker));
+        let killer = Arc::new(Killer {
+            scribe: scribe.clone(),
+            directory: directory.path().to_owned(),
+            others: Mutex::default(),
+            left: Mutex::default(),
+        });
+        world.tree.listen(killer.clone());
+        world.tree.listen(scribe);
+        let [a, b] = ["a/b", "c"].map(|path| world.group(path));
+        let outer = world.group("a");
+        let id = world.join(100);
+        world.submit(id, 0, 1);
+        world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
+        world.submit(id, 0, 2);
+        world.tree.write_all_counts();
+        *killer.others.lock() = vec![
+            Notice::RootChanged,
+            Notice::GroupChanged(outer),
+            Notice::GroupChanged(a),
+            Notice::GroupChanged(b),
+            Notice::SettingsChanged(id),
+        ];
+        change(&world);
+        assert_eq!(*killer.others.lock(), []);
+        killer.kill();
+        let left = killer.left.lock();
+        let found = left.iter().map(|left| {
+            let (journal, mut records) = Journal::open(left.path(), sift).unwrap();
+            let after = World::new(1);
+            restore(&after.tree, &journal, &mut records, false);
+            places.iter().map(|place| launches(&after, place)).collect()
+        });
+        found.collect()
+    }
+
+    #[test]
+    fn what_the_ended_have_counted_counts_once_wherever_the_daemon_is_killed() {
+        let found = found(&["", "a", "a/b"], |world| {
+            world.tree.leave(world.tree.find(100).unwrap(), 1);
+        });
+        assert_eq!(found, vec![[3, 2, 2]; 11]);
+    }
+
+    #[test]
+    fn what_was_counted_before_a_move_counts_once_wherever_the_daemon_is_killed() {
+        let found = found(&["", "a", "a/b", "c"], |world| {
+            world.store("c/gcgroup.procs", ROOT, "100").unwrap();
+        });
+        assert_eq!(found, vec![[3, 2, 2, 0]; 11]);
     }
 }

@@ -108,24 +108,6 @@ impl Tree {
         Some(Saved::of_process(state.processes.get(&id)?, &state.devices))
     }
 
-    /// What is to be kept of a group, or that it is gone.
-    pub fn saved_group(&self, id: GroupId) -> Saved {
-        let state = self.state.lock();
-        let group = state.groups.get(&id);
-        group.map_or_else(Saved::default, |group| Saved::of_group(group, &state.devices))
-    }
-
-    /// What is to be kept of the root.
-    pub fn saved_root(&self) -> Saved {
-        let state = self.state.lock();
-        Saved {
-            settings: state.root.clone(),
-            access: state.access,
-            next_group: Some(state.next_group),
-            ..Saved::of_root(state.departed)
-        }
-    }
-
     /// Gives the root and the groups what they had before a restart: nobody is told. A group whose parent is not
     /// there is left out.
     pub fn restore(&self, root: Saved, groups: BTreeMap<GroupId, Saved>) {

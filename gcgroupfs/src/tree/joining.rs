@@ -110,6 +110,7 @@ impl State {
         if !goes_on {
             self.depart_from_root(&process, &exited, notices);
         }
+        self.tie(notices);
         self.exited.truncate(NR_EXITED - 1);
         self.exited.push_front(exited);
         notices.push(Notice::Left { id, pid, start_time });

@@ -77,9 +77,10 @@ impl Tree {
                 state.departed += sums;
             }
         }
-        drop(state);
         notices.extend(groups.into_iter().map(Notice::GroupChanged));
         notices.push(Notice::RootChanged);
+        state.tie(&notices);
+        drop(state);
         self.tell(&notices);
     }
 }

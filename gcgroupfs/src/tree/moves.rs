@@ -127,6 +127,7 @@ impl State {
         notices.push(Notice::SettingsChanged(id));
         notices.extend(left.into_iter().chain(entered).map(Notice::GroupChanged));
         self.reap(from, notices);
+        self.tie(notices);
         Ok(())
     }
 
