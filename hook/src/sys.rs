@@ -2,7 +2,7 @@
 //!
 //! With `mapping`, `descriptor` and `client` (sockets) all that talks to the kernel.
 
-use std::ffi::{CStr, c_int, c_long, c_void};
+use std::ffi::{CStr, OsString, c_int, c_long, c_void};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
@@ -15,6 +15,14 @@ use crate::mapping::{Mapping, PAGE};
 pub(crate) fn gettid() -> u32 {
     // SAFETY: takes nothing, cannot fail.
     unsafe { libc::gettid() }.cast_unsigned()
+}
+
+/// A variable of the environment. None where the program has more rights than who started it, and so chose the environment:
+/// see secure_getenv(3).
+pub(crate) fn variable(name: &str) -> Option<OsString> {
+    // SAFETY: takes a number, cannot fail.
+    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    if is_secure { None } else { std::env::var_os(name) }
 }
 
 /// Whether this process still has a thread of that id. See tgkill(2): signal 0 only looks.

@@ -6,6 +6,8 @@ use std::ffi::OsString;
 use gcgroup_abi::message::{GroupName, Hello};
 use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
 
+use crate::sys;
+
 #[derive(Debug)]
 pub(crate) struct Wishes {
     pub(crate) socket: OsString,
@@ -17,7 +19,7 @@ pub(crate) struct Wishes {
 impl Wishes {
     /// Reads the environment. What cannot be understood is as if it were not set.
     pub(crate) fn from_environment() -> Self {
-        Self::from(|name| std::env::var_os(name))
+        Self::from(sys::variable)
     }
 
     fn from(get: impl Fn(&str) -> Option<OsString>) -> Self {

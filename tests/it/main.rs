@@ -99,6 +99,8 @@ mod peers_calls;
 #[cfg(test)]
 mod peers_ways;
 #[cfg(test)]
+mod privileged;
+#[cfg(test)]
 mod property;
 #[cfg(test)]
 mod rules;

@@ -18,7 +18,7 @@ pub(crate) struct Host {
 
 impl Host {
     pub(super) fn new() -> Self {
-        let named = std::env::var_os("GCGROUP_MEMINFO").filter(|name| !name.is_empty());
+        let named = sys::variable("GCGROUP_MEMINFO").filter(|name| !name.is_empty());
         Self {
             meminfo: named.map_or_else(|| "/proc/meminfo".into(), PathBuf::from),
         }

@@ -12,6 +12,7 @@ use crate::compute::Step;
 use crate::compute::hold::Scope;
 use crate::helper;
 use crate::process::Process;
+use crate::sys;
 
 /// How it is done where that is a matter of taste: by the environment of the program.
 #[derive(Debug)]
@@ -44,8 +45,8 @@ impl Mover {
             devices: std::iter::repeat_with(Device::new).take(MAX_DEVICES).collect(),
             slots: process.devices.all(),
             manner: Manner {
-                order: std::env::var("GCGROUP_RECLAIM").ok(),
-                waits: std::env::var("GCGROUP_THAW").is_ok_and(|how| how == "wait"),
+                order: sys::variable("GCGROUP_RECLAIM").and_then(|order| order.into_string().ok()),
+                waits: sys::variable("GCGROUP_THAW").is_some_and(|how| how == "wait"),
             },
             is_all_kept,
             recalls: recalls(process),

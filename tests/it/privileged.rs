@@ -1,0 +1,50 @@
+//! A program that has more rights than who starts it, as by its set-user-ID bit: what is in its environment is its
+//! starter's, and nothing that holds for it is to be.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use support::{Mount, artifacts, c_program};
+
+use crate::driver::{Dir, DriverShell};
+
+/// The library is in every program, as `install.sh --everywhere` has it, and the daemon where it is looked for by default;
+/// all that in a mount namespace of its own.
+const START: &str = r#"
+set -e
+cp -a /etc "$ROOT/etc"
+echo "$LIBRARY" > "$ROOT/etc/ld.so.preload"
+mount --bind "$ROOT/etc" /etc
+mount -t tmpfs none /run
+mkdir /run/gcgroupfs
+ln -s "$SOCKET" /run/gcgroupfs/gcgroup.sock
+export GCGROUP_SOCKET=/nowhere GCGROUP_GROUP=team GCGROUP_MEMORY_LIMIT=1 GCGROUP_FREEZE=1 GCGROUP_PRIORITY=0
+exec setpriv --reuid 1000 --regid 1000 --clear-groups "$ROOT/program"
+"#;
+
+#[test]
+fn who_starts_it_wishes_nothing_for_it_and_does_not_say_who_governs_it() {
+    let mount = Mount::new();
+    fs::create_dir(mount.path().join("team")).expect("root may");
+    let simgpu = artifacts().simgpu().display().to_string();
+    let (at, found) = (format!("-L{simgpu}"), format!("-Wl,-rpath,{simgpu}"));
+    let program = mount.root().join("program");
+    let built = c_program("driver_shell.c", &["-pthread", &at, &found, "-lcuda"]);
+    fs::copy(built, &program).expect("a copy");
+    fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("it is ours");
+    let mut command = mount.bare_command("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", START]);
+    command.env("ROOT", mount.root()).env("SOCKET", mount.socket());
+    command.env("LIBRARY", artifacts().preload());
+    let shell = DriverShell::spawn(command);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(fs::metadata(dir.path()).expect("it is governed").uid(), 0);
+    assert_eq!(mount.read("team", "gcgroup.procs"), "");
+    for (file, value) in [
+        ("memory.limit", "max"),
+        ("compute.freeze", "0"),
+        ("compute.priority", "8"),
+    ] {
+        assert_eq!(mount.read(shell.pid(), file), value, "{file}");
+    }
+}
