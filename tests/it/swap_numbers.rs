@@ -1,5 +1,7 @@
 //! A daemon that comes back counts the GPUs otherwise: what is on the host follows its device, with every count of it.
 
+use std::process::Command;
+
 use nix::sys::signal::{Signal, kill};
 use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
@@ -11,14 +13,17 @@ use crate::several_gpus::{self, Devices, MIB, uuids};
 #[track_caller]
 fn blocks(mount: &Mount, uuid: &str, count: usize) -> Governed {
     let mut command = mount.command(artifacts().load());
-    command
-        .arg("obey")
-        .env("GCGROUP_SWAP", "max")
-        .env("CUDA_VISIBLE_DEVICES", uuid);
+    command.env("CUDA_VISIBLE_DEVICES", uuid);
+    with_blocks(command, count, 16 * MIB)
+}
+
+#[track_caller]
+fn with_blocks(mut command: Command, count: usize, bytes: u64) -> Governed {
+    command.arg("obey").env("GCGROUP_SWAP", "max");
     let mut program = Governed::spawn(command);
     program.expect("ready");
     for _ in 0..count {
-        let answer = program.ask(&format!("alloc linear {}", 16 * MIB));
+        let answer = program.ask(&format!("alloc linear {bytes}"));
         assert!(answer.starts_with("allocated "), "{answer}");
     }
     program
@@ -189,4 +194,59 @@ fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
         devices.ok("spin 0 null");
         devices.ok("sync");
     }
+}
+
+#[test]
+fn what_moves_when_the_daemon_is_killed_is_whole_and_counted_where_its_device_is_then() {
+    const ALL: u64 = 16 * 4;
+    let mut mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_DEVICES", 3)
+            .env("SIMGPU_CONTEXT_MEMORY", 0),
+    );
+    std::fs::create_dir(mount.path().join("team")).expect("a group");
+    mount.write("team", "memory.swap.max", &(2 * ALL * MIB).to_string());
+    let own = tempfile::tempdir().expect("a directory");
+    let mut programs = [0, 1].map(|device: u32| {
+        let mut command = mount.command(artifacts().load());
+        command
+            .env("SIMGPU_DIR", own.path())
+            .env("CUDA_VISIBLE_DEVICES", device.to_string());
+        let program = with_blocks(command, 16, 4 * MIB);
+        mount.write("team", "gcgroup.procs", &program.pid().to_string());
+        program
+    });
+    let pids = programs.each_ref().map(Governed::pid);
+    let mut first = None;
+    for (round, divided) in (0..).zip(["0:1g.5gb,2g.10gb", "", "0:1g.5gb,2g.10gb", ""]) {
+        for dir in dirs(&mount, pids) {
+            let before = dir.number("memory.swap.current");
+            dir.write("memory.limit", ["1", "max"][round % 2]);
+            wait_until("it is on its way", || dir.number("memory.swap.current") != before);
+        }
+        drop(first.replace(exchange(&mut mount, divided)));
+        for (dir, program) in dirs(&mount, pids).into_iter().zip(&mut programs) {
+            wait_until("it is governed again", || dir.exists());
+            assert_eq!(program.ask("verify"), "verified 16");
+        }
+        let expected = [(0, ALL * MIB), (ALL * MIB, 0)][round % 2];
+        for dir in dirs(&mount, pids) {
+            let both = || (dir.number("memory.current"), dir.number("memory.swap.current"));
+            wait_until("all is where it should be", || both() == expected);
+        }
+        let [zero, one] = dirs(&mount, pids).map(|dir| placed(&dir));
+        let [zero_at, one_at] = [[3, 2], [0, 1]][round % 2];
+        let at =
+            |place: usize, bytes: u64| [0, 1, 2].map(|index| if index == place { bytes / MIB } else { 0 });
+        assert_eq!(zero, (at(zero_at, expected.0), at(zero_at, expected.1)));
+        assert_eq!(one, (at(one_at, expected.0), at(one_at, expected.1)));
+        assert_eq!(mount.number("team", "memory.swap.current", ""), 2 * expected.1);
+    }
+    for (dir, program) in dirs(&mount, pids).into_iter().zip(&mut programs) {
+        assert_eq!(program.ask("verify"), "verified 16");
+        wait_until("nothing is kept", || dir.key("memory.stat", "swap_supply") == 0);
+        assert_eq!(program.ask("free all"), "freed 16");
+        wait_for(&dir, [0; 3], [0; 3]);
+    }
+    assert_eq!(mount.number("team", "memory.current", ""), 0);
 }
