@@ -271,6 +271,29 @@ fn gc_autopreempt_thaws_when_the_watched_or_the_script_ends() {
 }
 
 #[test]
+fn gc_autopreempt_freezes_nobody_whom_it_could_not_thaw() {
+    let mount = Mount::new();
+    let (mut watched, batch) = (mount.obedient(), mount.obedient());
+    watched.ask("launch 1 100000000");
+    let (pid, other) = (watched.pid().to_string(), batch.pid().to_string());
+    for arguments in [
+        vec!["-l", "x", &pid, &other],
+        vec!["-l", "-1", &pid, &other],
+        vec!["-l", "", &pid, &other],
+        vec!["-x", &pid, &other],
+        vec![&pid],
+        vec![],
+    ] {
+        assert_eq!(
+            run(&mount, "gc-autopreempt", &arguments).status.code(),
+            Some(2),
+            "{arguments:?}"
+        );
+        assert_eq!(mount.read(&other, "compute.freeze"), "0");
+    }
+}
+
+#[test]
 fn gc_autopreempt_goes_on_with_a_restarted_daemon() {
     let mut mount = Mount::new();
     let (mut watched, batch) = (mount.obedient(), mount.obedient());
