@@ -77,7 +77,11 @@ pub fn message(packet: &[u8]) {
         assert!(reply.len() <= MAX_ANSWER);
         let reply = Answer::from_bytes(&reply).unwrap();
         assert!(reply.status == 0 || text.is_empty());
-        assert!(reply.part.len() <= text.len() || reply.status != 0);
+        assert!(reply.part.len() <= reply.total as usize);
+        assert!(
+            text.is_empty() || text.len() == reply.total as usize,
+            "there is more of it"
+        );
     });
 }
 
