@@ -38,6 +38,13 @@ pub(crate) struct Gone {
     pub(crate) hidden: Few<Entry>,
 }
 
+impl Gone {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.freed.is_empty() && self.hidden.is_empty()
+    }
+}
+
 impl Physical {
     /// Enters memory that was created; returns what had the handle before, if only that held it: the driver gave the
     /// number out anew, so it is gone.
@@ -109,18 +116,22 @@ impl Physical {
 
     /// Drops one hold of the handle.
     pub(crate) fn release(&mut self, handle: u64, gone: &mut Gone) -> Option<Released> {
-        let number = self.handles.get(handle)?;
+        let known = self.handles.known(handle)?;
+        let number = known.number();
         let object = self.objects.get_mut(number)?;
         object.drop_handle();
-        if object.handles() == 0 {
-            // The driver may give the number to another now, while mappings keep the memory.
-            if object.has_others() {
-                self.handles.remove_all(number);
-            } else {
-                self.handles.remove(handle);
-            }
+        if object.handles() != 0 {
+            return Some((number, None));
         }
-        Some((number, self.end(number, gone)))
+        let has_others = object.has_others();
+        let is_over = object.is_over();
+        // The driver may give the number to another now, while mappings keep the memory.
+        known.remove();
+        if has_others {
+            self.handles.remove_all(number);
+        }
+        let freed = is_over.then(|| self.end(number, gone)).flatten();
+        Some((number, freed))
     }
 
     /// Takes a release back.
@@ -146,16 +157,14 @@ impl Physical {
 
     /// Takes that back.
     pub(crate) fn put_back(&mut self, taken: &Mapped) {
-        for place in taken.iter() {
+        taken.for_each(|place| {
             self.mappings.insert(*place);
-        }
+        });
     }
 
     /// They are unmapped.
     pub(crate) fn unmapped(&mut self, taken: &Mapped, gone: &mut Gone) {
-        for (.., number) in taken.iter() {
-            self.let_go(*number, gone);
-        }
+        taken.for_each(|(.., number)| self.let_go(*number, gone));
     }
 
     /// Binds memory to something, in place of what was bound there.
@@ -214,10 +223,13 @@ impl Physical {
     }
 
     fn let_go(&mut self, number: u32, gone: &mut Gone) {
-        if let Some(object) = self.objects.get_mut(number) {
-            object.let_go();
+        let Some(object) = self.objects.get_mut(number) else {
+            return;
+        };
+        object.let_go();
+        if object.is_over() {
+            self.end(number, gone);
         }
-        self.end(number, gone);
     }
 
     /// What it was, if nothing holds it.

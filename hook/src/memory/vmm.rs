@@ -38,11 +38,18 @@ impl Process {
         result
     }
 
+    #[inline]
     fn bury(&self, gone: &Gone) {
-        gone.freed.iter().for_each(|entry| self.discharge(entry));
-        for entry in gone.hidden.iter() {
-            self.memory.levels.hide(self.usage(), entry);
+        if !gone.is_empty() {
+            self.bury_some(gone);
         }
+    }
+
+    #[inline(never)]
+    fn bury_some(&self, gone: &Gone) {
+        gone.freed.for_each(|entry| self.discharge(entry));
+        gone.hidden
+            .for_each(|entry| self.memory.levels.hide(self.usage(), entry));
     }
 
     /// Enters what was just created or imported. The device may have been renumbered since it was charged.

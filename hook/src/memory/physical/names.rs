@@ -1,7 +1,7 @@
 //! Objects by what the driver calls them: handles, and the addresses where they are mapped. 12 and 16 bytes each.
 
 use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
+use hashbrown::hash_table::{Entry, OccupiedEntry};
 
 /// Mapped in pages of this size at least.
 const PAGE: u64 = 4096;
@@ -57,11 +57,11 @@ impl Handles {
         }
     }
 
-    pub(super) fn remove(&mut self, handle: u64) {
+    /// A handle that is known.
+    pub(super) fn known(&mut self, handle: u64) -> Option<Known<'_>> {
         let word = Word::of(handle);
-        if let Ok(there) = self.0.find_entry(hash(handle), |(other, _)| *other == word) {
-            there.remove();
-        }
+        let there = self.0.find_entry(hash(handle), |(other, _)| *other == word);
+        there.ok().map(Known)
     }
 
     /// Forgets every handle of an object.
@@ -72,6 +72,20 @@ impl Handles {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+/// A handle that is known, found once.
+pub(super) struct Known<'a>(OccupiedEntry<'a, (Word, u32)>);
+
+impl Known<'_> {
+    /// The object that it stands for.
+    pub(super) fn number(&self) -> u32 {
+        self.0.get().1
+    }
+
+    pub(super) fn remove(self) {
+        self.0.remove();
     }
 }
 

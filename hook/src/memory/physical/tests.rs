@@ -21,7 +21,9 @@ fn unmap(physical: &mut Physical, address: u64, length: u64) -> Vec<Entry> {
 }
 
 fn all(entries: &Few<Entry>) -> Vec<Entry> {
-    entries.iter().copied().collect()
+    let mut all = Vec::new();
+    entries.for_each(|entry| all.push(*entry));
+    all
 }
 
 fn is_empty(physical: &Physical) -> bool {

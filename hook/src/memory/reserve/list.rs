@@ -143,9 +143,7 @@ impl Reserves {
                 touched.push(Arc::clone(reserve));
             }
         }
-        touched
-            .iter()
-            .for_each(|reserve| reserve.synchronized(process, stream));
+        touched.for_each(|reserve| reserve.synchronized(process, stream));
     }
 
     /// Measures whatever has anything charged.
