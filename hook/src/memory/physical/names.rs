@@ -22,15 +22,23 @@ impl Word {
     }
 }
 
-/// Handles and addresses are anything from small numbers to pointers.
+/// Handles are anything from small numbers to pointers; of addresses, pages are counted. Neighbours are kept near each other
+/// in the table, for they are likely used one after the other, and what is near is likely in the cache.
 fn hash(key: u64) -> u64 {
-    let product = u128::from(key ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
+    let product = u128::from((key >> 14) ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
     #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
-    let folded = (product >> 64) as u64 ^ product as u64;
-    // The table goes by the lowest bits and the highest seven.
-    (folded ^ folded >> 32)
-        .wrapping_mul(0xf39c_c060_5ced_c835)
-        .rotate_left(29)
+    let region = (product >> 64) as u64 ^ product as u64;
+    // Of a region each key has a place of its own. Those that are apart by a page of device memory, or by what the driver is
+    // likely to keep of a handle, are the nearest.
+    let place = (key >> 9 & 0x1f) + 37 * (key >> 4 & 0x1f) + 1193 * (key & 0xf);
+    // The highest seven bits tell keys in one place apart.
+    let tag = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
+    region.wrapping_add(place) & (u64::MAX >> 7) | tag << 57
+}
+
+/// By the page.
+fn hash_of_address(address: u64) -> u64 {
+    hash(address / PAGE)
 }
 
 /// Objects by handle.
@@ -121,11 +129,12 @@ impl Mappings {
             number,
             pages: u32::try_from(length.div_ceil(PAGE)).unwrap_or(u32::MAX),
         };
-        let rehash = |mapping: &Mapping| hash(mapping.address.number());
-        match self
-            .0
-            .entry(hash(address), |other| other.address == mapping.address, rehash)
-        {
+        let rehash = |mapping: &Mapping| hash_of_address(mapping.address.number());
+        match self.0.entry(
+            hash_of_address(address),
+            |other| other.address == mapping.address,
+            rehash,
+        ) {
             Entry::Occupied(mut there) => Some(std::mem::replace(there.get_mut(), mapping).number),
             Entry::Vacant(place) => {
                 place.insert(mapping);
@@ -137,7 +146,9 @@ impl Mappings {
     /// The object that is mapped at an address. Quick where a mapping begins; else all are looked at.
     pub(super) fn at(&self, address: u64) -> Option<u32> {
         let word = Word::of(address);
-        let found = self.0.find(hash(address), |other| other.address == word);
+        let found = self
+            .0
+            .find(hash_of_address(address), |other| other.address == word);
         let found = found.or_else(|| self.0.iter().find(|mapping| mapping.has(address)));
         found.map(|mapping| mapping.number)
     }
@@ -147,7 +158,7 @@ impl Mappings {
         let word = Word::of(address);
         let there = self
             .0
-            .find_entry(hash(address), |other| other.address == word)
+            .find_entry(hash_of_address(address), |other| other.address == word)
             .ok()?;
         let (mapping, _) = there.remove();
         Some((address, mapping.length(), mapping.number))

@@ -23,22 +23,37 @@ const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: u32 = 5;
 /// Addresses that a thread takes for itself at once.
 const REGION: u64 = 64 << 30;
 
+/// The next address, and what is left.
+type Mine = Cell<(u64, u64)>;
+
 /// Addresses that no other call is given.
 #[inline]
-fn take(bytes: u64) -> u64 {
+fn take_of(mine: &Mine, bytes: u64) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0x7000_0000_0000);
-    thread_local! {
-        /// The next address, and what is left.
-        static MINE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
-    }
-    let bytes = (bytes + 511) & !511;
-    let (mut address, mut left) = MINE.get();
+    let (mut address, mut left) = mine.get();
     if left < bytes {
         left = REGION.max(bytes);
         address = NEXT.fetch_add(left, Relaxed);
     }
-    MINE.set((address + bytes, left - bytes));
+    mine.set((address + bytes, left - bytes));
     address
+}
+
+#[inline]
+fn take(bytes: u64) -> u64 {
+    thread_local! {
+        static MINE: Mine = const { Cell::new((0, 0)) };
+    }
+    MINE.with(|mine| take_of(mine, bytes.next_multiple_of(512)))
+}
+
+/// Reserves addresses as drivers do: of whole pages of device memory, and not in between of what is allocated.
+#[inline]
+pub(crate) fn reserve(address: Out<CUdeviceptr>, bytes: usize) {
+    thread_local! {
+        static MINE: Mine = const { Cell::new((0, 0)) };
+    }
+    address.set_if(MINE.with(|mine| take_of(mine, bytes.next_multiple_of(GRANULARITY) as u64)));
 }
 
 #[inline]

@@ -186,7 +186,7 @@ driver! {
         granularity.set(usize::try_from(GRANULARITY).unwrap_or(0))
     }
     fn cuMemAddressReserve(address: Out<CUdeviceptr>, size: usize, align: usize, wanted: CUdeviceptr, flags: u64)
-    null { null::allocate(address, size) } |call| {
+    null { null::reserve(address, size) } |call| {
         reserve(call, address, size, align, wanted, flags)
     }
     fn cuMemAddressFree(address: CUdeviceptr, size: usize) null {} |call| { unreserve(call, address, size) }
