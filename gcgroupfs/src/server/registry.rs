@@ -140,8 +140,10 @@ impl Registry {
         self.remembered.comes_as(key, stat.image);
         let (saved, is_new) = match self.saved(key) {
             Some(saved) => {
-                if saved.is_of_another(stat.image) {
-                    self.note_last(seq, key, &saved);
+                if let Some(registration) = self.registration(key)
+                    && saved.is_of_another(stat.image)
+                {
+                    self.tree.write_counts_of(registration.id);
                 }
                 (saved, false)
             }
@@ -291,10 +293,10 @@ impl Registry {
         if let Some(identity) = self.tree.identity(registration.id) {
             info!("{} ({}) left", identity.pid, identity.comm);
         }
-        // Before it is taken down.
-        let seq = self.journal.number();
+        // Before it is shown as what has been left behind: so a daemon that is killed then has told of nothing that the next
+        // one does not know.
+        self.tree.write_counts_of(registration.id);
         if let Some(mut saved) = self.tree.saved(registration.id) {
-            self.note_last(seq, key, &saved);
             // Its groups and the root are about to have its counts.
             saved.take_counts();
             if !saved.is_default() {
@@ -305,22 +307,15 @@ impl Registry {
         self.bells.remove(registration.id);
     }
 
-    /// Has on file all that a program has counted, before it is shown as what has been left behind: so a daemon that is killed
-    /// then has told of nothing that the next one does not know.
-    fn note_last(&self, seq: u64, key: Key, saved: &Saved) {
-        if saved.has_counts() {
-            self.journal.append(seq, key, saved);
-        }
-    }
-
     /// What holds for a process that registers again: as it was when it last was registered.
     fn saved(&self, key: Key) -> Option<Saved> {
-        let registration = self
-            .living
-            .find(key)
-            .and_then(|known| known.registration.as_ref());
+        let registration = self.registration(key);
         let saved = registration.and_then(|registration| self.tree.saved(registration.id));
         saved.or_else(|| self.remembered.get(key).cloned())
+    }
+
+    fn registration(&self, key: Key) -> Option<&Registration> {
+        self.living.find(key)?.registration.as_ref()
     }
 
     /// The group that a new process begins in, held until it has come in: meanwhile others may empty it, and it would go.

@@ -53,6 +53,13 @@ impl Tree {
         self.tell(&notices);
     }
 
+    /// Has all written down that a process has counted, if that is anything.
+    pub fn write_counts_of(&self, id: ProcessId) {
+        if self.saved(id).is_some_and(|saved| saved.has_counts()) {
+            self.tell(&[Notice::SettingsChanged(id)]);
+        }
+    }
+
     /// A process has ended that never registered with this daemon, or executes another program: what it had counted stays
     /// in its group and above, and nothing of that with it.
     pub fn bequeath(&self, (pid, start_time): (u32, u64), saved: &mut Saved) {
