@@ -114,6 +114,13 @@ fn run_is_the_command_it_runs() {
     }
     let (_, stdout, _) = output(mount.gcgroupfs(&["run", "--", "sh", "-c", "echo $LD_PRELOAD"]));
     assert!(stdout.trim_end().ends_with("/libgcgroup.so"), "{stdout}");
+    let lonely = mount.root().join("gcgroupfs");
+    std::fs::copy(support::artifacts().gcgroupfs(), &lonely).expect("a copy");
+    let mut command = Command::new(lonely);
+    command.args(["run", "--", "true"]);
+    let (status, _, stderr) = output(command);
+    assert_eq!(status, 125, "{stderr}");
+    assert!(stderr.contains("no preload library"), "{stderr}");
 }
 
 #[test]

@@ -20,6 +20,9 @@ use crate::text::{parse_bytes, parse_priority};
 const PRELOAD: &str = "../lib/libgcgroup.so";
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Exit status: the program's; 127 if there is none of that name, 126 if it cannot be run, 125 if what it is to be run with is \
+missing.")]
 pub struct Arguments {
     /// Most bytes of device memory, as 8G, or max
     #[arg(long, value_name = "SIZE", value_parser = |text: &str| parse(parse_bytes, text))]

@@ -15,6 +15,8 @@ use crate::text::{parse_bytes, parse_flag};
 const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Exit status: 0 written, and with --wait in effect; 1 refused, or not in effect in time; 2 the command line makes no sense.")]
 pub struct Set {
     /// Return when it has come into effect: of memory.limit, memory.reclaim and compute.freeze
     #[arg(long)]
