@@ -154,7 +154,12 @@ pub struct UsageDevice {
     /// Counts the requests for more of it, as `grant_request`; answered by `swap_answer`.
     pub swap_request: AtomicU32,
     reserved_request: AtomicU32,
-    reserved_grants: [AtomicU64; 7],
+    /// Nanoseconds that what has been submitted here takes, by what the like of it took; counted while the gate is
+    /// [`Gate::Arbitrate`](crate::Gate::Arbitrate).
+    pub submitted_nsec: AtomicU64,
+    /// When all of it will have ended, if nobody else has the device, `CLOCK_MONOTONIC`, nanoseconds.
+    pub queued_until: AtomicU64,
+    reserved_grants: [AtomicU64; 5],
 }
 
 impl UsageDevice {
@@ -379,6 +384,7 @@ const _: () = {
     assert!(offset_of!(UsageDevice, swap_granted) == 432);
     assert!(offset_of!(UsageDevice, swap_wanted) == 440);
     assert!(offset_of!(UsageDevice, swap_request) == 448);
+    assert!(offset_of!(UsageDevice, submitted_nsec) == 456);
     assert!(size_of::<Thread>() == 128);
     assert!(offset_of!(Thread, gate) == 0);
     assert!(offset_of!(Thread, tid) == 8);

@@ -158,10 +158,10 @@ impl Passing<'_> {
                 }
                 Gate::Throttled if !self.spend_credit() => {
                     self.bound.uncount(self.what);
-                    self.wait_throttled(control, usage);
+                    self.wait_throttled(control, usage, stream);
                 }
                 Gate::Arbitrate | Gate::Throttled => {
-                    if let Some(taken) = self.take_place(control, stream) {
+                    if let Some(taken) = self.take_place(control, usage, stream) {
                         self.bound.uncount(self.what);
                         self.wait_for_place(control, usage, stream, taken);
                         continue;
@@ -224,7 +224,7 @@ impl Passing<'_> {
     }
 
     /// Takes a place in the window, or says in how many nanoseconds there may be one.
-    fn take_place(&self, control: &ControlDevice, stream: usize) -> Option<u64> {
+    fn take_place(&self, control: &ControlDevice, usage: &UsageDevice, stream: usize) -> Option<u64> {
         let window = window(control);
         let captures = &self.process.contexts.captures;
         self.with_window(|places| {
@@ -233,18 +233,36 @@ impl Passing<'_> {
                 return None;
             }
             let context = self.process.contexts.numbered(self.bound.context());
+            let now = sys::now();
             let place = if self.credit {
                 Place::Free
             } else {
-                places.place(context.as_ref(), self.what, stream, window, sys::now())
+                places.place(context.as_ref(), self.what, stream, window, now)
             };
             match place {
                 Place::Taken(nanoseconds) => Some(nanoseconds),
                 Place::Free => {
-                    places.submit(self.what, stream);
+                    let cost = places.submit(self.what, stream, now);
+                    usage.submitted_nsec.fetch_add(cost, Relaxed);
+                    // Each thread sees what it has queued itself; theirs run beside each other.
+                    usage.queued_until.store(now + places.expected(now), Relaxed);
                     None
                 }
             }
+        })
+    }
+
+    /// In how many nanoseconds something ends of what the thread has queued: how long the like of it takes is learnt by
+    /// looking then. Others have the device meanwhile.
+    fn next_end(&self, control: &ControlDevice, stream: usize) -> Option<u64> {
+        if self.process.contexts.captures.is_any() {
+            return None;
+        }
+        let context = self.process.contexts.numbered(self.bound.context());
+        self.with_window(|places| {
+            let now = sys::now();
+            places.disturb(window(control), now);
+            places.next_end(context.as_ref(), stream, now)
         })
     }
 
@@ -288,7 +306,7 @@ impl Passing<'_> {
         }
     }
 
-    fn wait_throttled(&mut self, control: &ControlDevice, usage: &UsageDevice) {
+    fn wait_throttled(&mut self, control: &ControlDevice, usage: &UsageDevice, stream: usize) {
         let began = sys::now();
         let waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
         ring_if_wanted(self.process, self.bound.index());
@@ -305,8 +323,11 @@ impl Passing<'_> {
             if waited >= patience {
                 break;
             }
-            let nap = Duration::from_nanos(patience - waited).min(RECHECK);
-            doze(&control.gate, word, nap);
+            let mut longest = Duration::from_nanos(patience - waited).min(RECHECK);
+            if let Some(end) = self.next_end(control, stream) {
+                longest = longest.min(Duration::from_nanos(nap(end)));
+            }
+            doze(&control.gate, word, longest);
         }
         drop(waiting);
         self.timeouts += 1;

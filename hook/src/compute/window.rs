@@ -7,6 +7,7 @@
 //! which may be as long as it likes, nothing is queued behind it. What ran while somebody more important had the device
 //! has shared it, and does not count for longer than was thought.
 
+mod costs;
 #[cfg(test)]
 mod tests;
 
@@ -15,33 +16,23 @@ use std::sync::Arc;
 
 use gcgroup_abi::Submission;
 
+use self::costs::{Costs, Load, Longest};
 use super::context::{Context, Mark};
 
-/// A first guess at what a submission takes, nanoseconds: one that is marked at once.
-const GUESS: u64 = 200_000;
-/// Nothing is taken to be shorter: what can be queued is bounded by number too.
-const SHORTEST: u64 = 500;
 /// Where the end of one is waited for, it is looked for so much later than it is expected, rather than too early.
 const LOOK: u64 = 20_000;
 /// One that is late is looked for this often at least.
 const LATE: u64 = 150_000;
-/// How long a submission can be is told by so many of the last ones at least, and by twice as many at most.
-const SAMPLES: u32 = 32;
 /// A look this late after the last says little about when what it finds ended did end.
 const FRESH: u64 = 150_000;
-
-/// Submissions to one stream between two marks.
-#[derive(Debug, Clone, Copy, Default)]
-struct Load {
-    counts: [u32; Submission::COUNT],
-}
 
 #[derive(Debug)]
 struct Batch {
     mark: Mark,
     load: Load,
-    /// When it was marked.
+    /// When the first of it was submitted, and when it was marked.
     at: u64,
+    marked_at: u64,
 }
 
 /// A thread's on one device.
@@ -49,14 +40,11 @@ struct Batch {
 pub(super) struct Window {
     /// The context whose streams these are.
     context: u32,
-    /// What a submission takes, nanoseconds, by sort.
-    costs: [u64; Submission::COUNT],
-    /// Whether that has been seen.
-    is_known: [bool; Submission::COUNT],
+    costs: Costs,
     longest: Longest,
     in_flight: VecDeque<Batch>,
-    /// Streams with submissions since their last mark.
-    unmarked: Vec<(usize, Load)>,
+    /// Streams with submissions since their last mark, and when the first of those was.
+    unmarked: Vec<(usize, Load, u64)>,
     /// When the last batch that is known to have passed did so most likely, and at the latest: when that was seen.
     passed_at: u64,
     passed_by: u64,
@@ -64,15 +52,6 @@ pub(super) struct Window {
     looked_at: u64,
     /// Until when somebody else had the device last.
     disturbed_until: u64,
-}
-
-/// The longest that one took lately, nanoseconds.
-#[derive(Debug, Clone, Copy, Default)]
-struct Longest {
-    /// Of the last so many, and of as many before them.
-    last: u64,
-    count: u32,
-    before: u64,
 }
 
 /// What to do with a submission.
@@ -84,36 +63,11 @@ pub(super) enum Place {
     Taken(u64),
 }
 
-impl Load {
-    fn add(&mut self, what: Submission) {
-        if let Some(count) = self.counts.get_mut(what as usize) {
-            *count = count.saturating_add(1);
-        }
-    }
-
-    fn join(&mut self, other: Self) {
-        for (count, more) in self.counts.iter_mut().zip(other.counts) {
-            *count = count.saturating_add(more);
-        }
-    }
-
-    fn total(&self) -> u32 {
-        self.counts.iter().sum()
-    }
-
-    fn cost(&self, costs: &[u64; Submission::COUNT]) -> u64 {
-        let each = self.counts.iter().zip(costs);
-        each.map(|(count, cost)| u64::from(*count).saturating_mul(*cost))
-            .sum()
-    }
-}
-
 impl Window {
     pub(super) fn new() -> Self {
         Self {
             context: 0,
-            costs: [GUESS; Submission::COUNT],
-            is_known: [false; Submission::COUNT],
+            costs: Costs::new(),
             longest: Longest::default(),
             in_flight: VecDeque::new(),
             unmarked: Vec::new(),
@@ -140,9 +94,8 @@ impl Window {
             self.context = id;
         }
         self.look(now);
-        let new = self.costs.get(what as usize).copied().unwrap_or(GUESS);
-        let is_known = self.is_known.get(what as usize).copied().unwrap_or(false);
-        let limit = match is_known || context.is_none() {
+        let new = self.costs.of(what);
+        let limit = match self.costs.knows(what) || context.is_none() {
             true => window.saturating_sub(new).max(window * 3 / 4),
             false => 0,
         };
@@ -166,20 +119,38 @@ impl Window {
         end.map_or(room, |end| room.min(end + LOOK))
     }
 
-    /// The submission goes to the driver.
-    pub(super) fn submit(&mut self, what: Submission, stream: usize) {
-        let found = self.unmarked.iter_mut().find(|entry| entry.0 == stream);
-        if let Some((_, load)) = found {
-            return load.add(what);
+    /// In how many nanoseconds the submission that runs has ended, if it takes as long as most.
+    pub(super) fn next_end(
+        &mut self,
+        context: Option<&Arc<Context>>,
+        stream: usize,
+        now: u64,
+    ) -> Option<u64> {
+        if self.context != context?.id() {
+            return None;
         }
-        let mut load = Load::default();
-        load.add(what);
-        self.unmarked.push((stream, load));
+        self.look(now);
+        self.mark(context, stream, 0, now);
+        let running = self.in_flight.front()?;
+        Some(self.expected_of(running, now) + LOOK)
+    }
+
+    /// The submission goes to the driver. Nanoseconds that it takes, as far as is known.
+    pub(super) fn submit(&mut self, what: Submission, stream: usize, now: u64) -> u64 {
+        let found = self.unmarked.iter_mut().find(|entry| entry.0 == stream);
+        if let Some((_, load, _)) = found {
+            load.add(what);
+        } else {
+            let mut load = Load::default();
+            load.add(what);
+            self.unmarked.push((stream, load, now));
+        }
+        self.costs.of(what)
     }
 
     /// How many submissions of that sort fill half a window, at least one.
     pub(super) fn batch(&self, what: Submission, window: u64) -> u32 {
-        let cost = self.costs.get(what as usize).copied().unwrap_or(GUESS);
+        let cost = self.costs.of(what);
         u32::try_from(window / 2 / cost.max(1))
             .unwrap_or(u32::MAX)
             .clamp(1, 1024)
@@ -206,7 +177,7 @@ impl Window {
     /// it can have.
     fn left(&self, now: u64) -> u64 {
         self.queued(|batch| {
-            let cost = batch.load.cost(&self.costs);
+            let cost = self.costs.of_load(&batch.load);
             let is_one = batch.load.total() == 1;
             let most = cost.max(if is_one { self.longest.get() } else { 0 });
             let ran = now.saturating_sub(batch.at.max(self.passed_by));
@@ -216,32 +187,36 @@ impl Window {
         })
     }
 
-    /// The same if it is like most, and began when it most likely did.
-    fn expected(&self, now: u64) -> u64 {
+    /// What is queued, in nanoseconds of GPU time from `now` on, if it is like most, and began when it most likely did.
+    pub(super) fn expected(&self, now: u64) -> u64 {
         self.queued(|batch| self.expected_of(batch, now))
     }
 
     /// What is left of a batch, if it is the one that runs. What is late is late by a little, as far as anybody knows, and
     /// is looked for that often.
     fn expected_of(&self, batch: &Batch, now: u64) -> u64 {
-        let cost = batch.load.cost(&self.costs);
+        let cost = self.costs.of_load(&batch.load);
         let ran = now.saturating_sub(batch.at.max(self.passed_at));
         let late = (cost / 16).max(ran.saturating_sub(cost) / 8);
         cost.saturating_sub(ran).max(late.min(LATE))
     }
 
     fn queued(&self, left_of: impl FnOnce(&Batch) -> u64) -> u64 {
-        let unmarked: u64 = self.unmarked.iter().map(|(_, load)| load.cost(&self.costs)).sum();
+        let unmarked: u64 = self
+            .unmarked
+            .iter()
+            .map(|(_, load, _)| self.costs.of_load(load))
+            .sum();
         let mut batches = self.in_flight.iter();
         let running = batches.next().map_or(0, left_of);
-        let queued: u64 = batches.map(|batch| batch.load.cost(&self.costs)).sum();
+        let queued: u64 = batches.map(|batch| self.costs.of_load(&batch.load)).sum();
         running.saturating_add(queued).saturating_add(unmarked)
     }
 
     /// Sees which batches have passed, and learns from it: of all of them together, since it is not known when each did.
     fn look(&mut self, now: u64) {
         let (mut passed, mut began) = (Load::default(), now);
-        let mut at = 0;
+        let (mut at, mut was_seen) = (0, false);
         while let Some(batch) = self.in_flight.get(at) {
             if !batch.mark.has_passed() {
                 at += 1;
@@ -250,29 +225,36 @@ impl Window {
             if let Some(batch) = self.in_flight.remove(at) {
                 passed.join(batch.load);
                 began = began.min(batch.at);
+                was_seen |= batch.marked_at < self.looked_at;
                 batch.mark.abandon();
             }
         }
         if passed.total() != 0 {
-            self.account(passed, began, now);
+            self.account(passed, began, was_seen, now);
         }
         self.looked_at = now;
     }
 
-    /// A load of which nothing had passed at the last look has passed now; its first batch was marked at `began`.
-    fn account(&mut self, passed: Load, began: u64, now: u64) {
+    /// A load has passed now that began at `began` at the earliest; whether it was seen, at the last look, not to have passed.
+    fn account(&mut self, passed: Load, began: u64, was_seen: bool, now: u64) {
         let began_by = began.max(self.passed_by);
         let began = began.max(self.passed_at);
         let most = now.saturating_sub(began);
-        let is_exact = now.saturating_sub(self.looked_at) < FRESH;
-        let least = if began < self.disturbed_until {
+        let is_exact = was_seen && now.saturating_sub(self.looked_at) < FRESH;
+        let is_shared = began < self.disturbed_until;
+        let least = if is_shared || !was_seen {
             0
         } else if is_exact {
             most
         } else {
             self.looked_at.saturating_sub(began).min(most)
         };
-        self.learn(passed, least, most);
+        self.costs.learn(passed, least, most);
+        if !is_shared {
+            self.costs.know(passed);
+        } else if is_exact {
+            self.costs.learn_shared(passed, most);
+        }
         if passed.total() == 1 && least != 0 {
             // Late looks must not make it longer than it was: it took until it was seen not to have passed, and a moment.
             let seen = self.looked_at.saturating_sub(began_by);
@@ -280,26 +262,10 @@ impl Window {
         }
         // When it passed is not known either: what comes next began there.
         self.passed_by = now;
-        self.passed_at = began + passed.cost(&self.costs).clamp(least, most);
-    }
-
-    /// A load took from `least` to `most` nanoseconds, the former not above the latter.
-    fn learn(&mut self, load: Load, least: u64, most: u64) {
-        let expected = load.cost(&self.costs).max(1);
-        let took = expected.clamp(least, most);
-        if least == 0 && took == expected {
-            return;
-        }
-        let each = self.costs.iter_mut().zip(&mut self.is_known).zip(load.counts);
-        for ((cost, is_known), _) in each.filter(|(_, count)| *count != 0) {
-            let found = u128::from(*cost) * u128::from(took) / u128::from(expected);
-            let found = u64::try_from(found).unwrap_or(u64::MAX);
-            if std::mem::replace(is_known, true) {
-                *cost = cost.midpoint(found.min(*cost * 4)).max(SHORTEST);
-            } else {
-                *cost = found.max(SHORTEST);
-            }
-        }
+        self.passed_at = match is_exact {
+            true => now,
+            false => began + self.costs.of_load(&passed).clamp(least, most),
+        };
     }
 
     /// Sets marks on streams with more than `least` nanoseconds of work since their last; the one in use first.
@@ -311,8 +277,8 @@ impl Window {
             unmarked,
             ..
         } = self;
-        unmarked.retain(|(stream, load)| {
-            if load.cost(costs) <= least {
+        unmarked.retain(|(stream, load, at)| {
+            if costs.of_load(load) <= least {
                 return true;
             }
             let mark = context.mark_own(*stream, *stream == in_use);
@@ -320,24 +286,10 @@ impl Window {
             in_flight.extend(mark.map(|mark| Batch {
                 mark,
                 load: *load,
-                at: now,
+                at: *at,
+                marked_at: now,
             }));
             !is_marked
         });
-    }
-}
-
-impl Longest {
-    fn get(self) -> u64 {
-        self.last.max(self.before)
-    }
-
-    /// Another took so many nanoseconds at least.
-    fn learn(&mut self, least: u64) {
-        if self.count == SAMPLES {
-            (self.before, self.last, self.count) = (self.last, 0, 0);
-        }
-        self.last = self.last.max(least);
-        self.count += 1;
     }
 }

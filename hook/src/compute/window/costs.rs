@@ -1,0 +1,149 @@
+//! What submissions take, by sort: learnt from when marks pass.
+
+use gcgroup_abi::Submission;
+
+/// A first guess at what a submission takes, nanoseconds: one that is marked at once.
+pub(super) const GUESS: u64 = 200_000;
+/// Nothing is taken to be shorter: what can be queued is bounded by number too.
+pub(super) const SHORTEST: u64 = 500;
+/// How long a submission can be is told by so many of the last ones at least, and by twice as many at most.
+pub(super) const SAMPLES: u32 = 32;
+
+/// Submissions to one stream between two marks.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Load {
+    pub(super) counts: [u32; Submission::COUNT],
+}
+
+/// Nanoseconds.
+#[derive(Debug)]
+pub(super) struct Costs {
+    pub(super) each: [u64; Submission::COUNT],
+    /// Whether that has been seen.
+    pub(super) is_known: [bool; Submission::COUNT],
+    slow: Slow,
+}
+
+/// What ran while others had the device too: so many in a row took longer than was thought, this many times at least, in
+/// thousandths.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slow {
+    count: u32,
+    least: u64,
+}
+
+/// The longest that one took lately, nanoseconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Longest {
+    /// Of the last so many, and of as many before them.
+    last: u64,
+    count: u32,
+    before: u64,
+}
+
+impl Load {
+    pub(super) fn add(&mut self, what: Submission) {
+        if let Some(count) = self.counts.get_mut(what as usize) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    pub(super) fn join(&mut self, other: Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count = count.saturating_add(more);
+        }
+    }
+
+    pub(super) fn total(&self) -> u32 {
+        self.counts.iter().sum()
+    }
+}
+
+impl Costs {
+    pub(super) fn new() -> Self {
+        Self {
+            each: [GUESS; Submission::COUNT],
+            is_known: [false; Submission::COUNT],
+            slow: Slow::default(),
+        }
+    }
+
+    pub(super) fn of(&self, what: Submission) -> u64 {
+        self.each.get(what as usize).copied().unwrap_or(GUESS)
+    }
+
+    pub(super) fn of_load(&self, load: &Load) -> u64 {
+        let each = load.counts.iter().zip(self.each);
+        each.map(|(count, cost)| u64::from(*count).saturating_mul(cost))
+            .sum()
+    }
+
+    pub(super) fn knows(&self, what: Submission) -> bool {
+        self.is_known.get(what as usize).copied().unwrap_or(false)
+    }
+
+    /// A load took from `least` to `most` nanoseconds, the former not above the latter.
+    pub(super) fn learn(&mut self, load: Load, least: u64, most: u64) {
+        let expected = self.of_load(&load).max(1);
+        let took = expected.clamp(least, most);
+        if least != 0 {
+            self.slow = Slow::default();
+        } else if took == expected {
+            return;
+        }
+        let each = self.each.iter_mut().zip(&mut self.is_known).zip(load.counts);
+        for ((cost, is_known), _) in each.filter(|(_, count)| *count != 0) {
+            let found = u128::from(*cost) * u128::from(took) / u128::from(expected);
+            let found = u64::try_from(found).unwrap_or(u64::MAX);
+            if std::mem::replace(is_known, true) {
+                *cost = cost.midpoint(found.min(*cost * 4)).max(SHORTEST);
+            } else {
+                *cost = found.max(SHORTEST);
+            }
+        }
+    }
+
+    /// A load that had the device to itself has ended: whatever it took, it is not one that may take for ever.
+    pub(super) fn know(&mut self, load: Load) {
+        for (is_known, count) in self.is_known.iter_mut().zip(load.counts) {
+            *is_known |= count != 0;
+        }
+    }
+
+    /// A load that has shared the device took `most`, and less by itself. What always shares it would never be found to be
+    /// long; but the quickest of many has hardly done so.
+    pub(super) fn learn_shared(&mut self, load: Load, most: u64) {
+        let times = most.saturating_mul(1000) / self.of_load(&load).max(1);
+        if times <= 1125 {
+            self.slow = Slow::default();
+            return;
+        }
+        let Slow { count, least } = self.slow;
+        let least = if count == 0 { times } else { least.min(times) };
+        let count = count + 1;
+        self.slow = Slow { count, least };
+        if count < SAMPLES / 2 {
+            return;
+        }
+        let each = self.each.iter_mut().zip(load.counts);
+        for (cost, _) in each.filter(|(_, count)| *count != 0) {
+            *cost = cost.saturating_mul(least) / 1000;
+        }
+        self.slow = Slow::default();
+    }
+}
+
+impl Longest {
+    pub(super) fn get(self) -> u64 {
+        self.last.max(self.before)
+    }
+
+    /// Another took so many nanoseconds at least.
+    pub(super) fn learn(&mut self, least: u64) {
+        if self.count == SAMPLES {
+            (self.before, self.last, self.count) = (self.last, 0, 0);
+        }
+        self.last = self.last.max(least);
+        self.count += 1;
+    }
+}
