@@ -5,6 +5,7 @@
 use gcgroup_abi::Gate;
 
 use super::Settings;
+use super::division::{Claim, divide};
 use super::member::{Member, Seen};
 use super::policy::{Decision, Policy, Time, Turns, View};
 
@@ -76,31 +77,25 @@ impl<Id: Copy + Ord> Gpu<Id> {
         }
     }
 
-    /// Nanoseconds of GPU time to charge to each that was seen, in the order of their ids. Where times of work overlap, the hardware has divided
-    /// the time among the contexts that had some, and so do we.
+    /// Nanoseconds of GPU time to charge to each that was seen, in the order of their ids.
     pub fn measure(&mut self, now: Time, seen: &[Seen<Id>]) -> Vec<u64> {
         self.meet(seen);
         let last = std::mem::replace(&mut self.last, now);
-        let mut busy: Vec<u64> = self
-            .members
-            .iter_mut()
-            .zip(seen)
+        let looks = self.members.iter_mut().zip(seen);
+        let claims: Vec<Claim> = looks
             .map(|((_, member), one)| member.look(now, last, one))
             .collect();
-        let (sum, passed) = (
-            busy.iter().map(|nsec| u128::from(*nsec)).sum::<u128>(),
-            u128::from(now.saturating_sub(last)),
-        );
-        if sum > passed {
-            for nsec in &mut busy {
-                *nsec = u64::try_from(u128::from(*nsec) * passed / sum).unwrap_or(*nsec);
-            }
+        let passed = now.saturating_sub(last);
+        let had = divide(passed, &claims);
+        let worked = claims
+            .iter()
+            .fold(0, |sum: u64, claim| sum.saturating_add(claim.busy));
+        let beside = if worked > passed { passed } else { 0 };
+        for (((_, member), one), nsec) in self.members.iter_mut().zip(seen).zip(&had) {
+            member.charge(now, *nsec, beside, one);
         }
-        for ((_, member), nsec) in self.members.iter_mut().zip(&busy) {
-            member.charge(*nsec);
-        }
-        self.charge_idle(u64::try_from(passed.saturating_sub(sum)).unwrap_or(0));
-        busy
+        self.charge_idle(passed.saturating_sub(worked));
+        had
     }
 
     /// Brings the members into line with who was seen: from here on, one belongs to the other by its place.
@@ -128,7 +123,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let has_turn = |member: &Member| member.priority == turn.priority && member.has_demand;
         let sharers = self.members().filter(|member| has_turn(member)).count();
         for (_, member) in self.members.iter_mut().filter(|(_, member)| has_turn(member)) {
-            member.charge(nsec / sharers.max(1) as u64);
+            member.owe(nsec / sharers.max(1) as u64);
         }
     }
 
@@ -219,15 +214,15 @@ impl<Id: Copy + Ord> Gpu<Id> {
         self.members.iter().map(|(_, member)| member)
     }
 
-    /// When the policy would decide otherwise; and while somebody waits, soon, since the end of the others' work must be
-    /// noticed; and while several are busy whose time is measured, often enough to divide it well. Nothing else can
+    /// When the policy would decide otherwise; and while somebody waits, when those who pause have done so for too long, and
+    /// soon, since the end of the others' work may not have been told; and while several are busy whose time is measured, often enough to divide it well. Nothing else can
     /// happen that is not told.
     fn next(&self, now: Time, decision: &Decision, is_measured: bool, settings: &Settings) -> Option<Time> {
         let waits = self.members().any(Member::waits);
         let is_shared = is_measured && self.members().filter(|member| member.is_busy).count() > 1;
         let leases = self
             .members()
-            .filter(|member| waits && !member.is_held && member.has_demand)
+            .filter(|member| waits && !member.is_held && !member.is_busy && member.has_demand)
             .filter_map(|member| member.lease(settings));
         let tick = waits.then_some(now + settings.tick());
         let division = is_shared.then_some(now + DIVISION);

@@ -1,6 +1,7 @@
 //! One process on one GPU, as the arbiter has seen it over time: what it has used, and whether it wants more.
 
 use super::Settings;
+use super::division::Claim;
 use super::policy::{Time, virtual_time};
 
 /// What the blocks of a process say now. It may lie: nothing here is an index, and every difference is bounded.
@@ -12,6 +13,10 @@ pub struct Seen<Id> {
     pub busy_nsec: u64,
     /// Whether there is some.
     pub is_busy: bool,
+    /// Nanoseconds of GPU time that it has submitted, as it reckons; zero: it does not say.
+    pub submitted_nsec: u64,
+    /// When that will have ended, if nobody else has the GPU.
+    pub queued_until: Time,
     /// Threads at a closed gate.
     pub nr_waiting: u32,
     pub is_frozen: bool,
@@ -24,6 +29,12 @@ const RESPONSE: u64 = 5_000_000;
 
 /// By no more than this is a process's account of its work taken back.
 const CORRECTION: u64 = 10_000_000;
+
+/// No more than this is taken to be queued.
+const MOST_QUEUED: u64 = 1_000_000_000;
+
+/// Who has had the GPU alone for so long knows what it has queued: its marks have passed since.
+const ALONE: u64 = 4_000_000;
 
 /// One bit for each of the last pauses between work: whether it was so short that lingering would have bridged it. At
 /// first they are taken to be.
@@ -56,6 +67,15 @@ pub struct Member {
     opened: Option<Time>,
     /// The number of waiting threads that did not go on when they could.
     deaf: u32,
+    /// Whether its gate is closed: what it has queued is all that it can have of the GPU.
+    is_closed: bool,
+    /// Nanoseconds of GPU time that it has queued, and what it had submitted in all.
+    queued: u64,
+    submitted_nsec: u64,
+    /// Since when nobody else had work.
+    alone_since: Option<Time>,
+    /// For how long others had work beside what it has queued.
+    beside: u64,
 }
 
 impl Member {
@@ -75,11 +95,16 @@ impl Member {
             pauses: SHORT,
             opened: None,
             deaf: 0,
+            is_closed: false,
+            queued: 0,
+            submitted_nsec: seen.submitted_nsec,
+            alone_since: None,
+            beside: 0,
         }
     }
 
     /// For how long there was work since the last look, which was at `last`.
-    pub fn look<Id>(&mut self, now: Time, last: Time, seen: &Seen<Id>) -> u64 {
+    pub fn look<Id>(&mut self, now: Time, last: Time, seen: &Seen<Id>) -> Claim {
         let passed = now.saturating_sub(last);
         let busy = match self.is_tracked {
             true => seen.busy_nsec.saturating_sub(self.busy_nsec).min(passed),
@@ -107,10 +132,39 @@ impl Member {
         if seen.is_busy || busy > 0 {
             (self.opened, self.deaf) = (None, 0);
         }
-        busy
+        let more = seen.submitted_nsec.saturating_sub(self.submitted_nsec);
+        self.submitted_nsec = seen.submitted_nsec;
+        self.queued = self.queued.saturating_add(more).min(MOST_QUEUED);
+        let says = self.is_closed && seen.submitted_nsec != 0;
+        Claim {
+            busy,
+            most: says.then_some(self.queued),
+        }
     }
 
-    pub fn charge(&mut self, nsec: u64) {
+    /// It has had so much of the GPU since the last look, and others had work for so long beside it.
+    pub fn charge<Id>(&mut self, now: Time, nsec: u64, beside: u64, seen: &Seen<Id>) {
+        self.alone_since = (beside == 0).then(|| self.alone_since.unwrap_or(now));
+        let knows = self.alone_since.is_some_and(|since| now >= since + ALONE);
+        if knows || !seen.is_busy {
+            self.beside = 0;
+        } else {
+            self.beside = self.beside.saturating_add(beside);
+        }
+        // Right if all the time was its own. It has had no more than that.
+        let least = seen.queued_until.saturating_sub(now).min(MOST_QUEUED);
+        self.queued = match seen.is_busy {
+            true => self
+                .queued
+                .saturating_sub(nsec)
+                .clamp(least, least.saturating_add(self.beside)),
+            false => 0,
+        };
+        self.owe(nsec);
+    }
+
+    /// Its turn has cost so much.
+    pub fn owe(&mut self, nsec: u64) {
         self.virtual_time = self
             .virtual_time
             .saturating_add(virtual_time(nsec, self.priority));
@@ -170,6 +224,7 @@ impl Member {
             self.opened = None;
         }
         self.is_held = holds;
+        self.is_closed = holds || seen.is_frozen;
         self.held_since = (holds && self.has_demand).then(|| self.held_since.unwrap_or(now));
     }
 }

@@ -2,10 +2,12 @@
 //! sets gates.
 //!
 //! * `policy`: the table of policies, pure functions.
+//! * `division`: how time is divided in which several had work.
 //! * `member`, `gpu`, `quota`: what is remembered of a process on a GPU, of a GPU, of a quota. They know no clock.
 //! * `state`: one tick over the whole tree.
 //! * `thread`: when there is to be a tick.
 
+mod division;
 mod gpu;
 mod member;
 mod policy;

@@ -26,9 +26,9 @@ impl Settings {
         }
     }
 
-    /// How soon the end of somebody's work is noticed while somebody else waits for it.
+    /// How soon the end of somebody's work is noticed while somebody else waits for it, if it is not told.
     pub fn tick(&self) -> u64 {
-        self.window.clamp(100_000, 500_000)
+        (4 * self.window).clamp(500_000, 2_000_000)
     }
 }
 

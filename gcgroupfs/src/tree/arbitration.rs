@@ -120,6 +120,8 @@ impl Arbitration<'_> {
                 priority: control.priority.load(Relaxed),
                 busy_nsec,
                 is_busy,
+                submitted_nsec: usage.submitted_nsec.load(Relaxed),
+                queued_until: usage.queued_until.load(Relaxed),
                 nr_waiting,
                 is_frozen: enforce::is_closed(control),
                 is_watched: is_watched(process.id),

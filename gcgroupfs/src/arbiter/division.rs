@@ -1,0 +1,114 @@
+//! How time in which several processes had work is divided among them.
+//!
+//! The hardware gives the contexts that have work slices of time by turns, so such time is divided equally; but whose gate
+//! has closed has no more than what it had queued then, however long that took among the others' work.
+
+/// For how long a process had work, nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    pub busy: u64,
+    /// The most that can have been its own, where that is known.
+    pub most: Option<u64>,
+}
+
+/// What each has had of the time that has passed: together no more than that, and no less if there was always work.
+pub fn divide(passed: u64, claims: &[Claim]) -> Vec<u64> {
+    let mut had: Vec<u64> = claims.iter().map(|claim| claim.busy).collect();
+    if sum(&had) <= u128::from(passed) {
+        return had;
+    }
+    let due = |claim: &Claim| claim.most.map_or(0, |most| most.min(claim.busy));
+    let mut first: Vec<u64> = claims.iter().map(due).collect();
+    scale(&mut first, passed);
+    let mut left = passed.saturating_sub(total(&first));
+    let rest = |claim: &Claim| if claim.most.is_none() { claim.busy } else { 0 };
+    let mut others: Vec<u64> = claims.iter().map(rest).collect();
+    scale(&mut others, left);
+    left = left.saturating_sub(total(&others));
+    // There was more of it than was known.
+    let more = |(claim, first): (&Claim, &u64)| claim.most.map_or(0, |_| claim.busy.saturating_sub(*first));
+    let mut last: Vec<u64> = claims.iter().zip(&first).map(more).collect();
+    scale(&mut last, left);
+    for (((had, first), other), last) in had.iter_mut().zip(first).zip(others).zip(last) {
+        *had = first.saturating_add(other).saturating_add(last);
+    }
+    had
+}
+
+/// Cuts times down, each in proportion, to what there is for all of them.
+fn scale(times: &mut [u64], there_is: u64) {
+    let sum = sum(times);
+    if sum <= u128::from(there_is) {
+        return;
+    }
+    for nsec in times {
+        *nsec = u64::try_from(u128::from(*nsec) * u128::from(there_is) / sum).unwrap_or(there_is);
+    }
+}
+
+fn sum(times: &[u64]) -> u128 {
+    times.iter().map(|nsec| u128::from(*nsec)).sum()
+}
+
+fn total(times: &[u64]) -> u64 {
+    u64::try_from(sum(times)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn divided(passed: u64, claims: &[(u64, Option<u64>)]) -> Vec<u64> {
+        let claims: Vec<Claim> = claims.iter().map(|&(busy, most)| Claim { busy, most }).collect();
+        divide(passed, &claims)
+    }
+
+    #[test]
+    fn times_that_do_not_overlap_are_had_in_full() {
+        assert_eq!(divided(100, &[(40, None), (60, None)]), [40, 60]);
+        assert_eq!(divided(100, &[(40, Some(10)), (20, None)]), [40, 20]);
+        assert!(divided(100, &[]).is_empty());
+    }
+
+    #[test]
+    fn overlaps_are_halved_where_nothing_is_known() {
+        assert_eq!(divided(100, &[(100, None), (100, None)]), [50, 50]);
+        assert_eq!(divided(90, &[(60, None), (60, None), (60, None)]), [30, 30, 30]);
+    }
+
+    #[test]
+    fn who_is_held_has_what_was_queued_whether_it_went_first_or_by_slices() {
+        assert_eq!(divided(100, &[(30, Some(30)), (100, None)]), [30, 70]);
+        assert_eq!(divided(100, &[(60, Some(30)), (100, None)]), [30, 70]);
+        assert_eq!(
+            divided(100, &[(100, Some(0)), (80, None)]),
+            [20, 80],
+            "nobody else had work"
+        );
+        assert_eq!(
+            divided(100, &[(100, Some(200)), (100, None)]),
+            [100, 0],
+            "a long kernel"
+        );
+        assert_eq!(
+            divided(100, &[(100, Some(80)), (100, Some(80)), (100, None)]),
+            [50, 50, 0]
+        );
+    }
+
+    #[test]
+    fn whatever_is_claimed_no_more_is_had_than_has_passed() {
+        let most = u64::MAX;
+        for claims in [
+            [(most, None), (most, None)],
+            [(most, Some(most)), (most, None)],
+            [(most, Some(most)), (most, Some(0))],
+            [(most, Some(1)), (most, Some(most - 1))],
+        ] {
+            for passed in [0, 1, 1000] {
+                let had = divided(passed, &claims);
+                assert!(sum(&had) <= u128::from(passed), "{claims:?} {had:?}");
+            }
+        }
+    }
+}
