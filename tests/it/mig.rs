@@ -318,7 +318,7 @@ fn a_freeze_of_one_instance_holds_only_who_is_on_it() {
 
 /// The UUID of an instance of the first GPU, as NVML has it now.
 #[track_caller]
-fn uuid_of(mount: &Mount, number: u32) -> String {
+pub(crate) fn uuid_of(mount: &Mount, number: u32) -> String {
     let answer = Nvml::bare(mount).0.ask(&format!("uuid {} 41", instance(number)));
     answer.split_once(' ').expect("a UUID").1.to_owned()
 }

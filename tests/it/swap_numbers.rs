@@ -7,6 +7,7 @@ use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::driver::Dir;
+use crate::mig;
 use crate::several_gpus::{self, Devices, MIB, uuids};
 
 /// A program whose blocks of 16 MiB can be moved, on the device of that UUID.
@@ -117,6 +118,39 @@ fn what_is_out_follows_its_device_to_another_number() {
         wait_until("nothing is kept", || dir.key("memory.stat", "swap_supply") == 0);
     }
     assert_eq!(["team", "team/1", "team/2"].map(of_team), [0; 3]);
+}
+
+#[test]
+fn what_is_out_follows_a_device_that_becomes_known() {
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_DEVICES", 2)
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("SIMGPU_MIG", "0:1g.5gb"),
+    );
+    std::fs::create_dir(mount.path().join("team")).expect("a group");
+    mount.write("team", "memory.swap.max", &(32 * MIB).to_string());
+    // The machine is as it is for as long as somebody uses it.
+    let _user = blocks(&mount, &uuids(&mount)[0], 1);
+    mount.truth().divide("0:1g.5gb,2g.10gb");
+    let mut program = blocks(&mount, &mig::uuid_of(&mount, 1), 1);
+    let dir = Dir::of(&mount, program.pid());
+    mount.write("team", "gcgroup.procs", &program.pid().to_string());
+    dir.write("memory.limit", 16 * MIB);
+    // Over the limit each begins on the host; sooner or later the daemon has listed the device.
+    for _ in 0..2 {
+        let answer = program.ask(&format!("alloc linear {}", 16 * MIB));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    wait_until("the instance is listed", || uuids(&mount).len() == 3);
+    wait_for(&dir, [0, 0, 16], [0, 0, 32]);
+    assert_eq!(mount.number("team/2", "memory.swap.current", ""), 32 * MIB);
+    assert_eq!(program.ask("verify"), "verified 3");
+    dir.write("memory.limit", "max");
+    wait_for(&dir, [0, 0, 48], [0; 3]);
+    dir.write("memory.limit", 1);
+    wait_for(&dir, [0, 0, 16], [0, 0, 32]);
+    assert_eq!(program.ask("verify"), "verified 3");
 }
 
 /// Another machine stands where the daemon's was.
