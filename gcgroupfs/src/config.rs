@@ -93,15 +93,24 @@ impl Source {
         Self { named, default }
     }
 
-    /// What the file says; the defaults if none was named and there is none.
+    /// What the file says, and its text; the defaults if none was named and there is none.
     ///
     /// # Errors
     /// It cannot be read, or is wrong: then the place, as PATH:LINE:COLUMN, and what is wrong there.
-    pub fn read(&self) -> anyhow::Result<Config> {
+    pub fn read(&self) -> anyhow::Result<(Config, String)> {
         match &self.named {
-            Some(path) => Ok(read(path)?.0),
+            Some(path) => read(path),
             None => read_if_there(&self.default),
         }
+    }
+
+    /// What a text says that was read earlier.
+    ///
+    /// # Errors
+    /// As [`Source::read`].
+    pub fn understand(&self, text: String) -> anyhow::Result<(Config, String)> {
+        let path = self.named.as_ref().unwrap_or(&self.default);
+        Ok((parse(&text, path)?, text))
     }
 }
 
@@ -114,10 +123,10 @@ pub fn read(path: &Path) -> anyhow::Result<(Config, String)> {
     Ok((parse(&text, path)?, text))
 }
 
-fn read_if_there(path: &Path) -> anyhow::Result<Config> {
+fn read_if_there(path: &Path) -> anyhow::Result<(Config, String)> {
     match fs::read_to_string(path) {
-        Ok(text) => parse(&text, path),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Config::default()),
+        Ok(text) => Ok((parse(&text, path)?, text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok((Config::default(), String::new())),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
 }
@@ -239,11 +248,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("none.toml");
         let source = |named: Option<&Path>| Source::new(named.map(Path::to_owned), path.clone());
-        assert_eq!(source(None).read().unwrap(), Config::default());
+        assert_eq!(source(None).read().unwrap().0, Config::default());
         assert!(source(Some(&path)).read().is_err());
         fs::write(&path, "[compute]\npolicy = \"strict\"\n").unwrap();
         for named in [Some(path.as_path()), None] {
-            assert_eq!(source(named).read().unwrap().compute.policy, Policy::Strict);
+            assert_eq!(source(named).read().unwrap().0.compute.policy, Policy::Strict);
         }
     }
 }

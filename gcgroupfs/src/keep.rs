@@ -38,12 +38,14 @@ pub struct Kept {
     pub roster: Arc<Slots<24>>,
     /// Files that are polled.
     pub pollers: Arc<Slots<8>>,
+    /// The configuration that holds.
+    pub configuration: Arc<Note>,
 }
 
 /// [`Kept`] as an argument: numbers of descriptors that are inherited, and the device's.
 #[derive(Debug, Clone)]
 pub struct Inheritance {
-    numbers: [i32; 6],
+    numbers: [i32; 7],
     device: u64,
 }
 
@@ -57,6 +59,7 @@ pub struct Keeper {
     relay: OwnedFd,
     roster: OwnedFd,
     pollers: OwnedFd,
+    configuration: OwnedFd,
 }
 
 impl Keeper {
@@ -80,6 +83,7 @@ impl Keeper {
             relay,
             roster: memory("gcgroup-roster")?,
             pollers: memory("gcgroup-pollers")?,
+            configuration: memory("gcgroup-configuration")?,
         })
     }
 
@@ -95,6 +99,7 @@ impl Keeper {
             &self.relay,
             &self.roster,
             &self.pollers,
+            &self.configuration,
         ];
         for fd in all {
             fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty()))?;
@@ -116,8 +121,8 @@ impl Inheritance {
         for number in self.numbers {
             taken.push(sys::inherited(number)?);
         }
-        let taken: [OwnedFd; 6] = taken.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
-        let [device, listener, first, relay, roster, pollers] = taken;
+        let taken: [OwnedFd; 7] = taken.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let [device, listener, first, relay, roster, pollers, configuration] = taken;
         let mut init = Vec::new();
         let mut first = File::from(first);
         first.seek(SeekFrom::Start(0))?;
@@ -130,18 +135,17 @@ impl Inheritance {
             relay,
             roster: Arc::new(Slots::new(roster.into())),
             pollers: Arc::new(Slots::new(pollers.into())),
+            configuration: Arc::new(Note(configuration.into())),
         })
     }
 }
 
 impl fmt::Display for Inheritance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [device, listener, init, relay, roster, pollers] = self.numbers;
-        write!(
-            f,
-            "{device},{listener},{init},{relay},{roster},{pollers},{}",
-            self.device
-        )
+        for number in self.numbers {
+            write!(f, "{number},")?;
+        }
+        write!(f, "{}", self.device)
     }
 }
 
@@ -155,6 +159,30 @@ impl FromStr for Inheritance {
         let numbers = numbers.map_err(|_| wrong())?.try_into().map_err(|_| wrong())?;
         let device = device.parse().map_err(|_| wrong())?;
         Ok(Self { numbers, device })
+    }
+}
+
+/// A text that outlives who wrote it.
+#[derive(Debug)]
+pub struct Note(File);
+
+impl Note {
+    /// Takes the place of what was written before. Who is killed meanwhile leaves nothing.
+    pub fn put(&self, text: &str) {
+        let result =
+            (self.0.set_len(0)).and_then(|()| self.0.write_all_at(format!("{text}\n").as_bytes(), 0));
+        if let Err(error) = result {
+            tracing::debug!(%error, "cannot leave a note for a successor");
+        }
+    }
+
+    /// What was written last; none, if nothing was.
+    pub fn get(&self) -> Option<String> {
+        let mut bytes = Vec::new();
+        let mut file = &self.0;
+        file.seek(SeekFrom::Start(0)).ok()?;
+        file.read_to_end(&mut bytes).ok()?;
+        String::from_utf8(bytes).ok().filter(|text| !text.is_empty())
     }
 }
 
@@ -273,10 +301,21 @@ mod tests {
     }
 
     #[test]
+    fn a_note_is_what_was_written_last() {
+        let file = tempfile::tempfile().unwrap();
+        let note = Note(file.try_clone().unwrap());
+        assert_eq!(note.get(), None);
+        for text in ["long text", "short", ""] {
+            note.put(text);
+            assert_eq!(Note(file.try_clone().unwrap()).get(), Some(format!("{text}\n")));
+        }
+    }
+
+    #[test]
     fn an_inheritance_is_read_as_it_is_written() {
-        let text = "3,4,5,6,7,8,58";
+        let text = "3,4,5,6,7,8,9,58";
         assert_eq!(text.parse::<Inheritance>().unwrap().to_string(), text);
-        for wrong in ["", "1", "3,4,5,6,7,58", "a,4,5,6,7,8,58"] {
+        for wrong in ["", "1", "3,4,5,6,7,8,58", "a,4,5,6,7,8,9,58"] {
             assert!(wrong.parse::<Inheritance>().is_err(), "{wrong}");
         }
     }

@@ -335,3 +335,30 @@ fn who_reads_on_after_a_kill_is_not_given_the_tail_of_another_text() {
     file.read_to_string(&mut rest).expect("reads on");
     assert_eq!(rest, "", "the end of what was read");
 }
+
+#[test]
+fn a_configuration_that_has_been_spoilt_ends_no_daemon_that_follows() {
+    let settings = tempfile::NamedTempFile::new().expect("a file");
+    let write = |text: &str| fs::write(settings.path(), text).expect("it is ours");
+    write("[compute]\npolicy = \"strict\"\n");
+    let config = Config::default().arg("--supervise").arg("--config");
+    let mount = Mount::with(config.arg(settings.path().to_str().expect("its name")));
+    let policy = || mount.read("", "compute.policy");
+    assert_eq!(policy(), "strict");
+    write("[compute\n");
+    for _ in 0..2 {
+        kill9(&mount);
+        assert_eq!(policy(), "strict", "as it was");
+    }
+    assert!(
+        mount.log().contains("the configuration stays as it was"),
+        "{}",
+        mount.log()
+    );
+    write("");
+    kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
+    wait_until("it is read again", || policy() == "weighted");
+    write("[compute\n");
+    kill9(&mount);
+    assert_eq!(policy(), "weighted");
+}

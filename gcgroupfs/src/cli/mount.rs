@@ -109,7 +109,16 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let kept = arguments.adopt.as_ref().map(Inheritance::take).transpose();
     let mut kept = kept.context("--adopt is the supervisor's to give")?;
     let source = config::Source::new(arguments.config.clone(), places::configuration());
-    let config = source.read()?;
+    let note = kept.as_ref().map(|kept| kept.configuration.clone());
+    let (config, text) = source.read().or_else(|error| {
+        // Whom a predecessor has governed is not to be without a daemon for what somebody has written since.
+        let Some(text) = note.as_ref().and_then(|note| note.get()) else {
+            return Err(error);
+        };
+        warn!("the configuration stays as it was: {error:#}");
+        source.understand(text)
+    })?;
+    note.iter().for_each(|note| note.put(&text));
     let state_dir = arguments
         .state_dir
         .as_deref()
@@ -142,6 +151,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     server.rules().set(config.rules);
     let parts = Parts {
         source,
+        note,
         policy: arguments.policy,
         tree: tree.clone(),
         arbiter: arbiter.bell(),

@@ -9,6 +9,7 @@ use tracing::{info, warn};
 
 use crate::arbiter::{self, Policy};
 use crate::config::{Config, Source};
+use crate::keep::Note;
 use crate::server::CurrentRules;
 use crate::tree::Tree;
 
@@ -16,6 +17,8 @@ use crate::tree::Tree;
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) source: Source,
+    /// Where a successor finds what holds.
+    pub(super) note: Option<Arc<Note>>,
     /// The command line's, which overrides the file's.
     pub(super) policy: Option<Policy>,
     pub(super) tree: Arc<Tree>,
@@ -40,7 +43,8 @@ impl Parts {
     fn read(&self) {
         self.tree.ask_devices();
         match self.source.read() {
-            Ok(config) => {
+            Ok((config, text)) => {
+                self.note.iter().for_each(|note| note.put(&text));
                 self.set(config);
                 info!("configuration read again");
             }
