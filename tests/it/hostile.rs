@@ -5,10 +5,12 @@ use std::io::Write as _;
 use std::process::Command;
 
 use nix::mount::{MntFlags, MsFlags, mount as mount_at, umount2};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{Config, Mount, artifacts, wait_until};
 
 use crate::driver::{Dir, DriverShell, governed_pids};
+use crate::supervise::daemon as supervised;
 
 const MIB: u64 = 1 << 20;
 
@@ -116,6 +118,28 @@ fn on_a_full_disk_settings_hold_and_are_saved_when_there_is_room_again() {
     mount.restart();
     wait_until("the process is back", || dir_exists(&mount, shell.pid()));
     assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), 7 * MIB);
+    mount.stop();
+}
+
+#[test]
+fn on_a_full_disk_a_supervisor_goes_on_until_a_daemon_can_begin() {
+    let mut mount = Mount::with(Config::default().arg("--supervise"));
+    mount.stop();
+    let small = Small::over(mount.state_dir());
+    mount.restart();
+    let shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    dir.write("memory.limit", 7 * MIB);
+    let filler = small.0.join("filler");
+    let mut file = File::create(&filler).expect("creates");
+    while file.write_all(&[1; 512]).is_ok() {}
+    kill(supervised(&mount).expect("it runs"), Signal::SIGKILL).expect("it runs");
+    wait_until("some have given up", || {
+        mount.log().matches("the daemon has failed").count() > 2
+    });
+    drop(file);
+    fs::remove_file(&filler).expect("removes");
+    assert_eq!(dir.number("memory.limit"), 7 * MIB);
     mount.stop();
 }
 

@@ -39,8 +39,12 @@ const SHORT: Duration = Duration::from_secs(1);
 /// The longest pause before the next. Processes wait for a second before they try again to register.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The exit status of a daemon that knows why it cannot go on. The next one could not either.
+/// The exit status of a daemon that knows why it cannot go on. The next one could not either, but for what passes: a disk
+/// that is full.
 const GIVES_UP: i32 = 1;
+
+/// For how long daemons may give up one after another, once one has served.
+const TRIAL: Duration = Duration::from_secs(60);
 
 /// Runs until SIGTERM or SIGINT, or until a daemon ends by itself.
 ///
@@ -75,6 +79,7 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<()>
 /// Starts one daemon after another.
 fn follow(keeper: &Keeper, signals: &mut Signals) -> anyhow::Result<()> {
     let mut pause = Duration::ZERO;
+    let (mut has_served, mut trial) = (false, None);
     loop {
         let began = Instant::now();
         let mut daemon = start(keeper)?;
@@ -82,8 +87,13 @@ fn follow(keeper: &Keeper, signals: &mut Signals) -> anyhow::Result<()> {
         if status.success() || signals.is_end_asked() {
             return Ok(());
         }
-        if status.code() == Some(GIVES_UP) {
-            bail!("the daemon has given up");
+        if status.code() == Some(GIVES_UP) && began.elapsed() < SHORT {
+            let end = *trial.get_or_insert_with(|| Instant::now() + TRIAL);
+            if !has_served || Instant::now() >= end {
+                bail!("the daemon has given up");
+            }
+        } else {
+            (has_served, trial) = (true, None);
         }
         match status.signal() {
             Some(signal) => warn!("the daemon was ended by signal {signal}; starting another"),
