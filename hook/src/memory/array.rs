@@ -10,12 +10,14 @@ use std::hash::{Hash, Hasher};
 use gcgroup_abi::Kind;
 use hashbrown::HashMap;
 
+use super::charge::Charge;
 use super::ledger::Entry;
+use super::levels::Sums;
 use super::lock::Lock;
 use super::recent::Recent;
 use super::{Place, sparse};
 use crate::cuda::{
-    CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUmipmappedArray, CUresult,
+    CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUerror, CUmipmappedArray, CUresult,
 };
 use crate::device::LocalDevice;
 use crate::interpose::Next;
@@ -29,7 +31,7 @@ const CUDA_ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
 trait Array: Copy {
     fn key(self) -> u64;
     /// Makes one of that description.
-    fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<Self, crate::cuda::CUerror>;
+    fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<Self, CUerror>;
     fn ask(self, answer: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS, local: LocalDevice) -> CUresult;
     fn destroy(self) -> CUresult;
 
@@ -45,7 +47,7 @@ impl Array for CUarray {
         self.0.expose_provenance() as u64
     }
 
-    fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, _levels: u32) -> Result<Self, crate::cuda::CUerror> {
+    fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, _levels: u32) -> Result<Self, CUerror> {
         let mut made = Self::NULL;
         driver::cuArray3DCreate_v2(&mut made, wanted).map(|()| made)
     }
@@ -64,7 +66,7 @@ impl Array for CUmipmappedArray {
         self.0.expose_provenance() as u64
     }
 
-    fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<Self, crate::cuda::CUerror> {
+    fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<Self, CUerror> {
         let mut made = Self::NULL;
         driver::cuMipmappedArrayCreate(&mut made, wanted, levels).map(|()| made)
     }
@@ -168,25 +170,42 @@ fn charge_for<A: Array>(
         return next();
     }
     let expected = process.memory.sizes.expected::<A>(wanted, levels, place);
-    let charge = process.try_charge(place.index, expected.unwrap_or(0))?;
+    let (charge, sums) = process.try_charge(place.index, expected.unwrap_or(0))?;
     let made_it = process.pressing(place.index, expected.unwrap_or(0), next);
     made_it.inspect_err(|_| process.count_failure(place.index))?;
     let Some(array) = written(made) else { return Ok(()) };
-    let mut charge = charge;
-    let mut bytes = expected;
-    if expected.is_none() {
-        bytes = array.bytes(place.local);
-        if let Err(refused) = charge.fit(bytes.unwrap_or(0)) {
-            array.destroy()?;
-            return Err(refused);
+    let bytes = match expected {
+        Some(bytes) => {
+            charge.keep(sums);
+            Some(bytes)
         }
-    }
-    charge.keep();
+        None => fit(array, charge, sums, place.local)?,
+    };
     if let Some(bytes) = bytes {
         let entry = Entry::new(Kind::Array, bytes, place.local, place.index, place.context);
         process.remember(&process.memory.arrays, array.key(), entry);
     }
     Ok(())
+}
+
+/// Charges an array by what it takes, now that it is there; `None` if the driver does not say.
+#[cold]
+#[inline(never)]
+fn fit<A: Array>(
+    array: A,
+    mut charge: Charge<'_>,
+    sums: Sums,
+    local: LocalDevice,
+) -> Result<Option<u64>, CUerror> {
+    let bytes = array.bytes(local);
+    match charge.fit(sums, bytes.unwrap_or(0)) {
+        Ok(sums) => charge.keep(sums),
+        Err(refused) => {
+            array.destroy()?;
+            return Err(refused);
+        }
+    }
+    Ok(bytes)
 }
 
 /// What arrays take, by what they were described by: the driver's answers so far. It is asked once for each, since making

@@ -473,9 +473,11 @@ impl Sums {
     }
 
     /// Less was charged in the end.
-    pub(crate) fn lessen(&mut self, bytes: u64) {
-        self.in_device = self.in_device.saturating_sub(bytes);
-        self.in_process = self.in_process.saturating_sub(bytes);
+    pub(crate) fn less(self, bytes: u64) -> Self {
+        Self {
+            in_device: self.in_device.saturating_sub(bytes),
+            in_process: self.in_process.saturating_sub(bytes),
+        }
     }
 }
 

@@ -35,11 +35,11 @@ fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
     {
         return result;
     }
-    let charge = process.try_charge(place.index, bytes)?;
+    let (charge, sums) = process.try_charge(place.index, bytes)?;
     let made = process.pressing(place.index, bytes, next);
     made.inspect_err(|_| process.count_failure(place.index))?;
     if let Some(address) = address.written() {
-        charge.keep();
+        charge.keep(sums);
         let entry = Entry::new(kind, bytes, place.local, place.index, place.context);
         process.remember(&process.memory.blocks, address, entry);
     }
@@ -98,7 +98,7 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     let wanted = width.saturating_mul(height);
     let steps = &process.memory.pitch;
     let likely = steps.foretold(width).saturating_mul(height);
-    let mut charge = process.try_charge_likely(place.index, likely, wanted)?;
+    let (mut charge, sums) = process.try_charge_likely(place.index, likely, wanted)?;
     let made = process.pressing(place.index, wanted, next);
     made.inspect_err(|_| process.count_failure(place.index))?;
     let pitch = pitch.written().unwrap_or(width);
@@ -107,12 +107,15 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     };
     steps.learn(width, pitch);
     let bytes = pitch.max(width).saturating_mul(height);
-    if let Err(refused) = charge.fit(bytes) {
-        // Were it not freed, it would be memory that nobody is charged for.
-        driver::cuMemFree_v2(CUdeviceptr(address))?;
-        return Err(refused);
-    }
-    charge.keep();
+    let sums = match charge.fit(sums, bytes) {
+        Ok(sums) => sums,
+        Err(refused) => {
+            // Were it not freed, it would be memory that nobody is charged for.
+            driver::cuMemFree_v2(CUdeviceptr(address))?;
+            return Err(refused);
+        }
+    };
+    charge.keep(sums);
     let entry = Entry::new(Kind::Linear, bytes, place.local, place.index, place.context);
     process.remember(&process.memory.blocks, address, entry);
     Ok(())
@@ -159,29 +162,29 @@ mod tests {
         let process = Process::of_test(1000);
         let usage = process.usage();
         let current = || process.memory.levels.sum(usage);
-        let mut charge = process.try_charge_likely(0, 600, 500).unwrap();
+        let (mut charge, sums) = process.try_charge_likely(0, 600, 500).unwrap();
         assert_eq!(current(), 600);
-        charge.fit(550).unwrap();
+        let sums = charge.fit(sums, 550).unwrap();
         assert_eq!(current(), 550);
-        charge.keep();
+        charge.keep(sums);
         assert_eq!(
             usage.memory_peak.load(Relaxed),
             550,
             "not what it might have come to"
         );
 
-        let charge = process.try_charge_likely(0, 451, 450).unwrap();
+        let (charge, _) = process.try_charge_likely(0, 451, 450).unwrap();
         assert_eq!(current(), 1000, "no room for what is likely");
         drop(charge);
         assert_eq!(current(), 550);
-        let mut charge = process.try_charge_likely(0, 0, 400).unwrap();
-        assert!(charge.fit(451).is_err());
-        charge.fit(450).unwrap();
+        let (mut charge, sums) = process.try_charge_likely(0, 0, 400).unwrap();
+        assert!(charge.fit(sums, 451).is_err());
+        let sums = charge.fit(sums, 450).unwrap();
         assert_eq!(current(), 1000);
-        charge.keep();
+        charge.keep(sums);
         assert_eq!(usage.memory_peak.load(Relaxed), 1000);
 
-        let charge = Process::of_test(NO_LIMIT)
+        let (charge, _) = Process::of_test(NO_LIMIT)
             .try_charge_likely(0, u64::MAX, 7)
             .unwrap();
         assert_eq!(charge.bytes, 7, "no number to reckon with");

@@ -187,30 +187,34 @@ impl Process {
 
     /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
     #[inline(always)]
-    fn try_charge(&self, index: usize, bytes: u64) -> Result<Charge<'_>, CUerror> {
+    fn try_charge(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {
         let sums = match self.charge_freely(index, bytes) {
             Some(sum) => Sums::of_one(sum),
             None => Sums::unpacked(self.charge_in_time(index, bytes))?,
         };
-        Ok(self.charged(index, bytes, sums))
+        Ok((self.charged(index, bytes), sums))
     }
 
     /// Charges `likely`, if that is more and there is room, or else `bytes`.
     #[inline(always)]
-    fn try_charge_likely(&self, index: usize, likely: u64, bytes: u64) -> Result<Charge<'_>, CUerror> {
+    fn try_charge_likely(
+        &self,
+        index: usize,
+        likely: u64,
+        bytes: u64,
+    ) -> Result<(Charge<'_>, Sums), CUerror> {
         let likely = likely.max(bytes);
         if let Some(sum) = self.charge_freely(index, likely) {
-            return Ok(self.charged(index, likely, Sums::of_one(sum)));
+            return Ok((self.charged(index, likely), Sums::of_one(sum)));
         }
         self.try_charge_likely_in_time(index, likely, bytes)
     }
 
-    fn charged(&self, index: usize, bytes: u64, sums: Sums) -> Charge<'_> {
+    fn charged(&self, index: usize, bytes: u64) -> Charge<'_> {
         Charge {
             process: self,
             index,
             bytes: if bytes < ABSURD { bytes } else { 0 },
-            sums,
         }
     }
 
@@ -231,15 +235,15 @@ impl Process {
         index: usize,
         likely: u64,
         bytes: u64,
-    ) -> Result<Charge<'_>, CUerror> {
+    ) -> Result<(Charge<'_>, Sums), CUerror> {
         let levels = &self.memory.levels;
         if likely < ABSURD
             && let Ok(sums) = levels.try_reserve(self.usage(), self.control(), index, likely)
         {
-            return Ok(self.charged(index, likely, sums));
+            return Ok((self.charged(index, likely), sums));
         }
         let sums = Sums::unpacked(self.charge_in_time(index, bytes))?;
-        Ok(self.charged(index, bytes, sums))
+        Ok((self.charged(index, bytes), sums))
     }
 
     /// Packed.

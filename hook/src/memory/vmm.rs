@@ -123,11 +123,11 @@ pub(crate) fn create(
         return Ok(());
     };
     let index = process.devices.learn(process.control(), local);
-    let charge = process.try_charge(index, bytes)?;
+    let (charge, sums) = process.try_charge(index, bytes)?;
     let made = process.pressing(index, bytes, next);
     made.inspect_err(|_| process.count_failure(index))?;
     if let Some(handle) = written(handle) {
-        charge.keep();
+        charge.keep(sums);
         process.add_physical(handle, Entry::new(Kind::Vmm, bytes, local, index, 0));
     }
     Ok(())
