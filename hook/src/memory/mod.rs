@@ -81,8 +81,8 @@ impl Memory {
         Self {
             levels: Levels::default(),
             blocks: Ledger::new(64),
-            host: Ledger::new(4),
-            arrays: Ledger::new(4),
+            host: Ledger::new(32),
+            arrays: Ledger::new(32),
             sizes: Sizes::default(),
             pitch: Pitch::default(),
             reserves: Reserves::default(),
