@@ -115,7 +115,7 @@ fn run_is_the_command_it_runs() {
     let (_, stdout, _) = output(mount.gcgroupfs(&["run", "--", "sh", "-c", "echo $LD_PRELOAD"]));
     assert!(stdout.trim_end().ends_with("/libgcgroup.so"), "{stdout}");
     let lonely = mount.root().join("gcgroupfs");
-    std::fs::copy(support::artifacts().gcgroupfs(), &lonely).expect("a copy");
+    support::copy_program(&support::artifacts().gcgroupfs(), &lonely);
     let mut command = Command::new(lonely);
     command.args(["run", "--", "true"]);
     let (status, _, stderr) = output(command);

@@ -4,7 +4,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use support::{Mount, artifacts, c_program};
+use support::{Mount, artifacts, c_program, copy_program};
 
 use crate::driver::{Dir, DriverShell};
 
@@ -30,7 +30,7 @@ fn who_starts_it_wishes_nothing_for_it_and_does_not_say_who_governs_it() {
     let (at, found) = (format!("-L{simgpu}"), format!("-Wl,-rpath,{simgpu}"));
     let program = mount.root().join("program");
     let built = c_program("driver_shell.c", &["-pthread", &at, &found, "-lcuda"]);
-    fs::copy(built, &program).expect("a copy");
+    copy_program(&built, &program);
     fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("it is ours");
     let mut command = mount.bare_command("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", START]);

@@ -20,7 +20,7 @@ pub use counted::{instructions, system_calls};
 pub use governed::Governed;
 pub use hang::threads;
 pub use mount::{Config, Mount};
-pub use others::{program_for_all, tree_for_all};
+pub use others::{copy_program, program_for_all, tree_for_all};
 pub use program::{c_program, c_program_by};
 pub use stop::stop;
 pub use truth::Truth;

@@ -24,7 +24,7 @@ pub fn tree_for_all(place: &Path) -> PathBuf {
         fs::create_dir_all(&to).expect("a directory of ours");
         for entry in fs::read_dir(&from).expect("the tree lists") {
             let entry = entry.expect("an entry");
-            fs::copy(entry.path(), to.join(entry.file_name())).expect("there is room");
+            copy_program(&entry.path(), &to.join(entry.file_name()));
         }
     }
     copy
@@ -37,9 +37,20 @@ pub fn program_for_all(program: &Path, place: &Path) -> PathBuf {
     }
     let copy = place.join(program.file_name().expect("a program has a name"));
     if !copy.exists() {
-        fs::copy(program, &copy).expect("there is room");
+        copy_program(program, &copy);
     }
     copy
+}
+
+/// Copies a program, to be run at once: in a process of its own, since a child that another test starts just then would have
+/// our descriptor open for writing, and what somebody writes is not executed (`ETXTBSY`).
+///
+/// # Panics
+/// When it cannot be copied.
+#[track_caller]
+pub fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg(from).arg(to).status().expect("cp runs");
+    assert!(status.success(), "{} is copied", from.display());
 }
 
 fn is_open_to_all(path: &Path) -> bool {
