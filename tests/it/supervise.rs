@@ -350,11 +350,9 @@ fn a_configuration_that_has_been_spoilt_ends_no_daemon_that_follows() {
         kill9(&mount);
         assert_eq!(policy(), "strict", "as it was");
     }
-    assert!(
-        mount.log().contains("the configuration stays as it was"),
-        "{}",
-        mount.log()
-    );
+    wait_until("it says so", || {
+        mount.log().contains("the configuration stays as it was")
+    });
     write("");
     kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
     wait_until("it is read again", || policy() == "weighted");
