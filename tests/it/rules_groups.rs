@@ -132,11 +132,11 @@ fn run_begins_in_the_group_that_it_names_if_it_may() {
     assert_eq!(ruled.members("batch/night"), [root.pid()]);
     assert!(ruled.mount.governs(alice.pid()));
     let numbered = ruled.run(0, "batch/7");
-    let said = numbered.stderr();
-    assert!(
-        said.contains("warning: group batch/7: Invalid argument"),
-        "{said}"
-    );
+    wait_until("it is warned", || {
+        numbered
+            .stderr()
+            .contains("warning: group batch/7: Invalid argument")
+    });
     numbered.quit();
     let said = "of user 1000 asks in vain for group \"batch/night\"";
     wait_until("the daemon says so", || ruled.mount.log().contains(said));
