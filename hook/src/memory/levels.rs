@@ -3,14 +3,14 @@
 //!
 //! Knows the blocks and nothing of who allocates what.
 
+mod peaks;
 #[cfg(test)]
 mod tests;
+mod unsettled;
 mod whole;
 
 use std::num::NonZero;
-use std::sync::atomic::{
-    AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence};
 
 use gcgroup_abi::{Control, NO_LIMIT, Short, Usage, UsageDevice, try_charge_granted, uncharge};
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use super::ledger::Entry;
 use crate::compute::slot::Counts;
 use crate::cuda::CUerror;
+pub(crate) use unsettled::Unsettled;
 use whole::Whole;
 
 /// Which limit had no room.
@@ -327,111 +328,6 @@ impl Levels {
             in_process: 0,
         };
         self.raise_peaks(usage, control, to, sums);
-    }
-
-    /// Has the peaks be at least what is charged now.
-    pub(crate) fn raise_to_current(&self, usage: &Usage, control: &Control, index: usize) {
-        let in_device = usage.devices.get(index).map(|device| &device.memory_current);
-        let sums = Sums {
-            in_device: in_device.map_or(0, |current| current.load(Relaxed)),
-            in_process: self.sum(usage),
-        };
-        self.raise_peaks(usage, control, index, sums);
-    }
-
-    /// Has the peaks be at least those sums.
-    #[inline]
-    pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {
-        if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
-            if used.peak_generation.load(Relaxed) != set.peak_generation.load(Relaxed) {
-                self.begin_device_peak(used, &set.peak_generation);
-            }
-            raise(&used.memory_peak, sums.in_device);
-        }
-        if usage.peak_generation.load(Relaxed) != control.peak_generation.load(Relaxed) {
-            self.begin_peak(usage, &control.peak_generation);
-        }
-        raise(&usage.memory_peak, sums.in_process);
-    }
-
-    /// Begins a device's peak anew. Under the lock, so that nobody who has seen the new reset stores a peak that another
-    /// then overwrites.
-    #[cold]
-    #[inline(never)]
-    fn begin_device_peak(&self, device: &UsageDevice, reset: &AtomicU32) {
-        let _begin = self.peak.lock();
-        let reset = reset.load(Relaxed);
-        if device.peak_generation.load(Relaxed) != reset {
-            let current = device.memory_current.load(Relaxed);
-            device.memory_peak.store(current, Relaxed);
-            device.peak_generation.store(reset, Relaxed);
-        }
-    }
-
-    /// The same of the process's.
-    #[cold]
-    #[inline(never)]
-    fn begin_peak(&self, usage: &Usage, reset: &AtomicU32) {
-        let _begin = self.peak.lock();
-        let reset = reset.load(Relaxed);
-        if usage.peak_generation.load(Relaxed) != reset {
-            usage.memory_peak.store(self.sum(usage), Relaxed);
-            usage.peak_generation.store(reset, Relaxed);
-        }
-    }
-}
-
-#[inline]
-fn raise(peak: &AtomicU64, sum: u64) {
-    if peak.load(Relaxed) < sum {
-        peak.fetch_max(sum, Relaxed);
-    }
-}
-
-/// A call that may make the device hold more than is charged for it, or that uncharges without a free: while there is
-/// one, and if there was one, what the driver says that the process holds is not to be compared with the ledger.
-#[derive(Debug)]
-pub(crate) enum Unsettled<'a> {
-    /// By the device's word.
-    Shared(Option<&'a AtomicU64>),
-    /// By the thread's own, which is two plain stores: odd in between.
-    Own(&'a AtomicU32),
-}
-
-impl<'a> Unsettled<'a> {
-    /// Begins; ends when dropped.
-    pub(crate) fn on(usage: &'a Usage, index: usize) -> Self {
-        let word = usage.devices.get(index).map(|device| &device.unsettled);
-        if let Some(word) = word {
-            word.fetch_add((1 << 32) + 1, Release);
-        }
-        Self::Shared(word)
-    }
-
-    /// The same by the calling thread's own word, if it has one. Within nothing that is marked so.
-    #[inline]
-    pub(crate) fn of_thread(usage: &'a Usage, own: Option<Counts<'a>>, index: usize) -> Self {
-        match own {
-            Some(own) => {
-                // One that was left by longjmp(3) is odd still.
-                let word = own.unsettled();
-                word.store(word.load(Relaxed).wrapping_add(1) | 1, Relaxed);
-                fence(Release);
-                Self::Own(word)
-            }
-            None => Self::on(usage, index),
-        }
-    }
-}
-
-impl Drop for Unsettled<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        match self {
-            Self::Shared(Some(word)) => drop(word.fetch_sub(1, Release)),
-            Self::Shared(None) => {}
-            Self::Own(word) => word.store(word.load(Relaxed).wrapping_add(1) & !1, Release),
-        }
     }
 }
 

@@ -1,0 +1,67 @@
+//! The most that was ever charged, since somebody asked for a new beginning.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use gcgroup_abi::{Control, Usage, UsageDevice};
+
+use super::{Levels, Sums};
+
+impl Levels {
+    /// Has the peaks be at least what is charged now.
+    pub(crate) fn raise_to_current(&self, usage: &Usage, control: &Control, index: usize) {
+        let in_device = usage.devices.get(index).map(|device| &device.memory_current);
+        let sums = Sums {
+            in_device: in_device.map_or(0, |current| current.load(Relaxed)),
+            in_process: self.sum(usage),
+        };
+        self.raise_peaks(usage, control, index, sums);
+    }
+
+    /// Has the peaks be at least those sums.
+    #[inline]
+    pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {
+        if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
+            if used.peak_generation.load(Relaxed) != set.peak_generation.load(Relaxed) {
+                self.begin_device_peak(used, &set.peak_generation);
+            }
+            raise(&used.memory_peak, sums.in_device);
+        }
+        if usage.peak_generation.load(Relaxed) != control.peak_generation.load(Relaxed) {
+            self.begin_peak(usage, &control.peak_generation);
+        }
+        raise(&usage.memory_peak, sums.in_process);
+    }
+
+    /// Begins a device's peak anew. Under the lock, so that nobody who has seen the new reset stores a peak that another
+    /// then overwrites.
+    #[cold]
+    #[inline(never)]
+    fn begin_device_peak(&self, device: &UsageDevice, reset: &AtomicU32) {
+        let _begin = self.peak.lock();
+        let reset = reset.load(Relaxed);
+        if device.peak_generation.load(Relaxed) != reset {
+            let current = device.memory_current.load(Relaxed);
+            device.memory_peak.store(current, Relaxed);
+            device.peak_generation.store(reset, Relaxed);
+        }
+    }
+
+    /// The same of the process's.
+    #[cold]
+    #[inline(never)]
+    fn begin_peak(&self, usage: &Usage, reset: &AtomicU32) {
+        let _begin = self.peak.lock();
+        let reset = reset.load(Relaxed);
+        if usage.peak_generation.load(Relaxed) != reset {
+            usage.memory_peak.store(self.sum(usage), Relaxed);
+            usage.peak_generation.store(reset, Relaxed);
+        }
+    }
+}
+
+#[inline]
+fn raise(peak: &AtomicU64, sum: u64) {
+    if peak.load(Relaxed) < sum {
+        peak.fetch_max(sum, Relaxed);
+    }
+}
