@@ -65,6 +65,41 @@ fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
     charged(0, "gone");
 }
 
+/// What comes and goes where something was before tells nothing new, unless the pool keeps less from now on.
+#[test]
+fn what_a_pool_no_longer_keeps_is_uncharged_where_the_program_waits_next() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let truth = Truth::of(&mount.simgpu_dir());
+    let pid = calls.pid();
+    let charged = |expected: u64, why: &str| {
+        assert_eq!(dir.number("memory.current"), expected, "{why}");
+        assert_eq!(truth.used(pid, 0), expected, "{why}");
+    };
+    let come_and_go = |calls: &mut Calls| {
+        calls.ok(&format!("cuMemAllocFromPoolAsync &one {} $pool 0", 5 * MIB));
+        calls.ok("cuMemFreeAsync $one 0");
+        calls.ok("cuStreamSynchronize 0");
+    };
+    create(&mut calls, "pool", DEVICE, 0);
+    for threshold in [u64::MAX, 0] {
+        calls.put("threshold", 0, 8, threshold);
+        calls.ok(&format!(
+            "cuMemPoolSetAttribute $pool {RELEASE_THRESHOLD} &threshold"
+        ));
+        if threshold == 0 {
+            charged(CHUNK, "it had no occasion to give it back");
+        }
+        come_and_go(&mut calls);
+        if threshold != 0 {
+            come_and_go(&mut calls);
+            charged(CHUNK, "it keeps that");
+        }
+    }
+    charged(0, "it keeps nothing any more");
+}
+
 #[test]
 fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
     let mount = Mount::new();

@@ -143,6 +143,11 @@ impl Account {
         self.has_freed || self.waiting_old != 0
     }
 
+    /// What the driver would keep when the pool was measured last says nothing any more.
+    pub(crate) fn may_keep_less(&mut self) {
+        self.has_freed = true;
+    }
+
     /// Begins to measure what is reserved, after the driver had occasion to give something back or not; the measurement's
     /// number. From here on nothing is new: it may be for this alone that the driver keeps what is beside it.
     pub(crate) fn measure(&mut self, had_occasion: bool) -> u64 {

@@ -312,13 +312,14 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     result
 }
 
-/// `cuMemPoolTrimTo`, `cuMemPoolSetAttribute`: the reservation may be another after.
+/// `cuMemPoolTrimTo`, `cuMemPoolSetAttribute`: the reservation may be another after, and from the next wait on.
 pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get()
         && let Some(pool) = process.memory.reserves.find(handle)
     {
         let _ = pool.settle(process, 0);
+        pool.may_keep_less();
     }
     Ok(())
 }

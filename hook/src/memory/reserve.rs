@@ -137,6 +137,11 @@ impl Reserve {
         self.touch(|account| account.mistaken(bytes, stream));
     }
 
+    /// What the driver keeps of it may be less from its next occasion on.
+    pub(crate) fn may_keep_less(&self) {
+        self.touch(Account::may_keep_less);
+    }
+
     /// It is destroyed, or is not after all.
     pub(crate) fn set_destroyed(&self, is_destroyed: bool) {
         self.touch(|account| account.is_destroyed = is_destroyed);
