@@ -33,8 +33,9 @@ fn an_allocation_costs_no_more_beside_many() {
         let [less, more] = [FEW, MANY].map(|calls| instructions(&pairs(&mount, calls, live)));
         (more - less) / u64::from(MANY - FEW)
     });
-    // One that looks at every live block would take at least an instruction for each.
-    assert!(many < few + 500, "{few} and {many} instructions a pair");
+    // One that looks at every live block would take at least an instruction for each; what the helper does meanwhile is
+    // counted too.
+    assert!(many < few + 1500, "{few} and {many} instructions a pair");
 }
 
 #[test]
