@@ -214,7 +214,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         self.members.iter().map(|(_, member)| member)
     }
 
-    /// When the policy would decide otherwise; and while somebody waits, when those who pause have done so for too long, and
+    /// When the policy would decide otherwise, and when that is soon; and while somebody waits, when those who pause have done so for too long, and
     /// soon, since the end of the others' work may not have been told; and while several are busy whose time is measured, often enough to divide it well. Nothing else can
     /// happen that is not told.
     fn next(&self, now: Time, decision: &Decision, is_measured: bool, settings: &Settings) -> Option<Time> {
@@ -225,9 +225,12 @@ impl<Id: Copy + Ord> Gpu<Id> {
             .filter(|member| waits && !member.is_held && !member.is_busy && member.has_demand)
             .filter_map(|member| member.lease(settings));
         let tick = waits.then_some(now + settings.tick());
+        let narrows = decision.next.filter(|_| decision.takes_turns);
+        let narrows = narrows.map(|end| end.saturating_sub(wide(settings)));
         let division = is_shared.then_some(now + DIVISION);
         leases
             .chain(decision.next)
+            .chain(narrows)
             .filter(|when| *when > now)
             .chain(tick)
             .chain(division)

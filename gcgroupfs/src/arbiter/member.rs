@@ -36,6 +36,20 @@ const MOST_QUEUED: u64 = 1_000_000_000;
 /// Who has had the GPU alone for so long knows what it has queued: its marks have passed since.
 const ALONE: u64 = 4_000_000;
 
+/// A slice of the hardware's, about, as drivers set it by default: so long another may have the GPU before what is queued.
+const SLICE: u64 = 2_000_000;
+
+/// Work that was queued when a gate closed, and since.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tail {
+    /// GPU time, as far as is known.
+    queued: u64,
+    /// For how long there was some of it.
+    busy: u64,
+    /// What has been charged for it.
+    had: u64,
+}
+
 /// One bit for each of the last pauses between work: whether it was so short that lingering would have bridged it. At
 /// first they are taken to be.
 const SHORT: u16 = u16::MAX;
@@ -67,8 +81,8 @@ pub struct Member {
     opened: Option<Time>,
     /// The number of waiting threads that did not go on when they could.
     deaf: u32,
-    /// Whether its gate is closed: what it has queued is all that it can have of the GPU.
-    is_closed: bool,
+    /// While its gate is closed: what it has queued is all that it can have of the GPU.
+    tail: Option<Tail>,
     /// Nanoseconds of GPU time that it has queued, and what it had submitted in all.
     queued: u64,
     submitted_nsec: u64,
@@ -95,7 +109,7 @@ impl Member {
             pauses: SHORT,
             opened: None,
             deaf: 0,
-            is_closed: false,
+            tail: None,
             queued: 0,
             submitted_nsec: seen.submitted_nsec,
             alone_since: None,
@@ -135,11 +149,13 @@ impl Member {
         let more = seen.submitted_nsec.saturating_sub(self.submitted_nsec);
         self.submitted_nsec = seen.submitted_nsec;
         self.queued = self.queued.saturating_add(more).min(MOST_QUEUED);
-        let says = self.is_closed && seen.submitted_nsec != 0;
-        Claim {
-            busy,
-            most: says.then_some(self.queued),
-        }
+        let tail = self.tail.as_mut().filter(|_| seen.submitted_nsec != 0);
+        let most = tail.map(|tail| {
+            tail.queued = tail.queued.saturating_add(more).min(MOST_QUEUED);
+            tail.busy = tail.busy.saturating_add(busy);
+            tail.most()
+        });
+        Claim { busy, most }
     }
 
     /// It has had so much of the GPU since the last look, and others had work for so long beside it.
@@ -160,6 +176,12 @@ impl Member {
                 .clamp(least, least.saturating_add(self.beside)),
             false => 0,
         };
+        if let Some(tail) = &mut self.tail {
+            tail.had = tail.had.saturating_add(nsec);
+            if !seen.is_busy {
+                *tail = Tail::default();
+            }
+        }
         self.owe(nsec);
     }
 
@@ -224,7 +246,49 @@ impl Member {
             self.opened = None;
         }
         self.is_held = holds;
-        self.is_closed = holds || seen.is_frozen;
+        let queued = self.queued;
+        let closes = || Tail {
+            queued,
+            ..Tail::default()
+        };
+        self.tail = (holds || seen.is_frozen).then(|| self.tail.unwrap_or_else(closes));
         self.held_since = (holds && self.has_demand).then(|| self.held_since.unwrap_or(now));
+    }
+}
+
+impl Tail {
+    /// The most that can still have been its own. Who has been at it for longer than all of it can take beside others, by
+    /// slices of the same length, has queued more than is known, and has half of the rest.
+    fn most(&self) -> u64 {
+        let explained = self.queued.saturating_mul(2).saturating_add(SLICE);
+        let more = self.busy.saturating_sub(explained) / 2;
+        self.queued.saturating_add(more).saturating_sub(self.had)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_held_has_what_was_queued_and_half_of_what_that_does_not_explain() {
+        const QUEUED: u64 = 1_000_000;
+        let had = |busy: u64, had: u64| {
+            Tail {
+                queued: QUEUED,
+                busy,
+                had,
+            }
+            .most()
+        };
+        assert_eq!(had(QUEUED, 0), QUEUED);
+        assert_eq!(had(QUEUED, QUEUED / 4), QUEUED * 3 / 4, "some has been charged");
+        assert_eq!(had(2 * QUEUED + SLICE, QUEUED), 0, "the others had slices");
+        assert_eq!(had(12 * QUEUED + SLICE, QUEUED), 5 * QUEUED, "it must be longer");
+        let unknown = Tail {
+            busy: 10_000_000 + SLICE,
+            ..Tail::default()
+        };
+        assert_eq!(unknown.most(), 5_000_000);
     }
 }

@@ -245,7 +245,7 @@ impl Passing<'_> {
                     let cost = places.submit(self.what, stream, now);
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
                     // Each thread sees what it has queued itself; theirs run beside each other.
-                    usage.queued_until.store(now + places.expected(now), Relaxed);
+                    usage.queued_until.store(now + places.likely(now), Relaxed);
                     None
                 }
             }

@@ -187,8 +187,8 @@ impl Window {
         })
     }
 
-    /// What is queued, in nanoseconds of GPU time from `now` on, if it is like most, and began when it most likely did.
-    pub(super) fn expected(&self, now: u64) -> u64 {
+    /// The same if it is like most, and began when it most likely did.
+    fn expected(&self, now: u64) -> u64 {
         self.queued(|batch| self.expected_of(batch, now))
     }
 
@@ -199,6 +199,20 @@ impl Window {
         let ran = now.saturating_sub(batch.at.max(self.passed_at));
         let late = (cost / 16).max(ran.saturating_sub(cost) / 8);
         cost.saturating_sub(ran).max(late.min(LATE))
+    }
+
+    /// The same, where who runs for longer than most may be any that is as long as the longest.
+    pub(super) fn likely(&self, now: u64) -> u64 {
+        self.queued(|batch| {
+            let ran = now.saturating_sub(batch.at.max(self.passed_at));
+            let is_one = batch.load.total() == 1;
+            let middle = if is_one {
+                self.longest.get().saturating_sub(ran) / 2
+            } else {
+                0
+            };
+            self.costs.of_load(&batch.load).saturating_sub(ran).max(middle)
+        })
     }
 
     fn queued(&self, left_of: impl FnOnce(&Batch) -> u64) -> u64 {
@@ -249,11 +263,13 @@ impl Window {
         } else {
             self.looked_at.saturating_sub(began).min(most)
         };
-        self.costs.learn(passed, least, most);
+        if is_shared && is_exact {
+            self.costs.learn_shared(passed, most);
+        } else {
+            self.costs.learn(passed, least, most);
+        }
         if !is_shared {
             self.costs.know(passed);
-        } else if is_exact {
-            self.costs.learn_shared(passed, most);
         }
         if passed.total() == 1 && least != 0 {
             // Late looks must not make it longer than it was: it took until it was seen not to have passed, and a moment.

@@ -21,15 +21,16 @@ pub(super) struct Costs {
     pub(super) each: [u64; Submission::COUNT],
     /// Whether that has been seen.
     pub(super) is_known: [bool; Submission::COUNT],
-    slow: Slow,
+    streak: Streak,
 }
 
-/// What ran while others had the device too: so many in a row took longer than was thought, this many times at least, in
-/// thousandths.
+/// What ran while others had the device too: so many in a row took longer than was thought, or all took less, this many
+/// times at least, or at most, in thousandths.
 #[derive(Debug, Clone, Copy, Default)]
-struct Slow {
+struct Streak {
+    is_longer: bool,
     count: u32,
-    least: u64,
+    nearest: u64,
 }
 
 /// The longest that one took lately, nanoseconds.
@@ -64,7 +65,7 @@ impl Costs {
         Self {
             each: [GUESS; Submission::COUNT],
             is_known: [false; Submission::COUNT],
-            slow: Slow::default(),
+            streak: Streak::default(),
         }
     }
 
@@ -87,7 +88,7 @@ impl Costs {
         let expected = self.of_load(&load).max(1);
         let took = expected.clamp(least, most);
         if least != 0 {
-            self.slow = Slow::default();
+            self.streak = Streak::default();
         } else if took == expected {
             return;
         }
@@ -110,26 +111,35 @@ impl Costs {
         }
     }
 
-    /// A load that has shared the device took `most`, and less by itself. What always shares it would never be found to be
-    /// long; but the quickest of many has hardly done so.
+    /// A load that has shared the device took `most`, or less by itself. What always shares it would never be found to be
+    /// long; but the quickest of many has hardly done so. If they are of all lengths, it says nothing.
     pub(super) fn learn_shared(&mut self, load: Load, most: u64) {
         let times = most.saturating_mul(1000) / self.of_load(&load).max(1);
-        if times <= 1125 {
-            self.slow = Slow::default();
+        let is_longer = times > 1125;
+        if !is_longer && times >= 1000 {
+            self.streak = Streak::default();
             return;
         }
-        let Slow { count, least } = self.slow;
-        let least = if count == 0 { times } else { least.min(times) };
-        let count = count + 1;
-        self.slow = Slow { count, least };
+        let Streak { count, nearest, .. } = self.streak;
+        let (count, nearest) = match count != 0 && is_longer == self.streak.is_longer {
+            true if is_longer => (count + 1, nearest.min(times)),
+            true => (count + 1, nearest.max(times)),
+            false => (1, times),
+        };
+        self.streak = Streak {
+            is_longer,
+            count,
+            nearest,
+        };
         if count < SAMPLES / 2 {
             return;
         }
+        self.streak = Streak::default();
         let each = self.each.iter_mut().zip(load.counts);
         for (cost, _) in each.filter(|(_, count)| *count != 0) {
-            *cost = cost.saturating_mul(least) / 1000;
+            *cost = (cost.saturating_mul(nearest) / 1000).max(SHORTEST);
         }
-        self.slow = Slow::default();
+        self.know(load);
     }
 }
 

@@ -112,6 +112,36 @@ fn who_always_shares_the_device_is_found_to_be_long_by_the_quickest() {
 }
 
 #[test]
+fn who_shares_the_device_with_work_of_all_lengths_learns_nothing_from_it() {
+    const LONG: u64 = 1_000_000;
+    let mut window = Window::new();
+    window.costs.learn(load(1), 5 * LONG, 5 * LONG);
+    window.disturb(WINDOW, u64::MAX / 2);
+    for kernel in 1..=u64::from(4 * SAMPLES) {
+        let end = kernel * 20 * LONG;
+        window.looked_at = end - 30_000;
+        window.account(load(1), end - LONG * (1 + kernel * 7 % 10), true, end);
+    }
+    assert_eq!(window.costs.each[0], 5 * LONG);
+}
+
+#[test]
+fn what_runs_for_longer_than_most_may_be_as_long_as_any() {
+    const LONG: u64 = 10_000_000;
+    let mut window = Window::new();
+    window.costs.learn(load(1), LONG / 4, LONG / 4);
+    window.longest.learn(LONG);
+    window.in_flight.push_back(Batch {
+        mark: Context::by_hand().mark_by_hand(Sign::Word { index: 1, value: 1 }),
+        load: load(1),
+        at: 0,
+        marked_at: 0,
+    });
+    assert_eq!(window.likely(LONG / 2), LONG / 4, "half of what it may take yet");
+    assert_eq!(window.likely(2 * LONG), 0);
+}
+
+#[test]
 fn who_has_the_device_alone_between_turns_learns_from_that() {
     const LONG: u64 = 1_000_000;
     let mut window = Window::new();
