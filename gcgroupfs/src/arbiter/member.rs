@@ -258,9 +258,11 @@ impl Member {
 
 impl Tail {
     /// The most that can still have been its own. Who has been at it for longer than all of it can take beside others, by
-    /// slices of the same length, has queued more than is known, and has half of the rest.
+    /// slices of the same length, has queued more than is known, and has half of the rest. What is nearly over has little
+    /// to wait for.
     fn most(&self) -> u64 {
-        let explained = self.queued.saturating_mul(2).saturating_add(SLICE);
+        let waited = SLICE.min(self.queued.saturating_mul(4));
+        let explained = self.queued.saturating_mul(2).saturating_add(waited);
         let more = self.busy.saturating_sub(explained) / 2;
         self.queued.saturating_add(more).saturating_sub(self.had)
     }
@@ -286,7 +288,7 @@ mod tests {
         assert_eq!(had(2 * QUEUED + SLICE, QUEUED), 0, "the others had slices");
         assert_eq!(had(12 * QUEUED + SLICE, QUEUED), 5 * QUEUED, "it must be longer");
         let unknown = Tail {
-            busy: 10_000_000 + SLICE,
+            busy: 10_000_000,
             ..Tail::default()
         };
         assert_eq!(unknown.most(), 5_000_000);
