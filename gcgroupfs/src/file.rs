@@ -196,7 +196,7 @@ impl ControlFile {
     }
 
     /// Takes one write as one command: blanks around it and the newline that ends it do not count, and it holds
-    /// as a whole or not at all.
+    /// as a whole or not at all. Only a file that takes anything takes a newline alone, as cgroup v2's `memory.peak` does.
     ///
     /// # Errors
     /// `EACCES` if the file or the directory's owner does not let the caller write; `E2BIG` beyond [`PAGE`] bytes;
@@ -208,14 +208,14 @@ impl ControlFile {
         if caller.uid != tree.owner(place)?.uid && !tree.is_root(caller) {
             return Err(Error::WrongAccess);
         }
+        if data.is_empty() {
+            return Err(Error::bad("a value", ""));
+        }
         if data.len() > PAGE {
             return Err(Error::TooLong(PAGE));
         }
         let text = std::str::from_utf8(data).map_err(|_| Error::bad("text", "bytes that are none"))?;
         let text = text.trim_matches([' ', '\t', '\n']);
-        if text.is_empty() {
-            return Err(Error::bad("a value", text));
-        }
         tree.edit(place, caller, |edit| store(edit, text))
     }
 }
@@ -267,6 +267,29 @@ mod tests {
             libc::E2BIG
         );
         assert_eq!(show(&world, "100/memory.limit"), "4096\n");
+    }
+
+    #[test]
+    fn a_newline_alone_is_no_value_but_starts_a_peak_anew() {
+        let world = World::new(1);
+        world.join(100);
+        let places = [
+            (Level::Root, ""),
+            (Level::Process, "100/"),
+            (Level::ProcessDevice, "100/0/"),
+        ];
+        for (level, place) in places {
+            let writable = |file: &&ControlFile| matches!(file.io, Io::ReadWrite(..) | Io::Write(_));
+            let here = crate::files::all().filter(|file| file.on.has(level));
+            for file in here.filter(writable) {
+                let path = format!("{place}{}", file.name);
+                let stored = store(&world, &path, ROOT, b"\n");
+                match file.name {
+                    "memory.peak" => stored.unwrap(),
+                    _ => assert_eq!(errno(stored), libc::EINVAL, "{path}"),
+                }
+            }
+        }
     }
 
     #[test]
