@@ -155,7 +155,7 @@ impl Blocks {
     /// Keeps every setting but opens the gates, or those that are not frozen: nobody is left who could.
     ///
     /// Threads that wait on the block that is replaced find out when they next look, within
-    /// [`gate::RECHECK`](crate::compute::gate::RECHECK).
+    /// [`wait::RECHECK`](crate::compute::wait::RECHECK).
     pub(crate) fn open_gates(&self, keep_frozen: bool) -> io::Result<()> {
         let copy = Mapping::anonymous(CONTROL_SIZE)?;
         for (to, from) in words(&copy).iter().zip(words(&self.control)) {

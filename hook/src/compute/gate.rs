@@ -7,7 +7,7 @@
 //! Only a freeze holds without bound. Every other wait ends, at the latest when its patience does, and then a batch goes
 //! through: work that waits for other work, of this process or of another, cannot stand still for it.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::time::Duration;
 
 use gcgroup_abi::{ControlDevice, Gate, Submission, Thread, UsageDevice};
@@ -16,6 +16,7 @@ use super::call::{Arguments, Call};
 use super::meter::ring_if_wanted;
 use super::reach::DeviceSet;
 use super::slot::Bound;
+use super::wait::{PATIENCE, RECHECK, Waiting, doze, is_frozen, nap, wait_closed, wait_frozen};
 use super::window::{Place, Window};
 use super::{capture, context, elsewhere};
 use crate::cuda::{CUresult, CUstream};
@@ -23,15 +24,10 @@ use crate::interpose::Next;
 use crate::process::{self, Process};
 use crate::{interpose, sys, thread};
 
-/// Who waits looks at the gate this often, whether woken or not: the block it waits on may have been replaced.
-pub(crate) const RECHECK: Duration = Duration::from_millis(100);
-/// The least patience, nanoseconds, and how much it grows by when it was tried in vain.
-const PATIENCE: u64 = 5_000_000;
+/// By how much patience grows when it was tried in vain.
 const MOST_TIMEOUTS: u32 = 4;
 /// A window is taken to be at least so long, nanoseconds.
 const LEAST_WINDOW: u64 = 50_000;
-/// A place in the window is waited for a little short of when it should come, and looked for this often then.
-const NAP: u64 = 30_000;
 
 /// Binds the calling thread to a slot and waits while the gate is held; returns the slot, already marked.
 pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
@@ -349,77 +345,6 @@ fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevi
 /// Nanoseconds of work that may be queued.
 fn window(control: &ControlDevice) -> u64 {
     (u64::from(control.window_usec.load(Relaxed)) * 1000).max(LEAST_WINDOW)
-}
-
-/// For how long to sleep, nanoseconds, where there is thought to be a place in so many.
-pub(super) fn nap(nanoseconds: u64) -> u64 {
-    nanoseconds.saturating_sub(2 * NAP).clamp(NAP, PATIENCE)
-}
-
-fn is_frozen(gate: &AtomicU32) -> bool {
-    Gate::from_word(gate.load(Relaxed)) == Gate::Frozen
-}
-
-/// A thread that waits; counted as waiting while this lives, and for how long it did when it is dropped.
-struct Waiting<'a> {
-    usage: &'a UsageDevice,
-    usec: &'a std::sync::atomic::AtomicU64,
-    since: u64,
-}
-
-impl<'a> Waiting<'a> {
-    fn new(
-        usage: &'a UsageDevice,
-        times: &std::sync::atomic::AtomicU64,
-        usec: &'a std::sync::atomic::AtomicU64,
-        since: u64,
-    ) -> Self {
-        times.fetch_add(1, Relaxed);
-        usage.nr_waiting.fetch_add(1, Relaxed);
-        Self { usage, usec, since }
-    }
-
-    /// Brings the account up to date.
-    fn tell(&mut self) {
-        let now = sys::now();
-        let usec = now.saturating_sub(self.since) / 1000;
-        self.usec.fetch_add(usec, Relaxed);
-        self.since += usec * 1000;
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.tell();
-        self.usage.nr_waiting.fetch_sub(1, Relaxed);
-    }
-}
-
-/// Sleeps on the gate with nothing held, so that a signal's handler may call the driver, or never come back.
-fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
-    thread::outside(|| sys::futex_wait(gate, word, longest));
-}
-
-/// Waits while a device is held, or else until its gate is not frozen any more.
-fn wait_closed(process: &Process, index: usize) {
-    if process.holds.word(index).is_some() {
-        return process.holds.wait(index);
-    }
-    if let (Some(control), Some(usage)) = (
-        process.control().devices.get(index),
-        process.usage().devices.get(index),
-    ) {
-        wait_frozen(control, usage);
-    }
-}
-
-/// Waits until the gate is not frozen, or the program exits.
-fn wait_frozen(control: &ControlDevice, usage: &UsageDevice) {
-    let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
-    while is_frozen(&control.gate) && !process::is_exiting() {
-        doze(&control.gate, Gate::Frozen as u32, RECHECK);
-        waiting.tell();
-    }
 }
 
 /// Waits while the calling thread's gate is frozen, for calls that are not submissions but begin some.

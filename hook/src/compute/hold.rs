@@ -10,7 +10,7 @@ use gcgroup_abi::MAX_DEVICES;
 use crate::process::{self, Process};
 use crate::{sys, thread};
 
-use super::gate::RECHECK;
+use super::wait::RECHECK;
 
 #[derive(Debug)]
 struct Hold {

@@ -27,6 +27,7 @@ pub mod reach;
 pub mod slot;
 pub mod slots;
 pub mod streams;
+pub mod wait;
 pub mod watch;
 mod window;
 

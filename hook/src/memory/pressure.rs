@@ -6,7 +6,7 @@
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
 
-use crate::compute::gate::RECHECK;
+use crate::compute::wait::RECHECK;
 use crate::cuda::{CUerror, CUresult};
 use crate::process::{self, Process};
 use crate::{driver, sys, thread};

@@ -1,5 +1,5 @@
-use super::super::gate::nap;
 use super::super::mark::Sign;
+use super::super::wait::nap;
 use super::costs::{GUESS, SAMPLES, SHORTEST};
 use super::*;
 

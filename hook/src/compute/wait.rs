@@ -1,0 +1,82 @@
+//! How a thread waits at a gate: asleep on the gate's word, counted as waiting, with nothing held.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
+
+use crate::process::{self, Process};
+use crate::{sys, thread};
+
+/// Who waits looks at the gate this often, whether woken or not: the block it waits on may have been replaced.
+pub(crate) const RECHECK: Duration = Duration::from_millis(100);
+/// The least patience, nanoseconds.
+pub(super) const PATIENCE: u64 = 5_000_000;
+/// A place in the window is waited for a little short of when it should come, and looked for this often then.
+const NAP: u64 = 30_000;
+
+/// For how long to sleep, nanoseconds, where there is thought to be a place in so many.
+pub(super) fn nap(nanoseconds: u64) -> u64 {
+    nanoseconds.saturating_sub(2 * NAP).clamp(NAP, PATIENCE)
+}
+
+pub(super) fn is_frozen(gate: &AtomicU32) -> bool {
+    Gate::from_word(gate.load(Relaxed)) == Gate::Frozen
+}
+
+/// A thread that waits; counted as waiting while this lives, and for how long it did when it is dropped.
+pub(super) struct Waiting<'a> {
+    usage: &'a UsageDevice,
+    usec: &'a AtomicU64,
+    since: u64,
+}
+
+impl<'a> Waiting<'a> {
+    pub(super) fn new(usage: &'a UsageDevice, times: &AtomicU64, usec: &'a AtomicU64, since: u64) -> Self {
+        times.fetch_add(1, Relaxed);
+        usage.nr_waiting.fetch_add(1, Relaxed);
+        Self { usage, usec, since }
+    }
+
+    /// Brings the account up to date.
+    fn tell(&mut self) {
+        let now = sys::now();
+        let usec = now.saturating_sub(self.since) / 1000;
+        self.usec.fetch_add(usec, Relaxed);
+        self.since += usec * 1000;
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.tell();
+        self.usage.nr_waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Sleeps on the gate with nothing held, so that a signal's handler may call the driver, or never come back.
+pub(super) fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
+    thread::outside(|| sys::futex_wait(gate, word, longest));
+}
+
+/// Waits while a device is held, or else until its gate is not frozen any more.
+pub(super) fn wait_closed(process: &Process, index: usize) {
+    if process.holds.word(index).is_some() {
+        return process.holds.wait(index);
+    }
+    if let (Some(control), Some(usage)) = (
+        process.control().devices.get(index),
+        process.usage().devices.get(index),
+    ) {
+        wait_frozen(control, usage);
+    }
+}
+
+/// Waits until the gate is not frozen, or the program exits.
+pub(super) fn wait_frozen(control: &ControlDevice, usage: &UsageDevice) {
+    let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
+    while is_frozen(&control.gate) && !process::is_exiting() {
+        doze(&control.gate, Gate::Frozen as u32, RECHECK);
+        waiting.tell();
+    }
+}
