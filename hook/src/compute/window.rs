@@ -119,7 +119,8 @@ impl Window {
         end.map_or(room, |end| room.min(end + LOOK))
     }
 
-    /// In how many nanoseconds the submission that runs has ended, if it takes as long as most.
+    /// In how many nanoseconds the submission that runs has ended, if it takes as long as most; of one that is late, in an
+    /// eighth of that, so that who waits for long does not wake for ever.
     pub(super) fn next_end(
         &mut self,
         context: Option<&Arc<Context>>,
@@ -132,7 +133,8 @@ impl Window {
         self.look(now);
         self.mark(context, stream, 0, now);
         let running = self.in_flight.front()?;
-        Some(self.expected_of(running, now) + LOOK)
+        let (cost, ran) = self.taken(running, now);
+        Some(cost.saturating_sub(ran).max(ran.saturating_sub(cost) / 8) + LOOK)
     }
 
     /// The submission goes to the driver. Nanoseconds that it takes, as far as is known.
@@ -192,11 +194,16 @@ impl Window {
         self.queued(|batch| self.expected_of(batch, now))
     }
 
+    /// What a batch takes, and for how long it has run, if it is the one that runs.
+    fn taken(&self, batch: &Batch, now: u64) -> (u64, u64) {
+        let ran = now.saturating_sub(batch.at.max(self.passed_at));
+        (self.costs.of_load(&batch.load), ran)
+    }
+
     /// What is left of a batch, if it is the one that runs. What is late is late by a little, as far as anybody knows, and
     /// is looked for that often.
     fn expected_of(&self, batch: &Batch, now: u64) -> u64 {
-        let cost = self.costs.of_load(&batch.load);
-        let ran = now.saturating_sub(batch.at.max(self.passed_at));
+        let (cost, ran) = self.taken(batch, now);
         let late = (cost / 16).max(ran.saturating_sub(cost) / 8);
         cost.saturating_sub(ran).max(late.min(LATE))
     }
@@ -204,14 +211,14 @@ impl Window {
     /// The same, where who runs for longer than most may be any that is as long as the longest.
     pub(super) fn likely(&self, now: u64) -> u64 {
         self.queued(|batch| {
-            let ran = now.saturating_sub(batch.at.max(self.passed_at));
+            let (cost, ran) = self.taken(batch, now);
             let is_one = batch.load.total() == 1;
             let middle = if is_one {
                 self.longest.get().saturating_sub(ran) / 2
             } else {
                 0
             };
-            self.costs.of_load(&batch.load).saturating_sub(ran).max(middle)
+            cost.saturating_sub(ran).max(middle)
         })
     }
 

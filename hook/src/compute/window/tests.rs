@@ -142,6 +142,24 @@ fn what_runs_for_longer_than_most_may_be_as_long_as_any() {
 }
 
 #[test]
+fn who_waits_for_what_does_not_end_looks_less_and_less_often() {
+    const LONG: u64 = 1_000_000;
+    let (mut window, context) = (Window::new(), Context::by_hand());
+    window.context = context.id();
+    window.costs.each[0] = LONG;
+    window.in_flight.push_back(Batch {
+        mark: context.mark_by_hand(Sign::Word { index: 1, value: 1 }),
+        load: load(1),
+        at: 0,
+        marked_at: 0,
+    });
+    let mut next = |now| window.next_end(Some(&context), 0, now);
+    assert_eq!(next(LONG / 4), Some(LONG * 3 / 4 + LOOK));
+    assert_eq!(next(81 * LONG), Some(10 * LONG + LOOK));
+    assert_eq!(window.next_end(None, 0, LONG), None);
+}
+
+#[test]
 fn who_has_the_device_alone_between_turns_learns_from_that() {
     const LONG: u64 = 1_000_000;
     let mut window = Window::new();
