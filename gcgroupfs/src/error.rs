@@ -10,6 +10,8 @@ pub enum Error {
     NotFound,
     #[error("the process or the group is gone")]
     Gone,
+    #[error("what the path led to is gone: it may lead to another now")]
+    Stale,
     #[error("no such process is governed")]
     NoProcess,
     #[error("not a directory")]
@@ -73,6 +75,8 @@ impl Error {
             Self::NotFound => libc::ENOENT,
             // As a removed cgroup's files answer.
             Self::Gone => libc::ENODEV,
+            // Who walks a path for a program then walks it anew, without what is remembered (path_lookup, fs/namei.c).
+            Self::Stale => libc::ESTALE,
             Self::NoProcess => libc::ESRCH,
             Self::Exists => libc::EEXIST,
             Self::NotEmpty => libc::EBUSY,

@@ -242,7 +242,11 @@ impl Filesystem for Adapter {
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let uid = request.uid();
-        match guarded(|| self.nodes.handles.open_dir(uid, ino, self.nodes.entries(ino)?)) {
+        let opened = guarded(|| {
+            self.nodes.reached(ino)?;
+            self.nodes.handles.open_dir(uid, ino, self.nodes.entries(ino)?)
+        });
+        match opened {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(errno) => reply.error(errno),
         }

@@ -42,6 +42,15 @@ impl Nodes {
         inode::node(&self.tree, ino)
     }
 
+    /// What a path has led to. The kernel may remember a process's directory until it is told that it has gone, and
+    /// another be there by that name: after an exec(2), within milliseconds.
+    pub(super) fn reached(&self, ino: INodeNo) -> Result<Node> {
+        self.node(ino).map_err(|error| match error {
+            Error::Gone => Error::Stale,
+            error => error,
+        })
+    }
+
     /// Whether a node has gone.
     pub(super) fn is_gone(&self, node: Node) -> bool {
         let (Node::Dir(place) | Node::File(place, _)) = node;
@@ -150,7 +159,7 @@ impl Nodes {
     }
 
     pub(super) fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<(Node, Duration, FileAttr)> {
-        let Node::Dir(place) = self.node(parent).map_err(|_| Error::NotFound)? else {
+        let Node::Dir(place) = self.reached(parent)? else {
             return Err(Error::NotDirectory);
         };
         let node = file::lookup(&self.tree, place, name.to_str().ok_or(Error::NotFound)?)?;
@@ -228,7 +237,7 @@ impl Nodes {
     }
 
     pub(super) fn open(&self, caller: Caller, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
-        let Node::File(_, file) = self.node(ino)? else {
+        let Node::File(_, file) = self.reached(ino)? else {
             return Err(Error::IsDirectory);
         };
         let wanted = match flags.acc_mode() {
@@ -354,5 +363,38 @@ impl Nodes {
                 .map(|(name, place)| entry(Node::Dir(*place), name)),
         );
         Ok(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::fixture::{OWNER, World};
+
+    /// So that the kernel walks the path anew, and finds who is there now, or that nobody is.
+    #[test]
+    fn who_is_led_to_a_process_that_has_gone_is_told_that_the_path_is_stale() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let nodes = Nodes::new(world.tree.clone());
+        let number = |path: &str| inode::number(file::resolve(&world.tree, path).unwrap());
+        let (directory, file) = (number("100"), number("100/gcgroup.stat"));
+        nodes.lookup(directory, OsStr::new("gcgroup.stat")).unwrap();
+        world.tree.leave(id, 0);
+        world.join(100);
+        let stale = [
+            nodes.lookup(directory, OsStr::new("gcgroup.stat")).map(drop),
+            nodes.reached(directory).map(drop),
+            nodes.open(OWNER, file, OpenFlags(libc::O_RDONLY)).map(drop),
+        ];
+        for result in stale {
+            assert_eq!(result.map_err(|error| error.errno()), Err(libc::ESTALE));
+        }
+        assert_eq!(
+            nodes.attributes(nodes.node(number("100")).unwrap()).map(drop),
+            Ok(())
+        );
+        let never = nodes.lookup(number("100"), OsStr::new("never"));
+        assert_eq!(never.map(drop).map_err(|error| error.errno()), Err(libc::ENOENT));
     }
 }
