@@ -214,9 +214,9 @@ impl<Id: Copy + Ord> Gpu<Id> {
         self.members.iter().map(|(_, member)| member)
     }
 
-    /// When the policy would decide otherwise, and when that is soon; and while somebody waits, when those who pause have done so for too long, and
-    /// soon, since the end of the others' work may not have been told; and while several are busy whose time is measured, often enough to divide it well. Nothing else can
-    /// happen that is not told.
+    /// When the policy would decide otherwise, and when that is soon; and while somebody waits, when those who pause have
+    /// done so for too long, and soon, since the end of the others' work may not have been told; and while several are busy
+    /// whose time is measured, often enough to divide it well. Nothing else can happen that is not told.
     fn next(&self, now: Time, decision: &Decision, is_measured: bool, settings: &Settings) -> Option<Time> {
         let waits = self.members().any(Member::waits);
         let is_shared = is_measured && self.members().filter(|member| member.is_busy).count() > 1;

@@ -4,8 +4,8 @@
 //! new submission, take longer than the window (or, where a submission takes longer than that by itself, while more than
 //! three quarters of a window are left of what is queued). So whoever is more important waits for a window or for one submission,
 //! whichever is longer. How long a submission takes is learnt from when marks pass. Until the first of a sort has passed,
-//! which may be as long as it likes, nothing is queued behind it. What ran while somebody more important had the device
-//! has shared it, and does not count for longer than was thought.
+//! which may be as long as it likes, nothing is queued behind it. What ran while somebody else had the device has
+//! shared it, and counts only if many in a row say the same (`costs`).
 
 mod costs;
 #[cfg(test)]

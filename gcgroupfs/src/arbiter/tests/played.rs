@@ -26,7 +26,7 @@ enum Hardware {
     Slices(u64),
 }
 
-/// As drivers set it by default, a fine one, and one longer than most that is queued.
+/// As drivers set it by default, a fine one, and a longer one.
 const HARDWARE: [Hardware; 3] = [
     Hardware::Slices(2 * MSEC),
     Hardware::Evenly,
