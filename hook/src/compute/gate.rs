@@ -364,3 +364,31 @@ pub(crate) fn hold(process: &Process, mut begin: impl FnMut(), mut take_back: im
         wait_closed(process, index);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+
+    use super::*;
+    use crate::device::LocalDevice;
+
+    /// By this the daemon divides time in which others had work too.
+    #[test]
+    fn what_takes_a_place_is_said_in_gpu_time() {
+        let process = Process::of_test(NO_LIMIT);
+        let device = LocalDevice::of(0).unwrap();
+        let passing = Passing {
+            process,
+            bound: process.slots.of_test(process, device, OTHER_DEVICE),
+            what: Submission::Kernel,
+            is_nested: false,
+            credit: false,
+            timeouts: 0,
+        };
+        let (control, usage) = blocks(process, passing.bound).unwrap();
+        let began = sys::now();
+        assert_eq!(passing.take_place(control, usage, 1), None);
+        assert!(usage.submitted_nsec.load(Relaxed) > 0);
+        assert!(usage.queued_until.load(Relaxed) > began);
+    }
+}
