@@ -264,6 +264,46 @@ fn a_user_moves_own_processes_within_what_is_the_users_and_no_others() {
 }
 
 #[test]
+fn a_group_that_is_closed_to_somebody_is_not_told_on_the_socket_either() {
+    let mount = shared();
+    delegate(&mount, "team", ALICE);
+    may(&mount, ALICE, "mkdir team/a team/a/b");
+    let process = shell_of(&mount, ALICE);
+    mount.write("team/a/b", "gcgroup.procs", &process.pid().to_string());
+    let told = |uid: u32| {
+        let output = mount.gcgroupfs_of(uid, &["ls", "--json"]).output();
+        let lines: serde_json::Value =
+            serde_json::from_slice(&output.expect("it starts").stdout).expect("JSON");
+        assert_eq!(lines[0]["pid"], process.pid().to_string());
+        lines[0]["group"].as_str().map(str::to_owned)
+    };
+    let path = Some("team/a/b".to_owned());
+    for (a, b, is_open) in [
+        ("755", "755", true),
+        ("755", "711", true),
+        ("755", "700", false),
+        // Who is in there can be read by those who know the name, which nobody tells.
+        ("711", "755", false),
+        ("744", "755", false),
+        ("700", "755", false),
+    ] {
+        may(&mount, ALICE, &format!("chmod {a} team/a && chmod {b} team/a/b"));
+        assert_eq!(told(BOB), path.clone().filter(|_| is_open), "{a} {b}");
+        assert_eq!(told(ALICE), path);
+        assert_eq!(told(0), path);
+    }
+    let table = mount.gcgroupfs_of(BOB, &["ls"]).output().expect("it starts");
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(!table.contains("team") && !table.contains('/'), "{table}");
+    fs::set_permissions(mount.path(), fs::Permissions::from_mode(0o700)).expect("root may");
+    let refused = mount.gcgroupfs_of(BOB, &["ls"]).output().expect("it starts");
+    assert!(
+        !refused.status.success() && refused.stdout.is_empty(),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn what_was_given_away_is_so_after_a_restart() {
     let mut mount = shared();
     delegate(&mount, "team", ALICE);

@@ -16,8 +16,9 @@ struct Line {
     device: Option<String>,
     uid: u32,
     comm: String,
+    /// None if it is closed to who asks.
     #[serde(default)]
-    group: String,
+    group: Option<String>,
     files: BTreeMap<String, String>,
 }
 
@@ -55,7 +56,10 @@ const COLUMNS: &[Column] = &[
     Column {
         title: "GROUP",
         is_number: false,
-        cell: |row| plain(&format!("/{}", row.process.group)),
+        cell: |row| {
+            let group = row.process.group.as_ref();
+            group.map_or_else(|| "-".to_owned(), |group| plain(&format!("/{group}")))
+        },
     },
     Column {
         title: "GPU",
@@ -265,7 +269,7 @@ mod tests {
             device: device.map(str::to_owned),
             uid: 4_000_000,
             comm: "train".into(),
-            group: "team/a".into(),
+            group: Some("team/a".into()),
             files: files
                 .iter()
                 .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
@@ -317,7 +321,7 @@ mod tests {
     #[test]
     fn a_name_that_others_chose_moves_no_cursor() {
         let lines = [Line {
-            group: "a\u{1b}[2J\u{9b}1m\tb".into(),
+            group: Some("a\u{1b}[2J\u{9b}1m\tb".into()),
             ..line(None, &[])
         }];
         assert!(table(&rows(&lines)).contains("  /a?[2J?1m?b  "));

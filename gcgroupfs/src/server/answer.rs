@@ -1,6 +1,6 @@
 //! Answers requests of the command line from the same table as the mount, by the same rules.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gcgroup_abi::message::Malformed;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use super::begin::may_begin;
 use crate::error::{Error, Result};
 use crate::file::{self, Node};
 use crate::protocol::{Answer, Operation, Request};
-use crate::tree::{DIRECTORY_MODE, Place, Tree};
+use crate::tree::{DIRECTORY_MODE, GroupId, Place, Tree};
 
 pub use super::begin::Credentials;
 
@@ -24,8 +24,9 @@ struct Line<'a> {
     device: Option<&'a str>,
     uid: u32,
     comm: &'a str,
-    /// The path of its group; empty in the root.
-    group: &'a str,
+    /// The path of its group; empty in the root. Not there if the asker could not find out on the mount.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<&'a str>,
     /// Each name with what the file shows; without those that are not there.
     files: serde_json::Map<String, serde_json::Value>,
 }
@@ -39,7 +40,7 @@ pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) ->
     };
     let text = match (request.operation, request.offset) {
         (Operation::Get, 0) => get(tree, asker, request.name),
-        (Operation::List, 0) => list(tree, request.name),
+        (Operation::List, 0) => list(tree, asker, request.name),
         (Operation::Get | Operation::List, _) => Ok(text),
         (Operation::Set, _) => set(tree, asker, &request).map(|()| Vec::new()),
         (Operation::Make, _) => make(tree, asker, request.name).map(|()| Vec::new()),
@@ -105,12 +106,20 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Place,
 }
 
 /// Processes come and go meanwhile: of one that is gone, what is gone is left out.
-fn list(tree: &Tree, names: &str) -> Result<Vec<u8>> {
+fn list(tree: &Tree, asker: &Credentials, names: &str) -> Result<Vec<u8>> {
+    if !asker.may_search(tree, Place::ROOT)? {
+        return Err(Error::WrongAccess);
+    }
+    let mut groups = BTreeMap::new();
     let names: BTreeSet<&str> = names.lines().take(MAX_FILES).collect();
     let mut out = Vec::new();
     for (id, identity) in tree.processes() {
         let (pid, whole) = (identity.pid.to_string(), Place::process(id));
-        let group = tree.path(tree.group_of(id).flatten());
+        let group = tree.group_of(id).flatten();
+        let group = groups
+            .entry(group)
+            .or_insert_with(|| is_open(tree, asker, group).then(|| tree.path(group)))
+            .as_deref();
         let mut push = |place, device: Option<&str>| {
             let files = names.iter().filter_map(|name| show(tree, place, name)).collect();
             let line = Line {
@@ -118,7 +127,7 @@ fn list(tree: &Tree, names: &str) -> Result<Vec<u8>> {
                 device,
                 uid: identity.uid,
                 comm: &identity.comm,
-                group: &group,
+                group,
                 files,
             };
             if let Ok(line) = serde_json::to_vec(&line) {
@@ -132,6 +141,17 @@ fn list(tree: &Tree, names: &str) -> Result<Vec<u8>> {
         }
     }
     Ok(out)
+}
+
+/// Whether the asker could find a group and see who is in it.
+fn is_open(tree: &Tree, asker: &Credentials, group: Option<GroupId>) -> bool {
+    let mut place = Place::of(group);
+    let mut open = asker.may_search(tree, place).unwrap_or(false);
+    while open && place != Place::ROOT {
+        place = tree.parent(place);
+        open = asker.may_find(tree, place).unwrap_or(false);
+    }
+    open
 }
 
 fn show(tree: &Tree, place: Place, name: &str) -> Option<(String, serde_json::Value)> {

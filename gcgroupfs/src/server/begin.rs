@@ -47,6 +47,17 @@ impl Credentials {
         tree.may_search(place, self.in_group_of(tree, place)?)
     }
 
+    /// Whether names in a directory may be read and opened, likewise.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_find(&self, tree: &Tree, place: Place) -> Result<bool> {
+        if self.is_contained {
+            return Ok(tree.access(place)?.mode & 0o5 == 0o5);
+        }
+        tree.may_find(place, self.in_group_of(tree, place)?)
+    }
+
     /// In the directory's group, if they are in that among others.
     fn in_group_of(&self, tree: &Tree, place: Place) -> Result<Caller> {
         let Owner { gid, .. } = tree.access(place)?.owner;

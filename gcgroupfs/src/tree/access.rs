@@ -28,6 +28,14 @@ impl Tree {
         self.lets(place, caller, 0o1)
     }
 
+    /// Whether the caller may both read the names in a directory and open them, likewise.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn may_find(&self, place: Place, caller: Caller) -> Result<bool> {
+        self.lets(place, caller, 0o5)
+    }
+
     fn lets(&self, place: Place, caller: Caller, wanted: u16) -> Result<bool> {
         let state = self.state.lock();
         let Access { owner, mode } = state.access(place)?;
