@@ -12,7 +12,7 @@ use crate::cuda::{CUdevice, CUuuid};
 use crate::driver;
 
 /// A device as the program counts, from zero: what `CUdevice` is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct LocalDevice(u8);
 
 impl LocalDevice {

@@ -2,14 +2,14 @@
 //!
 //! Cut into shards by a hash of the key, so that threads seldom meet; 24 bytes an entry. Knows no limits.
 
-use super::lock::Lock;
 use gcgroup_abi::{Kind, OTHER_DEVICE};
-use hashbrown::HashTable;
 
+use super::fresh::{Fresh, Row};
+use super::lock::{Guard, Lock};
 use crate::device::LocalDevice;
 
 /// One allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// Bytes.
     pub(crate) size: u64,
@@ -107,10 +107,30 @@ const CHARGED: u32 = {
     kinds
 };
 
-/// A shard has cache lines of its own.
+/// An entry by its key.
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    key: u64,
+    entry: Entry,
+}
+
+impl Row for Known {
+    #[inline(always)]
+    fn key(&self) -> u64 {
+        self.key
+    }
+
+    fn hash(key: u64) -> u64 {
+        hash(key)
+    }
+}
+
+type Table = Fresh<Known, 3>;
+
+/// A shard has cache lines of its own, and what was entered last is in them.
 #[repr(align(128))]
 #[derive(Debug, Default)]
-struct Shard(Lock<HashTable<(u64, Entry)>>);
+struct Shard(Lock<Table>);
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -141,55 +161,42 @@ impl Ledger {
         }
     }
 
-    fn shard(&self, hash: u64) -> Option<&Lock<HashTable<(u64, Entry)>>> {
+    /// The shard of a key with that hash, which nobody else uses meanwhile.
+    #[inline(always)]
+    fn shard(&self, hash: u64) -> Option<Guard<'_, Table>> {
         // The table itself uses the lowest and the highest bits; neighbours share these. A mask, since a division takes as
         // long as all the rest.
         let number = (hash >> 32) as usize & (self.shards.len() - 1);
-        self.shards.get(number).map(|shard| &shard.0)
+        self.shards.get(number).map(|shard| shard.0.lock())
     }
 
     /// Remembers what `entry` makes, which is made under the shard's lock; returns what was there.
+    #[inline]
     pub(crate) fn insert(&self, key: u64, entry: impl FnOnce() -> Entry) -> Option<Entry> {
         let hash = hash(key);
-        let mut table = self.shard(hash)?.lock();
+        let mut table = self.shard(hash)?;
         let entry = entry();
-        match table.entry(hash, |(other, _)| *other == key, |(other, _)| self::hash(*other)) {
-            hashbrown::hash_table::Entry::Occupied(mut there) => {
-                Some(std::mem::replace(there.get_mut(), (key, entry)).1)
-            }
-            hashbrown::hash_table::Entry::Vacant(place) => {
-                place.insert((key, entry));
-                None
-            }
-        }
+        Some(table.insert(hash, Known { key, entry })?.entry)
     }
 
+    #[inline]
     pub(crate) fn remove(&self, key: u64) -> Option<Entry> {
         let hash = hash(key);
-        let mut table = self.shard(hash)?.lock();
-        let found = table.find_entry(hash, |(other, _)| *other == key).ok()?;
-        Some(found.remove().0.1)
+        Some(self.shard(hash)?.remove(hash, key)?.entry)
     }
 
     /// The device that what is remembered of that key is on.
     pub(crate) fn local(&self, key: u64) -> Option<LocalDevice> {
         let hash = hash(key);
-        let table = self.shard(hash)?.lock();
-        let (_, entry) = table.find(hash, |(other, _)| *other == key)?;
-        Some(entry.local)
+        Some(self.shard(hash)?.find(hash, key)?.entry.local)
     }
 
     /// Removes all that `is_wanted`.
     pub(crate) fn take_all(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let mut taken = Vec::new();
         for shard in &self.shards {
-            taken.extend(
-                shard
-                    .0
-                    .lock()
-                    .extract_if(|(_, entry)| is_wanted(entry))
-                    .map(|(_, entry)| entry),
-            );
+            let mut table = shard.0.lock();
+            table.take_all(|known| is_wanted(&known.entry), |known| taken.push(known.entry));
         }
         taken
     }
@@ -197,12 +204,12 @@ impl Ledger {
     /// Shows every entry, which may be changed, under its shard's lock.
     pub(crate) fn each(&self, mut change: impl FnMut(&mut Entry)) {
         for shard in &self.shards {
-            shard.0.lock().iter_mut().for_each(|(_, entry)| change(entry));
+            shard.0.lock().each(|known| change(&mut known.entry));
         }
     }
 }
 
-const _: () = assert!(size_of::<(u64, Entry)>() == 24);
+const _: () = assert!(size_of::<Known>() == 24 && size_of::<Shard>() == 128);
 
 #[cfg(test)]
 mod tests {

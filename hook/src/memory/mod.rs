@@ -21,6 +21,7 @@ pub mod array;
 mod charge;
 mod few;
 pub(crate) mod freeing;
+mod fresh;
 pub(crate) mod grant;
 pub mod graph;
 pub mod host;
