@@ -228,25 +228,33 @@ fn strict(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decis
 }
 
 /// Classes take turns. Turns are as long as their shares of the cycle, and who has had least for its weight is next;
-/// so what a turn ran over, or a wake-up ran ahead, is paid back.
+/// so what a turn ran over, or a wake-up ran ahead, is paid back. Whose share is less than a window has no turn until
+/// it is owed one: a burst that is shorter than it takes to owe it is not interrupted.
 fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decision {
     let classes = classes(views);
+    let current = class(&classes, turns.regular);
+    let sum: u64 = classes.iter().map(|class| class.weight).sum();
+    let share = |class: &Class| {
+        let share = u128::from(settings.cycle) * u128::from(class.weight) / u128::from(sum);
+        u64::try_from(share).unwrap_or(settings.cycle)
+    };
+    let slice = |class: &Class| share(class).max(settings.window);
+    let is_due = |other: &Class| {
+        let owed = virtual_time(settings.window, other.priority);
+        current.is_none_or(|(_, class)| {
+            other.priority == class.priority
+                || share(other) >= settings.window
+                || other.virtual_time.saturating_add(owed) <= class.virtual_time
+        })
+    };
     let Some(least) = classes
         .iter()
-        .min_by_key(|class| (class.virtual_time, class.priority))
+        .min_by_key(|class| (!is_due(class), class.virtual_time, class.priority))
     else {
         return Decision::open(views.len());
     };
     let is_alone = classes.len() == 1;
-    let sum: u64 = classes.iter().map(|class| class.weight).sum();
-    let slice = |class: &Class| {
-        let share = u128::from(settings.cycle) * u128::from(class.weight) / u128::from(sum);
-        u64::try_from(share)
-            .unwrap_or(settings.cycle)
-            .max(settings.window)
-    };
     let cycle = (u128::from(settings.cycle) << MAX_PRIORITY) / u128::from(sum);
-    let current = class(&classes, turns.regular);
     // Who wakes and is more important goes first, unless it has had a cycle's share more than who runs.
     let woken = current.and_then(|(_, class)| {
         classes.iter().find(|other| {

@@ -122,6 +122,21 @@ fn a_turn_lasts_until_its_end_or_until_its_class_is_idle() {
 }
 
 #[test]
+fn whose_share_is_less_than_a_window_has_a_turn_when_it_is_owed_one() {
+    // 0.5 ms at 10 count as 128 ms at 2.
+    for (had, others, priority) in [(0, 0, 2), (127, 0, 2), (129, 0, 10), (380, 1, 2), (390, 1, 10)] {
+        let decision = tick(
+            Policy::Weighted,
+            40 * MSEC,
+            &[busy(2, had), busy(10, others)],
+            turn(2, 0),
+        );
+        let regular = decision.turns.regular.map(|turn| turn.priority);
+        assert_eq!(regular, Some(priority), "{had} {others}");
+    }
+}
+
+#[test]
 fn who_wakes_and_is_more_important_goes_first_unless_it_has_had_a_cycle_more() {
     for (had, priority) in [(10, 7), (20, 7), (30, 7), (40, 8)] {
         let woken = View {
