@@ -148,6 +148,15 @@ impl Class {
             .and_then(|one| Some(one.max(view.awaited_until?)));
     }
 
+    /// How long `other` runs until a `window` is owed to this class beside it.
+    fn until_owed(&self, window: u64, other: &Self) -> u64 {
+        let owed = self
+            .virtual_time
+            .saturating_add(virtual_time(window, self.priority));
+        let until = owed.saturating_sub(other.virtual_time) >> other.priority.min(MAX_PRIORITY);
+        u64::try_from(until).unwrap_or(u64::MAX)
+    }
+
     /// When a turn is over that is to last for `length`: not before there was time to begin.
     fn ends(&self, turn: &Turn, length: u64) -> Time {
         (turn.began + length).max(self.awaited_until.unwrap_or(0))
@@ -229,7 +238,7 @@ fn strict(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decis
 
 /// Classes take turns. Turns are as long as their shares of the cycle, and who has had least for its weight is next;
 /// so what a turn ran over, or a wake-up ran ahead, is paid back. Whose share is less than a window has no turn until
-/// it is owed one: a burst that is shorter than it takes to owe it is not interrupted.
+/// it is owed one: a burst that is shorter than it takes to owe it is not interrupted, nor kept short in its queue.
 fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decision {
     let classes = classes(views);
     let current = class(&classes, turns.regular);
@@ -239,14 +248,15 @@ fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Dec
         u64::try_from(share).unwrap_or(settings.cycle)
     };
     let slice = |class: &Class| share(class).max(settings.window);
-    let is_due = |other: &Class| {
-        let owed = virtual_time(settings.window, other.priority);
-        current.is_none_or(|(_, class)| {
-            other.priority == class.priority
-                || share(other) >= settings.window
-                || other.virtual_time.saturating_add(owed) <= class.virtual_time
-        })
+    // How long the class runs, from now on, until another is due.
+    let until_due = |class: &Class, other: &Class| {
+        if other.priority == class.priority || share(other) >= settings.window {
+            0
+        } else {
+            other.until_owed(settings.window, class)
+        }
     };
+    let is_due = |other: &Class| current.is_none_or(|(_, class)| until_due(&class, other) == 0);
     let Some(least) = classes
         .iter()
         .min_by_key(|class| (!is_due(class), class.virtual_time, class.priority))
@@ -276,7 +286,14 @@ fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Dec
     let runs = |view: &View| {
         view.priority == turn.priority || extra.is_some_and(|turn| turn.priority == view.priority)
     };
-    let end = (!is_alone).then(|| class.ends(&turn, slice(&class)));
+    let others = classes.iter().filter(|other| other.priority != turn.priority);
+    let end = others.map(|other| until_due(&class, other)).min().map(|until| {
+        let end = class.ends(&turn, slice(&class));
+        end.max(now.saturating_add(until))
+    });
+    // Until shortly before it ends, a long turn is as if there were no others.
+    let is_last = |end: &Time| *end <= now.saturating_add(settings.cycle);
+    let changes = end.map(|end| if is_last(&end) { end } else { end - settings.cycle });
     Decision {
         holds: views
             .iter()
@@ -286,8 +303,8 @@ fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Dec
             regular: Some(turn),
             extra,
         },
-        takes_turns: !is_alone,
-        next: end.into_iter().chain(next.filter(|_| !is_alone)).min(),
+        takes_turns: end.as_ref().is_some_and(is_last),
+        next: changes.into_iter().chain(next.filter(|_| !is_alone)).min(),
     }
 }
 

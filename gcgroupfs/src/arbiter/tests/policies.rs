@@ -137,6 +137,30 @@ fn whose_share_is_less_than_a_window_has_a_turn_when_it_is_owed_one() {
 }
 
 #[test]
+fn a_long_turn_is_as_if_there_were_no_others_until_a_cycle_before_its_end() {
+    let now = 1000 * MSEC;
+    for (had, began, takes_turns, next) in [
+        (0, now, false, 108 * MSEC),
+        (100, now, false, 8 * MSEC),
+        (107, now, false, MSEC),
+        (109, now, true, 20 * MSEC * 256 / 257),
+        (109, now - 15 * MSEC, true, 19 * MSEC),
+        (127, now - 15 * MSEC, true, 20 * MSEC * 256 / 257 - 15 * MSEC),
+    ] {
+        let decision = tick(
+            Policy::Weighted,
+            now,
+            &[busy(2, had), busy(10, 0)],
+            turn(2, began),
+        );
+        assert_eq!(decision.turns, turn(2, began), "{had}");
+        assert_eq!(decision.takes_turns, takes_turns, "{had}");
+        assert_eq!(decision.next, Some(now + next), "{had}");
+        assert_eq!(decision.holds, [false, true]);
+    }
+}
+
+#[test]
 fn who_wakes_and_is_more_important_goes_first_unless_it_has_had_a_cycle_more() {
     for (had, priority) in [(10, 7), (20, 7), (30, 7), (40, 8)] {
         let woken = View {

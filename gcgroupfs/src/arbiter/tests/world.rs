@@ -262,10 +262,7 @@ fn a_frozen_one_counts_as_idle_and_thaws_into_what_holds_then() {
     assert_eq!((play.gate(high), play.gate(low)), (Gate::Frozen, Gate::Run));
     play.world.store("100/compute.freeze", ROOT, "0").unwrap();
     play.tick();
-    assert_eq!(
-        (play.gate(high), play.gate(low)),
-        (Gate::Arbitrate, Gate::Throttled)
-    );
+    assert_eq!((play.gate(high), play.gate(low)), (Gate::Track, Gate::Throttled));
     play.world.store("101/compute.freeze", ROOT, "1").unwrap();
     play.tick();
     assert_eq!(play.gate(low), Gate::Frozen);
