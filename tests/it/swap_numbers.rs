@@ -48,6 +48,24 @@ fn wait_for(dir: &Dir<'_>, current: [u64; 3], swapped: [u64; 3]) {
     );
 }
 
+/// How many blocks have left each of three devices, and how many have come back; the bytes say the same.
+#[track_caller]
+fn moved(dir: &Dir<'_>) -> ([u64; 3], [u64; 3]) {
+    let each = |event: &str| {
+        [0, 1, 2].map(|index| {
+            let (gpu, key) = (dir.gpu(index), format!("{event}_bytes"));
+            let number = gpu.key("memory.events", event);
+            assert_eq!(
+                gpu.key("memory.stat", &key),
+                number * 16 * MIB,
+                "{event} of {index}"
+            );
+            number
+        })
+    };
+    (each("swap_out"), each("swap_in"))
+}
+
 fn dirs(mount: &Mount, pids: [i32; 2]) -> [Dir<'_>; 2] {
     pids.map(|pid| Dir::of(mount, pid))
 }
@@ -79,6 +97,8 @@ fn what_is_out_follows_its_device_to_another_number() {
         of_part.gpu(2).write("memory.limit", 32 * MIB);
         wait_for(&of_whole, [0, 16, 0], [0, 32, 0]);
         wait_for(&of_part, [0, 0, 32], [0, 0, 16]);
+        assert_eq!(moved(&of_whole), ([0, 2, 0], [0; 3]));
+        assert_eq!(moved(&of_part), ([0, 0, 1], [0; 3]));
     }
 
     mount.kill9();
@@ -93,6 +113,10 @@ fn what_is_out_follows_its_device_to_another_number() {
     wait_for(&of_part, [0, 32, 0], [0, 16, 0]);
     let of_team = |place: &str| mount.number(place, "memory.swap.current", "") / MIB;
     assert_eq!(["team", "team/1", "team/2"].map(of_team), [48, 16, 32]);
+    assert_eq!(moved(&of_whole), ([0, 0, 2], [0; 3]));
+    assert_eq!(moved(&of_part), ([0, 1, 0], [0; 3]));
+    let out_of_team = |place: &str| mount.number(place, "memory.events", "swap_out");
+    assert_eq!(["team", "team/1", "team/2"].map(out_of_team), [3, 1, 2]);
     assert_eq!(of_whole.gpu(2).key("memory.stat", "linear"), 16 * MIB);
     assert_eq!(of_part.gpu(1).key("memory.stat", "linear"), 32 * MIB);
     assert_eq!(whole.ask("verify"), "verified 3");
@@ -205,11 +229,13 @@ fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
     });
     assert_eq!(dir.number("memory.current"), 80 * MIB);
     assert_eq!(placed(&dir), ([0, 0, 32], [0, 0, 16]));
+    assert_eq!(moved(&dir), ([0, 0, 1], [0; 3]));
     dir.freeze();
     dir.write("memory.reclaim", "max");
     wait_until("all is out", || dir.number("memory.current") == 0);
     assert_eq!(dir.number("memory.swap.current"), 96 * MIB);
     assert_eq!(placed(&dir), ([0; 3], [0, 0, 48]));
+    assert_eq!(moved(&dir), ([0, 0, 3], [0; 3]));
 
     drop(first);
     let _first = exchange(&mut mount, "");
@@ -222,6 +248,11 @@ fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
     wait_for(&dir, [16, 32, 0], [32, 16, 0]);
     limit(&mount, [48, 48]);
     wait_for(&dir, [48, 48, 0], [0; 3]);
+    assert_eq!(
+        moved(&dir),
+        ([5, 3, 0], [5, 3, 0]),
+        "all of each, wherever it was counted"
+    );
     wait_until("nothing is kept", || dir.key("memory.stat", "swap_supply") == 0);
     for device in 0..2 {
         devices.ok(&format!("current {device}"));

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use gcgroup_abi::{Control, Kind, NO_LIMIT, Usage, UsageDevice, try_charge, uncharge};
 
 use super::block::{Block, Placed, Where};
+use super::counts::Outcome;
 use crate::cuda::CUerror;
 use crate::memory::Place;
 use crate::memory::ledger::Entry;
@@ -88,14 +89,7 @@ impl Process {
 
     /// It was moved there, and what it left is let go. The bytes of a block count as linear memory while they are on the device.
     pub(super) fn moved_block(&self, block: &Block, index: usize, to: Where) {
-        if let Some(usage) = self.usage().devices.get(index) {
-            let (count, bytes) = match to {
-                Where::Host => (&usage.nr_swap_out, &usage.swap_out_bytes),
-                Where::Device => (&usage.nr_swap_in, &usage.swap_in_bytes),
-            };
-            count.fetch_add(1, Relaxed);
-            bytes.fetch_add(block.size, Relaxed);
-        }
+        self.count_swap(block.local, Outcome::Moved(to, block.size));
         match to {
             Where::Device => {
                 self.uncharge_swap(index, block.size);

@@ -3,13 +3,14 @@
 //! In a process that was started for it, large allocations are made of physical memory mapped at reserved addresses
 //! (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its place. To the program they
 //! are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver is asked for, `account` what is
-//! counted, `grant` how much of it the groups above let the process have, `host` how much of the host may be taken. `mover` sees to it in the helper thread that what `task` finds, in the
+//! charged, `counts` what has moved, `grant` how much of it the groups above let the process have, `host` how much of the host may be taken. `mover` sees to it in the helper thread that what `task` finds, in the
 //! order of `policy`, is moved: on each `device` what that needs is `made` first, of the `supply` if there is some; then,
 //! while everything is held, the blocks are moved in one `run`, or what has no address by itself (`relocate`). `query`
 //! answers for what has moved.
 
 mod account;
 pub mod block;
+mod counts;
 mod device;
 mod grant;
 mod host;
@@ -38,6 +39,7 @@ use crate::place::answer;
 use crate::process::{self, Process};
 use crate::thread;
 use block::{Block, Goal, Where, location};
+use counts::Counts;
 use grant::Requests;
 use host::Host;
 use physical::Memory;
@@ -63,6 +65,7 @@ pub(crate) struct Swap {
     host: Host,
     supply: Supply,
     requests: Requests,
+    counts: Counts,
     /// Blocks that have moved, until what they left is let go.
     unsettled: Mutex<Vec<Arc<Block>>>,
     /// Blocks with nothing at their addresses.
@@ -85,6 +88,7 @@ impl Swap {
             host: Host::new(),
             supply: Supply::default(),
             requests: Requests::new(),
+            counts: Counts::new(),
             unsettled: Mutex::default(),
             absent: AtomicUsize::new(0),
             departures: AtomicU64::new(1),
@@ -139,6 +143,7 @@ impl Swap {
             block.follow(process);
         }
         self.supply.renumber(process);
+        process.renumber_swap_counts();
     }
 
     fn take(&self, base: u64) -> Option<Arc<Block>> {

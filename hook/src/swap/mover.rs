@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gcgroup_abi::MAX_DEVICES;
 
+use super::counts::Outcome;
 use super::device::Device;
 use crate::compute::Step;
 use crate::compute::hold::Scope;
@@ -148,10 +149,7 @@ fn settle(process: &Process) -> bool {
     };
     if let Some(Err(_)) = helper::in_driver(|| block.settle(process)) {
         process.swap.is_stuck.store(true, Relaxed);
-        let index = process.devices.index(block.local);
-        if let Some(usage) = process.usage().devices.get(index) {
-            usage.nr_swap_fail.fetch_add(1, Relaxed);
-        }
+        process.count_swap(block.local, Outcome::Failed);
     }
     true
 }
