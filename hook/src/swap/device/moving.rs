@@ -1,0 +1,168 @@
+//! A device's moves themselves: everything is held, what was queued ends, the blocks are moved, and all goes on.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::UsageDevice;
+
+use super::super::block::{Block, Failed, Goal, Stays};
+use super::super::mover::Manner;
+use super::super::relocate::relocate;
+use super::super::run::{length, run};
+use super::super::task::{Task, excess};
+use super::{AGAIN, Device, GO_ON, Phase};
+use crate::compute::Step;
+use crate::compute::hold::Scope;
+use crate::compute::quiet::Quiet;
+use crate::process::Process;
+
+/// Between looks while queued work ends.
+const SOON: Duration = Duration::from_micros(50);
+/// How long queued work may take to end, and how long it is left in peace if it does not.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Device {
+    /// Holds everything, if there is anything left to be moved.
+    pub(super) fn close(
+        &mut self,
+        process: &Process,
+        index: usize,
+        usage: &UsageDevice,
+        mut task: Task,
+    ) -> Step {
+        task.review(excess(process, index, usage), self.asked);
+        if task.ready.is_empty() && task.alone.is_empty() {
+            return self.end(process, index, usage, task);
+        }
+        process.hold(Scope::All);
+        self.phase = Phase::Quieting(Quiet::default(), task, Instant::now());
+        GO_ON
+    }
+
+    /// What was made ready and has not moved is not needed any more.
+    pub(super) fn end(&mut self, process: &Process, index: usize, usage: &UsageDevice, task: Task) -> Step {
+        let mut failed = task.failed;
+        process.uncharge_host(index, task.reserved);
+        for one in task.ready.into_iter().chain(task.needless) {
+            if let Err(stuck) = one.piece.cancel(process, index, task.to) {
+                failed = Some(stuck);
+            }
+        }
+        if let Some(failed) = failed {
+            self.fail(process, index, usage, task.to, failed);
+        }
+        Step {
+            has_news: true,
+            ..GO_ON
+        }
+    }
+
+    pub(super) fn quieten(
+        &mut self,
+        process: &Process,
+        index: usize,
+        usage: &UsageDevice,
+        manner: &Manner,
+        (mut quiet, task, since): (Quiet, Task, Instant),
+    ) -> Step {
+        if quiet.step(process, Scope::All) && process.is_untouched() {
+            self.phase = Phase::Moving(task);
+            return GO_ON;
+        }
+        if since.elapsed() < PATIENCE {
+            self.phase = Phase::Quieting(quiet, task, since);
+            return Step {
+                wake: Some(SOON),
+                has_news: false,
+            };
+        }
+        quiet.abandon();
+        process.count_swap_fail(index);
+        process.release(Scope::All);
+        self.end(process, index, usage, task);
+        self.deal(usage);
+        self.not_before = Some(Instant::now() + PATIENCE);
+        Step {
+            has_news: true,
+            ..self.rest(process, index, manner, Some(PATIENCE))
+        }
+    }
+
+    pub(super) fn advance(
+        &mut self,
+        process: &Process,
+        index: usize,
+        usage: &UsageDevice,
+        mut task: Task,
+    ) -> Step {
+        let is_out = task.to != Goal::Device;
+        let is_from_frozen = task.is_from_frozen();
+        // Thawed meanwhile: what is out comes back before anything is let through.
+        let is_thawed = (is_from_frozen || task.to == Goal::Aside) && !self.was_frozen;
+        if !is_out && self.asked != 0 {
+            task.review(0, self.asked);
+        }
+        if is_thawed || task.is_over {
+            task.alone.clear();
+        } else if let Some(block) = task.alone.pop_front() {
+            let relocated = relocate(process, &block, index, task.to);
+            if task.to == Goal::Aside && matches!(relocated, Ok(true) | Err(Failed::Stuck)) {
+                task.reserved -= block.size;
+            }
+            match relocated {
+                Ok(true) => self.moved(&block, &task),
+                Ok(false) => self.pause = AGAIN,
+                Err(failed) => task.fail(failed),
+            }
+            self.phase = Phase::Moving(task);
+            return GO_ON;
+        } else if !task.ready.is_empty() {
+            let moves = task.ready.drain(..length(&task.ready)).collect();
+            let ran = run(process, index, moves, task.to);
+            ran.moved.iter().for_each(|block| self.moved(block, &task));
+            process.swap.unsettled.lock().extend(ran.moved);
+            if let Some(failed) = ran.failed {
+                task.fail(failed);
+            }
+            self.phase = Phase::Moving(task);
+            return GO_ON;
+        }
+        if is_from_frozen {
+            // It stays held, so that a thaw finds all of it back.
+            self.keep(process, index);
+        }
+        process.release(Scope::All);
+        self.end(process, index, usage, task)
+    }
+
+    /// A block has moved.
+    fn moved(&mut self, block: &Block, task: &Task) {
+        self.pause = AGAIN;
+        if task.to == Goal::Device {
+            return;
+        }
+        block.set_stays(match (task.is_asked, self.is_lent) {
+            (false, _) => Stays::No,
+            (true, false) => Stays::Asked,
+            (true, true) => Stays::Lent(Instant::now()),
+        });
+        let of_asked = self.asked.min(block.size);
+        self.asked -= of_asked;
+        self.gone = self.gone.saturating_add(of_asked);
+    }
+
+    fn fail(&mut self, process: &Process, index: usize, usage: &UsageDevice, to: Goal, failed: Failed) {
+        match failed {
+            // Nothing of ours failed: others have the card.
+            Failed::NoRoom if to == Goal::Device => return self.put_off(),
+            Failed::Refused => process.swap.is_host_refused.store(true, Relaxed),
+            Failed::Stuck => process.swap.is_stuck.store(true, Relaxed),
+            Failed::NoRoom | Failed::Driver => {}
+        }
+        process.count_swap_fail(index);
+        self.put_off();
+        if to != Goal::Device {
+            self.deal(usage);
+        }
+    }
+}
