@@ -21,11 +21,6 @@ impl<T> Default for Few<T> {
 
 impl<T> Few<T> {
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.first.is_none()
-    }
-
-    #[inline]
     pub(crate) fn push(&mut self, element: T) {
         match self.first {
             None => self.first = Some(element),

@@ -2,6 +2,7 @@
 //! most of what they allocate often, and a table of very many blocks is in no cache.
 
 use hashbrown::HashTable;
+use hashbrown::hash_table::Iter;
 
 /// What a table has, by a key.
 pub(super) trait Row: Copy + Default {
@@ -93,11 +94,21 @@ impl<R: Row, const N: usize> Fresh<R, N> {
     /// `hash` is the key's.
     #[inline(always)]
     pub(super) fn remove(&mut self, hash: u64, key: u64) -> Option<R> {
+        self.remove_if(hash, key, |_| true)
+    }
+
+    /// The same if it `is_wanted`.
+    #[inline(always)]
+    pub(super) fn remove_if(&mut self, hash: u64, key: u64, is_wanted: impl FnOnce(&R) -> bool) -> Option<R> {
         if let Some(place) = self.place(key) {
-            return self.take_last(place);
+            return self
+                .last
+                .get(place)
+                .is_some_and(is_wanted)
+                .then(|| self.take_last(place))?;
         }
         let found = self.table.find_entry(hash, |row| row.key() == key).ok()?;
-        Some(found.remove().0)
+        is_wanted(found.get()).then(|| found.remove().0)
     }
 
     /// Removes all that `is_wanted`, and shows them.
@@ -108,6 +119,10 @@ impl<R: Row, const N: usize> Fresh<R, N> {
             }
         }
         self.table.extract_if(|row| is_wanted(row)).for_each(show);
+    }
+
+    pub(super) fn iter(&self) -> std::iter::Chain<std::iter::Take<std::slice::Iter<'_, R>>, Iter<'_, R>> {
+        self.last.iter().take(self.live).chain(self.table.iter())
     }
 
     /// Shows every row, of which all but the key may be changed.
@@ -183,6 +198,7 @@ mod tests {
                 }
             }
             assert_eq!(fresh.len(), model.len());
+            assert_eq!(fresh.iter().count(), model.len());
         }
     }
 

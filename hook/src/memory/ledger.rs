@@ -74,6 +74,11 @@ pub(crate) struct Unowned {
 }
 
 impl Unowned {
+    #[inline]
+    pub(crate) fn is(&self, kind: Kind) -> bool {
+        usize::from(self.kind) == kind as usize
+    }
+
     pub(crate) fn of(entry: Entry) -> Self {
         Self {
             size: entry.size.to_ne_bytes(),

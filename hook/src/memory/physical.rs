@@ -1,34 +1,82 @@
 //! Who holds which physical memory: handles, mappings, multicast objects, sparse arrays. Freed with the last hold.
 //!
 //! Pure: knows neither the driver nor what is charged. About 60 bytes for what has one handle and one mapping.
+//!
+//! Cut into shards by the handle, and mappings by the address, so that threads seldom meet. An object is in the shard of its
+//! first handle, and a mapping knows its number. What concerns several shards is rare, and done with the locks of all
+//! ([`All`]).
 
+mod all;
 mod bound;
 mod names;
 mod objects;
 #[cfg(test)]
 mod tests;
 
-use gcgroup_abi::Kind;
-
 use super::few::Few;
 use super::ledger::Entry;
+use super::lock::{Guard, Lock};
+pub(crate) use all::All;
+use bound::Bindings;
 pub(crate) use bound::{Binder, Region};
-use bound::{Binding, Bindings};
-use names::{Handles, Mappings, Place};
-use objects::Objects;
+use names::{Handles, Mappings};
+use objects::{Object, Objects};
 
-/// Mappings that were taken out: where, how long, of what.
+/// More would leave more room unused: what there is would be cut less evenly.
+const SHARDS: usize = 1 << SHARD_BITS;
+const SHARD_BITS: u32 = 4;
+
+/// An object: in which shard, and where there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Number(u32);
+
+impl Number {
+    fn of(shard: usize, place: u32) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "there are few shards")]
+        Self(place.saturating_mul(1 << SHARD_BITS) | shard as u32)
+    }
+
+    fn shard(self) -> usize {
+        self.0 as usize % SHARDS
+    }
+
+    fn place(self) -> u32 {
+        self.0 >> SHARD_BITS
+    }
+}
+
+/// Where and of which object a mapping was that was taken out: address, bytes, number.
+pub(crate) type Place = (u64, u64, Number);
+
+/// Mappings that were taken out.
 pub(crate) type Mapped = Few<Place>;
 
 /// A hold that was dropped: whose, and the memory if it was the last.
-pub(crate) type Released = (u32, Option<Entry>);
+pub(crate) type Released = (Number, Option<Entry>);
+
+/// It concerns several shards, and nothing was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rare;
+
+/// One shard of the handles, with the objects that they stand for or stood for.
+#[derive(Debug, Default)]
+struct Held {
+    handles: Handles,
+    objects: Objects,
+}
+
+/// It has cache lines of its own, and what was entered last is in them.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Aligned<T>(Lock<T>);
+
+const _: () = assert!(size_of::<Aligned<Held>>() == 128 && size_of::<Aligned<Mappings>>() == 128);
 
 #[derive(Debug, Default)]
 pub(crate) struct Physical {
-    objects: Objects,
-    handles: Handles,
-    mappings: Mappings,
-    bindings: Bindings,
+    held: [Aligned<Held>; SHARDS],
+    mapped: [Aligned<Mappings>; SHARDS],
+    bindings: Lock<Bindings>,
 }
 
 /// What is gone, and what is not shown any more.
@@ -38,214 +86,152 @@ pub(crate) struct Gone {
     pub(crate) hidden: Few<Entry>,
 }
 
-impl Gone {
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.freed.is_empty() && self.hidden.is_empty()
-    }
+/// By the bits that the tables do not use, which neighbours share.
+#[inline(always)]
+fn shard_of(hash: u64) -> usize {
+    (hash >> 32) as usize % SHARDS
 }
 
 impl Physical {
-    /// Enters memory that was created; returns what had the handle before, if only that held it: the driver gave the
-    /// number out anew, so it is gone.
-    pub(crate) fn add(&mut self, handle: u64, entry: Entry) -> Gone {
-        let number = self.objects.insert(entry);
-        let mut gone = Gone::default();
-        if let Some(before) = self.handles.insert(handle, number) {
-            if let Some(object) = self.objects.get_mut(before) {
-                object.drop_handles();
-            }
-            self.end(before, &mut gone);
-        }
-        gone
+    #[inline(always)]
+    fn held(&self, shard: usize) -> Guard<'_, Held> {
+        let [first, ..] = &self.held;
+        self.held.get(shard).unwrap_or(first).0.lock()
     }
 
-    /// One more hold by a handle that is known; whether it is.
-    pub(crate) fn hold(&mut self, handle: u64) -> bool {
-        let object = self
-            .handles
-            .get(handle)
-            .and_then(|number| self.objects.get_mut(number));
-        object.map(|object| object.take_handle(false)).is_some()
+    #[inline(always)]
+    fn mapped(&self, hash: u64) -> Guard<'_, Mappings> {
+        let [first, ..] = &self.mapped;
+        self.mapped.get(shard_of(hash)).unwrap_or(first).0.lock()
     }
 
-    /// The object that a handle stands for.
-    pub(crate) fn of_handle(&self, handle: u64) -> Option<u32> {
-        self.handles.get(handle)
-    }
-
-    /// The object that is mapped at an address.
-    pub(crate) fn at(&self, address: u64) -> Option<u32> {
-        self.mappings.at(address)
-    }
-
-    pub(crate) fn entry(&self, number: u32) -> Option<Entry> {
-        Some(self.objects.get(number)?.entry())
-    }
-
-    /// Enters a mapping. How large imported memory is shows only here: by how much that is more than was known.
-    pub(crate) fn map(&mut self, address: u64, length: u64, handle: u64, gone: &mut Gone) -> Option<Entry> {
-        let number = self.of_handle(handle)?;
-        let object = self.objects.get_mut(number)?;
-        object.hold();
-        let mut more = None;
-        let mut entry = object.entry();
-        if entry.is(Kind::Ipc) && entry.size < length {
-            let mut missing = entry;
-            missing.size = length - entry.size;
-            entry.size = length;
-            object.set_entry(entry);
-            more = Some(missing);
-        }
-        // The driver maps nothing over something, so what was there is gone.
-        if let Some(before) = self.mappings.insert((address, length, number)) {
-            self.let_go(before, gone);
-        }
-        more
-    }
-
-    /// One more hold on what is mapped at `address`, by that handle.
-    pub(crate) fn retain(&mut self, address: u64, handle: u64) {
-        let Some(number) = self.at(address) else { return };
-        let is_new = self.handles.get(handle) != Some(number);
-        if let Some(object) = self.objects.get_mut(number) {
-            object.take_handle(is_new && object.handles() > 0);
-            self.handles.insert(handle, number);
+    /// With the locks of all shards: nobody else does anything meanwhile.
+    pub(crate) fn all(&self) -> All<'_> {
+        All {
+            held: self.held.each_ref().map(|shard| shard.0.lock()),
+            bindings: self.bindings.lock(),
+            mapped: &self.mapped,
         }
     }
 
-    /// Drops one hold of the handle.
-    pub(crate) fn release(&mut self, handle: u64, gone: &mut Gone) -> Option<Released> {
-        let known = self.handles.known(handle)?;
-        let number = known.number();
-        let object = self.objects.get_mut(number)?;
-        object.drop_handle();
-        if object.handles() != 0 {
-            return Some((number, None));
-        }
-        let has_others = object.has_others();
-        let is_over = object.is_over();
-        // The driver may give the number to another now, while mappings keep the memory.
-        known.remove();
-        if has_others {
-            self.handles.remove_all(number);
-        }
-        let freed = is_over.then(|| self.end(number, gone)).flatten();
-        Some((number, freed))
+    /// Enters memory that was created, which `entry` tells under the lock; what had the handle before. The driver gave the
+    /// number out anew, so its holds by handles are gone: see [`All::displaced`].
+    #[inline]
+    pub(crate) fn add(&self, handle: u64, entry: impl FnOnce() -> Entry) -> Option<Number> {
+        let hash = names::hash(handle);
+        let shard = shard_of(hash);
+        let mut held = self.held(shard);
+        let number = Number::of(shard, held.objects.insert(entry()));
+        held.handles.insert(hash, handle, number)
     }
 
-    /// Takes a release back.
-    pub(crate) fn undo(&mut self, handle: u64, (number, freed): Released) {
-        let number = match freed {
-            Some(entry) => self.objects.insert(entry),
-            None => {
-                if let Some(object) = self.objects.get_mut(number) {
-                    object.take_handle(false);
-                }
-                number
-            }
+    /// Holds what is about to be mapped, if that is known: its number, and whether it was imported.
+    #[inline]
+    pub(crate) fn hold(&self, handle: u64) -> Result<Option<(Number, bool)>, Rare> {
+        let hash = names::hash(handle);
+        let shard = shard_of(hash);
+        let mut held = self.held(shard);
+        let Some(number) = held.handles.get(hash, handle) else {
+            return Ok(None);
         };
-        self.handles.insert(handle, number);
+        if number.shard() != shard {
+            return Err(Rare);
+        }
+        let object = held.objects.get_mut(number.place());
+        Ok(object.map(|object| (number, object.hold())))
+    }
+
+    /// How large imported memory is shows only where it is mapped: by how much that is more than was known.
+    pub(crate) fn grow(&self, number: Number, length: u64) -> Option<Entry> {
+        let mut held = self.held(number.shard());
+        held.objects.get_mut(number.place())?.grow(length)
+    }
+
+    /// Enters a mapping of what is held for it. What was mapped there before, which nobody has let go: the driver maps nothing
+    /// over something, so it is gone.
+    #[inline]
+    pub(crate) fn map(&self, address: u64, length: u64, number: Number) -> Option<Number> {
+        let hash = names::hash_of_address(address);
+        self.mapped(hash).insert(hash, (address, length, number))
     }
 
     /// Takes out every mapping that begins within a range; what they mapped is still held.
-    pub(crate) fn take_mappings(&mut self, address: u64, length: u64) -> Mapped {
+    #[inline]
+    pub(crate) fn take_mappings(&self, address: u64, length: u64) -> Mapped {
         let mut taken = Mapped::default();
-        self.mappings.take(address, length, |place| taken.push(place));
+        let end = address.saturating_add(length);
+        let mut next = address;
+        while next < end {
+            let hash = names::hash_of_address(next);
+            // They follow one another, or else all are looked at.
+            let Some(place) = self.mapped(hash).take_one(hash, next) else {
+                self.take_scattered(next, end, &mut taken);
+                break;
+            };
+            next = next.saturating_add(place.1.max(names::PAGE));
+            taken.push(place);
+        }
         taken
     }
 
+    #[cold]
+    #[inline(never)]
+    fn take_scattered(&self, from: u64, end: u64, taken: &mut Mapped) {
+        for shard in &self.mapped {
+            shard.0.lock().take_within(from..end, |place| taken.push(place));
+        }
+    }
+
     /// Takes that back.
-    pub(crate) fn put_back(&mut self, taken: &Mapped) {
-        taken.for_each(|place| {
-            self.mappings.insert(*place);
+    pub(crate) fn put_back(&self, taken: &Mapped) {
+        taken.for_each(|(address, length, number)| {
+            self.map(*address, *length, *number);
         });
     }
 
-    /// They are unmapped.
-    pub(crate) fn unmapped(&mut self, taken: &Mapped, gone: &mut Gone) {
-        taken.for_each(|(.., number)| self.let_go(*number, gone));
-    }
-
-    /// Binds memory to something, in place of what was bound there.
-    pub(crate) fn bind(
-        &mut self,
-        to: Binder,
-        region: Region,
-        object: u32,
-        shown: Option<Entry>,
-        gone: &mut Gone,
-    ) {
-        // First, for it may be the same memory.
-        if let Some(object) = self.objects.get_mut(object) {
-            object.hold();
-        }
-        self.unbind(to, &region, gone);
-        self.bindings.add(to, region, object, shown);
-    }
-
-    /// Ends what is bound in a region.
-    pub(crate) fn unbind(&mut self, from: Binder, region: &Region, gone: &mut Gone) {
-        let ended = self.bindings.cut(from, region);
-        self.end_bindings(ended, gone);
-    }
-
-    /// The same, once that stream has come so far.
-    pub(crate) fn unbind_after(&mut self, stream: usize, from: Binder, region: &Region) {
-        self.bindings.cut_after(stream, from, region);
-    }
-
-    /// That stream has come so far.
-    pub(crate) fn passed(&mut self, stream: usize, gone: &mut Gone) {
-        let ended = self.bindings.passed(stream);
-        self.end_bindings(ended, gone);
-    }
-
-    /// The streams that bindings wait for.
-    pub(crate) fn waits_for(&self) -> Vec<usize> {
-        self.bindings.waits_for()
-    }
-
-    /// What memory was bound to is gone.
-    pub(crate) fn unbind_all(&mut self, from: Binder, gone: &mut Gone) {
-        let ended = self.bindings.remove(from);
-        self.end_bindings(ended, gone);
-    }
-
-    fn end_bindings(&mut self, ended: Vec<Binding>, gone: &mut Gone) {
-        for binding in ended {
-            binding
-                .shown
-                .into_iter()
-                .for_each(|shown| gone.hidden.push(shown));
-            self.let_go(binding.object, gone);
-        }
-    }
-
-    fn let_go(&mut self, number: u32, gone: &mut Gone) {
-        let Some(object) = self.objects.get_mut(number) else {
-            return;
+    /// Lets go of what was mapped; the memory if that was the last hold.
+    #[inline]
+    pub(crate) fn let_go(&self, number: Number) -> Result<Option<Entry>, Rare> {
+        let mut held = self.held(number.shard());
+        let Some(object) = held.objects.get_mut(number.place()) else {
+            return Ok(None);
         };
+        if object.is_multicast() {
+            return Err(Rare);
+        }
         object.let_go();
-        if object.is_over() {
-            self.end(number, gone);
+        if !object.is_over() {
+            return Ok(None);
         }
+        Ok(held.objects.remove(number.place()))
     }
 
-    /// What it was, if nothing holds it.
-    fn end(&mut self, number: u32, gone: &mut Gone) -> Option<Entry> {
-        self.objects.get(number).filter(|object| object.is_over())?;
-        let entry = self.objects.remove(number)?;
-        gone.freed.push(entry);
-        if entry.kind() == Kind::Multicast {
-            self.unbind_all(Binder::Multicast(number), gone);
-        }
-        Some(entry)
-    }
-
-    /// Shows every entry, which may be changed.
-    pub(crate) fn each(&mut self, mut change: impl FnMut(&mut Entry)) {
-        self.objects.each(&mut change);
-        self.bindings.shown().for_each(&mut change);
+    /// Drops one hold of the handle, if it is known.
+    #[inline]
+    pub(crate) fn release(&self, handle: u64) -> Result<Option<Released>, Rare> {
+        let hash = names::hash(handle);
+        let shard = shard_of(hash);
+        let mut held = self.held(shard);
+        let Held { handles, objects } = &mut *held;
+        let mut released = Ok(None);
+        handles.remove_if(hash, handle, |number| {
+            let is_here = number.shard() == shard;
+            let object = objects.get_mut(number.place()).filter(|_| is_here);
+            let Some(object) = object.filter(|object| object.is_simple()) else {
+                released = Err(Rare);
+                return false;
+            };
+            object.drop_handle();
+            let is_last = object.handles() == 0;
+            let freed = if object.is_over() {
+                objects.remove(number.place())
+            } else {
+                None
+            };
+            released = Ok(Some((number, freed)));
+            // The driver may give the number to another now, while mappings keep the memory.
+            is_last
+        });
+        released
     }
 }

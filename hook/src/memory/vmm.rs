@@ -9,8 +9,7 @@ use gcgroup_abi::Kind;
 
 use super::freeing::has_passed;
 use super::ledger::Entry;
-use super::lock::Lock;
-use super::physical::{Binder, Gone, Physical, Region};
+use super::physical::{All, Binder, Gone, Number, Physical, Rare, Region, Released};
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT,
     CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
@@ -21,43 +20,67 @@ use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};
 
-/// The process's, under a lock that is never held while the driver is called.
+/// The process's, under locks that are never held while the driver is called.
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
-    objects: Lock<Physical>,
+    objects: Physical,
     /// Whether tiles of a sparse array were ever mapped: if not, arrays and streams have nothing to do with it.
     is_sparse: AtomicBool,
 }
 
 impl Process {
     /// Runs `body` on what holds physical memory, and takes off what is gone by it.
-    pub(super) fn physical<T>(&self, body: impl FnOnce(&mut Physical, &mut Gone) -> T) -> T {
+    pub(super) fn physical<T>(&self, body: impl FnOnce(&mut All<'_>, &mut Gone) -> T) -> T {
         let mut gone = Gone::default();
-        let result = body(&mut self.memory.physical.objects.lock(), &mut gone);
+        let result = body(&mut self.memory.physical.objects.all(), &mut gone);
         self.bury(&gone);
         result
     }
 
-    #[inline]
     fn bury(&self, gone: &Gone) {
-        if !gone.is_empty() {
-            self.bury_some(gone);
-        }
-    }
-
-    #[inline(never)]
-    fn bury_some(&self, gone: &Gone) {
         gone.freed.for_each(|entry| self.discharge(entry));
         gone.hidden
             .for_each(|entry| self.memory.levels.hide(self.usage(), entry));
     }
 
     /// Enters what was just created or imported. The device may have been renumbered since it was charged.
+    #[inline]
     fn add_physical(&self, handle: CUmemGenericAllocationHandle, mut entry: Entry) {
         self.count_in(&entry);
-        self.physical(|physical, gone| {
+        let before = self.memory.physical.objects.add(handle.0, || {
             self.follow(&mut entry);
-            *gone = physical.add(handle.0, entry);
+            entry
+        });
+        if let Some(before) = before {
+            self.physical(|all, gone| all.displaced(before, gone));
+        }
+    }
+
+    /// Holds what a handle stands for, if that is known: its number, and whether it was imported.
+    #[inline]
+    fn hold_physical(&self, handle: CUmemGenericAllocationHandle) -> Option<(Number, bool)> {
+        let held = self.memory.physical.objects.hold(handle.0);
+        held.unwrap_or_else(|Rare| self.physical(|all, _| all.hold(handle.0)))
+    }
+
+    #[inline]
+    fn let_go_physical(&self, number: Number) {
+        match self.memory.physical.objects.let_go(number) {
+            Ok(None) => {}
+            Ok(Some(entry)) => self.discharge(&entry),
+            Err(Rare) => self.physical(|all, gone| all.let_go(number, gone)),
+        }
+    }
+
+    /// Takes a release back. The device may have been renumbered since.
+    #[cold]
+    #[inline(never)]
+    fn undo_release(&self, handle: CUmemGenericAllocationHandle, mut released: Released) {
+        self.physical(|all, _| {
+            if let (_, Some(freed)) = &mut released {
+                self.follow(freed);
+            }
+            all.undo(handle.0, released);
         });
     }
 
@@ -75,7 +98,7 @@ impl Process {
         if !self.memory.physical.is_sparse() {
             return;
         }
-        let waiting = self.memory.physical.objects.lock().waits_for();
+        let waiting = self.memory.physical.objects.all().waits_for();
         for stream in waiting {
             if passed == Some(stream) || has_passed(self, stream) {
                 self.physical(|physical, gone| physical.passed(stream, gone));
@@ -94,7 +117,7 @@ impl Vmm {
     }
 
     pub(crate) fn renumber(&self, process: &Process) {
-        self.objects.lock().each(|entry| process.follow(entry));
+        self.objects.all().each(|entry| process.follow(entry));
     }
 }
 
@@ -139,7 +162,7 @@ pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) 
     let (Some(process), Some(handle)) = (process::get(), written(handle)) else {
         return Ok(());
     };
-    if process.physical(|physical, _| physical.hold(handle.0)) {
+    if process.physical(|all, _| all.hold_handle(handle.0)) {
         return Ok(());
     }
     let mut properties = CUmemAllocationProp::NONE;
@@ -162,21 +185,33 @@ pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> C
         return next();
     };
     // Before the driver, which may give the number to another thread's memory at once.
+    let released = match process.memory.physical.objects.release(handle.0) {
+        Ok(None) => return next(),
+        Ok(Some(released)) => released,
+        Err(Rare) => return release_of_several(process, handle, next),
+    };
+    let result = next();
+    match result {
+        Ok(()) => drop(released.1.inspect(|freed| process.discharge(freed))),
+        Err(_) => process.undo_release(handle, released),
+    }
+    result
+}
+
+/// The same where other handles or other memory may be concerned.
+#[cold]
+#[inline(never)]
+fn release_of_several(process: &Process, handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
     let mut gone = Gone::default();
-    let Some(released) = process
-        .memory
-        .physical
-        .objects
-        .lock()
-        .release(handle.0, &mut gone)
-    else {
+    let released = process.memory.physical.objects.all().release(handle.0, &mut gone);
+    let Some(released) = released else {
         return next();
     };
     let result = next();
     match result {
         Ok(()) => process.bury(&gone),
         // What it bound, if it was a multicast object, is not put back.
-        Err(_) => process.memory.physical.objects.lock().undo(handle.0, released),
+        Err(_) => process.undo_release(handle, released),
     }
     result
 }
@@ -188,10 +223,19 @@ pub(crate) fn map(
     handle: CUmemGenericAllocationHandle,
     next: Next<'_>,
 ) -> CUresult {
-    next()?;
-    if let Some(process) = process::get() {
-        let more = process.physical(|physical, gone| physical.map(address.0, bytes as u64, handle.0, gone));
-        more.inspect(|more| process.memory.levels.show(process.usage(), more));
+    // Before the driver: another thread may release the handle as soon as it is mapped.
+    let held = process::get().and_then(|process| Some((process, process.hold_physical(handle)?)));
+    let Some((process, (number, is_imported))) = held else {
+        return next();
+    };
+    next().inspect_err(|_| process.let_go_physical(number))?;
+    let bytes = bytes as u64;
+    let objects = &process.memory.physical.objects;
+    if is_imported && let Some(more) = objects.grow(number, bytes) {
+        process.memory.levels.show(process.usage(), &more);
+    }
+    if let Some(before) = objects.map(address.0, bytes, number) {
+        process.let_go_physical(before);
     }
     Ok(())
 }
@@ -202,12 +246,13 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUres
         return next();
     };
     // Before the driver, after which another thread may map something there.
-    let taken = process.physical(|physical, _| physical.take_mappings(address.0, bytes as u64));
+    let objects = &process.memory.physical.objects;
+    let taken = objects.take_mappings(address.0, bytes as u64);
     let result = next();
-    process.physical(|physical, gone| match result {
-        Ok(()) => physical.unmapped(&taken, gone),
-        Err(_) => physical.put_back(&taken),
-    });
+    match result {
+        Ok(()) => taken.for_each(|(.., number)| process.let_go_physical(*number)),
+        Err(_) => objects.put_back(&taken),
+    }
     result
 }
 
@@ -215,7 +260,7 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUres
 pub(crate) fn retain(handle: *mut CUmemGenericAllocationHandle, address: u64, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(handle)) = (process::get(), written(handle)) {
-        process.physical(|physical, _| physical.retain(address, handle.0));
+        process.physical(|all, _| all.retain(address, handle.0));
     }
     Ok(())
 }

@@ -2,13 +2,14 @@
 
 use hashbrown::HashMap;
 
+use super::Number;
 use crate::memory::ledger::Entry;
 
 /// What memory is bound to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Binder {
     /// A multicast object, by its number here.
-    Multicast(u32),
+    Multicast(Number),
     /// A sparse array or mipmapped array, by its handle.
     Array(u64),
 }
@@ -25,7 +26,7 @@ pub(crate) struct Region {
 #[derive(Debug)]
 pub(super) struct Binding {
     parts: Vec<Region>,
-    pub(super) object: u32,
+    pub(super) object: Number,
     pub(super) shown: Option<Entry>,
 }
 
@@ -78,7 +79,7 @@ pub(super) struct Bindings {
 }
 
 impl Bindings {
-    pub(super) fn add(&mut self, to: Binder, region: Region, object: u32, shown: Option<Entry>) {
+    pub(super) fn add(&mut self, to: Binder, region: Region, object: Number, shown: Option<Entry>) {
         let binding = Binding {
             parts: vec![region],
             object,

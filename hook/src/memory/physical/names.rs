@@ -1,13 +1,15 @@
 //! Objects by what the driver calls them: handles, and the addresses where they are mapped. 12 and 16 bytes each.
 
-use hashbrown::HashTable;
-use hashbrown::hash_table::{Entry, OccupiedEntry};
+use std::ops::Range;
+
+use super::{Number, Place};
+use crate::memory::fresh::{Fresh, Row};
 
 /// Mapped in pages of this size at least.
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 
 /// A number of 64 bits that needs no more alignment than one of 32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Word([u32; 2]);
 
 impl Word {
@@ -22,10 +24,15 @@ impl Word {
     }
 }
 
+/// Below that, handles are numbers that are counted up, and not addresses.
+const SMALL: u64 = 1 << 20;
+
 /// Handles are anything from small numbers to pointers; of addresses, pages are counted. Neighbours are kept near each other
 /// in the table, for they are likely used one after the other, and what is near is likely in the cache.
-fn hash(key: u64) -> u64 {
-    let product = u128::from((key >> 14) ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
+#[inline]
+pub(super) fn hash(key: u64) -> u64 {
+    let neighbours = key >> if key < SMALL { 3 } else { 14 };
+    let product = u128::from(neighbours ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
     #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
     let region = (product >> 64) as u64 ^ product as u64;
     // Of a region each key has a place of its own. Those that are apart by a page of device memory, or by what the driver is
@@ -37,191 +44,182 @@ fn hash(key: u64) -> u64 {
 }
 
 /// By the page.
-fn hash_of_address(address: u64) -> u64 {
+#[inline]
+pub(super) fn hash_of_address(address: u64) -> u64 {
     hash(address / PAGE)
 }
 
-/// Objects by handle.
+#[derive(Debug, Clone, Copy, Default)]
+struct Named {
+    handle: Word,
+    number: Number,
+}
+
+impl Row for Named {
+    #[inline(always)]
+    fn key(&self) -> u64 {
+        self.handle.number()
+    }
+
+    fn hash(key: u64) -> u64 {
+        hash(key)
+    }
+}
+
+/// Objects by handle. Who asks knows the handle's [`hash`].
 #[derive(Debug, Default)]
-pub(super) struct Handles(HashTable<(Word, u32)>);
+pub(super) struct Handles(Fresh<Named, 4>);
 
 impl Handles {
-    pub(super) fn get(&self, handle: u64) -> Option<u32> {
-        let word = Word::of(handle);
-        let (_, number) = self.0.find(hash(handle), |(other, _)| *other == word)?;
-        Some(*number)
+    #[inline(always)]
+    pub(super) fn get(&self, hash: u64, handle: u64) -> Option<Number> {
+        Some(self.0.find(hash, handle)?.number)
     }
 
     /// What had the handle before.
-    pub(super) fn insert(&mut self, handle: u64, number: u32) -> Option<u32> {
-        let word = Word::of(handle);
-        let rehash = |(word, _): &(Word, u32)| hash(word.number());
-        match self.0.entry(hash(handle), |(other, _)| *other == word, rehash) {
-            Entry::Occupied(mut there) => Some(std::mem::replace(&mut there.get_mut().1, number)),
-            Entry::Vacant(place) => {
-                place.insert((word, number));
-                None
-            }
-        }
+    #[inline(always)]
+    pub(super) fn insert(&mut self, hash: u64, handle: u64, number: Number) -> Option<Number> {
+        let handle = Word::of(handle);
+        Some(self.0.insert(hash, Named { handle, number })?.number)
     }
 
-    /// A handle that is known.
-    pub(super) fn known(&mut self, handle: u64) -> Option<Known<'_>> {
-        let word = Word::of(handle);
-        let there = self.0.find_entry(hash(handle), |(other, _)| *other == word);
-        there.ok().map(Known)
+    /// Forgets a handle if its object `is_over`.
+    #[inline(always)]
+    pub(super) fn remove_if(&mut self, hash: u64, handle: u64, is_over: impl FnOnce(Number) -> bool) {
+        self.0.remove_if(hash, handle, |named| is_over(named.number));
     }
 
     /// Forgets every handle of an object.
-    pub(super) fn remove_all(&mut self, number: u32) {
-        self.0.retain(|(_, other)| *other != number);
+    pub(super) fn remove_all(&mut self, number: Number) {
+        self.0.take_all(|named| named.number == number, drop);
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.len() == 0
     }
 }
 
-/// A handle that is known, found once.
-pub(super) struct Known<'a>(OccupiedEntry<'a, (Word, u32)>);
-
-impl Known<'_> {
-    /// The object that it stands for.
-    pub(super) fn number(&self) -> u32 {
-        self.0.get().1
-    }
-
-    pub(super) fn remove(self) {
-        self.0.remove();
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Mapping {
     address: Word,
-    number: u32,
+    number: Number,
     pages: u32,
 }
 
 impl Mapping {
-    fn length(&self) -> u64 {
-        u64::from(self.pages) * PAGE
+    fn place(&self) -> Place {
+        (self.address.number(), u64::from(self.pages) * PAGE, self.number)
     }
 
     fn has(&self, address: u64) -> bool {
-        address.wrapping_sub(self.address.number()) < self.length()
+        let (from, length, _) = self.place();
+        address.wrapping_sub(from) < length
     }
 }
 
-/// Where and of which object a mapping was that was taken out: address, bytes, number.
-pub(crate) type Place = (u64, u64, u32);
+impl Row for Mapping {
+    #[inline(always)]
+    fn key(&self) -> u64 {
+        self.address.number()
+    }
 
-/// Objects by where they are mapped.
+    fn hash(key: u64) -> u64 {
+        hash_of_address(key)
+    }
+}
+
+/// Objects by where they are mapped. Who asks knows the address's hash ([`hash_of_address`]).
 #[derive(Debug, Default)]
-pub(super) struct Mappings(HashTable<Mapping>);
+pub(super) struct Mappings(Fresh<Mapping, 4>);
 
 impl Mappings {
     /// What was mapped there before.
-    pub(super) fn insert(&mut self, (address, length, number): Place) -> Option<u32> {
+    #[inline(always)]
+    pub(super) fn insert(&mut self, hash: u64, (address, length, number): Place) -> Option<Number> {
         let mapping = Mapping {
             address: Word::of(address),
             number,
             pages: u32::try_from(length.div_ceil(PAGE)).unwrap_or(u32::MAX),
         };
-        let rehash = |mapping: &Mapping| hash_of_address(mapping.address.number());
-        match self.0.entry(
-            hash_of_address(address),
-            |other| other.address == mapping.address,
-            rehash,
-        ) {
-            Entry::Occupied(mut there) => Some(std::mem::replace(there.get_mut(), mapping).number),
-            Entry::Vacant(place) => {
-                place.insert(mapping);
-                None
-            }
-        }
+        Some(self.0.insert(hash, mapping)?.number)
     }
 
-    /// The object that is mapped at an address. Quick where a mapping begins; else all are looked at.
-    pub(super) fn at(&self, address: u64) -> Option<u32> {
-        let word = Word::of(address);
-        let found = self
-            .0
-            .find(hash_of_address(address), |other| other.address == word);
-        let found = found.or_else(|| self.0.iter().find(|mapping| mapping.has(address)));
-        found.map(|mapping| mapping.number)
+    /// The object whose mapping begins at an address.
+    pub(super) fn beginning_at(&self, hash: u64, address: u64) -> Option<Number> {
+        Some(self.0.find(hash, address)?.number)
+    }
+
+    /// The object that is mapped at an address, for who looks at all.
+    pub(super) fn around(&self, address: u64) -> Option<Number> {
+        let found = self.0.iter().find(|mapping| mapping.has(address));
+        Some(found?.number)
     }
 
     /// Takes out the mapping that begins at an address.
-    fn take_one(&mut self, address: u64) -> Option<Place> {
-        let word = Word::of(address);
-        let there = self
-            .0
-            .find_entry(hash_of_address(address), |other| other.address == word)
-            .ok()?;
-        let (mapping, _) = there.remove();
-        Some((address, mapping.length(), mapping.number))
+    #[inline(always)]
+    pub(super) fn take_one(&mut self, hash: u64, address: u64) -> Option<Place> {
+        Some(self.0.remove(hash, address)?.place())
     }
 
     /// Takes out every mapping that begins within a range, and shows it.
-    pub(super) fn take(&mut self, address: u64, length: u64, mut show: impl FnMut(Place)) {
-        let end = address.saturating_add(length);
-        let mut next = address;
-        while next < end {
-            // They follow one another, or else all are looked at.
-            let Some(place) = self.take_one(next) else {
-                let is_within = |mapping: &mut Mapping| (next..end).contains(&mapping.address.number());
-                self.0
-                    .extract_if(is_within)
-                    .for_each(|mapping| show((mapping.address.number(), mapping.length(), mapping.number)));
-                return;
-            };
-            next = next.saturating_add(place.1.max(PAGE));
-            show(place);
-        }
+    pub(super) fn take_within(&mut self, range: Range<u64>, mut show: impl FnMut(Place)) {
+        let is_within = |mapping: &Mapping| range.contains(&mapping.key());
+        self.0.take_all(is_within, |mapping| show(mapping.place()));
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.len() == 0
     }
 }
 
-const _: () = assert!(size_of::<(Word, u32)>() == 12 && size_of::<Mapping>() == 16);
+const _: () = assert!(size_of::<Named>() == 12 && size_of::<Mapping>() == 16);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_mapped_is_found_from_its_first_byte_to_its_last() {
-        let mut mappings = Mappings::default();
-        assert_eq!(mappings.insert((0x7f00_0020_0000, 0x20_0000, 1)), None);
-        assert_eq!(mappings.insert((0x7f00_0040_0000, 1, 2)), None);
-        assert_eq!(mappings.at(0x7f00_0020_0000), Some(1));
-        assert_eq!(mappings.at(0x7f00_003f_ffff), Some(1));
-        assert_eq!(mappings.at(0x7f00_0040_0fff), Some(2));
-        assert_eq!(mappings.at(0x7f00_0040_1000), None);
-        assert_eq!(mappings.at(0x7f00_001f_ffff), None);
-        assert_eq!(mappings.insert((0x7f00_0040_0000, 1, 3)), Some(2));
+    fn insert(mappings: &mut Mappings, address: u64, length: u64, number: u32) -> Option<Number> {
+        mappings.insert(hash_of_address(address), (address, length, Number(number)))
     }
 
     #[test]
-    fn a_range_takes_what_begins_in_it_with_gaps_and_without() {
+    fn what_is_mapped_is_found_from_its_first_byte_to_its_last() {
+        let mut mappings = Mappings::default();
+        assert_eq!(insert(&mut mappings, 0x7f00_0020_0000, 0x20_0000, 1), None);
+        assert_eq!(insert(&mut mappings, 0x7f00_0040_0000, 1, 2), None);
+        let begins = |address| mappings.beginning_at(hash_of_address(address), address);
+        assert_eq!(begins(0x7f00_0020_0000), Some(Number(1)));
+        assert_eq!(begins(0x7f00_0020_1000), None);
+        assert_eq!(mappings.around(0x7f00_0020_0000), Some(Number(1)));
+        assert_eq!(mappings.around(0x7f00_003f_ffff), Some(Number(1)));
+        assert_eq!(mappings.around(0x7f00_0040_0fff), Some(Number(2)));
+        assert_eq!(mappings.around(0x7f00_0040_1000), None);
+        assert_eq!(mappings.around(0x7f00_001f_ffff), None);
+        assert_eq!(insert(&mut mappings, 0x7f00_0040_0000, 1, 3), Some(Number(2)));
+    }
+
+    #[test]
+    fn a_range_takes_what_begins_in_it() {
         let mut mappings = Mappings::default();
         let at = |page: u64| 0x10_0000 + page * PAGE;
-        for (number, page) in [(1, 0), (2, 2), (3, 3), (4, 9), (5, 20)] {
-            mappings.insert((at(page), PAGE, number));
+        for (number, page) in [(1, 0), (2, 2), (3, 3), (4, 9), (5, 20), (6, 21)] {
+            insert(&mut mappings, at(page), PAGE, number);
         }
         let mut taken = Vec::new();
-        mappings.take(at(2), 2 * PAGE, |(.., number)| taken.push(number));
-        assert_eq!(taken, [2, 3]);
-        taken.clear();
-        mappings.take(at(0), 20 * PAGE, |(.., number)| taken.push(number));
+        mappings.take_within(at(1)..at(20), |(.., number)| taken.push(number.0));
         taken.sort_unstable();
-        assert_eq!(taken, [1, 4]);
-        mappings.take(0, u64::MAX, |place| assert_eq!(place, (at(20), PAGE, 5)));
+        assert_eq!(taken, [2, 3, 4]);
+        assert_eq!(
+            mappings.take_one(hash_of_address(at(20)), at(20)),
+            Some((at(20), PAGE, Number(5)))
+        );
+        assert_eq!(mappings.take_one(hash_of_address(at(20)), at(20)), None);
+        taken.clear();
+        mappings.take_within(0..u64::MAX, |(.., number)| taken.push(number.0));
+        taken.sort_unstable();
+        assert_eq!(taken, [1, 6]);
         assert!(mappings.is_empty());
     }
 
@@ -235,6 +233,23 @@ mod tests {
             assert!(
                 places.iter().all(|count| (20..400).contains(count)),
                 "{step}: {places:?}"
+            );
+        }
+    }
+
+    /// Threads are not to meet at one lock because their handles are alike.
+    #[test]
+    fn numbers_of_all_sizes_spread_over_the_shards() {
+        for step in [1_u64, 8, 64, 512, 4096, 2 << 20, 1 << 32] {
+            let mut shards = [0_u32; super::super::SHARDS];
+            for number in 1..=25_600 {
+                if let Some(count) = shards.get_mut(super::super::shard_of(hash(number * step))) {
+                    *count += 1;
+                }
+            }
+            assert!(
+                shards.iter().all(|count| (1000..2600).contains(count)),
+                "{step}: {shards:?}"
             );
         }
     }

@@ -1,5 +1,7 @@
 //! The pieces of physical memory and the multicast objects that there are, by a number of ours: 20 bytes each.
 
+use gcgroup_abi::Kind;
+
 use crate::memory::ledger::{Entry, Unowned};
 
 #[derive(Debug)]
@@ -58,8 +60,29 @@ impl Object {
         self.handles & OTHERS != 0
     }
 
-    pub(super) fn hold(&mut self) {
+    /// One more hold by a mapping or a binding; whether it was imported.
+    pub(super) fn hold(&mut self) -> bool {
         self.holds = self.holds.saturating_add(1);
+        self.entry.is(Kind::Ipc)
+    }
+
+    /// It is at least that long: by how much that is more than was known.
+    pub(super) fn grow(&mut self, length: u64) -> Option<Entry> {
+        let mut entry = self.entry();
+        let missing = length.checked_sub(entry.size).filter(|missing| *missing != 0)?;
+        entry.size = length;
+        self.set_entry(entry);
+        entry.size = missing;
+        Some(entry)
+    }
+
+    pub(super) fn is_multicast(&self) -> bool {
+        self.entry.is(Kind::Multicast)
+    }
+
+    /// Whether it has but one handle, and holds nothing itself.
+    pub(super) fn is_simple(&self) -> bool {
+        !self.has_others() && !self.is_multicast()
     }
 
     pub(super) fn let_go(&mut self) {
@@ -72,14 +95,13 @@ impl Object {
 }
 
 /// In pieces, so that growing copies nothing and leaves no room to spare.
-const PIECE: usize = 1024;
+const PIECE: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct Objects {
     pieces: Vec<Vec<Object>>,
     /// The first free place.
     free: u32,
-    live: usize,
 }
 
 impl Default for Objects {
@@ -87,7 +109,6 @@ impl Default for Objects {
         Self {
             pieces: Vec::new(),
             free: NONE,
-            live: 0,
         }
     }
 }
@@ -98,19 +119,12 @@ impl Objects {
         self.pieces.get_mut(number / PIECE)?.get_mut(number % PIECE)
     }
 
-    pub(super) fn get(&self, number: u32) -> Option<&Object> {
-        let at = number as usize;
-        let object = self.pieces.get(at / PIECE)?.get(at % PIECE)?;
-        (object.handles != FREE).then_some(object)
-    }
-
     pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Object> {
         self.place(number).filter(|object| object.handles != FREE)
     }
 
     /// Enters something that one handle holds; its number.
     pub(super) fn insert(&mut self, entry: Entry) -> u32 {
-        self.live += 1;
         let object = Object {
             entry: Unowned::of(entry),
             handles: 1,
@@ -140,7 +154,6 @@ impl Objects {
         (object.handles, object.holds) = (FREE, free);
         let entry = object.entry();
         self.free = number;
-        self.live -= 1;
         Some(entry)
     }
 
@@ -156,7 +169,8 @@ impl Objects {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.live == 0
+        let mut all = self.pieces.iter().flatten();
+        all.all(|object| object.handles == FREE)
     }
 }
 
@@ -177,18 +191,18 @@ mod tests {
         assert_eq!(objects.remove(numbers[5]), Some(entry(5)));
         assert_eq!(objects.remove(numbers[2000]), Some(entry(2000)));
         assert_eq!(objects.remove(numbers[5]), None);
-        assert!(objects.get(numbers[5]).is_none());
+        assert!(objects.get_mut(numbers[5]).is_none());
         assert_eq!(objects.insert(entry(7777)), numbers[2000]);
         assert_eq!(objects.insert(entry(8888)), numbers[5]);
         assert_eq!(objects.insert(entry(9999)), 3000);
-        assert_eq!(objects.get(numbers[5]).unwrap().entry(), entry(8888));
+        assert_eq!(objects.get_mut(numbers[5]).unwrap().entry(), entry(8888));
         let (mut count, mut sum) = (0, 0);
         objects.each(|entry| {
             count += 1;
             sum += entry.size;
             entry.size += 1;
         });
-        assert_eq!(objects.get(numbers[5]).unwrap().entry(), entry(8889));
+        assert_eq!(objects.get_mut(numbers[5]).unwrap().entry(), entry(8889));
         assert_eq!(count, 3001);
         assert_eq!(sum, (0..3000).sum::<u64>() - 2005 + 7777 + 8888 + 9999);
         for number in 0..=3000 {
