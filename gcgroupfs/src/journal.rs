@@ -5,6 +5,7 @@
 //! all settings of one process or group and a number; of several for one of them the highest number counts, so that lines
 //! may be appended in any order. What settings are, it does not know.
 
+mod replay;
 #[cfg(test)]
 mod tests;
 
@@ -24,20 +25,19 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
+#[cfg(any(test, fuzzing))]
+pub use self::replay::check;
+use self::replay::{Record, Replay, line};
+
 /// The file's name in the state directory.
 const NAME: &str = "settings.jsonl";
-
-/// Of the file's format. A daemon sets another's aside.
-const VERSION: u32 = 1;
-
-/// The highest number that is believed: there are as many more to give.
-const MAX_NUMBER: u64 = u64::MAX / 2;
 
 /// How long a lock is waited for, and the time between two attempts.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Bytes appended since the last compaction that call for another.
+/// Bytes appended since the last compaction that call for another, if that left less. So a file has no more than twice what
+/// is to be kept and this, and rewriting it costs no more than appending has.
 const COMPACT_AFTER: u64 = 1 << 20;
 
 /// What a line is about. A process for as long as the machine is up: its pid (as the daemon sees it) and its start time in clock ticks
@@ -69,23 +69,6 @@ impl Key {
     }
 }
 
-/// The first line.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Header {
-    gcgroupfs_settings: u32,
-    /// Start times mean nothing after a reboot.
-    boot_id: String,
-}
-
-/// Every other line.
-#[derive(Debug, Serialize, Deserialize)]
-struct Record<S> {
-    seq: u64,
-    #[serde(flatten)]
-    key: Key,
-    settings: S,
-}
-
 /// An open state file. Locked for as long as it is open, so that no other daemon writes it.
 #[derive(Debug)]
 pub struct Journal {
@@ -94,6 +77,8 @@ pub struct Journal {
     file: RwLock<Flock<File>>,
     next: AtomicU64,
     appended: AtomicU64,
+    /// Bytes that the last compaction left.
+    kept: AtomicU64,
     failed: AtomicBool,
 }
 
@@ -129,13 +114,15 @@ impl Journal {
             );
         }
         replay.sift(sift);
-        let file = write_compacted(&path, &replay.latest)?;
+        let text = replay.text()?;
+        let file = write_compacted(&path, &text)?;
         fs::rename(compacted(&path), &path)?;
         let journal = Self {
             path,
             file: RwLock::new(file),
             next: AtomicU64::new(replay.highest + 1),
             appended: AtomicU64::new(0),
+            kept: AtomicU64::new(text.len() as u64),
             failed: AtomicBool::new(false),
         };
         info!(
@@ -194,7 +181,7 @@ impl Journal {
 
     /// Whether enough has been appended for [`Self::compact`] to be worth its while.
     pub fn is_long(&self) -> bool {
-        self.appended.load(Relaxed) >= COMPACT_AFTER
+        self.appended.load(Relaxed) >= self.kept.load(Relaxed).max(COMPACT_AFTER)
     }
 
     /// Rewrites the file without what is superseded or of dead processes. Appending goes on meanwhile: only the lines
@@ -212,111 +199,16 @@ impl Journal {
             .map_or(0, |at| at + 1);
         let mut replay = Replay::<serde_json::Value>::of(text.get(..end).unwrap_or_default());
         replay.latest.retain(|key, _| is_alive(*key));
-        let mut file = write_compacted(&self.path, &replay.latest)?;
+        let kept = replay.text()?;
+        let mut file = write_compacted(&self.path, &kept)?;
 
         let mut current = self.file.write();
         current.seek(SeekFrom::Start(end as u64))?;
         io::copy(&mut **current, &mut *file)?;
         fs::rename(compacted(&self.path), &self.path)?;
         *current = file;
+        self.kept.store(kept.len() as u64, Relaxed);
         Ok(())
-    }
-}
-
-/// What a file says.
-struct Replay<S> {
-    latest: BTreeMap<Key, Record<S>>,
-    highest: u64,
-    /// What is wrong with it, beyond a last line that was not finished.
-    fault: Option<&'static str>,
-}
-
-impl<S: DeserializeOwned> Replay<S> {
-    fn of(text: &[u8]) -> Self {
-        let mut replay = Self {
-            latest: BTreeMap::new(),
-            highest: 0,
-            fault: None,
-        };
-        let mut lines = text.split_inclusive(|byte| *byte == b'\n');
-        match lines.next().map(serde_json::from_slice::<Header>) {
-            Some(Ok(header)) if header.gcgroupfs_settings != VERSION => {
-                replay.fault = Some("written by another version");
-                return replay;
-            }
-            Some(Ok(header)) if header.boot_id != boot_id() => return replay,
-            Some(Ok(_)) => {}
-            _ => {
-                replay.fault = Some("not a file of settings");
-                return replay;
-            }
-        }
-        for line in lines {
-            if line == b"\n" {
-                continue;
-            }
-            match serde_json::from_slice::<Record<S>>(line) {
-                // No daemon has come so far: those that follow would count for less, and never again for more.
-                Ok(record) if record.seq > MAX_NUMBER => replay.fault = Some("damaged"),
-                Ok(record) => replay.take(record),
-                Err(_) if !line.ends_with(b"\n") => {}
-                Err(_) => replay.fault = Some("damaged"),
-            }
-        }
-        replay
-    }
-
-    fn sift(&mut self, sift: impl FnOnce(&mut BTreeMap<Key, S>)) {
-        let mut numbers = BTreeMap::new();
-        let records = std::mem::take(&mut self.latest).into_iter();
-        let mut values = records
-            .map(|(key, record)| {
-                numbers.insert(key, record.seq);
-                (key, record.settings)
-            })
-            .collect();
-        sift(&mut values);
-        self.latest = values
-            .into_iter()
-            .map(|(key, settings)| {
-                let seq = numbers.get(&key).copied().unwrap_or(self.highest);
-                (key, Record { seq, key, settings })
-            })
-            .collect();
-    }
-
-    fn take(&mut self, record: Record<S>) {
-        self.highest = self.highest.max(record.seq);
-        if self
-            .latest
-            .get(&record.key)
-            .is_none_or(|known| known.seq < record.seq)
-        {
-            self.latest.insert(record.key, record);
-        }
-    }
-}
-
-/// Panics if what is understood of a state file, of this boot or another, would not be understood again.
-#[cfg(any(test, fuzzing))]
-#[allow(clippy::unwrap_used, reason = "for tests")]
-pub fn check<S: Serialize + DeserializeOwned>(text: &[u8]) {
-    let header = line(&Header {
-        gcgroupfs_settings: VERSION,
-        boot_id: boot_id(),
-    })
-    .unwrap();
-    for text in [text.to_vec(), [&header, text].concat()] {
-        let first = Replay::<S>::of(&text);
-        let mut again = header.clone();
-        for record in first.latest.values() {
-            again.extend(line(record).unwrap());
-        }
-        let second = Replay::<S>::of(&again);
-        assert!(second.fault.is_none());
-        let words =
-            |replay: &Replay<S>| serde_json::to_string(&replay.latest.values().collect::<Vec<_>>()).unwrap();
-        assert_eq!(words(&first), words(&second));
     }
 }
 
@@ -375,35 +267,12 @@ fn compacted(path: &Path) -> PathBuf {
 }
 
 /// Writes a fresh file beside `path`, locked before it can have that name.
-fn write_compacted<S: Serialize>(
-    path: &Path,
-    latest: &BTreeMap<Key, Record<S>>,
-) -> anyhow::Result<Flock<File>> {
+fn write_compacted(path: &Path, text: &[u8]) -> anyhow::Result<Flock<File>> {
     let path = compacted(path);
     let fresh = open(&path, true).with_context(|| format!("cannot write {}", path.display()))?;
     let Some(mut fresh) = take(fresh) else {
         bail!("{} is in use by another gcgroupfs", path.display());
     };
-    let mut text = line(&Header {
-        gcgroupfs_settings: VERSION,
-        boot_id: boot_id(),
-    })?;
-    for record in latest.values() {
-        text.extend(line(record)?);
-    }
-    fresh.write_all(&text)?;
+    fresh.write_all(text)?;
     Ok(fresh)
-}
-
-fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(value)?;
-    line.push(b'\n');
-    Ok(line)
-}
-
-fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .unwrap_or_default()
-        .trim()
-        .to_owned()
 }

@@ -1,5 +1,6 @@
 //! Files cut, damaged, shared and rewritten.
 
+use super::replay::boot_id;
 use super::*;
 
 const A: Key = Key {
@@ -172,6 +173,32 @@ fn what_is_appended_during_a_compaction_is_kept() {
     assert!(fs::metadata(&journal.path).unwrap().len() < before + 2 * 60);
     drop(journal);
     assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 2), (B, 4)]));
+}
+
+#[test]
+fn a_file_is_rewritten_when_it_has_more_that_is_superseded_than_what_counts() {
+    const MIB: u64 = 1 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open::<String>(directory.path(), |_| ()).unwrap();
+    let length = || fs::metadata(&journal.path).unwrap().len();
+    let put = |key: Key, length: u64| {
+        let settings = "x".repeat(usize::try_from(length).unwrap());
+        journal.append(journal.number(), key, &settings);
+    };
+    // Little counts: a MiB of what does not is too much.
+    while !journal.is_long() {
+        put(A, MIB / 8);
+    }
+    assert!((MIB..MIB + MIB / 4).contains(&length()), "{}", length());
+    journal.compact(|_| true).unwrap();
+    assert!(length() < MIB / 4);
+    // Much does, and as much may be superseded.
+    put(B, 5 * MIB);
+    journal.compact(|key| key == B).unwrap();
+    while !journal.is_long() {
+        put(A, MIB / 8);
+    }
+    assert!((10 * MIB..10 * MIB + MIB / 4).contains(&length()), "{}", length());
 }
 
 #[test]
