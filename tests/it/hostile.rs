@@ -3,10 +3,11 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::process::Command;
+use std::thread;
 
 use nix::mount::{MntFlags, MsFlags, mount as mount_at, umount2};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, Uid, setfsuid};
 use support::{Config, Mount, artifacts, wait_until};
 
 use crate::driver::{Dir, DriverShell, governed_pids};
@@ -256,4 +257,24 @@ fn requests_without_end_that_nobody_reads_the_answers_of_hold_up_nobody() {
             .status
             .success()
     );
+}
+
+/// To the kernel, closing is background work: it keeps back what is more than it was told to have under way.
+#[test]
+fn who_opens_and_closes_from_many_threads_has_no_more_open_than_there_are() {
+    const THREADS: usize = 64;
+    const TIMES: usize = 1000;
+    let mount = Mount::with(Config::default().arg("--allow-other"));
+    let path = mount.path().join("memory.current");
+    let open = || {
+        // Of this thread alone; root may have as much open as it likes.
+        setfsuid(Uid::from_raw(1000));
+        (0..TIMES).try_for_each(|_| File::open(&path).map(drop))
+    };
+    thread::scope(|scope| {
+        let openers: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();
+        for opener in openers {
+            opener.join().expect("it ends").expect("there is room");
+        }
+    });
 }

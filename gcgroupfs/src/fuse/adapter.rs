@@ -64,6 +64,9 @@ impl Filesystem for Adapter {
         for capability in [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_ATOMIC_O_TRUNC] {
             let _ = config.add_capabilities(capability);
         }
+        // Closing is background work to the kernel. What is beyond this it keeps back, though the reads and the opens that
+        // follow go on: many threads at once would close less than they open.
+        let _ = config.set_max_background(u16::MAX);
         config
             .set_max_write(MAX_WRITE)
             .map(drop)
