@@ -10,9 +10,10 @@ mod handles;
 mod inode;
 mod invalidate;
 mod known;
+mod long;
 mod nodes;
+mod queue;
 mod relay;
-mod store;
 mod table;
 mod takeover;
 mod wake;
@@ -30,9 +31,10 @@ use adapter::Adapter;
 use announce::Announcer;
 use ask::Asks;
 use invalidate::Invalidator;
+use long::Long;
 use nodes::Nodes;
+use queue::Queue;
 use relay::Relay;
-use store::Stores;
 use takeover::Takeover;
 use wake::Waker;
 
@@ -68,13 +70,15 @@ pub fn serve(
     let nodes = Arc::new(Nodes::new(tree.clone()));
     let announcer = Arc::new(Announcer::default());
     let invalidator = Arc::new(Invalidator::new(announcer.clone()));
-    let stores = Stores::start(nodes.clone())?;
-    let asks = Asks::start(nodes.clone())?;
+    let stores = Queue::start("fuse-store", nodes.clone())?;
+    let long = Arc::new(Long::start(nodes.clone())?);
+    let asks = Asks::start(nodes.clone(), long.clone())?;
     let adapter = Adapter {
         nodes: nodes.clone(),
         invalidator: invalidator.clone(),
         announcer: announcer.clone(),
         stores,
+        long,
         asks,
     };
     let mut config = fuser::Config::default();

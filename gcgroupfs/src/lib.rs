@@ -28,6 +28,7 @@ mod process;
 mod protocol;
 mod rules;
 mod server;
+mod share;
 mod sys;
 mod text;
 mod touch;

@@ -16,7 +16,6 @@ mod rate;
 mod registry;
 mod remembered;
 mod scribe;
-mod share;
 mod strangers;
 #[cfg(test)]
 mod tests;
@@ -40,10 +39,10 @@ use self::enquiry::Enquiries;
 use self::rate::Rate;
 use self::registry::Registry;
 use self::scribe::Scribe;
-use self::share::Shares;
 use self::strangers::Strangers;
 use crate::journal::{Journal, Key};
 use crate::process;
+use crate::share::Shares;
 use crate::sys;
 use crate::tree::{GroupId, Saved, Settings, Tree, leave_behind};
 
@@ -55,6 +54,9 @@ const MAX_VISITORS_PER_UID: usize = 1024;
 
 /// Lines a second that clients can have us log by what they do wrong.
 const MAX_COMPLAINTS: u32 = 5;
+
+/// What a user may take of the loop's time at once.
+const ADVANCE: Duration = Duration::from_millis(25);
 
 /// How often what depends on time is looked at, while there is any.
 const TICK: Duration = Duration::from_millis(100);
@@ -182,7 +184,7 @@ impl Server {
             last_number,
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),
-            shares: Shares::default(),
+            shares: Shares::new(ADVANCE),
             strangers: Strangers::default(),
             // Whoever was here before may come back.
             next_tend: Some(Instant::now() + TICK),

@@ -10,6 +10,7 @@ mod crowd;
 mod events;
 mod exec;
 mod files;
+mod greedy;
 mod groups;
 mod hierarchy;
 mod instructions;
@@ -33,7 +34,7 @@ fn main() {
     let (all, one) = cpus();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 11] = [
+    let subjects: [Subject; 12] = [
         ("calls", calls::run),
         ("apis", apis::run),
         ("instructions", instructions::run),
@@ -45,12 +46,17 @@ fn main() {
         ("swap", swap::run),
         ("hierarchy", hierarchy::run),
         ("events", events::run),
+        ("greedy", greedy::run),
     ];
     for (name, run) in subjects {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {
             eprintln!("{name} ...");
             // Of those that wait for each other, none is compared with anything.
-            stay_on(if name == "events" { all } else { one });
+            stay_on(if ["events", "greedy"].contains(&name) {
+                all
+            } else {
+                one
+            });
             run(&mut report);
         }
     }

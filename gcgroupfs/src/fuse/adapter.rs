@@ -17,10 +17,11 @@ use fuser::{
 };
 
 use super::announce::{Announcer, Disguise};
-use super::ask::{self, Asks};
+use super::ask::{Asks, Read};
 use super::invalidate::Invalidator;
+use super::long::Long;
 use super::nodes::{BLOCK, LONG, Nodes};
-use super::store::Stores;
+use super::queue::Queue;
 use crate::error::{Error, Result};
 use crate::tree::{Caller, put_off};
 
@@ -32,7 +33,9 @@ pub(super) struct Adapter {
     pub(super) nodes: Arc<Nodes>,
     pub(super) invalidator: Arc<Invalidator>,
     pub(super) announcer: Arc<Announcer>,
-    pub(super) stores: Stores,
+    /// What is put on file before it is answered: nobody who only reads is to wait for a disk.
+    pub(super) stores: Queue,
+    pub(super) long: Arc<Long>,
     pub(super) asks: Asks,
 }
 
@@ -103,11 +106,13 @@ impl Filesystem for Adapter {
         self.announcer.known.forget(ino, nr_lookups);
     }
 
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match guarded(|| self.nodes.attributes(self.nodes.node(ino)?)) {
-            Ok((ttl, attr)) => reply.attr(&ttl, &attr),
-            Err(errno) => reply.error(errno),
-        }
+    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.long.run(request.uid(), move |nodes| {
+            match guarded(|| nodes.attributes(nodes.node(ino)?)) {
+                Ok((ttl, attr)) => reply.attr(&ttl, &attr),
+                Err(errno) => reply.error(errno),
+            }
+        });
     }
 
     /// Size and times are accepted and nothing is done: `echo 1 > file` truncates first. Mode and owner are changed of
@@ -131,13 +136,10 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         if mode.is_none() && uid.is_none() && gid.is_none() {
-            return match guarded(|| self.nodes.attributes(self.nodes.node(ino)?)) {
-                Ok((ttl, attr)) => reply.attr(&ttl, &attr),
-                Err(errno) => reply.error(errno),
-            };
+            return self.getattr(request, ino, None, reply);
         }
         let (caller, invalidator) = (caller(request), self.invalidator.clone());
-        self.stores.push(move |nodes| {
+        self.stores.push(caller.uid, move |nodes| {
             let changed = guarded(|| nodes.set_access(caller, ino, (uid, gid), mode));
             match changed {
                 Ok((ttl, attr)) => {
@@ -160,7 +162,7 @@ impl Filesystem for Adapter {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -169,11 +171,21 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match guarded(|| self.nodes.ask(ino, offset)) {
-            Ok(Some(patience)) => self.asks.push(ino, handle, size, patience, reply),
-            // What is wrong, reading says too.
-            Ok(None) | Err(_) => ask::answer(&self.nodes, ino, handle, offset, size, reply),
-        }
+        let read = Read {
+            uid: request.uid(),
+            ino,
+            handle,
+            offset,
+            size,
+            reply,
+        };
+        let asks = self.asks.clone();
+        self.long
+            .run(read.uid, move |nodes| match guarded(|| nodes.ask(ino, offset)) {
+                Ok(Some(patience)) => asks.push(read, patience),
+                // What is wrong, reading says too.
+                Ok(None) | Err(_) => read.answer(nodes),
+            });
     }
 
     fn write(
@@ -189,7 +201,8 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         // It holds at once: a thaw does not wait for the thread that puts it on file.
-        let (written, later) = put_off(|| guarded(|| self.nodes.write(caller(request), ino, handle, data)));
+        let caller = caller(request);
+        let (written, later) = put_off(|| guarded(|| self.nodes.write(caller, ino, handle, data)));
         // Not longer than a page, or it would have been refused.
         let length = u32::try_from(data.len()).unwrap_or(0);
         let answer = move || match written {
@@ -199,7 +212,7 @@ impl Filesystem for Adapter {
         if later.is_empty() {
             return answer();
         }
-        self.stores.push(move |nodes| {
+        self.stores.push(caller.uid, move |nodes| {
             nodes.put_on_file(later);
             answer();
         });
@@ -245,37 +258,45 @@ impl Filesystem for Adapter {
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let uid = request.uid();
-        let opened = guarded(|| {
-            self.nodes.reached(ino)?;
-            self.nodes.handles.open_dir(uid, ino, self.nodes.entries(ino)?)
+        self.long.run(uid, move |nodes| {
+            let opened = guarded(|| {
+                nodes.reached(ino)?;
+                nodes.handles.open_dir(uid, ino, nodes.entries(ino)?)
+            });
+            match opened {
+                Ok(handle) => reply.opened(handle, FopenFlags::empty()),
+                Err(errno) => reply.error(errno),
+            }
         });
-        match opened {
-            Ok(handle) => reply.opened(handle, FopenFlags::empty()),
-            Err(errno) => reply.error(errno),
-        }
     }
 
     /// Cookies are positions in the snapshot, so no entry comes twice and none is missed.
-    fn readdir(&self, _: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let entries = guarded(|| match self.nodes.handles.entries(handle, ino, offset == 0) {
-            Some(entries) => Ok(entries),
-            // Rewound: a new snapshot.
-            None => self
-                .nodes
-                .handles
-                .keep_entries(handle, ino, self.nodes.entries(ino)?),
-        });
-        let entries = match entries {
-            Ok(entries) => entries,
-            Err(errno) => return reply.error(errno),
-        };
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        for (position, entry) in entries.iter().enumerate().skip(start) {
-            if reply.add(entry.ino, position as u64 + 1, entry.kind, &*entry.name) {
-                break;
+    fn readdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        self.long.run(request.uid(), move |nodes| {
+            let entries = guarded(|| match nodes.handles.entries(handle, ino, offset == 0) {
+                Some(entries) => Ok(entries),
+                // Rewound: a new snapshot.
+                None => nodes.handles.keep_entries(handle, ino, nodes.entries(ino)?),
+            });
+            let entries = match entries {
+                Ok(entries) => entries,
+                Err(errno) => return reply.error(errno),
+            };
+            let start = usize::try_from(offset).unwrap_or(usize::MAX);
+            for (position, entry) in entries.iter().enumerate().skip(start) {
+                if reply.add(entry.ino, position as u64 + 1, entry.kind, &*entry.name) {
+                    break;
+                }
             }
-        }
-        reply.ok();
+            reply.ok();
+        });
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
@@ -324,7 +345,7 @@ impl Filesystem for Adapter {
             };
         }
         let (caller, name, again) = (caller(request), name.to_owned(), is_again(request));
-        self.stores.push(move |nodes| {
+        self.stores.push(caller.uid, move |nodes| {
             match guarded(|| nodes.make_group(caller, parent, &name, mode, again)) {
                 Ok((ttl, attr)) => reply.entry_with_ttls(&ttl, &LONG, &attr, Generation(0)),
                 Err(errno) => reply.error(errno),
@@ -344,12 +365,12 @@ impl Filesystem for Adapter {
             None => {}
         }
         let (name, again) = (name.to_owned(), is_again(request));
-        self.stores.push(
-            move |nodes| match guarded(|| nodes.remove_group(parent, &name, again)) {
+        self.stores.push(request.uid(), move |nodes| {
+            match guarded(|| nodes.remove_group(parent, &name, again)) {
                 Ok(()) => reply.ok(),
                 Err(errno) => reply.error(errno),
-            },
-        );
+            }
+        });
     }
 
     fn symlink(&self, _: &Request, _: INodeNo, _: &OsStr, _: &Path, reply: ReplyEntry) {

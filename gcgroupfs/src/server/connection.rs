@@ -16,13 +16,13 @@ use nix::unistd::geteuid;
 use tracing::{debug, info, warn};
 
 use super::enquiry::Applicant;
-use super::share::User;
 use super::{Server, TEND, watch};
 use crate::block;
 use crate::journal::Key;
 use crate::process::{self, Peer};
 use crate::protocol::MAX_REQUEST;
 use crate::rules::Verdict;
+use crate::share::User;
 use crate::sys::{self, Received};
 use crate::tree::ProcessId;
 
