@@ -68,7 +68,7 @@ impl Row for Named {
 
 /// Objects by handle. Who asks knows the handle's [`hash`].
 #[derive(Debug, Default)]
-pub(super) struct Handles(Fresh<Named, 4>);
+pub(super) struct Handles(Fresh<Named, 3>);
 
 impl Handles {
     #[inline(always)]
@@ -131,7 +131,7 @@ impl Row for Mapping {
 
 /// Objects by where they are mapped. Who asks knows the address's hash ([`hash_of_address`]).
 #[derive(Debug, Default)]
-pub(super) struct Mappings(Fresh<Mapping, 4>);
+pub(super) struct Mappings(Fresh<Mapping, 3>);
 
 impl Mappings {
     /// What was mapped there before.
