@@ -1,7 +1,7 @@
 //! What the environment asks for: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`, `GCGROUP_SWAP`,
 //! `GCGROUP_GROUP`, `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. Wishes only: with a daemon, the daemon decides.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use gcgroup_abi::message::{GroupName, Hello};
 use gcgroup_abi::{DEFAULT_SOCKET, NO_LIMIT};
@@ -50,6 +50,11 @@ impl Wishes {
             required: is_set("GCGROUP_REQUIRED"),
         }
     }
+}
+
+/// Bytes, as [`bytes`]; none if they cannot be understood.
+pub(crate) fn size(text: &OsStr) -> u64 {
+    text.to_str().and_then(bytes).unwrap_or(0)
 }
 
 /// A size as `memory.limit` accepts it: decimal, with K, M, G or T (powers of 1024; also `Ki`, `KiB`), or `max`.

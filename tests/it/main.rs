@@ -161,6 +161,8 @@ mod supervise_limits;
 #[cfg(test)]
 mod swap;
 #[cfg(test)]
+mod swap_ahead;
+#[cfg(test)]
 mod swap_aside;
 #[cfg(test)]
 mod swap_calls;

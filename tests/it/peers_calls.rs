@@ -148,6 +148,7 @@ fn whatever_goes_wrong_the_program_ends_as_it_would() {
         ("GCGROUP_GROUP", "../../etc"),
         ("GCGROUP_THAW", "nonsense"),
         ("GCGROUP_RECLAIM", "\u{1}"),
+        ("GCGROUP_SWAP_AHEAD", "-1G"),
     ] {
         let mount = Mount::new();
         let mut command = mount.command(driver_shell());

@@ -158,6 +158,11 @@ impl Device {
         }
     }
 
+    /// Whether nothing is under way.
+    pub(super) fn is_at_rest(&self) -> bool {
+        matches!(self.phase, Phase::Rest)
+    }
+
     /// Whether the program is held for a move.
     pub(super) fn is_moving(&self) -> bool {
         matches!(self.phase, Phase::Moving(_))
@@ -167,7 +172,7 @@ impl Device {
     pub(super) fn is_at_ease(&self, process: &Process, index: usize, usage: &UsageDevice) -> bool {
         let is_all_in = usage.swap_current.load(Relaxed) == 0 && !process.swap.is_any_absent();
         let is_heard = self.asked == 0 && usage.reclaim_generation.load(Relaxed) == self.generation;
-        let is_at_rest = matches!(self.phase, Phase::Rest) && !self.is_kept;
+        let is_at_rest = self.is_at_rest() && !self.is_kept;
         is_at_rest && is_all_in && is_heard && excess(process, index, usage) == 0
     }
 

@@ -43,13 +43,38 @@ impl Host {
         Ok(claim)
     }
 
+    /// The same for what is needed by nobody yet, if as much as is always left is left beside.
+    pub(super) fn claim_spare(&self, size: u64) -> Result<Claim, Unclaimed> {
+        self.claim(size.saturating_add(self.look().reserve), false)
+    }
+
     /// Bytes that may be taken, by `MemAvailable`. Where that cannot be read, the driver will say when it is asked.
     pub(super) fn room(&self) -> u64 {
+        self.look().room
+    }
+
+    /// Whether so little may be taken that nothing is kept for later.
+    pub(super) fn is_short(&self) -> bool {
+        let Looked { room, reserve } = self.look();
+        room < reserve
+    }
+
+    fn look(&self) -> Looked {
         let text = std::fs::read_to_string(&self.meminfo).unwrap_or_default();
         let total = bytes_of(&text, "MemTotal:").unwrap_or(0);
         let reserve = RESERVE.max(total / RESERVE_SHARE);
-        bytes_of(&text, "MemAvailable:").map_or(u64::MAX, |available| available.saturating_sub(reserve))
+        let room =
+            bytes_of(&text, "MemAvailable:").map_or(u64::MAX, |available| available.saturating_sub(reserve));
+        Looked { room, reserve }
     }
+}
+
+/// What the host has, bytes.
+struct Looked {
+    /// What may be taken.
+    room: u64,
+    /// What is always left.
+    reserve: u64,
 }
 
 /// Memory of the host that is being taken.

@@ -4,11 +4,12 @@
 //! (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its place. To the program they
 //! are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver is asked for, `account` what is
 //! charged, `counts` what has moved, `grant` how much of it the groups above let the process have, `host` how much of the host may be taken. `mover` sees to it in the helper thread that what `task` finds, in the
-//! order of `policy`, is moved: on each `device` what that needs is `made` first, of the `supply` if there is some; then,
+//! order of `policy`, is moved: on each `device` what that needs is `made` first, of the `supply` if there is some, or if some was made `ahead`; then,
 //! while everything is held, the blocks are moved in one `run`, or what has no address by itself (`relocate`). `query`
 //! answers for what has moved.
 
 mod account;
+mod ahead;
 pub mod block;
 mod counts;
 mod device;
@@ -116,6 +117,11 @@ impl Swap {
         let mut all: Vec<_> = self.blocks.read().values().cloned().collect();
         all.sort_unstable_by_key(|block| block.number);
         all
+    }
+
+    /// Whether nothing more is moved to the host while the program runs.
+    fn is_host_no_use(&self) -> bool {
+        self.is_host_refused.load(Relaxed) || self.is_stuck.load(Relaxed)
     }
 
     fn count_absent(&self, was: bool, is: bool) {

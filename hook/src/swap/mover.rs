@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gcgroup_abi::MAX_DEVICES;
 
+use super::ahead::Ahead;
 use super::counts::Outcome;
 use super::device::Device;
 use crate::compute::Step;
@@ -14,6 +15,7 @@ use crate::compute::hold::Scope;
 use crate::helper;
 use crate::process::Process;
 use crate::sys;
+use crate::wishes;
 
 /// How it is done where that is a matter of taste: by the environment of the program.
 #[derive(Debug)]
@@ -31,6 +33,7 @@ pub(crate) struct Mover {
     /// The slots of the program's devices, as last seen.
     slots: [usize; MAX_DEVICES],
     manner: Manner,
+    ahead: Ahead,
     /// Whether everything is held because some block has nothing at its addresses.
     is_all_kept: bool,
     /// How often others had no room for what is kept, as last seen.
@@ -49,6 +52,7 @@ impl Mover {
                 order: sys::variable("GCGROUP_RECLAIM").and_then(|order| order.into_string().ok()),
                 waits: sys::variable("GCGROUP_THAW").is_some_and(|how| how == "wait"),
             },
+            ahead: Ahead::new(sys::variable("GCGROUP_SWAP_AHEAD").map_or(0, |size| wishes::size(&size))),
             is_all_kept,
             recalls: recalls(process),
         }
@@ -113,21 +117,25 @@ impl Mover {
         }
     }
 
-    /// Lets host memory go that has not been used for a while, or that others need; when there will be more.
+    /// Lets host memory go that has not been used for a while, or that others need, and makes what is to be there before it is
+    /// needed; when there will be more to do.
     fn tidy(&mut self, process: &Process) -> Option<Duration> {
+        let supply = &process.swap.supply;
         let recalls = recalls(process);
-        let Some(next) = process.swap.supply.next() else {
-            self.recalls = recalls;
-            return None;
+        if self.recalls != recalls && supply.bytes() != 0 {
+            self.ahead.give_way(process);
+            helper::in_driver(|| process.let_go(true));
+            return Some(Duration::ZERO);
+        }
+        self.recalls = recalls;
+        let ahead = match self.devices.iter().all(Device::is_at_rest) {
+            true => self.ahead.step(process, self.manner.order.as_deref()),
+            false => None,
         };
-        let is_recalled = self.recalls != recalls;
-        if is_recalled || next.is_zero() {
-            helper::in_driver(|| process.let_go(is_recalled));
+        if supply.next().is_some_and(|next| next.is_zero()) {
+            helper::in_driver(|| process.let_go(false));
         }
-        match is_recalled {
-            true => Some(Duration::ZERO),
-            false => process.swap.supply.next(),
-        }
+        ahead.into_iter().chain(supply.next()).min()
     }
 
     /// Holds everything while some block has nothing at its addresses.

@@ -28,6 +28,24 @@ struct Spare {
     local: LocalDevice,
     index: usize,
     since: Instant,
+    /// Whether it is kept for a move to come, however long that may be.
+    is_wanted: bool,
+}
+
+impl Spare {
+    fn is_for(&self, index: usize, location: CUmemLocation, size: u64) -> bool {
+        self.index == index && self.memory.is_like(location, size)
+    }
+}
+
+/// A piece that a move to come needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) local: LocalDevice,
+    /// The device's slot.
+    pub(super) index: usize,
+    pub(super) location: CUmemLocation,
+    pub(super) size: u64,
 }
 
 impl Supply {
@@ -54,22 +72,43 @@ impl Supply {
 
     fn take(&self, index: usize, location: CUmemLocation, size: u64) -> Option<Memory> {
         let mut spares = self.0.lock();
-        let is_like = |spare: &Spare| spare.index == index && spare.memory.is_like(location, size);
-        let at = spares.iter().position(is_like)?;
+        let at = spares
+            .iter()
+            .position(|spare| spare.is_for(index, location, size))?;
         Some(spares.swap_remove(at).memory)
     }
 
-    /// What is to be let go next: the one that nobody has used for longest, if that is long enough, or whatever it is.
+    /// Keeps one piece for each of these, and no other for longer than for a moment; the first for which there is none.
+    pub(super) fn want(&self, wanted: &[Wanted]) -> Option<Wanted> {
+        let (mut spares, now) = (self.0.lock(), Instant::now());
+        spares.iter_mut().for_each(|spare| spare.is_wanted = false);
+        let mut lacking = None;
+        for one in wanted {
+            let is_it =
+                |spare: &&mut Spare| !spare.is_wanted && spare.is_for(one.index, one.location, one.size);
+            match spares.iter_mut().find(is_it) {
+                Some(spare) => (spare.is_wanted, spare.since) = (true, now),
+                None => lacking = lacking.or(Some(*one)),
+            }
+        }
+        lacking
+    }
+
+    /// What is to be let go next: the one that nobody has used for longest, if that is long enough, or whatever it is, but
+    /// first of all what nobody wants.
     fn drain(&self, any: bool) -> Option<Spare> {
         let mut spares = self.0.lock();
-        let (at, oldest) = spares.iter().enumerate().min_by_key(|(_, spare)| spare.since)?;
-        let is_due = any || oldest.since.elapsed() >= LEAVE;
+        let order = |(_, spare): &(usize, &Spare)| (spare.is_wanted, spare.since);
+        let (at, oldest) = spares.iter().enumerate().min_by_key(order)?;
+        let is_due = any || !oldest.is_wanted && oldest.since.elapsed() >= LEAVE;
         is_due.then(|| spares.swap_remove(at))
     }
 
     /// When the next is to be let go.
     pub(super) fn next(&self) -> Option<Duration> {
-        let oldest = self.0.lock().iter().map(|spare| spare.since).min()?;
+        let spares = self.0.lock();
+        let unwanted = spares.iter().filter(|spare| !spare.is_wanted);
+        let oldest = unwanted.map(|spare| spare.since).min()?;
         Some(LEAVE.saturating_sub(oldest.elapsed()))
     }
 }
@@ -82,6 +121,15 @@ pub(super) enum NotMade {
     /// The groups above have no room for so much.
     NotGranted,
     Failed(Failed),
+}
+
+impl From<Unclaimed> for NotMade {
+    fn from(unclaimed: Unclaimed) -> Self {
+        match unclaimed {
+            Unclaimed::NotYet => Self::NotYet,
+            Unclaimed::NoRoom => Self::Failed(Failed::NoRoom),
+        }
+    }
 }
 
 impl From<Failed> for NotMade {
@@ -164,6 +212,7 @@ impl Process {
             local,
             index,
             since,
+            is_wanted: false,
         };
         self.swap.supply.put(self, spare);
     }
@@ -187,7 +236,7 @@ impl Process {
     }
 
     /// Bytes of all that is made and in no block's place.
-    fn supplied(&self) -> u64 {
+    pub(super) fn supplied(&self) -> u64 {
         let each = |device: &UsageDevice| device.swap_supply.load(Relaxed);
         self.usage().devices.iter().map(each).fold(0, u64::saturating_add)
     }

@@ -1,0 +1,139 @@
+//! Host memory that is made before anybody asks for a move, so that a move takes no longer than its copies: for the blocks that
+//! would go next, as much as the program's environment says. It is of the supply, and kept; nothing else gives way to it.
+
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::{NO_LIMIT, try_charge_granted};
+
+use super::block::{Failed, Goal, Where, location};
+use super::physical::Memory;
+use super::policy::{Candidate, choose};
+use super::supply::{NotMade, Wanted};
+use crate::helper;
+use crate::process::Process;
+
+/// Between looks for what has changed: blocks come and go without a word.
+const LOOK: Duration = Duration::from_secs(1);
+/// When another process makes host memory.
+const A_MOMENT: Duration = Duration::from_millis(20);
+/// For how long what others needed is left to them.
+const LEFT: Duration = Duration::from_secs(8);
+
+#[derive(Debug)]
+pub(super) struct Ahead {
+    /// Most bytes that are made (`GCGROUP_SWAP_AHEAD`).
+    bytes: u64,
+    next: Instant,
+}
+
+impl Ahead {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            next: Instant::now(),
+        }
+    }
+
+    /// Others need what is kept.
+    pub(super) fn give_way(&mut self, process: &Process) {
+        self.next = Instant::now() + LEFT;
+        process.swap.supply.want(&[]);
+    }
+
+    /// Makes one piece that is lacking, if it is time to look; when it will be next. While nothing moves.
+    pub(super) fn step(&mut self, process: &Process, order: Option<&str>) -> Option<Duration> {
+        if self.bytes == 0 {
+            return None;
+        }
+        let left = self.next.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            return Some(left);
+        }
+        let pause = self.look(process, order);
+        self.next = Instant::now() + pause;
+        Some(pause)
+    }
+
+    fn look(&self, process: &Process, order: Option<&str>) -> Duration {
+        let wanted = match process.swap.is_host_no_use() {
+            true => Vec::new(),
+            false => helper::in_driver(|| wanted(process, order, self.bytes)).unwrap_or_default(),
+        };
+        let is_too_much = |one: &Wanted| {
+            !process.is_host_granted(one.index) || process.swap_room(one.index) < process.supplied()
+        };
+        if process.swap.host.is_short() || wanted.iter().any(is_too_much) {
+            let is_gone = helper::in_driver(|| process.let_go(true)).unwrap_or(false);
+            return if is_gone { Duration::ZERO } else { LOOK };
+        }
+        let Some(lacking) = process.swap.supply.want(&wanted) else {
+            return LOOK;
+        };
+        match helper::in_driver(|| process.make_ahead(lacking)) {
+            Some(Ok(())) => Duration::ZERO,
+            Some(Err(NotMade::NotYet)) => A_MOMENT,
+            _ => LOOK,
+        }
+    }
+}
+
+/// What the blocks need that would go first. In the driver.
+fn wanted(process: &Process, order: Option<&str>, bytes: u64) -> Vec<Wanted> {
+    let mut blocks = process.swap.all();
+    blocks.retain(|block| block.place() == Where::Device && !block.is_pinned());
+    let candidates: Vec<_> = blocks
+        .iter()
+        .enumerate()
+        .map(|(at, block)| Candidate {
+            at,
+            number: block.number,
+            size: block.size,
+        })
+        .collect();
+    let chosen = choose(order, &candidates, bytes, bytes);
+    let each = chosen.into_iter().filter_map(|at| blocks.get(at));
+    each.map(|block| Wanted {
+        local: block.local,
+        index: process.devices.index(block.local),
+        location: location(block.local.device(), Goal::Host),
+        size: block.size,
+    })
+    .collect()
+}
+
+impl Process {
+    /// Makes a piece of the supply of what nobody else needs, and asks nobody for more. In the driver.
+    fn make_ahead(&self, wanted: Wanted) -> Result<(), NotMade> {
+        let Wanted {
+            local,
+            index,
+            location,
+            size,
+        } = wanted;
+        let no_room = || NotMade::Failed(Failed::NoRoom);
+        if self.swap_room(index) < self.supplied().saturating_add(size) {
+            return Err(no_room());
+        }
+        let usage = self.usage().devices.get(index).ok_or_else(no_room)?;
+        try_charge_granted(&usage.swap_charged, &usage.swap_granted, size, NO_LIMIT)
+            .map_err(|_| no_room())?;
+        let made = self
+            .swap
+            .host
+            .claim_spare(size)
+            .map_err(NotMade::from)
+            .and_then(|_claim| {
+                Memory::new(location, size).map_err(|error| Failed::of(error, Goal::Host).into())
+            });
+        match made {
+            Ok(memory) => {
+                self.enter_supply(local, index, memory);
+                Ok(())
+            }
+            Err(error) => {
+                self.uncharge_host(index, size);
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Host memory that is made before a move is asked for: it is there, it is what moves take, and it gives way.
+
+use std::path::Path;
+
+use simgpu::Held;
+use support::{Config, Governed, Mount, artifacts, wait_until};
+
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+const RESERVE: u64 = 512 * MIB;
+
+fn mount(config: Config) -> Mount {
+    Mount::with(config.env("SIMGPU_CONTEXT_MEMORY", 0))
+}
+
+/// A program that can swap and makes as much ahead, with four blocks of 16 MiB.
+#[track_caller]
+fn program(mount: &Mount, ahead: &str, trace: Option<&Path>) -> Governed {
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey").env("GCGROUP_SWAP", "max");
+    command.env("GCGROUP_SWAP_AHEAD", ahead);
+    command.env("GCGROUP_MEMINFO", mount.simgpu_dir().join("meminfo"));
+    if let Some(trace) = trace {
+        command.env("SIMGPU_TRACE", trace);
+    }
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    for _ in 0..4 {
+        let answer = program.ask(&format!("alloc linear {}", 16 * MIB));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    program
+}
+
+fn supply(dir: &Dir<'_>) -> u64 {
+    dir.key("memory.stat", "swap_supply") / MIB
+}
+
+#[track_caller]
+fn wait_for_supply(dir: &Dir<'_>, size: u64) {
+    wait_until("as much is there as should be", || supply(dir) == size);
+}
+
+#[test]
+fn a_move_takes_what_was_made_ahead_and_what_would_go_next_has_its_own() {
+    let mount = mount(Config::default());
+    let trace = mount.simgpu_dir().join("trace");
+    let mut program = program(&mount, "40M", Some(&trace));
+    let dir = Dir::of(&mount, program.pid());
+    wait_for_supply(&dir, 32);
+    assert_eq!(mount.truth().host_at_once(Held::HostPhysical), Some(32 * MIB));
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    assert_eq!(dir.number("memory.current"), 64 * MIB);
+    let made = || {
+        let text = std::fs::read_to_string(&trace).expect("it is traced");
+        text.lines().filter(|line| line.contains(" cuMemCreate ")).count()
+    };
+    assert_eq!(made(), 4 + 2);
+
+    // No more is ever made than may be on the host.
+    dir.write("memory.swap.max", 32 * MIB);
+    dir.write("memory.limit", 32 * MIB);
+    wait_until("half is out", || dir.number("memory.current") == 32 * MIB);
+    assert_eq!(dir.number("memory.swap.current"), 32 * MIB);
+    wait_for_supply(&dir, 0);
+    assert_eq!(made(), 4 + 2, "there was all it took");
+    assert_eq!(program.ask("verify"), "verified 4");
+
+    dir.write("memory.swap.max", 48 * MIB);
+    wait_for_supply(&dir, 16);
+    assert_eq!(made(), 4 + 3);
+    dir.write("memory.limit", "max");
+    wait_until("all is back", || dir.number("memory.swap.current") == 0);
+    wait_for_supply(&dir, 32);
+    assert_eq!(made(), 4 + 3 + 2, "of the host's, nothing had to be made");
+    assert_eq!(program.ask("verify"), "verified 4");
+    assert_eq!(program.ask("free all"), "freed 4");
+    wait_for_supply(&dir, 0);
+    assert_eq!(mount.truth().host_at_once(Held::HostPhysical), Some(0));
+}
+
+#[test]
+fn what_is_made_ahead_goes_when_it_may_not_be_there_any_more() {
+    let mount = mount(Config::default());
+    let mut program = program(&mount, "max", None);
+    let dir = Dir::of(&mount, program.pid());
+    wait_for_supply(&dir, 64);
+    for most in [48, 16, 0, 32] {
+        dir.write("memory.swap.max", most * MIB);
+        wait_for_supply(&dir, most);
+    }
+    assert_eq!(program.ask("verify"), "verified 4");
+}
+
+#[test]
+fn what_is_made_ahead_is_for_others_when_the_host_is_short() {
+    let config = Config::default().env("SIMGPU_HOST_MEMORY", 2 * RESERVE + 40 * MIB);
+    let mount = mount(config);
+    let mut ahead = program(&mount, "max", None);
+    let of_ahead = Dir::of(&mount, ahead.pid());
+    wait_for_supply(&of_ahead, 32);
+    let mut other = program(&mount, "0", None);
+    let of_other = Dir::of(&mount, other.pid());
+    of_other.write("memory.limit", 1);
+    wait_until("all of it is out", || {
+        of_other.number("memory.swap.current") == 64 * MIB
+    });
+    wait_for_supply(&of_ahead, 0);
+    // It moves all the same when it has to.
+    of_ahead.write("memory.limit", 1);
+    wait_until("all of it is out", || {
+        of_ahead.number("memory.swap.current") == 64 * MIB
+    });
+    for program in [&mut ahead, &mut other] {
+        assert_eq!(program.ask("verify"), "verified 4");
+    }
+}
+
+#[test]
+fn what_is_made_ahead_is_for_others_of_the_group() {
+    let mount = mount(Config::default());
+    std::fs::create_dir(mount.path().join("team")).expect("a group");
+    let mut ahead = program(&mount, "48M", None);
+    let of_ahead = Dir::of(&mount, ahead.pid());
+    wait_for_supply(&of_ahead, 48);
+    let mut other = program(&mount, "0", None);
+    let of_other = Dir::of(&mount, other.pid());
+    for program in [&ahead, &other] {
+        mount.write("team", "gcgroup.procs", &program.pid().to_string());
+    }
+    mount.write("team", "memory.swap.max", "64M");
+    of_other.write("memory.limit", 1);
+    wait_until("all of it is out", || {
+        of_other.number("memory.swap.current") == 64 * MIB
+    });
+    assert_eq!(supply(&of_ahead), 0);
+    for program in [&mut ahead, &mut other] {
+        assert_eq!(program.ask("verify"), "verified 4");
+    }
+}
