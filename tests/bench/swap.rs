@@ -18,6 +18,7 @@ use crate::report::{Report, quantile};
 
 const BLOCK: u64 = 128 << 20;
 const BLOCKS: u64 = 4;
+const ALL: u64 = BLOCK * BLOCKS;
 /// Moves of all of it each way; the median counts.
 const TURNS: usize = 5;
 
@@ -32,29 +33,42 @@ const TIMES_BARE: f64 = 2.0;
 
 pub fn run(report: &mut Report) {
     moves(report);
+    moves_made_ahead(report);
     never_asked(report);
 }
 
-fn moves(report: &mut Report) {
-    let all = BLOCK * BLOCKS;
-    let simulated = Config::default()
-        .env("SIMGPU_CONTEXT_MEMORY", 0)
-        .env("SIMGPU_KEPT", all);
-    let mount = Mount::with(simulated);
-    let obeying = || {
-        let mut command = mount.command(artifacts().load());
-        command.arg("obey").env("GCGROUP_SWAP", "max");
-        command
-    };
-    let mut program = Governed::spawn(obeying());
+/// A machine whose devices keep the pages of what is freed.
+fn machine() -> Mount {
+    let simulated = Config::default().env("SIMGPU_CONTEXT_MEMORY", 0);
+    Mount::with(simulated.env("SIMGPU_KEPT", ALL))
+}
+
+/// A program with so many blocks, for which as much host memory is made ahead of moves.
+fn swapping(mount: &Mount, blocks: u64, ahead: &str) -> Governed {
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey").env("GCGROUP_SWAP", "max");
+    command.env("GCGROUP_SWAP_AHEAD", ahead);
+    let mut program = Governed::spawn(command);
     program.expect("ready");
-    let pid = program.pid();
-    let mut other = Governed::spawn(obeying());
-    other.expect("ready");
-    for _ in 0..BLOCKS {
+    for _ in 0..blocks {
         let answer = program.ask(&format!("alloc linear {BLOCK}"));
         assert!(answer.starts_with("allocated "), "{answer}");
     }
+    program
+}
+
+fn wait_for_supply(mount: &Mount, pid: i32, bytes: u64) {
+    wait_until("as much host memory is kept as should be", || {
+        mount.number(pid, "memory.stat", "swap_supply") == bytes
+    });
+}
+
+fn moves(report: &mut Report) {
+    let all = ALL;
+    let mount = machine();
+    let mut program = swapping(&mount, BLOCKS, "0");
+    let pid = program.pid();
+    let mut other = swapping(&mount, 0, "0");
     // By hand and moved in turn, for a machine has good and bad moments.
     let mut by_hand = Vec::new();
     let mut warm = [Vec::new(), Vec::new()];
@@ -67,9 +81,7 @@ fn moves(report: &mut Report) {
         by_hand.push(plain);
         for is_watched in [true, false] {
             WAYS[1].go(&mount, &mut program, all);
-            wait_until("no host memory is kept", || {
-                mount.number(pid, "memory.stat", "swap_supply") == 0
-            });
+            wait_for_supply(&mount, pid, 0);
             let plain = ByHand::by(&mut other);
             match is_watched {
                 true => cold_watched.push((WAYS[0].go(&mount, &mut program, all), plain)),
@@ -114,6 +126,34 @@ fn moves(report: &mut Report) {
         json!({ "moved_ms": took * 1e3, "over_a_plain_copy": over(|plain| plain.copies[0]) }),
     );
     add_held(report, "out, host memory made first", 0, &cold_watched);
+}
+
+/// Moves of a program that has host memory made ahead of them, long after the last.
+fn moves_made_ahead(report: &mut Report) {
+    let mount = machine();
+    let mut other = swapping(&mount, 0, "0");
+    let mut program = swapping(&mount, BLOCKS, "max");
+    // The simulated device finds the pages of what was never written when they are read.
+    for way in &WAYS {
+        way.go(&mount, &mut program, ALL);
+    }
+    let mut moves = Vec::new();
+    for _ in 0..TURNS {
+        // Longer than what a move leaves is kept for another.
+        let plain = ByHand::by(&mut other);
+        wait_for_supply(&mount, program.pid(), ALL);
+        moves.push((WAYS[0].go(&mount, &mut program, ALL), plain));
+        WAYS[1].go(&mount, &mut program, ALL);
+    }
+    let over = |(moved, plain): &(Moved, ByHand)| moved.took / plain.copies[0];
+    report.add(
+        "move out, host memory made ahead: a plain copy's bandwidth over the move's",
+        quantile(moves.iter().map(over).collect(), 0.5),
+        "times",
+        1.0 / LEAST_SHARE,
+        json!({ "moved_ms": took(&moves) }),
+    );
+    add_held(report, "out, host memory made ahead", 0, &moves);
 }
 
 /// Seconds that as many bytes take by hand: copied each way, host memory made and released.
