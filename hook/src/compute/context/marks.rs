@@ -1,0 +1,198 @@
+//! Places in a context's work: how they are marked, on which of its streams, and how it is known that they have passed.
+
+use std::sync::Arc;
+
+use super::{Context, Inner, LEGACY, PER_THREAD, stream};
+use crate::compute::capture;
+use crate::compute::mark::{Sign, Signs};
+use crate::cuda::{CUerror, CUstream};
+use crate::driver;
+
+/// A place in a context's work: passed when all that was submitted before has ended.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    context: Arc<Context>,
+    sign: Sign,
+    /// Whether it was set on a stream that was destroyed after: then several may wait for it.
+    is_orphan: bool,
+    asked: u32,
+}
+
+/// Every so many askings in vain, whether the context can still run anything.
+const DOUBT: u32 = 16;
+
+/// What asking about a mark, or setting marks, came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passed {
+    Yes,
+    NotYet,
+}
+
+/// Whether an answer means that the context runs nothing any more: destroyed, or stopped by a fault for good.
+pub(in crate::compute) fn is_over(error: CUerror) -> bool {
+    matches!(
+        error.0.get(),
+        4 | 201 | 400 | 700 | 702 | 709 | 710 | 714..=719 | 917
+    )
+}
+
+/// Whether a stream that cannot be marked (one of a green context's, say) has nothing left to do.
+fn is_idle(number: usize) -> bool {
+    number == LEGACY || driver::cuStreamQuery(stream(number)) != Err(CUerror::NOT_READY)
+}
+
+impl Context {
+    /// Leaves a mark behind on a stream, if it is busy.
+    pub(super) fn leave_mark(&self, inner: &mut Inner, leaving: CUstream) {
+        if driver::cuStreamQuery(leaving) == Err(CUerror::NOT_READY)
+            && let Ok(sign) = self.signs.set(leaving)
+        {
+            match &self.base {
+                Some((base, _)) => base.inner.lock().orphans.push(sign),
+                None => inner.orphans.push(sign),
+            }
+        }
+    }
+
+    /// A part is about to go: leaves marks behind on those of its streams that are busy, for they may run on.
+    pub(in crate::compute) fn leave_marks(&self) {
+        self.visit(|inner| {
+            let streams: Vec<usize> = inner.streams.iter().map(|(number, _)| *number).collect();
+            for number in streams.into_iter().chain([LEGACY]) {
+                if capture::is_capturing(stream(number)) == Some(false) {
+                    self.leave_mark(inner, stream(number));
+                }
+            }
+            Passed::Yes
+        });
+    }
+
+    /// Marks all that is submitted now. They are added to `marks`; `NotYet` if not all could be set.
+    pub(crate) fn mark(self: &Arc<Self>, marks: &mut Vec<Mark>) -> Passed {
+        self.visit(|inner| {
+            let own: Vec<usize> = inner
+                .streams
+                .iter()
+                .filter(|entry| entry.1)
+                .map(|entry| entry.0)
+                .collect();
+            self.mark_each(inner, std::iter::once(LEGACY).chain(own), marks)
+        })
+    }
+
+    /// Marks what is submitted now to those of `streams` that there still are, and to those that are gone.
+    pub(crate) fn mark_streams(self: &Arc<Self>, streams: &[usize], marks: &mut Vec<Mark>) -> Passed {
+        self.visit(|inner| {
+            self.signs.prepare();
+            let known: Vec<usize> = streams
+                .iter()
+                .map(|stream| if *stream == PER_THREAD { LEGACY } else { *stream })
+                .filter(|stream| inner.has(*stream))
+                .collect();
+            self.mark_each(inner, known.into_iter(), marks)
+        })
+    }
+
+    fn mark_each(
+        self: &Arc<Self>,
+        inner: &Inner,
+        streams: impl Iterator<Item = usize>,
+        marks: &mut Vec<Mark>,
+    ) -> Passed {
+        let mut all = Passed::Yes;
+        for number in streams {
+            match self.signs.set(stream(number)) {
+                Ok(sign) => marks.push(Mark::new(self, sign, false)),
+                Err(error) if is_over(error) && is_idle(number) => {}
+                Err(error) if number == LEGACY && self.has_no_default(error) => {}
+                Err(_) => all = Passed::NotYet,
+            }
+        }
+        let mut leave =
+            |orphans: &[Sign]| marks.extend(orphans.iter().map(|sign| Mark::new(self, *sign, true)));
+        match &self.base {
+            Some((base, _)) => leave(&base.inner.lock().orphans),
+            None => leave(&inner.orphans),
+        }
+        all
+    }
+
+    /// Whether an answer means that a part has no default stream, which the driver's documentation leaves open: it is
+    /// neither want of memory nor a capture that is in the way.
+    fn has_no_default(&self, error: CUerror) -> bool {
+        self.is_part() && !matches!(error.0.get(), 2 | 600 | 900..=908)
+    }
+
+    /// Marks a stream of this context, which is the calling thread's current one; `None` if that cannot be done now.
+    /// A stream that is being captured is not to be marked: the mark would become part of the graph.
+    pub(crate) fn mark_own(self: &Arc<Self>, number: usize, is_in_use: bool) -> Option<Mark> {
+        // Whoever holds the lock may be in the driver, behind work that waits for this thread.
+        let inner = self.inner.try_lock()?;
+        if inner.is_gone || inner.leaving != 0 || !(is_in_use || inner.has(number)) {
+            return None;
+        }
+        if capture::is_capturing(stream(number)) != Some(false) {
+            return None;
+        }
+        let sign = self.signs.set(stream(number)).ok()?;
+        Some(Mark::new(self, sign, false))
+    }
+}
+
+impl Mark {
+    fn new(context: &Arc<Context>, sign: Sign, is_orphan: bool) -> Self {
+        Self {
+            context: Arc::clone(context.base()),
+            sign,
+            is_orphan,
+            asked: 0,
+        }
+    }
+
+    /// Whether the work before the mark has ended. After `Yes`, the mark is spent.
+    pub(crate) fn ask(&mut self) -> Passed {
+        self.asked += 1;
+        let is_word = matches!(self.sign, Sign::Word { .. });
+        if is_word && !self.is_orphan {
+            if self.context.signs.has_passed(self.sign) {
+                self.context.signs.give_back(self.sign);
+                return Passed::Yes;
+            }
+            if !self.asked.is_multiple_of(DOUBT) {
+                return Passed::NotYet;
+            }
+        }
+        let context = Arc::clone(&self.context);
+        context.visit(|inner| {
+            if self.is_orphan && !inner.orphans.contains(&self.sign) {
+                return Passed::Yes;
+            }
+            let is_spent = context.signs.has_passed(self.sign) || is_word && Signs::are_dead();
+            if !is_spent {
+                return Passed::NotYet;
+            }
+            inner.orphans.retain(|orphan| *orphan != self.sign);
+            context.signs.give_back(self.sign);
+            Passed::Yes
+        })
+    }
+
+    /// As [`Self::ask`], for a thread that must not wait for a lock or for the driver.
+    pub(crate) fn has_passed(&self) -> bool {
+        self.context.signs.has_passed(self.sign)
+    }
+
+    /// Gives up waiting for it.
+    pub(crate) fn abandon(self) {
+        if !self.is_orphan {
+            self.context.signs.give_back(self.sign);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Context {
+    pub(in crate::compute) fn mark_by_hand(self: &Arc<Self>, sign: Sign) -> Mark {
+        Mark::new(self, sign, false)
+    }
+}
