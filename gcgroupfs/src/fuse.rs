@@ -12,6 +12,7 @@ mod invalidate;
 mod known;
 mod long;
 mod nodes;
+mod outcome;
 mod queue;
 mod relay;
 mod table;

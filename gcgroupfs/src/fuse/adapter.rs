@@ -4,13 +4,12 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
     LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
     ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
     Request, TimeOrNow, WriteFlags,
@@ -21,8 +20,9 @@ use super::ask::{Asks, Read};
 use super::invalidate::Invalidator;
 use super::long::Long;
 use super::nodes::{BLOCK, LONG, Nodes};
+use super::outcome::{errno, guarded};
 use super::queue::Queue;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::tree::{Caller, put_off};
 
 /// Longest write(2) that reaches us in one piece, bytes. Must exceed the longest command, or the kernel would cut an
@@ -37,14 +37,6 @@ pub(super) struct Adapter {
     pub(super) stores: Queue,
     pub(super) long: Arc<Long>,
     pub(super) asks: Asks,
-}
-
-/// Runs the body of a callback. A panic in it must not take the loop down: it is the client's EIO.
-pub(super) fn guarded<T>(body: impl FnOnce() -> Result<T>) -> std::result::Result<T, Errno> {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(result) => result.map_err(|error| Errno::from_i32(error.errno())),
-        Err(_) => Err(Errno::EIO),
-    }
 }
 
 fn caller(request: &Request) -> Caller {
@@ -392,39 +384,5 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         reply.error(errno(&Error::FixedShape));
-    }
-}
-
-fn errno(error: &Error) -> Errno {
-    Errno::from_i32(error.errno())
-}
-
-/// At most `size` bytes from `offset` on; past the end there are none.
-pub(super) fn slice(text: &[u8], offset: u64, size: u32) -> &[u8] {
-    let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
-    let end = start.saturating_add(size as usize).min(text.len());
-    &text[start..end]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slice_past_the_end_is_empty() {
-        assert_eq!(slice(b"hello", 0, 4096), b"hello");
-        assert_eq!(slice(b"hello", 1, 3), b"ell");
-        assert_eq!(slice(b"hello", 5, 4096), b"");
-        assert_eq!(slice(b"hello", u64::MAX, u32::MAX), b"");
-        assert_eq!(slice(b"", 0, 1), b"");
-    }
-
-    #[test]
-    fn a_panic_is_an_input_output_error() {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(|_| {}));
-        let result = guarded(|| -> Result<()> { panic!("on purpose") });
-        std::panic::set_hook(before);
-        assert_eq!(result.map_err(Errno::code), Err(libc::EIO));
     }
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use fuser::{FileHandle, INodeNo, ReplyData};
 
-use super::adapter::{guarded, slice};
 use super::long::Long;
 use super::nodes::Nodes;
+use super::outcome::{guarded, slice};
 
 /// Between two looks for an answer: it takes a process about that long. For as long as a look takes, if that is longer.
 const PAUSE: Duration = Duration::from_micros(100);
