@@ -21,18 +21,26 @@ fn create(calls: &mut Calls, name: &str, location: u64, id: u64) {
     calls.ok(&format!("cuMemPoolCreate &{name} &properties"));
 }
 
-#[test]
-fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
-    let mount = Mount::new();
-    let mut calls = Calls::start(&mount);
-    let dir = Dir::of(&mount, calls.pid());
-    let truth = Truth::of(&mount.simgpu_dir());
-    let pid = calls.pid();
-    let charged = |expected: u64, why: &str| {
+/// A program that uses pools and nothing else, and what is asserted of it: that it is charged so much, and has it.
+fn watched(mount: &Mount) -> (Calls, impl Fn(u64, &str)) {
+    let calls = Calls::start(mount);
+    let (dir, truth, pid) = (
+        Dir::of(mount, calls.pid()),
+        Truth::of(&mount.simgpu_dir()),
+        calls.pid(),
+    );
+    let charged = move |expected: u64, why: &str| {
         assert_eq!(dir.key("memory.stat", "pool"), expected, "{why}");
         assert_eq!(dir.number("memory.current"), expected, "{why}");
         assert_eq!(truth.used(pid, 0), expected, "{why}");
     };
+    (calls, charged)
+}
+
+#[test]
+fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
+    let mount = Mount::new();
+    let (mut calls, charged) = watched(&mount);
     create(&mut calls, "pool", DEVICE, 0);
     calls.put("threshold", 0, 8, u64::MAX);
     calls.ok(&format!(
@@ -69,14 +77,7 @@ fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
 #[test]
 fn what_a_pool_no_longer_keeps_is_uncharged_where_the_program_waits_next() {
     let mount = Mount::new();
-    let mut calls = Calls::start(&mount);
-    let dir = Dir::of(&mount, calls.pid());
-    let truth = Truth::of(&mount.simgpu_dir());
-    let pid = calls.pid();
-    let charged = |expected: u64, why: &str| {
-        assert_eq!(dir.number("memory.current"), expected, "{why}");
-        assert_eq!(truth.used(pid, 0), expected, "{why}");
-    };
+    let (mut calls, charged) = watched(&mount);
     let come_and_go = |calls: &mut Calls| {
         calls.ok(&format!("cuMemAllocFromPoolAsync &one {} $pool 0", 5 * MIB));
         calls.ok("cuMemFreeAsync $one 0");
