@@ -14,8 +14,10 @@ const FIRST: u32 = 6;
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let mut errors = Vec::new();
+    let mut detail = serde_json::Map::new();
     for (step, ratio) in [(0_u32, 1.0), (1, 2.0), (2, 4.0), (4, 16.0)] {
         let (mut ratios, mut throttled, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+        let mut off = Vec::new();
         for _ in 0..setting.repetitions {
             let daemon = Daemon::start(&setting.place)?;
             daemon.policy("weighted")?;
@@ -40,7 +42,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             sums.push(shares[0] + shares[1]);
             for (index, share) in shares.iter().enumerate() {
                 let charged = (after[index] - before[index]) as f64 / 1e6 / (ended - began);
-                errors.push(100.0 * (charged / share - 1.0).abs());
+                off.push(100.0 * (charged / share - 1.0));
             }
             throttled.push(waited(&daemon, &jobs)? - waited_before);
         }
@@ -52,6 +54,8 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             ),
         };
         report.add(name, "", budget, ratios, json!({ "of the GPU together": sums }));
+        errors.extend(off.iter().map(|percent| percent.abs()));
+        detail.insert(format!("p+{step}: each by turns"), json!(off));
         if step == 0 {
             let name = "submissions that waited at equal priorities";
             report.add(name, "", Budget::Most(0.0), throttled, json!(null));
@@ -62,7 +66,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         "%",
         Budget::Most(5.0),
         errors,
-        json!(null),
+        json!(detail),
     );
     Ok(())
 }
