@@ -1,11 +1,11 @@
 //! Host memory that is made before a move is asked for: it is there, it is what moves take, and it gives way.
 
-use std::path::Path;
-
+use nix::sys::signal::Signal;
 use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::driver::Dir;
+use crate::swap_faults::is_host_counted;
 
 const MIB: u64 = 1 << 20;
 const RESERVE: u64 = 512 * MIB;
@@ -16,14 +16,17 @@ fn mount(config: Config) -> Mount {
 
 /// A program that can swap and makes as much ahead, with four blocks of 16 MiB.
 #[track_caller]
-fn program(mount: &Mount, ahead: &str, trace: Option<&Path>) -> Governed {
+fn program(mount: &Mount, ahead: &str) -> Governed {
+    program_with(mount, ahead, &[])
+}
+
+#[track_caller]
+fn program_with(mount: &Mount, ahead: &str, environment: &[(&str, &str)]) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("obey").env("GCGROUP_SWAP", "max");
     command.env("GCGROUP_SWAP_AHEAD", ahead);
     command.env("GCGROUP_MEMINFO", mount.simgpu_dir().join("meminfo"));
-    if let Some(trace) = trace {
-        command.env("SIMGPU_TRACE", trace);
-    }
+    command.envs(environment.iter().copied());
     let mut program = Governed::spawn(command);
     program.expect("ready");
     for _ in 0..4 {
@@ -46,7 +49,8 @@ fn wait_for_supply(dir: &Dir<'_>, size: u64) {
 fn a_move_takes_what_was_made_ahead_and_what_would_go_next_has_its_own() {
     let mount = mount(Config::default());
     let trace = mount.simgpu_dir().join("trace");
-    let mut program = program(&mount, "40M", Some(&trace));
+    let tracing = [("SIMGPU_TRACE", trace.to_str().expect("a path of ours"))];
+    let mut program = program_with(&mount, "40M", &tracing);
     let dir = Dir::of(&mount, program.pid());
     wait_for_supply(&dir, 32);
     assert_eq!(mount.truth().host_at_once(Held::HostPhysical), Some(32 * MIB));
@@ -83,7 +87,7 @@ fn a_move_takes_what_was_made_ahead_and_what_would_go_next_has_its_own() {
 #[test]
 fn what_is_made_ahead_goes_when_it_may_not_be_there_any_more() {
     let mount = mount(Config::default());
-    let mut program = program(&mount, "max", None);
+    let mut program = program(&mount, "max");
     let dir = Dir::of(&mount, program.pid());
     wait_for_supply(&dir, 64);
     for most in [48, 16, 0, 32] {
@@ -97,10 +101,10 @@ fn what_is_made_ahead_goes_when_it_may_not_be_there_any_more() {
 fn what_is_made_ahead_is_for_others_when_the_host_is_short() {
     let config = Config::default().env("SIMGPU_HOST_MEMORY", 2 * RESERVE + 40 * MIB);
     let mount = mount(config);
-    let mut ahead = program(&mount, "max", None);
+    let mut ahead = program(&mount, "max");
     let of_ahead = Dir::of(&mount, ahead.pid());
     wait_for_supply(&of_ahead, 32);
-    let mut other = program(&mount, "0", None);
+    let mut other = program(&mount, "0");
     let of_other = Dir::of(&mount, other.pid());
     of_other.write("memory.limit", 1);
     wait_until("all of it is out", || {
@@ -121,10 +125,10 @@ fn what_is_made_ahead_is_for_others_when_the_host_is_short() {
 fn what_is_made_ahead_is_for_others_of_the_group() {
     let mount = mount(Config::default());
     std::fs::create_dir(mount.path().join("team")).expect("a group");
-    let mut ahead = program(&mount, "48M", None);
+    let mut ahead = program(&mount, "48M");
     let of_ahead = Dir::of(&mount, ahead.pid());
     wait_for_supply(&of_ahead, 48);
-    let mut other = program(&mount, "0", None);
+    let mut other = program(&mount, "0");
     let of_other = Dir::of(&mount, other.pid());
     for program in [&ahead, &other] {
         mount.write("team", "gcgroup.procs", &program.pid().to_string());
@@ -138,4 +142,53 @@ fn what_is_made_ahead_is_for_others_of_the_group() {
     for program in [&mut ahead, &mut other] {
         assert_eq!(program.ask("verify"), "verified 4");
     }
+}
+
+#[test]
+fn what_cannot_be_made_ahead_is_tried_again() {
+    // After the four blocks.
+    for fault in ["cuMemCreate=2@5", "cuMemCreate=999@6", "cuMemRelease=999@1"] {
+        let mount = mount(Config::default());
+        let mut program = program_with(&mount, "32M", &[("SIMGPU_FAULTS", fault)]);
+        let dir = Dir::of(&mount, program.pid());
+        wait_for_supply(&dir, 32);
+        dir.write("memory.swap.max", 16 * MIB);
+        wait_for_supply(&dir, 16);
+        assert!(is_host_counted(&mount, program.pid()), "{fault}");
+        dir.write("memory.limit", 48 * MIB);
+        wait_until("one is out", || dir.number("memory.swap.current") == 16 * MIB);
+        assert_eq!(program.ask("verify"), "verified 4", "{fault}");
+        assert_eq!(program.ask("free all"), "freed 4", "{fault}");
+        wait_for_supply(&dir, 0);
+        wait_until("all of it is gone", || is_host_counted(&mount, program.pid()));
+    }
+}
+
+#[test]
+fn nothing_is_made_ahead_for_a_driver_that_cannot_map_it() {
+    let mount = mount(Config::default().env("SIMGPU_DRIVER", "11.8"));
+    let mut program = program(&mount, "max");
+    let dir = Dir::of(&mount, program.pid());
+    dir.freeze();
+    dir.write("memory.reclaim", "max");
+    wait_until("all of it is out", || {
+        dir.number("memory.swap.current") == 64 * MIB
+    });
+    assert_eq!(supply(&dir), 0);
+    dir.write("compute.freeze", 0);
+    wait_until("all is back", || dir.number("memory.current") == 64 * MIB);
+    assert_eq!(program.ask("verify"), "verified 4");
+}
+
+#[test]
+fn who_is_killed_leaves_nothing_that_was_made_ahead() {
+    let mount = mount(Config::default());
+    let mut killed = program(&mount, "max");
+    killed.signal(Signal::SIGKILL);
+    killed.wait();
+    let mut other = program(&mount, "max");
+    let dir = Dir::of(&mount, other.pid());
+    wait_for_supply(&dir, 64);
+    assert_eq!(mount.truth().host_at_once(Held::HostPhysical), Some(64 * MIB));
+    assert_eq!(other.ask("verify"), "verified 4");
 }

@@ -1,14 +1,17 @@
 //! A workload that knows every word of its memory, while that is moved out and in under it.
 
+use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
-fn start(mount: &Mount, arguments: &[&str]) -> Governed {
+/// As much host memory is made ahead.
+fn start(mount: &Mount, ahead: &str, arguments: &[&str]) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("swap").args(arguments).env("GCGROUP_SWAP", "max");
+    command.env("GCGROUP_SWAP_AHEAD", ahead);
     let mut program = Governed::spawn(command);
     program.expect("ready");
     program
@@ -16,8 +19,18 @@ fn start(mount: &Mount, arguments: &[&str]) -> Governed {
 
 #[test]
 fn no_word_is_wrong_while_limits_reclaims_and_freezes_come_and_go() {
+    limits_reclaims_and_freezes_come_and_go("0");
+}
+
+#[test]
+fn no_word_is_wrong_with_host_memory_that_was_made_ahead() {
+    limits_reclaims_and_freezes_come_and_go("24M");
+}
+
+#[track_caller]
+fn limits_reclaims_and_freezes_come_and_go(ahead: &str) {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
-    let mut program = start(&mount, &["--bytes", "6M", "--blocks", "12", "--hold"]);
+    let mut program = start(&mount, ahead, &["--bytes", "6M", "--blocks", "12", "--hold"]);
     let dir = Dir::of(&mount, program.pid());
     for round in 0..4 {
         wait_until("it has memory", || dir.number("memory.current") >= 16 * MIB);
@@ -45,7 +58,7 @@ fn no_word_is_wrong_while_limits_reclaims_and_freezes_come_and_go() {
 #[test]
 fn what_was_moved_and_freed_leaves_nothing_behind() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
-    let mut program = start(&mount, &["--bytes", "4M", "--blocks", "8", "--hold"]);
+    let mut program = start(&mount, "8M", &["--bytes", "4M", "--blocks", "8", "--hold"]);
     let dir = Dir::of(&mount, program.pid());
     wait_until("it has memory", || dir.number("memory.current") >= 8 * MIB);
     dir.write("memory.limit", 4 * MIB);
@@ -58,5 +71,9 @@ fn what_was_moved_and_freed_leaves_nothing_behind() {
     assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0);
     assert_eq!(mount.truth().used(program.pid(), 0), 0);
     assert_eq!(mount.truth().used_by_all(0), 0);
+    wait_until("nothing is kept of the host's", || {
+        dir.key("memory.stat", "swap_supply") == 0
+    });
+    assert_eq!(mount.truth().host_at_once(Held::HostPhysical), Some(0));
     program.finish();
 }

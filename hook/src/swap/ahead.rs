@@ -54,7 +54,7 @@ impl Ahead {
         Some(pause)
     }
 
-    fn look(&self, process: &Process, order: Option<&str>) -> Duration {
+    fn look(&mut self, process: &Process, order: Option<&str>) -> Duration {
         let wanted = match process.swap.is_host_no_use() {
             true => Vec::new(),
             false => helper::in_driver(|| wanted(process, order, self.bytes)).unwrap_or_default(),
@@ -72,6 +72,11 @@ impl Ahead {
         match helper::in_driver(|| process.make_ahead(lacking)) {
             Some(Ok(())) => Duration::ZERO,
             Some(Err(NotMade::NotYet)) => A_MOMENT,
+            // The driver has none for anybody, and is not asked for ever.
+            Some(Err(NotMade::Failed(Failed::Refused))) => {
+                self.bytes = 0;
+                LOOK
+            }
             _ => LOOK,
         }
     }
