@@ -3,8 +3,9 @@
 //!
 //! What is told is for how long the threads have a CPU, for each pair: that at each other's locks and cache lines is in
 //! it, others' turns and sleep are not (`elapsed` beside it has everything). Once with all threads on one CPU, where they
-//! meet only when one loses its turn, and once on all CPUs. The driver does nothing and has no lock. Its pools have room
-//! for everything: one that grows or shrinks takes as long as the driver does.
+//! meet only when one loses its turn, and once spread over all CPUs, where they are kept: else the scheduler has them on
+//! one as often as not, and what is told is chance. The driver does nothing and has no lock. Its pools have room for
+//! everything: one that grows or shrinks takes as long as the driver does.
 
 use std::process::Command;
 
@@ -88,7 +89,7 @@ fn pair(mut command: Command, api: &str) -> Result<Cost, String> {
 fn arguments(command: &mut Command, api: &str, live: u32) {
     command.args(["overhead", "--call", "alloc-free", "--rounds", "20"]);
     command.args(["--calls", "1000", "--api", api, "--live", &live.to_string()]);
-    command.args(["--threads", &THREADS.to_string()]);
+    command.args(["--threads", &THREADS.to_string(), "--pinned"]);
 }
 
 /// Private memory of a hooked process with all those blocks less one with none; bare, the same; the difference.

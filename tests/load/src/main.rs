@@ -9,6 +9,7 @@ mod block;
 mod churn;
 mod clock;
 mod content;
+mod cpu;
 mod driver;
 mod gpu;
 mod graph;

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::block::{Allocator, Api, Block};
 use crate::clock;
+use crate::cpu;
 use crate::driver::CudaError;
 use crate::gpu::Gpu;
 use crate::say;
@@ -58,6 +59,9 @@ pub struct Overhead {
     /// for a round, for each call of each
     #[arg(long, default_value_t = 1)]
     threads: u32,
+    /// Spread the threads over the CPUs and keep them there. What lasts for so short is else on one CPU as often as not
+    #[arg(long)]
+    pinned: bool,
     /// Begin only when a line is read, with the live blocks there
     #[arg(long)]
     hold: bool,
@@ -168,14 +172,14 @@ impl<'g> Crowd<'g> {
     fn rounds(&self, call: Call, args: &Overhead) -> Result<Vec<Took>> {
         let barrier = Barrier::new(self.members.len());
         let all = self.members.len() as f64 * f64::from(args.calls.max(1));
-        let run = |allocator| rounds_of_one(call, args, allocator, &barrier);
+        let run = |number, allocator| rounds_of_one(call, args, number, allocator, &barrier);
         let (first, others) = self.members.split_first().context("there is a thread")?;
         let took = std::thread::scope(|scope| -> Result<_> {
-            let others: Vec<_> = others
-                .iter()
-                .map(|(allocator, _)| scope.spawn(move || run(allocator)))
+            let others: Vec<_> = (1..)
+                .zip(others)
+                .map(|(number, (allocator, _))| scope.spawn(move || run(number, allocator)))
                 .collect();
-            let mut took = run(&first.0);
+            let mut took = run(0, &first.0);
             for other in others {
                 let others = other.join().map_err(|_| anyhow!("a thread panicked"))??;
                 for (took, other) in took.iter_mut().flatten().zip(others) {
@@ -196,9 +200,11 @@ impl<'g> Crowd<'g> {
 fn rounds_of_one(
     call: Call,
     args: &Overhead,
+    number: usize,
     allocator: &Allocator<'_>,
     barrier: &Barrier,
 ) -> Result<Vec<Took>> {
+    let is_put = if args.pinned { cpu::pin(number) } else { Ok(()) };
     // Who failed must not keep the others waiting.
     let mut outcome = allocator.gpu.attach();
     let mut took = Vec::new();
@@ -224,6 +230,7 @@ fn rounds_of_one(
             outcome = allocator.stream.synchronize();
         }
     }
+    is_put.context("a thread cannot be pinned")?;
     outcome?;
     Ok(took.split_off(1))
 }
