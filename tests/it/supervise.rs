@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Config, DEADLINE, Mount, stop, wait_for, wait_until};
+use support::{Config, DEADLINE, Mount, c_program, stop, wait_for, wait_until};
 
 use crate::driver::{Dir, DriverShell, governed_pids};
 
@@ -359,4 +359,20 @@ fn a_configuration_that_has_been_spoilt_ends_no_daemon_that_follows() {
     write("[compute\n");
     kill9(&mount);
     assert_eq!(policy(), "weighted");
+}
+
+/// The service is started so whatever the kernel is.
+#[test]
+fn under_a_kernel_that_cannot_do_it_the_daemon_goes_on_by_itself() {
+    let shim = c_program("older_fuse.c", &["-shared", "-fPIC", "-ldl"]);
+    let config = Config::default().arg("--supervise");
+    let mut mount = Mount::with(config.env("LD_PRELOAD", shim.display()));
+    let shell = DriverShell::start(&mount);
+    let pid = shell.pid();
+    mount.write(pid, "memory.limit", "4096");
+    assert_eq!(daemon(&mount), None, "there is one process, which answers");
+    mount.kill9();
+    mount.restart();
+    wait_until("it is back", || governed_pids(&mount) == [pid]);
+    assert_eq!(mount.read(pid, "memory.limit"), "4096");
 }

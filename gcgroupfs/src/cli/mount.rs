@@ -57,7 +57,8 @@ pub struct Arguments {
     /// Serve the socket alone
     #[arg(long)]
     no_fuse: bool,
-    /// Keep mount and socket in a process that starts the daemon again when it dies: nobody's read fails (Linux 6.9)
+    /// Keep mount and socket in a process that starts the daemon again when it dies: nobody's read fails (Linux 6.9; without effect
+    /// before)
     #[arg(long, conflicts_with = "no_fuse")]
     supervise: bool,
     #[arg(long, hide = true, conflicts_with = "no_fuse")]
@@ -103,8 +104,8 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         None if arguments.no_fuse => PathBuf::new(),
         None => places::mount_point()?,
     };
-    if arguments.supervise {
-        return supervise::run(&socket, &point, arguments.allow_other);
+    if arguments.supervise && supervise::run(&socket, &point, arguments.allow_other)? {
+        return Ok(());
     }
     let kept = arguments.adopt.as_ref().map(Inheritance::take).transpose();
     let mut kept = kept.context("--adopt is the supervisor's to give")?;

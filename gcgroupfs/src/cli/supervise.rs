@@ -46,16 +46,23 @@ const GIVES_UP: i32 = 1;
 /// For how long daemons may give up one after another, once one has served.
 const TRIAL: Duration = Duration::from_secs(60);
 
-/// Runs until SIGTERM or SIGINT, or until a daemon ends by itself.
+/// Runs until SIGTERM or SIGINT, or until a daemon ends by itself. Gives whether it could: under an older kernel it does
+/// nothing, and leaves nothing.
 ///
 /// # Errors
-/// The mount or the socket cannot be had, the kernel is too old, or a daemon gives up.
-pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<()> {
+/// The mount or the socket cannot be had, or a daemon gives up.
+pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<bool> {
     // First of all, so that of two daemons the second leaves everything alone.
     let listener = Listener::bind(socket)?;
     let cannot = || format!("cannot mount at {}", point.display());
     let (mut mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
-    let init = fuse::first_message(&device).with_context(cannot)?;
+    let init = match fuse::first_message(&device) {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            warn!("{error}: this one has no supervisor");
+            return Ok(false);
+        }
+        init => init.with_context(cannot)?,
+    };
     let flags = SockFlag::SOCK_CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
     let spot = fuse::Spot {
@@ -73,7 +80,7 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<()>
     if let Err(error) = mount.unmount() {
         warn!("cannot unmount {}: {error}", point.display());
     }
-    result
+    result.map(|()| true)
 }
 
 /// Starts one daemon after another.
