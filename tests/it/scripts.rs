@@ -58,6 +58,30 @@ fn gc_limit_and_gc_priority_set_and_show() {
 }
 
 #[test]
+fn the_scripts_tell_how_they_are_used() {
+    let mount = Mount::new();
+    for script in [
+        "gc-freeze",
+        "gc-thaw",
+        "gc-limit",
+        "gc-priority",
+        "gc-preempt",
+        "gc-autopreempt",
+    ] {
+        let usage = format!("usage: {script} ");
+        for asked in ["-h", "--help"] {
+            assert!(ok(&mount, script, &[asked]).starts_with(&usage), "{script}");
+        }
+        let wrong = run(&mount, script, &[]);
+        assert_eq!(wrong.status.code(), Some(2), "{script}");
+        assert!(
+            String::from_utf8_lossy(&wrong.stderr).starts_with(&usage),
+            "{script}"
+        );
+    }
+}
+
+#[test]
 fn what_the_daemon_refuses_the_scripts_report() {
     let mount = Mount::new();
     let process = mount.obedient();
