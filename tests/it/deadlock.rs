@@ -23,6 +23,15 @@ fn share_event(name: &str, from: &mut Program, to: &mut Program) {
     to.run(&format!("{name} = opened('cuIpcOpenEventHandle', {handle})"));
 }
 
+/// Each step of the less important one waits until it would starve: for as long as these say, on either GPU.
+fn impatient(config: Config) -> Mount {
+    let settings = tempfile::NamedTempFile::new().expect("a file");
+    let text = "[compute]\nstarvation_usec = 20_000\npatience_usec = 25_000\n";
+    fs::write(settings.path(), text).expect("it is ours");
+    let path = settings.path().to_str().expect("its name");
+    Mount::with(config.arg("--config").arg(path))
+}
+
 #[test]
 fn processes_that_wait_for_each_others_events() {
     let mount = Mount::new();
@@ -48,7 +57,7 @@ fn processes_that_wait_for_each_others_events() {
 
 #[test]
 fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
-    let mount = Mount::new();
+    let mount = impatient(Config::default());
     let _busy = batch(&mount, 0, 4);
     let file = tempfile::NamedTempFile::new().expect("a file");
     file.as_file().set_len(4096).expect("it grows");
@@ -71,12 +80,8 @@ fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
 
 #[test]
 fn one_thread_that_drives_two_gpus_which_wait_for_each_other() {
-    // Each step of the less important one waits until it would starve: for as long as these say, on either GPU.
-    let settings = tempfile::NamedTempFile::new().expect("a file");
-    let text = "[compute]\nstarvation_usec = 20_000\npatience_usec = 25_000\n";
-    fs::write(settings.path(), text).expect("it is ours");
-    let config = Config::default().env("SIMGPU_DEVICES", 2).arg("--config");
-    let mount = Mount::with(config.arg(settings.path().to_str().expect("its name")));
+    let config = Config::default().env("SIMGPU_DEVICES", 2);
+    let mount = impatient(config);
     let _busy = [batch(&mount, 0, 4), batch(&mount, 1, 4)];
     // Each begins where the other ends.
     let mut programs = [program(&mount, 0), program(&mount, 15)];

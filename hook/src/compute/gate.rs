@@ -59,6 +59,7 @@ fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*mut Th
         is_nested,
         credit: false,
         timeouts: 0,
+        waited: 0,
     };
     passing.enter(call);
     Some(std::ptr::from_ref(bound.thread).cast_mut())
@@ -92,6 +93,7 @@ pub(crate) fn submit(
         is_nested: bound.thread.is_inside(),
         credit: false,
         timeouts: 0,
+        waited: 0,
     };
     passing.enter(Call::Handled(stream, devices));
     process
@@ -115,6 +117,8 @@ struct Passing<'a> {
     /// Whether it has waited for as long as it must.
     credit: bool,
     timeouts: u32,
+    /// Nanoseconds for which it has waited for a place, however often the gate closed meanwhile.
+    waited: u64,
 }
 
 impl Passing<'_> {
@@ -272,19 +276,21 @@ impl Passing<'_> {
         let word = control.gate.load(Relaxed);
         let began = sys::now();
         let window = window(control);
-        let longest = self.with_window(|places| places.longest());
-        let patience = (2 * window).max(PATIENCE).max(2 * longest);
+        let (longest, tried) = self.with_window(|places| (places.longest(), places.tried()));
+        let patience = place_patience(window, longest, told(control) << tried.min(MOST_TIMEOUTS));
+        let before = self.waited;
         let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
         let captures = &self.process.contexts.captures;
         // Who is to wait for something else now is told by `enter`.
         while control.gate.load(Relaxed) == word && !process::is_exiting() && !captures.is_any() {
-            let waited = sys::now().saturating_sub(began);
-            if waited >= patience {
+            self.waited = before + sys::now().saturating_sub(began);
+            if self.waited >= patience {
                 self.credit = true;
+                self.with_window(|places| places.try_more());
                 usage.gate_timeouts.fetch_add(1, Relaxed);
                 return;
             }
-            let nap = nap(nanoseconds).min(patience - waited);
+            let nap = nap(nanoseconds).min(patience - self.waited);
             doze(&control.gate, word, Duration::from_nanos(nap));
             let is_disturbed = [word, control.gate.load(Relaxed)].contains(&(Gate::Throttled as u32));
             let context = self.process.contexts.numbered(self.bound.context());
@@ -313,8 +319,7 @@ impl Passing<'_> {
                 self.with_window(|places| places.disturb(window(control), sys::now()));
                 return;
             }
-            let told = u64::from(control.patience_usec.load(Relaxed)) * 1000;
-            let patience = told.max(PATIENCE) << self.timeouts.min(MOST_TIMEOUTS);
+            let patience = told(control) << self.timeouts.min(MOST_TIMEOUTS);
             let waited = sys::now().saturating_sub(began);
             if waited >= patience {
                 break;
@@ -345,6 +350,18 @@ fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevi
 /// Nanoseconds of work that may be queued.
 fn window(control: &ControlDevice) -> u64 {
     (u64::from(control.window_usec.load(Relaxed)) * 1000).max(LEAST_WINDOW)
+}
+
+/// Nanoseconds after which who waits lets a batch through, whatever the daemon says.
+fn told(control: &ControlDevice) -> u64 {
+    (u64::from(control.patience_usec.load(Relaxed)) * 1000).max(PATIENCE)
+}
+
+/// For how long a place is waited for, nanoseconds. What takes longer than was ever seen may be waiting for something, and
+/// so may what has taken longest; then it is `told`.
+fn place_patience(window: u64, longest: u64, told: u64) -> u64 {
+    let longest = longest.saturating_mul(2).min(told);
+    (2 * window).max(PATIENCE).max(longest)
 }
 
 /// Waits while the calling thread's gate is frozen, for calls that are not submissions but begin some.
@@ -384,11 +401,31 @@ mod tests {
             is_nested: false,
             credit: false,
             timeouts: 0,
+            waited: 0,
         };
         let (control, usage) = blocks(process, passing.bound).unwrap();
         let began = sys::now();
         assert_eq!(passing.take_place(control, usage, 1), None);
         assert!(usage.submitted_nsec.load(Relaxed) > 0);
         assert!(usage.queued_until.load(Relaxed) > began);
+    }
+
+    #[test]
+    fn a_place_is_waited_for_twice_as_long_as_the_longest_takes_but_no_longer_than_is_told() {
+        const MSEC: u64 = 1_000_000;
+        for (window, longest, patience) in [
+            (MSEC / 2, 0, PATIENCE),
+            (20 * MSEC, 0, 40 * MSEC),
+            (MSEC / 2, 10 * MSEC, 20 * MSEC),
+            // It has waited for a flag, more likely than not.
+            (MSEC / 2, 4000 * MSEC, 250 * MSEC),
+            (MSEC / 2, u64::MAX, 250 * MSEC),
+        ] {
+            assert_eq!(
+                place_patience(window, longest, 250 * MSEC),
+                patience,
+                "{window} {longest}"
+            );
+        }
     }
 }

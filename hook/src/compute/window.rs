@@ -52,6 +52,8 @@ pub(super) struct Window {
     looked_at: u64,
     /// Until when somebody else had the device last.
     disturbed_until: u64,
+    /// Submissions that went on without a place since one had one.
+    tried: u32,
 }
 
 /// What to do with a submission.
@@ -75,6 +77,7 @@ impl Window {
             passed_by: 0,
             looked_at: 0,
             disturbed_until: 0,
+            tried: 0,
         }
     }
 
@@ -100,12 +103,14 @@ impl Window {
             false => 0,
         };
         if self.left(now) <= limit {
+            self.tried = 0;
             self.mark(context, stream, window / 4, now);
             return Place::Free;
         }
         // To know when the rest has ended, all of it must be marked.
         self.mark(context, stream, 0, now);
         if self.left(now) <= limit {
+            self.tried = 0;
             return Place::Free;
         }
         Place::Taken(self.worth_a_look(limit, now))
@@ -161,6 +166,16 @@ impl Window {
     /// The longest that a submission took lately, nanoseconds.
     pub(super) fn longest(&self) -> u64 {
         self.longest.get()
+    }
+
+    /// How many submissions went on without a place since one had one.
+    pub(super) fn tried(&self) -> u32 {
+        self.tried
+    }
+
+    /// Another does.
+    pub(super) fn try_more(&mut self) {
+        self.tried = self.tried.saturating_add(1);
     }
 
     /// Somebody else has, or has just had, the device, with windows of so many nanoseconds: what that one has queued
