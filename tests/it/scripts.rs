@@ -98,21 +98,6 @@ fn what_the_daemon_refuses_the_scripts_report() {
         assert!(!output.status.success(), "{script} {arguments:?}");
         assert!(!output.stderr.is_empty(), "{script} {arguments:?}");
     }
-    for script in [
-        "gc-freeze",
-        "gc-thaw",
-        "gc-limit",
-        "gc-priority",
-        "gc-preempt",
-        "gc-autopreempt",
-    ] {
-        let output = run(&mount, script, &[]);
-        assert_eq!(output.status.code(), Some(2), "{script}");
-        assert!(
-            String::from_utf8_lossy(&output.stderr).starts_with("usage: "),
-            "{script}"
-        );
-    }
 }
 
 #[test]

@@ -306,6 +306,7 @@ impl Passing<'_> {
                 Place::Taken(left) => nanoseconds = left,
             }
         }
+        self.waited = before + sys::now().saturating_sub(began);
     }
 
     fn wait_throttled(&mut self, control: &ControlDevice, usage: &UsageDevice, stream: usize) {
@@ -357,8 +358,8 @@ fn told(control: &ControlDevice) -> u64 {
     (u64::from(control.patience_usec.load(Relaxed)) * 1000).max(PATIENCE)
 }
 
-/// For how long a place is waited for, nanoseconds. What takes longer than was ever seen may be waiting for something, and
-/// so may what has taken longest; then it is `told`.
+/// For how long a place is waited for, nanoseconds: twice as long as the longest submission took, for what takes longer may
+/// be waiting for something. That one may have, too, so no longer than `told`.
 fn place_patience(window: u64, longest: u64, told: u64) -> u64 {
     let longest = longest.saturating_mul(2).min(told);
     (2 * window).max(PATIENCE).max(longest)
@@ -387,6 +388,7 @@ mod tests {
     use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
     use super::*;
+    use crate::block;
     use crate::device::LocalDevice;
 
     /// By this the daemon divides time in which others had work too.
@@ -408,6 +410,44 @@ mod tests {
         assert_eq!(passing.take_place(control, usage, 1), None);
         assert!(usage.submitted_nsec.load(Relaxed) > 0);
         assert!(usage.queued_until.load(Relaxed) > began);
+    }
+
+    #[test]
+    fn what_was_waited_for_a_place_counts_when_the_gate_changes_meanwhile() {
+        const SECOND: u64 = 1_000_000_000;
+        let process = Process::of_test(NO_LIMIT);
+        let (daemons, file) = block::of_daemon();
+        daemons.publish();
+        process.adopt(&file);
+        let daemons = &daemons.devices[OTHER_DEVICE];
+        let device = LocalDevice::of(0).unwrap();
+        let mut passing = Passing {
+            process,
+            bound: process.slots.of_test(process, device, OTHER_DEVICE),
+            what: Submission::Kernel,
+            is_nested: false,
+            credit: false,
+            timeouts: 0,
+            waited: 0,
+        };
+        let (control, usage) = blocks(process, passing.bound).unwrap();
+        daemons.window_usec.store(1_000_000, Relaxed);
+        while passing.take_place(control, usage, 1).is_none() {}
+        passing.waited = SECOND;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while usage.nr_waiting.load(Relaxed) == 0 {
+                    std::thread::yield_now();
+                }
+                daemons.gate.store(Gate::Throttled as u32, Relaxed);
+            });
+            passing.wait_for_place(control, usage, 1, SECOND);
+        });
+        assert!(!passing.credit && passing.waited > SECOND);
+        passing.waited = 2 * SECOND;
+        passing.wait_for_place(control, usage, 1, SECOND);
+        assert!(passing.credit, "that was its patience");
+        assert_eq!(usage.gate_timeouts.load(Relaxed), 1);
     }
 
     #[test]
