@@ -133,10 +133,11 @@ impl Holders {
         let uuid = self.uuids.get(device).ok_or(NvmlError::NotFound)?;
         let handle = self.nvml.device_by_uuid(uuid.as_str())?;
         let mut held = HashMap::new();
-        // A process that also draws is in both lists, with all that it has in each.
+        // Not the third version of these: drivers 535.43 to 535.86 have longer entries in it, and those that follow and
+        // those before 510 have none. A process that also draws is in both lists, with all that it has in each.
         for list in [
-            handle.running_compute_processes()?,
-            handle.running_graphics_processes().unwrap_or_default(),
+            handle.running_compute_processes_v2()?,
+            handle.running_graphics_processes_v2().unwrap_or_default(),
         ] {
             for process in list {
                 let bytes = match process.used_gpu_memory {

@@ -183,11 +183,6 @@ calls! {
         count: &mut c_uint,
         list: &mut [nvmlProcessInfo_v2_t; ROOM],
     );
-    fn nvmlDeviceGetComputeRunningProcesses_v3(
-        device: nvmlDevice_t,
-        count: &mut c_uint,
-        list: &mut [nvmlProcessInfo_v2_t; ROOM],
-    );
     fn nvmlDeviceGetGraphicsRunningProcesses(
         device: nvmlDevice_t,
         count: &mut c_uint,
@@ -198,22 +193,12 @@ calls! {
         count: &mut c_uint,
         list: &mut [nvmlProcessInfo_v2_t; ROOM],
     );
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
-        device: nvmlDevice_t,
-        count: &mut c_uint,
-        list: &mut [nvmlProcessInfo_v2_t; ROOM],
-    );
     fn nvmlDeviceGetMPSComputeRunningProcesses(
         device: nvmlDevice_t,
         count: &mut c_uint,
         list: &mut [nvmlProcessInfo_v1_t; ROOM],
     );
     fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
-        device: nvmlDevice_t,
-        count: &mut c_uint,
-        list: &mut [nvmlProcessInfo_v2_t; ROOM],
-    );
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
         device: nvmlDevice_t,
         count: &mut c_uint,
         list: &mut [nvmlProcessInfo_v2_t; ROOM],

@@ -364,7 +364,7 @@ hooks! {
     ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, next);
     fn nvmlDeviceGetComputeRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v3, next);
+    ) @0 => |next| nvml::processes::compute(device, count, list, driver::nvmlDeviceGetComputeRunningProcesses_v2, next);
     fn nvmlDeviceGetGraphicsRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
     ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses, next);
@@ -373,7 +373,7 @@ hooks! {
     ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, next);
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v3, next);
+    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetGraphicsRunningProcesses_v2, next);
     fn nvmlDeviceGetMPSComputeRunningProcesses(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t,
     ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses, next);
@@ -382,7 +382,7 @@ hooks! {
     ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, next);
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t,
-    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v3, next);
+    ) @0 => |next| nvml::processes::other(device, count, list, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2, next);
     fn nvmlDeviceGetRunningProcessDetailList(
         device: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t,
     ) @0 => |next| nvml::processes::details(device, list, next);

@@ -8,12 +8,14 @@ use crate::driver::{Dir, DriverShell, governed_pids};
 const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 64 * MIB;
 
+fn config() -> Config {
+    Config::default()
+        .env("SIMGPU_DEVICES", 2)
+        .env("SIMGPU_CONTEXT_MEMORY", "64M")
+}
+
 fn mount() -> Mount {
-    Mount::with(
-        Config::default()
-            .env("SIMGPU_DEVICES", 2)
-            .env("SIMGPU_CONTEXT_MEMORY", "64M"),
-    )
+    Mount::with(config())
 }
 
 fn context(dir: &Dir<'_>) -> u64 {
@@ -63,6 +65,17 @@ fn contexts_come_and_go_on_every_device() {
     assert_eq!(dir.number("memory.peak"), 3 * CONTEXT, "a peak never falls");
     calls.ok("cuDevicePrimaryCtxReset_v2 0");
     wait_until("nothing is left", || dir.number("memory.current") == 0);
+}
+
+#[test]
+fn everybodys_context_is_measured_where_nvmls_entries_are_longer_than_its_header_says() {
+    let mount = Mount::with(config().env("SIMGPU_DRIVER", "12.2"));
+    let shells: [_; 3] = std::array::from_fn(|_| DriverShell::start(&mount));
+    for shell in &shells {
+        let dir = Dir::of(&mount, shell.pid());
+        wait_until("the context is measured", || context(&dir) == CONTEXT);
+    }
+    assert_eq!(mount.read("", "unmanaged"), "", "nobody else is there");
 }
 
 #[test]

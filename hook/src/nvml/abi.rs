@@ -96,7 +96,8 @@ structures! {
         usedGpuMemory: u64 = 0,
     }
 
-    /// Of the functions of version 3 too.
+    /// Of the functions of version 3 too, but in drivers 535.43 to 535.86, whose entries have eight bytes more: so those of
+    /// version 2 are asked. What a program is told of itself is one entry, for which that makes no difference.
     nvmlProcessInfo_v2_t 24 {
         pid: u32 = 0,
         usedGpuMemory: u64 = 0,

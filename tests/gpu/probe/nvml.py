@@ -123,8 +123,8 @@ def costs(nvml, sim):
     table = {
         "nothing": lambda: measure.NOTHING(0),
         "nvmlDeviceGetCount_v2": lambda: nvml.nvmlDeviceGetCount_v2(byref(count)),
-        "nvmlDeviceGetComputeRunningProcesses_v3": listed("nvmlDeviceGetComputeRunningProcesses_v3"),
-        "nvmlDeviceGetGraphicsRunningProcesses_v3": listed("nvmlDeviceGetGraphicsRunningProcesses_v3"),
+        "nvmlDeviceGetComputeRunningProcesses_v2": listed("nvmlDeviceGetComputeRunningProcesses_v2"),
+        "nvmlDeviceGetGraphicsRunningProcesses_v2": listed("nvmlDeviceGetGraphicsRunningProcesses_v2"),
         "nvmlDeviceGetMemoryInfo": nvml.memory,
         "nvmlDeviceGetUtilizationRates": nvml.rates,
         "nvmlDeviceGetProcessUtilization": nvml.samples,
@@ -182,7 +182,7 @@ def body(sim, facts):
         count = questions.ask("accounting", accounting, nvml, watch)
     context = grown and grown["launch"]["process"]
     late = [step["usec"] for step in steps or [] if step["usec"] is not None]
-    name = "nvmlDeviceGetComputeRunningProcesses_v3"
+    name = "nvmlDeviceGetComputeRunningProcesses_v2"
     return questions.verdict(
         grown and ("no number for a process" if context is None else
                    f"a context with a kernel takes {context / MIB:.0f} MiB"),

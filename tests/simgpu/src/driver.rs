@@ -43,6 +43,12 @@ impl Driver {
         })
     }
 
+    /// Whether NVML's third lists of processes have entries of 32 bytes, as those of drivers 535.43 to 535.86 have, and not
+    /// of 24.
+    pub fn has_long_processes(&self) -> bool {
+        self.driver_version.starts_with("535.54.")
+    }
+
     fn named(name: &str) -> Option<Driver> {
         if name.is_empty() {
             return Some(NEWEST);

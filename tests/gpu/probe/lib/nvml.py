@@ -84,7 +84,7 @@ class Nvml:
             self.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(self.device))
             yield index
 
-    def processes(self, name="nvmlDeviceGetComputeRunningProcesses_v3"):
+    def processes(self, name="nvmlDeviceGetComputeRunningProcesses_v2"):
         """Bytes of each process by pid; None where NVML does not say."""
         count, found = c_uint(MOST), (Process * MOST)()
         getattr(self, name)(self.device, byref(count), found)

@@ -141,6 +141,11 @@ impl<T: Copy> Place<T> {
         self.0.is_null()
     }
 
+    /// The same pointer, for what the library means by it.
+    pub(crate) fn cast<U>(self) -> Place<U> {
+        Place(self.0.cast())
+    }
+
     pub(crate) fn put(self, value: T) -> Result {
         if self.0.is_null() {
             return Err(Error::InvalidArgument);

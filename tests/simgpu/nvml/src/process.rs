@@ -3,7 +3,7 @@
 
 use core::ffi::c_uint;
 
-use simgpu::Device;
+use simgpu::{Device, Driver};
 
 use crate::call::{Error, Handle, Place, Result, nvml, version};
 use crate::{mig, sample};
@@ -45,7 +45,7 @@ struct ProcessV1 {
     used: u64,
 }
 
-/// `nvmlProcessInfo_v2_t`, in version 3 too.
+/// `nvmlProcessInfo_v2_t`, in version 3 too but for [`Driver::has_long_processes`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ProcessV2 {
@@ -196,11 +196,17 @@ nvml! {
     fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: Place<c_uint>, list: Place<ProcessV1>) =>
         |machine| put_processes(device.device(machine)?, count, list);
 
-    fn nvmlDeviceGetComputeRunningProcesses_v2 | nvmlDeviceGetComputeRunningProcesses_v3 (
-        device: Handle,
-        count: Place<c_uint>,
-        list: Place<ProcessV2>,
-    ) => |machine| put_processes(device.device(machine)?, count, list);
+    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Handle, count: Place<c_uint>, list: Place<ProcessV2>) =>
+        |machine| put_processes(device.device(machine)?, count, list);
+
+    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Place<c_uint>, list: Place<ProcessV2>) => |machine| {
+        let device = device.device(machine)?;
+        if Driver::of_process().has_long_processes() {
+            put_processes(device, count, list.cast::<Detail>())
+        } else {
+            put_processes(device, count, list)
+        }
+    };
 
     fn nvmlDeviceGetGraphicsRunningProcesses | nvmlDeviceGetMPSComputeRunningProcesses (
         device: Handle,
