@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 use support::{Config, Mount, artifacts, instructions};
 
-use crate::apis::APIS;
+use crate::apis::ARMS;
 use crate::report::Report;
 
 /// A bare jump to the driver would be ten. The mark on the way out makes it a call: cuLaunchKernel's five arguments on
@@ -21,9 +21,9 @@ pub fn run(report: &mut Report) {
         return report.skip("added instructions", "no valgrind here");
     }
     let launch = (vec!["--call", "launch"], "launch".to_owned(), LAUNCH);
-    let apis = APIS.map(|api| {
-        let name = format!("{api}: allocate and free");
-        (vec!["--call", "alloc-free", "--api", api], name, ALLOCATION)
+    let apis = ARMS.map(|arm| {
+        let budget = ALLOCATION * f64::from(arm.pairs);
+        (arm.arguments().to_vec(), arm.to_string(), budget)
     });
     for (call, name, budget) in std::iter::once(launch).chain(apis) {
         let bare = each(&mount.bare_command(artifacts().load()), &call);

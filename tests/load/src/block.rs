@@ -6,10 +6,10 @@ use std::ptr::with_exposed_provenance_mut;
 use clap::ValueEnum;
 
 use crate::driver::{
-    Access, AllocationProperties, ArrayDescriptor, CUarray, CUdeviceptr, CUmemGenericAllocationHandle,
-    CUmemoryPool, Copy2D, CopyEnd, Location, PoolProperties, Result,
+    ArrayDescriptor, CUarray, CUdeviceptr, CUmemoryPool, Copy2D, CopyEnd, Location, PoolProperties, Result,
 };
 use crate::gpu::{Gpu, Stream};
+use crate::physical::{CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, Physical, Range};
 
 /// A way to allocate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -32,9 +32,6 @@ pub enum Api {
     Host,
 }
 
-const CU_MEM_ALLOCATION_TYPE_PINNED: c_uint = 1;
-const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
-const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_uint = 3;
 const CU_MEM_ATTACH_GLOBAL: c_uint = 1;
 const CU_AD_FORMAT_UNSIGNED_INT32: c_uint = 3;
 const CU_MEMORYTYPE_HOST: c_uint = 1;
@@ -70,8 +67,8 @@ pub enum Place {
     /// Freed in the order of the stream.
     Ordered(CUdeviceptr),
     Mapped {
-        pointer: CUdeviceptr,
-        handle: CUmemGenericAllocationHandle,
+        range: Range,
+        physical: Physical,
     },
     Array {
         array: CUarray,
@@ -183,10 +180,10 @@ impl<'g> Allocator<'g> {
                     driver.cuMemFreeAsync(pointer, self.stream.raw)?;
                     self.stream.synchronize()
                 }
-                Place::Mapped { pointer, handle } => {
-                    driver.cuMemUnmap(pointer, block.bytes)?;
-                    driver.cuMemRelease(handle)?;
-                    driver.cuMemAddressFree(pointer, block.bytes)
+                Place::Mapped { range, physical } => {
+                    range.unmap(self.gpu)?;
+                    physical.release(self.gpu)?;
+                    range.free(self.gpu)
                 }
                 Place::Array { array, .. } => driver.cuArrayDestroy(array),
                 Place::Host(pointer) => driver.cuMemFreeHost(pointer),
@@ -228,41 +225,22 @@ impl<'g> Allocator<'g> {
     }
 
     fn map(&self, bytes: usize) -> Result<Block> {
-        let driver = &self.gpu.driver;
-        let location = Location {
-            kind: CU_MEM_LOCATION_TYPE_DEVICE,
-            id: self.gpu.device,
-        };
-        let properties = AllocationProperties {
-            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-            location,
-            ..Default::default()
-        };
-        let access = Access {
-            location,
-            flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        let (mut granularity, mut handle, mut pointer) = (0, 0, 0);
-        // SAFETY: places that outlive the calls; what an earlier call made is undone when a later one fails.
-        unsafe {
-            driver.cuMemGetAllocationGranularity(&mut granularity, &properties, 0)?;
-            let bytes = bytes.next_multiple_of(granularity.max(1));
-            driver.cuMemCreate(&mut handle, bytes, &properties, 0)?;
-            let mapped = driver
-                .cuMemAddressReserve(&mut pointer, bytes, 0, 0, 0)
-                .and_then(|()| driver.cuMemMap(pointer, bytes, 0, handle, 0))
-                .and_then(|()| driver.cuMemSetAccess(pointer, bytes, &access, 1));
-            if let Err(error) = mapped {
-                let _ = driver.cuMemUnmap(pointer, bytes);
-                let _ = driver.cuMemAddressFree(pointer, bytes);
-                let _ = driver.cuMemRelease(handle);
-                return Err(error);
-            }
-            Ok(Block {
-                bytes,
-                place: Place::Mapped { pointer, handle },
-            })
-        }
+        let physical = Physical::create(self.gpu, bytes)?;
+        let mapped = Range::reserve(self.gpu, physical.bytes).and_then(|range| {
+            let mapped = range
+                .map(self.gpu, physical)
+                .and_then(|()| range.give_access(self.gpu));
+            mapped.inspect_err(|_| {
+                let _ = range.unmap(self.gpu);
+                let _ = range.free(self.gpu);
+            })?;
+            Ok(range)
+        });
+        let range = mapped.inspect_err(|_| drop(physical.release(self.gpu)))?;
+        Ok(Block {
+            bytes: physical.bytes,
+            place: Place::Mapped { range, physical },
+        })
     }
 }
 
@@ -279,7 +257,8 @@ impl Block {
     /// The block's address for kernels and copies, if it has one.
     pub fn pointer(&self) -> Option<CUdeviceptr> {
         match self.place {
-            Place::Device(pointer) | Place::Ordered(pointer) | Place::Mapped { pointer, .. } => Some(pointer),
+            Place::Device(pointer) | Place::Ordered(pointer) => Some(pointer),
+            Place::Mapped { ref range, .. } => Some(range.pointer),
             Place::Array { .. } | Place::Host(_) => None,
         }
     }

@@ -19,6 +19,7 @@ mod memory;
 mod obey;
 mod order;
 mod overhead;
+mod physical;
 mod range;
 mod roam;
 mod say;

@@ -17,6 +17,7 @@ use crate::clock;
 use crate::cpu;
 use crate::driver::CudaError;
 use crate::gpu::Gpu;
+use crate::physical::{Physical, Range};
 use crate::say;
 use crate::size::Size;
 use crate::stats::{quantile, sorted};
@@ -31,7 +32,11 @@ pub enum Call {
     AllocFree,
     /// `cuMemGetInfo`
     Meminfo,
-    /// `cuMemAlloc` of blocks that stay until the end; only where it is asked for
+    /// `cuMemCreate` and `cuMemRelease`; only where it is asked for, as are those below
+    Create,
+    /// `cuMemMap` and `cuMemUnmap` of memory that is there
+    Map,
+    /// `cuMemAlloc` of blocks that stay until the end
     Grow,
 }
 
@@ -236,16 +241,27 @@ fn rounds_of_one(
 }
 
 fn round(call: Call, calls: u32, args: &Overhead, allocator: &Allocator<'_>) -> Result<(), CudaError> {
-    for _ in 0..calls {
-        match call {
-            Call::Launch => allocator.gpu.spin(allocator.stream.raw, black_box(0))?,
-            Call::AllocFree => allocator.free(allocator.allocate(black_box(args.size.0))?)?,
-            // Not freed: the driver does that when the program ends.
-            Call::Grow => {
-                allocator.allocate(black_box(args.size.0))?;
-            }
-            Call::Meminfo => drop(black_box(allocator.gpu.memory_info()?)),
+    let (gpu, size) = (allocator.gpu, || black_box(args.size.0));
+    match call {
+        Call::Launch => repeat(calls, || gpu.spin(allocator.stream.raw, black_box(0))),
+        Call::AllocFree => repeat(calls, || allocator.free(allocator.allocate(size())?)),
+        Call::Meminfo => repeat(calls, || black_box(gpu.memory_info()).map(|_| ())),
+        Call::Create => repeat(calls, || Physical::create(gpu, size())?.release(gpu)),
+        Call::Map => {
+            let physical = Physical::create(gpu, size())?;
+            let range = Range::reserve(gpu, physical.bytes)?;
+            repeat(calls, || {
+                black_box(range).map(gpu, physical)?;
+                range.unmap(gpu)
+            })?;
+            range.free(gpu)?;
+            physical.release(gpu)
         }
+        // Not freed: the driver does that when the program ends.
+        Call::Grow => repeat(calls, || allocator.allocate(size()).map(drop)),
     }
-    Ok(())
+}
+
+fn repeat(calls: u32, call: impl Fn() -> Result<(), CudaError>) -> Result<(), CudaError> {
+    (0..calls).try_for_each(|_| call())
 }
