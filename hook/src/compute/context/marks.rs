@@ -28,11 +28,12 @@ pub(crate) enum Passed {
     NotYet,
 }
 
-/// Whether an answer means that the context runs nothing any more: destroyed, or stopped by a fault for good.
+/// Whether an answer means that the context runs nothing any more: destroyed, or stopped by a fault for good (CUDA Driver API,
+/// `CUresult`: of the device, of its memory, of another device, or of the server of MPS).
 pub(in crate::compute) fn is_over(error: CUerror) -> bool {
     matches!(
         error.0.get(),
-        4 | 201 | 400 | 700 | 702 | 709 | 710 | 714..=719 | 917
+        4 | 201 | 214 | 220 | 226 | 400 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 806 | 810 | 911 | 917
     )
 }
 
@@ -194,5 +195,23 @@ impl Mark {
 impl Context {
     pub(in crate::compute) fn mark_by_hand(self: &Arc<Self>, sign: Sign) -> Mark {
         Mark::new(self, sign, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stops_a_context_for_good_is_told_from_what_passes() {
+        let is_over = |number: u32| is_over(CUerror(number.try_into().unwrap()));
+        // A bad address, an assertion, memory or a link that cannot be corrected, another device's fault.
+        for number in [700, 710, 719, 721, 214, 220, 226, 810, 911, 709] {
+            assert!(is_over(number), "{number}");
+        }
+        // Want of memory, work under way, captures, what is not supported, what nobody knows.
+        for number in [2, 600, 720, 800, 801, 900, 901, 906, 907, 999] {
+            assert!(!is_over(number), "{number}");
+        }
     }
 }
