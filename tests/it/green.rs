@@ -130,6 +130,29 @@ fn a_freeze_holds_and_waits_for_green_contexts_default_stream_or_not() {
 }
 
 #[test]
+fn a_freeze_waits_for_a_green_contexts_stream_that_was_made_with_no_context_current() {
+    let mount = Mount::new();
+    let mut program = with_green(&mount);
+    let dir = Dir::of(&mount, program.pid());
+    program.run(
+        "ok(cu.cuCtxSetCurrent(0))
+         lone = got(c_uint64, 'cuGreenCtxStreamCreate', green, 1, 0)
+         ok(cu.cuCtxSetCurrent(context))
+         hold(lone)",
+    );
+    dir.write("compute.freeze", 1);
+    program.0.say("launch(spin, 0)");
+    wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
+    for _ in 0..50 {
+        assert!(!dir.is_frozen(), "its work has not ended");
+    }
+    let_go(&mount);
+    wait_until("it stands still", || dir.is_frozen());
+    dir.write("compute.freeze", 0);
+    assert_eq!(program.0.line().as_deref(), Some("0"));
+}
+
+#[test]
 fn work_on_a_green_contexts_stream_is_measured_whichever_context_is_current() {
     let mount = Mount::new();
     for current in ["context", "view"] {

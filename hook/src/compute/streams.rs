@@ -125,18 +125,22 @@ pub(crate) fn create_green(made: *mut CUstream, next: Next<'_>) -> CUresult {
 }
 
 fn enter(process: &Process, made: CUstream, needs_own: bool) {
-    let (mut handle, mut device) = (CUcontext::NULL, 0);
-    let found = driver::cuStreamGetCtx(made, &mut handle)
-        .or_else(|_| driver::cuCtxGetCurrent(&mut handle))
-        .and_then(|()| driver::cuCtxGetDevice(&mut device));
-    let (Ok(()), Some(local)) = (found, LocalDevice::of(device)) else {
+    let mut handle = CUcontext::NULL;
+    let asked = driver::cuStreamGetCtx(made, &mut handle).or_else(|_| driver::cuCtxGetCurrent(&mut handle));
+    if asked.is_err() {
         return;
-    };
-    let context = process
-        .contexts
-        .find(handle)
-        .unwrap_or_else(|| process.contexts.known(process, handle, local));
-    context.enter(made, needs_own);
+    }
+    // A green context's is made whichever context is current, or none.
+    let known = process.contexts.find(handle).or_else(|| {
+        let mut device = 0;
+        driver::cuStreamGetDevice(made, &mut device)
+            .or_else(|_| driver::cuCtxGetDevice(&mut device))
+            .ok()?;
+        Some(process.contexts.known(process, handle, LocalDevice::of(device)?))
+    });
+    if let Some(context) = known {
+        context.enter(made, needs_own);
+    }
 }
 
 /// `cuStreamDestroy`: work that is still on it runs on, so a mark stays behind.
