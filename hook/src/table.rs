@@ -77,20 +77,20 @@ hooks! {
 
     fn cuStreamBeginCapture [cuStreamBeginCapture_ptsz](
         stream: CUstream,
-    ) @10000 => |next| capture::begin(stream, next);
+    ) @10000 => |next| capture::begin(on(stream), next);
     fn cuStreamBeginCapture_v2 [cuStreamBeginCapture_v2_ptsz](
         stream: CUstream, mode: c_uint,
-    ) @10010 => |next| capture::begin(stream, next);
+    ) @10010 => |next| capture::begin(on(stream), next);
     fn cuStreamBeginCaptureToGraph [cuStreamBeginCaptureToGraph_ptsz](
         stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode,
         dependency_data: *const CUgraphEdgeData, num_dependencies: usize, mode: c_uint,
-    ) @12030 => |next| capture::begin(stream, next);
+    ) @12030 => |next| capture::begin(on(stream), next);
     fn cuStreamBeginRecaptureToGraph [cuStreamBeginRecaptureToGraph_ptsz](
         stream: CUstream, mode: c_uint, graph: CUgraph, callback: *mut c_void, user_data: *mut c_void,
-    ) @13030 => |next| capture::begin(stream, next);
+    ) @13030 => |next| capture::begin(on(stream), next);
     fn cuStreamEndCapture [cuStreamEndCapture_ptsz](
         stream: CUstream, graph: *mut CUgraph,
-    ) @10000 => |next| capture::end(stream, next);
+    ) @10000 => |next| capture::end(on(stream), next);
 
     // Waiting: what was submitted has ended, and pools give memory back.
 
@@ -431,7 +431,7 @@ hooks! {
 
     fn cuGraphLaunch [cuGraphLaunch_ptsz](
         exec: CUgraphExec, stream: CUstream,
-    ) @10000 => |next| graphs::launch(exec, stream, &|| graph::launch(exec, next));
+    ) @10000 => |next| graphs::launch(exec, on(stream), &|| graph::launch(exec, next));
 
     // Copies.
 

@@ -100,6 +100,25 @@ fn a_freeze_holds_nothing_that_another_process_may_wait_for() {
 }
 
 #[test]
+fn what_a_threads_own_default_stream_captures_is_not_counted() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok("cuMemAlloc_v2 &block 4096");
+    calls.ok("cuGraphCreate &empty 0");
+    calls.ok("cuGraphInstantiateWithFlags &exec $empty 0");
+    let counts = || ["nr_launches", "nr_graphs", "nr_copies"].map(|key| dir.key("compute.stat", key));
+    let before = counts();
+    calls.ok("cuStreamBeginCapture_v2_ptsz 0 0");
+    calls.ok("cuMemsetD8Async_ptsz $block 7 4096 0");
+    calls.ok("cuGraphLaunch_ptsz $exec 0");
+    calls.ok("cuStreamEndCapture_ptsz 0 &graph");
+    assert_eq!(counts(), before);
+    calls.ok("cuGraphLaunch_ptsz $exec 0");
+    assert_eq!(counts(), [before[0], before[1] + 1, before[2]]);
+}
+
+#[test]
 fn what_is_captured_is_neither_held_nor_counted_until_its_graph_is_launched() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);

@@ -78,8 +78,7 @@ pub(crate) fn by_name(stream: CUstream, per_thread: bool) -> CUstream {
 pub(super) enum Call {
     /// Passed on by `fast`, with what [`describe`] made of it.
     Passed(u32, Arguments),
-    /// Handled: its stream, and the devices that it does work on beside that one's. The twin for the thread's own default
-    /// stream is not told apart: the legacy stream waits for that one too.
+    /// Handled: its stream, by what it is here, and the devices that it does work on beside that one's.
     Handled(CUstream, DeviceSet),
 }
 
