@@ -41,6 +41,14 @@ hooks! {
     fn cuCtxCreate_v4(
        context: *mut CUcontext, ctx_create_params: *mut CUctxCreateParams, flags: c_uint, device: CUdevice,
     ) @12050 => |next| slots::switch(next);
+    fn cuGLCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) @2000 => |next| slots::switch(next);
+    fn cuGLCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) @3020 => |next| slots::switch(next);
+    fn cuVDPAUCtxCreate(
+        context: *mut CUcontext, flags: c_uint, device: CUdevice, vdp_device: c_uint, vdp_get_proc_address: *mut c_void,
+    ) @3010 => |next| slots::switch(next);
+    fn cuVDPAUCtxCreate_v2(
+        context: *mut CUcontext, flags: c_uint, device: CUdevice, vdp_device: c_uint, vdp_get_proc_address: *mut c_void,
+    ) @3020 => |next| slots::switch(next);
     fn cuCtxDestroy(context: CUcontext) @2000 => |next| streams::destroy_context(context, next);
     fn cuCtxDestroy_v2(context: CUcontext) @4000 => |next| streams::destroy_context(context, next);
     fn cuCtxAttach(context: *mut CUcontext, flags: c_uint) @2000 => |next| streams::attach(context, next);

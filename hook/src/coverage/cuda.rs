@@ -34,11 +34,7 @@ pub(super) static FAMILIES: &[Family] = &[
             "cuCtxFromGreenCtx",
             "cuCtxSetLimit",
             "cuFuncSetAttribute",
-            "cuGLCtxCreate",
-            "cuGLCtxCreate_v2",
             "cuKernelSetAttribute",
-            "cuVDPAUCtxCreate",
-            "cuVDPAUCtxCreate_v2",
         ],
     },
     Family {

@@ -1,6 +1,7 @@
 //! Memory is charged to the device it is on, whichever is current.
 
 use super::{Charges, Devices, INVALID_CONTEXT, MIB, gpus};
+use crate::calls::Calls;
 use crate::driver::Dir;
 
 #[test]
@@ -38,6 +39,22 @@ fn memory_is_charged_where_the_current_context_is() {
     assert_eq!(charges.since(), [0, 1, 4]);
     devices.ok("reset 1");
     assert_eq!(charges.since(), [0, 0, 4]);
+}
+
+#[test]
+fn a_context_for_graphics_is_current_once_it_is_made() {
+    let mount = gpus(2);
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    let linear = || [0, 1].map(|gpu| dir.gpu(gpu).key("memory.stat", "linear"));
+    calls.ok(&format!("cuMemAlloc_v2 &first {MIB}"));
+    for create in ["cuGLCtxCreate", "cuGLCtxCreate_v2"] {
+        calls.ok(&format!("{create} &graphics 0 1"));
+        calls.ok(&format!("cuMemAlloc_v2 &second {MIB}"));
+        assert_eq!(linear(), [MIB, MIB], "{create}");
+        calls.ok("cuCtxDestroy_v2 $graphics");
+        assert_eq!(linear(), [MIB, 0], "{create}");
+    }
 }
 
 #[test]

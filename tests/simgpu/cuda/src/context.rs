@@ -352,6 +352,8 @@ driver! {
     fn cuCtxCreate_v4(context: Out<CUcontext>, _params: Raw, flags: u32, device: CUdevice) |call| {
         create(call, context, flags, device)
     }
+    fn cuGLCtxCreate(context: Out<CUcontext>, flags: u32, device: CUdevice) |call| { create(call, context, flags, device) }
+    fn cuGLCtxCreate_v2(context: Out<CUcontext>, flags: u32, device: CUdevice) |call| { create(call, context, flags, device) }
     fn cuCtxDestroy(context: CUcontext) |call| { destroy(call, context) }
     fn cuCtxDestroy_v2(context: CUcontext) |call| { destroy(call, context) }
     fn cuCtxAttach(context: Out<CUcontext>, _flags: u32) |call| { context.set(call.context()?.handle) }
