@@ -7,6 +7,8 @@
 //! Only a freeze holds without bound. Every other wait ends, at the latest when its patience does, and then a batch goes
 //! through: work that waits for other work, of this process or of another, cannot stand still for it.
 
+mod place;
+
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::time::Duration;
 
@@ -16,18 +18,16 @@ use super::call::{Arguments, Call};
 use super::meter::ring_if_wanted;
 use super::reach::DeviceSet;
 use super::slot::Bound;
-use super::wait::{PATIENCE, RECHECK, Waiting, doze, is_frozen, nap, wait_closed, wait_frozen};
-use super::window::{Place, Window};
+use super::wait::{RECHECK, Waiting, doze, is_frozen, nap, wait_closed, wait_frozen};
 use super::{capture, context, elsewhere};
 use crate::cuda::{CUresult, CUstream};
 use crate::interpose::Next;
 use crate::process::{self, Process};
 use crate::{interpose, sys, thread};
+use place::{told, window};
 
 /// By how much patience grows when it was tried in vain.
 const MOST_TIMEOUTS: u32 = 4;
-/// A window is taken to be at least so long, nanoseconds.
-const LEAST_WINDOW: u64 = 50_000;
 
 /// Binds the calling thread to a slot and waits while the gate is held; returns the slot, already marked.
 pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
@@ -210,105 +210,6 @@ impl Passing<'_> {
         true
     }
 
-    fn with_window<T>(&self, body: impl FnOnce(&mut Window) -> T) -> T {
-        let side = self.bound.side;
-        // Taken out, so that nothing is locked while the driver is called; nobody else uses it.
-        let mut window = side
-            .window
-            .lock()
-            .take()
-            .unwrap_or_else(|| Box::new(Window::new()));
-        let result = body(&mut window);
-        *side.window.lock() = Some(window);
-        result
-    }
-
-    /// Takes a place in the window, or says in how many nanoseconds there may be one.
-    fn take_place(&self, control: &ControlDevice, usage: &UsageDevice, stream: usize) -> Option<u64> {
-        let window = window(control);
-        let captures = &self.process.contexts.captures;
-        self.with_window(|places| {
-            // A mark could end up in somebody's graph; who captures does not keep a device busy for long.
-            if captures.is_any() {
-                return None;
-            }
-            let context = self.process.contexts.numbered(self.bound.context());
-            let now = sys::now();
-            let place = if self.credit {
-                Place::Free
-            } else {
-                places.place(context.as_ref(), self.what, stream, window, now)
-            };
-            match place {
-                Place::Taken(nanoseconds) => Some(nanoseconds),
-                Place::Free => {
-                    let cost = places.submit(self.what, stream, now);
-                    usage.submitted_nsec.fetch_add(cost, Relaxed);
-                    // Each thread sees what it has queued itself; theirs run beside each other.
-                    usage.queued_until.store(now + places.likely(now), Relaxed);
-                    None
-                }
-            }
-        })
-    }
-
-    /// In how many nanoseconds something ends of what the thread has queued: how long the like of it takes is learnt by
-    /// looking then. Others have the device meanwhile.
-    fn next_end(&self, control: &ControlDevice, stream: usize) -> Option<u64> {
-        if self.process.contexts.captures.is_any() {
-            return None;
-        }
-        let context = self.process.contexts.numbered(self.bound.context());
-        self.with_window(|places| {
-            let now = sys::now();
-            places.disturb(window(control), now);
-            places.next_end(context.as_ref(), stream, now)
-        })
-    }
-
-    fn wait_for_place(
-        &mut self,
-        control: &ControlDevice,
-        usage: &UsageDevice,
-        stream: usize,
-        mut nanoseconds: u64,
-    ) {
-        let word = control.gate.load(Relaxed);
-        let began = sys::now();
-        let window = window(control);
-        let (longest, tried) = self.with_window(|places| (places.longest(), places.tried()));
-        let patience = place_patience(window, longest, told(control) << tried.min(MOST_TIMEOUTS));
-        let before = self.waited;
-        let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
-        let captures = &self.process.contexts.captures;
-        // Who is to wait for something else now is told by `enter`.
-        while control.gate.load(Relaxed) == word && !process::is_exiting() && !captures.is_any() {
-            self.waited = before + sys::now().saturating_sub(began);
-            if self.waited >= patience {
-                self.credit = true;
-                self.with_window(|places| places.try_more());
-                usage.gate_timeouts.fetch_add(1, Relaxed);
-                return;
-            }
-            let nap = nap(nanoseconds).min(patience - self.waited);
-            doze(&control.gate, word, Duration::from_nanos(nap));
-            let is_disturbed = [word, control.gate.load(Relaxed)].contains(&(Gate::Throttled as u32));
-            let context = self.process.contexts.numbered(self.bound.context());
-            let place = self.with_window(|places| {
-                let now = sys::now();
-                if is_disturbed {
-                    places.disturb(window, now);
-                }
-                places.place(context.as_ref(), self.what, stream, window, now)
-            });
-            match place {
-                Place::Free => return,
-                Place::Taken(left) => nanoseconds = left,
-            }
-        }
-        self.waited = before + sys::now().saturating_sub(began);
-    }
-
     fn wait_throttled(&mut self, control: &ControlDevice, usage: &UsageDevice, stream: usize) {
         let began = sys::now();
         let waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
@@ -348,23 +249,6 @@ fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevi
     Some((control, process.usage().devices.get(bound.index())?))
 }
 
-/// Nanoseconds of work that may be queued.
-fn window(control: &ControlDevice) -> u64 {
-    (u64::from(control.window_usec.load(Relaxed)) * 1000).max(LEAST_WINDOW)
-}
-
-/// Nanoseconds after which who waits lets a batch through, whatever the daemon says.
-fn told(control: &ControlDevice) -> u64 {
-    (u64::from(control.patience_usec.load(Relaxed)) * 1000).max(PATIENCE)
-}
-
-/// For how long a place is waited for, nanoseconds: twice as long as the longest submission took, for what takes longer may
-/// be waiting for something. That one may have, too, so no longer than `told`.
-fn place_patience(window: u64, longest: u64, told: u64) -> u64 {
-    let longest = longest.saturating_mul(2).min(told);
-    (2 * window).max(PATIENCE).max(longest)
-}
-
 /// Waits while the calling thread's gate is frozen, for calls that are not submissions but begin some.
 pub(crate) fn hold(process: &Process, mut begin: impl FnMut(), mut take_back: impl FnMut()) {
     loop {
@@ -380,92 +264,5 @@ pub(crate) fn hold(process: &Process, mut begin: impl FnMut(), mut take_back: im
         }
         take_back();
         wait_closed(process, index);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
-
-    use super::*;
-    use crate::block;
-    use crate::device::LocalDevice;
-
-    /// By this the daemon divides time in which others had work too.
-    #[test]
-    fn what_takes_a_place_is_said_in_gpu_time() {
-        let process = Process::of_test(NO_LIMIT);
-        let device = LocalDevice::of(0).unwrap();
-        let passing = Passing {
-            process,
-            bound: process.slots.of_test(process, device, OTHER_DEVICE),
-            what: Submission::Kernel,
-            is_nested: false,
-            credit: false,
-            timeouts: 0,
-            waited: 0,
-        };
-        let (control, usage) = blocks(process, passing.bound).unwrap();
-        let began = sys::now();
-        assert_eq!(passing.take_place(control, usage, 1), None);
-        assert!(usage.submitted_nsec.load(Relaxed) > 0);
-        assert!(usage.queued_until.load(Relaxed) > began);
-    }
-
-    #[test]
-    fn what_was_waited_for_a_place_counts_when_the_gate_changes_meanwhile() {
-        const SECOND: u64 = 1_000_000_000;
-        let process = Process::of_test(NO_LIMIT);
-        let (daemons, file) = block::of_daemon();
-        daemons.publish();
-        process.adopt(&file);
-        let daemons = &daemons.devices[OTHER_DEVICE];
-        let device = LocalDevice::of(0).unwrap();
-        let mut passing = Passing {
-            process,
-            bound: process.slots.of_test(process, device, OTHER_DEVICE),
-            what: Submission::Kernel,
-            is_nested: false,
-            credit: false,
-            timeouts: 0,
-            waited: 0,
-        };
-        let (control, usage) = blocks(process, passing.bound).unwrap();
-        daemons.window_usec.store(1_000_000, Relaxed);
-        while passing.take_place(control, usage, 1).is_none() {}
-        passing.waited = SECOND;
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while usage.nr_waiting.load(Relaxed) == 0 {
-                    std::thread::yield_now();
-                }
-                daemons.gate.store(Gate::Throttled as u32, Relaxed);
-            });
-            passing.wait_for_place(control, usage, 1, SECOND);
-        });
-        assert!(!passing.credit && passing.waited > SECOND);
-        passing.waited = 2 * SECOND;
-        passing.wait_for_place(control, usage, 1, SECOND);
-        assert!(passing.credit, "that was its patience");
-        assert_eq!(usage.gate_timeouts.load(Relaxed), 1);
-    }
-
-    #[test]
-    fn a_place_is_waited_for_twice_as_long_as_the_longest_takes_but_no_longer_than_is_told() {
-        const MSEC: u64 = 1_000_000;
-        for (window, longest, patience) in [
-            (MSEC / 2, 0, PATIENCE),
-            (20 * MSEC, 0, 40 * MSEC),
-            (MSEC / 2, 10 * MSEC, 20 * MSEC),
-            // It has waited for a flag, more likely than not.
-            (MSEC / 2, 4000 * MSEC, 250 * MSEC),
-            (MSEC / 2, u64::MAX, 250 * MSEC),
-        ] {
-            assert_eq!(
-                place_patience(window, longest, 250 * MSEC),
-                patience,
-                "{window} {longest}"
-            );
-        }
     }
 }
