@@ -2,7 +2,7 @@
 program allocates anything."""
 import sys
 import time
-from ctypes import byref, c_int, c_uint, c_uint32, c_uint64, c_void_p
+from ctypes import Structure, byref, c_char, c_int, c_uint, c_uint32, c_uint64, c_void_p
 
 from lib import measure
 from lib.cuda import MIB, Driver
@@ -12,6 +12,13 @@ from lib.rival import Lead, Rival, serve
 from answer import Skip, main
 
 SEEN_WITHIN = 0.5
+SHARED = 64 * MIB
+LAZY_PEER_ACCESS = 1
+
+
+class IpcHandle(Structure):
+    """CUipcMemHandle."""
+    _fields_ = [("data", c_char * 64)]
 
 
 class Stages(Rival):
@@ -56,6 +63,18 @@ class Stages(Rival):
     def do_free(self):
         """The last allocation goes."""
         self.driver.cuMemFree_v2(self.kept.pop())
+        return self.done()
+
+    def do_share(self, size):
+        """An allocation that another process can open."""
+        self.kept.append(self.driver.alloc(int(size)))
+        handle = self.driver.get(IpcHandle, "cuIpcGetMemHandle", c_uint64(self.kept[-1]))
+        return f"shared {bytes(handle).hex()}"
+
+    def do_open(self, hexadecimal):
+        """What another process shares."""
+        handle = IpcHandle.from_buffer_copy(bytes.fromhex(hexadecimal))
+        self.driver.get(c_uint64, "cuIpcOpenMemHandle_v2", handle, c_uint(LAZY_PEER_ACCESS))
         return self.done()
 
     def done(self):
@@ -113,6 +132,17 @@ def granularity(watch, child):
     sizes = (1, 1, 512 << 10, MIB, MIB, 2 * MIB, 2 * MIB, 2 * MIB + 1, 16 * MIB, 33 * MIB, 256 * MIB)
     rows = [watch.seen(child, f"alloc {size}") for size in sizes]
     return rows + [watch.seen(child, "free") for _ in sizes]
+
+
+def opened(nvml, child):
+    """By how much NVML's number for a process moves when it opens another's memory: if it does, that is in two numbers."""
+    watch = Watch(nvml)
+    with Lead(__file__, "child") as other:
+        for line in ("init", "context"):
+            other.ask(line, "done")
+        if watch.bytes_of(other) is None:
+            raise Skip("NVML has no number for the process")
+        return watch.seen(other, "open " + child.ask(f"share {SHARED}", "shared")) | {"step": "open"}
 
 
 def costs(nvml, sim):
@@ -177,6 +207,7 @@ def body(sim, facts):
     with Lead(__file__, "child") as child:
         grown = questions.ask("stages", stages, watch, child)
         steps = questions.ask("steps", granularity, watch, child)
+        twice = questions.ask("opened", opened, nvml, child)
         cost = questions.ask("usec", costs, nvml, sim)
         busy = questions.ask("utilisation", utilisation, nvml, watch, child, sim)
         count = questions.ask("accounting", accounting, nvml, watch)
@@ -188,6 +219,8 @@ def body(sim, facts):
                    f"a context with a kernel takes {context / MIB:.0f} MiB"),
         late and f"a change of memory shows within {max(late)} usec, by steps of "
         f"{min(abs(step['bytes']) for step in steps if step['bytes']) / MIB:.0f} MiB",
+        twice and ("memory that another process shares counts for both" if twice["bytes"] >= SHARED else
+                   "memory that another process shares counts for that one"),
         cost and isinstance(cost[name], dict) and f"asking takes {cost[name]['median']:.0f} usec",
         busy and (f"utilisation of the process {busy['sm']['median']:.0f} % each {busy['period_usec'].get('median', 0) / 1000:.0f}"
                   f" ms, first after {busy['first_busy_after_ms']} ms" if busy["of_the_process"] and busy["sm"]["n"] else
