@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use support::{Governed, Mount, c_program, repository, wait_until};
+use support::{Config, Governed, Mount, c_program, repository, wait_until};
 
 use crate::calls::Calls;
 use crate::driver::Dir;
@@ -97,6 +97,34 @@ fn a_freeze_holds_nothing_that_another_process_may_wait_for() {
         program.expect(&format!("{name} "));
     }
     assert_eq!(dir.key("compute.stat", "nr_frozen"), 0);
+}
+
+#[test]
+fn a_thread_with_no_context_is_counted_and_held_where_its_stream_is() {
+    let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid()).gpu(1);
+    for call in [
+        "cuCtxCreate_v2 &second 0 1",
+        "cuMemAlloc_v2 &block 4096",
+        "cuStreamCreate &stream 1",
+        "cuGraphCreate &empty 0",
+        "cuGraphInstantiateWithFlags &exec $empty 0",
+    ] {
+        calls.ok(call);
+    }
+    let set = "apart cuMemsetD8Async $block 7 4096 $stream";
+    for (round, launch) in (1..).zip([set, "apart cuGraphLaunch $exec $stream"]) {
+        dir.write("compute.freeze", 1);
+        wait_until("it is frozen", || dir.is_frozen());
+        calls.tell(launch);
+        wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == round);
+        dir.write("compute.freeze", 0);
+        assert_eq!(calls.line(), "ok");
+        assert_eq!(calls.ask(launch), "ok");
+    }
+    let counts = ["nr_copies", "nr_graphs"].map(|key| dir.key("compute.stat", key));
+    assert_eq!(counts, [2, 2]);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Who waits has taken its mark back, so a drain does not wait for it. Nobody waits who holds up others by it: threads
 //! that capture a graph, calls from within a submission or a handler of ours, programs on their way out, forked
-//! children (which find no process). A callback thread of the driver's has no current context, and so no gate.
+//! children (which find no process). A thread with no current context has the gate of its stream's device, and none for a
+//! default stream; so a callback thread of the driver's, which may submit nothing, has none.
 //!
 //! Only a freeze holds without bound. Every other wait ends, at the latest when its patience does, and then a batch goes
 //! through: work that waits for other work, of this process or of another, cannot stand still for it.
@@ -51,7 +52,7 @@ fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*mut Th
         bound.fold(process);
         is_nested |= bound.thread.is_inside();
     }
-    let bound = process.slots.bind(process)?;
+    let bound = process.slots.bind_on(process, call.stream())?;
     let mut passing = Passing {
         process,
         bound,
@@ -83,7 +84,7 @@ pub(crate) fn submit(
         }
         return next();
     }
-    let Some(bound) = process.slots.bind(process) else {
+    let Some(bound) = process.slots.bind_on(process, stream.0.addr()) else {
         return next();
     };
     let mut passing = Passing {

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Orderi
 use gcgroup_abi::{MAX_THREADS, Thread, Usage};
 use parking_lot::Mutex;
 
+use super::context::{self, PER_THREAD};
 use super::elsewhere::Inside;
 use super::hold::Scope;
 use super::slot::{Bound, Counts, Extra, Side, is_dead, leave_behind, point, settle};
@@ -153,6 +154,28 @@ impl Slots {
     #[inline]
     pub(crate) fn bind<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
         self.current(process).or_else(|| self.bind_anew(process))
+    }
+
+    /// The same for a submission to that stream, which needs no current context if it is none of the default ones (CUDA Driver
+    /// API, `cuLaunchKernel`): without one the thread counts where the stream is.
+    pub(super) fn bind_on<'a>(&'a self, process: &'a Process, stream: usize) -> Option<Bound<'a>> {
+        self.bind(process).or_else(|| self.bind_to(process, stream))
+    }
+
+    /// The thread stays unbound, so that its next submission comes here again.
+    #[cold]
+    #[inline(never)]
+    fn bind_to<'a>(&'a self, process: &'a Process, stream: usize) -> Option<Bound<'a>> {
+        if stream <= PER_THREAD {
+            return None;
+        }
+        let context = process.contexts.holder(context::stream(stream))?;
+        let index = process.devices.index(context.local);
+        let bound = self.take(process, sys::gettid(), context.local, index);
+        bound.side.context.store(context.id(), Relaxed);
+        bound.side.owner.store(context.base().id(), Relaxed);
+        bound.side.handle.store(0, Relaxed);
+        Some(bound)
     }
 
     #[cold]
