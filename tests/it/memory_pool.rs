@@ -38,6 +38,21 @@ fn watched(mount: &Mount) -> (Calls, impl Fn(u64, &str)) {
 }
 
 #[test]
+fn a_thread_with_no_context_is_charged_where_its_stream_is() {
+    let mount = Mount::new();
+    let (mut calls, charged) = watched(&mount);
+    Dir::of(&mount, calls.pid()).write("memory.limit", CHUNK);
+    calls.ok("cuStreamCreate &stream 1");
+    let alloc = |bytes: u64| format!("cuMemAllocAsync &one {bytes} $stream");
+    assert_eq!(calls.apart(&alloc(CHUNK + MIB)), OUT_OF_MEMORY);
+    assert_eq!(calls.apart(&alloc(MIB)), Ok(()));
+    charged(CHUNK, "though nothing was allocated with a context");
+    assert_eq!(calls.apart("cuMemFreeAsync $one $stream"), Ok(()));
+    calls.ok("cuStreamSynchronize $stream");
+    charged(0, "given back");
+}
+
+#[test]
 fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
     let mount = Mount::new();
     let (mut calls, charged) = watched(&mount);

@@ -25,11 +25,14 @@ use crate::place::{given, written};
 use crate::process::{self, Process};
 use crate::swap;
 
-/// The pool that allocations on a stream come from: the stream's device's, whichever device is current.
+/// The pool that allocations on a stream come from: the stream's device's, whichever device is current, or none.
 fn current_pool(process: &Process, stream: CUstream) -> Option<Used<'_>> {
     let local = match process.contexts.device_of(stream) {
         Some(local) => local,
-        None => process.place()?.local,
+        None => match process.place() {
+            Some(place) => place.local,
+            None => process.contexts.holder(stream)?.local,
+        },
     };
     let pools = &process.memory.reserves;
     // No handle is so high.
