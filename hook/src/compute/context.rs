@@ -6,7 +6,8 @@
 //! for as long as the one call takes. So it never names to the driver what is gone.
 //!
 //! What other calls take for a green context is a part of a primary context: it has streams of its own, and all else,
-//! what marks are set with too, is the primary's.
+//! what marks are set with too, is the primary's. It may be current to one thread at a time (`cuGreenCtxCreate`), the
+//! program's, so it is marked with the primary one current: a stream by itself, all of it with `cuGreenCtxRecordEvent`.
 
 mod marks;
 
@@ -16,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::capture;
 use super::mark::{Sign, Signs};
-use crate::cuda::{CUcontext, CUresult, CUstream};
+use crate::cuda::{CUcontext, CUgreenCtx, CUresult, CUstream};
 use crate::device::LocalDevice;
 use crate::{cuda, driver};
 
@@ -87,6 +88,12 @@ impl Context {
         self.base.is_some()
     }
 
+    /// The green context that it is.
+    fn green(&self) -> Option<CUgreenCtx> {
+        let (_, name) = self.base.as_ref()?;
+        Some(CUgreenCtx(std::ptr::with_exposed_provenance_mut(*name)))
+    }
+
     /// Whether it is the green context of that name.
     pub(super) fn is_green(&self, green: usize) -> bool {
         self.base.as_ref().is_some_and(|(_, name)| *name == green)
@@ -101,7 +108,8 @@ impl Context {
         self.handle
     }
 
-    /// Runs `body` with the context current, unless it is gone; `NotYet` while somebody destroys it.
+    /// Runs `body` with the context current, or the one that it is a part of, unless it is gone; `NotYet` while somebody
+    /// destroys it.
     fn visit(&self, body: impl FnOnce(&mut Inner) -> Passed) -> Passed {
         let mut inner = self.inner.lock();
         if inner.is_gone {
@@ -110,7 +118,8 @@ impl Context {
         if inner.leaving != 0 {
             return Passed::NotYet;
         }
-        let handle = CUcontext(std::ptr::with_exposed_provenance_mut(self.handle));
+        let handle = self.base.as_ref().map_or(self.handle, |(base, _)| base.handle);
+        let handle = CUcontext(std::ptr::with_exposed_provenance_mut(handle));
         if let Err(error) = driver::cuCtxPushCurrent_v2(handle) {
             return if is_over(error) {
                 Passed::Yes
@@ -126,7 +135,8 @@ impl Context {
         passed
     }
 
-    /// Runs `body` with the context current and kept from being destroyed; `None` if it is gone or going.
+    /// Runs `body` with the context current, or the one that it is a part of, and kept from being destroyed; `None` if it is
+    /// gone or going.
     pub(crate) fn with_current<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
         let mut result = None;
         self.visit(|_| {

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 
 use super::context::is_over;
 use crate::cuda::{
-    CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CUdeviceptr, CUerror, CUevent, CUresult, CUstream,
+    CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CUdeviceptr, CUerror, CUevent, CUgreenCtx,
+    CUresult, CUstream,
 };
 use crate::driver;
 use crate::mapping::{Mapping, PAGE};
@@ -133,16 +134,28 @@ impl Signs {
     }
 
     fn record(&self, stream: CUstream) -> Result<Sign, CUerror> {
+        self.record_by(|event| driver::cuEventRecord(event, stream))
+    }
+
+    /// Marks all that was submitted to a green context so far, of which the current one is the primary.
+    pub(super) fn record_green(&self, green: CUgreenCtx) -> Result<Sign, CUerror> {
+        self.record_by(|event| driver::cuGreenCtxRecordEvent(green, event))
+    }
+
+    fn record_by(&self, record: impl FnOnce(CUevent) -> CUresult) -> Result<Sign, CUerror> {
         let mut new = CUevent(std::ptr::null_mut());
         let spare = self.spares.lock().events.pop();
         match spare {
             Some(spare) => new = event(spare),
             None => driver::cuEventCreate(&mut new, CU_EVENT_DISABLE_TIMING)?,
         }
-        let recorded = driver::cuEventRecord(new, stream);
+        let recorded = record(new);
         let number = new.0.expose_provenance();
-        if recorded.is_err() {
-            self.spares.lock().events.push(number);
+        match recorded {
+            Ok(()) => {}
+            // It may be the event that does not fit.
+            Err(CUerror::INVALID_HANDLE) => drop(driver::cuEventDestroy_v2(new)),
+            Err(_) => self.spares.lock().events.push(number),
         }
         recorded.map(|()| Sign::Event(number))
     }

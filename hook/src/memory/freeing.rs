@@ -54,6 +54,10 @@ impl Place {
         let Some(context) = process.contexts.numbered(self.context) else {
             return true;
         };
+        if context.is_part() {
+            // Its default stream can be asked about only where it is current: by the threads that use it.
+            return false;
+        }
         let passed = context.with_current(|| has_passed(process, LEGACY));
         passed == Some(true)
     }

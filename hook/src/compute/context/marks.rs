@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Context, Inner, LEGACY, PER_THREAD, stream};
 use crate::compute::capture;
 use crate::compute::mark::{Sign, Signs};
-use crate::cuda::{CUerror, CUstream};
+use crate::cuda::{CUerror, CUgreenCtx, CUstream};
 use crate::driver;
 
 /// A place in a context's work: passed when all that was submitted before has ended.
@@ -55,15 +55,25 @@ impl Context {
         }
     }
 
-    /// A part is about to go: leaves marks behind on those of its streams that are busy, for they may run on.
+    /// A part is about to go: leaves a mark behind, for what was submitted to it may run on.
     pub(in crate::compute) fn leave_marks(&self) {
+        let Some((base, _)) = &self.base else { return };
         self.visit(|inner| {
-            let streams: Vec<usize> = inner.streams.iter().map(|(number, _)| *number).collect();
-            for number in streams.into_iter().chain([LEGACY]) {
-                if capture::is_capturing(stream(number)) == Some(false) {
-                    self.leave_mark(inner, stream(number));
-                }
+            let captures = |entry: &(usize, bool)| capture::is_capturing(stream(entry.0)) != Some(false);
+            if inner.streams.iter().any(captures) {
+                return Passed::NotYet;
             }
+            let orphans = &mut base.inner.lock().orphans;
+            // Nobody may ever ask for them: they are not to become more and more.
+            orphans.retain(|orphan| {
+                let has_passed = self.signs.has_passed(*orphan);
+                if has_passed {
+                    self.signs.give_back(*orphan);
+                }
+                !has_passed
+            });
+            let sign = self.green().map(|green| self.signs.record_green(green));
+            orphans.extend(sign.and_then(Result::ok));
             Passed::Yes
         });
     }
@@ -71,6 +81,9 @@ impl Context {
     /// Marks all that is submitted now. They are added to `marks`; `NotYet` if not all could be set.
     pub(crate) fn mark(self: &Arc<Self>, marks: &mut Vec<Mark>) -> Passed {
         self.visit(|inner| {
+            if let Some(green) = self.green() {
+                return self.mark_green(green, marks);
+            }
             let own: Vec<usize> = inner
                 .streams
                 .iter()
@@ -90,6 +103,9 @@ impl Context {
                 .map(|stream| if *stream == PER_THREAD { LEGACY } else { *stream })
                 .filter(|stream| inner.has(*stream))
                 .collect();
+            if let Some(green) = self.green().filter(|_| known.contains(&LEGACY)) {
+                return self.mark_green(green, marks);
+            }
             self.mark_each(inner, known.into_iter(), marks)
         })
     }
@@ -105,23 +121,32 @@ impl Context {
             match self.signs.set(stream(number)) {
                 Ok(sign) => marks.push(Mark::new(self, sign, false)),
                 Err(error) if is_over(error) && is_idle(number) => {}
-                Err(error) if number == LEGACY && self.has_no_default(error) => {}
                 Err(_) => all = Passed::NotYet,
             }
         }
-        let mut leave =
-            |orphans: &[Sign]| marks.extend(orphans.iter().map(|sign| Mark::new(self, *sign, true)));
         match &self.base {
-            Some((base, _)) => leave(&base.inner.lock().orphans),
-            None => leave(&inner.orphans),
+            Some((base, _)) => self.mark_orphans(&base.inner.lock().orphans, marks),
+            None => self.mark_orphans(&inner.orphans, marks),
         }
         all
     }
 
-    /// Whether an answer means that a part has no default stream, which the driver's documentation leaves open: it is
-    /// neither want of memory nor a capture that is in the way.
-    fn has_no_default(&self, error: CUerror) -> bool {
-        self.is_part() && !matches!(error.0.get(), 2 | 600 | 900..=908)
+    /// Marks all that was submitted to a part, on whichever stream.
+    fn mark_green(self: &Arc<Self>, green: CUgreenCtx, marks: &mut Vec<Mark>) -> Passed {
+        if let Some((base, _)) = &self.base {
+            self.mark_orphans(&base.inner.lock().orphans, marks);
+        }
+        match self.signs.record_green(green) {
+            Ok(sign) => marks.push(Mark::new(self, sign, false)),
+            Err(error) if is_over(error) && error != CUerror::INVALID_HANDLE => {}
+            Err(_) => return Passed::NotYet,
+        }
+        Passed::Yes
+    }
+
+    /// What is left of streams that are gone.
+    fn mark_orphans(self: &Arc<Self>, orphans: &[Sign], marks: &mut Vec<Mark>) {
+        marks.extend(orphans.iter().map(|sign| Mark::new(self, *sign, true)));
     }
 
     /// Marks a stream of this context, which is the calling thread's current one; `None` if that cannot be done now.

@@ -15,8 +15,8 @@ use simgpu::{Engine, Held, StreamKind};
 use crate::abi::{CUcontext, CUdevice, CUerror, CUresult, CUstream, Out, Raw};
 use crate::call::{Call, driver};
 use crate::error::{
-    CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, STREAM_DETACHED,
-    UNSUPPORTED_LIMIT,
+    CONTEXT_ALREADY_IN_USE, CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE,
+    OUT_OF_MEMORY, STREAM_DETACHED, UNSUPPORTED_LIMIT,
 };
 use crate::process::Process;
 use crate::stream::Stream;
@@ -34,6 +34,9 @@ pub(crate) struct Context {
     primary: Option<Arc<Context>>,
     /// Those that were ever made of it for green contexts.
     parts: Mutex<Vec<CUcontext>>,
+    /// The thread that a green context's is current to, 0 for none: the documentation allows of one at a time, and this driver
+    /// refuses another.
+    user: AtomicU64,
     /// Whether it has default streams, as all but some green contexts' have.
     has_default: bool,
     pub(crate) flags: AtomicU32,
@@ -105,6 +108,7 @@ impl Context {
             is_primary: false,
             primary: None,
             parts: Mutex::default(),
+            user: AtomicU64::new(0),
             has_default: true,
             flags: AtomicU32::new(0),
             api_version: 3020,
@@ -196,6 +200,18 @@ impl Context {
     pub(crate) fn wait(&self) {
         for context in self.family() {
             self.engine.wait_domain(context as u64);
+        }
+    }
+
+    /// Notes that it becomes current to the calling thread.
+    fn begin_use(&self) -> CUresult {
+        if !self.is_part() {
+            return Ok(());
+        }
+        let own = thread();
+        match self.user.compare_exchange(0, own, Acquire, Relaxed) {
+            Err(user) if user != own => Err(CONTEXT_ALREADY_IN_USE),
+            _ => Ok(()),
         }
     }
 
@@ -313,12 +329,41 @@ fn push(context: Arc<Context>) {
     STACK.with_borrow_mut(|stack| stack.push(context));
 }
 
+/// Takes the current context away.
+fn drop_top() -> Option<Arc<Context>> {
+    let dropped = STACK.with_borrow_mut(|stack| stack.pop())?;
+    let is_left = !STACK.with_borrow(|stack| stack.iter().any(|other| Arc::ptr_eq(other, &dropped)));
+    if is_left {
+        dropped.user.store(0, Release);
+    }
+    Some(dropped)
+}
+
 /// Makes a context current in place of the one that is; `None` only takes that away.
 fn replace(context: Option<Arc<Context>>) {
-    STACK.with_borrow_mut(|stack| {
-        stack.pop();
-        stack.extend(context);
-    });
+    drop_top();
+    context.into_iter().for_each(push);
+}
+
+fn push_any(call: Call, context: CUcontext) -> CUresult {
+    let context = call.context_of(context)?;
+    context.begin_use()?;
+    push(context);
+    Ok(())
+}
+
+fn set(call: Call, context: CUcontext) -> CUresult {
+    if context == 0 {
+        replace(None);
+        return Ok(());
+    }
+    let context = call.context_of(context)?;
+    if top().is_some_and(|top| Arc::ptr_eq(&top, &context)) {
+        return Ok(());
+    }
+    context.begin_use()?;
+    replace(Some(context));
+    Ok(())
 }
 
 fn create(call: Call, out: Out<CUcontext>, flags: u32, device: CUdevice) -> CUresult {
@@ -359,14 +404,11 @@ driver! {
     fn cuCtxAttach(context: Out<CUcontext>, _flags: u32) |call| { context.set(call.context()?.handle) }
     fn cuCtxDetach(_context: CUcontext) |call| { call.context().map(|_| ()) }
 
-    fn cuCtxPushCurrent(context: CUcontext) |call| { call.context_of(context).map(push) }
-    fn cuCtxPushCurrent_v2(context: CUcontext) |call| { call.context_of(context).map(push) }
+    fn cuCtxPushCurrent(context: CUcontext) |call| { push_any(call, context) }
+    fn cuCtxPushCurrent_v2(context: CUcontext) |call| { push_any(call, context) }
     fn cuCtxPopCurrent(context: Out<CUcontext>) |_| { pop(context) }
     fn cuCtxPopCurrent_v2(context: Out<CUcontext>) |_| { pop(context) }
-    fn cuCtxSetCurrent(context: CUcontext) |call| {
-        replace(if context == 0 { None } else { Some(call.context_of(context)?) });
-        Ok(())
-    }
+    fn cuCtxSetCurrent(context: CUcontext) |call| { set(call, context) }
     fn cuCtxGetCurrent(context: Out<CUcontext>) |_| { context.set(top().map_or(0, |context| context.handle)) }
     fn cuCtxGetDevice(device: Out<CUdevice>) |call| { device.set(call.context()?.device) }
     fn cuCtxGetDevice_v2(device: Out<CUdevice>, context: CUcontext) |call| {
@@ -414,9 +456,7 @@ driver! {
 }
 
 fn pop(out: Out<CUcontext>) -> CUresult {
-    let popped = STACK
-        .with_borrow_mut(|stack| stack.pop())
-        .ok_or(INVALID_CONTEXT)?;
+    let popped = drop_top().ok_or(INVALID_CONTEXT)?;
     out.set_if(popped.handle);
     Ok(())
 }
