@@ -7,84 +7,27 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
-use crate::compute::context::{LEGACY, PER_THREAD};
-use crate::compute::{Step, capture};
-use crate::cuda::{CU_STREAM_CAPTURE_MODE_RELAXED, CUerror, CUstream};
-use crate::driver;
+use super::stream::Stream;
+use crate::compute::Step;
 use crate::process::Process;
-use crate::sys;
 
 #[derive(Debug, Default)]
 pub(crate) struct Freeing {
-    list: Mutex<Vec<(Place, Entry)>>,
+    list: Mutex<Vec<(Stream, Entry)>>,
     /// How many there are, for who does not hold the list.
     count: AtomicUsize,
-}
-
-/// The stream that is to free it. A default stream is a context's, and maybe a thread's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    stream: usize,
-    context: u32,
-    tid: u32,
 }
 
 /// Beyond so many, each looks whether earlier ones have gone.
 const MANY: usize = 256;
 
-impl Place {
-    /// A stream, in the calling thread.
-    pub(super) fn of(process: &Process, stream: usize) -> Self {
-        let current = || process.slots.bind(process).map_or(0, |bound| bound.context());
-        Self {
-            stream,
-            context: if stream <= PER_THREAD { current() } else { 0 },
-            tid: if stream == PER_THREAD { sys::gettid() } else { 0 },
-        }
-    }
-
-    /// Whether it has done all that it was given, as far as the calling thread can ask.
-    pub(super) fn has_passed(self, process: &Process) -> bool {
-        if self == Self::of(process, self.stream) {
-            return has_passed(process, self.stream);
-        }
-        if self.stream != LEGACY {
-            return false;
-        }
-        let Some(context) = process.contexts.numbered(self.context) else {
-            return true;
-        };
-        if context.is_part() {
-            // Its default stream can be asked about only where it is current: by the threads that use it.
-            return false;
-        }
-        let passed = context.with_current(|| has_passed(process, LEGACY));
-        passed == Some(true)
-    }
-}
-
-/// Whether a stream has done all that it was given; those that are not the program's any more have.
-pub(super) fn has_passed(process: &Process, stream: usize) -> bool {
-    let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
-    if stream > PER_THREAD && process.contexts.holder(handle).is_none() {
-        return true;
-    }
-    // A capture of the program's own must not notice.
-    let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
-    let passed = capture::is_capturing(handle) == Some(false)
-        && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY);
-    let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
-    passed
-}
-
 impl Freeing {
     /// The stream has been told to free it.
     pub(super) fn add(&self, process: &Process, stream: usize, entry: Entry) {
-        let place = Place::of(process, stream);
+        let stream = Stream::of(process, stream);
         let count = {
             let mut list = self.list.lock();
-            list.push((place, entry));
+            list.push((stream, entry));
             self.count.store(list.len(), Relaxed);
             list.len()
         };
@@ -99,13 +42,13 @@ impl Freeing {
         if self.count.load(Relaxed) == 0 {
             return false;
         }
-        let mut places: Vec<Place> = self.list.lock().iter().map(|(place, _)| *place).collect();
-        places.sort_unstable();
-        places.dedup();
-        let passed = passed.map(|stream| Place::of(process, stream));
+        let mut streams: Vec<Stream> = self.list.lock().iter().map(|(stream, _)| *stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        let passed = passed.map(|stream| Stream::of(process, stream));
         // With no lock held.
-        places.retain(|place| passed == Some(*place) || place.has_passed(process));
-        self.take(process, |place, _| places.contains(place))
+        streams.retain(|stream| passed == Some(*stream) || stream.has_passed(process));
+        self.take(process, |stream, _| streams.contains(stream))
     }
 
     /// All that the calling thread's context was given is done, and all that green contexts were that are parts of it.
@@ -125,9 +68,7 @@ impl Freeing {
                 .collect(),
             None => vec![bound.context()],
         };
-        self.take(process, |place, _| {
-            place.stream <= PER_THREAD && passed.contains(&place.context)
-        });
+        self.take(process, |stream, _| stream.is_default_of(&passed));
     }
 
     /// What a context was to free is gone with it.
@@ -135,11 +76,11 @@ impl Freeing {
         self.take(process, |_, entry| entry.owner == context);
     }
 
-    fn take(&self, process: &Process, is_over: impl Fn(&Place, &Entry) -> bool) -> bool {
+    fn take(&self, process: &Process, is_over: impl Fn(&Stream, &Entry) -> bool) -> bool {
         let over: Vec<_> = {
             let mut list = self.list.lock();
             let over = list
-                .extract_if(.., |(place, entry)| is_over(place, entry))
+                .extract_if(.., |(stream, entry)| is_over(stream, entry))
                 .collect();
             self.count.store(list.len(), Relaxed);
             over

@@ -37,6 +37,7 @@ mod recent;
 pub mod report;
 mod reserve;
 pub mod sparse;
+mod stream;
 pub mod vmm;
 
 pub(crate) use address::{Address, Out};

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
 
-use super::freeing::has_passed;
 use super::ledger::Entry;
 use super::physical::{All, Binder, Gone, Number, Physical, Rare, Region, Released};
+use super::stream::has_passed;
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT,
     CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,

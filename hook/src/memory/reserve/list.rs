@@ -9,10 +9,10 @@ use crate::cuda::CUmemoryPool;
 use crate::device::LocalDevice;
 use crate::memory::account::{self, Account};
 use crate::memory::few::Few;
-use crate::memory::freeing::Place;
 use crate::memory::ledger::Entry;
 use crate::memory::levels::Unsettled;
 use crate::memory::lock::Lock;
+use crate::memory::stream::Stream;
 use crate::process::Process;
 
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub(crate) struct Reserves {
     /// Times that they may have become others, or that a pool went: which of them a thread has found says nothing then.
     changes: AtomicUsize,
     /// Destroyed pools of which nothing is allocated any more, with the streams that they wait for.
-    over: Lock<Vec<(Vec<Place>, Arc<Reserve>)>>,
+    over: Lock<Vec<(Vec<Stream>, Arc<Reserve>)>>,
     /// How many there are, for who does not hold them.
     nr_over: AtomicUsize,
 }
@@ -211,23 +211,23 @@ impl Reserves {
             let account = pool.account.lock();
             account.is_over().then(|| account.waits_for())
         };
-        let Some(streams) = waits_for else {
+        let Some(waits_for) = waits_for else {
             return self.forget_over(pool);
         };
         let noted = {
             let over = self.over.lock();
             let noted = over.iter().find(|(_, other)| Arc::ptr_eq(other, pool));
-            noted.map(|(places, _)| places.clone())
+            noted.map(|(streams, _)| streams.clone())
         };
         let is_noted = noted.is_some();
-        let of = |stream| Place::of(process, stream);
-        let places = noted.unwrap_or_else(|| streams.into_iter().map(of).collect());
-        if places.iter().all(|place| place.has_passed(process)) {
+        let of = |stream| Stream::of(process, stream);
+        let streams = noted.unwrap_or_else(|| waits_for.into_iter().map(of).collect());
+        if streams.iter().all(|stream| stream.has_passed(process)) {
             return self.end(process, pool);
         }
         if !is_noted {
             let mut over = self.over.lock();
-            over.push((places, Arc::clone(pool)));
+            over.push((streams, Arc::clone(pool)));
             self.nr_over.store(over.len(), Relaxed);
             drop(over);
             process.line.as_ref().inspect(|line| line.wake());
