@@ -116,6 +116,12 @@ impl Calls {
         self.answer(&format!("apart {call}"))
     }
 
+    /// A call on another thread that has the same context, which must succeed.
+    #[track_caller]
+    pub fn ok_beside(&mut self, call: &str) {
+        assert_eq!(self.answer(&format!("beside {call}")), Ok(()), "{call}");
+    }
+
     /// Stores a number into a part of a variable.
     #[track_caller]
     pub fn put(&mut self, variable: &str, offset: usize, size: usize, value: u64) {

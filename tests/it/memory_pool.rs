@@ -143,6 +143,31 @@ fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
     }
 }
 
+/// Each thread has a default stream of its own, by whichever name, and so has each context.
+#[test]
+fn who_waits_for_its_own_default_stream_has_not_waited_for_anothers() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    calls.ok("cuStreamCreate &other 1");
+    calls.ok("cuMemAlloc_v2 &word 4");
+    for (twin, stream) in [("", 2), ("_ptsz", 0)] {
+        calls.ok("cuMemsetD32_v2 $word 0 1");
+        calls.ok(&format!("cuMemAllocAsync{twin} &block {MIB} {stream}"));
+        calls.ok(&format!("cuStreamWaitValue32_v2{twin} {stream} $word 1 0"));
+        calls.ok(&format!("cuMemFreeAsync{twin} $block {stream}"));
+        calls.ok_beside(&format!("cuStreamSynchronize{twin} {stream}"));
+        assert_eq!(
+            dir.number("memory.current"),
+            CHUNK + 4,
+            "another's was waited for"
+        );
+        calls.ok("cuStreamWriteValue32_v2 $other $word 1 0");
+        calls.ok(&format!("cuStreamSynchronize{twin} {stream}"));
+        assert_eq!(dir.number("memory.current"), 4, "its own was");
+    }
+}
+
 #[test]
 fn the_current_pool_is_the_one_that_was_set() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));

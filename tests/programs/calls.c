@@ -3,6 +3,7 @@
  *
  *   call NAME ARGUMENT...      the driver's function                        -> ok | error CODE | absent
  *   apart NAME ARGUMENT...     the same on a thread of its own, which has no context
+ *   beside NAME ARGUMENT...    the same on a thread of its own that has the caller's
  *   put VARIABLE OFFSET SIZE VALUE   store into a variable                  -> ok
  *   get VARIABLE OFFSET SIZE   a part of a variable as a number             -> NUMBER
  *   bytes VARIABLE HEX         all of a variable, of another process say    -> ok
@@ -53,18 +54,21 @@ static word load(const unsigned char *from, size_t size)
     return value;
 }
 
-struct call { function *function; word arguments[ARGUMENTS]; int result; };
+enum place { HERE, APART, BESIDE };
+struct call { function *function; word arguments[ARGUMENTS], context; int result; };
 
 static void *run(void *argument)
 {
     struct call *call = argument;
     word *a = call->arguments;
+    if (call->context)
+        ((int (*)(word))dlsym(driver, "cuCtxSetCurrent"))(call->context);
     call->result = call->function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13],
                                   a[14], a[15], a[16], a[17], a[18], a[19]);
     return NULL;
 }
 
-static void call(char *text, int apart)
+static void call(char *text, enum place place)
 {
     struct call call = { 0 };
     char *name = strtok(text, " \n");
@@ -90,7 +94,9 @@ static void call(char *text, int apart)
         printf("absent\n");
         return;
     }
-    if (apart) {
+    if (place == BESIDE)
+        ((int (*)(word *))dlsym(driver, "cuCtxGetCurrent"))(&call.context);
+    if (place != HERE) {
         pthread_t thread;
         pthread_create(&thread, NULL, run, &call);
         pthread_join(thread, NULL);
@@ -199,9 +205,11 @@ int main(void)
     printf("ready %d %d\n", (int)getpid(), driver ? 0 : -1);
     while (fgets(line, sizeof line, stdin)) {
         if (!strncmp(line, "call ", 5)) {
-            call(line + 5, 0);
+            call(line + 5, HERE);
         } else if (!strncmp(line, "apart ", 6)) {
-            call(line + 6, 1);
+            call(line + 6, APART);
+        } else if (!strncmp(line, "beside ", 7)) {
+            call(line + 7, BESIDE);
         } else if (sscanf(line, "put %63s %lu %lu %lli", name, &offset, &size, &value) == 4) {
             memcpy(variable(name) + offset, &value, size);
             printf("ok\n");

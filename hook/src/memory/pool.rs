@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use gcgroup_abi::Kind;
 
+use super::account::OnStream;
 use super::graph;
 use super::ledger::Entry;
 use super::levels::{self, Unsettled};
 use super::reserve::Reserve;
 use super::reserve::kept::Used;
+use super::stream::Stream;
 use crate::compute::capture;
 use crate::cuda::{
     CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUerror, CUmemLocation,
@@ -155,14 +157,10 @@ fn alloc_from(
         // The driver's to refuse, and no number to reckon with.
         return next().inspect_err(|_| process.count_failure(pool.index()));
     }
-    let (begun, foretold, before) = {
-        let mut account = pool.account.lock();
-        (
-            account.begin(bytes, stream.0.addr()),
-            account.foretold(bytes),
-            account.reserved(),
-        )
-    };
+    let account = &pool.account;
+    let on = account.on(Stream::of(process, stream.0.addr()));
+    let begun = on.begin(bytes);
+    let (foretold, before) = (account.foretold(bytes), account.reserved());
     let held = if begun.may_do {
         0
     } else {
@@ -170,7 +168,7 @@ fn alloc_from(
             Ok(()) => foretold,
             Err(full) => {
                 full.count_hit(process.usage());
-                make_room(process, pool, bytes, foretold, stream)?
+                make_room(process, pool, bytes, foretold, on)?
             }
         }
     };
@@ -178,7 +176,7 @@ fn alloc_from(
     let unsettled = Unsettled::of_thread(process.usage(), own, pool.index());
     let result = process.pressing(pool.index(), foretold, next);
     let made = result.ok().and_then(|()| written(address));
-    let is_known = |address: CUdeviceptr| pool.account.lock().is_known(address.0, bytes, begun);
+    let is_known = |address: CUdeviceptr| on.is_known(address.0, bytes, begun);
     if let Some(address) = made.filter(|address| held == 0 && is_known(*address)) {
         drop(unsettled);
         remember(process, pool, address, bytes);
@@ -187,22 +185,17 @@ fn alloc_from(
     let settled = pool.settle_within(process, held);
     drop(unsettled);
     let Some(address) = made else {
-        pool.end(0, bytes, None);
+        account.end(0, bytes, None);
         process.count_failure(pool.index());
         return result;
     };
-    {
-        let mut account = pool.account.lock();
-        if !begun.may_do || settled.is_err() {
-            account.learn(bytes, before);
-        }
-        if settled.is_ok() {
-            account.know(address.0, bytes);
-        }
+    if !begun.may_do || settled.is_err() {
+        account.lock().learn(bytes, before);
     }
     if settled.is_err() {
         return give_back(process, pool, address, bytes, stream, before);
     }
+    on.know(address.0, bytes);
     remember(process, pool, address, bytes);
     Ok(())
 }
@@ -218,18 +211,18 @@ fn make_room(
     pool: &Reserve,
     bytes: u64,
     foretold: u64,
-    stream: CUstream,
+    on: OnStream<'_>,
 ) -> Result<u64, CUerror> {
     // It is not counted meanwhile, or what the pool has to spare would seem to be in use.
-    pool.end(0, bytes, None);
+    pool.account.end(0, bytes, None);
     process.memory.reserves.trim(process);
     let held = pool.hold(process, foretold).map(|()| foretold).or_else(|full| {
-        let hoped = pool.account.lock().hoped(bytes).ok_or(full)?;
+        let hoped = pool.account.hoped(bytes).ok_or(full)?;
         pool.hold(process, hoped).map(|()| hoped).map_err(|_| full)
     });
     match held {
         Ok(held) => {
-            pool.account.lock().begin(bytes, stream.0.addr());
+            on.begin(bytes);
             Ok(held)
         }
         Err(full) => {
@@ -250,7 +243,7 @@ fn give_back(
     keep: u64,
 ) -> CUresult {
     driver::cuMemFreeAsync(address, stream)?;
-    pool.mistaken(bytes, stream.0.addr());
+    pool.account.mistaken(bytes, Stream::of(process, stream.0.addr()));
     pool.trim(process, keep);
     levels::count(process.usage(), pool.index(), |device| &device.nr_oom);
     process.count_failure(pool.index());
@@ -307,9 +300,9 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
         return next();
     };
     // Before the driver, which may give the handle to another pool at once. A device's own becomes the default again.
-    pool.set_destroyed(true);
+    pool.account.set_destroyed(true);
     let result = next();
-    pool.set_destroyed(result.is_ok());
+    pool.account.set_destroyed(result.is_ok());
     process.memory.reserves.forget_current();
     process.memory.reserves.end_if_over(process, &pool);
     result
@@ -322,7 +315,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
         && let Some(pool) = process.memory.reserves.find(handle)
     {
         let _ = pool.settle(process, 0);
-        pool.may_keep_less();
+        pool.account.may_keep_less();
     }
     Ok(())
 }

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
 
-use super::account::{self, Account, Over};
+use super::account::{Account, Over, Whole};
 use super::levels::{Full, Unsettled};
-use super::lock::Lock;
+use super::stream::Stream;
 use crate::cuda::{
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUmemoryPool,
@@ -45,10 +45,7 @@ pub(crate) struct Reserve {
     trims: AtomicUsize,
     /// The slot that it is charged in, for who does not hold the account.
     index: AtomicUsize,
-    /// For whom waiting for a stream may change anything ([`Account::matters_to`]), for who does not hold the account.
-    /// Written by who does.
-    matters_to: AtomicUsize,
-    pub(super) account: Lock<Account>,
+    pub(super) account: Account,
 }
 
 impl Reserve {
@@ -112,63 +109,12 @@ impl Reserve {
     fn has_spare(&self) -> bool {
         match self.source {
             Source::Pool(_) => self.account.lock().has_spare(),
-            Source::Graphs => self
-                .used()
-                .is_some_and(|used| used < self.account.lock().reserved()),
+            Source::Graphs => self.used().is_some_and(|used| used < self.account.reserved()),
         }
     }
 
     pub(crate) fn index(&self) -> usize {
         self.index.load(Relaxed)
-    }
-
-    /// Ends an allocation, at once or when that stream has come so far; whether the pool is over by it. Address zero: nobody
-    /// knows where it was.
-    #[inline]
-    pub(crate) fn end(&self, address: u64, bytes: u64, stream: Option<usize>) -> bool {
-        self.touch(|account| {
-            account.end(address, bytes, stream);
-            account.is_over()
-        })
-    }
-
-    /// The pool grew where it was thought not to need to, and the allocation was undone.
-    pub(crate) fn mistaken(&self, bytes: u64, stream: usize) {
-        self.touch(|account| account.mistaken(bytes, stream));
-    }
-
-    /// What the driver keeps of it may be less from its next occasion on.
-    pub(crate) fn may_keep_less(&self) {
-        self.touch(Account::may_keep_less);
-    }
-
-    /// It is destroyed, or is not after all.
-    pub(crate) fn set_destroyed(&self, is_destroyed: bool) {
-        self.touch(|account| account.is_destroyed = is_destroyed);
-    }
-
-    #[inline]
-    fn touch<T>(&self, change: impl FnOnce(&mut Account) -> T) -> T {
-        let mut account = self.account.lock();
-        let result = change(&mut account);
-        self.matters_to.store(account.matters_to(), Relaxed);
-        result
-    }
-
-    /// Whether waiting for that stream, or for who knows which, may change anything.
-    #[inline]
-    fn is_touched(&self, stream: Option<usize>) -> bool {
-        match self.matters_to.load(Relaxed) {
-            account::NOBODY => self.source == Source::Graphs,
-            account::ANYBODY => true,
-            one => stream.is_none_or(|stream| stream == one),
-        }
-    }
-
-    /// That stream has come to where it frees what it was to.
-    fn passed(&self, account: &mut Account, stream: Option<usize>) {
-        stream.inspect(|stream| account.passed(*stream));
-        self.matters_to.store(account.matters_to(), Relaxed);
     }
 
     /// Charges in advance. Where more must be granted first, that is waited for.
@@ -187,9 +133,9 @@ impl Reserve {
         process
             .memory
             .levels
-            .try_reserve(usage, control, account.index, bytes)?;
+            .try_reserve(usage, control, account.index(), bytes)?;
         account.hold(bytes);
-        self.add_kind(process, account.index, bytes);
+        self.add_kind(process, account.index(), bytes);
         Ok(())
     }
 
@@ -224,19 +170,18 @@ impl Reserve {
             let reserved = self.reserved();
             let mut account = self.account.lock();
             let reserved = match reserved {
-                Some(reserved) if !account.is_destroyed => reserved,
+                Some(reserved) if !self.account.is_destroyed() => reserved,
                 // Nobody can say any more: what was charged stays until all is freed.
                 _ => account.reserved(),
             };
-            if number < account.settled {
+            if account.is_void(number) {
                 continue;
             }
-            account.settled = number;
             let levels = &process.memory.levels;
             let (usage, control) = (process.usage(), process.control());
-            let (index, before) = (account.index, account.paid);
+            let (index, before) = (account.index(), account.paid());
             if held == 0 && account.is_as_measured(reserved) {
-                self.passed(&mut account, after.passed());
+                after.passed(&mut account);
                 return Ok(());
             }
             // Before anything is uncharged.
@@ -249,36 +194,45 @@ impl Reserve {
                 |bytes| levels.charge(usage, control, index, bytes),
                 |bytes| levels.uncharge(usage, index, bytes),
             );
-            self.add_kind(process, index, account.paid.wrapping_sub(before));
+            self.add_kind(process, index, account.paid().wrapping_sub(before));
             levels.raise_to_current(usage, control, index);
-            self.passed(&mut account, after.passed());
+            after.passed(&mut account);
             return settled;
         }
     }
 
-    /// The program has waited for that stream, or for who knows which: the driver gives memory back then. Whether that is
-    /// seen to already: it is not where the driver must be asked.
+    /// The program has waited for that stream, or for who knows which: the driver gives memory back then.
     #[inline]
-    fn synchronized_at_once(&self, stream: Option<usize>) -> bool {
-        let mut account = self.account.lock();
-        let is_wanted = account.paid != 0 && (account.may_have_shrunk() || self.source == Source::Graphs);
-        let is_done = !is_wanted && !account.is_over();
-        if is_done {
-            self.passed(&mut account, stream);
+    fn synchronized(self: &Arc<Self>, process: &Process, stream: Option<Stream>) {
+        if self.account.is_restless() || self.source == Source::Graphs {
+            self.synchronized_restless(process, stream);
+        } else if let Some(stream) = stream {
+            self.account.passed(stream);
         }
-        is_done
     }
 
-    /// The same, where it is not.
-    fn synchronized(self: &Arc<Self>, process: &Process, stream: Option<usize>) {
-        let is_over = self.account.lock().is_over();
+    #[inline(never)]
+    fn synchronized_restless(self: &Arc<Self>, process: &Process, stream: Option<Stream>) {
+        let after = After::Waiting(stream);
+        let (is_over, is_wanted) = {
+            let mut account = self.account.lock();
+            let is_over = account.is_over();
+            let may_have_shrunk = self.account.may_have_shrunk() || self.source == Source::Graphs;
+            let is_wanted = account.paid() != 0 && may_have_shrunk;
+            if !is_over && !is_wanted {
+                account.look_whether_empty();
+                after.passed(&mut account);
+            }
+            (is_over, is_wanted)
+        };
         if is_over {
             process.memory.reserves.end_if_over(process, self);
-            return self.passed(&mut self.account.lock(), stream);
+            after.passed(&mut self.account.lock());
+        } else if is_wanted {
+            // Measured first: what the driver has just given back is not to spare. A pool that is over the limit stays so
+            // until its memory is freed.
+            let _ = self.settle_after(process, 0, after);
         }
-        // Measured first: what the driver has just given back is not to spare. A pool that is over the limit stays so until
-        // its memory is freed.
-        let _ = self.settle_after(process, 0, After::Waiting(stream));
     }
 
     fn add_kind(&self, process: &Process, index: usize, bytes: u64) {
@@ -295,16 +249,15 @@ enum After {
     /// Within a call that is marked as unsettled.
     Marked,
     /// The program has waited for that stream, or for who knows which.
-    Waiting(Option<usize>),
+    Waiting(Option<Stream>),
     Any,
 }
 
 impl After {
-    /// The stream that has come to where it frees what it was to.
-    fn passed(self) -> Option<usize> {
-        match self {
-            Self::Waiting(stream) => stream,
-            Self::Marked | Self::Any => None,
+    /// Who was waited for has come to where it frees what it was to.
+    fn passed(self, account: &mut Whole<'_>) {
+        if let Self::Waiting(Some(stream)) = self {
+            account.passed(stream);
         }
     }
 }

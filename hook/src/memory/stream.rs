@@ -3,6 +3,7 @@
 //! Its handle says which it is, but for the default streams: each context has its own, and of those that are a thread's each
 //! thread. Who has waited for one of them has not waited for another of the same number.
 
+use std::num::NonZero;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::compute::capture;
@@ -12,52 +13,67 @@ use crate::driver;
 use crate::process::Process;
 use crate::sys;
 
+/// Two words, none or some, that go from call to call in registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Stream {
-    handle: usize,
-    context: u32,
-    tid: u32,
+    handle: NonZero<usize>,
+    /// Of a default stream the context's number and, if it is a thread's, the thread's id; else nothing.
+    of: u64,
 }
 
 impl Stream {
     /// The stream of that handle, in the calling thread.
     #[inline]
     pub(super) fn of(process: &Process, handle: usize) -> Self {
-        if handle <= PER_THREAD {
-            return Self::of_default(process, handle);
-        }
         Self {
-            handle,
-            context: 0,
-            tid: 0,
+            // By the first number after none the legacy stream goes too.
+            handle: NonZero::new(handle).unwrap_or(NonZero::<usize>::MIN),
+            of: if handle <= PER_THREAD {
+                Self::default_of(process, handle)
+            } else {
+                0
+            },
         }
     }
 
     #[inline(never)]
-    fn of_default(process: &Process, handle: usize) -> Self {
+    fn default_of(process: &Process, handle: usize) -> u64 {
         let bound = process.slots.bind(process);
+        let context = bound.map_or(0, |bound| bound.context());
         let tid = || bound.map_or_else(sys::gettid, |bound| bound.thread.tid.load(Relaxed));
-        Self {
-            handle: handle.max(LEGACY),
-            context: bound.map_or(0, |bound| bound.context()),
-            tid: if handle == PER_THREAD { tid() } else { 0 },
-        }
+        let tid = if handle == PER_THREAD { tid() } else { 0 };
+        u64::from(context) << 32 | u64::from(tid)
+    }
+
+    fn handle(self) -> usize {
+        self.handle.get()
+    }
+
+    fn context(self) -> u32 {
+        u32::try_from(self.of >> 32).unwrap_or(0)
     }
 
     /// Whether it is a default stream, of one of these contexts.
     pub(super) fn is_default_of(self, contexts: &[u32]) -> bool {
-        self.handle <= PER_THREAD && contexts.contains(&self.context)
+        self.handle() <= PER_THREAD && contexts.contains(&self.context())
+    }
+
+    /// Spreads streams.
+    #[inline]
+    pub(super) fn hash(self) -> usize {
+        let number = (self.handle() as u64 ^ self.of).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        usize::try_from(number >> 48).unwrap_or(0)
     }
 
     /// Whether it has done all that it was given, as far as the calling thread can ask.
     pub(super) fn has_passed(self, process: &Process) -> bool {
-        if self == Self::of(process, self.handle) {
-            return has_passed(process, self.handle);
+        if self == Self::of(process, self.handle()) {
+            return has_passed(process, self.handle());
         }
-        if self.handle != LEGACY {
+        if self.handle() != LEGACY {
             return false;
         }
-        let Some(context) = process.contexts.numbered(self.context) else {
+        let Some(context) = process.contexts.numbered(self.context()) else {
             return true;
         };
         if context.is_part() {
@@ -82,4 +98,12 @@ pub(super) fn has_passed(process: &Process, stream: usize) -> bool {
         && driver::cuStreamQuery(handle) != Err(CUerror::NOT_READY);
     let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
     passed
+}
+
+#[cfg(test)]
+impl Stream {
+    pub(super) fn of_test(handle: usize) -> Self {
+        let handle = NonZero::new(handle).unwrap();
+        Self { handle, of: 0 }
+    }
 }

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use super::Reserve;
 use crate::compute::slots::Own;
 
-/// Part of a thread's slot.
+/// Part of a thread's slot, in cache lines of its own: it is written with each use.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Kept {
     /// One hold of an `Arc`, or null.
     pool: AtomicPtr<Reserve>,

@@ -7,8 +7,7 @@ use super::kept::Used;
 use super::{Reserve, Source};
 use crate::cuda::CUmemoryPool;
 use crate::device::LocalDevice;
-use crate::memory::account::{self, Account};
-use crate::memory::few::Few;
+use crate::memory::account::Account;
 use crate::memory::ledger::Entry;
 use crate::memory::levels::Unsettled;
 use crate::memory::lock::Lock;
@@ -50,7 +49,7 @@ impl Reserves {
         let wanted = Source::Pool(handle.0.addr());
         let list = self.list.lock();
         list.iter()
-            .find(|pool| pool.source == wanted && !pool.account.lock().is_destroyed)
+            .find(|pool| pool.source == wanted && !pool.account.is_destroyed())
             .cloned()
     }
 
@@ -64,9 +63,7 @@ impl Reserves {
     ) -> Arc<Reserve> {
         let source = Source::Pool(handle.0.expose_provenance());
         let mut list = self.list.lock();
-        // The handle may have been another pool's.
-        self.changes.fetch_add(1, Release);
-        Self::add(&mut list, source, local, index, is_elsewhere)
+        self.add(&mut list, source, local, index, is_elsewhere)
     }
 
     /// What graphs have on a device.
@@ -76,16 +73,19 @@ impl Reserves {
             .iter()
             .find(|reserve| reserve.source == Source::Graphs && reserve.local == local)
             .cloned();
-        known.unwrap_or_else(|| Self::add(&mut list, Source::Graphs, local, index, false))
+        known.unwrap_or_else(|| self.add(&mut list, Source::Graphs, local, index, false))
     }
 
     fn add(
+        &self,
         list: &mut Vec<Arc<Reserve>>,
         source: Source,
         local: LocalDevice,
         index: usize,
         is_elsewhere: bool,
     ) -> Arc<Reserve> {
+        // The handle may have been another pool's.
+        self.changes.fetch_add(1, Release);
         let id = list
             .iter()
             .map(|pool| pool.id)
@@ -98,8 +98,7 @@ impl Reserves {
             is_elsewhere,
             trims: AtomicUsize::new(0),
             index: AtomicUsize::new(index),
-            matters_to: AtomicUsize::new(account::NOBODY),
-            account: Lock::new(Account::new(index)),
+            account: Account::new(index),
         });
         list.push(Arc::clone(&pool));
         pool
@@ -137,13 +136,10 @@ impl Reserves {
     /// The program has waited for that stream, or for who knows which: measures what may have given something back, which
     /// the driver does then.
     pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
-        let mut touched = Few::default();
-        for reserve in self.list.lock().iter() {
-            if reserve.is_touched(stream) && !reserve.synchronized_at_once(stream) {
-                touched.push(Arc::clone(reserve));
-            }
-        }
-        touched.for_each(|reserve| reserve.synchronized(process, stream));
+        let stream = stream.map(|stream| Stream::of(process, stream));
+        let all: Vec<_> = self.list.lock().iter().cloned().collect();
+        all.iter()
+            .for_each(|reserve| reserve.synchronized(process, stream));
     }
 
     /// Measures whatever has anything charged.
@@ -157,7 +153,7 @@ impl Reserves {
             number += 1;
             let (is_wanted, is_over) = {
                 let account = pool.account.lock();
-                (account.paid != 0, account.is_over())
+                (account.paid() != 0, account.is_over())
             };
             if is_over {
                 self.end_if_over(process, &pool);
@@ -186,22 +182,26 @@ impl Reserves {
     /// An allocation of a pool is gone, or will be when that stream has come so far. Address zero: nobody knows where it was.
     #[inline(never)]
     pub(crate) fn freed(&self, process: &Process, entry: &Entry, address: u64, stream: Option<usize>) {
+        let stream = stream.map(|stream| Stream::of(process, stream));
         let changes = self.changes.load(Acquire);
         let is_it = |_, pool: &Reserve| pool.id == entry.owner;
         if let Some(pool) = Used::kept(process.slots.kept(process), changes, is_it) {
-            if pool.end(address, entry.size, stream) {
+            if pool.account.end(address, entry.size, stream) {
                 self.end_if_over(process, &pool);
             }
             return;
         }
-        let over = {
-            let list = self.list.lock();
-            let Some(pool) = list.iter().find(|pool| pool.id == entry.owner) else {
-                return;
-            };
-            pool.end(address, entry.size, stream).then(|| Arc::clone(pool))
-        };
-        over.inspect(|pool| self.end_if_over(process, pool));
+        let pool = self
+            .list
+            .lock()
+            .iter()
+            .find(|pool| pool.id == entry.owner)
+            .cloned();
+        if let Some(pool) = pool
+            && pool.account.end(address, entry.size, stream)
+        {
+            self.end_if_over(process, &pool);
+        }
     }
 
     /// Ends a destroyed pool of which nothing is allocated, if what was is freed; else whoever waits for a stream does, or
@@ -220,8 +220,7 @@ impl Reserves {
             noted.map(|(streams, _)| streams.clone())
         };
         let is_noted = noted.is_some();
-        let of = |stream| Stream::of(process, stream);
-        let streams = noted.unwrap_or_else(|| waits_for.into_iter().map(of).collect());
+        let streams = noted.unwrap_or(waits_for);
         if streams.iter().all(|stream| stream.has_passed(process)) {
             return self.end(process, pool);
         }
@@ -270,27 +269,27 @@ impl Reserves {
         self.forget_current();
         let _unsettled = Unsettled::on(process.usage(), pool.index());
         let mut account = pool.account.lock();
-        let bytes = std::mem::take(&mut account.paid);
+        let bytes = account.give_up();
         process
             .memory
             .levels
-            .uncharge(process.usage(), account.index, bytes);
-        pool.add_kind(process, account.index, bytes.wrapping_neg());
+            .uncharge(process.usage(), account.index(), bytes);
+        pool.add_kind(process, account.index(), bytes.wrapping_neg());
     }
 
     pub(crate) fn renumber(&self, process: &Process) {
         for pool in self.list.lock().iter() {
             let mut account = pool.account.lock();
             let index = process.devices.index(pool.local);
-            if index != account.index {
+            if index != account.index() {
                 let (usage, control) = (process.usage(), process.control());
                 process
                     .memory
                     .levels
-                    .transfer_bytes(usage, control, account.index, index, account.paid);
-                pool.add_kind(process, account.index, account.paid.wrapping_neg());
-                pool.add_kind(process, index, account.paid);
-                account.index = index;
+                    .transfer_bytes(usage, control, account.index(), index, account.paid());
+                pool.add_kind(process, account.index(), account.paid().wrapping_neg());
+                pool.add_kind(process, index, account.paid());
+                account.set_index(index);
                 pool.index.store(index, Relaxed);
             }
         }
