@@ -1,5 +1,5 @@
-//! The pool that a thread has used last: to find it anew takes locks that all threads want, and to hold it meanwhile takes
-//! counts that they all write.
+//! The pool that a thread has used last, and the list of all: to find them anew takes locks that all threads want, and to hold
+//! them meanwhile takes counts that they all write.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -19,6 +19,15 @@ pub(crate) struct Kept {
     /// By what it was found, and when: [`Reserves::changes`](super::Reserves).
     key: AtomicU64,
     changes: AtomicUsize,
+    /// Another hold, or null.
+    all: AtomicPtr<All>,
+}
+
+/// All reserves, as they were after so many changes.
+#[derive(Debug)]
+pub(super) struct All {
+    pub(super) changes: usize,
+    pub(super) list: Vec<Arc<Reserve>>,
 }
 
 impl Kept {
@@ -27,7 +36,34 @@ impl Kept {
             pool: AtomicPtr::new(null_mut()),
             key: AtomicU64::new(0),
             changes: AtomicUsize::new(0),
+            all: AtomicPtr::new(null_mut()),
         }
+    }
+}
+
+/// The list that the thread has kept, if there were no changes since. It has none meanwhile, as above.
+#[inline]
+pub(super) fn kept_list(place: Option<&Own<'_, Kept>>, changes: usize) -> Option<Arc<All>> {
+    let kept = place?;
+    let all = kept.all.load(Relaxed);
+    // SAFETY: null, or what `keep_list` left here, a hold that nobody drops but this thread, whose own this is.
+    if unsafe { all.as_ref() }?.changes != changes {
+        return None;
+    }
+    kept.all.store(null_mut(), Relaxed);
+    // SAFETY: the hold that was left here.
+    Some(unsafe { Arc::from_raw(all) })
+}
+
+/// Leaves a list for the thread's next call.
+#[inline]
+pub(super) fn keep_list(place: Option<&Own<'_, Kept>>, all: Arc<All>) {
+    let Some(kept) = place else { return };
+    let before = kept.all.load(Relaxed);
+    kept.all.store(Arc::into_raw(all).cast_mut(), Relaxed);
+    if !before.is_null() {
+        // SAFETY: a hold that was left here, as above.
+        drop(unsafe { Arc::from_raw(before) });
     }
 }
 

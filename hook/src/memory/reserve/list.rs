@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use super::kept::Used;
+use super::kept::{All, Used, keep_list, kept_list};
 use super::{Reserve, Source};
 use crate::cuda::CUmemoryPool;
 use crate::device::LocalDevice;
@@ -17,9 +17,11 @@ use crate::process::Process;
 #[derive(Debug, Default)]
 pub(crate) struct Reserves {
     list: Lock<Vec<Arc<Reserve>>>,
+    /// The same for who looks at all of them, as it was when somebody did last.
+    all: Lock<Option<Arc<All>>>,
     /// The pools that devices allocate from, as far as the driver has been asked.
     current: Lock<Vec<(LocalDevice, Arc<Reserve>)>>,
-    /// Times that they may have become others, or that a pool went: which of them a thread has found says nothing then.
+    /// Times that they may have become others, or that a pool came or went: which of them a thread has found says nothing then.
     changes: AtomicUsize,
     /// Destroyed pools of which nothing is allocated any more, with the streams that they wait for.
     over: Lock<Vec<(Vec<Stream>, Arc<Reserve>)>>,
@@ -136,10 +138,38 @@ impl Reserves {
     /// The program has waited for that stream, or for who knows which: measures what may have given something back, which
     /// the driver does then.
     pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
+        let changes = self.changes.load(Acquire);
+        if changes == 0 {
+            return;
+        }
         let stream = stream.map(|stream| Stream::of(process, stream));
-        let all: Vec<_> = self.list.lock().iter().cloned().collect();
-        all.iter()
+        let place = process.slots.kept(process);
+        let all = kept_list(place.as_ref(), changes).unwrap_or_else(|| self.all());
+        all.list
+            .iter()
             .for_each(|reserve| reserve.synchronized(process, stream));
+        keep_list(place.as_ref(), all);
+    }
+
+    /// The list as it is now.
+    #[cold]
+    #[inline(never)]
+    fn all(&self) -> Arc<All> {
+        let mut last = self.all.lock();
+        let list = self.list.lock();
+        // Whoever changes it holds it.
+        let changes = self.changes.load(Relaxed);
+        match &*last {
+            Some(all) if all.changes == changes => Arc::clone(all),
+            _ => {
+                let all = Arc::new(All {
+                    changes,
+                    list: list.clone(),
+                });
+                *last = Some(Arc::clone(&all));
+                all
+            }
+        }
     }
 
     /// Measures whatever has anything charged.
