@@ -153,6 +153,29 @@ fn a_freeze_waits_for_a_green_contexts_stream_that_was_made_with_no_context_curr
 }
 
 #[test]
+fn what_a_green_contexts_default_stream_is_to_free_is_charged_until_it_has() {
+    let mount = Mount::new();
+    for wait in [
+        "cu.cuStreamSynchronize(0)",
+        "cu.cuCtxSynchronize()",
+        "cu.cuCtxSetCurrent(context) or cu.cuCtxSynchronize()",
+    ] {
+        let mut program = with_green(&mount);
+        let dir = Dir::of(&mount, program.pid());
+        let linear = || dir.key("memory.stat", "linear");
+        program.run(&format!(
+            "ok(cu.cuCtxSetCurrent(view))\nhold(0)\nok(cu.cuMemFreeAsync(alloc({MIB}), 0))"
+        ));
+        for _ in 0..100 {
+            assert_eq!(linear(), MIB, "{wait}: the stream has not come so far");
+        }
+        let_go(&mount);
+        program.calls(0, wait);
+        assert_eq!(linear(), 0, "{wait}");
+    }
+}
+
+#[test]
 fn work_on_a_green_contexts_stream_is_measured_whichever_context_is_current() {
     let mount = Mount::new();
     for current in ["context", "view"] {
