@@ -35,6 +35,20 @@ fn ends(calls: &mut Calls, block: &str) -> [u64; 2] {
 }
 
 #[test]
+fn it_is_not_for_the_older_way_of_sharing_memory_and_says_so() {
+    let mount = mount(1);
+    let mut calls = Calls::start(&mount);
+    for (bytes, can_be_shared) in [(SIZE, false), (MIB, true)] {
+        calls.ok(&format!("cuMemAlloc_v2 &block {bytes}"));
+        calls.put("legacy", 0, 8, 0);
+        calls.ok("cuPointerGetAttribute &legacy 10 $block");
+        assert_eq!(calls.get("legacy") == 1, can_be_shared, "{bytes}");
+        let shared = calls.call("cuIpcGetMemHandle &handle $block");
+        assert_eq!(shared.is_ok(), can_be_shared, "{bytes}");
+    }
+}
+
+#[test]
 fn peers_use_it_wherever_it_is() {
     let mount = mount(2);
     let mut calls = Calls::start(&mount);
