@@ -49,6 +49,19 @@ fn it_is_not_for_the_older_way_of_sharing_memory_and_says_so() {
 }
 
 #[test]
+fn whether_it_is_managed_is_told_in_as_many_bytes_as_the_driver_writes() {
+    let mount = mount(1);
+    let (mut calls, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
+    let told = [&mut calls, &mut bare].map(|program| {
+        program.ok(&format!("cuMemAlloc_v2 &block {SIZE}"));
+        program.put("told", 0, 8, 0x1111_1111_1111_1111);
+        program.ok("cuPointerGetAttribute &told 8 $block");
+        program.get("told")
+    });
+    assert_eq!(told, [0x1111_1111_1111_1100; 2]);
+}
+
+#[test]
 fn peers_use_it_wherever_it_is() {
     let mount = mount(2);
     let mut calls = Calls::start(&mount);

@@ -10,6 +10,9 @@ use crate::process;
 
 /// `CU_POINTER_ATTRIBUTE_P2P_TOKENS`: asked for by whoever has another device read the memory.
 const P2P_TOKENS: c_uint = 5;
+/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`: no more so where it is mapped. Programs have places of one byte and of four for it, and
+/// how many are written is not documented: so the driver writes them, if it can.
+const IS_MANAGED: c_uint = 8;
 /// `CU_MEMORYTYPE_DEVICE`.
 const MEMORYTYPE_DEVICE: u64 = 2;
 
@@ -46,9 +49,8 @@ const ATTRIBUTES: &[Attribute] = &[
         width: 8,
         value: |block, _| 1 << 63 | block.number,
     },
-    // IS_MANAGED
     Attribute {
-        number: 8,
+        number: IS_MANAGED,
         width: 4,
         value: |_, _| 0,
     },
@@ -97,7 +99,7 @@ pub(crate) fn attribute(
     if attribute == P2P_TOKENS {
         return super::pin(address, next);
     }
-    if correct(data, attribute, address) {
+    if attribute == IS_MANAGED && next().is_ok() || correct(data, attribute, address) {
         return Ok(());
     }
     next()
@@ -117,7 +119,9 @@ pub(crate) fn attributes(
         else {
             break;
         };
-        correct(place, attribute, address);
+        if attribute != IS_MANAGED {
+            correct(place, attribute, address);
+        }
     }
     Ok(())
 }
