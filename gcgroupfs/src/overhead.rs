@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage, UsageDevice};
+use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Stocks, Usage, UsageDevice};
 
 use self::newcomers::Newcomers;
 use crate::audit::Audit;
@@ -201,6 +201,8 @@ struct Ledger {
     counts: [u64; 4],
     unsettled: u64,
     unsettled_threads: u64,
+    /// Whether threads keep what they uncharge. While that changes, it cannot be told what is charged.
+    stocks: Option<Stocks>,
 }
 
 impl Ledger {
@@ -214,7 +216,11 @@ impl Ledger {
             slots.iter().rev().map(word).fold(0, u64::wrapping_add)
         };
         fence(SeqCst);
-        let charged = sum(|slot| &slot.memory_current);
+        let stocks = Stocks::of(usage);
+        let charged = [OTHER_DEVICE, device]
+            .map(|slot| usage.memory_current(slot))
+            .into_iter()
+            .fold(0, u64::wrapping_add);
         let [other, here] = [OTHER_DEVICE, device].map(|slot| usage.allocations(slot));
         let both = |of: fn(&Allocations) -> u64| of(&other).wrapping_add(of(&here));
         let ledger = Self {
@@ -228,6 +234,7 @@ impl Ledger {
             ],
             unsettled: sum(|slot| &slot.unsettled),
             unsettled_threads: both(|counts| counts.unsettled_threads),
+            stocks: Some(stocks).filter(|stocks| stocks.are_settled() && stocks.are_still(usage)),
         };
         fence(SeqCst);
         Some(ledger)
@@ -235,7 +242,7 @@ impl Ledger {
 
     /// Whether no call is under way that may have made the device hold more than is charged.
     fn is_settled(&self) -> bool {
-        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0
+        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0 && self.stocks.is_some()
     }
 
     /// What is held beyond it, of `held` bytes in all. How much of its managed memory is there nobody says, so what was
@@ -351,6 +358,24 @@ mod tests {
     }
 
     #[test]
+    fn what_threads_keep_is_not_charged_and_nothing_is_measured_while_that_changes() {
+        let world = World::new(1);
+        let id = world.join(100);
+        let usage = world.usage(id);
+        usage.nr_threads.store(1, Relaxed);
+        usage.devices[0].memory_current.store(100, Relaxed);
+        usage.threads[0].stock.store(60, Relaxed);
+        Stocks::open(&usage, 0);
+        assert_eq!(overhead(&world, &Says(Some(70), NOTHING)), "context 30");
+        let held = world.usage(id);
+        let close = move || Stocks::close(&held);
+        let mut samples = Samples::default();
+        samples.take(&world.tree, &Says(Some(500), close));
+        assert_eq!(world.control(id).devices[0].memory_overhead.load(Relaxed), 30);
+        assert_eq!(overhead(&world, &Says(Some(50), NOTHING)), "context 10");
+    }
+
+    #[test]
     fn what_was_charged_before_there_was_a_daemon_is_no_context() {
         let world = World::new(1);
         let id = world.join(100);
@@ -381,6 +406,7 @@ mod tests {
             counts: [0; 4],
             unsettled: 0,
             unsettled_threads: 0,
+            stocks: None,
         };
         assert_eq!(ledger(1000, 1000).overhead(64, 64), 64, "none of it is there");
         assert_eq!(ledger(1000, 1000).overhead(564, 64), 64, "a part");

@@ -253,6 +253,8 @@ impl Helper {
 
     /// One step of whatever the control block asks for.
     fn work(&mut self) {
+        let (levels, control) = (&self.process.memory.levels, self.process.control());
+        levels.review_stocks(self.process.usage(), control);
         let steps = [
             self.drain.step(self.process),
             self.progress.step(self.process),

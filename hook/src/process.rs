@@ -205,6 +205,9 @@ impl Process {
     /// Registers with the daemon and takes its control block; `None` if there is no daemon for this process.
     pub(crate) fn register(&self, patience: Duration) -> Option<Descriptor> {
         self.keep_usage();
+        // If the block must have another file, a thread could take what it keeps from both.
+        let levels = &self.memory.levels;
+        levels.while_closed(self.usage(), || self.blocks.with_usage_file(drop));
         let answer = self.blocks.with_usage_file(|usage| {
             client::register(&self.wishes.socket, &self.wishes.hello, usage, patience)
         })?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::mapping::{Mapping, PAGE};
 
-/// The calling thread's id, as `Thread::tid` has it.
+/// The calling thread's id.
 pub(crate) fn gettid() -> u32 {
     // SAFETY: takes nothing, cannot fail.
     unsafe { libc::gettid() }.cast_unsigned()

@@ -39,6 +39,7 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
         .progress_generation
         .store(usage.progress_generation.load(Relaxed), Relaxed);
     control.grants_swap.store(1, Relaxed);
+    control.knows_stocks.store(1, Relaxed);
     slots(devices.len()).for_each(|slot| prepare(process, slot, devices));
     settings(process, devices);
     control.publish();

@@ -159,6 +159,7 @@ impl Candidate {
     /// Nothing of a process that has nothing to give. `allowed`: what the groups above let it swap out.
     fn of(process: &Process, device: usize, allowed: u64) -> Option<Self> {
         let (usage, control) = (process.usage(), process.control());
+        let charged = usage.memory_current(device);
         let (on_device, device) = (usage.devices.get(device)?, control.devices.get(device)?);
         let swapped = |usage: &gcgroup_abi::UsageDevice| usage.swap_current.load(Relaxed);
         let left = |limit: u64, used: u64| match limit {
@@ -169,7 +170,7 @@ impl Candidate {
         let bytes = on_device
             .swappable
             .load(Relaxed)
-            .min(on_device.memory_current.load(Relaxed))
+            .min(charged)
             .min(left(device.memory_swap_max.load(Relaxed), swapped(on_device)))
             .min(left(control.memory_swap_max.load(Relaxed), in_all))
             .min(allowed);

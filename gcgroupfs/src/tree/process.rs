@@ -84,6 +84,8 @@ pub struct Process {
     pub(super) swap_bounds: Vec<u64>,
     pub(super) written: Written,
     pub(super) hook_ok: bool,
+    /// How often it was found to keep what it should let go, since it had let everything go.
+    pub(super) nr_recalls: u32,
     /// Of the process as a whole.
     pub(super) whole: Kept,
     /// By device.
@@ -112,6 +114,7 @@ impl Process {
             swap_bounds: Vec::new(),
             written: Written::default(),
             hook_ok: true,
+            nr_recalls: 0,
             whole: Kept::default(),
             devices: kept,
             events: Events::default(),

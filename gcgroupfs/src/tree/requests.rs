@@ -2,12 +2,15 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Stocks};
 
 use super::enforce::SwapAnswer;
 use super::grants::{Outcome, Refusal, Resource};
 use super::process::{Process, slots};
 use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
+
+/// Looks at a process that keeps what it should let go. Who waits for it looks each 20 ms.
+const MAX_RECALLS: u32 = 10;
 
 impl Tree {
     /// A process in the group is alive and has not registered with this daemon: nobody knows what it has charged, so who
@@ -42,7 +45,10 @@ impl State {
             let Some((number, bytes)) = Resource::Memory.asked(process, device) else {
                 continue;
             };
-            let outcome = self.grants.request(id, device, bytes);
+            let outcome = match self.grants.request(id, device, bytes) {
+                Outcome::Refused(refusal) if self.recall_stocks(refusal.group, notices) => Outcome::Unknown,
+                outcome => outcome,
+            };
             if outcome == Outcome::Unknown {
                 self.asking.insert(id);
                 continue;
@@ -98,6 +104,28 @@ impl State {
             if process.id != asker && process.asks_to_swap() && process.usage().devices.iter().any(keeps) {
                 enforce::recall(process);
                 notices.push(Notice::Ring(process.id));
+                is_any = true;
+            }
+        }
+        is_any
+    }
+
+    /// Has those in a group let go what their threads keep, which they may not since there is a limit above them; whether
+    /// anybody has not done so yet. Who asks for room asks again in a moment; but nobody waits for long for who does not listen.
+    fn recall_stocks(&mut self, group: GroupId, notices: &mut Vec<Notice>) -> bool {
+        let ids: Vec<ProcessId> = self.within(group).iter().map(|process| process.id).collect();
+        let mut is_any = false;
+        for id in ids {
+            let Some(process) = self.processes.get_mut(&id) else {
+                continue;
+            };
+            let stocks = Stocks::of(process.usage());
+            let granted = stocks.home().and_then(|home| self.grants.granted(id, home));
+            if granted.is_none() || stocks.are_closed() {
+                process.nr_recalls = 0;
+            } else if process.nr_recalls < MAX_RECALLS {
+                process.nr_recalls += 1;
+                notices.push(Notice::Ring(id));
                 is_any = true;
             }
         }

@@ -198,7 +198,7 @@ impl Sums {
         let bytes = |word: &AtomicU64| word.load(Relaxed).min(most);
         let allocations = process.usage().allocations(device);
         let mut one = Self {
-            charged: bytes(&usage.memory_current),
+            charged: process.usage().memory_current(device).min(most),
             overhead: bytes(&control.memory_overhead),
             nr_alloc: clamped(allocations.nr_alloc),
             nr_free: clamped(allocations.nr_free),
@@ -319,15 +319,15 @@ impl AddAssign for Sums {
 /// `memory.current` of a process alone.
 pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
     let on = |device: usize| {
-        let words = (
-            process.usage().devices.get(device),
-            process.control().devices.get(device),
-        );
-        let (Some(usage), Some(control)) = words else {
+        let Some(control) = process.control().devices.get(device) else {
             return 0;
         };
-        let bytes = |word: &AtomicU64| word.load(Relaxed).min(total(device, devices));
-        bytes(&usage.memory_current).saturating_add(bytes(&control.memory_overhead))
+        let [charged, overhead] = [
+            process.usage().memory_current(device),
+            control.memory_overhead.load(Relaxed),
+        ]
+        .map(|bytes| bytes.min(total(device, devices)));
+        charged.saturating_add(overhead)
     };
     match device {
         Some(device) => on(device),

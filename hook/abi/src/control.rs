@@ -124,7 +124,8 @@ pub struct Control {
     pub memory_swap_max: AtomicU64,
     /// Not zero: the daemon writes `swap_granted` of the usage block.
     pub grants_swap: AtomicU32,
-    reserved_word: AtomicU32,
+    /// Not zero: the daemon knows that threads may keep what they uncharge ([`crate::Stocks`]).
+    pub knows_stocks: AtomicU32,
     reserved: [AtomicU64; 24],
     pub devices: [ControlDevice; MAX_DEVICES],
 }
@@ -186,5 +187,7 @@ const _: () = {
     assert!(offset_of!(Control, grace_msec) == 40);
     assert!(offset_of!(Control, pid) == 44);
     assert!(offset_of!(Control, memory_swap_max) == 48);
+    assert!(offset_of!(Control, grants_swap) == 56);
+    assert!(offset_of!(Control, knows_stocks) == 60);
     assert!(offset_of!(Control, devices) == 256);
 };

@@ -9,8 +9,8 @@
 //! Every shared field is an atomic integer of fixed width; there are no pointers that the other side
 //! follows, no `bool`s and no enums. Fields are grouped by who writes them. A zero-filled block is one
 //! that nobody has published: magic and version are stored last and checked first.
-//! Except for those two, and for what is charged against what is granted, no two fields need to be read together,
-//! so every access is `Relaxed`.
+//! Except for those two, for what is charged against what is granted, and for what threads keep of that ([`Stocks`]), no two
+//! fields need to be read together, so every access is `Relaxed`.
 #![no_std]
 
 mod bridge;
@@ -18,11 +18,13 @@ mod charge;
 mod control;
 pub mod map;
 pub mod message;
+mod stock;
 mod usage;
 
 pub use bridge::{Bridge, Local, Resolve, START_SYMBOL};
 pub use charge::{Refused, Short, lower_grant, try_charge, try_charge_granted, uncharge};
 pub use control::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate};
+pub use stock::{MOST_STOCK, Stocks};
 pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
 
 /// First word of a published block. Stored last, so that seeing it means seeing the rest.

@@ -64,7 +64,7 @@ impl Submission {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct UsageDevice {
-    /// Bytes charged now.
+    /// Bytes charged now, with those that threads keep: without, it is [`Usage::memory_current`].
     pub memory_current: AtomicU64,
     /// Highest `memory_current` since the reset numbered `peak_generation`.
     pub memory_peak: AtomicU64,
@@ -181,7 +181,7 @@ impl UsageDevice {
     }
 }
 
-/// One submitting thread on one device. Only that thread writes the counters, with plain adds.
+/// One submitting thread on one device. Only that thread writes the counters, with plain adds; its `stock`, whoever closes it.
 ///
 /// It is inside the driver while an `entered` count differs from its `exited` count. A slot keeps its
 /// counts when its thread ends and another takes it over: they are the device's.
@@ -190,8 +190,9 @@ impl UsageDevice {
 pub struct Thread {
     /// Address of the gate word this thread looks at. Means something in the process alone.
     pub gate: AtomicU64,
-    /// The thread's id; zero: the slot is free.
-    pub tid: AtomicU32,
+    /// Bytes that the thread has uncharged and keeps. Means something unless [`Stocks`](crate::Stocks) are closed: an earlier
+    /// hook had the thread's id here.
+    pub stock: AtomicU32,
     /// Index of the device.
     pub device: AtomicU32,
     /// By [`Submission`], one pair each: submissions begun, submissions the driver has returned from.
@@ -279,7 +280,10 @@ pub struct Usage {
     /// Not zero: it keeps to [`UsageDevice::swap_granted`], and asks for more. Else `memory_swap_max` of the control block has
     /// to say what the groups above leave it.
     pub asks_to_swap: AtomicU32,
-    reserved: [AtomicU64; 23],
+    /// Whether threads keep what they uncharge: [`Stocks`](crate::Stocks).
+    pub stocks: AtomicU32,
+    reserved_word: AtomicU32,
+    reserved: [AtomicU64; 22],
     pub devices: [UsageDevice; MAX_DEVICES],
     pub threads: [Thread; MAX_THREADS],
 }
@@ -387,7 +391,7 @@ const _: () = {
     assert!(offset_of!(UsageDevice, submitted_nsec) == 456);
     assert!(size_of::<Thread>() == 128);
     assert!(offset_of!(Thread, gate) == 0);
-    assert!(offset_of!(Thread, tid) == 8);
+    assert!(offset_of!(Thread, stock) == 8);
     assert!(offset_of!(Thread, device) == 12);
     assert!(offset_of!(Thread, submissions) == 16);
     assert!(offset_of!(Thread, nr_alloc) == 64);
@@ -403,6 +407,7 @@ const _: () = {
     assert!(offset_of!(Usage, nr_unknown_symbols) == 56);
     assert!(offset_of!(Usage, can_swap) == 64);
     assert!(offset_of!(Usage, asks_to_swap) == 68);
+    assert!(offset_of!(Usage, stocks) == 72);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);
     assert!(size_of::<Usage>() == 69632);

@@ -13,7 +13,7 @@ use gcgroup_abi::{Gate, OTHER_DEVICE, Submission, Thread};
 
 use super::call::Call;
 use super::named::{self, Named};
-use super::slot::is_dead;
+use super::slot::Bound;
 use crate::cuda::{
     CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUcontext,
     CUdeviceptr, CUstream,
@@ -128,7 +128,11 @@ impl Inside {
     }
 
     /// Whether that slot's thread may be in one of those yet.
-    pub(super) fn is_still(&self, thread: &Thread) -> bool {
+    pub(super) fn is_still(&self, bound: Bound<'_>) -> bool {
+        self.is_inside(bound.thread) && !bound.is_dead()
+    }
+
+    fn is_inside(&self, thread: &Thread) -> bool {
         // Inside another one perhaps, but that began later: the marks of what has ended have caught up.
         let is_behind = |([_, exited], entered): (&[AtomicU64; 2], &u64)| {
             exited.load(Acquire).wrapping_sub(*entered) >= 1 << 63
@@ -136,7 +140,6 @@ impl Inside {
         self.slot == std::ptr::from_ref(thread).addr()
             && thread.is_inside()
             && thread.submissions.iter().zip(&self.entered).any(is_behind)
-            && !is_dead(thread)
     }
 }
 
@@ -148,19 +151,18 @@ mod tests {
     fn who_was_inside_is_out_when_that_has_ended_whatever_has_begun_since() {
         // SAFETY: a slot is all atomic integers, for which zero is a value.
         let thread: Thread = unsafe { std::mem::zeroed() };
-        thread.tid.store(std::process::id(), Relaxed);
         assert!(Inside::of(&thread).is_none());
         let (entered, exited) = (thread.entered(Submission::Copy), thread.exited(Submission::Copy));
         entered.store(5, Relaxed);
         exited.store(4, Relaxed);
         let inside = Inside::of(&thread).unwrap();
-        assert!(inside.is_still(&thread));
+        assert!(inside.is_inside(&thread));
         entered.store(6, Relaxed);
         exited.store(5, Relaxed);
-        assert!(!inside.is_still(&thread), "this is another");
+        assert!(!inside.is_inside(&thread), "this is another");
         // It took its mark back, to wait at its gate.
         entered.store(4, Relaxed);
         exited.store(4, Relaxed);
-        assert!(!inside.is_still(&thread));
+        assert!(!inside.is_inside(&thread));
     }
 }

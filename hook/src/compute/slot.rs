@@ -14,12 +14,15 @@ use super::meter::Noted;
 use super::window::Window;
 use crate::device::LocalDevice;
 use crate::memory::Kept;
+use crate::memory::levels::Stock;
 use crate::process::Process;
 use crate::sys;
 
-/// What the process alone knows of a slot: which context its thread has current.
+/// What the process alone knows of a slot: whose it is, and which context that thread has current.
 #[derive(Debug)]
 pub(super) struct Side {
+    /// That thread's id; zero: the slot is free.
+    pub(super) tid: AtomicU32,
     pub(super) local: AtomicU32,
     pub(super) context: AtomicU32,
     /// Which owns what is allocated there.
@@ -41,6 +44,7 @@ pub(super) struct Side {
 impl Side {
     pub(super) const fn new() -> Self {
         Self {
+            tid: AtomicU32::new(0),
             local: AtomicU32::new(0),
             context: AtomicU32::new(0),
             owner: AtomicU32::new(0),
@@ -129,6 +133,17 @@ impl Bound<'_> {
         add(self.thread.exited(what), 1);
     }
 
+    /// Its thread's id.
+    pub(crate) fn tid(&self) -> u32 {
+        self.side.tid.load(Relaxed)
+    }
+
+    /// Whether its thread is gone, or it has none.
+    pub(super) fn is_dead(&self) -> bool {
+        let tid = self.side.tid.load(Acquire);
+        tid == 0 || (tid != u32::MAX && !sys::is_thread_alive(tid))
+    }
+
     /// Brings a heap slot's counts to where the daemon sees them.
     pub(crate) fn fold(&self, process: &Process) {
         if let (Some(extra), Some(device)) = (self.extra, process.usage().devices.get(self.index())) {
@@ -180,6 +195,18 @@ impl<'a> Counts<'a> {
     #[inline]
     pub(crate) fn unsettled(&self) -> &'a AtomicU32 {
         &self.0.unsettled
+    }
+
+    /// What the thread has uncharged and keeps.
+    #[inline]
+    pub(crate) fn stock(&self) -> Stock<'a> {
+        Stock(&self.0.stock)
+    }
+
+    /// Frees that were counted here.
+    #[inline]
+    pub(crate) fn nr_free(&self) -> u64 {
+        self.0.nr_free.load(Relaxed)
     }
 
     #[inline]
@@ -242,11 +269,6 @@ impl Extra {
             extra: Some(self),
         }
     }
-}
-
-pub(super) fn is_dead(thread: &Thread) -> bool {
-    let tid = thread.tid.load(Acquire);
-    tid == 0 || (tid != u32::MAX && !sys::is_thread_alive(tid))
 }
 
 /// A slot whose thread is gone is outside the driver, whatever it counted last.

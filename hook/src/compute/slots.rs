@@ -15,10 +15,11 @@ use parking_lot::Mutex;
 use super::context::{self, PER_THREAD};
 use super::elsewhere::Inside;
 use super::hold::Scope;
-use super::slot::{Bound, Counts, Extra, Side, is_dead, leave_behind, point, settle};
+use super::slot::{Bound, Counts, Extra, Side, leave_behind, point, settle};
 use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
+use crate::memory::levels::Stock;
 use crate::memory::{Kept, Place};
 use crate::process::{self, Process};
 use crate::{driver, sys, thread};
@@ -57,7 +58,7 @@ impl Slots {
         let _extras = self.extras.lock();
         self.are_watched.store(is_wanted, Relaxed);
         self.in_block(process)
-            .filter(|bound| !matches!(bound.thread.tid.load(Acquire), 0 | u32::MAX))
+            .filter(|bound| !matches!(bound.side.tid.load(Acquire), 0 | u32::MAX))
             .for_each(|bound| point(process, bound, bound.index()));
     }
 
@@ -76,17 +77,20 @@ impl Slots {
         inside.retain(|one| {
             self.in_block(process)
                 .chain(extras.iter().map(|extra| extra.bound()))
-                .any(|bound| one.is_still(bound.thread))
+                .any(|bound| one.is_still(bound))
         });
+    }
+
+    /// What the calling thread has uncharged and keeps, if it has a slot of the block.
+    #[inline]
+    pub(crate) fn stock<'a>(&self, usage: &'a Usage) -> Option<Stock<'a>> {
+        Some(Stock(&own(usage)?.stock))
     }
 
     /// Where the calling thread counts its allocations on that device; `None`: in the device's own counts.
     #[inline]
     pub(crate) fn counts<'a>(&self, usage: &'a Usage, index: usize) -> Option<Counts<'a>> {
-        // No other slot than those of the block lies among them.
-        let offset = thread::slot().addr().wrapping_sub(usage.threads.as_ptr().addr());
-        let slot = usage.threads.get(offset / size_of::<Thread>())?;
-        Counts::of(usage, slot, index)
+        Counts::of(usage, own(usage)?, index)
     }
 
     /// Where the calling thread keeps the pool that it has used last, if it has a slot of the block.
@@ -223,8 +227,7 @@ impl Slots {
     /// The slot of that thread on that device.
     fn take<'a>(&'a self, process: &'a Process, tid: u32, local: LocalDevice, index: usize) -> Bound<'a> {
         let is_own = |bound: &Bound<'_>| {
-            bound.thread.tid.load(Relaxed) == tid
-                && bound.side.local.load(Relaxed) == u32::from(local.number())
+            bound.side.tid.load(Relaxed) == tid && bound.side.local.load(Relaxed) == u32::from(local.number())
         };
         // A slot with our id was taken by us, or left by a namesake who is gone: nobody else touches it.
         if let Some(own) = self.in_block(process).find(is_own) {
@@ -241,12 +244,7 @@ impl Slots {
                 self.release_dead(process);
                 self.free(process, index)
             })
-            .or_else(|| {
-                extras
-                    .iter()
-                    .map(|extra| extra.bound())
-                    .find(|slot| is_dead(slot.thread))
-            });
+            .or_else(|| extras.iter().map(|extra| extra.bound()).find(Bound::is_dead));
         let bound = free.unwrap_or_else(|| {
             let extra = Extra::new();
             extras.push(extra);
@@ -267,7 +265,7 @@ impl Slots {
 
     /// A slot of the block whose thread is gone; best one whose counts may stay, being the same device's.
     fn free<'a>(&'a self, process: &'a Process, index: usize) -> Option<Bound<'a>> {
-        let is_free = |bound: &Bound<'_>| bound.thread.tid.load(Relaxed) == 0;
+        let is_free = |bound: &Bound<'_>| bound.side.tid.load(Relaxed) == 0;
         self.in_block(process)
             .find(|bound| is_free(bound) && bound.index() == index)
             .or_else(|| self.in_block(process).find(is_free))
@@ -282,7 +280,7 @@ impl Slots {
             .get(used as usize)
             .zip(self.sides.get(used as usize))?;
         // Taken before anybody can see it: a slot that is not free yet has no thread of ours.
-        thread.tid.store(u32::MAX, Relaxed);
+        side.tid.store(u32::MAX, Relaxed);
         usage.nr_threads.store(used + 1, Release);
         Some(Bound {
             thread,
@@ -292,9 +290,9 @@ impl Slots {
     }
 
     fn release_dead(&self, process: &Process) {
-        for bound in self.in_block(process).filter(|bound| is_dead(bound.thread)) {
+        for bound in self.in_block(process).filter(Bound::is_dead) {
             settle(bound.thread);
-            bound.thread.tid.store(0, Release);
+            bound.side.tid.store(0, Release);
         }
     }
 
@@ -308,7 +306,7 @@ impl Slots {
         }
         bound.side.local.store(u32::from(local.number()), Relaxed);
         point(process, bound, index);
-        bound.thread.tid.store(tid, Release);
+        bound.side.tid.store(tid, Release);
     }
 
     /// Has every slot look at the right device's gate, in a new control block.
@@ -320,7 +318,7 @@ impl Slots {
         {
             let Some(local) = bound.local() else { continue };
             let index = process.devices.index(local);
-            if bound.index() != index && bound.thread.tid.load(Acquire) != 0 {
+            if bound.index() != index && bound.side.tid.load(Acquire) != 0 {
                 bound.fold(process);
                 point(process, bound, index);
             }
@@ -336,7 +334,7 @@ impl Slots {
             .any(|bound| {
                 bound.fold(process);
                 // A thread that died inside the driver never comes out.
-                bound.thread.is_inside() && !is_dead(bound.thread)
+                bound.thread.is_inside() && !bound.is_dead()
             })
     }
 
@@ -359,6 +357,14 @@ impl<T> Deref for Own<'_, T> {
     fn deref(&self) -> &T {
         self.0
     }
+}
+
+/// The calling thread's slot of the block, if it has one.
+#[inline]
+fn own(usage: &Usage) -> Option<&Thread> {
+    // No other slot than those of the block lies among them.
+    let offset = thread::slot().addr().wrapping_sub(usage.threads.as_ptr().addr());
+    usage.threads.get(offset / size_of::<Thread>())
 }
 
 fn current_context() -> Option<CUcontext> {

@@ -102,12 +102,7 @@ impl Process {
     /// other limit is exceeded by it.
     #[cold]
     pub(super) fn cover(&self, index: usize) -> bool {
-        self.charge_granted(index, 0, || {
-            self.memory
-                .levels
-                .try_reserve(self.usage(), self.control(), index, 0)
-        })
-        .is_ok()
+        self.charge_granted(index, 0, || self.reserve(index, 0)).is_ok()
     }
 
     /// Puts one request, and waits for its answer.

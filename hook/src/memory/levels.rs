@@ -3,21 +3,27 @@
 //!
 //! Knows the blocks and nothing of who allocates what.
 
+mod limits;
 mod peaks;
+mod stock;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod unsettled;
 mod whole;
 
-use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence};
 
-use gcgroup_abi::{Control, NO_LIMIT, Short, Usage, UsageDevice, try_charge_granted, uncharge};
+use gcgroup_abi::{Control, NO_LIMIT, Short, Stocks, Usage, UsageDevice, try_charge_granted, uncharge};
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
 use crate::compute::slot::Counts;
-use crate::cuda::CUerror;
+use limits::has_room;
+pub(crate) use limits::{device_limit, group_room, limit_on, process_limit};
+use stock::Doors;
+pub(crate) use stock::Stock;
+pub(crate) use sums::Sums;
 pub(crate) use unsettled::Unsettled;
 use whole::Whole;
 
@@ -61,6 +67,7 @@ pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) 
 #[derive(Debug, Default)]
 pub(crate) struct Levels {
     whole: Whole,
+    doors: Doors,
     /// Taken to begin a new peak.
     peak: Mutex<()>,
 }
@@ -81,9 +88,21 @@ impl Levels {
     }
 
     /// Charges `bytes` for what may come to nothing: it is no peak until it is there. Gives what is charged then.
-    #[inline(never)]
     pub(crate) fn try_reserve(
         &self,
+        usage: &Usage,
+        control: &Control,
+        index: usize,
+        bytes: u64,
+    ) -> Result<Sums, Full> {
+        self.try_reserve_from(None, usage, control, index, bytes)
+    }
+
+    /// The same, from the thread's own stock, if it has one. Gives nothing where it is no peak.
+    #[inline(never)]
+    pub(crate) fn try_reserve_from(
+        &self,
+        stock: Option<Stock<'_>>,
         usage: &Usage,
         control: &Control,
         index: usize,
@@ -92,24 +111,77 @@ impl Levels {
         let Some(device) = usage.devices.get(index) else {
             return Ok(Sums::default());
         };
-        let [on_device, on_process] = [device_limit(control, index), process_limit(control)];
-        if !self.whole.is_only(index) {
-            return self.reserve_on_one_of_several(usage, device, index, bytes, [on_device, on_process]);
+        if self.is_only(usage, index)
+            && let Some(charged) = self.reserve_at_home(stock, usage, control, index, bytes)
+        {
+            return charged;
         }
+        self.end_stocks(usage);
+        let limits = [device_limit(control, index), process_limit(control)];
+        self.reserve_on_one_of_several(usage, device, index, bytes, limits)
+    }
+
+    /// The same where no other device was ever charged; `None` if one just was.
+    fn reserve_at_home(
+        &self,
+        stock: Option<Stock<'_>>,
+        usage: &Usage,
+        control: &Control,
+        index: usize,
+        bytes: u64,
+    ) -> Option<Result<Sums, Full>> {
+        let device = usage.devices.get(index)?;
+        let limits = [device_limit(control, index), process_limit(control)];
+        if device.memory_granted.load(Relaxed) != NO_LIMIT {
+            // Of what they keep, others of the group have nothing.
+            self.review_stocks(usage, control);
+        }
+        let seen = Stocks::of(usage);
+        let [on_device, on_process] = limits;
+        if seen.are_open_for(index)
+            && self.take(usage, device, stock, seen, [bytes, on_device.min(on_process)])
+        {
+            return Some(Ok(Sums::default()));
+        }
+        let charge = || self.charge_at_home(usage, device, index, bytes, limits);
+        match charge()? {
+            Ok(sum) => {
+                if let Some(sum) = self.is_charged(usage, device, seen, sum) {
+                    return Some(Ok(Sums::of_one(sum)));
+                }
+                self.uncharge(usage, index, bytes);
+            }
+            Err(full) if seen.are_closed() && seen.are_still(usage) => return Some(Err(full)),
+            Err(_) => {}
+        }
+        let _closed = self.without_stocks(usage);
+        Some(charge()?.map(Sums::of_one))
+    }
+
+    /// By what is charged with all stocks; what that is then.
+    fn charge_at_home(
+        &self,
+        usage: &Usage,
+        device: &UsageDevice,
+        index: usize,
+        bytes: u64,
+        [on_device, on_process]: [u64; 2],
+    ) -> Option<Result<u64, Full>> {
         let limit = on_device.min(on_process);
         let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, limit);
-        let sum = charged.map_err(|short| match short {
+        let charged = charged.map_err(|short| match short {
             Short::Grant => Full::Group(index),
             Short::Limit if on_device <= on_process => Full::Device(index),
             Short::Limit if !has_room(device.memory_current.load(Relaxed), bytes, on_device) => {
                 Full::Device(index)
             }
             Short::Limit => Full::Process,
-        })?;
-        if !self.whole.is_still(index) {
-            return self.reserved_beside_others(usage, index, bytes, sum, on_process);
+        });
+        if charged.is_ok() && !self.whole.is_still(index) {
+            self.uncharge(usage, index, bytes);
+            return None;
         }
-        Ok(Sums::of_one(sum))
+        Some(charged)
     }
 
     /// The same where there is nothing to be refused for, in the caller's own code: no limit is in force, and only this
@@ -120,22 +192,47 @@ impl Levels {
         usage: &Usage,
         control: &Control,
         index: usize,
+        stock: Option<Stock<'_>>,
         bytes: u64,
     ) -> Option<u64> {
         let (device, set) = usage.devices.get(index).zip(control.devices.get(index))?;
         let is_free = set.memory_limit.load(Relaxed) == NO_LIMIT
             && control.memory_limit.load(Relaxed) == NO_LIMIT
-            && device.memory_granted.load(Relaxed) == NO_LIMIT
-            && self.whole.is_still(index);
+            && device.memory_granted.load(Relaxed) == NO_LIMIT;
         if !is_free {
+            return None;
+        }
+        let seen = Stocks::of(usage);
+        if seen.are_open_for(index) && self.take(usage, device, stock, seen, [bytes, NO_LIMIT]) {
+            return Some(0);
+        }
+        if !self.whole.is_still(index) {
             return None;
         }
         let before = device.memory_current.fetch_add(bytes, SeqCst);
         // Either this sees the other device, or what was granted, or who wrote that sees the charge.
-        if device.memory_granted.load(SeqCst) != NO_LIMIT || !self.whole.is_still(index) {
-            return self.not_freely(usage, index, bytes);
+        let is_free = device.memory_granted.load(SeqCst) == NO_LIMIT && self.whole.is_still(index);
+        let charged = self.is_charged(usage, device, seen, before.wrapping_add(bytes));
+        match charged.filter(|_| is_free) {
+            None => self.not_freely(usage, index, bytes),
+            charged => charged,
         }
-        Some(before.wrapping_add(bytes))
+    }
+
+    /// Whether nothing was ever charged but there, now that something is to be.
+    #[inline(always)]
+    fn is_only(&self, usage: &Usage, index: usize) -> bool {
+        self.whole.is_still(index) || self.begin(usage, index)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin(&self, usage: &Usage, index: usize) -> bool {
+        let is_only = self.whole.begin(index);
+        if !is_only {
+            self.end_stocks(usage);
+        }
+        is_only
     }
 
     #[cold]
@@ -177,36 +274,14 @@ impl Levels {
         })
     }
 
-    /// Another device was charged for the first time just when this one was.
-    #[cold]
-    #[inline(never)]
-    fn reserved_beside_others(
-        &self,
-        usage: &Usage,
-        index: usize,
-        bytes: u64,
-        in_device: u64,
-        on_process: u64,
-    ) -> Result<Sums, Full> {
-        let _alone = self.whole.alone();
-        let in_process = self.whole.sum(usage);
-        if in_process > on_process {
-            self.uncharge(usage, index, bytes);
-            return Err(Full::Process);
-        }
-        Ok(Sums {
-            in_device,
-            in_process,
-        })
-    }
-
     /// Charges what is there already, limit or not.
     pub(crate) fn charge(&self, usage: &Usage, control: &Control, index: usize, bytes: u64) {
         let Some(device) = usage.devices.get(index) else {
             return;
         };
-        let _ = self.whole.is_only(index);
+        let _ = self.is_only(usage, index);
         let sums = {
+            let _closed = self.without_stocks(usage);
             let _alone = self.whole.alone();
             let before = device.memory_current.fetch_add(bytes, SeqCst);
             self.whole.add(usage, index, bytes);
@@ -228,8 +303,13 @@ impl Levels {
 
     /// Bytes charged on all devices together.
     pub(crate) fn sum(&self, usage: &Usage) -> u64 {
-        let _alone = self.whole.are_several().then(|| self.whole.alone());
-        self.whole.sum(usage)
+        match Stocks::of(usage).home().filter(|_| !self.whole.are_several()) {
+            Some(home) => usage.memory_current(home),
+            None => {
+                let _alone = self.whole.are_several().then(|| self.whole.alone());
+                self.whole.sum(usage)
+            }
+        }
     }
 
     /// Counts an allocation of that kind: in the thread's own counts on its device, which is a plain add, if it has them.
@@ -314,7 +394,7 @@ impl Levels {
         let Some(into) = usage.devices.get(to).filter(|_| from < usage.devices.len()) else {
             return;
         };
-        let _ = self.whole.is_only(to);
+        let _ = self.is_only(usage, to);
         let now = {
             // The sum is another for a moment, which nobody is refused for.
             let _alone = self.whole.alone();
@@ -328,114 +408,5 @@ impl Levels {
             in_process: 0,
         };
         self.raise_peaks(usage, control, to, sums);
-    }
-}
-
-/// What was charged after a charge.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Sums {
-    in_device: u64,
-    in_process: u64,
-}
-
-impl Sums {
-    /// All that is charged is on one device.
-    pub(crate) fn of_one(sum: u64) -> Self {
-        Self {
-            in_device: sum,
-            in_process: sum,
-        }
-    }
-
-    /// These, or an error, in two words, so that where they hardly ever come from does not have them lie in memory.
-    pub(crate) fn packed(result: Result<Self, CUerror>) -> (u64, u64) {
-        match result {
-            Ok(sums) => (sums.in_device, sums.in_process),
-            Err(error) => (u64::MAX, error.0.get().into()),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn unpacked(words: (u64, u64)) -> Result<Self, CUerror> {
-        let (in_device, in_process) = words;
-        let error = u32::try_from(in_process).ok().and_then(NonZero::new);
-        match error {
-            Some(error) if in_device == u64::MAX => Err(CUerror(error)),
-            _ => Ok(Self {
-                in_device,
-                in_process,
-            }),
-        }
-    }
-
-    /// Less was charged in the end.
-    pub(crate) fn less(self, bytes: u64) -> Self {
-        Self {
-            in_device: self.in_device.saturating_sub(bytes),
-            in_process: self.in_process.saturating_sub(bytes),
-        }
-    }
-}
-
-/// The limit that is in force on the device, if there is any.
-pub(crate) fn limit_on(usage: &Usage, control: &Control, index: usize) -> Option<Full> {
-    if device_limit(control, index) != NO_LIMIT {
-        return Some(Full::Device(index));
-    }
-    if process_limit(control) != NO_LIMIT {
-        return Some(Full::Process);
-    }
-    (granted(usage, index) != NO_LIMIT).then_some(Full::Group(index))
-}
-
-/// Whether there is room for so many bytes more.
-fn has_room(current: u64, bytes: u64, limit: u64) -> bool {
-    let sum = current.checked_add(bytes);
-    sum.is_some_and(|sum| sum <= limit)
-}
-
-/// Most bytes the ledger may have on the device without asking the groups above; no limit without such groups.
-fn granted(usage: &Usage, index: usize) -> u64 {
-    let device = usage.devices.get(index);
-    device.map_or(NO_LIMIT, |device| device.memory_granted.load(Relaxed))
-}
-
-/// Bytes that the groups above leave the process on the device, asked for or not.
-pub(crate) fn group_room(usage: &Usage, control: &Control, index: usize) -> u64 {
-    let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) else {
-        return NO_LIMIT;
-    };
-    match used.memory_granted.load(Relaxed) {
-        NO_LIMIT => NO_LIMIT,
-        granted => granted
-            .saturating_sub(used.memory_current.load(Relaxed))
-            .saturating_add(set.group_room.load(Relaxed)),
-    }
-}
-
-/// Most bytes the ledger may have on the device: what the limit leaves beside contexts and modules.
-pub(crate) fn device_limit(control: &Control, index: usize) -> u64 {
-    let Some(device) = control.devices.get(index) else {
-        return NO_LIMIT;
-    };
-    match device.memory_limit.load(Relaxed) {
-        NO_LIMIT => NO_LIMIT,
-        limit => limit.saturating_sub(device.memory_overhead.load(Relaxed)),
-    }
-}
-
-/// The same of the process as a whole.
-pub(crate) fn process_limit(control: &Control) -> u64 {
-    match control.memory_limit.load(Relaxed) {
-        NO_LIMIT => NO_LIMIT,
-        limit => {
-            let known = control.nr_devices.load(Relaxed) as usize;
-            let overheads = control
-                .devices
-                .iter()
-                .take(known)
-                .map(|device| device.memory_overhead.load(Relaxed));
-            limit.saturating_sub(overheads.fold(0, u64::saturating_add))
-        }
     }
 }

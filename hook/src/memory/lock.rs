@@ -45,6 +45,11 @@ impl<T> Lock<T> {
         Guard(self)
     }
 
+    /// `None` if it is held, or by chance.
+    pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        self.try_take().map(|()| Guard(self))
+    }
+
     #[inline]
     fn try_take(&self) -> Option<()> {
         let taken = self.word.compare_exchange_weak(FREE, HELD, Acquire, Relaxed);

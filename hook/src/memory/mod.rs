@@ -226,8 +226,8 @@ impl Process {
         if bytes >= ABSURD {
             return None;
         }
-        let levels = &self.memory.levels;
-        levels.reserve_freely(self.usage(), self.control(), index, bytes)
+        let (levels, usage) = (&self.memory.levels, self.usage());
+        levels.reserve_freely(usage, self.control(), index, self.slots.stock(usage), bytes)
     }
 
     #[cold]
@@ -238,9 +238,8 @@ impl Process {
         likely: u64,
         bytes: u64,
     ) -> Result<(Charge<'_>, Sums), CUerror> {
-        let levels = &self.memory.levels;
         if likely < ABSURD
-            && let Ok(sums) = levels.try_reserve(self.usage(), self.control(), index, likely)
+            && let Ok(sums) = self.reserve(index, likely)
         {
             return Ok((self.charged(index, likely), sums));
         }
@@ -283,12 +282,17 @@ impl Process {
 
     /// Charges what fits. Where more must be granted first, that is waited for.
     fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        let levels = &self.memory.levels;
-        let charge = || levels.try_reserve(self.usage(), self.control(), index, bytes);
+        let charge = || self.reserve(index, bytes);
         match charge() {
             Err(Full::Group(index)) => self.charge_granted(index, bytes, charge),
             charged => charged,
         }
+    }
+
+    /// Charges what fits.
+    fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
+        let (levels, usage) = (&self.memory.levels, self.usage());
+        levels.try_reserve_from(self.slots.stock(usage), usage, self.control(), index, bytes)
     }
 
     fn refused_by(&self, index: usize, full: Full) -> CUerror {
@@ -375,11 +379,11 @@ impl Process {
     /// With the address, or zero, for what is a pool's.
     #[inline(always)]
     fn discharge_on(&self, entry: &Entry, address: u64, stream: Option<usize>) {
-        self.count_out(entry);
+        let (levels, usage, index) = (&self.memory.levels, self.usage(), entry.index());
+        let own = self.slots.counts(usage, index);
+        levels.leave(usage, own, entry);
         if entry.is_charged() {
-            self.memory
-                .levels
-                .uncharge(self.usage(), entry.index(), entry.size);
+            levels.give(usage, self.control(), index, own, entry.size);
         }
         if entry.is(Kind::Pool) {
             self.memory.reserves.freed(self, entry, address, stream);

@@ -28,7 +28,7 @@ impl Room {
     /// The tightest limit on the device with that slot, and what is left of each.
     pub(crate) fn on(process: &Process, index: usize) -> Self {
         let (control, usage) = (process.control(), process.usage());
-        let (Some(set), Some(used)) = (control.devices.get(index), usage.devices.get(index)) else {
+        let Some(set) = control.devices.get(index) else {
             return Self::ALL;
         };
         let device = set.memory_limit.load(Relaxed);
@@ -48,7 +48,7 @@ impl Room {
         let on_device = left_of(
             device,
             super::levels::device_limit(control, index),
-            used.memory_current.load(Relaxed),
+            usage.memory_current(index),
         );
         let on_process = left_of(
             whole,

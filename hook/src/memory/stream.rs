@@ -4,7 +4,6 @@
 //! thread. Who has waited for one of them has not waited for another of the same number.
 
 use std::num::NonZero;
-use std::sync::atomic::Ordering::Relaxed;
 
 use crate::compute::capture;
 use crate::compute::context::{LEGACY, PER_THREAD};
@@ -40,7 +39,7 @@ impl Stream {
     fn default_of(process: &Process, handle: usize) -> u64 {
         let bound = process.slots.bind(process);
         let context = bound.map_or(0, |bound| bound.context());
-        let tid = || bound.map_or_else(sys::gettid, |bound| bound.thread.tid.load(Relaxed));
+        let tid = || bound.map_or_else(sys::gettid, |bound| bound.tid());
         let tid = if handle == PER_THREAD { tid() } else { 0 };
         u64::from(context) << 32 | u64::from(tid)
     }

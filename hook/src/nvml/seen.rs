@@ -60,7 +60,7 @@ impl Seen {
             process.control().devices.get(index)?,
         );
         let overhead = control.memory_overhead.load(Relaxed);
-        let current = usage.memory_current.load(Relaxed).saturating_add(overhead);
+        let current = process.usage().memory_current(index).saturating_add(overhead);
         let peak = usage.memory_peak.load(Relaxed).saturating_add(overhead);
         (room.total != NO_LIMIT).then_some(Self {
             total: room.total,
@@ -105,7 +105,7 @@ fn used_instance(process: &Process, gpu: nvmlDevice_t) -> Option<usize> {
         let mut instance = nvmlDevice_t(ptr::null_mut());
         driver::nvmlDeviceGetMigDeviceHandleByIndex(gpu, number, &mut instance).ok()?;
         let index = slot(process, instance).filter(|index| *index != OTHER_DEVICE)?;
-        let charged = process.usage().devices.get(index)?.memory_current.load(Relaxed);
+        let charged = process.usage().memory_current(index);
         let beyond = process
             .control()
             .devices

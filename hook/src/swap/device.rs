@@ -173,7 +173,7 @@ impl Device {
         let is_all_in = usage.swap_current.load(Relaxed) == 0 && !process.swap.is_any_absent();
         let is_heard = self.asked == 0 && usage.reclaim_generation.load(Relaxed) == self.generation;
         let is_at_rest = self.is_at_rest() && !self.is_kept;
-        is_at_rest && is_all_in && is_heard && excess(process, index, usage) == 0
+        is_at_rest && is_all_in && is_heard && excess(process, index) == 0
     }
 
     /// Takes up what is asked, and what has changed.
@@ -230,7 +230,6 @@ impl Device {
         let look = Look {
             process,
             index,
-            usage,
             asked: self.asked,
             is_frozen: self.was_frozen,
             order: manner.order.as_deref(),
@@ -249,7 +248,7 @@ impl Device {
                 }
                 // What was asked for is dealt with; what a limit wants, too, may find room later.
                 let is_hopeful = !process.swap.is_host_refused.load(Relaxed);
-                (is_hopeful && excess(process, index, usage) != 0).then_some(AGAIN)
+                (is_hopeful && excess(process, index) != 0).then_some(AGAIN)
             }
         };
         // There may be room when it is next looked.

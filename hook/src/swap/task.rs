@@ -4,8 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::UsageDevice;
-
 use super::block::{Block, Failed, Goal, Where};
 use super::made::Move;
 use super::policy::{Candidate, choose};
@@ -55,7 +53,6 @@ pub(super) enum Found {
 pub(super) struct Look<'a> {
     pub(super) process: &'a Process,
     pub(super) index: usize,
-    pub(super) usage: &'a UsageDevice,
     /// Bytes that somebody asked for to go.
     pub(super) asked: u64,
     pub(super) is_frozen: bool,
@@ -78,7 +75,7 @@ impl Look<'_> {
         if self.process.swap.is_stuck.load(Relaxed) {
             return Found::Nothing;
         }
-        let excess = excess(self.process, self.index, self.usage);
+        let excess = excess(self.process, self.index);
         if excess.max(self.asked) != 0 {
             self.out(all, excess)
         } else {
@@ -153,7 +150,7 @@ impl Look<'_> {
 
     /// What there is room for on the device. What went first comes first.
     fn back(&self, mut all: Vec<Arc<Block>>) -> Found {
-        let by_limits = room(self.process, self.index, self.usage);
+        let by_limits = room(self.process, self.index);
         let mut room = by_limits;
         let on_host = |block: &Arc<Block>| block.place() == Where::Host;
         let is_due = |block: &Arc<Block>| on_host(block) && !block.stays().0;
@@ -234,18 +231,18 @@ impl Task {
 }
 
 /// Bytes over the limits.
-pub(super) fn excess(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
+pub(super) fn excess(process: &Process, index: usize) -> u64 {
     let control = process.control();
-    let on_device = usage.memory_current.load(Relaxed);
+    let on_device = process.usage().memory_current(index);
     let on_process = process.memory.levels.sum(process.usage());
     let over = |current: u64, limit: u64| current.saturating_sub(limit);
     over(on_device, device_limit(control, index)).max(over(on_process, process_limit(control)))
 }
 
 /// Bytes up to the limits.
-fn room(process: &Process, index: usize, usage: &UsageDevice) -> u64 {
+fn room(process: &Process, index: usize) -> u64 {
     let control = process.control();
-    let on_device = usage.memory_current.load(Relaxed);
+    let on_device = process.usage().memory_current(index);
     let on_process = process.memory.levels.sum(process.usage());
     let under = |current: u64, limit: u64| limit.saturating_sub(current);
     under(on_device, device_limit(control, index))

@@ -1,18 +1,32 @@
 //! The most that was ever charged, since somebody asked for a new beginning.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-use gcgroup_abi::{Control, Usage, UsageDevice};
+use gcgroup_abi::{Control, Stocks, Usage, UsageDevice};
 
 use super::{Levels, Sums};
 
 impl Levels {
     /// Has the peaks be at least what is charged now.
     pub(crate) fn raise_to_current(&self, usage: &Usage, control: &Control, index: usize) {
-        let in_device = usage.devices.get(index).map(|device| &device.memory_current);
-        let sums = Sums {
-            in_device: in_device.map_or(0, |current| current.load(Relaxed)),
-            in_process: self.sum(usage),
+        let Some(device) = usage.devices.get(index) else {
+            return;
+        };
+        let seen = Stocks::of(usage);
+        let charged = device.memory_current.load(SeqCst);
+        let sums = match self.is_charged(usage, device, seen, charged) {
+            Some(0) => Sums::default(),
+            Some(in_device) => Sums {
+                in_device,
+                in_process: self.sum(usage),
+            },
+            None => {
+                let _closed = self.without_stocks(usage);
+                Sums {
+                    in_device: device.memory_current.load(SeqCst),
+                    in_process: self.sum(usage),
+                }
+            }
         };
         self.raise_peaks(usage, control, index, sums);
     }
@@ -22,7 +36,7 @@ impl Levels {
     pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {
         if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
             if used.peak_generation.load(Relaxed) != set.peak_generation.load(Relaxed) {
-                self.begin_device_peak(used, &set.peak_generation);
+                self.begin_device_peak(usage, used, &set.peak_generation);
             }
             raise(&used.memory_peak, sums.in_device);
         }
@@ -33,14 +47,15 @@ impl Levels {
     }
 
     /// Begins a device's peak anew. Under the lock, so that nobody who has seen the new reset stores a peak that another
-    /// then overwrites.
+    /// then overwrites; and with the stocks closed, so that what is taken from one is seen here, or sees that they are.
     #[cold]
     #[inline(never)]
-    fn begin_device_peak(&self, device: &UsageDevice, reset: &AtomicU32) {
+    fn begin_device_peak(&self, usage: &Usage, device: &UsageDevice, reset: &AtomicU32) {
         let _begin = self.peak.lock();
         let reset = reset.load(Relaxed);
         if device.peak_generation.load(Relaxed) != reset {
-            let current = device.memory_current.load(Relaxed);
+            let _closed = self.without_stocks(usage);
+            let current = device.memory_current.load(SeqCst);
             device.memory_peak.store(current, Relaxed);
             device.peak_generation.store(reset, Relaxed);
         }
@@ -53,6 +68,7 @@ impl Levels {
         let _begin = self.peak.lock();
         let reset = reset.load(Relaxed);
         if usage.peak_generation.load(Relaxed) != reset {
+            let _closed = self.without_stocks(usage);
             usage.memory_peak.store(self.sum(usage), Relaxed);
             usage.peak_generation.store(reset, Relaxed);
         }

@@ -26,21 +26,14 @@ fn word(index: usize) -> u32 {
 }
 
 impl Whole {
-    /// Whether nothing was ever charged but there, now that something is to be.
-    #[inline(always)]
-    pub(super) fn is_only(&self, index: usize) -> bool {
-        self.is_still(index) || self.begin(index)
-    }
-
-    /// The same after a charge there. Either this sees whoever charges another device, or that one sees the charge.
+    /// Whether nothing was ever charged but there. After a charge there either this sees whoever charges another device, or that one sees the charge.
     #[inline(always)]
     pub(super) fn is_still(&self, index: usize) -> bool {
         self.home.load(SeqCst) == word(index)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn begin(&self, index: usize) -> bool {
+    /// The same, now that something is to be.
+    pub(super) fn begin(&self, index: usize) -> bool {
         if self.are_several() {
             return false;
         }

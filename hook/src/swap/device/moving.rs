@@ -30,7 +30,7 @@ impl Device {
         usage: &UsageDevice,
         mut task: Task,
     ) -> Step {
-        task.review(excess(process, index, usage), self.asked);
+        task.review(excess(process, index), self.asked);
         if task.ready.is_empty() && task.alone.is_empty() {
             return self.end(process, index, usage, task);
         }
