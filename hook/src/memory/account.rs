@@ -165,20 +165,13 @@ impl Account {
     /// The same if there is any.
     #[inline]
     fn known_share(&self, stream: Stream) -> Option<&Shared> {
-        let is_any = self.place(stream, 0).get().is_some();
-        let elsewhere = || is_any.then(|| self.known_share_elsewhere(stream))?;
-        self.own_share(stream).or_else(elsewhere)
-    }
-
-    #[inline(never)]
-    fn known_share_elsewhere(&self, stream: Stream) -> Option<&Shared> {
-        let is_made = |look| {
-            self.place(stream, look)
-                .get()
-                .is_some_and(|owned| owned.stream == stream)
-        };
-        let is_full = || (0..LOOKS).all(|look| self.place(stream, look).get().is_some());
-        ((0..LOOKS).any(is_made) || is_full()).then(|| self.any_share(stream))
+        for look in 0..LOOKS {
+            let owned = self.place(stream, look).get()?;
+            if owned.stream == stream {
+                return Some(&owned.share);
+            }
+        }
+        Some(&self.place(stream, 0).get()?.share)
     }
 
     /// The account as it is for a stream.

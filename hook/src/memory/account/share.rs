@@ -11,6 +11,9 @@ const MOST_WAITING: usize = 96;
 const TOGETHER: usize = 32;
 /// Ranges that are remembered to be reserved.
 pub(super) const MOST_KNOWN: usize = 32;
+/// Elements that lists have room for from the start, and beyond what is in them: what else may lie in the cache line of the last
+/// one is another share's, and is written as often.
+const APART: usize = 8;
 
 /// A share has cache lines of its own.
 #[derive(Debug, Default)]
@@ -169,6 +172,9 @@ impl Share {
 
     /// An allocation was made there, and what is reserved was measured after.
     pub(super) fn know(&mut self, address: u64, bytes: u64) {
+        if self.known.capacity() == 0 {
+            self.known.reserve_exact(MOST_KNOWN + APART);
+        }
         if self.known.len() == MOST_KNOWN {
             self.known.remove(0);
         }
@@ -199,6 +205,9 @@ impl Share {
     pub(super) fn end_on(&mut self, bytes: u64, stream: Stream, is_new: bool) -> bool {
         self.live -= 1;
         self.live_bytes -= signed(bytes);
+        if self.waiting.capacity() == 0 {
+            self.waiting.reserve_exact(APART);
+        }
         let is_kept = self.waiting.len() < MOST_WAITING || self.make_room();
         self.waiting.push(Waiting {
             stream,
