@@ -49,6 +49,8 @@ calls! {
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     /// What other calls take in its place.
     fn cuCtxFromGreenCtx(context: &mut CUcontext, green: CUgreenCtx);
+    /// Of all that was submitted to it; since CUDA 12.5. A stream of it that is capturing is spoilt by this.
+    fn cuCtxRecordEvent(context: CUcontext, event: CUevent);
     /// Of all that was submitted to it, whichever context is current; `event` is its primary context's.
     fn cuGreenCtxRecordEvent(green: CUgreenCtx, event: CUevent);
     fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: &mut c_uint, is_active: &mut c_int);

@@ -150,3 +150,34 @@ fn gates_that_a_killed_daemon_left_closed_open_and_a_new_daemon_has_them_back() 
     wait_until("both are back", || pids.iter().all(|pid| mount.governs(*pid)));
     wait_for_ratio(&mount, pids, |ratio| ratio > 4.0);
 }
+
+/// A mark on the default stream would be waited for by all blocking streams, and wait for them.
+#[test]
+fn streams_of_which_one_waits_for_another_while_their_process_is_looked_at_or_frozen() {
+    let mount = Mount::new();
+    let mut program = program(&mount, 8);
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    file.as_file().set_len(4096).expect("it grows");
+    share_word(&mut program, file.path());
+    program.run("first, second = [got(c_uint64, 'cuStreamCreate', 0) for _ in range(2)]");
+    let looks: [&dyn Fn(i32); 2] = [&|pid| drop(mount.read(pid, "gcgroup.stat")), &|pid| {
+        mount.write(pid, "compute.freeze", "1");
+        mount.read(pid, "gcgroup.events");
+        mount.write(pid, "compute.freeze", "0");
+    }];
+    for (round, look) in (1..).zip(looks) {
+        program.calls(
+            0,
+            &format!("cu.cuStreamWaitValue32_v2(first, flag, {round}, 0)\nlaunch(spin, 200, stream=first)"),
+        );
+        look(program.pid());
+        program.calls(
+            0,
+            "launch(spin, 200, stream=second)\ncu.cuStreamSynchronize(second)",
+        );
+        program.calls(
+            0,
+            &format!("cu.cuStreamWriteValue32_v2(second, flag, {round}, 0)\ncu.cuCtxSynchronize()"),
+        );
+    }
+}

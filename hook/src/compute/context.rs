@@ -1,7 +1,8 @@
 //! One context of the program's and its streams, as far as somebody must wait for what was submitted to them.
 //!
-//! A mark on a context's legacy stream passes when all its blocking streams have come so far (the per-thread default
-//! streams among them: CUDA Driver API, "Stream synchronization behavior"); a non-blocking stream needs its own.
+//! All that a context has is marked by an event of the context (`cuCtxRecordEvent`), or, before CUDA 12.5, by its streams:
+//! a mark on its legacy stream passes when all its blocking streams have come so far (the per-thread default streams
+//! among them: CUDA Driver API, "Stream synchronization behavior"); a non-blocking stream needs its own.
 //! Whoever destroys a context or stream first takes it out here; the helper marks and asks under the context's lock,
 //! for as long as the one call takes. So it never names to the driver what is gone.
 //!

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use super::context::is_over;
 use crate::cuda::{
-    CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CUdeviceptr, CUerror, CUevent, CUgreenCtx,
-    CUresult, CUstream,
+    CU_EVENT_DISABLE_TIMING, CU_MEMHOSTREGISTER_DEVICEMAP, CUcontext, CUdeviceptr, CUerror, CUevent,
+    CUgreenCtx, CUresult, CUstream,
 };
 use crate::driver;
 use crate::mapping::{Mapping, PAGE};
@@ -135,6 +135,12 @@ impl Signs {
 
     fn record(&self, stream: CUstream) -> Result<Sign, CUerror> {
         self.record_by(|event| driver::cuEventRecord(event, stream))
+    }
+
+    /// Marks all that was submitted to the current context so far, and to those that are a part of it.
+    pub(super) fn record_context(&self, handle: usize) -> Result<Sign, CUerror> {
+        let context = CUcontext(std::ptr::with_exposed_provenance_mut(handle));
+        self.record_by(|event| driver::cuCtxRecordEvent(context, event))
     }
 
     /// Marks all that was submitted to a green context so far, of which the current one is the primary.

@@ -250,12 +250,17 @@ impl Engine {
     pub fn wait_domain(&self, domain: u64) {
         let mut queues = self.queues.lock();
         let last = queues.next_seq;
-        self.wait_while(&mut queues, |queues| {
-            queues
-                .streams
-                .values()
-                .any(|stream| stream.domain == domain && stream.first() <= last)
-        });
+        self.wait_while(&mut queues, |queues| !queues.has_ended(domain, last));
+    }
+
+    /// How much has been submitted: the number of the last piece of work.
+    pub fn submitted(&self) -> u64 {
+        self.queues.lock().next_seq
+    }
+
+    /// Whether a context has none left of the work that was submitted up to that number.
+    pub fn has_ended(&self, domain: u64, last: u64) -> bool {
+        self.queues.lock().has_ended(domain, last)
     }
 
     /// Forgets all streams of a context and what they still have to do, but for what has begun.
@@ -388,6 +393,11 @@ impl Stream {
 }
 
 impl Queues {
+    fn has_ended(&self, domain: u64, last: u64) -> bool {
+        let mut streams = self.streams.values();
+        !streams.any(|stream| stream.domain == domain && stream.first() <= last)
+    }
+
     /// Whether the rules of default streams let `stream` begin an operation of that sequence number.
     pub(crate) fn allowed(&self, stream: &Stream, seq: u64) -> bool {
         let held_by = match stream.kind {

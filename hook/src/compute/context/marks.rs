@@ -79,10 +79,18 @@ impl Context {
     }
 
     /// Marks all that is submitted now. They are added to `marks`; `NotYet` if not all could be set.
+    ///
+    /// Without a mark on the default stream, where the driver can do without (since CUDA 12.5): blocking streams would wait for
+    /// that, which waits for them, and of two of which one waits for the other neither would ever get on.
     pub(crate) fn mark(self: &Arc<Self>, marks: &mut Vec<Mark>) -> Passed {
         self.visit(|inner| {
             if let Some(green) = self.green() {
                 return self.mark_green(green, marks);
+            }
+            if let Ok(sign) = self.signs.record_context(self.handle()) {
+                marks.push(Mark::new(self, sign, false));
+                self.mark_orphans(&inner.orphans, marks);
+                return Passed::Yes;
             }
             let own: Vec<usize> = inner
                 .streams

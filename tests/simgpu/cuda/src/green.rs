@@ -5,13 +5,12 @@
 
 use std::sync::Arc;
 
-use simgpu::{Driver, StreamKind};
+use simgpu::{Driver, StreamKind, Watch, Work};
 
 use crate::abi::{CUcontext, CUdevice, CUerror, CUevent, CUgreenCtx, CUresult, CUstream, Out};
 use crate::call::{Call, driver};
 use crate::context::Context;
 use crate::error::{CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE};
-use crate::event::{DISABLE_TIMING, Event};
 use crate::op::Op;
 use crate::stream::Stream;
 use crate::{capture, primary, stream};
@@ -105,7 +104,7 @@ impl Context {
         streams
     }
 
-    /// An event comes about when all that was submitted to the context before has ended.
+    /// An event comes about when all that was submitted to the context before has ended. Nothing waits for that.
     pub(crate) fn record(&self, call: Call, event: CUevent) -> CUresult {
         let event = call.event(event)?;
         capture::check_context(self)?;
@@ -113,11 +112,14 @@ impl Context {
             return Err(INVALID_HANDLE);
         }
         let last = Stream::open(self.handle, self.engine, StreamKind::NonBlocking, 0, 0);
-        for stream in self.streams(call) {
-            let passed = Arc::new(Event::new(self, DISABLE_TIMING, None));
-            call.enqueue(&stream, Op::Record(Arc::clone(&passed)))?;
-            call.enqueue(&last, Op::Wait(passed))?;
-        }
+        let (engine, family) = (self.engine, self.family());
+        let submitted = engine.submitted();
+        let has_ended = move || {
+            family
+                .iter()
+                .all(|context| engine.has_ended(*context as u64, submitted))
+        };
+        engine.submit(last.id, [Work::Wait(Box::new(has_ended), Watch::Nudged)]);
         call.enqueue(&last, Op::Record(event))
     }
 
