@@ -27,8 +27,10 @@ pub struct Arm {
     api: &'static str,
     call: &'static str,
     name: &'static str,
-    /// Pairs of calls that are hooked.
-    pub pairs: u8,
+    /// Pairs of one that allocates or maps and one that undoes it.
+    pairs: u8,
+    /// Hooked calls, with those that wait.
+    pub calls: u8,
 }
 
 impl Arm {
@@ -49,6 +51,7 @@ const fn arm(api: &'static str) -> Arm {
         call: "alloc-free",
         name: "allocate and free",
         pairs: 1,
+        calls: 2,
     }
 }
 
@@ -59,8 +62,14 @@ pub const ARMS: [Arm; 10] = [
     arm("linear"),
     arm("pitched"),
     arm("managed"),
-    arm("async"),
-    arm("pool"),
+    Arm {
+        calls: 3,
+        ..arm("async")
+    },
+    Arm {
+        calls: 3,
+        ..arm("pool")
+    },
     Arm {
         call: "create",
         name: "create and release",
@@ -74,6 +83,7 @@ pub const ARMS: [Arm; 10] = [
     Arm {
         name: "create, map, unmap and release",
         pairs: 2,
+        calls: 4,
         ..arm("vmm")
     },
     arm("array"),
