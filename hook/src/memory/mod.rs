@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use gcgroup_abi::{Kind, MAX_DEVICES};
 
 use crate::compute::slot::Bound;
-use crate::cuda::{CUerror, CUresult};
+use crate::cuda::CUresult;
 use crate::device::LocalDevice;
 use crate::interpose::Next;
 use crate::process::Process;
@@ -42,13 +42,12 @@ pub mod vmm;
 
 pub(crate) use address::{Address, Out};
 use array::Sizes;
-pub(crate) use charge::Charge;
 use freeing::Freeing;
 use grant::Grants;
 use graph::Graphs;
 use ipc::Opened;
 use ledger::{Entry, Ledger};
-use levels::{Full, Levels, Sums};
+use levels::Levels;
 use linear::Pitch;
 use reserve::Reserves;
 pub(crate) use reserve::kept::Kept;
@@ -185,144 +184,6 @@ impl Process {
     #[inline]
     fn place(&self) -> Option<Place> {
         self.slots.place(self)
-    }
-
-    /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
-    #[inline(always)]
-    fn try_charge(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {
-        let sums = match self.charge_freely(index, bytes) {
-            Some(sum) => Sums::of_one(sum),
-            None => Sums::unpacked(self.charge_in_time(index, bytes))?,
-        };
-        Ok((self.charged(index, bytes), sums))
-    }
-
-    /// Charges `likely`, if that is more and there is room, or else `bytes`.
-    #[inline(always)]
-    fn try_charge_likely(
-        &self,
-        index: usize,
-        likely: u64,
-        bytes: u64,
-    ) -> Result<(Charge<'_>, Sums), CUerror> {
-        let likely = likely.max(bytes);
-        if let Some(sum) = self.charge_freely(index, likely) {
-            return Ok((self.charged(index, likely), Sums::of_one(sum)));
-        }
-        self.try_charge_likely_in_time(index, likely, bytes)
-    }
-
-    fn charged(&self, index: usize, bytes: u64) -> Charge<'_> {
-        Charge {
-            process: self,
-            index,
-            bytes: if bytes < ABSURD { bytes } else { 0 },
-        }
-    }
-
-    /// Charges where nothing limits it; what is charged then.
-    #[inline(always)]
-    fn charge_freely(&self, index: usize, bytes: u64) -> Option<u64> {
-        if bytes >= ABSURD {
-            return None;
-        }
-        let (levels, usage) = (&self.memory.levels, self.usage());
-        levels.reserve_freely(usage, self.control(), index, self.slots.stock(usage), bytes)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn try_charge_likely_in_time(
-        &self,
-        index: usize,
-        likely: u64,
-        bytes: u64,
-    ) -> Result<(Charge<'_>, Sums), CUerror> {
-        if likely < ABSURD
-            && let Ok(sums) = self.reserve(index, likely)
-        {
-            return Ok((self.charged(index, likely), sums));
-        }
-        let sums = Sums::unpacked(self.charge_in_time(index, bytes))?;
-        Ok((self.charged(index, bytes), sums))
-    }
-
-    /// Packed.
-    #[cold]
-    #[inline(never)]
-    fn charge_in_time(&self, index: usize, bytes: u64) -> (u64, u64) {
-        if bytes >= ABSURD {
-            return Sums::packed(self.absurd(index).map(|()| Sums::default()));
-        }
-        let charged = self.charge(index, bytes);
-        Sums::packed(charged.or_else(|full| self.make_room(index, bytes, full)))
-    }
-
-    /// Refuses what no device has, if there is a limit. If not, that is for the driver, and must not be charged meanwhile.
-    #[cold]
-    #[inline(never)]
-    fn absurd(&self, index: usize) -> Result<(), CUerror> {
-        let Some(full) = levels::limit_on(self.usage(), self.control(), index) else {
-            return Ok(());
-        };
-        full.count_hit(self.usage());
-        Err(self.refused_by(index, full))
-    }
-
-    /// Charges `bytes`, and leaves it to the caller to uncharge them.
-    pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
-        let sums = self.charge(index, bytes).map_err(|full| {
-            full.count_hit(self.usage());
-            CUerror::OUT_OF_MEMORY
-        })?;
-        let (usage, control) = (self.usage(), self.control());
-        self.memory.levels.raise_peaks(usage, control, index, sums);
-        Ok(())
-    }
-
-    /// Charges what fits. Where more must be granted first, that is waited for.
-    fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        let charge = || self.reserve(index, bytes);
-        match charge() {
-            Err(Full::Group(index)) => self.charge_granted(index, bytes, charge),
-            charged => charged,
-        }
-    }
-
-    /// Charges what fits.
-    fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        let (levels, usage) = (&self.memory.levels, self.usage());
-        levels.try_reserve_from(self.slots.stock(usage), usage, self.control(), index, bytes)
-    }
-
-    fn refused_by(&self, index: usize, full: Full) -> CUerror {
-        full.count_refusal(self.usage());
-        self.count_failure(index);
-        CUerror::OUT_OF_MEMORY
-    }
-
-    /// A limit was hit: charges after trimming every pool, or refuses.
-    #[cold]
-    #[inline(never)]
-    fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<Sums, CUerror> {
-        full.count_hit(self.usage());
-        let has_freed = self.memory.freeing.settle(self, None);
-        let charged = if self.memory.reserves.trim(self) || has_freed {
-            self.charge(index, bytes)
-        } else {
-            Err(full)
-        };
-        charged.map_err(|full| self.refused_by(index, full))
-    }
-
-    /// Counts an allocation that failed, and has the daemon tell whoever waits for such events. Short of memory, the
-    /// driver takes back what pools do not use, whichever they are.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn count_failure(&self, index: usize) {
-        levels::count(self.usage(), index, |device| &device.nr_alloc_fail);
-        self.memory.reserves.settle_all(self);
-        self.ring();
     }
 
     /// Counts an allocation.

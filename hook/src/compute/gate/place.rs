@@ -146,12 +146,9 @@ mod tests {
     use crate::device::LocalDevice;
     use crate::process::Process;
 
-    /// By this the daemon divides time in which others had work too.
-    #[test]
-    fn what_takes_a_place_is_said_in_gpu_time() {
-        let process = Process::of_test(NO_LIMIT);
+    fn passing(process: &'static Process) -> Passing<'static> {
         let device = LocalDevice::of(0).unwrap();
-        let passing = Passing {
+        Passing {
             process,
             bound: process.slots.of_test(process, device, OTHER_DEVICE),
             what: Submission::Kernel,
@@ -159,7 +156,14 @@ mod tests {
             credit: false,
             timeouts: 0,
             waited: 0,
-        };
+        }
+    }
+
+    /// By this the daemon divides time in which others had work too.
+    #[test]
+    fn what_takes_a_place_is_said_in_gpu_time() {
+        let process = Process::of_test(NO_LIMIT);
+        let passing = passing(process);
         let (control, usage) = blocks(process, passing.bound).unwrap();
         let began = sys::now();
         assert_eq!(passing.take_place(control, usage, 1), None);
@@ -175,16 +179,7 @@ mod tests {
         daemons.publish();
         process.adopt(&file);
         let daemons = &daemons.devices[OTHER_DEVICE];
-        let device = LocalDevice::of(0).unwrap();
-        let mut passing = Passing {
-            process,
-            bound: process.slots.of_test(process, device, OTHER_DEVICE),
-            what: Submission::Kernel,
-            is_nested: false,
-            credit: false,
-            timeouts: 0,
-            waited: 0,
-        };
+        let mut passing = passing(process);
         let (control, usage) = blocks(process, passing.bound).unwrap();
         daemons.window_usec.store(1_000_000, Relaxed);
         while passing.take_place(control, usage, 1).is_none() {}
