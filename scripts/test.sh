@@ -72,6 +72,14 @@ if [ "$quick" = no ]; then
     # The sizes and the self-sufficiency of the libraries that are preloaded.
     step scripts/build.sh
 fi
+if [ "$quick" = no ]; then
+    step scripts/models.sh
+    if scripts/miri.sh --has; then
+        step scripts/miri.sh
+    else
+        echo "=== left out, no nightly Rust with Miri here: undefined behaviour in unit tests"
+    fi
+fi
 # Without the preload library, which has no allocator or unwinder and so no test of its own kind.
 # With signals as at a prompt: what was started in the background would ignore an interrupt, and so would its programs.
 step env --default-signal cargo test --locked --workspace --exclude gcgroup-preload -- "$@"

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tracing::info;
 
+use crate::log_limit::LogLimit;
 use crate::process;
 use crate::tree::{Reason, Unmanaged};
 
@@ -28,6 +29,7 @@ pub struct Audit {
     /// When each was first found, seconds since 1970.
     since: HashMap<Seen, u64>,
     found: Vec<Unmanaged>,
+    log_limit: LogLimit,
 }
 
 impl Default for Audit {
@@ -36,6 +38,7 @@ impl Default for Audit {
             began: Instant::now(),
             since: HashMap::new(),
             found: Vec::new(),
+            log_limit: LogLimit::default(),
         }
     }
 }
@@ -59,19 +62,34 @@ impl Audit {
         }
     }
 
+    /// Notes a process that claims to use a device, which nothing supports.
+    pub fn claims_use(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
+        self.note(pid, device, bytes, Reason::ClaimsUse);
+    }
+
+    /// Notes a process that claims so many bytes on a device beyond what it holds there.
+    pub fn claims_more(&mut self, pid: u32, device: usize, bytes: u64) {
+        self.note(pid, device, Some(bytes), Reason::ClaimsMore);
+    }
+
     fn note(&mut self, pid: u32, device: usize, bytes: Option<u64>, reason: Reason) {
         // Gone since.
-        let (Some(stat), Ok(file)) = (process::stat(pid), fs::metadata(format!("/proc/{pid}"))) else {
+        let (Ok(stat), Ok(file)) = (process::stat(pid), fs::metadata(format!("/proc/{pid}"))) else {
             return;
         };
         let (comm, uid) = (stat.comm, file.uid());
         let seen = (pid, stat.start_time, device, reason);
         let since = *self.since.entry(seen).or_insert_with(|| {
-            match reason {
-                Reason::NoHook => info!("{pid} ({comm}) of user {uid} uses device {device} without a hook"),
-                Reason::BeyondLedger => {
-                    info!("{pid} ({comm}) of user {uid} holds more on device {device} than it accounts for");
+            let does = match reason {
+                Reason::NoHook => format!("uses device {device} without a hook"),
+                Reason::BeyondLedger => format!("holds more on device {device} than it accounts for"),
+                Reason::ClaimsMore => format!("claims more on device {device} than NVML shows"),
+                Reason::ClaimsUse => {
+                    format!("claims to use device {device}, which nothing supports: it is ignored")
                 }
+            };
+            if self.log_limit.allows(uid, Instant::now()) {
+                info!("{pid} ({comm}) of user {uid} {does}");
             }
             SystemTime::now()
                 .duration_since(UNIX_EPOCH)
@@ -90,6 +108,7 @@ impl Audit {
 
     /// What was noted since the last call, by pid and device.
     pub fn take(&mut self) -> Vec<Unmanaged> {
+        self.log_limit.sum_up(Instant::now());
         let mut found = std::mem::take(&mut self.found);
         found.sort_unstable_by_key(|one| (one.pid, one.device));
         self.since.retain(|(pid, _, device, reason), _| {

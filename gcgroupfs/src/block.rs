@@ -37,16 +37,21 @@ pub fn new_control() -> nix::Result<(ControlMap, OwnedFd)> {
     Ok((map, file))
 }
 
+/// Whether the file is a memfd of fixed size. Closing one waits for nobody. The seals are asked for: that is answered by
+/// the kernel itself for every kind of file, while even fstat(2) of a file on somebody's FUSE mount waits for that
+/// somebody.
+pub fn is_memfd(file: &OwnedFd) -> bool {
+    // A file of an ordinary tmpfs has F_SEAL_SEAL alone, so the others say that it is a memfd.
+    fcntl(file, FcntlArg::F_GET_SEALS)
+        .is_ok_and(|seals| SealFlag::from_bits_retain(seals).contains(FIXED_SIZE))
+}
+
 /// Maps a usage block that a process sent.
 ///
 /// # Errors
-/// `EINVAL` if it is not a memfd of the exact size whose size cannot change any more; `EPERM` if it cannot be written. The seals are asked for first:
-/// that is answered by the kernel itself for every kind of file, while even fstat(2) of a file on somebody's FUSE
-/// mount waits for that somebody.
+/// `EINVAL` if it is not a memfd of the exact size whose size cannot change any more; `EPERM` if it cannot be written.
 pub fn map_usage(file: &OwnedFd) -> nix::Result<UsageMap> {
-    let seals = fcntl(file, FcntlArg::F_GET_SEALS).map_err(|_| Errno::EINVAL)?;
-    // A file of an ordinary tmpfs has F_SEAL_SEAL alone, so the others say that it is a memfd.
-    if !SealFlag::from_bits_retain(seals).contains(FIXED_SIZE) {
+    if !is_memfd(file) {
         return Err(Errno::EINVAL);
     }
     if usize::try_from(fstat(file)?.st_size) != Ok(USAGE_SIZE) {

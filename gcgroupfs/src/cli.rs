@@ -22,7 +22,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use self::client::Client;
-use crate::{forget, manual, touch};
+use crate::{forget, launch, manual, receive, sever, touch};
 
 /// Governs processes that use a GPU, by control files: limits of memory, freezing, counts.
 #[derive(Debug, Parser)]
@@ -92,6 +92,15 @@ enum Command {
     /// The daemon's other helper
     #[command(hide = true)]
     Forget(forget::Arguments),
+    /// Starts the daemon's helpers
+    #[command(hide = true)]
+    Launch,
+    /// Receives descriptors for the daemon
+    #[command(hide = true)]
+    Receive,
+    /// Ends a killed daemon's connections
+    #[command(hide = true)]
+    Sever(sever::Arguments),
 }
 
 /// Does what the arguments say; what goes wrong is said on standard error.
@@ -129,6 +138,9 @@ fn run(socket: &Path, command: Command) -> ExitCode {
         Command::Coverage => print(COVERAGE.as_bytes()),
         Command::Touch(arguments) => touch::run(&arguments),
         Command::Forget(arguments) => forget::run(&arguments),
+        Command::Launch => launch::run(),
+        Command::Receive => receive::run(),
+        Command::Sever(arguments) => sever::run(&arguments),
         Command::Completions { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "gcgroupfs", &mut out);

@@ -1,8 +1,9 @@
 //! The GPUs of this machine, as NVML lists them. Without NVML or a GPU there are none, and the daemon runs on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::sys::signal::kill;
@@ -164,6 +165,15 @@ impl Source for Holders {
         found
     }
 
+    fn free(&self, device: usize) -> Option<u64> {
+        let handle = self.nvml.device_by_uuid(self.uuids.get(device)?.as_str());
+        let memory = handle.and_then(|handle| handle.memory_info());
+        memory
+            .inspect_err(|error| debug!("device {device} does not say what is free: {error}"))
+            .ok()
+            .map(|memory| memory.free)
+    }
+
     fn held(&self, device: usize) -> Option<HashMap<u32, Option<u64>>> {
         let held = self
             .ask(device)
@@ -171,6 +181,25 @@ impl Source for Holders {
             .ok()?;
         // In a container the driver may give us pids of outside, which may be those of others here.
         (self.sees_everybody || held.keys().all(|pid| exists(*pid))).then_some(held)
+    }
+
+    fn sees_everybody(&self) -> bool {
+        self.sees_everybody
+    }
+
+    fn active(&self, device: usize, since: Duration) -> Option<HashSet<u32>> {
+        let since = SystemTime::now().checked_sub(since)?;
+        let since = since.duration_since(UNIX_EPOCH).ok()?.as_micros();
+        let handle = self.nvml.device_by_uuid(self.uuids.get(device)?.as_str()).ok()?;
+        // Not for instances of a GPU, and with no sample at all an error too.
+        let samples = handle.process_utilization_stats(u64::try_from(since).ok()?);
+        let samples = samples
+            .inspect_err(|error| debug!("device {device} does not say who works: {error}"))
+            .ok()?;
+        let works = samples
+            .iter()
+            .filter(|one| one.sm_util > 0 || one.mem_util > 0 || one.enc_util > 0 || one.dec_util > 0);
+        Some(works.map(|one| one.pid).collect())
     }
 }
 

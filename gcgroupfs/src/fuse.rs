@@ -27,6 +27,7 @@ use std::thread;
 use fuser::{Session, SessionACL};
 
 use crate::keep::Kept;
+use crate::launch::Launcher;
 use crate::tree::Tree;
 use adapter::Adapter;
 use announce::Announcer;
@@ -66,6 +67,7 @@ pub fn serve(
     tree: Arc<Tree>,
     link: Link,
     spot: Spot,
+    launcher: Arc<Launcher>,
     ended: impl FnOnce(io::Result<()>) + Send + 'static,
 ) -> io::Result<Forgetter> {
     let nodes = Arc::new(Nodes::new(tree.clone()));
@@ -87,7 +89,8 @@ pub fn serve(
     let (session, forgetter, takeover) = match link {
         // Who may come in is the kernel's to say, by the mount's options.
         Link::Fresh(device) => {
-            let forgetter = Forgetter::helped(Relay::new(device.try_clone()?, spot.clone()));
+            let forgetter =
+                Forgetter::helped(Relay::new(launcher.clone(), device.try_clone()?, spot.clone()));
             let session = Session::from_fd(adapter, device, SessionACL::All, config)?;
             (session, forgetter, None)
         }
@@ -103,7 +106,7 @@ pub fn serve(
         }
     };
     invalidator.start(forgetter.clone(), session.notifier())?;
-    announcer.start(spot, nodes.clone(), forgetter.clone())?;
+    announcer.start(launcher, spot, nodes.clone(), forgetter.clone())?;
     tree.listen(invalidator);
     tree.listen(announcer);
     tree.listen(Arc::new(Waker::start(nodes)?));

@@ -94,6 +94,35 @@ impl Journal {
     ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
         let path = directory.join(NAME);
         let mut old = lock(&path)?;
+        Self::begin(path, &mut old, sift)
+    }
+
+    /// As [`open`](Self::open), but does not mind a lock that is held by a predecessor that was killed and cannot end: it
+    /// writes no more, and what it has locked is no longer the file of that name when this is done.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_beside_killed<S: Serialize + DeserializeOwned>(
+        directory: &Path,
+        sift: impl FnOnce(&mut BTreeMap<Key, S>),
+    ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
+        let path = directory.join(NAME);
+        match lock(&path) {
+            Ok(mut old) => Self::begin(path, &mut old, sift),
+            Err(error) => {
+                warn!("{error:#}: by a daemon that was killed");
+                let mut old = open(&path, false)?;
+                is_ours(&path, &old)?;
+                Self::begin(path, &mut old, sift)
+            }
+        }
+    }
+
+    fn begin<S: Serialize + DeserializeOwned>(
+        path: PathBuf,
+        old: &mut File,
+        sift: impl FnOnce(&mut BTreeMap<Key, S>),
+    ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
         let mut text = Vec::new();
         old.read_to_end(&mut text)
             .with_context(|| format!("cannot read {}", path.display()))?;
@@ -222,14 +251,20 @@ fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
                 path.display()
             );
         };
-        let ours = file.metadata()?;
-        if ours.uid() != nix::unistd::geteuid().as_raw() {
-            bail!("{} belongs to somebody else", path.display());
-        }
+        let ours = is_ours(path, &file)?;
         if fs::metadata(path).is_ok_and(|named| named.ino() == ours.ino() && named.dev() == ours.dev()) {
             return Ok(file);
         }
     }
+}
+
+/// The file's metadata, if nobody else has made it.
+fn is_ours(path: &Path, file: &File) -> anyhow::Result<fs::Metadata> {
+    let ours = file.metadata()?;
+    if ours.uid() != nix::unistd::geteuid().as_raw() {
+        bail!("{} belongs to somebody else", path.display());
+    }
+    Ok(ours)
 }
 
 /// Locks a file, waiting for a moment: a daemon that was killed while it started a process may have left a lock to that

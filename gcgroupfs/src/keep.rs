@@ -40,12 +40,14 @@ pub struct Kept {
     pub pollers: Arc<Slots<8>>,
     /// The configuration that holds.
     pub configuration: Arc<Note>,
+    /// The daemon's end of its line to the supervisor: it answers each packet with one, and closes it by ending.
+    pub line: OwnedFd,
 }
 
 /// [`Kept`] as an argument: numbers of descriptors that are inherited, and the device's.
 #[derive(Debug, Clone)]
 pub struct Inheritance {
-    numbers: [i32; 7],
+    numbers: [i32; 8],
     device: u64,
 }
 
@@ -87,11 +89,11 @@ impl Keeper {
         })
     }
 
-    /// What to tell a daemon, which inherits all of it.
+    /// What to tell a daemon, which inherits all of it and its own line to the supervisor.
     ///
     /// # Errors
     /// None that is known.
-    pub fn bequeath(&self) -> io::Result<Inheritance> {
+    pub fn bequeath(&self, line: &OwnedFd) -> io::Result<Inheritance> {
         let all = [
             &self.device,
             &self.listener,
@@ -100,6 +102,7 @@ impl Keeper {
             &self.roster,
             &self.pollers,
             &self.configuration,
+            line,
         ];
         for fd in all {
             fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty()))?;
@@ -121,8 +124,17 @@ impl Inheritance {
         for number in self.numbers {
             taken.push(sys::inherited(number)?);
         }
-        let taken: [OwnedFd; 7] = taken.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
-        let [device, listener, first, relay, roster, pollers, configuration] = taken;
+        let taken: [OwnedFd; 8] = taken.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let [
+            device,
+            listener,
+            first,
+            relay,
+            roster,
+            pollers,
+            configuration,
+            line,
+        ] = taken;
         let mut init = Vec::new();
         let mut first = File::from(first);
         first.seek(SeekFrom::Start(0))?;
@@ -136,6 +148,7 @@ impl Inheritance {
             roster: Arc::new(Slots::new(roster.into())),
             pollers: Arc::new(Slots::new(pollers.into())),
             configuration: Arc::new(Note(configuration.into())),
+            line,
         })
     }
 }
@@ -313,9 +326,9 @@ mod tests {
 
     #[test]
     fn an_inheritance_is_read_as_it_is_written() {
-        let text = "3,4,5,6,7,8,9,58";
+        let text = "3,4,5,6,7,8,9,10,58";
         assert_eq!(text.parse::<Inheritance>().unwrap().to_string(), text);
-        for wrong in ["", "1", "3,4,5,6,7,8,58", "a,4,5,6,7,8,9,58"] {
+        for wrong in ["", "1", "3,4,5,6,7,8,9,58", "a,4,5,6,7,8,9,10,58"] {
             assert!(wrong.parse::<Inheritance>().is_err(), "{wrong}");
         }
     }

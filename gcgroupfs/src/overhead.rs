@@ -1,11 +1,13 @@
 //! What processes hold on the devices beyond their own ledgers (contexts, modules, what the driver keeps for them):
-//! measured, since no call tells.
+//! measured, since no call tells. The same looks tell whether processes use the devices as they claim (`evidence`).
 //!
 //! The hook charges before the driver is asked and uncharges after it has freed, so a ledger never has less than the
 //! device. A sample counts only if the ledger stood still while it was taken; what it shows beyond the ledger then is
 //! no allocation under way. Otherwise what was found before holds on. A sample may show too little, when much is charged
 //! that the driver has not made yet; so the greater of two counts.
 
+mod claims;
+mod evidence;
 mod newcomers;
 
 use std::collections::{HashMap, HashSet};
@@ -18,20 +20,39 @@ use std::time::{Duration, Instant};
 
 use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Stocks, Usage, UsageDevice};
 
+use self::claims::{Claim, Unconfirmed};
+use self::evidence::{Claims, Driver};
 use self::newcomers::Newcomers;
 use crate::audit::Audit;
-use crate::tree::{Blocks, Device, Listener, Notice, ProcessId, Tree};
+use crate::tree::{Blocks, Device, Evidence, Listener, Notice, ProcessId, Sight, Tree};
 
 /// How often everybody is looked at, while there is anybody.
 const PERIOD: Duration = Duration::from_secs(1);
 /// The time from one look to the next when something rang, and the least ever.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How often a device is looked at while somebody waits for room there.
+const PRESSED_PAUSE: Duration = Duration::from_millis(10);
 
 /// What is known of who holds how much on a device.
 pub trait Source: Send {
     /// Bytes by pid (as the daemon sees pids), `None` where only that the process is there is known; nothing if the
     /// device cannot be asked, or what it says cannot be trusted.
     fn held(&self, device: usize) -> Option<HashMap<u32, Option<u64>>>;
+
+    /// Whether `held` has everybody who is on a device, or nobody.
+    fn sees_everybody(&self) -> bool {
+        false
+    }
+
+    /// The pids of those that have done anything on a device since so long ago; nothing if it does not say.
+    fn active(&self, _device: usize, _since: Duration) -> Option<HashSet<u32>> {
+        None
+    }
+
+    /// Bytes that nobody holds; nothing if the device cannot be asked.
+    fn free(&self, _device: usize) -> Option<u64> {
+        None
+    }
 
     /// Devices that have appeared since this was asked last, in the order in which they are numbered.
     fn new_devices(&mut self) -> Vec<Device> {
@@ -75,24 +96,54 @@ fn run(tree: &Tree, source: &mut impl Source, woken: &Receiver<()>) {
     loop {
         newcomers.look(tree, source);
         let next = samples.take(tree, source);
-        thread::sleep(PAUSE);
-        // The other end lasts as long as the tree.
-        let Some(next) = next else {
-            let _ = woken.recv();
+        if rest(tree, source) {
             continue;
-        };
-        if woken.recv_timeout(next).is_ok() {
-            newcomers.look(tree, source);
-            samples.take(tree, source);
-            thread::sleep(PAUSE);
         }
+        // The other end lasts as long as the tree.
+        match next {
+            None => {
+                let _ = woken.recv();
+            }
+            Some(next) => {
+                let _ = woken.recv_timeout(next);
+            }
+        }
+        relieve(tree, source);
     }
+}
+
+/// Waits until the next look, and while somebody waits for room on a device, up to a second. Whether somebody still does.
+fn rest(tree: &Tree, source: &impl Source) -> bool {
+    let began = Instant::now();
+    while relieve(tree, source) {
+        if began.elapsed() >= PERIOD {
+            return true;
+        }
+        thread::sleep(PRESSED_PAUSE);
+    }
+    thread::sleep(PAUSE.saturating_sub(began.elapsed()));
+    false
+}
+
+/// Deals with requests for room by what the devices say now. Whether there are any.
+fn relieve(tree: &Tree, source: &impl Source) -> bool {
+    let devices = tree.pressed_devices();
+    for device in &devices {
+        let sight = Sight {
+            free: source.free(*device),
+            held: source.held(*device),
+        };
+        tree.relieve(*device, &sight, Instant::now());
+    }
+    !devices.is_empty()
 }
 
 #[derive(Debug, Default)]
 struct Samples {
     /// What each process was last found to hold beyond its ledger, by device.
     last: HashMap<(ProcessId, usize), u64>,
+    claims: Claims,
+    unconfirmed: Unconfirmed,
     audit: Audit,
     /// How often an audit had been asked for when it was last looked.
     asked: u64,
@@ -107,6 +158,8 @@ impl Samples {
         let (processes, asked) = (tree.ledgers(), tree.nr_audits_asked());
         let there: HashSet<ProcessId> = processes.iter().map(|(id, ..)| *id).collect();
         self.last.retain(|(id, _), _| there.contains(id));
+        self.claims.retain(|id| there.contains(&id));
+        self.unconfirmed.retain(&there);
         if processes.is_empty() && asked == self.asked {
             return None;
         }
@@ -114,20 +167,51 @@ impl Samples {
         for device in 0..tree.nr_devices() {
             let before: Vec<_> = processes
                 .iter()
-                .map(|(.., blocks)| Ledger::of(blocks.usage(), device))
+                .map(|(.., blocks)| {
+                    (
+                        Ledger::of(blocks.usage(), device),
+                        Claim::of(blocks.usage(), device),
+                    )
+                })
                 .collect();
-            let Some(held) = source.held(device) else {
+            let claims: Vec<_> = processes
+                .iter()
+                .map(|(id, _, blocks)| evidence::Claim::of(tree, *id, blocks.as_ref(), device))
+                .collect();
+            let held = source.held(device);
+            let (now, driver) = (Instant::now(), Driver::new(tree, source, device, held.as_ref()));
+            for ((id, pid, _), claim) in processes.iter().zip(claims) {
+                let Some(claim) = claim else { continue };
+                let evidence = self.claims.judge(now, (*id, *pid), &claim, &driver);
+                tree.set_evidence(*id, device, evidence);
+                if evidence == Evidence::Refuted && claim.claims_now {
+                    self.audit.claims_use(*pid, device, driver.bytes(*pid));
+                }
+            }
+            let Some(held) = held else {
                 continue;
             };
-            for ((id, pid, blocks), before) in processes.iter().zip(before) {
-                // Who is not there holds nothing.
-                let Some(held) = held.get(pid).copied().unwrap_or(Some(0)) else {
+            let mut shown = Vec::new();
+            for ((id, pid, blocks), (before, claimed)) in processes.iter().zip(before) {
+                let there = held.get(pid).copied();
+                if there == Some(None) {
                     continue;
-                };
+                }
+                let (there, claims) = (there.flatten(), [claimed, Claim::of(blocks.usage(), device)]);
+                let beyond = self
+                    .unconfirmed
+                    .note((*id, device), claims, there, Instant::now());
+                if let Some(beyond) = beyond {
+                    self.audit.claims_more(*pid, device, beyond);
+                }
+                // Who is not there holds nothing.
+                let held = there.unwrap_or(0);
+                shown.push((*id, held));
                 let found = self.settle(tree, *id, blocks.as_ref(), device, held, before);
                 let contexts = nr_contexts(blocks.usage(), device);
                 self.audit.beyond_ledger(*pid, device, found, contexts);
             }
+            tree.show_held(device, &shown);
             // Looked for after the device was asked: a process registers before it uses one.
             let strangers = held.iter().filter(|(pid, _)| tree.find(**pid).is_none());
             for (pid, bytes) in strangers.filter(|_| can_tell) {
@@ -396,6 +480,62 @@ mod tests {
         world.tree.leave(id, 0);
         assert!(samples.take(&world.tree, &Says(Some(1), NOTHING)).is_none());
         assert!(samples.last.is_empty());
+    }
+
+    /// Lists these, and none but these.
+    struct Lists<'a>(&'a [u32]);
+
+    impl Source for Lists<'_> {
+        fn held(&self, _: usize) -> Option<HashMap<u32, Option<u64>>> {
+            Some(self.0.iter().map(|pid| (*pid, Some(5))).collect())
+        }
+
+        fn sees_everybody(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn who_claims_to_use_a_device_and_is_not_listed_is_refuted_until_it_is() {
+        let world = World::new(1);
+        let (liar, idle) = (world.join(100), world.join(101));
+        let claims = |nr_contexts| {
+            world.usage(liar).devices[0]
+                .nr_contexts
+                .store(nr_contexts, Relaxed)
+        };
+        let mut samples = Samples::default();
+        let mut look = |listed: &[u32]| {
+            samples.take(&world.tree, &Lists(listed));
+            [liar, idle].map(|id| world.tree.evidence(id, 0))
+        };
+        assert_eq!(look(&[101]), [Evidence::Unknown, Evidence::Confirmed]);
+        claims(1);
+        assert_eq!(look(&[]), [Evidence::Confirmed; 2], "an empty list says nothing");
+        assert_eq!(look(&[7]), [Evidence::Confirmed; 2], "nor does one of strangers");
+        assert_eq!(look(&[101]), [Evidence::Refuted, Evidence::Confirmed]);
+        claims(0);
+        assert_eq!(look(&[101])[0], Evidence::Refuted, "it may claim again at once");
+        claims(1);
+        assert_eq!(look(&[100, 101])[0], Evidence::Confirmed);
+        claims(0);
+        assert_eq!(look(&[101])[0], Evidence::Unknown, "its context has gone");
+        world.submit(liar, 0, 1);
+        world.usage(liar).devices[0].busy_since.store(1, Relaxed);
+        assert_eq!(look(&[100])[0], Evidence::Confirmed);
+    }
+
+    #[test]
+    fn a_short_claim_between_two_looks_is_refuted_too() {
+        let world = World::new(1);
+        let (liar, _) = (world.join(100), world.join(101));
+        let waiting = &world.usage(liar).devices[0].nr_waiting;
+        waiting.store(1, Relaxed);
+        world.tree.arbitrate(|tree| tree.seen(5, 0, |_| false));
+        waiting.store(0, Relaxed);
+        let mut samples = Samples::default();
+        samples.take(&world.tree, &Lists(&[101]));
+        assert_eq!(world.tree.evidence(liar, 0), Evidence::Refuted);
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! Who is at the other end of a socket, according to the kernel: pid, start time, owner, name, and a pidfd for
 //! the day it dies.
 //!
-//! Nothing here believes anything a process says of itself, save its name (`comm`), which is only ever shown.
+//! Nothing here believes anything a process says of itself, save its name (`comm`), which is only ever shown. No look at a
+//! process takes longer than [`procfs`] allows.
 
-use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{UnixCredentials, getsockopt, sockopt};
 
+use crate::procfs;
 use crate::sys;
+use crate::text::Comm;
 
 /// A process that connected.
 #[derive(Debug)]
@@ -32,8 +34,7 @@ pub struct Peer {
 /// What `/proc/PID/stat` says of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
-    /// The program's short name, control characters replaced.
-    pub comm: String,
+    pub comm: Comm,
     /// The pid of its parent (field 4); zero if that is in no pid namespace of ours.
     pub parent: u32,
     /// In clock ticks since boot (field 22). With the pid, it names a process for as long as the machine is up.
@@ -55,10 +56,11 @@ pub fn owner(socket: &impl AsFd) -> nix::Result<(u32, u32)> {
 /// Identifies the process that connected the socket's other end.
 ///
 /// # Errors
-/// `ESRCH` if it is dead, or lives in a pid namespace that is not below the daemon's.
+/// `ESRCH` if it is dead, or lives in a pid namespace that is not below the daemon's; `ETIMEDOUT` if it holds up looking at
+/// it.
 pub fn peer(socket: &impl AsFd) -> nix::Result<Peer> {
     let (credentials, pid, pidfd) = other_end(socket)?;
-    let stat = stat(pid).ok_or(Errno::ESRCH)?;
+    let stat = stat(pid)?;
     let is_contained = !shares_our_pids(pid);
     // Still alive after /proc was read: so that was of itself, and not of a successor to the pid.
     if is_dead(&pidfd) {
@@ -99,11 +101,12 @@ fn other_end(socket: &impl AsFd) -> nix::Result<(UnixCredentials, u32, OwnedFd)>
     Ok((credentials, pid, pidfd))
 }
 
-/// Whether a process is in our pid namespace, and not in one below: pid_namespaces(7), namespaces(7).
+/// Whether a process is in our pid namespace, and not in one below: then it has as many pids as we have (`NSpid`, Linux
+/// 4.1).
 fn shares_our_pids(pid: u32) -> bool {
-    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let own = namespace("self");
-    own.is_some() && namespace(&pid.to_string()) == own
+    let depth = |pid| procfs::status(pid, "NSpid").map(|pids| pids.len());
+    let own = depth(std::process::id());
+    own.is_some() && depth(pid) == own
 }
 
 /// Whether the process behind a pidfd has ended.
@@ -112,18 +115,22 @@ pub fn is_dead(pidfd: &OwnedFd) -> bool {
     poll(&mut watched, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
-/// Whether this very process, not a successor to its pid, is alive.
+/// Whether this very process, not a successor to its pid, is alive. A process that cannot be looked at lives: it is
+/// executing another program.
 pub fn is_alive(pid: u32, start_time: u64) -> bool {
-    stat(pid).is_some_and(|stat| stat.start_time == start_time)
+    match stat(pid) {
+        Ok(stat) => stat.start_time == start_time,
+        Err(errno) => errno == Errno::ETIMEDOUT,
+    }
 }
 
-/// Reads `/proc/PID/stat`. None if there is no such process. (Of the files there, this one never waits for the
-/// process's memory.)
-pub fn stat(pid: u32) -> Option<Stat> {
+/// Reads `/proc/PID/stat`.
+///
+/// # Errors
+/// `ESRCH` if there is no such process; `ETIMEDOUT` if it holds up the read.
+pub fn stat(pid: u32) -> nix::Result<Stat> {
     // The name need not be UTF-8.
-    parse_stat(&String::from_utf8_lossy(
-        &fs::read(format!("/proc/{pid}/stat")).ok()?,
-    ))
+    parse_stat(&String::from_utf8_lossy(&procfs::read(pid, "stat")?)).ok_or(Errno::ESRCH)
 }
 
 /// `PID (COMM) STATE …`: the name may itself contain blanks and parentheses, so its end is the last one.
@@ -139,10 +146,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
         return None;
     }
     Some(Stat {
-        comm: comm
-            .chars()
-            .map(|c| if c.is_control() { '?' } else { c })
-            .collect(),
+        comm: comm.into(),
         parent: u32::try_from(field(4)?).ok()?,
         start_time: field(22)?,
         image: Some((field(26)?, field(28)?)).filter(|(_, stack)| *stack != 0),
@@ -162,7 +166,7 @@ mod tests {
         assert_eq!(
             stat,
             Stat {
-                comm: "a) S (b?c)".into(),
+                comm: "a) S (b\nc)".into(),
                 parent: 4,
                 start_time: 22,
                 image: Some((26, 28))

@@ -15,7 +15,7 @@
 //! | list | names of control files, one a line | | a JSON line for each process and each of its devices: `{"pid", "device", "uid", "comm", "group", "files": {name: text}}` |
 //! | make | a group's path | | |
 //! | remove | likewise | | |
-//! | may begin | likewise | | whether a process of the asker's may begin there |
+//! | may begin | likewise | | whether a process of the asker's may begin there; yes where there are rules, which decide later |
 //!
 //! A text longer than a packet comes in parts: it is made anew at offset 0 and kept by the connection, as an open file
 //! keeps it; ask on from where the last part ended. Refusals come with an errno, as from the mount.

@@ -1,5 +1,5 @@
 //! The socket: hooks register on it, the command line asks on it. One thread, one epoll loop, which never waits for
-//! anybody: not for a client that does not read, not for the closing of what a client sent.
+//! anybody: not for a client that does not read, not for the closing of what a client sent, which never gets here.
 //!
 //! Everything that arrives is hostile until it has been checked. What a control file means, it does not know.
 
@@ -7,22 +7,24 @@ pub mod answer;
 mod awaited;
 mod begin;
 mod bells;
-mod closer;
 mod connection;
+mod connections;
 mod enquiry;
 mod listener;
 mod living;
 mod rate;
+mod receivers;
 mod registry;
 mod remembered;
+mod room;
 mod scribe;
 mod strangers;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,13 +32,15 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::{MsgFlags, recv, send};
 use tracing::{debug, warn};
 
 use self::bells::Bells;
-use self::closer::Closer;
 use self::connection::Connection;
+use self::connections::{Admission, Connections};
 use self::enquiry::Enquiries;
 use self::rate::Rate;
+use self::receivers::Receivers;
 use self::registry::Registry;
 use self::scribe::Scribe;
 use self::strangers::Strangers;
@@ -48,9 +52,7 @@ use crate::tree::{GroupId, Saved, Settings, Tree, leave_behind};
 
 pub use self::enquiry::Current as CurrentRules;
 pub use self::listener::{Listener, new_socket};
-
-/// Connections of one user that are not (or not yet) those of a registered process.
-const MAX_VISITORS_PER_UID: usize = 1024;
+pub use self::receivers::Start as StartReceiver;
 
 /// Lines a second that clients can have us log by what they do wrong.
 const MAX_COMPLAINTS: u32 = 5;
@@ -58,8 +60,11 @@ const MAX_COMPLAINTS: u32 = 5;
 /// What a user may take of the loop's time at once.
 const ADVANCE: Duration = Duration::from_millis(25);
 
-/// How often what depends on time is looked at, while there is any.
+/// The unit of what depends on time.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Connections that are looked at in one turn of the loop because their time has come: thousands may end at once.
+const MAX_DUE: usize = 64;
 
 /// How often connections lost without a death are looked at.
 const TEND: Duration = Duration::from_secs(1);
@@ -73,6 +78,10 @@ const RETURN: Duration = Duration::from_secs(10);
 enum Token {
     Listener,
     Wake,
+    /// A receiver has an answer.
+    Receiver,
+    /// The supervisor asks whether we answer.
+    Supervisor,
     Connection(u64),
     /// A pidfd: readable when the process has ended.
     Process(u64),
@@ -83,6 +92,8 @@ impl From<Token> for u64 {
         match token {
             Token::Listener => 0,
             Token::Wake => 1,
+            Token::Receiver => u64::MAX,
+            Token::Supervisor => u64::MAX - 1,
             Token::Connection(number) => number << 1,
             Token::Process(number) => (number << 1) | 1,
         }
@@ -95,6 +106,8 @@ impl From<u64> for Token {
         match (word, word & 1) {
             (0, _) => Self::Listener,
             (1, _) => Self::Wake,
+            (u64::MAX, _) => Self::Receiver,
+            (word, _) if word == u64::MAX - 1 => Self::Supervisor,
             (_, 0) => Self::Connection(word >> 1),
             _ => Self::Process(word >> 1),
         }
@@ -111,18 +124,18 @@ pub struct Server {
     waker: UnixStream,
     tree: Arc<Tree>,
     journal: Arc<Journal>,
-    closer: Closer,
+    receivers: Receivers,
+    /// To the supervisor, if there is one.
+    line: Option<OwnedFd>,
     registry: Registry,
     enquiries: Enquiries,
-    /// Boxed, as the map may have twice the room that it needs.
-    connections: HashMap<u64, Box<Connection>>,
-    /// Those for which time matters: all but well-behaved hooks.
-    timed: HashSet<u64>,
+    connections: Connections,
     last_number: u64,
     /// Nobody is accepted before: there is no room.
     full_until: Option<Instant>,
     complaints: Rate,
     shares: Shares,
+    next_tidy: Instant,
     strangers: Strangers,
     next_tend: Option<Instant>,
     /// When to look for those that have not come back after a restart.
@@ -140,6 +153,7 @@ impl Server {
         journal: Arc<Journal>,
         remembered: BTreeMap<Key, Saved>,
         grace_msec: u32,
+        receiver: StartReceiver,
     ) -> anyhow::Result<Self> {
         let epoll =
             Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("cannot watch descriptors")?);
@@ -155,6 +169,7 @@ impl Server {
         // The bells first: a thaw should not wait for the disk.
         tree.listen(bells.clone());
         tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
+        let receivers = Receivers::new(receiver, epoll.clone());
         let enquiries = Enquiries::start(waker.try_clone()?)?;
         let mut registry = Registry::new(
             tree.clone(),
@@ -176,15 +191,16 @@ impl Server {
             waker,
             tree,
             journal,
-            closer: Closer::default(),
+            receivers,
+            line: None,
             registry,
             enquiries,
-            connections: HashMap::new(),
-            timed: HashSet::new(),
+            connections: Connections::new(room::for_visitors()),
             last_number,
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),
             shares: Shares::new(ADVANCE),
+            next_tidy: Instant::now(),
             strangers: Strangers::default(),
             // Whoever was here before may come back.
             next_tend: Some(Instant::now() + TICK),
@@ -205,6 +221,46 @@ impl Server {
         self.enquiries.rules()
     }
 
+    /// Tells a supervisor at the other end of this socket that the daemon serves, and then, whenever it asks, that it still
+    /// does.
+    ///
+    /// # Errors
+    /// The kernel refuses to tell of events.
+    pub fn report_to(&mut self, line: OwnedFd) -> anyhow::Result<()> {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Supervisor.into());
+        self.epoll
+            .add(&line, event)
+            .context("cannot watch the supervisor")?;
+        self.line = Some(line);
+        self.reassure();
+        Ok(())
+    }
+
+    fn reassure(&self) {
+        // Takes the lock that everything takes: so it has not been lost.
+        let _ = self.tree.processes();
+        if let Some(line) = &self.line {
+            let _ = send(
+                line.as_raw_fd(),
+                &[0],
+                MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+            );
+        }
+    }
+
+    fn answer_supervisor(&mut self) {
+        let Some(line) = &self.line else { return };
+        match recv(line.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) {
+            Ok(1..) => self.reassure(),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            // It has ended, and we are told by a signal.
+            Ok(_) | Err(_) => {
+                let _ = self.epoll.delete(line);
+                self.line = None;
+            }
+        }
+    }
+
     /// Serves until `go_on`, asked after each wake-up, says no.
     ///
     /// # Errors
@@ -221,6 +277,8 @@ impl Server {
                 match Token::from(event.data()) {
                     Token::Listener => self.accept(),
                     Token::Wake => self.drain_wake(),
+                    Token::Receiver => self.take_usage_blocks(),
+                    Token::Supervisor => self.answer_supervisor(),
                     Token::Connection(number) => self.serve(number),
                     Token::Process(number) => self.registry.died(number),
                 }
@@ -231,17 +289,24 @@ impl Server {
             }
         }
         self.tree.write_all_counts();
+        self.retire_all();
         Ok(())
     }
 
     /// Without anything that depends on time the loop sleeps until something happens.
     fn timeout(&self) -> EpollTimeout {
         let now = Instant::now();
-        let tick = (!self.timed.is_empty()).then(|| now + TICK);
-        match [tick, self.full_until, self.next_tend, self.all_back]
-            .into_iter()
-            .flatten()
-            .min()
+        let tick = self.receivers.depends_on_time().then(|| now + TICK);
+        match [
+            tick,
+            self.connections.next_due(),
+            self.full_until,
+            self.next_tend,
+            self.all_back,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
         {
             // Rounded up, or the loop would spin through the last millisecond.
             Some(next) => u16::try_from(next.saturating_duration_since(now).as_millis() + 1)
@@ -252,21 +317,29 @@ impl Server {
 
     fn tick(&mut self) {
         let now = Instant::now();
-        self.shares.tidy(now);
-        for number in self.timed.iter().copied().collect::<Vec<_>>() {
-            match self.connections.get_mut(&number) {
-                Some(connection) if connection.is_expired(now) => self.hang_up(number),
-                Some(connection) => {
-                    connection.unmute(now, |socket| {
-                        watch(&self.epoll, socket, number, EpollFlags::EPOLLIN)
-                    });
-                    if !connection.depends_on_time() {
-                        self.timed.remove(&number);
-                    }
-                }
-                None => {
-                    self.timed.remove(&number);
-                }
+        if now >= self.next_tidy {
+            self.shares.tidy(now);
+            self.next_tidy = now + TICK;
+            if let Some((number, usage)) = self.receivers.tick(now) {
+                self.take_usage(number, usage);
+            }
+        }
+        for _ in 0..MAX_DUE {
+            let Some(number) = self.connections.pop_due(now) else {
+                break;
+            };
+            let Some(connection) = self.connections.get_mut(&number) else {
+                continue;
+            };
+            if connection.is_expired(now) {
+                self.hang_up(number);
+                continue;
+            }
+            connection.unmute(now, |socket| {
+                watch(&self.epoll, socket, number, EpollFlags::EPOLLIN)
+            });
+            if let Some(when) = connection.next_look() {
+                self.connections.look_at(number, when);
             }
         }
         if self.next_tend.is_some_and(|when| when <= now) {
@@ -285,14 +358,11 @@ impl Server {
         // Empty or closed: either way there is nothing more to know.
         while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
         while let Some((applicant, verdict)) = self.enquiries.answer() {
-            self.admit_or_refuse(applicant, &verdict);
+            self.admit_or_refuse(applicant, verdict);
         }
     }
 
     fn accept(&mut self) {
-        if self.closer.is_crowded() {
-            return self.pause();
-        }
         match sys::accept(&self.listener) {
             Ok(socket) => self.welcome(socket),
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
@@ -308,25 +378,24 @@ impl Server {
 
     fn welcome(&mut self, socket: OwnedFd) {
         let Ok((uid, gid)) = process::owner(&socket) else {
-            return self.closer.close(socket);
+            return self.receivers.retire(Arc::new(socket));
         };
-        let timed = self
-            .timed
-            .iter()
-            .filter_map(|number| self.connections.get(number));
-        if timed.filter(|c| c.is_visitor() && c.uid() == uid).count() >= MAX_VISITORS_PER_UID {
-            debug!("user {uid} has too many connections");
-            return self.dismiss(Arc::new(socket));
+        match self.connections.admission(uid) {
+            Admission::Free => {}
+            Admission::InPlaceOf(other) => self.hang_up(other),
+            Admission::Refused => {
+                debug!("user {uid} has too many connections");
+                return self.receivers.retire(Arc::new(socket));
+            }
         }
         let number = self.new_number();
         let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Connection(number).into());
         if let Err(error) = self.epoll.add(&socket, event) {
             warn!("cannot watch a connection: {error}");
-            return self.dismiss(Arc::new(socket));
+            return self.receivers.retire(Arc::new(socket));
         }
         let connection = Box::new(Connection::new(socket, uid, gid));
         self.connections.insert(number, connection);
-        self.timed.insert(number);
     }
 
     /// Accepts nobody for a while.
@@ -340,6 +409,18 @@ impl Server {
         if let Err(error) = self.epoll.modify(&self.listener, &mut event) {
             warn!("cannot watch the socket: {error}");
         }
+    }
+
+    /// Before the end: closes all connections, so that nothing that clients have sent is left for exit(2) to close.
+    fn retire_all(&mut self) {
+        self.listener.refuse();
+        while let Ok(socket) = sys::accept(&self.listener) {
+            self.receivers.retire(Arc::new(socket));
+        }
+        for connection in self.connections.take_all() {
+            self.receivers.retire(connection.into_socket());
+        }
+        self.receivers.close_doomed();
     }
 
     fn compact(&self) {

@@ -13,10 +13,10 @@ use std::sync::atomic::AtomicU32;
 
 use gcgroup_abi::{Control, Usage, map};
 use memmap2::{MmapOptions, MmapRaw};
-use nix::sys::socket::{self, ControlMessageOwned, MsgFlags, SockFlag};
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, sockopt};
 
-/// The most descriptors one message can carry: the kernel's `SCM_MAX_FD`. With room for all of them, none is
-/// dropped by the kernel in our context (a hostile one may take for ever to close).
+/// The most descriptors one message can carry: the kernel's `SCM_MAX_FD`.
 const MAX_DESCRIPTORS: usize = 253;
 
 /// A control block, mapped writable.
@@ -100,6 +100,32 @@ pub fn wake_all(word: &AtomicU32) {
 pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: takes two integers and returns a new descriptor or -1.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    new_descriptor(fd)
+}
+
+/// A descriptor for the thread that `tid` names now: pidfd_open(2) with `PIDFD_THREAD`, Linux 6.9.
+///
+/// # Errors
+/// `ESRCH` if there is none.
+pub fn pidfd_open_thread(tid: i32) -> io::Result<OwnedFd> {
+    // PIDFD_THREAD, in the kernel's include/uapi/linux/pidfd.h.
+    const THREAD: i32 = libc::O_EXCL;
+    // SAFETY: takes two integers and returns a new descriptor or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, tid, THREAD) };
+    new_descriptor(fd)
+}
+
+/// A copy of another thread's descriptor: pidfd_getfd(2), Linux 5.6.
+///
+/// # Errors
+/// What pidfd_getfd(2) says.
+pub fn pidfd_getfd(pidfd: &impl AsFd, number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes integers and returns a new descriptor or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_fd().as_raw_fd(), number, 0) };
+    new_descriptor(fd)
+}
+
+fn new_descriptor(fd: i64) -> io::Result<OwnedFd> {
     match i32::try_from(fd) {
         // SAFETY: the kernel just gave us this descriptor; nobody else has it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -142,6 +168,19 @@ pub fn replace(number: i32, with: &impl AsFd) -> io::Result<()> {
 pub fn close_from(number: u32) -> io::Result<()> {
     // SAFETY: takes integers. Nobody here owns what is closed: the process has it from who executed it.
     if unsafe { libc::syscall(libc::SYS_close_range, number, u32::MAX, 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Has every descriptor from this number on closed on exec: close_range(2) with `CLOSE_RANGE_CLOEXEC`, Linux 5.11.
+///
+/// # Errors
+/// The kernel is too old.
+pub fn close_on_exec_from(number: u32) -> io::Result<()> {
+    // SAFETY: takes integers, and closes nothing here.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, number, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if done < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
@@ -204,7 +243,93 @@ pub struct Received {
     pub truncated: bool,
 }
 
-/// Receives one packet without waiting.
+/// Two connected `SOCK_SEQPACKET` sockets, closed on exec.
+///
+/// # Errors
+/// Out of descriptors.
+pub fn packet_pair() -> nix::Result<(OwnedFd, OwnedFd)> {
+    socket::socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )
+}
+
+/// The next packet of a connection, when its descriptors are not to be received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plain {
+    /// A packet of so many bytes, without descriptors. It has been taken.
+    Packet(usize),
+    /// A packet of so many bytes that carries descriptors. It is still in the socket.
+    WithRights(usize),
+    /// A packet that is longer than the buffer, or has no bytes; or there will be none any more.
+    Senseless,
+}
+
+/// Receives a packet without descriptors, without waiting. Descriptors are never installed here, nor is the last reference to
+/// one dropped: closing it could take for ever.
+///
+/// # Errors
+/// What recvmsg(2) says; `EAGAIN` if there is none.
+pub fn receive_plain(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<Plain> {
+    let (length, flags) = peek(socket, buffer)?;
+    if flags.contains(MsgFlags::MSG_CTRUNC) {
+        return Ok(Plain::WithRights(length.min(buffer.len())));
+    }
+    if length == 0 || flags.contains(MsgFlags::MSG_TRUNC) {
+        return Ok(Plain::Senseless);
+    }
+    // Nobody else reads here, so this is what was looked at.
+    socket::recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT).map(Plain::Packet)
+}
+
+/// Looks at the next packet, with no room for descriptors: the kernel then says `MSG_CTRUNC` if there are any, and leaves
+/// them where they are.
+fn peek(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<(usize, MsgFlags)> {
+    let mut parts = [IoSliceMut::new(buffer)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
+    let message = socket::recvmsg::<()>(socket.as_raw_fd(), &mut parts, None, flags)?;
+    Ok((message.bytes, message.flags))
+}
+
+/// Takes all packets out of a connection that has been shut down for receiving, so that no more come. Says whether that is
+/// done: a packet that carries descriptors stays, with all behind it. A connection without packets can be closed without
+/// waiting.
+pub fn drain(socket: &OwnedFd) -> bool {
+    // More than a sender's buffer holds, which counts 500 bytes and more for each.
+    const MOST: usize = 1 << 16;
+    for _ in 0..MOST {
+        let mut byte = [0];
+        match peek(socket, &mut byte) {
+            Ok((_, flags)) if flags.contains(MsgFlags::MSG_CTRUNC) => return false,
+            // Either a packet of no bytes or the end. If credentials are to come with packets, and there is no room for them,
+            // the kernel says so of a packet.
+            Ok((0, _)) => {
+                if socket::setsockopt(socket, sockopt::PassCred, &true).is_err() {
+                    return false;
+                }
+                let there = peek(socket, &mut byte);
+                if socket::setsockopt(socket, sockopt::PassCred, &false).is_err() {
+                    return false;
+                }
+                match there {
+                    Ok((_, flags)) if flags.contains(MsgFlags::MSG_CTRUNC) => {}
+                    _ => return true,
+                }
+            }
+            Ok(_) => {}
+            Err(Errno::EINTR) => continue,
+            Err(_) => return true,
+        }
+        if socket::recv(socket.as_raw_fd(), &mut byte, MsgFlags::MSG_DONTWAIT).is_err() {
+            return false;
+        }
+    }
+    false
+}
+
+/// Receives one packet with its descriptors, without waiting. The daemon never calls it for a client's connection.
 ///
 /// # Errors
 /// What recvmsg(2) says; `EAGAIN` if there is none.
@@ -266,3 +391,6 @@ pub fn publish_usage(file: &impl AsFd) {
     // SAFETY: page-aligned, USAGE_SIZE long, mapped until the end of this function.
     unsafe { map::usage(mapping.as_ptr()) }.publish();
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,8 @@
 //! The value formats that control files read and write: cgroup v2's, without the kernel parser's surprises
 //! (an empty write is not 0, a leading zero is not octal, an overflow is not wrapped).
 
-use std::fmt::{Display, Write};
+use std::fmt::{self, Display, Write};
+use std::ops::Deref;
 
 use gcgroup_abi::NO_LIMIT;
 
@@ -43,24 +44,49 @@ pub fn flat_keyed<V: Display>(pairs: impl IntoIterator<Item = (&'static str, V)>
     out
 }
 
-/// Text as one word: what would end a word or a line, or looks like our escape, becomes `\ooo` (octal, as in
-/// /proc/mounts). Other programs choose it (a process's comm), so nothing about it is certain.
-pub fn word(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'!'..=b'~' if byte != b'\\' && byte != b'=' => out.push(char::from(byte)),
-            _ => {
-                let _ = write!(out, "\\{byte:03o}");
-            }
-        }
-    }
-    out
+/// Shows text that another program chose (a process's comm, a path, a group's name) as one word that a terminal, a log and
+/// a script can take as it is: each byte but printable ASCII becomes `\ooo` (octal, as in /proc/self/mountinfo), and so do the
+/// blank, `=` and the backslash. Letters of other alphabets too, since those written from right to left reorder the numbers
+/// beside them.
+pub fn word(text: &str) -> Word<'_> {
+    Word(text)
 }
 
-/// Text that others chose, for a terminal to show and not to obey.
-pub fn plain(text: &str) -> String {
-    text.replace(char::is_control, "?")
+/// See [`word`].
+#[derive(Debug, Clone, Copy)]
+pub struct Word<'a>(&'a str);
+
+impl Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.bytes().try_for_each(|byte| match byte {
+            b'!'..=b'~' if byte != b'\\' && byte != b'=' => f.write_char(char::from(byte)),
+            _ => write!(f, "\\{byte:03o}"),
+        })
+    }
+}
+
+/// A process's short name, which it may choose freely. Shown as one word: [`word`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Comm(Box<str>);
+
+impl From<&str> for Comm {
+    fn from(name: &str) -> Self {
+        Self(name.into())
+    }
+}
+
+impl Deref for Comm {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Display for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        word(self).fmt(f)
+    }
 }
 
 /// Bytes: decimal, with an optional binary suffix (`K` `M` `G` `T` `P`, also `Ki` and `KiB`, any case), or `max`.
@@ -330,8 +356,20 @@ mod tests {
 
     #[test]
     fn a_word_stays_one_word() {
+        let word = |text| word(text).to_string();
         assert_eq!(word("python3"), "python3");
         assert_eq!(word("a b\nc=d\\"), "a\\040b\\012c\\075d\\134");
         assert_eq!(word("\u{e9}"), "\\303\\251");
+        assert_eq!(word("\u{1b}[2J\u{9b}\t"), "\\033[2J\\302\\233\\011");
+        // Override, isolate, line and paragraph separators, no width, no break.
+        for odd in [
+            "\u{202e}", "\u{2066}", "\u{2028}", "\u{2029}", "\u{200b}", "\u{a0}", "\u{feff}",
+        ] {
+            let shown = word(odd);
+            assert!(
+                shown.bytes().all(|byte| byte == b'\\' || byte.is_ascii_digit()),
+                "{shown}"
+            );
+        }
     }
 }

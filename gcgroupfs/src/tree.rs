@@ -1,10 +1,11 @@
-//! The model: devices, governed processes and what is asked of them. It knows no mount, no GPU, no clock and no
-//! disk; it stores into control blocks and reads usage blocks, and tells listeners what others must act on.
+//! The model: devices, governed processes and what is asked of them. It knows no mount, no GPU and no disk, and of
+//! clocks only how old a process is; it stores into control blocks and reads usage blocks, and tells listeners what others must act on.
 //!
 //! Everything is behind one lock, held for loads and stores only, so no caller ever waits for a system call.
 
 mod access;
 mod arbitration;
+mod claims;
 mod devices;
 mod directories;
 mod edit;
@@ -59,7 +60,8 @@ pub use later::{Later, put_off};
 pub use legacy::leave_behind;
 pub use notice::{Listener, Notice};
 pub use place::{Access, Caller, DIRECTORY_MODE, Entity, GroupId, Level, Owner, Place, ProcessId};
-pub use process::{Identity, Process};
+pub use pressure::Sight;
+pub use process::{Evidence, Identity, Process};
 pub use quota::Quota;
 pub use records::Subject;
 pub use saved::Saved;
@@ -71,9 +73,6 @@ pub use view::{Scope, View};
 
 /// The least important `compute.priority`.
 pub const MAX_PRIORITY: u32 = 15;
-
-/// How many of those that left are remembered in `exited`.
-const NR_EXITED: usize = 64;
 
 /// One GPU, or one MIG instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,7 +168,7 @@ impl Tree {
             processes: BTreeMap::new(),
             pids: BTreeMap::new(),
             exited: VecDeque::new(),
-            pressure: pressure::Pressure::new(),
+            pressure: pressure::Pressure::default(),
             departed: Sums::default(),
             unwritten: None,
             audit: unmanaged::Audit::default(),
@@ -191,11 +190,11 @@ impl Tree {
     pub fn rung(&self, id: ProcessId) {
         // First of all: it may be waiting, or somebody more important.
         let mut notices = Vec::new();
-        self.state.lock().answer_requests(id, &mut notices);
+        let mut state = self.state.lock();
+        state.answer_requests(id, &mut notices);
+        state.note_pressure(id);
+        drop(state);
         notices.push(Notice::Rung(id));
-        self.tell(&notices);
-        notices.clear();
-        self.state.lock().relieve(id, &mut notices);
         self.tell(&notices);
         self.note_events(id);
     }
@@ -234,6 +233,40 @@ impl Tree {
             enforce::store_overhead(process, device, bytes);
             state.grants.set_overhead(id, device, bytes);
             state.observe(id);
+        }
+    }
+
+    /// Returns whether there is evidence that the process uses a device as it claims; `Unknown` if it has left.
+    pub fn evidence(&self, id: ProcessId, device: usize) -> Evidence {
+        let state = self.state.lock();
+        let process = state.processes.get(&id);
+        let kept = process.and_then(|process| process.devices.get(device));
+        kept.map_or(Evidence::Unknown, |kept| kept.evidence)
+    }
+
+    /// Notes whether there is evidence that the process uses a device as it claims.
+    pub fn set_evidence(&self, id: ProcessId, device: usize, evidence: Evidence) {
+        let mut state = self.state.lock();
+        let process = state.processes.get_mut(&id);
+        let before = process
+            .and_then(|process| process.kept_mut(Some(device)))
+            .map(|kept| std::mem::replace(&mut kept.evidence, evidence));
+        drop(state);
+        let before = before.unwrap_or(evidence);
+        if (before == Evidence::Refuted) != (evidence == Evidence::Refuted) {
+            // Others may go on, or have to wait.
+            self.tell(&[Notice::Rung(id)]);
+        }
+    }
+
+    /// NVML shows these processes to hold so many bytes on a device, contexts and all.
+    pub fn show_held(&self, device: usize, held: &[(ProcessId, u64)]) {
+        // Others come in between.
+        for some in held.chunks(64) {
+            let mut state = self.state.lock();
+            for (id, bytes) in some {
+                state.grants.show(*id, device, *bytes);
+            }
         }
     }
 

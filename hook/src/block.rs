@@ -34,9 +34,13 @@ pub(crate) struct Blocks {
 impl Blocks {
     /// New blocks, not yet the daemon's: every gate open, no limit but `memory_limit`, and so much that may be swapped out.
     pub(crate) fn new(memory_limit: u64, memory_swap_max: u64) -> io::Result<Self> {
-        let (usage, usage_file) = match shared_usage() {
-            Ok((usage, file)) => (usage, Some(Descriptor::new(file)?)),
-            Err(_) => (Mapping::anonymous(USAGE_SIZE)?, None),
+        let usage = Mapping::place(USAGE_SIZE)?;
+        let usage_file = match shared_usage() {
+            Ok((shared, file)) => {
+                shared.replace(&usage)?;
+                Some(Descriptor::new(file)?)
+            }
+            Err(_) => None,
         };
         let control = Mapping::anonymous(CONTROL_SIZE)?;
         let blocks = Self {
@@ -127,9 +131,7 @@ impl Blocks {
 
     /// Gives the descriptor up, in a forked child, whose parent the block belongs to.
     pub(crate) fn close_file(&self) {
-        if let Some(file) = self.usage_file.try_lock() {
-            file.as_ref().inspect(|file| file.close());
-        }
+        descriptor::close_in_child(&self.usage_file);
     }
 
     /// Has the daemon's control block take the place of what governed before.
@@ -182,7 +184,9 @@ fn words(block: &Mapping) -> &[AtomicU64] {
 
 fn shared_usage() -> io::Result<(Mapping, OwnedFd)> {
     let file = descriptor::sealed_file(c"gcgroup-usage", USAGE_SIZE)?;
-    Ok((Mapping::shared(&file, USAGE_SIZE, true)?, file))
+    let mapping = Mapping::shared(&file, USAGE_SIZE, true)?;
+    mapping.keep_from_children()?;
+    Ok((mapping, file))
 }
 
 /// Blocks of a test's own.

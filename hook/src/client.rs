@@ -22,8 +22,21 @@ pub(crate) enum Refusal {
     Absent,
     /// It means something else by its blocks.
     Version(u32),
-    /// It will not have this process.
-    Refused,
+    /// The daemon does not admit this process, for this errno.
+    Refused(u32),
+}
+
+impl Refusal {
+    /// Whether the next attempt would end in the same way.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, Self::Version(_)) || self.is_for_permission()
+    }
+
+    /// Whether the daemon does not permit what the process asks for.
+    pub(crate) fn is_for_permission(&self) -> bool {
+        const PERMISSION: [u32; 2] = [libc::EACCES.cast_unsigned(), libc::EPERM.cast_unsigned()];
+        matches!(self, Self::Refused(errno) if PERMISSION.contains(errno))
+    }
 }
 
 impl From<io::Error> for Refusal {
@@ -63,7 +76,7 @@ fn welcomed(socket: OwnedFd, packet: Packet) -> Result<(Descriptor, OwnedFd), Re
         return Err(Refusal::Version(welcome.abi));
     }
     if welcome.status != 0 {
-        return Err(Refusal::Refused);
+        return Err(Refusal::Refused(welcome.status));
     }
     let control = packet.file.ok_or(Refusal::Absent)?;
     Ok((Descriptor::new(socket)?, control))
@@ -326,7 +339,7 @@ mod tests {
                     abi: VERSION,
                     status: 95,
                 },
-                "Refused".to_owned(),
+                "Refused(95)".to_owned(),
             ),
             (
                 Welcome {

@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_int};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
+use parking_lot::Mutex;
+
 /// A new memory file of exactly `size` bytes that nobody can resize any more. See memfd_create(2).
 pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: a C string, which the kernel copies.
@@ -82,6 +84,14 @@ impl Descriptor {
             unsafe { libc::close(fd) };
         }
     }
+}
+
+/// Closes what a lock has, in a forked child. The lock may be held for ever there, by a thread that the child does not have.
+pub(crate) fn close_in_child(descriptor: &Mutex<Option<Descriptor>>) {
+    // SAFETY: this thread is the only one. Where another was changing the value, it is half the old and half the new
+    // one: numbers alone, by which nothing else is closed, since `get` compares them with what is open.
+    let descriptor = unsafe { &*descriptor.data_ptr() };
+    descriptor.as_ref().inspect(|descriptor| descriptor.close());
 }
 
 impl Drop for Descriptor {

@@ -238,7 +238,7 @@ impl Helper {
         if now < self.next_try {
             return;
         }
-        if let Some(connection) = self.process.register(PATIENCE) {
+        if let Ok(connection) = self.process.register(PATIENCE) {
             *self.process.connection.lock() = Some(connection);
             // Who asked for something meanwhile reached nobody.
             self.process.ring();

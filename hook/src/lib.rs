@@ -4,7 +4,8 @@
 //! what happens around the calls; `block` is the process's shared memory. Nothing here knows the daemon's code: the two
 //! meet in `gcgroup-abi`.
 //!
-//! Every failure ends in the driver's own answer, except a refused charge.
+//! Every failure ends in the driver's own answer, except a refused charge and a required registration that
+//! fails.
 
 mod block;
 mod client;

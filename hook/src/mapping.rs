@@ -1,6 +1,6 @@
 //! Memory that the hook maps: its own pages, and the files it shares with the daemon. Knows nothing of what is in them.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
@@ -52,6 +52,32 @@ impl Mapping {
         Self::of(address, size)
     }
 
+    /// Zeroed memory of our own, for a shared mapping that [`replace`](Self::replace)s it and is
+    /// [kept from children](Self::keep_from_children). A child then finds zeroed memory of its own at the address, however it was
+    /// made: what lies after the place grows down into it at the first access (`MAP_GROWSDOWN`, mmap(2)). Nothing else is
+    /// mapped there, since the kernel keeps a gap before such a mapping; what lies before the place allows no access,
+    /// because the gap would otherwise stop the growth.
+    pub(crate) fn place(size: usize) -> io::Result<Self> {
+        let whole = Self::anonymous(PAGE + size + PAGE)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_GROWSDOWN;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: parts of a mapping of ours, which nobody has a reference into. A kernel that refuses leaves them as they
+        // are: then a child has no memory at the address.
+        let address = unsafe {
+            let address = whole.address.add(PAGE);
+            libc::mprotect(whole.address.cast(), PAGE, libc::PROT_NONE);
+            libc::mmap(address.add(size).cast(), PAGE, protection, flags, -1, 0);
+            address
+        };
+        std::mem::forget(whole);
+        Ok(Self { address, size })
+    }
+
+    /// Leaves the mapping out of every child that is made from now on. See `MADV_DONTFORK` in madvise(2).
+    pub(crate) fn keep_from_children(&self) -> io::Result<()> {
+        self.advise(libc::MADV_DONTFORK)
+    }
+
     pub(crate) fn address(&self) -> *mut u8 {
         self.address
     }
@@ -75,8 +101,12 @@ impl Mapping {
 
     /// Has forked children find zeroes here. See madvise(2).
     pub(crate) fn wipe_on_fork(&self) -> io::Result<()> {
-        // SAFETY: a private anonymous mapping of ours.
-        let answer = unsafe { libc::madvise(self.address.cast(), self.size, libc::MADV_WIPEONFORK) };
+        self.advise(libc::MADV_WIPEONFORK)
+    }
+
+    fn advise(&self, advice: c_int) -> io::Result<()> {
+        // SAFETY: a mapping of ours; what is advised here changes nothing in this process.
+        let answer = unsafe { libc::madvise(self.address.cast(), self.size, advice) };
         if answer == 0 {
             Ok(())
         } else {
@@ -124,6 +154,51 @@ unsafe impl Sync for Mapping {}
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    /// The exit status of a child made by clone(2), which runs no handler, and `child` alone.
+    fn in_raw_child(child: impl FnOnce() -> bool) -> c_int {
+        // SAFETY: the child runs what takes no lock and allocates nothing, and leaves.
+        let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+        if pid == 0 {
+            let status = i32::from(!child());
+            // SAFETY: leaves without running anything of the parent's.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = -1;
+        // SAFETY: room for the status of a child of ours.
+        unsafe { libc::waitpid(libc::pid_t::try_from(pid).unwrap(), &raw mut status, 0) };
+        status
+    }
+
+    #[test]
+    fn a_child_finds_zeroes_of_its_own_where_a_kept_mapping_was() {
+        const SIZE: usize = 17 * PAGE;
+        let place = Mapping::place(SIZE).unwrap();
+        let word = |page: usize| {
+            // SAFETY: a page of the place, for as long as it lives.
+            unsafe { &*place.address().add(page * PAGE).cast::<AtomicU32>() }
+        };
+        for round in 1..3 {
+            let file = crate::descriptor::sealed_file(c"kept", SIZE).unwrap();
+            let shared = Mapping::shared(&file, SIZE, true).unwrap();
+            shared.keep_from_children().unwrap();
+            shared.replace(&place).unwrap();
+            word(0).store(round, Relaxed);
+            word(16).store(round, Relaxed);
+            let status = in_raw_child(|| {
+                let other = Mapping::anonymous(SIZE);
+                let is_apart = other.is_ok_and(|other| {
+                    let (other, place) = (other.address().addr(), place.address().addr());
+                    other + SIZE <= place || place + SIZE <= other
+                });
+                // The highest is used last: lower ones must not need it.
+                let are_zero = [0, 8, 16].iter().all(|page| word(*page).swap(7, Relaxed) == 0);
+                is_apart && are_zero
+            });
+            assert_eq!(status, 0);
+            assert_eq!((word(0).load(Relaxed), word(16).load(Relaxed)), (round, round));
+        }
+    }
 
     #[test]
     fn a_mapping_takes_anothers_place_under_its_readers() {

@@ -1,7 +1,7 @@
 //! This process, once it uses CUDA: everything the hook knows of it, in one place that a forked child can turn its
 //! back on.
 //!
-//! It is made by the first successful `cuInit` and never goes. A child that fork(2) or clone(2) made finds none, since
+//! It is made by the first successful `cuInit`, or by the first of all if the process must be governed, and never goes. A child that fork(2) or clone(2) made finds none, since
 //! the blocks, the locks and the driver's state are its parent's.
 
 use std::io;
@@ -11,8 +11,9 @@ use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use gcgroup_abi::message::Hello;
 use gcgroup_abi::{Control, MAX_DEVICES, Usage};
 use parking_lot::Mutex;
 
@@ -25,10 +26,10 @@ use crate::compute::meter::Meter;
 use crate::compute::reach::Reach;
 use crate::compute::slots::Slots;
 use crate::cuda::{CUerror, CUresult};
-use crate::descriptor::Descriptor;
+use crate::descriptor::{self, Descriptor};
 use crate::device::Devices;
 use crate::helper::{self, Line};
-use crate::interpose::Next;
+use crate::interpose::{self, Next};
 use crate::mapping::{Mapping, PAGE};
 use crate::memory::Memory;
 use crate::swap::Swap;
@@ -72,8 +73,16 @@ const BUSY: u32 = 1;
 /// Set when the program exits normally: nothing waits from then on.
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 
+/// Whether [`at_exit`] is registered.
+static IS_EXIT_HANDLED: AtomicBool = AtomicBool::new(false);
+
 /// How long the first `cuInit` waits for a daemon that listens but does not answer.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long the first `cuInit` of a process that must be governed tries to register.
+const PATIENCE_REQUIRED: Duration = Duration::from_secs(5);
+/// The pause between two such attempts. The daemon admits 16 registrations of a process in a second.
+const RETRY_REQUIRED: Duration = Duration::from_millis(100);
 
 /// This process, if it is one that uses CUDA.
 pub(crate) fn get() -> Option<&'static Process> {
@@ -91,15 +100,38 @@ pub(crate) fn is_exiting() -> bool {
     IS_EXITING.load(Relaxed)
 }
 
-/// `cuInit`: the first that succeeds puts the process under the daemon's eyes.
+/// `cuInit`: the first that succeeds registers the process with the daemon.
+///
+/// A process that must be governed (`GCGROUP_REQUIRED`) registers before the driver is initialised. If it cannot, the
+/// driver stays uninitialised and so refuses every call, whether or not the program heeds the error of this one.
 pub(crate) fn init(next: Next<'_>) -> CUresult {
-    next()?;
-    let process = get().or_else(|| thread::uncanceled(start));
-    process.inspect(|process| symbols::count_unknown(process));
-    if process.map_or_else(|| Wishes::from_environment().required, Process::lacks_daemon) {
-        return Err(CUerror::SYSTEM_NOT_READY);
+    if is_required() {
+        // A panic of ours must not let the driver's answer stand here. Another thread may be at it: it is waited for.
+        interpose::guarded(|| thread::uncanceled(start));
+        if !get().is_some_and(|process| process.is_governed.load(Relaxed)) {
+            return Err(CUerror::SYSTEM_NOT_READY);
+        }
     }
+    next()?;
+    // After the driver has registered its own handler for the program's exit, so that ours runs before it.
+    if !IS_EXIT_HANDLED.swap(true, Relaxed) {
+        sys::on_exit(at_exit);
+    }
+    begin().inspect(|process| symbols::count_unknown(process));
     Ok(())
+}
+
+/// Whether the program must not use CUDA without a daemon that governs it.
+fn is_required() -> bool {
+    get().map_or_else(
+        || Wishes::from_environment().required,
+        |process| process.wishes.required,
+    )
+}
+
+/// This process, made if there is none yet.
+fn begin() -> Option<&'static Process> {
+    get().or_else(|| thread::uncanceled(start))
 }
 
 fn start() -> Option<&'static Process> {
@@ -118,14 +150,18 @@ fn start() -> Option<&'static Process> {
 }
 
 fn make() -> io::Result<&'static Process> {
-    static ARE_HANDLERS_SET: AtomicBool = AtomicBool::new(false);
-    if !ARE_HANDLERS_SET.swap(true, Relaxed) {
-        sys::on_fork_and_exit(in_child, at_exit);
+    static IS_FORK_HANDLED: AtomicBool = AtomicBool::new(false);
+    if !IS_FORK_HANDLED.swap(true, Relaxed) {
+        sys::on_fork(in_child);
     }
     sys::register_barrier();
     let process: &'static Process = Box::leak(Box::new(Process::new(Wishes::from_environment())?));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
-    let connection = process.register(PATIENCE);
+    let connection = if process.wishes.required {
+        process.insist()
+    } else {
+        process.register(PATIENCE).ok()
+    };
     *process.connection.lock() = connection;
     sys::spawn(c"gcgroup", helper::run)?;
     Ok(process)
@@ -136,9 +172,7 @@ unsafe extern "C" fn in_child() {
     // SAFETY: null or a process that was leaked; the child has a copy of its memory.
     if let Some(process) = unsafe { PROCESS.load(Relaxed).as_ref() } {
         process.blocks.close_file();
-        if let Some(connection) = process.connection.try_lock() {
-            connection.as_ref().inspect(|descriptor| descriptor.close());
-        }
+        descriptor::close_in_child(&process.connection);
         process.line.as_ref().inspect(|line| line.close());
     }
     helper::forget();
@@ -172,7 +206,7 @@ impl Process {
             devices: Devices::new(),
             memory: Memory::new(),
             contexts: Contexts::new(),
-            slots: Slots::new(),
+            slots: Slots::new()?,
             graphs: Graphs::default(),
             reach: Reach::default(),
             holds: Holds::new(),
@@ -197,28 +231,61 @@ impl Process {
         self.blocks.control()
     }
 
-    /// Whether the program must not run like this: `GCGROUP_REQUIRED`, and no daemon has ever accepted it.
-    fn lacks_daemon(&self) -> bool {
-        self.wishes.required && !self.is_governed.load(Relaxed)
+    /// Registers as a process that must be governed: tries again while no daemon answers, for [`PATIENCE_REQUIRED`].
+    /// Says on standard error why CUDA is refused.
+    fn insist(&self) -> Option<Descriptor> {
+        let deadline = Instant::now() + PATIENCE_REQUIRED;
+        let mut left = PATIENCE_REQUIRED;
+        loop {
+            let refusal = match self.register(left) {
+                Ok(connection) => return Some(connection),
+                Err(refusal) => refusal,
+            };
+            left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || refusal.is_final() {
+                sys::complain(&self.refused_for(&refusal));
+                return None;
+            }
+            sys::poll([], Some(RETRY_REQUIRED.min(left)));
+        }
     }
 
-    /// Registers with the daemon and takes its control block; `None` if there is no daemon for this process.
-    pub(crate) fn register(&self, patience: Duration) -> Option<Descriptor> {
+    fn refused_for(&self, refusal: &Refusal) -> String {
+        let socket = self.wishes.socket.to_string_lossy();
+        let reason = match (refusal, self.wishes.hello.group.as_str()) {
+            (Refusal::Absent, _) => format!("no daemon answers at {socket}"),
+            (Refusal::Version(theirs), _) => format!("the daemon speaks version {theirs}"),
+            (refusal, Some(group)) if refusal.is_for_permission() => {
+                format!("the daemon does not admit this process to group {group}")
+            }
+            (Refusal::Refused(errno), _) => {
+                let error = io::Error::from_raw_os_error(errno.cast_signed());
+                format!("the daemon refuses this process: {error}")
+            }
+        };
+        format!("CUDA is refused, since this process must be governed (GCGROUP_REQUIRED): {reason}")
+    }
+
+    /// Registers with the daemon and takes its control block.
+    pub(crate) fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
         self.keep_usage();
         // If the block must have another file, a thread could take what it keeps from both.
         let levels = &self.memory.levels;
         levels.while_closed(self.usage(), || self.blocks.with_usage_file(drop));
-        let answer = self.blocks.with_usage_file(|usage| {
-            client::register(&self.wishes.socket, &self.wishes.hello, usage, patience)
-        })?;
-        match answer {
-            Ok((connection, control)) => self.govern(connection, &control),
-            Err(Refusal::Absent | Refusal::Refused) => None,
-            Err(Refusal::Version(theirs)) => {
-                self.complain_of(theirs);
-                None
-            }
+        // Once it has begun in its group, somebody may have moved it elsewhere.
+        let hello = Hello {
+            insists: (self.wishes.required && !self.is_governed.load(Relaxed)).into(),
+            ..self.wishes.hello
+        };
+        let answer = self
+            .blocks
+            .with_usage_file(|usage| client::register(&self.wishes.socket, &hello, usage, patience));
+        let answer = answer.unwrap_or(Err(Refusal::Absent));
+        let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
+        if let Err(Refusal::Version(theirs)) = answer {
+            self.complain_of(theirs);
         }
+        answer
     }
 
     /// Has the daemon look at the usage block. The lock is never held for longer than a packet takes.
@@ -241,20 +308,15 @@ impl Process {
         }
     }
 
-    fn govern(&self, connection: Descriptor, control: &OwnedFd) -> Option<Descriptor> {
-        match self.blocks.adopt(control) {
-            Ok(()) => {
-                self.is_governed.store(true, Relaxed);
-                self.memory.grants.begin_again();
-                self.renumber();
-                Some(connection)
-            }
-            Err(NotOurs::Version(theirs)) => {
-                self.complain_of(theirs);
-                None
-            }
-            Err(NotOurs::Kind) => None,
-        }
+    fn govern(&self, connection: Descriptor, control: &OwnedFd) -> Result<Descriptor, Refusal> {
+        self.blocks.adopt(control).map_err(|not_ours| match not_ours {
+            NotOurs::Version(theirs) => Refusal::Version(theirs),
+            NotOurs::Kind => Refusal::Absent,
+        })?;
+        self.is_governed.store(true, Relaxed);
+        self.memory.grants.begin_again();
+        self.renumber();
+        Ok(connection)
     }
 
     /// The daemon may have found devices since it was asked last.
@@ -300,9 +362,9 @@ impl Process {
     pub(crate) fn of_test(limit: u64) -> &'static Self {
         let wishes = Wishes {
             socket: "".into(),
-            hello: gcgroup_abi::message::Hello {
+            hello: Hello {
                 memory_limit: limit,
-                ..gcgroup_abi::message::Hello::PLAIN
+                ..Hello::PLAIN
             },
             required: false,
         };

@@ -238,13 +238,16 @@ pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
 /// Room for the driver's own frames, and for other libraries' thread-local data, which the C library puts there.
 const STACK: usize = 512 * 1024;
 
-/// Has `child` run in every child that fork(3) makes, and `exit` when the program exits normally.
-pub(crate) fn on_fork_and_exit(child: unsafe extern "C" fn(), exit: extern "C" fn()) {
-    // SAFETY: functions of a library that is never unloaded.
-    unsafe {
-        libc::pthread_atfork(None, None, Some(child));
-        libc::atexit(exit);
-    }
+/// Has `child` run in every child that fork(3) makes.
+pub(crate) fn on_fork(child: unsafe extern "C" fn()) {
+    // SAFETY: a function of a library that is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(child)) };
+}
+
+/// Has `handler` run when the program exits normally, before all that were registered earlier.
+pub(crate) fn on_exit(handler: extern "C" fn()) {
+    // SAFETY: a function of a library that is never unloaded.
+    unsafe { libc::atexit(handler) };
 }
 
 #[cfg(test)]

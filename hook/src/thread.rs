@@ -6,16 +6,16 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicIsize, AtomicPtr, Ordering::Relaxed};
 
-use gcgroup_abi::{Local, Thread};
+use gcgroup_abi::{Entrance, Local};
 
 /// Where a thread's [`Local`] lies from its thread pointer. Set once, before the first hooked call.
 pub(crate) static OFFSET: AtomicIsize = AtomicIsize::new(0);
 
 /// The slot that threads start with; no thread's own, never counted.
-static UNBOUND: AtomicPtr<Thread> = AtomicPtr::new(null_mut());
+static UNBOUND: AtomicPtr<Entrance> = AtomicPtr::new(null_mut());
 
 /// Takes over the preload library's part of each thread.
-pub(crate) fn set_locals(thread_offset: isize, unbound: *mut Thread) {
+pub(crate) fn set_locals(thread_offset: isize, unbound: *mut Entrance) {
     OFFSET.store(thread_offset, Relaxed);
     UNBOUND.store(unbound, Relaxed);
 }
@@ -51,17 +51,17 @@ fn local() -> &'static Local {
 }
 
 /// The calling thread's slot: a real one, or [`unbound`].
-pub(crate) fn slot() -> *mut Thread {
+pub(crate) fn slot() -> *mut Entrance {
     local().slot.get()
 }
 
 /// Gives the calling thread a slot; [`unbound`] sends its next submission through the cold path.
-pub(crate) fn set_slot(slot: *mut Thread) {
+pub(crate) fn set_slot(slot: *mut Entrance) {
     local().slot.set(slot);
 }
 
 /// The slot that threads start with.
-pub(crate) fn unbound() -> *mut Thread {
+pub(crate) fn unbound() -> *mut Entrance {
     UNBOUND.load(Relaxed)
 }
 

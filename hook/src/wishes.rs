@@ -12,7 +12,7 @@ use crate::sys;
 pub(crate) struct Wishes {
     pub(crate) socket: OsString,
     pub(crate) hello: Hello,
-    /// Rather refuse CUDA than go without a daemon.
+    /// Refuse CUDA unless a daemon governs the process, in the group that it asks for.
     pub(crate) required: bool,
 }
 

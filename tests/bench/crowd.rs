@@ -190,7 +190,7 @@ impl Drop for Crowd {
 }
 
 /// Registers as a hook does; gives what must stay open.
-fn register(path: &Path) -> nix::Result<(OwnedFd, OwnedFd)> {
+pub fn register(path: &Path) -> nix::Result<(OwnedFd, OwnedFd)> {
     let usage = memfd_create(
         c"gcgroup-usage",
         MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,

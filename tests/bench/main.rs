@@ -17,6 +17,7 @@ mod instructions;
 mod report;
 mod swap;
 mod thaw;
+mod visitors;
 
 use std::sync::OnceLock;
 
@@ -34,7 +35,7 @@ fn main() {
     let (all, one) = cpus();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 12] = [
+    let subjects: [Subject; 13] = [
         ("calls", calls::run),
         ("apis", apis::run),
         ("instructions", instructions::run),
@@ -47,12 +48,13 @@ fn main() {
         ("hierarchy", hierarchy::run),
         ("events", events::run),
         ("greedy", greedy::run),
+        ("visitors", visitors::run),
     ];
     for (name, run) in subjects {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {
             eprintln!("{name} ...");
             // Of those that wait for each other, none is compared with anything.
-            stay_on(if ["events", "greedy"].contains(&name) {
+            stay_on(if ["events", "greedy", "visitors"].contains(&name) {
                 all
             } else {
                 one

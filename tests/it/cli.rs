@@ -157,7 +157,7 @@ fn ls_shows_what_is_governed() {
 fn without_a_daemon_a_limit_given_to_run_holds_all_the_same() {
     let mut mount = Mount::new();
     mount.stop();
-    let mut command = mount.gcgroupfs(&["run", "--memory-limit", "5M", "--"]);
+    let mut command = mount.gcgroupfs(&["run", "--best-effort", "--memory-limit", "5M", "--"]);
     command.arg(driver_shell());
     let mut shell = DriverShell::spawn(command);
     assert_eq!(shell.ask(&format!("alloc linear {}", 5 * MIB + 1)), "error 2");

@@ -54,7 +54,7 @@ fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
     for (file, free, root, tighter, beyond) in [
         ("memory.limit", "max", "1000000", "4096", "1000001"),
         ("0/memory.limit", "1T", "8192", "0", "max"),
-        ("compute.priority", "0", "8", "15", "7"),
+        ("compute.priority", "8", "10", "15", "9"),
         ("0/compute.priority", "12", "9", "10", "8"),
         (
             "compute.max",
@@ -81,6 +81,56 @@ fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
             (true, format!("{shown}\n"))
         );
     }
+}
+
+#[test]
+fn a_priority_of_a_user_stays_above_roots_or_the_default() {
+    let mount = shared();
+    let mut command = mount.command_of(ALICE, &driver_shell());
+    let process = DriverShell::spawn({
+        command.env("GCGROUP_PRIORITY", "0");
+        command
+    });
+    let pid = process.pid();
+    let dir = Dir::of(&mount, pid);
+    assert_eq!(dir.number("compute.priority"), 8, "the wish is raised");
+    wait_until("the log says so", || {
+        mount
+            .log()
+            .contains("asks in vain for priority 0: 8 is the lowest")
+    });
+    let write = |value: u64| format!("echo {value} > {pid}/compute.priority");
+    may_not(&mount, ALICE, &write(7), NOT_PERMITTED);
+    let path = format!("{pid}/compute.priority");
+    let mut set = mount.gcgroupfs_of(ALICE, &["set", &path, "7"]);
+    assert!(
+        !set.output().expect("it starts").status.success(),
+        "nor by the socket"
+    );
+    may(&mount, ALICE, &write(9));
+    may(&mount, ALICE, &write(8));
+
+    for group in ["high", "low"] {
+        fs::create_dir(mount.path().join(group)).expect("root may");
+        mount.write(group, "gcgroup.procs", &pid.to_string());
+        let priority: u64 = if group == "high" { 3 } else { 12 };
+        mount.write(group, "compute.priority", &priority.to_string());
+        may_not(&mount, ALICE, &write(priority - 1), NOT_PERMITTED);
+        assert_eq!(
+            dir.number("compute.priority"),
+            priority.max(8),
+            "what it had, or the bound"
+        );
+        may(&mount, ALICE, &write(priority));
+        assert_eq!(dir.number("compute.priority"), priority);
+    }
+    // A user's own group is bound, too, and what root writes on the process itself counts for more than the group's.
+    delegate(&mount, "team", ALICE);
+    may(&mount, ALICE, "echo 8 > team/compute.priority");
+    may_not(&mount, ALICE, "echo 7 > team/compute.priority", NOT_PERMITTED);
+    dir.write("compute.priority", 5);
+    may(&mount, ALICE, &write(6));
+    may(&mount, ALICE, &write(5));
 }
 
 #[test]

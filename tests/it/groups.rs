@@ -6,6 +6,7 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{Config, DEADLINE, Mount, stop, wait_until};
 
@@ -238,6 +239,38 @@ fn children_start_in_the_group_of_their_parent_and_an_exec_changes_nothing() {
     assert_eq!(Dir::of(&mount, child).number("compute.priority"), 3);
     parent.quit();
     wait_until("both have left", || members().is_empty());
+}
+
+#[test]
+fn a_member_that_does_not_acknowledge_a_freeze_is_named() {
+    let mount = Mount::new();
+    mkdir(&mount, "team");
+    let [quick, stopped] = [(); 2].map(|()| DriverShell::start(&mount));
+    join(&mount, "team", &quick);
+    join(&mount, "team", &stopped);
+    let pid = Pid::from_raw(stopped.pid());
+    stop(pid);
+    mount.write("team", "compute.freeze", "1");
+    let draining = format!("populated 1\nfrozen 0\ndraining {}", stopped.pid());
+    wait_until("the other one has acknowledged", || {
+        mount.read("team", "gcgroup.events") == draining
+    });
+    let mut freeze = mount.gcgroupfs(&["freeze", "--wait", "--timeout", "0.01", "team"]);
+    let output = freeze.output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    let expected = format!(
+        "team: still busy: process {} has not acknowledged it",
+        stopped.pid()
+    );
+    assert!(said.contains(&expected), "{said}");
+    kill(pid, Signal::SIGCONT).expect("it is ours");
+    wait_until("both stand still", || {
+        mount.read("team", "gcgroup.events") == "populated 1\nfrozen 1"
+    });
+    mount.write("team", "compute.freeze", "0");
+    quick.quit();
+    stopped.quit();
 }
 
 #[test]

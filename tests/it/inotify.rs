@@ -60,15 +60,7 @@ impl Watcher {
 
 /// The daemon's helper, if it has one.
 fn helper(daemon: Pid) -> Option<Pid> {
-    let processes = fs::read_dir("/proc").expect("proc(5)").flatten();
-    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let found = pids.find(|pid| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        status.lines().any(|line| line == format!("PPid:\t{daemon}"))
-            && fs::read(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|line| line.windows(7).any(|at| at == b"\0touch\0"))
-    });
-    found.map(Pid::from_raw)
+    support::helper(daemon, "touch")
 }
 
 #[test]

@@ -37,6 +37,8 @@ mod everywhere;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod forked;
+#[cfg(test)]
 mod freeze;
 #[cfg(test)]
 mod gated;
@@ -53,7 +55,11 @@ mod groups_limit;
 #[cfg(test)]
 mod groups_swap;
 #[cfg(test)]
+mod holes;
+#[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod hostile_descriptors;
 #[cfg(test)]
 mod inotify;
 #[cfg(test)]
@@ -62,6 +68,8 @@ mod install;
 mod interception;
 #[cfg(test)]
 mod kill;
+#[cfg(test)]
+mod liars;
 #[cfg(test)]
 mod load;
 #[cfg(test)]
@@ -102,6 +110,8 @@ mod peers_ways;
 mod privileged;
 #[cfg(test)]
 mod property;
+#[cfg(test)]
+mod required;
 #[cfg(test)]
 mod rules;
 #[cfg(test)]
@@ -159,6 +169,8 @@ mod supervise;
 #[cfg(test)]
 mod supervise_limits;
 #[cfg(test)]
+mod supervise_stuck;
+#[cfg(test)]
 mod swap;
 #[cfg(test)]
 mod swap_ahead;
@@ -189,7 +201,11 @@ mod trouble;
 #[cfg(test)]
 mod unmanaged;
 #[cfg(test)]
+mod unread_log;
+#[cfg(test)]
 mod versions;
+#[cfg(test)]
+mod visitors;
 #[cfg(test)]
 mod wait;
 #[cfg(test)]

@@ -29,11 +29,20 @@ impl Ruled {
         self.mount.path().join(group).exists()
     }
 
-    /// A program that `gcgroupfs run --group` starts in somebody's name; what it says first is on its stderr.
+    /// A program that `gcgroupfs run --group` starts in somebody's name.
     #[track_caller]
     fn run(&self, uid: u32, group: &str) -> DriverShell {
-        let mut command = self.mount.gcgroupfs_of(uid, &["run", "--group", group, "--"]);
-        command.arg(program_for_all(&driver_shell(), self.mount.root()));
+        self.run_with(uid, &["--group", group])
+    }
+
+    /// A program that `gcgroupfs run` starts in somebody's name; what it says first is on its stderr.
+    #[track_caller]
+    fn run_with(&self, uid: u32, arguments: &[&str]) -> DriverShell {
+        let mut command = self.mount.gcgroupfs_of(uid, &["run"]);
+        command
+            .args(arguments)
+            .arg("--")
+            .arg(program_for_all(&driver_shell(), self.mount.root()));
         DriverShell::spawn(command)
     }
 }
@@ -121,7 +130,7 @@ fn run_begins_in_the_group_that_it_names_if_it_may() {
     let ruled = Ruled::new("");
     let root = ruled.run(0, "batch/night");
     assert_eq!(ruled.members("batch/night"), [root.pid()]);
-    let alice = ruled.run(ALICE, "batch/night");
+    let alice = ruled.run_with(ALICE, &["--best-effort", "--group", "batch/night"]);
     assert!(
         alice
             .stderr()
@@ -131,13 +140,18 @@ fn run_begins_in_the_group_that_it_names_if_it_may() {
     );
     assert_eq!(ruled.members("batch/night"), [root.pid()]);
     assert!(ruled.mount.governs(alice.pid()));
-    let numbered = ruled.run(0, "batch/7");
-    wait_until("it is warned", || {
-        numbered
-            .stderr()
-            .contains("warning: group batch/7: Invalid argument")
-    });
-    numbered.quit();
+    for (uid, group, why) in [
+        (ALICE, "batch/night", "Permission denied"),
+        (0, "batch/7", "Invalid argument"),
+    ] {
+        let mut command = ruled
+            .mount
+            .gcgroupfs_of(uid, &["run", "--group", group, "--", "true"]);
+        let output = command.output().expect("it starts");
+        assert_eq!(output.status.code(), Some(125));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(&format!("group {group}: {why}")), "{said}");
+    }
     let said = "of user 1000 asks in vain for group \"batch/night\"";
     wait_until("the daemon says so", || ruled.mount.log().contains(said));
     root.quit();
@@ -153,7 +167,7 @@ fn run_begins_in_the_group_that_it_names_if_it_may() {
     command.env("GCGROUP_GROUP", "team");
     let other = DriverShell::spawn(command);
     assert_eq!(ruled.members("team"), [other.pid()]);
-    let bob = ruled.run(BOB, "team/a");
+    let bob = ruled.run_with(BOB, &["--best-effort", "--group", "team/a"]);
     assert!(bob.stderr().contains("Permission denied"), "{}", bob.stderr());
     assert_eq!(ruled.members("team/a"), [alice.pid()]);
     alice.quit();
@@ -167,7 +181,7 @@ fn a_wish_does_not_lead_out_of_a_rules_group() {
     let path = ruled.mount.path().join("team");
     fs::create_dir(&path).expect("root may");
     std::os::unix::fs::chown(&path, Some(ALICE), Some(ALICE)).expect("root may");
-    let outside = ruled.run(ALICE, "team");
+    let outside = ruled.run_with(ALICE, &["--best-effort", "--group", "team"]);
     assert_eq!(ruled.members("users/u1000"), [outside.pid()]);
     wait_until("the daemon says so", || {
         ruled.mount.log().contains("outside of the group")

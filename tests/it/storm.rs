@@ -25,16 +25,7 @@ const ROWS: u64 = 3;
 
 /// The process that writes to the kernel for the daemon.
 fn writer(daemon: Pid) -> Option<Pid> {
-    let tasks = fs::read_dir(format!("/proc/{daemon}/task")).ok()?.flatten();
-    let children = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    let pids: Vec<_> = children
-        .flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
-        .collect();
-    let pid = pids.iter().find(|pid| {
-        fs::read(format!("/proc/{pid}/cmdline"))
-            .is_ok_and(|line| line.windows(8).any(|at| at == b"\0forget\0"))
-    })?;
-    Some(Pid::from_raw(pid.parse().ok()?))
+    support::helper(daemon, "forget")
 }
 
 fn is_running(pid: Pid) -> bool {

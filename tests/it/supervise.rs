@@ -24,7 +24,7 @@ pub fn daemon(mount: &Mount) -> Option<Pid> {
     let children = children.expect("proc(5)");
     let is_daemon = |pid: &&str| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        !line.is_empty() && !line.split(|byte| *byte == 0).any(|word| word == b"forget")
+        line.split(|byte| *byte == 0).nth(1) == Some(b"mount")
     };
     let pid = children.split_whitespace().find(is_daemon)?.parse().ok()?;
     Some(Pid::from_raw(pid))

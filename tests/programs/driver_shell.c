@@ -14,9 +14,11 @@
  *   meminfo | totalmem                                                     -> FREE TOTAL | TOTAL
  *   gpu INDEX            use that device from now on                       -> ok | error CODE
  *   fork                 the child answers the rest of the lines           -> parent PID / child
+ *   vandal fork|clone [files]  a child, which is another user, does what vandal.h says -> FAULTS FILES STATUS
  *   exec                 replace this program by itself                    -> (a new banner)
  *   quit                 leave without freeing anything
  */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -26,6 +28,7 @@
 #include <unistd.h>
 
 #include "spin.h"
+#include "vandal.h"
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -245,6 +248,11 @@ static CUresult launch(unsigned long long microseconds, long count)
     return status;
 }
 
+static int launch_one(void)
+{
+    return launch(1, 1);
+}
+
 static long each;
 
 static void *launcher(void *unused)
@@ -342,6 +350,12 @@ int main(int argc, char **argv)
                 return WIFEXITED(how) ? WEXITSTATUS(how) : 1;
             }
             printf("child %d\n", (int)getpid());
+        } else if (!strncmp(line, "vandal ", 7)) {
+            struct vandal said;
+            if (vandal(!strncmp(line + 7, "fork", 4), !!strstr(line, "files"), launch_one, &said))
+                printf("%d %d %d\n", said.faults, said.files, said.status);
+            else
+                printf("the child failed\n");
         } else if (!strncmp(line, "exec", 4)) {
             execv("/proc/self/exe", argv);
             printf("exec failed\n");

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
@@ -31,6 +32,8 @@ pub struct Config {
     /// Environment of the daemon and of everything governed: `SIMGPU_DEVICES` and the like. Contexts take no memory
     /// unless `SIMGPU_CONTEXT_MEMORY` says how much.
     pub environment: Vec<(String, String)>,
+    /// How many descriptors the daemon may have, if not as many as this process.
+    pub descriptors: Option<u64>,
 }
 
 impl Config {
@@ -38,6 +41,13 @@ impl Config {
     #[must_use]
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// With so many descriptors for the daemon.
+    #[must_use]
+    pub fn descriptors(mut self, most: u64) -> Self {
+        self.descriptors = Some(most);
         self
     }
 
@@ -313,10 +323,14 @@ impl Mount {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // SAFETY: prctl may be called between fork and exec.
+        let descriptors = self.config.descriptors;
+        // SAFETY: prctl and setrlimit may be called between fork and exec.
         unsafe {
-            command.pre_exec(|| {
+            command.pre_exec(move || {
                 nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
+                if let Some(most) = descriptors {
+                    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+                }
                 Ok(())
             });
         }

@@ -79,8 +79,8 @@ pub struct Member {
     pauses: u16,
     /// When it was let go on with threads that waited, and no work of theirs has been seen since.
     opened: Option<Time>,
-    /// The number of waiting threads that did not go on when they could.
-    deaf: u32,
+    /// Whether its waiting threads did not go on when they could: they are not believed before it has shown work.
+    is_deaf: bool,
     /// While its gate is closed: what it has queued is all that it can have of the GPU.
     tail: Option<Tail>,
     /// Nanoseconds of GPU time that it has queued, and what it had submitted in all.
@@ -108,7 +108,7 @@ impl Member {
             pause: None,
             pauses: SHORT,
             opened: None,
-            deaf: 0,
+            is_deaf: false,
             tail: None,
             queued: 0,
             submitted_nsec: seen.submitted_nsec,
@@ -143,10 +143,10 @@ impl Member {
             // Exactly so if it was busy at the last look and then ended; else a little early.
             self.last_busy = Some(last + busy);
         }
-        if seen.is_busy || busy > 0 {
-            (self.opened, self.deaf) = (None, 0);
-        }
         let more = seen.submitted_nsec.saturating_sub(self.submitted_nsec);
+        if seen.is_busy || busy > 0 || more > 0 {
+            (self.opened, self.is_deaf) = (None, false);
+        }
         self.submitted_nsec = seen.submitted_nsec;
         self.queued = self.queued.saturating_add(more).min(MOST_QUEUED);
         let tail = self.tail.as_mut().filter(|_| seen.submitted_nsec != 0);
@@ -198,12 +198,10 @@ impl Member {
             self.pauses = self.pauses << 1 | u16::from(pause <= settings.linger);
         }
         if self.awaited_until().is_some_and(|end| now >= end) {
-            (self.opened, self.deaf) = (None, seen.nr_waiting);
+            // However many of them it says there are now: otherwise a number that changes would be believed for ever.
+            (self.opened, self.is_deaf) = (None, true);
         }
-        if seen.nr_waiting != self.deaf {
-            self.deaf = 0;
-        }
-        let waits = seen.nr_waiting > 0 && seen.nr_waiting != self.deaf;
+        let waits = seen.nr_waiting > 0 && !self.is_deaf;
         if waits && !self.is_held && !seen.is_busy {
             // There is room in its window, and its thread has not come to know.
             self.opened = self.opened.or(Some(now));
@@ -239,7 +237,7 @@ impl Member {
 
     /// Notes what was decided.
     pub fn hold<Id>(&mut self, now: Time, seen: &Seen<Id>, holds: bool) {
-        if self.is_held && !holds && seen.nr_waiting > 0 && seen.nr_waiting != self.deaf {
+        if self.is_held && !holds && seen.nr_waiting > 0 && !self.is_deaf {
             self.opened = Some(now);
         }
         if holds {

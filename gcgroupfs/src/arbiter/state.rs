@@ -6,7 +6,7 @@ use super::Settings;
 use super::gpu::{Gpu, Order, Quotas};
 use super::member::Seen;
 use super::policy::Time;
-use super::quota::Meter;
+use super::quota::{Meter, Passed};
 use super::settings::usec;
 use crate::tree::{Arbitration, GateOrder, ProcessId};
 
@@ -20,7 +20,7 @@ const SHORTEST: u64 = 200_000;
 type Slot = Option<usize>;
 
 /// Whose meter it is, by the number of the process or group, and for what.
-type Key = (u64, Slot);
+pub(super) type Key = (u64, Slot);
 
 #[derive(Debug)]
 pub struct State {
@@ -74,17 +74,19 @@ impl State {
             for (one, nsec) in seen.iter().zip(gpu.measure(now, &seen)) {
                 if nsec > 0 {
                     tree.charge(one.id, device, nsec);
-                    for key in keys(&self.meters, tree, one.id, device) {
-                        if let Some(meter) = self.meters.get_mut(&key) {
-                            meter.charge(now, nsec);
-                        }
-                    }
+                    let to = keys(&self.meters, tree, one.id, device);
+                    charge(&mut self.meters, now, &Passed { device, nsec, to });
                 }
             }
             all.push(seen);
         }
+        let mut released = Vec::new();
         for meter in self.meters.values_mut() {
             meter.charge(now, 0);
+            released.extend(meter.release());
+        }
+        for passed in &released {
+            charge(&mut self.meters, now, passed);
         }
 
         let mut next: Vec<Time> = Vec::new();
@@ -129,7 +131,11 @@ impl State {
             .quotas()
             .map(|(entity, slot, quota)| ((entity, slot), quota))
             .collect();
-        self.meters.retain(|key, _| quotas.contains_key(key));
+        let gone = self.meters.extract_if(.., |key, _| !quotas.contains_key(key));
+        let settled: Vec<Passed> = gone.flat_map(|(_, meter)| meter.settle()).collect();
+        for passed in &settled {
+            charge(&mut self.meters, now, passed);
+        }
         for (key, quota) in quotas {
             let meter = self.meters.entry(key).or_insert_with(|| Meter::new(quota, now));
             if meter.quota() != quota {
@@ -181,13 +187,24 @@ impl State {
     }
 }
 
-/// The meters that count what a process uses on a device.
+/// Charges meters, each with what the one before passes on.
+fn charge(meters: &mut BTreeMap<Key, Meter>, now: Time, passed: &Passed) {
+    let mut nsec = passed.nsec;
+    for (at, key) in passed.to.iter().enumerate() {
+        if let Some(meter) = meters.get_mut(key) {
+            meter.charge(now, nsec);
+            nsec = meter.pass(passed.device, nsec, &passed.to[at + 1..]);
+        }
+    }
+}
+
+/// The meters that count what a process uses on a device, the innermost first.
 fn keys(meters: &BTreeMap<Key, Meter>, tree: &Arbitration<'_>, id: ProcessId, device: usize) -> Vec<Key> {
     if meters.is_empty() {
         return Vec::new();
     }
     let keys = tree
         .entities(id)
-        .flat_map(|entity| [None, Some(device)].map(|slot| (entity, slot)));
+        .flat_map(|entity| [Some(device), None].map(|slot| (entity, slot)));
     keys.filter(|key| meters.contains_key(key)).collect()
 }

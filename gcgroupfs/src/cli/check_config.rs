@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::config;
 use crate::rules::{Facts, Rules, Verdict};
-use crate::text::plain;
+use crate::text::word;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -44,7 +44,7 @@ fn explain(rules: &Rules, text: &str, facts: &Facts) -> Result<String, std::fmt:
             write!(out, " ({name})")?;
         }
         match (judgement.verdict, holds) {
-            (Err(why), _) => writeln!(out, ": no: {}", plain(&why.to_string()))?,
+            (Err(why), _) => writeln!(out, ": no: {why}")?,
             (Ok(_), Some(first)) => writeln!(out, ": would be, but rule {first} comes first")?,
             (Ok(verdict), None) => {
                 writeln!(out, ": yes")?;
@@ -74,14 +74,14 @@ fn describe(facts: &Facts) -> Result<String, std::fmt::Error> {
     }
     writeln!(out, "\n  comm {}", facts.comm)?;
     match &facts.exe {
-        Some(exe) => writeln!(out, "  exe {}", plain(&exe.to_string_lossy()))?,
+        Some(exe) => writeln!(out, "  exe {}", word(&exe.to_string_lossy()))?,
         None => writeln!(out, "  exe not known")?,
     }
     for cgroup in &facts.cgroups {
-        writeln!(out, "  cgroup {}", plain(cgroup))?;
+        writeln!(out, "  cgroup {}", word(cgroup))?;
     }
     match &facts.wish {
-        Some(wish) => writeln!(out, "  wish {}", plain(wish))?,
+        Some(wish) => writeln!(out, "  wish {}", word(wish))?,
         None => writeln!(out, "  no wish")?,
     }
     Ok(out)
@@ -92,7 +92,7 @@ fn consequences(verdict: &Verdict) -> Result<String, std::fmt::Error> {
     match &verdict.group {
         Some(group) => {
             let whose = if group.delegate { ", its user's" } else { "" };
-            writeln!(out, "  group {}{whose}", plain(&group.path))?;
+            writeln!(out, "  group {}{whose}", word(&group.path))?;
             for line in group.given.lines() {
                 writeln!(out, "    {line}")?;
             }
@@ -159,13 +159,23 @@ rule 3, line 10: would be, but rule 2 comes first
 "
         );
         let hostile = Facts {
+            comm: "\u{202e}x y=".into(),
             exe: Some("/tmp/x\nrule 1, line 1: yes\u{1b}[2J".into()),
+            cgroups: vec!["/a\u{2028}b".into()],
             wish: Some("a\u{1b}[2J".into()),
             ..facts.clone()
         };
         let said = explain(&rules, text, &hostile).unwrap();
-        assert!(said.contains("  exe /tmp/x?rule 1, line 1: yes?[2J\n"), "{said}");
-        assert!(!said.contains('\u{1b}'), "{said:?}");
+        for line in [
+            "  comm \\342\\200\\256x\\040y\\075\n",
+            "  exe /tmp/x\\012rule\\0401,\\040line\\0401:\\040yes\\033[2J\n",
+            "  cgroup /a\\342\\200\\250b\n",
+            "  wish a\\033[2J\n",
+            "no: cgroup /a\\342\\200\\250b is not /slurm/**\n",
+        ] {
+            assert!(said.contains(line), "{said}");
+        }
+        assert!(said.is_ascii(), "{said:?}");
         let nothing = explain(&Rules::default(), "", &facts).unwrap();
         assert!(nothing.contains("no rule is for it"), "{nothing}");
     }

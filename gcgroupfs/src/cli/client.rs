@@ -2,8 +2,10 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use libc::time_t;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, SockFlag, UnixAddr, connect, recv, send, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
@@ -11,8 +13,8 @@ use nix::sys::time::TimeVal;
 use crate::protocol::{Answer, MAX_ANSWER, Operation, Request};
 use crate::server::new_socket;
 
-/// Seconds to wait for an answer.
-const PATIENCE: i64 = 10;
+/// How long to wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub struct Client {
@@ -23,9 +25,20 @@ impl Client {
     /// # Errors
     /// Nobody listens there.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
+        Self::connect_with(path, PATIENCE)
+    }
+
+    /// Connects; the connection and each answer take no longer than `patience`, which is not zero.
+    ///
+    /// # Errors
+    /// Nobody listens there.
+    pub fn connect_with(path: &Path, patience: Duration) -> anyhow::Result<Self> {
         let connected = || {
             let socket = new_socket(SockFlag::empty())?;
-            let patience = TimeVal::new(PATIENCE, 0);
+            let patience = TimeVal::new(
+                time_t::try_from(patience.as_secs()).unwrap_or(time_t::MAX),
+                patience.subsec_micros().into(),
+            );
             setsockopt(&socket, sockopt::ReceiveTimeout, &patience)?;
             setsockopt(&socket, sockopt::SendTimeout, &patience)?;
             connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -91,14 +104,12 @@ impl Client {
         }
     }
 
-    /// Whether a process of ours may begin in a group.
+    /// Whether a process of ours may begin in a group, or the errno of the refusal.
     ///
     /// # Errors
-    /// Why not; the daemon is gone, or is none.
-    pub fn may_begin(&mut self, group: &str) -> anyhow::Result<()> {
-        self.read(Operation::MayBegin, group)?
-            .map(drop)
-            .map_err(|errno| anyhow!("group {group}: {}", strerror(errno)))
+    /// The daemon is gone, or is none.
+    pub fn may_begin(&mut self, group: &str) -> anyhow::Result<Result<(), Errno>> {
+        Ok(self.read(Operation::MayBegin, group)?.map(drop))
     }
 
     /// A JSON line for each process and device, with these files' contents.
@@ -154,7 +165,7 @@ fn errno(status: u32) -> Errno {
 }
 
 /// The errno in the C library's words, as a shell shows them.
-fn strerror(errno: Errno) -> String {
+pub fn strerror(errno: Errno) -> String {
     let text = std::io::Error::from(errno).to_string();
     // The standard library adds " (os error N)".
     text.rsplit_once(" (os error")

@@ -86,13 +86,28 @@ fn tell(socket: &Path, paths: &[String], value: &str) -> bool {
     done
 }
 
+/// A process that keeps a group from standing still, by the group's events file.
+fn draining(socket: &Path, events: &Path) -> Option<u32> {
+    let text = Client::connect(socket)
+        .ok()?
+        .try_get(events.to_str()?)
+        .ok()?
+        .ok()?;
+    let text = String::from_utf8(text).ok()?;
+    let pid = text.lines().find_map(|line| line.strip_prefix("draining "))?;
+    pid.parse().ok()
+}
+
 /// Waits for one. A process that has ended does nothing any more either; of one whose daemon has gone nobody knows.
 fn stands_still(socket: &Path, place: &str, deadline: Option<Instant>) -> bool {
     let path = PathBuf::from(format!("{place}/gcgroup.events"));
     let frozen = "frozen=1".parse::<Expression>().map_err(Failure::Senseless);
     let words = match frozen.and_then(|frozen| until(socket, &path, &[frozen], deadline)) {
         Ok(()) | Err(Failure::Gone(_)) => return true,
-        Err(Failure::TimedOut) => "still busy".to_owned(),
+        Err(Failure::TimedOut) => match draining(socket, &path) {
+            Some(pid) => format!("still busy: process {pid} has not acknowledged it"),
+            None => "still busy".to_owned(),
+        },
         Err(Failure::Senseless(words) | Failure::NoDaemon(words)) => words,
     };
     eprintln!("gcgroupfs: {place}: {words}");

@@ -7,7 +7,7 @@ use gcgroup_abi::NO_LIMIT;
 use serde::{Deserialize, Serialize};
 
 use super::client::Client;
-use crate::text::plain;
+use crate::text::word;
 
 /// A line of the daemon's answer: a process, or a process on one device.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -51,14 +51,14 @@ const COLUMNS: &[Column] = &[
     Column {
         title: "COMM",
         is_number: false,
-        cell: |row| plain(&row.process.comm),
+        cell: |row| word(&row.process.comm).to_string(),
     },
     Column {
         title: "GROUP",
         is_number: false,
         cell: |row| {
             let group = row.process.group.as_ref();
-            group.map_or_else(|| "-".to_owned(), |group| plain(&format!("/{group}")))
+            group.map_or_else(|| "-".to_owned(), |group| format!("/{}", word(group)))
         },
     },
     Column {
@@ -115,11 +115,26 @@ pub fn list(client: &mut Client, json: bool) -> anyhow::Result<Vec<u8>> {
         .map(serde_json::from_slice)
         .collect::<Result<Vec<Line>, _>>()?;
     if json {
-        let mut out = serde_json::to_vec_pretty(&lines)?;
-        out.push(b'\n');
-        return Ok(out);
+        return Ok(ascii(&(serde_json::to_string_pretty(&lines)? + "\n")).into_bytes());
     }
     Ok(table(&rows(&lines)).into_bytes())
+}
+
+/// JSON in ASCII alone: other characters, which are in strings, by their escapes there. They are names that others chose, and a
+/// terminal must not obey them.
+fn ascii(json: &str) -> String {
+    json.chars()
+        .fold(String::with_capacity(json.len()), |mut out, c| {
+            if c.is_ascii() && c != '\u{7f}' {
+                out.push(c);
+            } else {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    // Writing to a String cannot fail.
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+            out
+        })
 }
 
 /// A row for each device that a process has used, or one if it has used none.
@@ -321,10 +336,21 @@ mod tests {
     #[test]
     fn a_name_that_others_chose_moves_no_cursor() {
         let lines = [Line {
+            comm: "\u{202e}0=1 \u{2028}\u{5d0}".into(),
             group: Some("a\u{1b}[2J\u{9b}1m\tb".into()),
             ..line(None, &[])
         }];
-        assert!(table(&rows(&lines)).contains("  /a?[2J?1m?b  "));
+        let shown = table(&rows(&lines));
+        assert!(
+            shown.contains("  \\342\\200\\2560\\0751\\040\\342\\200\\250\\327\\220  "),
+            "{shown}"
+        );
+        assert!(shown.contains("  /a\\033[2J\\302\\2331m\\011b  "), "{shown}");
+        let json = ascii(&serde_json::to_string(&lines).unwrap());
+        assert!(json.bytes().all(|byte| matches!(byte, b' '..=b'~')), "{json}");
+        let read: Vec<Line> = serde_json::from_str(&json).unwrap();
+        assert_eq!(read[0].comm, lines[0].comm);
+        assert_eq!(ascii("\u{1f600}"), "\\ud83d\\ude00");
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! `gcgroupfs mount`: the daemon, from its start to its end.
 
 use std::env;
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -25,9 +26,12 @@ use crate::devices;
 use crate::fuse;
 use crate::journal::Journal;
 use crate::keep::Inheritance;
+use crate::launch::Launcher;
+use crate::log::Log;
 use crate::mount::Mount;
 use crate::overhead;
 use crate::server::{self, Listener, Server};
+use crate::sys;
 use crate::tree::{Owner, Tree};
 
 #[derive(Debug, Args)]
@@ -63,6 +67,9 @@ pub struct Arguments {
     supervise: bool,
     #[arg(long, hide = true, conflicts_with = "no_fuse")]
     adopt: Option<Inheritance>,
+    /// A predecessor that was killed cannot end
+    #[arg(long, hide = true, requires = "adopt")]
+    beside_killed: bool,
     /// What is logged: error, warn, info, debug, trace, or by module
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info")]
     log: String,
@@ -93,11 +100,13 @@ impl Arguments {
 pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_new(&arguments.log).context("cannot understand --log")?)
-        .with_writer(std::io::stderr)
+        .with_writer(Mutex::new(Log::new()))
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();
     raise_descriptor_limit();
+    // What whoever started us had open is nobody else's (Linux 5.11; what we open is closed on exec anyway).
+    let _ = sys::close_on_exec_from(3);
     let socket = std::path::absolute(socket)?;
     let point = match &arguments.mountpoint {
         Some(point) => point.clone(),
@@ -127,6 +136,8 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .unwrap_or(Path::new("/"));
     std::fs::create_dir_all(state_dir).with_context(|| format!("cannot make {}", state_dir.display()))?;
 
+    // Before there is any client.
+    let launcher = Arc::new(Launcher::start().context("cannot start the launcher of helpers")?);
     // First of all, so that of two daemons the second leaves everything alone.
     let listener = match &mut kept {
         None => Listener::bind(&socket)?,
@@ -138,13 +149,26 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     };
     let (holders, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found));
-    let (journal, mut remembered) = Journal::open(state_dir, server::sift)?;
+    let (journal, mut remembered) = if arguments.beside_killed {
+        Journal::open_beside_killed(state_dir, server::sift)?
+    } else {
+        Journal::open(state_dir, server::sift)?
+    };
     server::restore(&tree, &journal, &mut remembered, arguments.policy.is_some());
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
     // Before the server, so that it is told of changes first: whose turn it is should not wait for the disk.
     let arbiter = arbiter::Thread::start(tree.clone(), arbiter::Settings::new(&config.compute))?;
     let grace = arguments.grace_msec();
-    let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, grace)?;
+    let receivers = launcher.clone();
+    let receiver = move |socket| receivers.launch_unwatched(&[OsStr::new("receive")], &socket);
+    let mut server = Server::new(
+        listener,
+        tree.clone(),
+        Arc::new(journal),
+        remembered,
+        grace,
+        Box::new(receiver),
+    )?;
     if let Some(holders) = holders {
         overhead::watch(tree.clone(), holders).context("cannot begin to measure")?;
     }
@@ -168,14 +192,22 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
             point: std::path::absolute(&point)?,
             device: kept.number,
         };
-        fuse::serve(tree, fuse::Link::Kept(kept), spot, ended(stop.clone()))?;
+        server.report_to(kept.line.try_clone()?)?;
+        fuse::serve(tree, fuse::Link::Kept(kept), spot, launcher, ended(stop.clone()))?;
         format!("{}, ", point.display())
     } else {
-        let mounted = show(&point, &socket, arguments.allow_other, tree, stop.clone())?;
+        let mounted = show(
+            (&point, &socket),
+            arguments.allow_other,
+            tree,
+            launcher,
+            stop.clone(),
+        )?;
         format!("{}, ", shown.insert(mounted).mount.point().display())
     };
     tell_ready();
-    eprintln!("gcgroupfs: ready: {place}socket {}", socket.display());
+    let ready = format!("gcgroupfs: ready: {place}socket {}\n", socket.display());
+    Log::new().write_all(ready.as_bytes())?;
     server.run(|| {
         reload.if_asked();
         !stop.is_asked()
@@ -187,10 +219,10 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Shows the tree at `point`.
 fn show(
-    point: &Path,
-    socket: &Path,
+    (point, socket): (&Path, &Path),
     allow_other: bool,
     tree: Arc<Tree>,
+    launcher: Arc<Launcher>,
     stop: Stop,
 ) -> anyhow::Result<Shown> {
     let cannot = || format!("cannot mount at {}", point.display());
@@ -199,7 +231,8 @@ fn show(
         point: mount.point().to_owned(),
         device: mount.device(),
     };
-    let forgetter = fuse::serve(tree, fuse::Link::Fresh(device), spot, ended(stop)).with_context(cannot)?;
+    let forgetter =
+        fuse::serve(tree, fuse::Link::Fresh(device), spot, launcher, ended(stop)).with_context(cannot)?;
     Ok(Shown { forgetter, mount })
 }
 

@@ -7,22 +7,37 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use gcgroup_abi::message::GroupName;
 
-use super::client::Client;
+use super::client::{Client, strerror};
 use crate::error::Error;
 use crate::text::{parse_bytes, parse_priority};
 
 /// The preload library, from the directory of this program.
 const PRELOAD: &str = "../lib/libgcgroup.so";
 
+/// The library that the preload library loads, beside it.
+const HOOK: &str = "libgcgroup_hook.so";
+
+/// How long a daemon that is being started again is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The pause between two attempts to reach the daemon.
+const RETRY: Duration = Duration::from_millis(50);
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
+A program that is given a group, a limit or another setting here runs with it or not at all. Where no daemon answers within \
+5 seconds, or the group is refused, the program is not started. Where that happens later, its first CUDA call (cuInit) fails \
+with CUDA_ERROR_SYSTEM_NOT_READY. With --best-effort the program runs all the same.
+
 Exit status: the program's; 127 if there is none of that name, 126 if it cannot be run, 125 if what it is to be run with is \
-missing.")]
+missing or refused.")]
 pub struct Arguments {
     /// Most bytes of device memory, as 8G, or max
     #[arg(long, value_name = "SIZE", value_parser = |text: &str| parse(parse_bytes, text))]
@@ -40,6 +55,9 @@ pub struct Arguments {
     /// Begin in this group, as team/batch: made if it is not there, if you may
     #[arg(long, value_name = "NAME", value_parser = group)]
     group: Option<String>,
+    /// Run the program also where no daemon governs it, or not in the group: then only --memory-limit and --swap hold
+    #[arg(long)]
+    best_effort: bool,
     /// The program and its arguments
     #[arg(
         required = true,
@@ -73,15 +91,27 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
             return ExitCode::from(125);
         }
     };
-    match Client::connect(socket) {
-        Ok(mut client) => {
-            let asked = arguments.group.as_ref().map(|group| client.may_begin(group));
-            if let Some(Err(error)) = asked {
-                eprintln!("gcgroupfs: warning: {error:#}; the program begins where it would without");
-            }
+    let group = arguments.group.as_deref();
+    if arguments.is_required() {
+        if let Err(error) = wait_for_daemon(socket, group) {
+            eprintln!("gcgroupfs: {error:#}; the program is not started (it would be with --best-effort)");
+            return ExitCode::from(125);
         }
-        Err(error) => {
-            eprintln!("gcgroupfs: warning: {error:#}; until there is one, only the limit given here holds");
+    } else {
+        let asked = match group {
+            Some(_) => ask(socket, group, PATIENCE),
+            None => Client::connect(socket).map(|_| Ok(())),
+        };
+        match asked {
+            Ok(Ok(())) => {}
+            Ok(Err(refusal)) => {
+                eprintln!("gcgroupfs: warning: {refusal}; the program begins where it would without");
+            }
+            Err(error) => {
+                eprintln!(
+                    "gcgroupfs: warning: {error:#}; until there is one, only the limit given here holds"
+                );
+            }
         }
     }
     let error = command.exec();
@@ -91,6 +121,57 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     } else {
         126
     })
+}
+
+impl Arguments {
+    /// Whether the program must not use a GPU without a daemon that governs it as is said here.
+    fn is_required(&self) -> bool {
+        let is_any_given = self.memory_limit.is_some()
+            || self.priority.is_some()
+            || self.freeze
+            || self.swap.is_some()
+            || self.group.is_some();
+        is_any_given && !self.best_effort
+    }
+
+    /// `GCGROUP_REQUIRED` for the program; none leaves it as it is.
+    fn requirement(&self) -> Option<String> {
+        let word = if self.best_effort { "0" } else { "1" };
+        (self.best_effort || self.is_required()).then(|| word.to_owned())
+    }
+}
+
+/// Waits until the daemon says that a program of ours may begin in the group. For [`PATIENCE`]: it may be about to be
+/// started again. Whether the program then does begin there is for the library in it to see to.
+fn wait_for_daemon(socket: &Path, group: Option<&str>) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut left = PATIENCE;
+    loop {
+        match ask(socket, group, left) {
+            Ok(answer) => return answer.map_err(|refusal| anyhow!(refusal)),
+            Err(error) => {
+                left = deadline.saturating_duration_since(Instant::now());
+                if left < RETRY {
+                    return Err(error);
+                }
+                thread::sleep(RETRY);
+            }
+        }
+    }
+}
+
+/// Whether a program of ours may begin in the group, or why not.
+///
+/// # Errors
+/// The daemon does not answer.
+fn ask(socket: &Path, group: Option<&str>, patience: Duration) -> anyhow::Result<Result<(), String>> {
+    let mut client = Client::connect_with(socket, patience)?;
+    let Some(group) = group else {
+        // Any answer will do.
+        return Ok(Ok(client.try_get("devices").map(drop)?));
+    };
+    let answer = client.may_begin(group)?;
+    Ok(answer.map_err(|errno| format!("group {group}: {}", strerror(errno))))
 }
 
 fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
@@ -116,6 +197,7 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
         ("GCGROUP_GROUP", arguments.group.clone()),
         ("GCGROUP_FREEZE", arguments.freeze.then(|| "1".to_owned())),
         ("GCGROUP_SWAP", arguments.swap.map(|bytes| bytes.to_string())),
+        ("GCGROUP_REQUIRED", arguments.requirement()),
     ];
     for (name, value) in wishes {
         // Those not given here may have been given to a program around this one.
@@ -127,9 +209,13 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
 fn library() -> anyhow::Result<PathBuf> {
     let own = env::current_exe().context("cannot find out where this program is")?;
     let library = own.parent().unwrap_or(Path::new("/")).join(PRELOAD);
-    library
+    let library = library
         .canonicalize()
-        .with_context(|| format!("no preload library at {}", library.display()))
+        .with_context(|| format!("no preload library at {}", library.display()))?;
+    if !library.with_file_name(HOOK).exists() {
+        bail!("no {HOOK} beside {}", library.display());
+    }
+    Ok(library)
 }
 
 /// What was to be preloaded already, and ours.

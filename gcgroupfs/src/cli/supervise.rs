@@ -2,12 +2,14 @@
 //! answers nobody itself: who asks while there is no daemon waits for the next one.
 
 use std::env;
+use std::ffi::OsStr;
+use std::fs;
 use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -16,13 +18,14 @@ use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::socket::{MsgFlags, recv, send};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{info, warn};
 
 use crate::fuse;
 use crate::keep::Keeper;
+use crate::launch;
 use crate::mount::Mount;
 use crate::server::Listener;
 use crate::sys;
@@ -33,11 +36,29 @@ const OPTION: &str = "--supervise";
 /// The option by which they learn what they inherit.
 const ADOPT: &str = "--adopt";
 
+/// The option for those that begin while a predecessor that was killed cannot end.
+const BESIDE_KILLED: &str = "--beside-killed";
+
 /// A daemon that lived for less is not followed by the next at once, if the one before it did not live longer.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// The longest pause before the next. Processes wait for a second before they try again to register.
 const PAUSE: Duration = Duration::from_millis(250);
+
+/// How long a daemon may take until it serves. What it asks the driver then may take long.
+const BEGINNING: Duration = Duration::from_secs(120);
+
+/// How long it may take for an answer, and, when it has closed everything, to its end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Between an answer and the next question.
+const PAUSE_BETWEEN: Duration = Duration::from_secs(2);
+
+/// How long it may take to end when it has been asked to.
+const ENDING: Duration = Duration::from_secs(30);
+
+/// How long it may take to end when it has been killed.
+const DYING: Duration = Duration::from_secs(2);
 
 /// The exit status of a daemon that knows why it cannot go on. The next one could not either, but for what passes: a disk
 /// that is full.
@@ -63,8 +84,7 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
         }
         init => init.with_context(cannot)?,
     };
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+    let (ours, theirs) = sys::packet_pair()?;
     let spot = fuse::Spot {
         point: mount.point().to_owned(),
         device: mount.device(),
@@ -74,7 +94,7 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
     let keeper = Keeper::new((device, mount.device()), listener.share()?, &init, theirs)?;
     let mut signals = Signals::new()?;
     super::mount::tell_ready();
-    let result = follow(&keeper, &mut signals);
+    let result = follow(&keeper, socket, &mut signals);
     // It finds who waits for an answer by the mount.
     helper.stop(|| drop(keeper));
     if let Err(error) = mount.unmount() {
@@ -84,13 +104,30 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
 }
 
 /// Starts one daemon after another.
-fn follow(keeper: &Keeper, signals: &mut Signals) -> anyhow::Result<()> {
+fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Result<()> {
     let mut pause = Duration::ZERO;
     let (mut has_served, mut trial) = (false, None);
+    // Daemons that a file of somebody's keeps from ending. They hold nothing any more that the next one needs.
+    let mut abandoned = Vec::new();
+    let mut helpers = Vec::new();
     loop {
         let began = Instant::now();
-        let mut daemon = start(keeper)?;
-        let status = attend(&mut daemon, signals)?;
+        abandoned.retain_mut(|daemon: &mut Child| matches!(daemon.try_wait(), Ok(None)));
+        let mut daemon = start(keeper, !abandoned.is_empty())?;
+        let status = match daemon.attend(signals)? {
+            End::Ended(status) => status,
+            End::Stuck => {
+                warn!("the daemon cannot end ({}); starting another", daemon.child.id());
+                helpers.retain_mut(|helper: &mut Child| matches!(helper.try_wait(), Ok(None)));
+                helpers.extend(sever(daemon.child.id(), socket));
+                abandoned.push(daemon.child);
+                if signals.is_end_asked() {
+                    return Ok(());
+                }
+                (has_served, trial, pause) = (true, None, Duration::ZERO);
+                continue;
+            }
+        };
         if status.success() || signals.is_end_asked() {
             return Ok(());
         }
@@ -118,40 +155,161 @@ fn follow(keeper: &Keeper, signals: &mut Signals) -> anyhow::Result<()> {
     }
 }
 
-fn start(keeper: &Keeper) -> anyhow::Result<Child> {
-    let inheritance = keeper.bequeath()?;
-    Command::new("/proc/self/exe")
+fn start(keeper: &Keeper, is_beside_killed: bool) -> anyhow::Result<Daemon> {
+    let (line, theirs) = sys::packet_pair()?;
+    let inheritance = keeper.bequeath(&theirs)?;
+    let child = Command::new("/proc/self/exe")
         .args(env::args_os().skip(1).filter(|argument| argument != OPTION))
         .arg(ADOPT)
         .arg(inheritance.to_string())
+        .args(is_beside_killed.then_some(BESIDE_KILLED))
         // They are not the ones that the service manager knows.
         .env_remove("NOTIFY_SOCKET")
         .spawn()
-        .context("cannot start the daemon")
+        .context("cannot start the daemon")?;
+    Ok(Daemon {
+        child,
+        line: Some(line),
+    })
 }
 
-/// Waits for a daemon's end, and passes on to it what we are told.
-fn attend(daemon: &mut Child, signals: &mut Signals) -> anyhow::Result<ExitStatus> {
-    let pid = Pid::from_raw(i32::try_from(daemon.id())?);
-    let pidfd = sys::pidfd_open(pid.as_raw())?;
-    loop {
-        let mut watched = [
-            PollFd::new(pidfd.as_fd(), PollFlags::POLLIN),
-            PollFd::new(signals.woken.as_fd(), PollFlags::POLLIN),
-        ];
-        match poll(&mut watched, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        // It may be gone already.
-        if let Some(status) = daemon.try_wait()? {
-            return Ok(status);
-        }
-        if let Some(signal) = signals.take() {
-            info!("passing on {signal}");
-            let _ = kill(pid, signal);
+/// Has a daemon's clients look for the next one, by a process that nobody waits for.
+fn sever(pid: u32, socket: &Path) -> Option<Child> {
+    let pid = pid.to_string();
+    let words = [OsStr::new("sever"), OsStr::new(&pid), socket.as_os_str()];
+    let started = launch::command(&words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    started
+        .inspect_err(|error| warn!("clients of the daemon that cannot end stay with it: {error}"))
+        .ok()
+}
+
+/// A daemon that was started.
+struct Daemon {
+    child: Child,
+    /// Nobody but the daemon has the other end, so this says when it has ended, also if a thread of it cannot. It answers each
+    /// packet, and sends one of itself when it begins to serve.
+    line: Option<OwnedFd>,
+}
+
+/// How a daemon's time is over.
+enum End {
+    Ended(ExitStatus),
+    /// It was killed, or is about to be, and a thread of it waits in the kernel for somebody else.
+    Stuck,
+}
+
+/// By when something is to have happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Due {
+    /// It serves, or answers.
+    Answer(Instant),
+    /// It is asked again whether it answers.
+    Question(Instant),
+    /// It has ended.
+    End(Instant),
+}
+
+impl Due {
+    fn when(self) -> Instant {
+        let (Self::Answer(when) | Self::Question(when) | Self::End(when)) = self;
+        when
+    }
+}
+
+impl Daemon {
+    /// Waits for the daemon's end, passes on to it what we are told, and kills it if it does not answer.
+    fn attend(&mut self, signals: &mut Signals) -> anyhow::Result<End> {
+        let pid = Pid::from_raw(i32::try_from(self.child.id())?);
+        let pidfd = sys::pidfd_open(pid.as_raw())?;
+        let mut due = Due::Answer(Instant::now() + BEGINNING);
+        loop {
+            let left = due.when().saturating_duration_since(Instant::now());
+            let mut watched = vec![
+                PollFd::new(pidfd.as_fd(), PollFlags::POLLIN),
+                PollFd::new(signals.woken.as_fd(), PollFlags::POLLIN),
+            ];
+            watched.extend((self.line.as_ref()).map(|line| PollFd::new(line.as_fd(), PollFlags::POLLIN)));
+            match poll(
+                &mut watched,
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX),
+            ) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // It may be gone already.
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(End::Ended(status));
+            }
+            if let Some(signal) = signals.take() {
+                info!("passing on {signal}");
+                let _ = kill(pid, signal);
+                if signal == Signal::SIGTERM && !matches!(due, Due::End(_)) {
+                    due = Due::End(Instant::now() + ENDING);
+                }
+            }
+            due = self.listen(due);
+            if Instant::now() < due.when() {
+                continue;
+            }
+            due = match due {
+                Due::Question(_) => {
+                    self.ask();
+                    Due::Answer(Instant::now() + PATIENCE)
+                }
+                // Somebody has stopped it, and knows why.
+                Due::Answer(_) if is_stopped(pid) => Due::Answer(Instant::now() + PATIENCE),
+                Due::Answer(_) => {
+                    warn!("the daemon does not answer");
+                    let _ = kill(pid, Signal::SIGKILL);
+                    Due::End(Instant::now() + DYING)
+                }
+                Due::End(_) => {
+                    let _ = kill(pid, Signal::SIGKILL);
+                    return Ok(End::Stuck);
+                }
+            };
         }
     }
+
+    /// What there is to wait for after all that the daemon has said by now.
+    fn listen(&mut self, mut due: Due) -> Due {
+        while let Some(line) = &self.line {
+            match recv(line.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) {
+                Ok(1..) => {
+                    if matches!(due, Due::Answer(_)) {
+                        due = Due::Question(Instant::now() + PAUSE_BETWEEN);
+                    }
+                }
+                Err(Errno::EAGAIN | Errno::EINTR) => break,
+                // Its end: the process has closed everything, and is about to be seen to have ended.
+                Ok(_) | Err(_) => {
+                    self.line = None;
+                    due = Due::End(Instant::now() + PATIENCE);
+                }
+            }
+        }
+        due
+    }
+
+    fn ask(&self) {
+        if let Some(line) = &self.line {
+            let _ = send(
+                line.as_raw_fd(),
+                &[0],
+                MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+            );
+        }
+    }
+}
+
+/// Whether somebody has stopped the process, by SIGSTOP or as a debugger does. This file of /proc is never held up.
+fn is_stopped(pid: Pid) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    text.lines()
+        .any(|line| line.starts_with("State:\tT") || line.starts_with("State:\tt"))
 }
 
 /// What we are told by signals.

@@ -24,8 +24,8 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::ROOT,
         contents: List,
         io: Read(|view| Ok(view.exited().map(|exited| format!("{exited}\n")).collect())),
-        doc: "The last 64 processes that left, the latest first, one line each: \
-              the pid, then KEY=VALUE pairs (times in seconds since 1970).",
+        doc: "The last 64 processes that left, the latest first (where there were more, the user with most lines has \
+              lost its oldest), one line each: the pid, then KEY=VALUE pairs (times in seconds since 1970).",
     },
     ControlFile {
         name: "unmanaged",
@@ -39,8 +39,11 @@ pub(super) const FILES: &[ControlFile] = &[
         }),
         io: Read(|view| Ok(view.unmanaged().iter().map(|one| format!("{one}\n")).collect())),
         doc: "Who uses the GPUs past the library, by NVML's account, one line for each process and GPU: the pid, then \
-              KEY=VALUE pairs. The reason is no_hook (its bytes are all that it holds there) or beyond_ledger (it holds so \
-              many bytes more than its own account and its contexts explain); since is when it was first found \
+              KEY=VALUE pairs. The reason is no_hook (its bytes are all that it holds there), beyond_ledger (it holds so \
+              many bytes more than its own account and its contexts explain), claims_more (for 12 seconds its own account \
+              has had so many bytes more than NVML shows) or claims_use (it has a library that says that \
+              it uses the GPU, and neither NVML nor its submissions support that: nobody waits for it, and it is charged no \
+              GPU time); since is when it was first found \
               (seconds since 1970). It is looked when somebody reads, and the reader waits for that.",
     },
     ControlFile {
@@ -60,8 +63,9 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Events(|view| view.nr_standing_changes()),
         io: Read(events),
         doc: "Flat keys: populated (1 while the process lives, or there is one in the group or below), frozen (1 once all work has \
-              drained after a freeze, here or above), of a process also hook (ok, or lost if it does not answer any more); poll(2) \
-              wakes on each change.",
+              drained after a freeze, here or above), of a process also hook (ok, or lost if it does not answer any more), of a group \
+              that is frozen, until all work has drained, also draining (the pid of a process that has not acknowledged the freeze, \
+              the lowest of several); poll(2) wakes on each change, but for draining.",
     },
     ControlFile {
         name: "gcgroup.stat",
@@ -83,7 +87,7 @@ fn devices(view: &View<'_>) -> Result<String> {
         let pci = if device.pci.is_empty() {
             "-".to_owned()
         } else {
-            word(&device.pci)
+            word(&device.pci).to_string()
         };
         let name = device.name.replace('\n', " ");
         // Writing to a String cannot fail.
@@ -107,7 +111,8 @@ fn events(view: &View<'_>) -> Result<String> {
         ("populated", bit(view.is_populated())),
         ("frozen", bit(view.is_frozen()?)),
     ];
-    Ok(flat_keyed(bits.into_iter().chain(hook)))
+    let draining = view.draining().map(|pid| format!("draining {pid}\n"));
+    Ok(flat_keyed(bits.into_iter().chain(hook)) + &draining.unwrap_or_default())
 }
 
 fn stat(view: &View<'_>) -> Result<String> {

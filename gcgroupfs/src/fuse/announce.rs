@@ -30,6 +30,7 @@ use super::known::Known;
 use super::nodes::Nodes;
 use crate::error::Error;
 use crate::file::Node;
+use crate::launch::Launcher;
 use crate::touch;
 use crate::tree::{Entity, Listener, Notice, Place};
 
@@ -114,6 +115,7 @@ impl Announcer {
     /// Starts the thread that tells.
     pub(super) fn start(
         self: &Arc<Self>,
+        launcher: Arc<Launcher>,
         spot: Spot,
         nodes: Arc<Nodes>,
         forgetter: Forgetter,
@@ -124,9 +126,8 @@ impl Announcer {
             nodes,
             forgetter,
             pids: HashMap::new(),
-            helper: Helper::new(spot),
+            helper: Helper::new(launcher, spot),
         };
-        // The helper dies with the thread that has started it.
         thread::Builder::new()
             .name("fuse-announce".to_owned())
             .spawn(move || worker.run(&receiver))?;

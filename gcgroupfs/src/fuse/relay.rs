@@ -1,10 +1,10 @@
 //! The helper that writes to the kernel what it is to forget, as the daemon sees it: started at once, and again after its
 //! death.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, channel};
@@ -12,13 +12,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
+use nix::sys::time::TimeVal;
 
 use super::announce::Spot;
 use super::forget::deliver;
+use crate::launch::{self, Helper, Launcher};
+use crate::sys;
 
 /// How long it may take to end.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long it may take to write one message. The kernel has it wait for whoever holds a directory's lock, and that one may
+/// wait for the daemon, which goes on meanwhile.
+const ANSWER_PATIENCE: TimeVal = TimeVal::new(10, 0);
 
 /// The least time between two starts.
 const RETRY: Duration = Duration::from_millis(100);
@@ -28,6 +35,7 @@ const ATTEMPTS: usize = 32;
 
 #[derive(Debug)]
 pub struct Relay {
+    launcher: Arc<Launcher>,
     device: OwnedFd,
     spot: Spot,
     running: Option<Running>,
@@ -37,15 +45,16 @@ pub struct Relay {
 
 #[derive(Debug)]
 struct Running {
-    child: Child,
+    helper: Helper,
     /// In no other process, and so closed exactly when we have ended.
     socket: Option<OwnedFd>,
 }
 
 impl Relay {
     /// With a helper, if one can be had.
-    pub(super) fn new(device: OwnedFd, spot: Spot) -> Self {
+    pub(super) fn new(launcher: Arc<Launcher>, device: OwnedFd, spot: Spot) -> Self {
         let mut relay = Self {
+            launcher,
             device,
             spot,
             running: None,
@@ -104,17 +113,19 @@ impl Relay {
     fn start(&mut self) -> io::Result<Running> {
         thread::sleep(self.next_start.saturating_duration_since(Instant::now()));
         self.next_start = Instant::now() + RETRY;
-        Running::start(&self.device, &self.spot)
+        Running::start(&self.launcher, &self.device, &self.spot)
     }
 }
 
 impl Running {
-    fn start(device: &OwnedFd, spot: &Spot) -> io::Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
-        let child = helper(theirs, device, spot)?;
+    fn start(launcher: &Arc<Launcher>, device: &OwnedFd, spot: &Spot) -> io::Result<Self> {
+        let (ours, theirs) = sys::packet_pair()?;
+        setsockopt(&ours, sockopt::ReceiveTimeout, &ANSWER_PATIENCE)?;
+        let words = arguments(spot);
+        let words: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
+        let helper = launcher.launch(&words, &theirs, Some(device))?;
         Ok(Self {
-            child,
+            helper,
             socket: Some(ours),
         })
     }
@@ -134,27 +145,25 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        // It ends by itself, having broken the connection if it is held up.
         self.socket = None;
-        let deadline = Instant::now() + PATIENCE;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(1));
-        }
+        self.helper.wait(PATIENCE);
     }
 }
 
-/// Starts a helper that writes what comes over `from`.
+/// What the helper is started with.
+fn arguments(spot: &Spot) -> [OsString; 3] {
+    let number = spot.device.to_string();
+    ["forget".into(), spot.point.clone().into(), number.into()]
+}
+
+/// Starts a helper that writes what comes over `from`, from a process that has no client's descriptor.
 fn helper(from: OwnedFd, device: &OwnedFd, spot: &Spot) -> io::Result<Child> {
-    Command::new("/proc/self/exe")
-        .arg("forget")
-        .arg(&spot.point)
-        .arg(spot.device.to_string())
-        .env_clear()
-        .current_dir("/")
+    let words = arguments(spot);
+    let words: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
+    launch::command(&words)
         .stdin(Stdio::from(from))
         .stdout(Stdio::from(device.try_clone()?))
-        .stderr(Stdio::null())
-        // Who stops the daemon from the keyboard does not mean the helper.
-        .process_group(0)
         .spawn()
 }
 

@@ -210,6 +210,23 @@ fn a_second_daemon_is_refused() {
 }
 
 #[test]
+fn a_daemon_beside_one_that_was_killed_has_its_records_and_a_file_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let (killed, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();
+    append(&killed, A, 1);
+    let (journal, found) = Journal::open_beside_killed::<u32>(directory.path(), |_| ()).unwrap();
+    assert_eq!(found, BTreeMap::from([(A, 1)]));
+    append(&journal, A, 2);
+    assert!(
+        Journal::open::<u32>(directory.path(), |_| ()).is_err(),
+        "it is locked"
+    );
+    drop(journal);
+    assert_eq!(reopen(directory.path()), BTreeMap::from([(A, 2)]));
+    drop(killed);
+}
+
+#[test]
 fn a_lock_that_is_held_for_a_moment_more_is_waited_for() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open::<u32>(directory.path(), |_| ()).unwrap();

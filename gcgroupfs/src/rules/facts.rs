@@ -3,10 +3,13 @@
 use std::fs;
 use std::path::PathBuf;
 
+use nix::errno::Errno;
 use nix::unistd::{Uid, User};
 
 use crate::process::{self, Peer};
+use crate::procfs;
 use crate::sys;
+use crate::text::Comm;
 
 /// One process, as it was when it was looked at.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,7 +23,7 @@ pub struct Facts {
     /// The name of `uid`, if it has one and somebody wants to know.
     pub user: Option<String>,
     /// Its short name, which it may choose freely.
-    pub comm: String,
+    pub comm: Comm,
     /// The program's file, as it is called where the process lives. None where we may not look.
     pub exe: Option<PathBuf>,
     /// The paths of its kernel cgroups: of version 2 first, then of the hierarchies of version 1.
@@ -32,11 +35,15 @@ pub struct Facts {
 impl Facts {
     /// Of a process at the other end of a socket. The name of its user is not looked up.
     ///
-    /// None if it has ended.
-    pub fn of_peer(peer: &Peer, wish: Option<&str>) -> Option<Self> {
-        let proc = Proc::read(peer.pid);
+    /// # Errors
+    /// `ESRCH` if it has ended; `ETIMEDOUT` if it holds up looking at it.
+    pub fn of_peer(peer: &Peer, wish: Option<&str>) -> nix::Result<Self> {
+        let proc = Proc::read(peer.pid)?;
         // Still alive after it was looked at: so what was seen is its own, and not of a successor to its pid.
-        (!process::is_dead(&peer.pidfd)).then(|| Self {
+        if process::is_dead(&peer.pidfd) {
+            return Err(Errno::ESRCH);
+        }
+        Ok(Self {
             pid: peer.pid,
             uid: peer.uid,
             gid: peer.gid,
@@ -52,14 +59,19 @@ impl Facts {
     /// Of any process, with the name of its user. Its wish is taken from the environment that it was started with, where
     /// we may look.
     ///
-    /// None if there is no such process.
-    pub fn of_pid(pid: u32) -> Option<Self> {
-        let pidfd = sys::pidfd_open(pid.try_into().ok()?).ok()?;
+    /// # Errors
+    /// `ESRCH` if there is no such process; `ETIMEDOUT` if it holds up looking at it.
+    pub fn of_pid(pid: u32) -> nix::Result<Self> {
+        let of_pid = i32::try_from(pid).map_err(|_| Errno::ESRCH)?;
+        let pidfd = sys::pidfd_open(of_pid).map_err(|_| Errno::ESRCH)?;
         let stat = process::stat(pid)?;
-        let proc = Proc::read(pid);
+        let proc = Proc::read(pid)?;
         let wish = wish_in_environment(pid);
-        let status = parse_status(&text(pid, "status"))?;
-        (!process::is_dead(&pidfd)).then(|| Self {
+        let status = parse_status(&text(pid, "status")).ok_or(Errno::ESRCH)?;
+        if process::is_dead(&pidfd) {
+            return Err(Errno::ESRCH);
+        }
+        Ok(Self {
             pid,
             uid: status.uid,
             gid: status.gid,
@@ -90,11 +102,15 @@ struct Proc {
 }
 
 impl Proc {
-    fn read(pid: u32) -> Self {
-        Self {
-            exe: fs::read_link(format!("/proc/{pid}/exe")).ok().map(undeleted),
+    fn read(pid: u32) -> nix::Result<Self> {
+        let exe = match procfs::read_link(pid, "exe") {
+            Err(Errno::ETIMEDOUT) => return Err(Errno::ETIMEDOUT),
+            exe => exe.ok().map(undeleted),
+        };
+        Ok(Self {
+            exe,
             cgroups: parse_cgroups(&text(pid, "cgroup")),
-        }
+        })
     }
 }
 
@@ -121,16 +137,11 @@ struct Status {
 
 /// The text of /proc/PID/status: `Uid:` and `Gid:` are followed by real, effective, saved and file system's.
 fn parse_status(text: &str) -> Option<Status> {
-    let numbers = |key: &str| {
-        let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
-        rest.split_ascii_whitespace()
-            .map(|word| word.parse().ok())
-            .collect::<Option<Vec<u32>>>()
-    };
+    let numbers = |key: &str| procfs::status_values(text, key);
     Some(Status {
-        uid: *numbers("Uid:")?.get(1)?,
-        gid: *numbers("Gid:")?.get(1)?,
-        groups: numbers("Groups:")?,
+        uid: *numbers("Uid")?.get(1)?,
+        gid: *numbers("Gid")?.get(1)?,
+        groups: numbers("Groups")?,
     })
 }
 
@@ -191,7 +202,7 @@ mod tests {
         assert_eq!(me.user, user_name(me.uid));
         assert!(me.is_in_group(nix::unistd::getegid().as_raw()));
         assert!(me.cgroups.iter().all(|path| path.starts_with('/')));
-        assert_eq!(Facts::of_pid(u32::MAX), None);
+        assert_eq!(Facts::of_pid(u32::MAX), Err(Errno::ESRCH));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::Facts;
 use super::list::{Gid, List, Pattern, Uid};
+use crate::text::word;
 
 /// All that is given must hold, of a list any.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -44,11 +45,12 @@ impl Match {
                 return Err("its executable is not known".to_owned());
             };
             if !wanted.iter().any(|pattern| pattern.matches(exe)) {
-                return Err(format!("exe {} is not {wanted}", exe.display()));
+                let exe = exe.to_string_lossy();
+                return Err(format!("exe {} is not {wanted}", word(&exe)));
             }
         }
         if let Some(wanted) = &self.comm
-            && !wanted.iter().any(|pattern| pattern.matches(&facts.comm))
+            && !wanted.iter().any(|pattern| pattern.matches(&*facts.comm))
         {
             return Err(format!("comm {} is not {wanted}", facts.comm));
         }
@@ -57,14 +59,15 @@ impl Match {
                 .iter()
                 .any(|pattern| facts.cgroups.iter().any(|path| pattern.matches(path)))
         {
-            return Err(format!("cgroup {} is not {wanted}", facts.cgroups.join(" or ")));
+            let cgroups: Vec<String> = facts.cgroups.iter().map(|path| word(path).to_string()).collect();
+            return Err(format!("cgroup {} is not {wanted}", cgroups.join(" or ")));
         }
         if let Some(wanted) = &self.wish {
             let Some(wish) = &facts.wish else {
                 return Err("it asks for no group".to_owned());
             };
             if !wanted.iter().any(|pattern| pattern.matches(wish)) {
-                return Err(format!("wish {wish} is not {wanted}"));
+                return Err(format!("wish {} is not {wanted}", word(wish)));
             }
         }
         Ok(())

@@ -104,7 +104,7 @@ impl Part {
             Self::Uid => Ok(facts.uid.to_string()),
             Self::User => Ok(facts.user.clone().unwrap_or_else(|| format!("uid-{}", facts.uid))),
             Self::Gid => Ok(facts.gid.to_string()),
-            Self::Comm => Ok(facts.comm.clone()),
+            Self::Comm => Ok(str::to_owned(&facts.comm)),
             Self::Exe => {
                 let name = facts.exe.as_ref().and_then(|exe| exe.file_name());
                 let name = name.ok_or("its group is named by its executable, which is not known")?;
@@ -198,15 +198,22 @@ fn parse_field(field: &str) -> Result<Part, String> {
 
 /// What other programs chose, as a directory can be called.
 fn as_name(text: &str) -> String {
-    let name: String = text
-        .chars()
-        .map(|c| if c == '/' || c.is_control() { '_' } else { c })
-        .collect();
+    let name: String = text.chars().map(|c| if may_name(c) { c } else { '_' }).collect();
     let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
     if matches!(name.as_str(), "" | "." | "..") || is_number || is_taken(&name) {
         format!("_{name}")
     } else {
         name
+    }
+}
+
+/// Whether it may stand in the name of a directory: beyond ASCII letters and digits alone, for there are blanks that end lines and
+/// marks that turn them around.
+fn may_name(c: char) -> bool {
+    match c {
+        '/' => false,
+        ' '..='~' => true,
+        _ => c.is_alphanumeric(),
     }
 }
 
@@ -243,6 +250,22 @@ mod tests {
             ("users/{user}/{wish}", "users/alice/a/b"),
         ] {
             assert_eq!(rendered(text).unwrap(), name, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_have_no_character_that_reorders_or_ends_a_line() {
+        for (comm, name) in [
+            ("\u{202e}x\u{2028}", "_x_"),
+            ("a\u{a0}\u{200b}b", "a__b"),
+            ("\u{e9}t\u{e9} 1=2", "\u{e9}t\u{e9} 1=2"),
+        ] {
+            let facts = Facts {
+                comm: comm.into(),
+                ..Facts::default()
+            };
+            let template = Template::new("{comm}").unwrap();
+            assert_eq!(template.render(&facts).as_deref(), Ok(name), "{comm:?}");
         }
     }
 

@@ -40,6 +40,11 @@ impl Awaited {
         !self.groups.is_empty()
     }
 
+    /// Whether the process has not come back yet.
+    pub fn is_awaited(&self, key: Key) -> bool {
+        self.groups.contains_key(&key)
+    }
+
     /// The process has registered.
     pub fn came(&mut self, key: Key) {
         if let Some(group) = self.groups.remove(&key) {

@@ -28,6 +28,11 @@ impl Credentials {
         }
     }
 
+    /// Whether they may do what root may; in a container, nobody may.
+    pub fn is_root(&self, tree: &Tree) -> bool {
+        !self.is_contained && tree.is_root(self.caller())
+    }
+
     /// Whether groups may be made in a directory and removed, as the kernel would have it of one on the mount.
     ///
     /// # Errors
@@ -82,9 +87,21 @@ pub struct Beginner<'a> {
     pub wish: Option<&'a str>,
 }
 
-/// The group that a process begins in, none for the root; and for people to read, what has not come about and why.
-pub fn begin(tree: &Tree, process: &Beginner<'_>) -> (Option<GroupId>, Vec<String>) {
+/// Where a process begins.
+#[derive(Debug, Default)]
+pub struct Beginning {
+    /// None for the root.
+    pub group: Option<GroupId>,
+    /// Whether that is the group that the process asks for, or the one that a rule gives to those who ask so.
+    pub is_as_wished: bool,
+    /// For people to read: what has not come about and why.
+    pub troubles: Vec<String>,
+}
+
+/// Finds the group that a process begins in, and makes it if it is not there.
+pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
     let mut troubles = Vec::new();
+    let mut is_as_wished = false;
     let ruled = process.verdict.group.as_ref().filter(|_| process.above.is_none());
     let ruled = ruled.and_then(|group| {
         let (reached, done) = by_rule(tree, process.who, group);
@@ -94,13 +111,15 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> (Option<GroupId>, Vec<Strin
                 tree.path(reached),
                 group.path
             ));
+        } else {
+            is_as_wished = process.verdict.heeds_wish;
         }
         reached
     });
     let mut group = process.above.or(ruled);
     if let Some(wish) = process.wish.filter(|_| !process.verdict.heeds_wish) {
         match by_wish(tree, process.who, group, wish) {
-            Ok(wished) => group = Some(wished),
+            Ok(wished) => (group, is_as_wished) = (Some(wished), true),
             Err(error) => troubles.push(format!("asks in vain for group {wish:?}: {error}")),
         }
     }
@@ -108,7 +127,11 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> (Option<GroupId>, Vec<Strin
         // Made on the way, and for nobody.
         tree.reap_transient(group);
     }
-    (group, troubles)
+    Beginning {
+        group,
+        is_as_wished,
+        troubles,
+    }
 }
 
 /// The group that a rule names, made if it is not there: what is set for it is root's word. If that cannot be, as far

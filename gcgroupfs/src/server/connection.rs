@@ -11,19 +11,19 @@ use std::io::IoSlice;
 use gcgroup_abi::message::{self, Hello, Tag, Welcome};
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
-use nix::sys::socket::{ControlMessage, MsgFlags, Shutdown, send, sendmsg, shutdown};
+use nix::sys::socket::{ControlMessage, MsgFlags, send, sendmsg};
 use nix::unistd::geteuid;
 use tracing::{debug, info, warn};
 
 use super::enquiry::Applicant;
-use super::{Server, TEND, watch};
+use super::{Server, TEND, TICK, watch};
 use crate::block;
 use crate::journal::Key;
 use crate::process::{self, Peer};
 use crate::protocol::MAX_REQUEST;
 use crate::rules::Verdict;
 use crate::share::User;
-use crate::sys::{self, Received};
+use crate::sys::{self, Plain};
 use crate::tree::ProcessId;
 
 /// How long somebody may be connected without saying what for, or without asking anything more.
@@ -53,6 +53,8 @@ pub struct Connection {
 pub(super) enum Kind {
     /// Has not said anything.
     New,
+    /// A process that registers, while its usage block is received.
+    Sender(Hello),
     /// A process that registers, while the rules are asked about it.
     Applicant,
     /// The command line: the text it is reading.
@@ -76,6 +78,10 @@ impl Connection {
         }
     }
 
+    pub fn into_socket(self) -> Arc<OwnedFd> {
+        self.socket
+    }
+
     pub fn uid(&self) -> u32 {
         self.uid
     }
@@ -88,12 +94,25 @@ impl Connection {
         !matches!(self.kind, Kind::Hook { .. })
     }
 
-    pub fn depends_on_time(&self) -> bool {
-        self.is_visitor() || self.muted
+    /// When it must be looked at, unless something happens to it; none for a hook that is listened to.
+    pub fn next_look(&self) -> Option<Instant> {
+        if self.muted {
+            Some(self.last + TICK)
+        } else {
+            self.is_visitor().then(|| self.last + PATIENCE)
+        }
     }
 
     pub fn is_expired(&self, now: Instant) -> bool {
-        self.is_visitor() && now.duration_since(self.last) > PATIENCE
+        self.is_visitor() && !self.muted && now.duration_since(self.last) >= PATIENCE
+    }
+
+    /// Bytes of the text that it is reading.
+    pub fn held(&self) -> usize {
+        match &self.kind {
+            Kind::Client(text) => text.len(),
+            _ => 0,
+        }
     }
 
     /// Whose requests they are.
@@ -107,7 +126,7 @@ impl Connection {
 
     /// Listens again to one that rang too often, or asked too much.
     pub fn unmute(&mut self, now: Instant, watch: impl FnOnce(&OwnedFd)) {
-        if self.muted && now.duration_since(self.last) >= super::TICK {
+        if self.muted && now.duration_since(self.last) >= TICK {
             self.muted = false;
             watch(&self.socket);
         }
@@ -116,7 +135,7 @@ impl Connection {
     /// Counts a doorbell; says whether it was one too many.
     fn is_ringing_too_often(&mut self) -> bool {
         let now = Instant::now();
-        if now.duration_since(self.last) >= super::TICK {
+        if now.duration_since(self.last) >= TICK {
             (self.last, self.nr_rings) = (now, 0);
         }
         self.nr_rings += 1;
@@ -132,52 +151,33 @@ impl Server {
         };
         if connection.is_visitor() {
             // Nobody listens to it, so what is told of it is its end.
-            if connection.muted {
+            if connection.muted || matches!(connection.kind, Kind::Sender(_)) {
                 return self.hang_up(number);
             }
             let now = Instant::now();
             if self.shares.concern(connection.uid) && !self.shares.allows(connection.user(), now) {
                 (connection.muted, connection.last) = (true, now);
-                return watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
+                watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
+                return self.connections.look_at(number, now + TICK);
             }
         }
         let mut buffer = [0; MAX_REQUEST];
-        match sys::receive(&*connection.socket, &mut buffer) {
-            Ok(received) => {
-                let Received {
-                    length,
-                    descriptors,
-                    truncated,
-                } = received;
-                let packet = buffer.get(..length).unwrap_or_default();
-                // A packet of no bytes is how the end looks; no packet of ours has none.
-                if truncated || length == 0 {
-                    self.discard(descriptors);
-                    self.hang_up(number);
-                } else if !self.take(number, packet, descriptors) {
-                    self.hang_up(number);
-                }
+        let is_sensible = match sys::receive_plain(&connection.socket, &mut buffer) {
+            Ok(Plain::Packet(length)) => self.take(number, buffer.get(..length).unwrap_or_default()),
+            Ok(Plain::WithRights(length)) => {
+                self.take_with_rights(number, buffer.get(..length).unwrap_or_default())
             }
-            Err(Errno::EAGAIN | Errno::EINTR) => {}
-            Err(_) => self.hang_up(number),
+            Err(Errno::EAGAIN | Errno::EINTR) => true,
+            Ok(Plain::Senseless) | Err(_) => false,
+        };
+        if !is_sensible {
+            self.hang_up(number);
         }
     }
 
     /// Whether the packet made sense from this connection.
-    fn take(&mut self, number: u64, packet: &[u8], descriptors: Vec<OwnedFd>) -> bool {
+    fn take(&mut self, number: u64, packet: &[u8]) -> bool {
         let tag = message::tag(packet);
-        if tag == Ok(Tag::Hello)
-            && self
-                .connections
-                .get(&number)
-                .is_some_and(|connection| connection.is_new())
-        {
-            return self.take_hello(number, packet, descriptors);
-        }
-        if !descriptors.is_empty() {
-            self.discard(descriptors);
-            return false;
-        }
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
@@ -188,53 +188,96 @@ impl Server {
                 let id = *id;
                 if connection.is_ringing_too_often() {
                     connection.muted = true;
-                    self.timed.insert(number);
                     watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
+                    let when = connection.last + TICK;
+                    self.connections.look_at(number, when);
                 }
                 self.tree.rung(id);
                 true
             }
             (Ok(Tag::Request), Kind::New | Kind::Client(_)) => self.take_request(number, packet),
+            // Without a usage block.
+            (Ok(Tag::Hello), Kind::New) => {
+                if self.hello(number, packet).is_some() {
+                    self.refuse(number, Errno::EINVAL);
+                }
+                false
+            }
             _ => false,
         }
     }
 
-    /// Registers the process, or tells it why not. Whatever happens, no descriptor that came along is closed here.
-    fn take_hello(&mut self, number: u64, packet: &[u8], mut descriptors: Vec<OwnedFd>) -> bool {
+    /// Whether a packet that carries descriptors made sense. It stays in the socket, for a receiver.
+    fn take_with_rights(&mut self, number: u64, packet: &[u8]) -> bool {
+        let is_hello = message::tag(packet) == Ok(Tag::Hello);
+        if !is_hello
+            || !self
+                .connections
+                .get(&number)
+                .is_some_and(|connection| connection.is_new())
+        {
+            return false;
+        }
+        let Some(hello) = self.hello(number, packet) else {
+            return false;
+        };
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return false;
+        };
+        let asked = (self.receivers).ask(number, connection.uid, connection.socket.clone());
+        if let Err(errno) = asked {
+            self.refuse(number, errno);
+            return false;
+        }
+        connection.kind = Kind::Sender(hello);
+        // Until the receiver has answered, nobody else reads here. The end is told all the same.
+        watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
+        true
+    }
+
+    /// What a process introduces itself with. Where it is not understood, it is told so.
+    fn hello(&mut self, number: u64, packet: &[u8]) -> Option<Hello> {
         // The version first: what else another one says may be of another length.
         if let Ok(version) = message::version(packet)
             && version != gcgroup_abi::VERSION
         {
-            self.discard(descriptors);
             self.complain_of(number, version);
             self.welcome_not(number, Errno::EPROTONOSUPPORT);
-            return false;
+            return None;
         }
-        let refusal = match Hello::from_bytes(packet) {
-            Ok(hello) => match <[OwnedFd; 1]>::try_from(std::mem::take(&mut descriptors)) {
-                Ok([usage]) => {
-                    let registered = self.register(number, &hello, &usage);
-                    self.closer.close(usage);
-                    match registered {
-                        Ok(()) => return true,
-                        Err(errno) => errno,
-                    }
-                }
-                Err(others) => {
-                    descriptors = others;
-                    Errno::EINVAL
-                }
-            },
-            Err(_) => Errno::EPROTO,
+        let hello = Hello::from_bytes(packet);
+        if hello.is_err() {
+            self.refuse(number, Errno::EPROTO);
+        }
+        hello.ok()
+    }
+
+    /// Goes on with the registrations whose usage blocks have come.
+    pub(super) fn take_usage_blocks(&mut self) {
+        while let Some((number, usage)) = self.receivers.answer() {
+            self.take_usage(number, usage);
+        }
+    }
+
+    /// Goes on with a registration whose usage block has come, or tells the process why it has not.
+    pub(super) fn take_usage(&mut self, number: u64, usage: nix::Result<OwnedFd>) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
         };
-        self.discard(descriptors);
-        self.refuse(number, refusal);
-        false
+        let Kind::Sender(hello) = connection.kind else {
+            return;
+        };
+        connection.kind = Kind::Applicant;
+        watch(&self.epoll, &connection.socket, number, EpollFlags::EPOLLIN);
+        if let Err(errno) = usage.and_then(|usage| self.register(number, &hello, &usage)) {
+            self.refuse(number, errno);
+            self.hang_up(number);
+        }
     }
 
     /// Registers it at once, or when the rules have been asked. A user's daemon governs the user's own processes alone.
     fn register(&mut self, number: u64, hello: &Hello, usage: &OwnedFd) -> nix::Result<()> {
-        let Some(connection) = self.connections.get_mut(&number) else {
+        let Some(connection) = self.connections.get(&number) else {
             return Err(Errno::ENOTCONN);
         };
         let usage = block::map_usage(usage)?;
@@ -253,14 +296,13 @@ impl Server {
         if is_known || !self.enquiries.are_needed() {
             return self.admit(applicant, &Verdict::default());
         }
-        connection.kind = Kind::Applicant;
         self.enquiries.ask(applicant)
     }
 
     /// Goes on with a registration that has waited for its verdict.
-    pub(super) fn admit_or_refuse(&mut self, applicant: Applicant, verdict: &Verdict) {
+    pub(super) fn admit_or_refuse(&mut self, applicant: Applicant, verdict: nix::Result<Verdict>) {
         let number = applicant.number;
-        if let Err(errno) = self.admit(applicant, verdict) {
+        if let Err(errno) = verdict.and_then(|verdict| self.admit(applicant, &verdict)) {
             self.refuse(number, errno);
             self.hang_up(number);
         }
@@ -294,6 +336,7 @@ impl Server {
                 process: registered.number,
                 id: registered.id,
             };
+            self.connections.is_hook_now(number);
         }
         if let Err(error) = sent {
             // It has gone already: its end will be noticed as any other's.
@@ -303,10 +346,15 @@ impl Server {
     }
 
     fn refuse(&mut self, number: u64, errno: Errno) {
+        // A process that cannot be looked at yet may come again.
+        let errno = match errno {
+            Errno::ETIMEDOUT => Errno::EAGAIN,
+            errno => errno,
+        };
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
-        if self.complaints.allows(Instant::now()) {
+        if self.registry.may_log_of(connection.uid) {
             info!("a process of user {} was refused: {errno}", connection.uid);
         }
         self.welcome_not(number, errno);
@@ -325,7 +373,7 @@ impl Server {
             pid: peer.pid,
             start_time: peer.stat.start_time,
         };
-        if self.strangers.meets(key) && self.complaints.allows(Instant::now()) {
+        if self.strangers.meets(key) && self.registry.may_log_of(peer.uid) {
             warn!(
                 "{} ({}) of user {} is not governed: its hook speaks version {version}, this daemon version {}",
                 peer.pid,
@@ -367,23 +415,11 @@ impl Server {
         self.forget(number);
     }
 
-    fn discard(&self, descriptors: Vec<OwnedFd>) {
-        if !descriptors.is_empty() {
-            self.closer.close(descriptors);
-        }
-    }
-
     fn forget(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
-            // The set goes by the file, which lives until the closer gets to it.
+            // The set goes by the file, which may live on.
             let _ = self.epoll.delete(&*connection.socket);
-            self.dismiss(connection.socket);
+            self.receivers.retire(connection.socket);
         }
-    }
-
-    /// Lets the other end know at once; what lies unread in the socket is closed elsewhere.
-    pub(super) fn dismiss(&self, socket: Arc<OwnedFd>) {
-        let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-        self.closer.close(socket);
     }
 }

@@ -49,7 +49,7 @@ pub struct Applicant {
 pub struct Enquiries {
     rules: Current,
     questions: Sender<Applicant>,
-    answers: Receiver<(Applicant, Verdict)>,
+    answers: Receiver<(Applicant, nix::Result<Verdict>)>,
 }
 
 impl Enquiries {
@@ -98,20 +98,21 @@ impl Enquiries {
     }
 
     /// An answer, if there is one.
-    pub fn answer(&self) -> Option<(Applicant, Verdict)> {
+    pub fn answer(&self) -> Option<(Applicant, nix::Result<Verdict>)> {
         self.answers.try_recv().ok()
     }
 }
 
-/// A process that has ended meanwhile is asked nothing about: its connection has ended too.
-fn judge(rules: &Arc<Rules>, applicant: &Applicant, names: &mut Names) -> Verdict {
-    let Some(mut facts) = Facts::of_peer(&applicant.peer, applicant.hello.group.as_str()) else {
-        return Verdict::default();
-    };
+/// What the rules say of a process.
+///
+/// # Errors
+/// It has ended, or holds up looking at it.
+fn judge(rules: &Arc<Rules>, applicant: &Applicant, names: &mut Names) -> nix::Result<Verdict> {
+    let mut facts = Facts::of_peer(&applicant.peer, applicant.hello.group.as_str())?;
     if rules.want_user() {
         facts.user = names.get(rules, facts.uid);
     }
-    rules.verdict(&facts)
+    Ok(rules.verdict(&facts))
 }
 
 /// The names of users, as they were when they were first asked for.

@@ -11,7 +11,8 @@ use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen, socket, sockopt,
+    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
+    shutdown, socket, sockopt,
 };
 use nix::unistd::geteuid;
 
@@ -73,6 +74,13 @@ impl Listener {
     /// One that a supervisor listens on and keeps.
     pub fn kept(socket: OwnedFd) -> Self {
         Self { socket, file: None }
+    }
+
+    /// Lets nobody connect any more, unless it is a supervisor's.
+    pub fn refuse(&self) {
+        if self.file.is_some() {
+            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        }
     }
 
     /// For those who accept in our place. The file goes with us.
@@ -156,7 +164,7 @@ fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
 /// Whether who began to listen at the other end is dead. See `SO_PEERCRED` in unix(7).
 fn is_orphan(probe: &OwnedFd) -> bool {
     let listener = getsockopt(probe, sockopt::PeerCredentials).map(|peer| u32::try_from(peer.pid()));
-    matches!(listener, Ok(Ok(pid)) if pid != 0 && process::stat(pid).is_none())
+    matches!(listener, Ok(Ok(pid)) if pid != 0 && process::stat(pid) == Err(Errno::ESRCH))
 }
 
 #[cfg(test)]

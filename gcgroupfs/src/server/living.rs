@@ -5,12 +5,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
+use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use tracing::debug;
 
 use super::Token;
 use super::rate::Rate;
+use super::room::Processes;
 use crate::journal::Key;
 use crate::process;
 use crate::sys;
@@ -26,6 +28,7 @@ pub struct Living {
     /// Boxed, as the map may have twice the room that it needs.
     processes: HashMap<u64, Box<Known>>,
     numbers: HashMap<Key, u64>,
+    room: Processes,
 }
 
 /// One process.
@@ -37,6 +40,8 @@ pub struct Known {
     pub registration: Option<Registration>,
     /// How often it registers.
     pub rate: Rate,
+    /// The group that it asked for when it registered last, if it was given that.
+    pub wish: GroupName,
 }
 
 #[derive(Debug)]
@@ -54,6 +59,7 @@ impl Living {
             epoll,
             processes: HashMap::new(),
             numbers: HashMap::new(),
+            room: Processes::new(),
         }
     }
 
@@ -66,9 +72,15 @@ impl Living {
         self.processes.get(number).map(AsRef::as_ref)
     }
 
-    /// How many are the user's.
-    pub fn nr_of(&self, uid: u32) -> usize {
-        self.processes.values().filter(|known| known.uid == uid).count()
+    /// The living process of this pid, for when its start time cannot be asked for.
+    pub fn find_pid(&self, pid: u32) -> Option<&Known> {
+        let of_pid = |known: &&Known| known.key.pid == pid && !process::is_dead(&known.pidfd);
+        self.processes.values().map(AsRef::as_ref).find(of_pid)
+    }
+
+    /// Whether the process is among them as the user's, or may come to be.
+    pub fn has_room_for(&self, key: Key, uid: u32) -> bool {
+        self.find(key).is_some_and(|known| known.uid == uid) || self.room.has_room(uid)
     }
 
     /// Those whose connection is lost: an exec may have followed.
@@ -85,6 +97,8 @@ impl Living {
     pub fn know(&mut self, number: u64, key: Key, uid: u32, pidfd: OwnedFd) -> nix::Result<u64> {
         if let Some(number) = self.numbers.get(&key) {
             if let Some(known) = self.processes.get_mut(number) {
+                self.room.remove(known.uid);
+                self.room.add(uid);
                 known.uid = uid;
             }
             return Ok(*number);
@@ -100,8 +114,10 @@ impl Living {
             pidfd,
             registration: None,
             rate: Rate::new(MAX_PER_SECOND),
+            wish: GroupName::NONE,
         };
         self.processes.insert(number, Box::new(known));
+        self.room.add(uid);
         Ok(number)
     }
 
@@ -124,6 +140,7 @@ impl Living {
     /// The process has ended.
     pub fn remove(&mut self, number: u64) -> Option<Key> {
         let known = self.processes.remove(&number)?;
+        self.room.remove(known.uid);
         // Closing the last descriptor of it takes the pidfd out of the epoll set too; this is for form.
         let _ = self.epoll.delete(&known.pidfd);
         if self.numbers.get(&known.key) == Some(&number) {
@@ -134,8 +151,8 @@ impl Living {
 }
 
 impl Known {
-    pub fn is_of(&self, uid: u32) -> bool {
-        self.uid == uid
+    pub fn uid(&self) -> u32 {
+        self.uid
     }
 
     /// Whether it executes what it executed when it registered.
@@ -146,8 +163,12 @@ impl Known {
         else {
             return false;
         };
-        let now = process::stat(self.key.pid).filter(|stat| stat.start_time == self.key.start_time);
+        let now = process::stat(self.key.pid);
         debug!("{}: was {image:x?}, is {now:x?}", self.key.pid);
-        now.is_some_and(|stat| stat.image == Some(image))
+        match now {
+            Ok(stat) => stat.start_time == self.key.start_time && stat.image == Some(image),
+            // It holds up looking at it; what it is about to execute is seen when it does not any more.
+            Err(errno) => errno == Errno::ETIMEDOUT,
+        }
     }
 }

@@ -21,14 +21,22 @@ impl Rate {
 
     /// Counts one more, and says whether it is within the rate.
     pub fn allows(&mut self, now: Instant) -> bool {
-        if self
-            .since
-            .is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1))
-        {
+        if self.is_over(now) {
             (self.since, self.count) = (Some(now), 0);
         }
         self.count = self.count.saturating_add(1);
         self.count <= self.most
+    }
+
+    /// Whether one more would be beyond the rate.
+    pub fn is_spent(&self, now: Instant) -> bool {
+        !self.is_over(now) && self.count >= self.most
+    }
+
+    /// Whether the second that was counted in is over.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.since
+            .is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1))
     }
 }
 

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use gcgroup_abi::message::Hello;
+use gcgroup_abi::message::{GroupName, Hello};
 use nix::errno::Errno;
 use nix::sys::epoll::Epoll;
 use tracing::{debug, info, warn};
 
 use super::awaited::Awaited;
-use super::begin::{Beginner, Credentials, begin};
+use super::begin::{Beginner, Beginning, Credentials, begin};
 use super::bells::{Bells, Mapped};
 use super::enquiry::Applicant;
 use super::living::{Living, Registration};
@@ -24,12 +24,10 @@ use super::remembered::Remembered;
 use super::{TEND, TICK};
 use crate::block;
 use crate::journal::{Journal, Key};
+use crate::log_limit::LogLimit;
 use crate::process::{self, Peer, Stat};
 use crate::rules::{Given, Verdict};
 use crate::tree::{GroupId, Identity, ProcessId, Saved, Settings, Tree};
-
-/// Registered processes of one user. The other users' share is theirs.
-const MAX_PER_UID: usize = 4096;
 
 /// How often a group is looked for that others empty meanwhile.
 const MAX_BEGINNINGS: usize = 8;
@@ -48,6 +46,7 @@ pub struct Registry {
     /// Of those that are not registered now.
     remembered: Remembered,
     awaited: Awaited,
+    log_limit: LogLimit,
 }
 
 /// What a registration gives.
@@ -81,7 +80,13 @@ impl Registry {
             living: Living::new(epoll),
             remembered,
             awaited,
+            log_limit: LogLimit::default(),
         }
+    }
+
+    /// Whether another line of the log may be about a user.
+    pub fn may_log_of(&mut self, uid: u32) -> bool {
+        self.log_limit.allows(uid, Instant::now())
     }
 
     /// Whether the end of the process, if it has ended, is still to be noticed.
@@ -98,7 +103,8 @@ impl Registry {
     /// before.
     ///
     /// # Errors
-    /// `EDQUOT` if its user has too many, `EAGAIN` if it comes too often; out of memory or descriptors.
+    /// `EDQUOT` if its user has too many, `EAGAIN` if it comes too often, `EACCES` if it insists on a group and would not
+    /// be in it; out of memory or descriptors.
     pub fn register(
         &mut self,
         applicant: Applicant,
@@ -121,8 +127,7 @@ impl Registry {
             stat,
             pidfd,
         } = peer;
-        let known = self.living.find(key);
-        if known.is_none_or(|known| !known.is_of(uid)) && self.living.nr_of(uid) >= MAX_PER_UID {
+        if !self.living.has_room_for(key, uid) {
             return Err(Errno::EDQUOT);
         }
         let process = self.living.know(number, key, uid, pidfd)?;
@@ -138,8 +143,14 @@ impl Registry {
         // Before the process is there for others to write to: what they write has a higher number.
         let seq = self.journal.number();
         self.remembered.comes_as(key, stat.image);
-        let (saved, is_new) = match self.saved(key) {
+        let is_kept;
+        let (mut saved, is_new) = match self.saved(key) {
             Some(saved) => {
+                let before = self.living.find(key).map(|known| known.wish);
+                is_kept = self.is_kept(hello.group, saved.group, before);
+                if hello.insists != 0 && !is_kept {
+                    return Err(Errno::EACCES);
+                }
                 if let Some(registration) = self.registration(key)
                     && saved.is_of_another(stat.image)
                 {
@@ -154,8 +165,14 @@ impl Registry {
                     groups,
                     is_contained,
                 };
-                let mut saved = Saved::from(settings_of(verdict, &hello));
-                saved.group = self.begin(pid, &stat, &who, verdict, &hello)?;
+                let (group, kept) = self.begin(pid, &stat, &who, verdict, &hello)?;
+                is_kept = kept;
+                let (settings, trouble) = self.settings_of(verdict, &hello, group, &who);
+                if let Some(trouble) = trouble {
+                    warn!("{pid} ({}) of user {uid} {trouble}", stat.comm);
+                }
+                let mut saved = Saved::from(settings);
+                saved.group = group;
                 (saved, true)
             }
         };
@@ -163,6 +180,7 @@ impl Registry {
         if is_new && (verdict.process != Given::default() || held.is_some()) {
             self.journal.append(seq, key, &saved);
         }
+        saved.is_awaited = self.awaited.is_awaited(key);
         let identity = Identity {
             pid,
             start_time: stat.start_time,
@@ -170,16 +188,18 @@ impl Registry {
             started: now(),
             uid,
             gid,
-            comm: stat.comm.into(),
+            comm: stat.comm,
         };
         let place = match self.tree.path(saved.group).as_str() {
             "" => String::new(),
             path => format!(" {path:?}"),
         };
-        info!(
-            "{} ({}) of user {} joined{place}",
-            identity.pid, identity.comm, identity.uid
-        );
+        if self.may_log_of(uid) {
+            info!(
+                "{} ({}) of user {} joined{place}",
+                identity.pid, identity.comm, identity.uid
+            );
+        }
         let blocks = Arc::new(Mapped { control, usage });
         let id = self.tree.join(identity, blocks.clone(), saved);
         if let Some(group) = held {
@@ -193,6 +213,7 @@ impl Registry {
             image: stat.image,
         };
         let known = self.living.get_mut(process).ok_or(Errno::ESRCH)?;
+        known.wish = if is_kept { hello.group } else { GroupName::NONE };
         let old = known.registration.replace(registration);
         self.remembered.remove(key);
         if let Some(old) = old.as_ref().filter(|old| old.id != id) {
@@ -222,7 +243,9 @@ impl Registry {
         let (id, pid) = (registration.id, known.key.pid);
         self.bells.mute(id);
         if known.is_same_program() {
-            info!("{pid}: connection to its hook lost");
+            if self.log_limit.allows(known.uid(), Instant::now()) {
+                info!("{pid}: connection to its hook lost");
+            }
             self.tree.set_hook(id, false);
         } else {
             self.end_registration(process);
@@ -242,10 +265,12 @@ impl Registry {
     pub fn tend(&mut self, now: Instant) -> Option<Duration> {
         self.awaited.tend(now);
         let is_any_lost = self.tend_lost();
+        let later = self.log_limit.sum_up(now);
         self.awaited
             .is_any()
             .then_some(TICK)
             .or(is_any_lost.then_some(TEND))
+            .or(later)
     }
 
     /// Has it noticed at once when those end that were in groups and have not come back: a group is not removed while it
@@ -290,20 +315,24 @@ impl Registry {
             return;
         };
         let key = known.key;
-        if let Some(identity) = self.tree.identity(registration.id) {
+        if let Some(identity) = self.tree.identity(registration.id)
+            && self.log_limit.allows(identity.uid, Instant::now())
+        {
             info!("{} ({}) left", identity.pid, identity.comm);
         }
         // Before it is shown as what has been left behind: so a daemon that is killed then has told of nothing that the next
         // one does not know.
         self.tree.write_counts_of(registration.id);
+        // Before it leaves its group, which would go with the last in it.
         if let Some(mut saved) = self.tree.saved(registration.id) {
-            // Its groups and the root are about to have its counts.
             saved.take_counts();
-            if !saved.is_default() {
-                self.remembered.insert(key, saved);
-            }
+            self.remembered.insert(key, saved);
         }
-        self.tree.leave(registration.id, now());
+        // Somebody may have written to it meanwhile.
+        match self.tree.leave(registration.id, now()) {
+            Some(saved) if !saved.is_default() => self.remembered.insert(key, saved),
+            _ => self.remembered.remove(key),
+        }
         self.bells.remove(registration.id);
     }
 
@@ -319,61 +348,115 @@ impl Registry {
     }
 
     /// The group that a new process begins in, held until it has come in: meanwhile others may empty it, and it would go.
+    /// And whether its wish is kept.
     ///
     /// # Errors
-    /// `EAGAIN` if it always went before it could be held.
+    /// `EAGAIN` if it always went before it could be held, or if an ancestor cannot be looked at; `EACCES` if the process
+    /// insists on another.
     fn begin(
-        &self,
+        &mut self,
         pid: u32,
         stat: &Stat,
         who: &Credentials,
         verdict: &Verdict,
         hello: &Hello,
-    ) -> nix::Result<Option<GroupId>> {
+    ) -> nix::Result<(Option<GroupId>, bool)> {
         for _ in 0..MAX_BEGINNINGS {
+            let (above, wish_above) = self.group_above(stat)?.unzip();
             let beginner = Beginner {
-                above: self.group_above(stat),
+                above: above.flatten(),
                 verdict,
                 wish: hello.group.as_str(),
                 who,
             };
-            let (group, troubles) = begin(&self.tree, &beginner);
+            let Beginning {
+                group,
+                is_as_wished,
+                troubles,
+            } = begin(&self.tree, &beginner);
+            let is_kept = is_as_wished || self.is_kept(hello.group, group, wish_above);
+            if hello.insists != 0 && !is_kept {
+                debug!("{pid} insists on its group: {troubles:?}");
+                // The groups that were made for it.
+                self.tree.reap_transient(None);
+                return Err(Errno::EACCES);
+            }
             if group.is_some_and(|group| !self.tree.hold_group(group)) {
                 continue;
             }
-            for trouble in troubles {
+            for trouble in troubles.into_iter().filter(|_| self.may_log_of(who.uid)) {
                 warn!("{pid} ({}) of user {} {trouble}", stat.comm, who.uid);
             }
-            return Ok(group);
+            return Ok((group, is_kept));
         }
         Err(Errno::EAGAIN)
     }
 
-    /// The group of the nearest of a process's ancestors that is governed. Where a parent has ended, its children are
-    /// others', and nobody can know.
-    fn group_above(&self, stat: &Stat) -> Option<GroupId> {
+    /// What holds for a new process: what the rules say, and within that what it wishes. If its user may not have the priority
+    /// that it wishes for, also the reason, for the log.
+    fn settings_of(
+        &self,
+        verdict: &Verdict,
+        hello: &Hello,
+        group: Option<GroupId>,
+        who: &Credentials,
+    ) -> (Settings, Option<String>) {
+        let mut settings = verdict.process.settings();
+        let bound = (!who.is_root(&self.tree)).then(|| self.tree.least_priority(&settings, group));
+        let raised = settings.wish(hello, bound);
+        let trouble = raised.map(|least| {
+            let wished = hello.priority;
+            format!("asks in vain for priority {wished}: {least} is the lowest number that its user may set")
+        });
+        (settings, trouble)
+    }
+
+    /// Whether a wish is kept by `group`: that is the group wished for or one below it; or the process, or its nearest
+    /// governed ancestor, was in such a group by the same wish (`before`) and was moved since.
+    fn is_kept(&self, wish: GroupName, group: Option<GroupId>, before: Option<GroupName>) -> bool {
+        let Some(wanted) = wish.as_str() else { return true };
+        let path = self.tree.path(group);
+        let below = path.strip_prefix(wanted.trim_matches('/'));
+        before == Some(wish) || below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+    }
+
+    /// The group of the nearest of a process's ancestors that is governed, none for the root, and the wish that it came
+    /// with. Where a parent has ended, its children are others', and nobody can know.
+    ///
+    /// # Errors
+    /// `EAGAIN` if an ancestor that is not governed holds up looking for its own.
+    fn group_above(&self, stat: &Stat) -> nix::Result<Option<(Option<GroupId>, GroupName)>> {
         let (mut parent, mut start_time) = (stat.parent, stat.start_time);
         for _ in 0..MAX_ANCESTORS {
-            let stat = process::stat(parent)?;
-            // Younger than its child: a successor to the parent's pid.
-            if stat.start_time > start_time {
-                return None;
-            }
-            let key = Key {
-                pid: parent,
-                start_time: stat.start_time,
+            let (stat, known, saved) = match process::stat(parent) {
+                // Younger than its child: a successor to the parent's pid.
+                Ok(stat) if stat.start_time > start_time => return Ok(None),
+                Ok(stat) => {
+                    let key = Key {
+                        pid: parent,
+                        start_time: stat.start_time,
+                    };
+                    (Some(stat), self.living.find(key), self.remembered.get(key))
+                }
+                Err(Errno::ETIMEDOUT) => (
+                    None,
+                    self.living.find_pid(parent),
+                    self.remembered.find_pid(parent),
+                ),
+                Err(_) => return Ok(None),
             };
-            let known = self.living.find(key);
             let registered = known.and_then(|known| known.registration.as_ref());
+            let wish = known.map_or(GroupName::NONE, |known| known.wish);
             if let Some(group) = registered.and_then(|registration| self.tree.group_of(registration.id)) {
-                return group;
+                return Ok(Some((group, wish)));
             }
-            if let Some(saved) = self.remembered.get(key) {
-                return saved.group;
+            if let Some(saved) = saved {
+                return Ok(Some((saved.group, wish)));
             }
+            let stat = stat.ok_or(Errno::EAGAIN)?;
             (parent, start_time) = (stat.parent, stat.start_time);
         }
-        None
+        Ok(None)
     }
 }
 
@@ -382,13 +465,6 @@ fn key(peer: &Peer) -> Key {
         pid: peer.pid,
         start_time: peer.stat.start_time,
     }
-}
-
-/// What holds for a new process: what the rules say, and within that what it wishes.
-fn settings_of(verdict: &Verdict, hello: &Hello) -> Settings {
-    let mut settings = verdict.process.settings();
-    settings.wish(hello);
-    settings
 }
 
 /// Seconds since 1970.

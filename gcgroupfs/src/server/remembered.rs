@@ -28,6 +28,12 @@ impl Remembered {
         self.processes.get(&key)
     }
 
+    /// The process of this pid, for when its start time cannot be asked for.
+    pub fn find_pid(&self, pid: u32) -> Option<&Saved> {
+        let of_pid = self.processes.iter().filter(|(key, _)| key.pid == pid);
+        of_pid.map(|(_, saved)| saved).next_back()
+    }
+
     /// Those for whom groups are held.
     pub fn in_groups(&self) -> Vec<Key> {
         let in_groups = self.processes.iter().filter(|(_, saved)| saved.group.is_some());

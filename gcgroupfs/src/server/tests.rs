@@ -6,7 +6,7 @@ mod requests;
 mod rules;
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -16,9 +16,7 @@ use std::thread::JoinHandle;
 
 use gcgroup_abi::message::{Hello, Tag, Welcome, bare};
 use gcgroup_abi::{Gate, NO_LIMIT};
-use nix::sys::socket::{
-    ControlMessage, MsgFlags, SockFlag, UnixAddr, connect, recv, sendmsg, setsockopt, sockopt,
-};
+use nix::sys::socket::{ControlMessage, SockFlag, UnixAddr, connect, sendmsg, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
 use super::*;
@@ -65,7 +63,15 @@ impl World {
         let (journal, mut remembered) = Journal::open(directory.path(), sift).unwrap();
         restore(&tree, &journal, &mut remembered, false);
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
-        let mut server = Server::new(listener, tree.clone(), Arc::new(journal), remembered, 5000).unwrap();
+        let mut server = Server::new(
+            listener,
+            tree.clone(),
+            Arc::new(journal),
+            remembered,
+            5000,
+            Box::new(receiver),
+        )
+        .unwrap();
         let (stop, waker) = (Arc::new(AtomicBool::new(false)), server.waker().unwrap());
         let (asked, rules) = (stop.clone(), server.rules());
         let thread = std::thread::spawn(move || server.run(|| !asked.load(Relaxed)).unwrap());
@@ -153,6 +159,12 @@ impl Drop for World {
             self.halt();
         }
     }
+}
+
+/// Starts a receiver: a thread that does what the process does.
+fn receiver(socket: OwnedFd) -> std::io::Result<()> {
+    std::thread::spawn(move || crate::receive::serve(&socket));
+    Ok(())
 }
 
 /// A registered process: this one.

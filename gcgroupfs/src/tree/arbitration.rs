@@ -1,12 +1,11 @@
 //! What the arbiter sees of the tree and can change in it: usage blocks to look at, gates to set, GPU time to charge.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::Gate;
+use gcgroup_abi::{ControlDevice, Gate};
 
-use super::{Blocks, GroupId, Notice, Process, ProcessId, Quota, State, Tree, enforce};
+use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, Quota, State, Tree, enforce};
 use crate::arbiter::{Policy, Seen};
 
 /// What a gate is to be, as long as nobody freezes it.
@@ -100,34 +99,43 @@ impl Arbitration<'_> {
         [id.0].into_iter().chain(groups.map(|group| group.id.0))
     }
 
-    /// What the processes that have something on a device say of themselves.
+    /// What the processes that use a device say of themselves; one whose claims are refuted does not use it. Has the daemon
+    /// look for evidence of those that begin to claim that they do.
     pub fn seen(
-        &self,
+        &mut self,
         now: u64,
         device: usize,
         is_watched: impl Fn(ProcessId) -> bool,
     ) -> Vec<Seen<ProcessId>> {
-        let look = |process: &Process| {
+        let notices = &mut self.notices;
+        let mut look = |process: &mut Process| {
             let (usage, control) = (
                 process.usage().devices.get(device)?,
                 process.control().devices.get(device)?,
             );
+            if !usage.claims_use() {
+                return None;
+            }
             let (busy_nsec, is_busy) = usage.busy(now);
-            let nr_waiting = usage.nr_waiting.load(Relaxed);
-            let is_there = usage.nr_contexts.load(Relaxed) > 0 || is_busy || nr_waiting > 0;
-            is_there.then(|| Seen {
+            let seen = Seen {
                 id: process.id,
                 priority: control.priority.load(Relaxed),
                 busy_nsec,
                 is_busy,
                 submitted_nsec: usage.submitted_nsec.load(Relaxed),
                 queued_until: usage.queued_until.load(Relaxed),
-                nr_waiting,
+                nr_waiting: usage.nr_waiting.load(Relaxed),
                 is_frozen: enforce::is_closed(control),
                 is_watched: is_watched(process.id),
-            })
+            };
+            let evidence = &mut process.kept_mut(Some(device))?.evidence;
+            if *evidence == Evidence::Unknown {
+                *evidence = Evidence::Asked;
+                notices.push(Notice::AuditAsked);
+            }
+            (*evidence != Evidence::Refuted).then_some(seen)
         };
-        let processes = self.state.processes.values();
+        let processes = self.state.processes.values_mut();
         processes.filter_map(|process| look(process)).collect()
     }
 
@@ -180,7 +188,7 @@ impl Arbitration<'_> {
     /// Stands between asking for the bell and looking once more; a process publishes, fences, and then looks whether
     /// the bell is wanted. So one of both sees the other.
     pub fn fence(&self) {
-        fence(SeqCst);
+        ControlDevice::fence_bells();
     }
 
     /// Whether work has begun, or a thread begun to wait, since the process was seen.
@@ -190,8 +198,6 @@ impl Arbitration<'_> {
             .processes
             .get(&seen.id)
             .and_then(|process| process.usage().devices.get(device));
-        usage.is_some_and(|usage| {
-            usage.busy_since.load(Relaxed) != 0 || usage.nr_waiting.load(Relaxed) > seen.nr_waiting
-        })
+        usage.is_some_and(|usage| usage.has_begun(seen.nr_waiting))
     }
 }

@@ -42,9 +42,11 @@ impl State {
         for process in self.processes.values_mut() {
             process.add_device();
             enforce::prepare_device(process, &self.devices);
+            // Its own limit bounds what it is believed to have charged there.
+            enforce::settings(process, &self.devices);
         }
-        self.grants.add_slot(slot);
-        self.swap_grants.add_slot(slot);
+        self.grants.add_slot(slot, &self.devices);
+        self.swap_grants.add_slot(slot, &self.devices);
         let groups: Vec<GroupId> = self.groups.keys().copied().collect();
         groups.into_iter().for_each(|id| self.bound_group(id, Some(slot)));
         let top: Vec<GroupId> = self.top.values().copied().collect();

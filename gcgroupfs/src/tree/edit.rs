@@ -55,7 +55,7 @@ impl<'a> Edit<'a> {
                 self.state.note_events(id, &mut self.notices);
             }
             Target::Group(id) => {
-                if self.state.group_sums(id, device).current() > limit {
+                if self.state.group_current(id, device) > limit {
                     self.count_in_group(id, |sums| sums.nr_over_limit += 1);
                 }
                 self.state.limit_group(id, device, limit, &mut self.notices);
@@ -128,8 +128,18 @@ impl<'a> Edit<'a> {
     }
 
     /// # Errors
-    /// `EPERM` beyond what root has set.
+    /// `EPERM` if another user than root asks for a lower number than root has set here or above; where root has set none,
+    /// for a lower one than the default.
     pub fn set_priority(&mut self, priority: u32) -> Result<()> {
+        let above = match self.target()? {
+            Target::Process(id) => self.state.processes.get(&id).and_then(|process| process.group),
+            Target::Group(id) => self.state.groups.get(&id).and_then(|group| group.parent),
+        };
+        let (settings, device) = (self.settings()?, self.device());
+        let least = self.state.least_priority(settings, above, device);
+        if priority < least && !self.state.is_root(self.caller) {
+            return Err(Error::BeyondRoot("the priority number can only be raised"));
+        }
         self.set(|settings, device, by_root| settings.set_priority(device, priority, by_root))
     }
 
@@ -177,7 +187,7 @@ impl<'a> Edit<'a> {
                 self.notices.push(Notice::SettingsChanged(id));
             }
             Target::Group(id) => {
-                let current = self.state.group_sums(id, device).current();
+                let current = self.state.group_current(id, device);
                 let group = self.state.groups.get_mut(&id).ok_or(Error::Gone)?;
                 let counted = group.counted_mut(device);
                 (counted.peak, counted.is_reset) = (current, true);
@@ -239,6 +249,13 @@ impl<'a> Edit<'a> {
             }
         }
         Ok(())
+    }
+
+    fn settings(&self) -> Result<&Settings> {
+        match self.target()? {
+            Target::Process(id) => Ok(&self.state.processes.get(&id).ok_or(Error::Gone)?.settings),
+            Target::Group(id) => Ok(&self.state.groups.get(&id).ok_or(Error::Gone)?.settings),
+        }
     }
 
     fn device(&self) -> Option<usize> {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use gcgroup_abi::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
+use gcgroup_abi::{Control, ControlDevice, Gate, NO_LIMIT, OTHER_DEVICE};
 
 use super::arbitration::GateOrder;
 use super::process::{Process, slots};
@@ -174,15 +174,13 @@ pub(super) fn swap_max(process: &Process, devices: &[Device]) {
     }
 }
 
-/// Closes or opens one gate. The generation moves with each change and after it, so that who sees the new
-/// generation of a freeze sees the closed gate too.
+/// Closes or opens one gate.
 fn gate(control: &ControlDevice, freeze: bool, open: Gate) -> bool {
     if is_closed(control) == freeze {
         return false;
     }
     let gate = if freeze { Gate::Frozen } else { open };
-    control.gate.store(gate as u32, Release);
-    control.freeze_generation.fetch_add(1, Release);
+    control.change_freeze(gate);
     true
 }
 
@@ -201,9 +199,7 @@ pub(super) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder)
     };
     control.window_usec.store(order.window_usec, Relaxed);
     control.patience_usec.store(order.patience_usec, Relaxed);
-    let at_begin = if order.wants_bell { BELL_AT_BEGIN } else { 0 };
-    let at_end = if order.wants_end { BELL_AT_END } else { 0 };
-    control.wants_bell.store(at_begin | at_end, Relaxed);
+    control.set_wants_bell(order.wants_bell, order.wants_end);
     if before != order.gate && !is_closed(control) {
         control.gate.store(order.gate as u32, Release);
     }

@@ -1,12 +1,33 @@
 //! What is remembered of a process that has left.
 
+use std::collections::VecDeque;
 use std::fmt::{self, Display};
 
 use gcgroup_abi::Submission;
 
 use super::process::Process;
 use super::{Device, Identity, Sums, sums};
-use crate::text;
+
+/// How many of those that left are remembered in `exited`.
+const NR_EXITED: usize = 64;
+
+/// Remembers a process that has left, as the latest. If there are too many, the oldest is forgotten of the user who has most:
+/// so nobody can push out all that others have there.
+pub(super) fn remember(all: &mut VecDeque<Exited>, one: Exited) {
+    all.push_front(one);
+    if all.len() <= NR_EXITED {
+        return;
+    }
+    let nr_of = |uid: u32| all.iter().filter(|exited| exited.identity.uid == uid).count();
+    // Of several with as many, the one with the oldest.
+    let most = all
+        .iter()
+        .map(|exited| exited.identity.uid)
+        .max_by_key(|uid| nr_of(*uid));
+    if let Some(oldest) = all.iter().rposition(|exited| Some(exited.identity.uid) == most) {
+        all.remove(oldest);
+    }
+}
 
 /// One line of `exited`.
 #[derive(Debug)]
@@ -42,7 +63,7 @@ impl Display for Exited {
             "{} comm={} start={} end={end} memory.peak={peak} nr_alloc={} nr_alloc_fail={} oom={} \
              nr_launches={} nr_graphs={} nr_copies={}",
             identity.pid,
-            text::word(&identity.comm),
+            identity.comm,
             identity.started,
             sums.nr_alloc,
             sums.nr_alloc_fail,

@@ -169,9 +169,6 @@ impl World {
         usage.nr_threads.store(1, Relaxed);
         usage.threads[0].device.store(device, Relaxed);
         usage.threads[0]
-            .entered(Submission::Kernel)
-            .fetch_add(kernels, Relaxed);
-        usage.threads[0]
             .exited(Submission::Kernel)
             .fetch_add(kernels, Relaxed);
     }
@@ -206,7 +203,6 @@ impl World {
             device
                 .kinds
                 .iter()
-                .chain(&device.shared_entered)
                 .chain(&device.shared_exited)
                 .for_each(|at| fill(&[at]));
         }

@@ -22,7 +22,7 @@ use std::ops::Range;
 use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
 use self::member::Member;
-use self::node::Node;
+use self::node::{Change, Node};
 pub(super) use self::resource::Resource;
 use super::{Device, GroupId, ProcessId};
 
@@ -52,34 +52,41 @@ pub(super) struct Grants {
     resource: Resource,
     /// The slots in use; one for each place.
     slots: Vec<usize>,
+    /// Bytes that there are in each.
+    totals: Vec<u64>,
     groups: BTreeMap<GroupId, Node>,
     members: BTreeMap<ProcessId, Member>,
 }
 
 impl Grants {
     pub(super) fn new(resource: Resource, devices: &[Device]) -> Self {
+        let slots: Vec<usize> = (0..devices.len()).chain([OTHER_DEVICE]).collect();
+        let totals = slots.iter().map(|slot| resource.total(*slot, devices)).collect();
         Self {
             resource,
-            slots: (0..devices.len()).chain([OTHER_DEVICE]).collect(),
+            slots,
+            totals,
             groups: BTreeMap::new(),
             members: BTreeMap::new(),
         }
     }
 
     /// There is one more device: it has a place behind all others.
-    pub(super) fn add_slot(&mut self, slot: usize) {
+    pub(super) fn add_slot(&mut self, slot: usize, devices: &[Device]) {
+        let total = self.resource.total(slot, devices);
         self.slots.push(slot);
+        self.totals.push(total);
         self.groups.values_mut().for_each(Node::add_place);
         self.members
             .values_mut()
-            .for_each(|member| member.add_place(slot));
+            .for_each(|member| member.add_place((slot, total)));
         let members: Vec<_> = self
             .members
             .iter()
             .map(|(id, member)| (*id, member.group))
             .collect();
         for (id, group) in members {
-            self.govern(id);
+            self.govern(id, false);
             self.publish_one(id, group);
         }
     }
@@ -121,7 +128,11 @@ impl Grants {
         // Nothing is measured against it before all below are counted.
         node.set_limit(place, limit);
         for member in self.below(id) {
-            self.govern(member);
+            self.govern(member, false);
+        }
+        // What it passes on may be bounded otherwise.
+        for at in self.places(None) {
+            self.charge(Some(id), at, Change::default());
         }
         self.settle(Some(id));
         self.publish(Some(id));
@@ -144,12 +155,56 @@ impl Grants {
         let (Ok(Some(at)), Some(member)) = (self.place(Some(device)), self.members.get_mut(&id)) else {
             return;
         };
-        let (before, group) = (member.set_overhead(at, bytes), member.group);
-        self.charge(group, at, before, bytes);
+        let (charge, group) = (member.charge(at), member.group);
+        let before = member.set_overhead(at, bytes);
+        let now = member.charge(at);
+        self.charge(group, at, Change::of(charge, now));
         if before != bytes && group.is_some() {
             self.settle(group);
             self.publish(group);
         }
+    }
+
+    /// What the process claims is taken on trust until NVML is heard.
+    pub(super) fn trust(&mut self, id: ProcessId) {
+        for at in self.places(None) {
+            self.change(id, at, |member| member.trust(at));
+        }
+        let group = self.members.get(&id).and_then(|member| member.group);
+        self.settle(group);
+        self.publish(group);
+    }
+
+    /// NVML shows the process to hold so many bytes on the device of that slot, whatever it has charged.
+    pub(super) fn show(&mut self, id: ProcessId, device: usize, bytes: u64) {
+        let Ok(Some(at)) = self.place(Some(device)) else {
+            return;
+        };
+        let before = self.members.get(&id).map(|member| member.charge(at));
+        self.change(id, at, |member| member.show(at, bytes));
+        self.concede(id, at);
+        let member = self.members.get(&id);
+        if let Some(member) = member.filter(|member| Some(member.charge(at)) != before) {
+            let group = member.group;
+            self.settle(group);
+            self.publish(group);
+        }
+    }
+
+    /// The most that the process is believed to have charged on the device of that slot.
+    pub(super) fn most(&self, id: ProcessId, device: usize) -> u64 {
+        match (self.place(Some(device)), self.members.get(&id)) {
+            (Ok(Some(at)), Some(member)) => member.most(at),
+            _ => 0,
+        }
+    }
+
+    /// The most that is believed to be held in a group on the device of that slot, or on all together.
+    pub(super) fn cap(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let (Ok(place), Some(node)) = (self.place(device), self.groups.get(&id)) else {
+            return NO_LIMIT;
+        };
+        u64::try_from(node.cap(place)).unwrap_or(NO_LIMIT)
     }
 
     /// The process may have charged what was there already, more than was granted: it holds it, then. Or it asks for every
@@ -184,11 +239,13 @@ impl Grants {
             return Outcome::Granted;
         };
         let group = member.group;
-        let Some((before, held)) = member.refresh(at) else {
+        let before = member.charge(at);
+        let Some((_, held)) = member.refresh(at) else {
             return Outcome::Granted;
         };
         let (need, is_open) = (member.wanted(at, bytes).saturating_sub(held), member.is_open(at));
-        self.charge(group, at, before, held);
+        let now = member.charge(at);
+        self.charge(group, at, Change::of(before, now));
         if need == 0 && is_open && bytes > 0 {
             return Outcome::Granted;
         }
@@ -295,14 +352,14 @@ impl Grants {
         found
     }
 
-    /// Charges every group above for a change of what is held.
-    fn charge(&mut self, group: Option<GroupId>, at: usize, before: u64, now: u64) {
-        if before == now {
-            return;
-        }
-        for id in self.chain(group) {
+    /// Charges a group for a change of what is held in it, and those above as far as it concerns them.
+    fn charge(&mut self, group: Option<GroupId>, at: usize, mut change: Change) {
+        for (nr, id) in self.chain(group).into_iter().enumerate() {
+            if nr > 0 && change.is_none() {
+                return;
+            }
             if let Some(node) = self.groups.get_mut(&id) {
-                node.charge(at, before, now);
+                change = node.charge(at, &change);
             }
         }
     }
@@ -312,18 +369,20 @@ impl Grants {
         let Some(member) = self.members.get_mut(&id) else {
             return;
         };
-        let (group, before) = (member.group, member.held(at));
+        let (group, before) = (member.group, member.charge(at));
         change(member);
-        let now = member.held(at);
-        self.charge(group, at, before, now);
+        let now = member.charge(at);
+        if before != now {
+            self.charge(group, at, Change::of(before, now));
+        }
     }
 
-    /// What is charged beyond what is held is held from now on, limit or not: it is there.
+    /// What is charged beyond what is held is held from now on, limit or not, as far as it is believed to be there.
     fn concede(&mut self, id: ProcessId, at: usize) {
         let Some(member) = self.members.get(&id) else {
             return;
         };
-        let (group, now) = (member.group, member.current(at));
+        let (group, now) = (member.group, member.believed(at));
         if member.is_granted(at) && now > member.held(at) {
             self.change(id, at, |member| member.concede(at, now));
             self.settle(group);

@@ -46,8 +46,9 @@ pub struct Group {
     pub(super) nr_holds: usize,
     /// How many of these stand still, by place as [`Events`] has them.
     pub(super) nr_frozen: Vec<usize>,
-    /// Bytes that these were last seen to hold, likewise.
+    /// Bytes that these were last seen to hold, likewise; and those of them that are believed, which count above.
     held: Vec<u64>,
+    passed: Vec<u64>,
     /// What holds in it, by itself and all above.
     pub(super) inherited: Arc<Inherited>,
     /// By device; the group as a whole is none.
@@ -95,6 +96,7 @@ impl Group {
             nr_holds: 0,
             nr_frozen: Vec::new(),
             held: Vec::new(),
+            passed: Vec::new(),
             inherited: Inherited::nothing(),
             counted: BTreeMap::new(),
             has_grown: false,
@@ -121,8 +123,9 @@ impl Group {
         self.counted.entry(device).or_default()
     }
 
-    /// One of the processes is seen to hold `now`, and not `before` any more; by place.
-    pub(super) fn hold(&mut self, before: &[u64], now: &[u64]) {
+    /// One of the processes, or of the groups in it, is seen to hold `now`, and not `before` any more; by place. Returns what
+    /// the group was believed to hold before, and is now, where no more than `caps` is believed.
+    pub(super) fn hold(&mut self, before: &[u64], now: &[u64], caps: &[u64]) -> (Vec<u64>, Vec<u64>) {
         let length = before.len().max(now.len()).max(self.held.len());
         self.held.resize(length, 0);
         for at in 0..length {
@@ -130,18 +133,20 @@ impl Group {
             let held = of(&self.held).saturating_sub(of(before)).saturating_add(of(now));
             self.held[at] = held;
         }
+        let passed = believed(&self.held, caps);
+        (std::mem::replace(&mut self.passed, passed.clone()), passed)
     }
 
     /// Whether all that processes were seen to hold, each when it was last looked at, is more than the peak.
     pub(super) fn seems_higher(&self) -> bool {
-        let mut places = self.held.iter().enumerate();
+        let mut places = self.passed.iter().enumerate();
         places.any(|(at, held)| *held > self.counted(at.checked_sub(1)).peak)
     }
 
     /// All processes have been looked at just now.
     pub(super) fn note_peaks(&mut self) {
-        for at in 0..self.held.len() {
-            self.note_peak(at.checked_sub(1), self.held[at]);
+        for at in 0..self.passed.len() {
+            self.note_peak(at.checked_sub(1), self.passed[at]);
         }
     }
 
@@ -173,6 +178,24 @@ impl Group {
         }
         changed
     }
+}
+
+/// What is believed of what is held in a group, by place: what is too much on one device is too much of the whole.
+pub(super) fn believed(held: &[u64], caps: &[u64]) -> Vec<u64> {
+    let cap = |at: usize| caps.get(at).copied().unwrap_or(u64::MAX);
+    let mut believed: Vec<u64> = held
+        .iter()
+        .enumerate()
+        .map(|(at, held)| (*held).min(cap(at)))
+        .collect();
+    let devices = held.iter().zip(&believed).skip(1);
+    let beyond = devices.fold(0, |sum: u64, (held, believed)| {
+        sum.saturating_add(held - believed)
+    });
+    if let (Some(whole), Some(held)) = (believed.first_mut(), held.first()) {
+        *whole = held.saturating_sub(beyond).min(cap(0));
+    }
+    believed
 }
 
 /// Checks that a group may have that name.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
 use super::{
-    Access, Caller, DIRECTORY_MODE, Entity, Group, GroupId, Notice, Owner, Place, ProcessId, Saved, State,
-    Transient, Tree, enforce,
+    Access, Caller, DIRECTORY_MODE, Device, Entity, Group, GroupId, Notice, Owner, Place, ProcessId, Saved,
+    Settings, State, Transient, Tree, enforce,
 };
 use crate::error::{Error, Result};
 
@@ -100,6 +100,12 @@ impl Tree {
 
     pub fn has_group(&self, id: GroupId) -> bool {
         self.state.lock().groups.contains_key(&id)
+    }
+
+    /// The least priority number that users other than root may set for a process of these settings in a group, on all
+    /// devices together.
+    pub fn least_priority(&self, settings: &Settings, group: Option<GroupId>) -> u32 {
+        self.state.lock().least_priority(settings, group, None)
     }
 
     /// What is to be kept of a process; nothing if it has left.
@@ -260,6 +266,27 @@ impl State {
         let names = self.chain(group).into_iter().rev();
         let names = names.filter_map(|id| Some(self.groups.get(&id)?.name.as_str()));
         names.collect::<Vec<_>>().join("/")
+    }
+
+    /// The least priority number that users other than root may set for a process or group of these settings in the group
+    /// `above`: on one device, or as a whole, which is within the bounds of every device.
+    pub(super) fn least_priority(
+        &self,
+        settings: &Settings,
+        above: Option<GroupId>,
+        device: Option<usize>,
+    ) -> u32 {
+        let group = above.and_then(|above| self.groups.get(&above));
+        let inherited = group.map_or_else(Inherited::nothing, |group| group.inherited.clone());
+        let on = |device: &Device| {
+            let above = inherited.rank(Some(device.index));
+            settings.rank(Some(&device.uuid_text), above).least()
+        };
+        if let Some(device) = device.and_then(|index| self.devices.get(index)) {
+            return on(device);
+        }
+        let whole = settings.rank(None, inherited.rank(None)).least();
+        self.devices.iter().map(on).fold(whole, u32::max)
     }
 
     /// Makes a group's settings hold for all that is in it.

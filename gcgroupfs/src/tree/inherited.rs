@@ -1,22 +1,24 @@
-//! What a group hands down to its processes and child groups: whether they stand still, and the priority of those
-//! that have none of their own. Limits are not handed down: each holds by itself.
+//! What a group hands down to its processes and child groups: whether they stand still, the priority of those that have
+//! none of their own, and root's priority, which bounds what other users may set. Limits are not handed down: each holds
+//! by itself.
 
 use std::sync::{Arc, LazyLock};
 
+use super::settings::Ranked;
 use super::{Device, Settings};
 
 /// What holds in a group for what is in it, by the group itself and all above.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Inherited {
     freeze: bool,
-    priority: Option<u32>,
+    rank: Ranked,
     devices: Vec<OnDevice>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct OnDevice {
     freeze: bool,
-    priority: Option<u32>,
+    rank: Ranked,
 }
 
 impl Inherited {
@@ -28,18 +30,17 @@ impl Inherited {
 
     /// What a group of these settings hands on.
     pub(super) fn through(&self, settings: &Settings, devices: &[Device]) -> Self {
-        let whole = settings.own_priority(None);
         let on = |device: &Device| {
             let uuid = Some(device.uuid_text.as_str());
             let above = self.at(device.index);
             OnDevice {
                 freeze: above.freeze || settings.freeze(uuid),
-                priority: settings.own_priority(uuid).or(whole).or(above.priority),
+                rank: settings.rank(uuid, above.rank),
             }
         };
         Self {
             freeze: self.freeze || settings.freeze(None),
-            priority: whole.or(self.priority),
+            rank: settings.rank(None, self.rank),
             devices: devices.iter().map(on).collect(),
         }
     }
@@ -53,11 +54,12 @@ impl Inherited {
         self.freeze || device.is_some_and(|device| self.at(device).freeze)
     }
 
-    /// The priority of who has none of its own, as a whole or on a device (of those that are not known, as a whole).
-    pub(super) fn priority(&self, device: Option<usize>) -> Option<u32> {
+    /// The priority handed down and its bound, as a whole or on a device. A device that the daemon does not know has those
+    /// of the whole.
+    pub(super) fn rank(&self, device: Option<usize>) -> Ranked {
         match device.and_then(|device| self.devices.get(device)) {
-            Some(on) => on.priority,
-            None => self.priority,
+            Some(on) => on.rank,
+            None => self.rank,
         }
     }
 }

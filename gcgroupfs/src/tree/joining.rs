@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{Blocks, Exited, Identity, NR_EXITED, Notice, Process, ProcessId, Saved, State, Tree, enforce};
+use super::{Blocks, Exited, Identity, Notice, Process, ProcessId, Saved, State, Tree, enforce, exited};
 
 impl Tree {
     /// Adds a process with what is kept of it from before, or what holds for it from the start; fills its control block
     /// and publishes it. A process that already has the pid's directory leaves first: its pid was recycled, or it has
     /// executed another program. If the group it was in is gone, it is in the root.
+    ///
+    /// Where the same process has the directory, what holds for it is taken from there, and not from `saved`: it may have
+    /// changed since that was copied.
     ///
     /// Before the call, `grace_msec` is the caller's to set. Hand the block out only afterwards.
     pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
@@ -17,6 +20,13 @@ impl Tree {
         let before = state.pids.get(&pid).copied();
         let known = before.and_then(|before| state.processes.get(&before));
         let goes_on = known.is_some_and(|known| known.identity.is_same(&identity));
+        let current = known
+            .filter(|known| known.identity.start_time == start_time)
+            .map(|known| Saved::of_process(known, &state.devices));
+        let saved = current.map_or(saved.clone(), |current| Saved {
+            is_awaited: saved.is_awaited,
+            ..current
+        });
         let old = before.and_then(|id| state.leave(id, identity.started, goes_on, &mut notices));
         let id = state.number(&identity);
         // The same program once more: its directory stays.
@@ -31,7 +41,7 @@ impl Tree {
         state.pids.insert(pid, id);
         state.processes.insert(id, Box::new(process));
         state.enter(id, saved.group, &mut notices);
-        state.govern(id);
+        state.govern(id, saved.is_awaited);
         state.bound_swap(saved.group);
         // Nobody can have seen anything else yet.
         state.note_events(id, &mut Vec::new());
@@ -47,10 +57,17 @@ impl Tree {
 
     /// Removes a process, which ended at `end` (seconds since 1970). Its charges go with it, its counts stay in the
     /// totals. A process that has left before is left alone.
-    pub fn leave(&self, id: ProcessId, end: u64) {
+    ///
+    /// Returns what is to be kept of it without its counts, as it was at the end: nobody writes to it after that.
+    pub fn leave(&self, id: ProcessId, end: u64) -> Option<Saved> {
         let mut notices = Vec::new();
         // Dropped after the lock: the last owner of the blocks unmaps them.
         let mut state = self.state.lock();
+        let process = state.processes.get(&id);
+        let mut saved = process.map(|process| Saved::of_process(process, &state.devices));
+        if let Some(saved) = &mut saved {
+            saved.take_counts();
+        }
         let gone = state.leave(id, end, false, &mut notices);
         if let Some(gone) = &gone {
             state.bound_swap(gone.group);
@@ -59,6 +76,7 @@ impl Tree {
         drop(state);
         drop(gone);
         self.tell(&notices);
+        saved
     }
 }
 
@@ -111,10 +129,9 @@ impl State {
             self.depart_from_root(&process, &exited, notices);
         }
         self.tie(notices);
-        self.exited.truncate(NR_EXITED - 1);
-        self.exited.push_front(exited);
+        exited::remember(&mut self.exited, exited);
         notices.push(Notice::Left { id, pid, start_time });
-        self.relieve(id, notices);
+        self.forget_pressure(id);
         Some(process)
     }
 

@@ -31,7 +31,7 @@ impl State {
         };
         let groups = self.chain(Some(group));
         self.observe(id);
-        self.carry(id, &groups, &[]);
+        self.carry(id, Some(group), None);
         if !goes_on {
             self.depart(id, &groups);
         }
@@ -91,7 +91,7 @@ impl State {
             return Ok(());
         }
         self.observe(id);
-        self.carry(id, &left, &entered);
+        self.carry(id, from, to);
         self.depart(id, &left);
         self.arrive(id, &entered);
         self.count_member(id, &left, false, notices);
@@ -184,6 +184,7 @@ impl State {
     /// What a group and all below it hold, and have counted.
     pub(super) fn group_sums(&self, id: GroupId, device: Option<usize>) -> Sums {
         let mut sums = self.held(id, device);
+        sums.bound(self.group_current(id, device), self.group_swapped(id, device));
         if let Some(counted) = self.groups.get(&id).map(|group| group.counted(device)) {
             sums += counted.before;
             sums = sums.less(counted.arrived);

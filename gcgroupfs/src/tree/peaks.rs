@@ -7,8 +7,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::process::Process;
-use super::{Device, GroupId, Notice, ProcessId, State, Tree, sums};
+use gcgroup_abi::NO_LIMIT;
+
+use super::claims::{device_total, host_memory};
+use super::grants::Grants;
+use super::group::believed;
+use super::process::{Process, slots};
+use super::{GroupId, Notice, ProcessId, State, Tree, sums};
 
 /// In a group of more, one process's bell is no reason to look at all of them; that is done each second.
 const MAX_LOOK: usize = 64;
@@ -121,43 +126,48 @@ impl State {
 
     /// Notes what a process holds, and that its groups hold it.
     fn see(&mut self, id: ProcessId, next: Option<Next>) {
-        let Self {
-            processes,
-            groups,
-            devices,
-            ..
-        } = self;
-        let Some(process) = processes.get_mut(&id) else {
+        let Some(process) = self.processes.get(&id) else {
             return;
         };
-        let mut at = process.group;
-        if at.is_none() {
-            process.observed.clear();
-            return;
-        }
-        let now = held(process, devices, next);
-        let before = std::mem::replace(&mut process.observed, now.clone());
-        while let Some(group) = at.and_then(|id| groups.get_mut(&id)) {
-            group.hold(&before, &now);
+        let (group, now) = match process.group {
+            Some(group) => (Some(group), self.held_by(process, next)),
+            None => (None, Vec::new()),
+        };
+        let process = self.processes.get_mut(&id).map(|process| &mut process.observed);
+        let before = process.map(|observed| std::mem::replace(observed, now.clone()));
+        self.hold(group, before.unwrap_or_default(), now);
+    }
+
+    /// In a group is held `now`, and not `before` any more.
+    fn hold(&mut self, from: Option<GroupId>, before: Vec<u64>, now: Vec<u64>) {
+        let (mut at, mut before, mut now) = (from, before, now);
+        while let Some(id) = at {
+            let caps = self.caps(id);
+            let Some(group) = self.groups.get_mut(&id) else {
+                return;
+            };
+            (before, now) = group.hold(&before, &now, &caps);
             at = group.parent;
         }
     }
 
-    /// What a process was last seen to hold goes from some groups to others.
-    pub(super) fn carry(&mut self, id: ProcessId, left: &[GroupId], entered: &[GroupId]) {
+    /// The most that is believed to be held in a group, by place.
+    fn caps(&self, id: GroupId) -> Vec<u64> {
+        self.places().map(|device| self.grants.cap(id, device)).collect()
+    }
+
+    fn places(&self) -> impl Iterator<Item = Option<usize>> + use<> {
+        [None].into_iter().chain((0..self.devices.len()).map(Some))
+    }
+
+    /// What a process was last seen to hold goes from one group to another.
+    pub(super) fn carry(&mut self, id: ProcessId, from: Option<GroupId>, to: Option<GroupId>) {
         let Some(process) = self.processes.get(&id) else {
             return;
         };
-        for id in left {
-            if let Some(group) = self.groups.get_mut(id) {
-                group.hold(&process.observed, &[]);
-            }
-        }
-        for id in entered {
-            if let Some(group) = self.groups.get_mut(id) {
-                group.hold(&[], &process.observed);
-            }
-        }
+        let observed = process.observed.clone();
+        self.hold(from, observed.clone(), Vec::new());
+        self.hold(to, Vec::new(), observed);
     }
 
     /// Somebody was shown that a group holds so much: its peak is not to be less.
@@ -175,32 +185,124 @@ impl State {
             .get(&id)
             .map(|group| group.counted(device))
             .unwrap_or_default();
-        let (mut current, mut highest) = (0_u64, 0);
-        for process in self.within(id) {
-            current = current.saturating_add(sums::current(process, device, &self.devices));
-            if !process.has_moved && !counted.is_reset {
-                highest = sums::peak(process, device, &self.devices).max(highest);
+        let current = self.group_current(id, device);
+        if counted.is_reset {
+            return current.max(counted.peak);
+        }
+        let alone = self.within(id).into_iter().filter(|process| !process.has_moved);
+        let highest = alone.map(|process| self.peak_within(process, id, device)).max();
+        current.max(highest.unwrap_or(0)).max(counted.peak)
+    }
+
+    /// The peak of a process, as far as the groups from its own up to that one can have held so much.
+    fn peak_within(&self, process: &Process, id: GroupId, device: Option<usize>) -> u64 {
+        let mut way = self.chain(process.group);
+        let end = way.iter().position(|group| *group == id);
+        way.truncate(end.map_or(way.len(), |end| end + 1));
+        let cap = |device: Option<usize>| {
+            let caps = way.iter().map(|group| self.grants.cap(*group, device));
+            caps.min().unwrap_or(NO_LIMIT)
+        };
+        let most = match device {
+            Some(_) => cap(device),
+            None => {
+                let slots = slots(self.devices.len());
+                let each = slots.map(|slot| cap(Some(slot)).min(device_total(slot, &self.devices)));
+                cap(None).min(each.fold(0, u64::saturating_add))
+            }
+        };
+        sums::peak(process, device, &self.devices).min(most)
+    }
+
+    /// `memory.current` of a group, as far as it is believed.
+    pub(super) fn group_current(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let places: Vec<Option<usize>> = match device {
+            Some(_) => vec![device],
+            None => self.places().collect(),
+        };
+        let of = |process: &Process, place| self.current_of(process, place);
+        self.believed_in(id, &places, &self.grants, &of)
+            .first()
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Bytes of a group on the host, as far as they are believed.
+    pub(super) fn group_swapped(&self, id: GroupId, device: Option<usize>) -> u64 {
+        let of = |process: &Process, place| sums::swapped(process, place, self.devices.len());
+        let swapped = self.believed_in(id, &[device], &self.swap_grants, &of);
+        swapped.first().map_or(0, |bytes| (*bytes).min(host_memory()))
+    }
+
+    /// What is believed to be held in a group, by place: of the processes directly in it all that `of` says, of the groups
+    /// in it what they can have.
+    fn believed_in(
+        &self,
+        id: GroupId,
+        places: &[Option<usize>],
+        grants: &Grants,
+        of: &dyn Fn(&Process, Option<usize>) -> u64,
+    ) -> Vec<u64> {
+        let mut held = vec![0_u64; places.len()];
+        let Some(group) = self.groups.get(&id) else {
+            return held;
+        };
+        let mut add = |more: Vec<u64>| {
+            for (sum, bytes) in held.iter_mut().zip(more) {
+                *sum = sum.saturating_add(bytes);
+            }
+        };
+        let members = group.members.iter().filter_map(|id| self.processes.get(id));
+        members.for_each(|process| add(places.iter().map(|place| of(process, *place)).collect()));
+        let children = group.children.values();
+        children.for_each(|child| add(self.believed_in(*child, places, grants, of)));
+        let caps: Vec<u64> = places.iter().map(|place| grants.cap(id, *place)).collect();
+        match places.first() {
+            Some(None) => believed(&held, &caps),
+            _ => held
+                .iter()
+                .zip(caps)
+                .map(|(held, cap)| (*held).min(cap))
+                .collect(),
+        }
+    }
+
+    /// `memory.current` of everybody together, as far as it is believed.
+    pub(super) fn root_current(&self) -> u64 {
+        let alone = self.processes.values().filter(|process| process.group.is_none());
+        let alone = alone.map(|process| self.current_of(process, None));
+        let groups = self.top.values().map(|id| self.group_current(*id, None));
+        alone.chain(groups).fold(0, u64::saturating_add)
+    }
+
+    /// `memory.current` of a process, as far as it is believed of one in a group.
+    fn current_of(&self, process: &Process, device: Option<usize>) -> u64 {
+        let on = |slot: usize| {
+            let charged = process
+                .usage()
+                .memory_current(slot)
+                .min(self.grants.most(process.id, slot));
+            charged.saturating_add(sums::overhead(process, slot, &self.devices))
+        };
+        sums::over_slots(device, self.devices.len(), on)
+    }
+
+    /// What a process holds, by place.
+    fn held_by(&self, process: &Process, next: Option<Next>) -> Vec<u64> {
+        let mut now: Vec<u64> = self
+            .places()
+            .map(|place| self.current_of(process, place))
+            .collect();
+        if let Some(next) = next {
+            let charged = process.usage().devices.get(next.device);
+            let charged = charged.map_or(0, |usage| usage.memory_current.load(Relaxed));
+            let then = charged.saturating_add(next.bytes).min(next.granted);
+            let more = then.saturating_sub(charged);
+            let places = now.iter_mut().enumerate();
+            for (_, bytes) in places.filter(|(at, _)| *at == 0 || *at == next.device + 1) {
+                *bytes = bytes.saturating_add(more);
             }
         }
-        current.max(highest).max(counted.peak)
+        now
     }
-}
-
-/// What a process holds, by place.
-fn held(process: &Process, devices: &[Device], next: Option<Next>) -> Vec<u64> {
-    let places = [None].into_iter().chain((0..devices.len()).map(Some));
-    let mut now: Vec<u64> = places
-        .map(|device| sums::current(process, device, devices))
-        .collect();
-    if let Some(next) = next {
-        let charged = process.usage().devices.get(next.device);
-        let charged = charged.map_or(0, |usage| usage.memory_current.load(Relaxed));
-        let then = charged.saturating_add(next.bytes).min(next.granted);
-        let more = then.saturating_sub(charged);
-        let places = now.iter_mut().enumerate();
-        for (_, bytes) in places.filter(|(at, _)| *at == 0 || *at == next.device + 1) {
-            *bytes = bytes.saturating_add(more);
-        }
-    }
-    now
 }

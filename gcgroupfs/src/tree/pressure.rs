@@ -1,122 +1,301 @@
-//! Room for those whom the driver refused memory, since the device is full: less important processes that can swap are
-//! asked to give way.
+//! Room for a process that the driver refused memory, since the device is full: less important processes that can swap
+//! are asked to give way. They are the donors; the process that asks is the requester.
 //!
-//! A request is begun and ended by whoever is heard of: the process that asks, those that were asked, one that leaves.
-//! Nobody waits here, and there is no clock: who asks waits for as long as it likes, and takes its request back.
+//! Both may lie. So NVML is asked about each request: whether memory is short at all, what each donor holds, what it has
+//! delivered, and whether the requester then takes what was made free. A request is noted when its process rings, and
+//! dealt with by the thread that asks NVML ([`Tree::relieve`]), which looks every few milliseconds while there is any.
+//!
+//! Where NVML does not answer, claims are believed: memory is short if a process says so, and a donor has delivered when
+//! it says so. Then a user's requests are dealt with four times a second at most.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+mod credit;
+mod donor;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::{Duration, Instant};
 
-use gcgroup_abi::NO_LIMIT;
+use self::credit::Credits;
+use self::donor::{Asked, Candidate, Idle};
+use super::{Notice, Process, ProcessId, State, Tree, enforce};
 
-use super::{Notice, Process, ProcessId, State, enforce};
+/// How long a donor may take to begin to deliver, or to go on; then others are asked too.
+const DELIVERY: Duration = Duration::from_secs(1);
 
-/// Requests that are not answered yet, by who asks for which device.
-pub(super) type Pressure = BTreeMap<(ProcessId, usize), Request>;
+/// How long a request is dealt with: longer than its hook waits.
+const PATIENCE: Duration = Duration::from_secs(12);
 
-#[derive(Debug)]
-pub(super) struct Request {
-    number: u32,
-    /// Who was asked, and the `reclaim_generation` that they have dealt with it at.
-    asked: Vec<(ProcessId, u32)>,
+/// Memory is short where less than this part of the device is free beyond what is asked for: contexts take some, and what
+/// is free may be in pieces.
+const SHORT_PART: u64 = 16;
+
+/// What NVML says of a device.
+#[derive(Debug, Default)]
+pub struct Sight {
+    /// Bytes that nobody holds.
+    pub free: Option<u64>,
+    /// Bytes held, by pid; nothing if nobody can say.
+    pub held: Option<HashMap<u32, Option<u64>>>,
 }
 
-/// Somebody who can give way.
-struct Candidate {
-    id: ProcessId,
-    priority: u32,
-    bytes: u64,
+impl Sight {
+    /// What a process holds, if that is known. One that is not there holds nothing.
+    fn held_by(&self, process: &Process) -> Option<u64> {
+        let held = self.held.as_ref()?.get(&process.identity.pid);
+        held.copied().unwrap_or(Some(0))
+    }
+}
+
+/// Requests that are not answered yet, by requester and device; and what is remembered of requesters and donors.
+#[derive(Debug, Default)]
+pub(super) struct Pressure {
+    requests: BTreeMap<(ProcessId, usize), Request>,
+    credits: Credits,
+    /// Donors that did not deliver, by device: they are not asked again for a while.
+    idle: HashMap<(ProcessId, usize), Idle>,
+}
+
+#[derive(Debug)]
+struct Request {
+    number: u32,
+    /// Whether NVML is asked after it was noted.
+    is_due: bool,
+    /// Once others were asked.
+    begun: Option<Begun>,
+}
+
+#[derive(Debug)]
+struct Begun {
+    wanted: u64,
+    /// Bytes that nobody held then.
+    free: Option<u64>,
+    asked: Vec<Asked>,
+    since: Instant,
+}
+
+impl Tree {
+    /// The devices on which there is something to look at: NVML is to be asked about them, and then
+    /// [`relieve`](Self::relieve) is to be called.
+    pub fn pressed_devices(&self) -> Vec<usize> {
+        let mut state = self.state.lock();
+        let Pressure {
+            requests, credits, ..
+        } = &mut state.pressure;
+        requests.values_mut().for_each(|request| request.is_due = true);
+        let requests = requests.keys().map(|(_, device)| *device);
+        let mut devices: Vec<usize> = requests.chain(credits.devices()).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
+    }
+
+    /// Deals with all requests for room on a device, by what NVML says of it.
+    pub fn relieve(&self, device: usize, sight: &Sight, now: Instant) {
+        let mut notices = Vec::new();
+        self.state.lock().relieve(device, sight, now, &mut notices);
+        self.tell(&notices);
+    }
 }
 
 impl State {
-    /// Sees to what a process wants and to what it has done for others, or that it is gone.
-    pub(super) fn relieve(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
-        if !self.processes.contains_key(&id) {
-            self.pressure.retain(|(asker, _), _| *asker != id);
-        }
-        let involved = |(key, request): (&(ProcessId, usize), &Request)| {
-            let is_asked = request.asked.iter().any(|(asked, _)| *asked == id);
-            is_asked.then_some(*key)
-        };
-        let waiting: Vec<_> = self.pressure.iter().filter_map(involved).collect();
-        let own = (0..self.devices.len()).map(|device| (id, device));
-        for (asker, device) in waiting.into_iter().chain(own) {
-            self.end_request(asker, device, notices);
-            self.begin_request(asker, device, notices);
-        }
-    }
-
-    /// Answers a request if all who were asked have done what they could.
-    fn end_request(&mut self, asker: ProcessId, device: usize, notices: &mut Vec<Notice>) {
-        let Some(request) = self.pressure.get(&(asker, device)) else {
+    /// Notes what a process asks for, if that is new.
+    pub(super) fn note_pressure(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get(&id) else {
             return;
         };
-        let is_done = |(id, generation): &(ProcessId, u32)| {
-            let process = self.processes.get(id);
-            let usage = process.and_then(|process| process.usage().devices.get(device));
-            // A generation that is not behind; one that has left has given all.
-            usage.is_none_or(|usage| {
-                let dealt_with = usage.reclaim_generation.load(Acquire);
-                dealt_with.wrapping_sub(*generation) < 1 << 31
-            })
-        };
-        if request.asked.iter().all(is_done) {
-            let number = request.number;
-            self.pressure.remove(&(asker, device));
-            self.answer(asker, device, number, true, notices);
+        for device in 0..self.devices.len() {
+            let (Some(usage), Some(control)) = (
+                process.usage().devices.get(device),
+                process.control().devices.get(device),
+            ) else {
+                continue;
+            };
+            let number = usage.pressure_request.load(Acquire);
+            if control.pressure_answer.load(Relaxed) != number {
+                let request = Request {
+                    number,
+                    is_due: false,
+                    begun: None,
+                };
+                self.pressure.requests.entry((id, device)).or_insert(request);
+            }
         }
     }
 
-    /// Takes up what the process asks for, if that is new.
-    fn begin_request(&mut self, asker: ProcessId, device: usize, notices: &mut Vec<Notice>) {
-        let Some(process) = self.processes.get(&asker) else {
-            return;
-        };
-        let (Some(usage), Some(control)) = (
-            process.usage().devices.get(device),
-            process.control().devices.get(device),
-        ) else {
-            return;
-        };
-        let number = usage.pressure_request.load(Acquire);
-        let is_answered = control.pressure_answer.load(Relaxed) == number;
-        if is_answered || self.pressure.contains_key(&(asker, device)) {
-            return;
+    /// A process has left: it asks for nothing any more.
+    pub(super) fn forget_pressure(&mut self, id: ProcessId) {
+        self.pressure
+            .requests
+            .retain(|(requester, _), _| *requester != id);
+        self.pressure.idle.retain(|(donor, _), _| *donor != id);
+        self.pressure.credits.forget(id);
+    }
+
+    fn relieve(&mut self, device: usize, sight: &Sight, now: Instant, notices: &mut Vec<Notice>) {
+        self.judge(device, sight, now);
+        let requests = self.pressure.requests.iter();
+        let here = requests.filter(|((_, on), request)| *on == device && request.is_due);
+        let here: Vec<ProcessId> = here.map(|((id, _), _)| *id).collect();
+        for requester in here {
+            let key = (requester, device);
+            let Some(mut request) = self.pressure.requests.remove(&key) else {
+                continue;
+            };
+            let answer = match &mut request.begun {
+                None => self.begin_request(key, &mut request, sight, now, notices),
+                Some(begun) => self.go_on(key, begun, sight, now, notices),
+            };
+            match answer {
+                None => {
+                    self.pressure.requests.insert(key, request);
+                }
+                Some(is_granted) => {
+                    self.answer(key, request.number, is_granted, notices);
+                    if let (true, Some(begun)) = (is_granted, &request.begun) {
+                        self.expect_use(key, begun.wanted, sight, now);
+                    }
+                    // It may have asked again since.
+                    self.note_pressure(requester);
+                }
+            }
         }
-        let total = self.devices.get(device).map_or(0, |device| device.total);
+    }
+
+    /// Asks others, if the request makes sense; the answer, if there is one at once.
+    fn begin_request(
+        &mut self,
+        key: (ProcessId, usize),
+        request: &mut Request,
+        sight: &Sight,
+        now: Instant,
+        notices: &mut Vec<Notice>,
+    ) -> Option<bool> {
+        let (requester, device) = key;
+        let process = self.processes.get(&requester)?;
+        let (usage, control) = (
+            process.usage().devices.get(device)?,
+            process.control().devices.get(device)?,
+        );
+        let who = (requester, process.identity.uid);
         let wanted = usage.pressure_wanted.load(Relaxed);
-        let priority = control.priority.load(Relaxed);
-        let asked = if wanted == 0 || wanted > total {
-            Vec::new()
-        } else {
-            self.ask(asker, device, priority, wanted, notices)
-        };
-        if asked.is_empty() {
-            self.answer(asker, device, number, false, notices);
-        } else {
-            self.pressure.insert((asker, device), Request { number, asked });
+        let size = usage.pressure_size.load(Relaxed).max(wanted);
+        let most = [
+            self.devices.get(device)?.total,
+            control.memory_limit.load(Relaxed),
+            control.group_limit.load(Relaxed),
+            process.control().memory_limit.load(Relaxed),
+        ];
+        let can_have = |size: u64| most.into_iter().all(|most| size <= most);
+        let margin = self.devices.get(device)?.total / SHORT_PART;
+        let is_short = sight.free.is_none_or(|free| free < size.saturating_add(margin));
+        if wanted == 0 || !can_have(size) || !is_short || self.pressure.credits.is_refused(who, now) {
+            return Some(false);
         }
+        if !self.pressure.credits.is_its_turn(who, sight.held.is_some(), now) {
+            return None;
+        }
+        let priority = control.priority.load(Relaxed);
+        let asked = self.ask(key, priority, wanted, &[], sight, now, notices);
+        if asked.is_empty() {
+            return Some(false);
+        }
+        request.begun = Some(Begun {
+            wanted,
+            free: sight.free,
+            asked,
+            since: now,
+        });
+        None
+    }
+
+    /// Looks at what has been delivered, and asks others if that is too little; the answer, if there is one.
+    fn go_on(
+        &mut self,
+        key: (ProcessId, usize),
+        begun: &mut Begun,
+        sight: &Sight,
+        now: Instant,
+        notices: &mut Vec<Notice>,
+    ) -> Option<bool> {
+        let (requester, device) = key;
+        for asked in &mut begun.asked {
+            asked.look(
+                self.processes.get(&asked.id).map(AsRef::as_ref),
+                device,
+                sight,
+                now,
+            );
+        }
+        for asked in begun.asked.iter().filter(|asked| asked.is_overdue(now)) {
+            let idle = self.pressure.idle.entry((asked.id, device));
+            idle.or_insert_with(|| asked.idle(now));
+        }
+        let delivered = begun
+            .asked
+            .iter()
+            .fold(0, |sum: u64, asked| sum.saturating_add(asked.delivered));
+        let freed = sight
+            .free
+            .zip(begun.free)
+            .map(|(now, then)| now.saturating_sub(then));
+        if delivered.max(freed.unwrap_or(0)) >= begun.wanted {
+            return Some(true);
+        }
+        // Those that still may deliver are waited for.
+        let pending = begun
+            .asked
+            .iter()
+            .filter(|asked| !asked.is_done() && !asked.is_overdue(now));
+        if pending.count() > 0 {
+            return None;
+        }
+        let priority = self
+            .processes
+            .get(&requester)?
+            .control()
+            .devices
+            .get(device)?
+            .priority
+            .load(Relaxed);
+        let missing = begun.wanted - delivered;
+        let others: Vec<ProcessId> = begun.asked.iter().map(|asked| asked.id).collect();
+        let more = self.ask(key, priority, missing, &others, sight, now, notices);
+        if !more.is_empty() {
+            begun.asked.extend(more);
+            return None;
+        }
+        let is_any_left = begun.asked.iter().any(|asked| !asked.is_done());
+        if is_any_left && now.saturating_duration_since(begun.since) < PATIENCE {
+            return None;
+        }
+        Some(delivered > 0)
     }
 
     /// Asks less important ones for that many bytes, the least important and then the largest first; nobody, if they have
-    /// not so much together.
+    /// not so much together. None of `but`.
+    #[expect(clippy::too_many_arguments, reason = "what is asked, and what is known")]
     fn ask(
         &mut self,
-        asker: ProcessId,
-        device: usize,
+        (requester, device): (ProcessId, usize),
         priority: u32,
         wanted: u64,
+        but: &[ProcessId],
+        sight: &Sight,
+        now: Instant,
         notices: &mut Vec<Notice>,
-    ) -> Vec<(ProcessId, u32)> {
+    ) -> Vec<Asked> {
+        let is_asked = |id: ProcessId| id == requester || but.contains(&id);
         let mut candidates: Vec<_> = self
             .processes
             .values()
-            .filter(|process| process.id != asker && process.is_hook_ok())
-            .filter_map(|process| Candidate::of(process, device, self.swap_left(process, device)))
+            .filter(|process| !is_asked(process.id) && process.is_hook_ok())
+            .filter(|process| !self.pressure.idle.contains_key(&(process.id, device)))
+            .filter_map(|process| Candidate::of(process, device, self.swap_left(process, device), sight))
             .filter(|candidate| candidate.priority > priority)
             .collect();
-        candidates.sort_unstable_by_key(|one| Reverse((one.priority, one.bytes)));
+        candidates.sort_unstable_by_key(Candidate::rank);
         let all = candidates
             .iter()
             .fold(0, |sum: u64, one| sum.saturating_add(one.bytes));
@@ -129,7 +308,7 @@ impl State {
             };
             left -= bytes;
             if let Some(generation) = enforce::reclaim(process, device, bytes, true) {
-                asked.push((one.id, generation));
+                asked.push(Asked::new(process, (generation, bytes), sight, now));
             }
             if let Some(kept) = process.kept_mut(Some(device)) {
                 kept.nr_reclaim += 1;
@@ -140,169 +319,53 @@ impl State {
         asked
     }
 
+    /// Looks again at donors that did not deliver, and whether requesters have taken what was made free for them.
+    fn judge(&mut self, device: usize, sight: &Sight, now: Instant) {
+        let Self {
+            processes, pressure, ..
+        } = self;
+        pressure.idle.retain(|(donor, on), idle| {
+            let process = processes.get(donor);
+            process.is_some_and(|process| *on != device || idle.is_still(process, device, sight, now))
+        });
+        // One that has left takes nothing.
+        let held = |id: ProcessId| {
+            processes
+                .get(&id)
+                .map_or(Some(0), |process| sight.held_by(process))
+        };
+        pressure.credits.judge(device, held, now);
+    }
+
+    /// The requester is to take what has been made free.
+    fn expect_use(
+        &mut self,
+        (requester, device): (ProcessId, usize),
+        bytes: u64,
+        sight: &Sight,
+        now: Instant,
+    ) {
+        let Some(process) = self.processes.get(&requester) else {
+            return;
+        };
+        if let Some(held) = sight.held_by(process) {
+            let who = (requester, process.identity.uid);
+            self.pressure
+                .credits
+                .expect(who, device, held.saturating_add(bytes / 2), now);
+        }
+    }
+
     fn answer(
         &self,
-        asker: ProcessId,
-        device: usize,
+        (requester, device): (ProcessId, usize),
         number: u32,
         is_granted: bool,
         notices: &mut Vec<Notice>,
     ) {
-        if let Some(process) = self.processes.get(&asker) {
+        if let Some(process) = self.processes.get(&requester) {
             enforce::answer_pressure(process, device, number, is_granted);
-            notices.push(Notice::Ring(asker));
+            notices.push(Notice::Ring(requester));
         }
-    }
-}
-
-impl Candidate {
-    /// Nothing of a process that has nothing to give. `allowed`: what the groups above let it swap out.
-    fn of(process: &Process, device: usize, allowed: u64) -> Option<Self> {
-        let (usage, control) = (process.usage(), process.control());
-        let charged = usage.memory_current(device);
-        let (on_device, device) = (usage.devices.get(device)?, control.devices.get(device)?);
-        let swapped = |usage: &gcgroup_abi::UsageDevice| usage.swap_current.load(Relaxed);
-        let left = |limit: u64, used: u64| match limit {
-            NO_LIMIT => NO_LIMIT,
-            limit => limit.saturating_sub(used),
-        };
-        let in_all = usage.devices.iter().map(swapped).fold(0, u64::saturating_add);
-        let bytes = on_device
-            .swappable
-            .load(Relaxed)
-            .min(charged)
-            .min(left(device.memory_swap_max.load(Relaxed), swapped(on_device)))
-            .min(left(control.memory_swap_max.load(Relaxed), in_all))
-            .min(allowed);
-        (process.can_swap() && bytes != 0).then(|| Self {
-            id: process.id,
-            priority: device.priority.load(Relaxed),
-            bytes,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::fixture::{ROOT, TOTAL, World};
-    use super::*;
-
-    const GIB: u64 = 1 << 30;
-
-    /// A process of that priority that can swap so much.
-    fn swapping(world: &World, pid: u32, priority: u32, bytes: u64) -> ProcessId {
-        let id = world.join(pid);
-        let usage = world.usage(id);
-        usage.can_swap.store(1, Relaxed);
-        for (file, value) in [
-            ("memory.swap.max", "max".to_owned()),
-            ("compute.priority", priority.to_string()),
-        ] {
-            world.store(&format!("{pid}/{file}"), ROOT, &value).unwrap();
-        }
-        usage.devices[0].swappable.store(bytes, Relaxed);
-        usage.devices[0].memory_current.store(bytes, Relaxed);
-        id
-    }
-
-    fn want(world: &World, id: ProcessId, bytes: u64) {
-        let device = &world.usage(id).devices[0];
-        device.pressure_wanted.store(bytes, Relaxed);
-        device.pressure_request.fetch_add(1, Relaxed);
-        world.tree.rung(id);
-    }
-
-    /// The answer and the refusal of the last request.
-    fn told(world: &World, id: ProcessId) -> (u32, u32) {
-        let device = &world.control(id).devices[0];
-        (
-            device.pressure_answer.load(Relaxed),
-            device.pressure_refused.load(Relaxed),
-        )
-    }
-
-    fn asked(world: &World, id: ProcessId) -> (u32, u64) {
-        let device = &world.control(id).devices[0];
-        let is_lent = device.reclaim_is_lent.load(Relaxed);
-        (is_lent, device.reclaim_bytes.load(Relaxed))
-    }
-
-    fn give(world: &World, id: ProcessId) {
-        let generation = world.control(id).devices[0].reclaim_generation.load(Relaxed);
-        world.usage(id).devices[0]
-            .reclaim_generation
-            .store(generation, Relaxed);
-        world.tree.rung(id);
-    }
-
-    #[test]
-    fn the_least_important_are_asked_first_and_the_answer_waits_for_all_of_them() {
-        let world = World::new(1);
-        let asker = swapping(&world, 1, 3, GIB);
-        let equal = swapping(&world, 2, 3, GIB);
-        let lesser = swapping(&world, 3, 4, 2 * GIB);
-        let [small, large] = [(4, GIB), (5, 2 * GIB)].map(|(pid, bytes)| swapping(&world, pid, 9, bytes));
-        want(&world, asker, 4 * GIB);
-        assert_eq!(asked(&world, large), (1, 2 * GIB));
-        assert_eq!(asked(&world, small), (1, GIB));
-        assert_eq!(asked(&world, lesser), (1, GIB));
-        assert_eq!(asked(&world, equal), (0, 0));
-        assert_eq!(asked(&world, asker), (0, 0));
-        for id in [small, lesser] {
-            give(&world, id);
-            assert_eq!(told(&world, asker), (0, 0));
-        }
-        world.take_notices();
-        give(&world, large);
-        assert_eq!(told(&world, asker), (1, 0));
-        assert!(world.take_notices().contains(&Notice::Ring(asker)));
-    }
-
-    #[test]
-    fn who_cannot_be_helped_is_told_at_once_and_nobody_is_asked() {
-        let world = World::new(1);
-        let asker = world.join(1);
-        let victim = swapping(&world, 2, 9, GIB);
-        for (request, wanted) in [(1, 2 * GIB), (2, TOTAL + 1), (3, u64::MAX), (4, 0)] {
-            want(&world, asker, wanted);
-            assert_eq!(told(&world, asker), (request, request), "{wanted}");
-            assert_eq!(asked(&world, victim), (0, 0), "{wanted}");
-        }
-        world.store("2/memory.swap.max", ROOT, "512M").unwrap();
-        want(&world, asker, GIB);
-        assert_eq!(told(&world, asker), (5, 5), "it may not swap so much");
-    }
-
-    #[test]
-    fn one_that_leaves_is_not_waited_for() {
-        let world = World::new(1);
-        let asker = world.join(1);
-        let victim = swapping(&world, 2, 9, GIB);
-        want(&world, asker, GIB);
-        assert_eq!(told(&world, asker), (0, 0));
-        world.tree.leave(victim, 0);
-        assert_eq!(told(&world, asker), (1, 0));
-        let other = swapping(&world, 3, 9, GIB);
-        want(&world, asker, GIB);
-        world.tree.leave(asker, 0);
-        give(&world, other);
-        let again = world.join(1);
-        assert_eq!(told(&world, again), (0, 0));
-    }
-
-    #[test]
-    fn what_was_asked_for_to_stay_out_stays_out() {
-        let world = World::new(1);
-        let asker = world.join(1);
-        let victim = swapping(&world, 2, 9, 2 * GIB);
-        world.store("2/memory.reclaim", ROOT, "1G").unwrap();
-        assert_eq!(asked(&world, victim), (0, GIB));
-        want(&world, asker, GIB);
-        assert_eq!(asked(&world, victim), (0, 2 * GIB));
-        give(&world, victim);
-        want(&world, asker, GIB);
-        assert_eq!(asked(&world, victim), (1, GIB));
-        world.store("2/memory.reclaim", ROOT, "1G").unwrap();
-        assert_eq!(asked(&world, victim), (0, 2 * GIB));
     }
 }

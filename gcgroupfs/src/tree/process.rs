@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::{Control, DEFAULT_PRIORITY, Gate, NO_LIMIT, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE, Usage};
 
 use super::events::Events;
 use super::inherited::Inherited;
 use super::legacy::Written;
 use super::{Blocks, Device, GroupId, Owner, ProcessId, Settings, enforce, sums};
+use crate::text::Comm;
 
 /// Who a process is, by the kernel's account.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +23,7 @@ pub struct Identity {
     pub started: u64,
     pub uid: u32,
     pub gid: u32,
-    /// Its name, which it may choose freely.
-    pub comm: Box<str>,
+    pub comm: Comm,
 }
 
 impl Identity {
@@ -52,6 +52,21 @@ pub(super) struct Kept {
     pub(super) nr_reclaim: u64,
     /// What the gate is while nobody freezes it.
     pub(super) gate: Gate,
+    pub(super) evidence: Evidence,
+}
+
+/// Whether anything but the process's own word says that it uses a device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Evidence {
+    /// Nobody has looked since it began to claim so. It is believed.
+    #[default]
+    Unknown,
+    /// As `Unknown`; it claims so, and a look has been asked for.
+    Asked,
+    /// It does, or nobody can say.
+    Confirmed,
+    /// It claims so, and nothing supports that: what it says of its work does not count until something does.
+    Refuted,
 }
 
 impl Default for Kept {
@@ -61,6 +76,7 @@ impl Default for Kept {
             nr_over_limit: 0,
             nr_reclaim: 0,
             gate: Gate::Run,
+            evidence: Evidence::default(),
         }
     }
 }
@@ -187,12 +203,9 @@ impl Process {
         self.settings.memory_swap_max(uuid).min(bound)
     }
 
-    /// The priority that holds, as a whole or on a device of that index and UUID.
+    /// The priority in force, as a whole or on a device of that index and UUID.
     pub(super) fn priority(&self, device: Option<usize>, uuid: Option<&str>) -> u32 {
-        let own = self.settings.own_priority(uuid);
-        own.or_else(|| self.settings.own_priority(None))
-            .or_else(|| self.inherited.priority(device))
-            .unwrap_or(DEFAULT_PRIORITY)
+        self.settings.rank(uuid, self.inherited.rank(device)).in_force()
     }
 
     /// Whether nothing of the process's runs on the device, or, as a whole, anywhere: the gate is closed there, and

@@ -132,13 +132,17 @@ impl State {
         is_any
     }
 
-    /// Has the limits above hold for a process that has just joined.
-    pub(super) fn govern(&mut self, id: ProcessId) {
+    /// Has the limits above hold for a process that has just joined, and that may be trusted in what it claims.
+    pub(super) fn govern(&mut self, id: ProcessId, is_trusted: bool) {
         let Some(process) = self.processes.get(&id) else {
             return;
         };
         self.grants.join(id, process.group, process.blocks.clone());
         self.swap_grants.join(id, process.group, process.blocks.clone());
+        if is_trusted {
+            self.grants.trust(id);
+            self.swap_grants.trust(id);
+        }
         for (device, control) in (0..self.devices.len()).zip(&process.control().devices) {
             let overhead = control.memory_overhead.load(Relaxed);
             self.grants.set_overhead(id, device, overhead);
@@ -192,6 +196,13 @@ impl State {
         limit: u64,
         notices: &mut Vec<Notice>,
     ) {
+        // A peak of before is not bounded by a limit of now.
+        for above in self.chain(Some(id)) {
+            for place in [None, device] {
+                let peak = self.group_peak(above, place);
+                self.was_shown(above, place, peak);
+            }
+        }
         self.grants.set_limit(id, device, limit);
         self.make_room(id, notices);
     }

@@ -38,6 +38,10 @@ pub struct Saved {
     /// The program that has counted that, as [`Identity::image`](super::Identity::image) has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) image: Option<(u64, u64)>,
+    /// Of a process that was here when the last daemon ended and comes back: what it claims to hold is taken on trust until
+    /// NVML is heard, since it may be more than the limits of now allow.
+    #[serde(skip)]
+    pub is_awaited: bool,
 }
 
 /// How a group came to be.

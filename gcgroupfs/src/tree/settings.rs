@@ -83,15 +83,44 @@ pub struct Settings {
     policy: Option<Policy>,
 }
 
+/// A priority that holds somewhere, and what bounds it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ranked {
+    /// `compute.priority`; none: nobody has set it here or above.
+    pub priority: Option<u32>,
+    /// The nearest priority that root has set, here or above. Other users may set higher numbers only; without it,
+    /// [`DEFAULT_PRIORITY`] bounds them.
+    pub root: Option<u32>,
+}
+
+impl Ranked {
+    /// The priority in force.
+    pub fn in_force(self) -> u32 {
+        self.priority.unwrap_or(DEFAULT_PRIORITY)
+    }
+
+    /// The least number that a user other than root may set.
+    pub fn least(self) -> u32 {
+        self.root.unwrap_or(DEFAULT_PRIORITY)
+    }
+}
+
 impl Settings {
-    /// What a process was started with, as far as it is within what root has set. A wish that makes no sense is none.
-    pub fn wish(&mut self, hello: &Hello) {
-        // What goes beyond root's word is not wished for.
+    /// Applies what a process was started with, as far as it is within what root has set. A wish that makes no sense is
+    /// ignored. `bound` is the least priority number that the process's user may set ([`Tree::least_priority`]); `None`
+    /// for root, whose wish counts as root's word where no rule has set the priority. Returns the bound if the priority
+    /// wished for was below it and so was raised to it.
+    ///
+    /// [`Tree::least_priority`]: super::Tree::least_priority
+    pub fn wish(&mut self, hello: &Hello, bound: Option<u32>) -> Option<u32> {
+        // A wish beyond root's word is ignored.
         if hello.memory_limit != NO_LIMIT {
             let _ = self.set_memory_limit(None, hello.memory_limit, false);
         }
+        let bound = bound.or(self.process.priority.root);
         if hello.priority <= MAX_PRIORITY {
-            let _ = self.set_priority(None, hello.priority, false);
+            let priority = hello.priority.max(bound.unwrap_or(0));
+            let _ = self.set_priority(None, priority, bound.is_none());
         }
         if hello.freeze == 1 {
             let _ = self.set_freeze(None, true, false);
@@ -99,13 +128,14 @@ impl Settings {
         if hello.can_swap != 0 && hello.memory_swap_max != 0 {
             let _ = self.set_memory_swap_max(None, hello.memory_swap_max, false);
         }
+        bound.filter(|bound| hello.priority < *bound)
     }
 
-    /// What holds for a process that wishes so, and of whom nobody asks anything.
+    /// The settings of a process in no group whose user wishes so.
     #[cfg(any(test, fuzzing))]
     pub fn wished(hello: &Hello) -> Self {
         let mut settings = Self::default();
-        settings.wish(hello);
+        settings.wish(hello, Some(DEFAULT_PRIORITY));
         settings
     }
 
@@ -156,13 +186,28 @@ impl Settings {
         self.at(device).memory_swap_max.value.unwrap_or(NO_LIMIT)
     }
 
-    /// `compute.priority` of who has no group to be given another by.
+    /// `compute.priority` that holds with these settings beneath what `above` hands down. A number that another user than
+    /// root has set is raised to the bound: it may have been set elsewhere, or before root wrote.
+    pub fn rank(&self, device: Option<&str>, above: Ranked) -> Ranked {
+        let (at, whole) = (self.at(device).priority, self.process.priority);
+        let bound = Ranked {
+            priority: None,
+            root: at.root.or(whole.root).or(above.root),
+        };
+        let own = at.value.or(whole.value).map(|own| own.max(bound.least()));
+        Ranked {
+            priority: own.or(above.priority),
+            ..bound
+        }
+    }
+
+    /// `compute.priority` of a process in no group.
     pub fn priority(&self, device: Option<&str>) -> u32 {
-        let own = self.own_priority(device).or(self.own_priority(None));
-        own.unwrap_or(DEFAULT_PRIORITY)
+        self.rank(device, Ranked::default()).in_force()
     }
 
     /// `compute.priority` that was given to the process, or to it on a device.
+    #[cfg(test)]
     pub fn own_priority(&self, device: Option<&str>) -> Option<u32> {
         self.at(device).priority.value
     }
@@ -202,7 +247,8 @@ impl Settings {
 
     /// # Errors
     /// `EPERM` if somebody other than root asks for a more important one than root has set, here or, for the
-    /// process as a whole, on any of its devices.
+    /// process as a whole, on any of its devices. The bound by the groups above is the caller's to check
+    /// ([`Tree::least_priority`](super::Tree::least_priority)).
     pub fn set_priority(&mut self, device: Option<&str>, priority: u32, by_root: bool) -> Result<()> {
         let bounds = match device {
             Some(_) => vec![self.at(device).priority.root.or(self.process.priority.root)],

@@ -4,14 +4,14 @@
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use gcgroup_abi::{Kind, MAX_DEVICES, Submission, Usage, UsageDevice};
+use gcgroup_abi::{Kind, MAX_DEVICES, OTHER_DEVICE, Submission, Usage, UsageDevice};
 use serde::{Deserialize, Serialize};
 
 use super::Device;
+use super::claims::{Counts, device_total, host_memory};
 use super::process::{Kept, Process, slots};
 
-/// No count of ours comes near it in a century, every reader can represent it, and two thousand processes that
-/// lie by it do not fill a sum.
+/// No count of ours comes near it in a century, and every reader can represent it.
 const MAX_COUNT: u64 = 1 << 53;
 
 /// Bytes and counts of a process on a device, of a process, or of everybody.
@@ -71,16 +71,16 @@ pub struct Swapped {
 }
 
 impl Swapped {
-    fn of(usage: &UsageDevice) -> Self {
+    fn of(usage: &UsageDevice, counts: Counts, total: u64) -> Self {
         Self {
-            current: count(&usage.swap_current),
-            supply: count(&usage.swap_supply),
-            swappable: count(&usage.swappable),
-            out_bytes: count(&usage.swap_out_bytes),
-            in_bytes: count(&usage.swap_in_bytes),
-            nr_out: count(&usage.nr_swap_out),
-            nr_in: count(&usage.nr_swap_in),
-            nr_fail: count(&usage.nr_swap_fail),
+            current: at_most(&usage.swap_current, host_memory()),
+            supply: at_most(&usage.swap_supply, host_memory()),
+            swappable: at_most(&usage.swappable, total),
+            out_bytes: at_most(&usage.swap_out_bytes, counts.moved),
+            in_bytes: at_most(&usage.swap_in_bytes, counts.moved),
+            nr_out: at_most(&usage.nr_swap_out, counts.calls),
+            nr_in: at_most(&usage.nr_swap_in, counts.calls),
+            nr_fail: at_most(&usage.nr_swap_fail, counts.calls),
         }
     }
 
@@ -105,16 +105,20 @@ impl Sums {
     /// A process, on one device or on all.
     pub(super) fn of(process: &Process, device: Option<usize>, devices: &[Device]) -> Self {
         let mut sums = Self::default();
+        let counts = Counts::since(process.identity.start_time);
+        let count = |word: &AtomicU64| at_most(word, counts.calls);
         match device {
-            Some(device) => sums.add_device(process, device, devices),
-            None => slots(devices.len()).for_each(|device| sums.add_device(process, device, devices)),
+            Some(device) => sums.add_device(process, device, devices, counts),
+            None => {
+                slots(devices.len()).for_each(|device| sums.add_device(process, device, devices, counts));
+            }
         }
         if device.is_none() {
             sums.nr_max = sums.nr_max.saturating_add(count(&process.usage().nr_max));
             sums.nr_oom = sums.nr_oom.saturating_add(count(&process.usage().nr_oom));
             sums.nr_unknown_symbols = count(&process.usage().nr_unknown_symbols);
         }
-        sums.add_threads(process.usage(), device);
+        sums.add_threads(process.usage(), device, counts);
         sums.add_kept(process, device);
         sums
     }
@@ -187,43 +191,40 @@ impl Sums {
         }
     }
 
-    fn add_device(&mut self, process: &Process, device: usize, devices: &[Device]) {
+    fn add_device(&mut self, process: &Process, device: usize, devices: &[Device], counts: Counts) {
         let (Some(usage), Some(control)) = (
             process.usage().devices.get(device),
             process.control().devices.get(device),
         ) else {
             return;
         };
-        let most = total(device, devices);
-        let bytes = |word: &AtomicU64| word.load(Relaxed).min(most);
+        let most = device_total(device, devices);
+        let count = |word: &AtomicU64| at_most(word, counts.calls);
+        let waited = |word: &AtomicU64| at_most(word, counts.waited_usec);
         let allocations = process.usage().allocations(device);
         let mut one = Self {
             charged: process.usage().memory_current(device).min(most),
-            overhead: bytes(&control.memory_overhead),
-            nr_alloc: clamped(allocations.nr_alloc),
-            nr_free: clamped(allocations.nr_free),
+            overhead: overhead(process, device, devices),
+            nr_alloc: allocations.nr_alloc.min(counts.calls).min(MAX_COUNT),
+            nr_free: allocations.nr_free.min(counts.calls).min(MAX_COUNT),
             nr_alloc_fail: count(&usage.nr_alloc_fail),
             nr_max: count(&usage.nr_max),
             nr_oom: count(&usage.nr_oom),
-            graph_kernels: count(&usage.graph_kernels),
-            nr_ended: count(&usage.nr_ended),
+            graph_kernels: at_most(&usage.graph_kernels, counts.kernels),
+            nr_ended: at_most(&usage.nr_ended, counts.kernels),
             nr_frozen: count(&usage.nr_frozen),
-            frozen_usec: count(&usage.frozen_usec),
+            frozen_usec: waited(&usage.frozen_usec),
             usage_nsec: control.usage_nsec.load(Relaxed),
             nr_throttled: count(&usage.nr_throttled),
-            throttled_usec: count(&usage.throttled_usec),
+            throttled_usec: waited(&usage.throttled_usec),
             gate_timeouts: count(&usage.gate_timeouts),
-            swap: Swapped::of(usage),
+            swap: Swapped::of(usage, counts, most),
             ..Self::default()
         };
         for (((.., charged), counted), sum) in Kind::ALL.iter().zip(allocations.kinds).zip(&mut one.kinds) {
             // Below nothing for a moment, where one thread's free is seen and another's allocation is not.
             let counted = if counted.cast_signed() < 0 { 0 } else { counted };
-            *sum = if *charged {
-                counted.min(most)
-            } else {
-                clamped(counted)
-            };
+            *sum = counted.min(if *charged { most } else { most.max(host_memory()) });
         }
         for (shared, sum) in usage.shared_exited.iter().zip(&mut one.submitted) {
             *sum = count(shared);
@@ -231,14 +232,15 @@ impl Sums {
         *self += one;
     }
 
-    fn add_threads(&mut self, usage: &Usage, device: Option<usize>) {
+    fn add_threads(&mut self, usage: &Usage, device: Option<usize>, counts: Counts) {
         for thread in usage.used_threads() {
             let slot = thread.device.load(Relaxed) as usize;
             if device.is_some_and(|device| device != slot) || slot >= MAX_DEVICES {
                 continue;
             }
             for ([_, exited], sum) in thread.submissions.iter().zip(&mut self.submitted) {
-                *sum = sum.saturating_add(count(exited));
+                let calls = at_most(exited, counts.calls);
+                *sum = sum.saturating_add(calls).min(counts.calls);
             }
         }
     }
@@ -303,6 +305,20 @@ impl Sums {
             .chain(swap.each())
     }
 
+    /// Of a group: it holds no more than these on devices and on the host.
+    pub(super) fn bound(&mut self, current: u64, swapped: u64) {
+        self.overhead = self.overhead.min(current);
+        self.charged = self.charged.min(current - self.overhead);
+        for ((.., charged), bytes) in Kind::ALL.iter().zip(&mut self.kinds) {
+            if *charged {
+                *bytes = (*bytes).min(self.charged);
+            }
+        }
+        self.swap.current = self.swap.current.min(swapped);
+        self.swap.supply = self.swap.supply.min(host_memory());
+        self.swap.swappable = self.swap.swappable.min(self.charged);
+    }
+
     /// Less what others have brought along; a process that takes its counts back makes that no less than nothing.
     pub(super) fn less(mut self, arrived: Self) -> Self {
         self.combine(arrived, u64::saturating_sub);
@@ -318,21 +334,39 @@ impl AddAssign for Sums {
 
 /// `memory.current` of a process alone.
 pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
-    let on = |device: usize| {
-        let Some(control) = process.control().devices.get(device) else {
-            return 0;
-        };
-        let [charged, overhead] = [
-            process.usage().memory_current(device),
-            control.memory_overhead.load(Relaxed),
-        ]
-        .map(|bytes| bytes.min(total(device, devices)));
-        charged.saturating_add(overhead)
+    let on = |slot: usize| {
+        let charged = process
+            .usage()
+            .memory_current(slot)
+            .min(device_total(slot, devices));
+        charged.saturating_add(overhead(process, slot, devices))
     };
+    over_slots(device, devices.len(), on)
+}
+
+/// Bytes that a process says it has in host memory.
+pub(super) fn swapped(process: &Process, device: Option<usize>, nr_devices: usize) -> u64 {
+    let on = |slot: usize| {
+        let usage = process.usage().devices.get(slot);
+        usage.map_or(0, |usage| at_most(&usage.swap_current, host_memory()))
+    };
+    over_slots(device, nr_devices, on)
+}
+
+/// Of a device, or of all slots together.
+pub(super) fn over_slots(device: Option<usize>, nr_devices: usize, on: impl Fn(usize) -> u64) -> u64 {
     match device {
         Some(device) => on(device),
-        None => slots(devices.len()).map(on).fold(0, u64::saturating_add),
+        None => slots(nr_devices).map(on).fold(0, u64::saturating_add),
     }
+}
+
+/// What a process holds beside its ledger.
+pub(super) fn overhead(process: &Process, slot: usize, devices: &[Device]) -> u64 {
+    let control = process.control().devices.get(slot);
+    control.map_or(0, |control| {
+        at_most(&control.memory_overhead, device_total(slot, devices))
+    })
 }
 
 /// The highest `memory.current` since the last reset, as far as anybody can know.
@@ -343,14 +377,7 @@ pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device])
     let (usage, control) = (process.usage(), process.control());
     let (kept, seen, asked, word, most) = match device {
         None => {
-            let most = devices
-                .iter()
-                .fold(0, |sum: u64, device| sum.saturating_add(device.total));
-            let most = if devices.iter().all(|device| device.total > 0) && most > 0 {
-                most
-            } else {
-                MAX_COUNT
-            };
+            let most = device_total(OTHER_DEVICE, devices);
             (
                 Some(&process.whole),
                 &usage.peak_generation,
@@ -362,7 +389,7 @@ pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device])
         Some(index) => {
             let (usage, control) = (&usage.devices[index], &control.devices[index]);
             let kept = process.devices.get(index);
-            let most = total(index, devices);
+            let most = device_total(index, devices);
             (
                 kept,
                 &usage.peak_generation,
@@ -381,19 +408,7 @@ pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device])
     earlier.max(sums.current()).max(kept.map_or(0, |kept| kept.peak))
 }
 
-/// Most bytes that can be on a device.
-fn total(device: usize, devices: &[Device]) -> u64 {
-    devices
-        .get(device)
-        .map(|device| device.total)
-        .filter(|total| *total > 0)
-        .unwrap_or(MAX_COUNT)
-}
-
-fn count(word: &AtomicU64) -> u64 {
-    clamped(word.load(Relaxed))
-}
-
-fn clamped(count: u64) -> u64 {
-    count.min(MAX_COUNT)
+/// A claim, or the most of it that is believed.
+fn at_most(word: &AtomicU64, most: u64) -> u64 {
+    word.load(Relaxed).min(most).min(MAX_COUNT)
 }

@@ -2,11 +2,10 @@
 //! they may use all that a group has left, as it was last looked. It is looked again when something has been swapped, and
 //! when somebody comes or goes; two such processes that swap at the same moment may go beyond it by what each has in hand.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use gcgroup_abi::NO_LIMIT;
 
 use super::process::{Process, slots};
+use super::sums::swapped;
 use super::{GroupId, ProcessId, State, enforce};
 
 impl State {
@@ -95,16 +94,4 @@ impl State {
 /// Whether it swaps, and by bounds that it is told.
 fn goes_by_bounds(process: &Process) -> bool {
     process.can_swap() && !process.asks_to_swap()
-}
-
-/// Bytes that a process says it has in host memory.
-fn swapped(process: &Process, device: Option<usize>, nr_devices: usize) -> u64 {
-    let on = |slot: usize| {
-        let usage = process.usage().devices.get(slot);
-        usage.map_or(0, |usage| usage.swap_current.load(Relaxed))
-    };
-    match device {
-        Some(device) => on(device),
-        None => slots(nr_devices).map(on).fold(0, u64::saturating_add),
-    }
 }

@@ -1,5 +1,6 @@
 //! Joining and leaving, and what stays.
 
+mod claims;
 mod devices;
 mod groups;
 mod lasting;
@@ -7,6 +8,7 @@ mod legacy;
 mod peaks;
 mod requests;
 mod swap;
+mod writes;
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -169,6 +171,37 @@ fn totals_keep_the_counts_of_those_that_left_but_not_their_charges() {
     assert_eq!(
         world.show("gcgroup.stat"),
         "nr_submitted_kernels: 5\nnr_ended_kernels: 5\nnr_pending_kernels: 0\n"
+    );
+}
+
+#[test]
+fn one_user_does_not_push_all_others_out_of_exited() {
+    let world = World::new(1);
+    let leave = |pid, uid| {
+        let identity = Identity { uid, ..identity(pid) };
+        let id = world.tree.join(identity, blocks(), Settings::default());
+        world.tree.leave(id, 9);
+    };
+    let pids = || -> Vec<u32> {
+        let exited = world.show("exited");
+        let pids = exited
+            .lines()
+            .map(|line| line.split(' ').next().unwrap().parse().unwrap());
+        pids.collect()
+    };
+    (1..=20).for_each(|pid| leave(pid, 1000));
+    leave(21, 1001);
+    (1000..3000).for_each(|pid| leave(pid, 1002));
+    let left = pids();
+    assert_eq!(left.len(), 64);
+    assert_eq!(left[..43], (2957..3000).rev().collect::<Vec<u32>>());
+    assert_eq!(left[43..], (1..=21).rev().collect::<Vec<u32>>());
+    (31..=90).for_each(|pid| leave(pid, 1000));
+    let nr_of = |range: std::ops::Range<u32>| pids().into_iter().filter(|pid| range.contains(pid)).count();
+    assert_eq!(
+        (nr_of(21..22), nr_of(1000..3000)),
+        (1, 31),
+        "each of both has half"
     );
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::text;
+use crate::text::Comm;
 
 /// Why a process is listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -12,6 +12,10 @@ pub enum Reason {
     NoHook,
     /// It holds more than its ledger and its contexts explain.
     BeyondLedger,
+    /// It claims to use the device, and nothing supports that.
+    ClaimsUse,
+    /// It claims to hold more than NVML shows.
+    ClaimsMore,
 }
 
 /// One line of `unmanaged`.
@@ -20,8 +24,8 @@ pub struct Unmanaged {
     pub pid: u32,
     pub device: usize,
     pub uid: u32,
-    pub comm: String,
-    /// What it holds there, all of it or beyond its ledger; `None` if nobody can say.
+    pub comm: Comm,
+    /// What it holds there, all of it or beyond its ledger, or claims beyond what it holds; `None` if nobody can say.
     pub bytes: Option<u64>,
     /// Seconds since 1970: when it was first found there.
     pub since: u64,
@@ -43,8 +47,9 @@ impl Display for Unmanaged {
         let reason = match reason {
             Reason::NoHook => "no_hook",
             Reason::BeyondLedger => "beyond_ledger",
+            Reason::ClaimsUse => "claims_use",
+            Reason::ClaimsMore => "claims_more",
         };
-        let comm = text::word(comm);
         write!(
             f,
             "{pid} gpu={device} uid={uid} comm={comm} bytes={bytes} since={since} reason={reason}"

@@ -104,14 +104,15 @@ impl<'a> View<'a> {
 
     /// What is held here now, without all that [`sums`](Self::sums) adds up.
     pub fn memory_current(&self) -> u64 {
-        let device = match self.scope {
-            Scope::Root => None,
-            Scope::Process(_, device) | Scope::Group(_, device) => device,
-        };
-        let mut sum = 0_u64;
-        self.each(|process| sum = sum.saturating_add(sums::current(process, device, self.devices())));
-        self.show_held(sum);
-        sum
+        match self.scope {
+            Scope::Root => self.state.root_current(),
+            Scope::Process(process, device) => sums::current(process, device, self.devices()),
+            Scope::Group(group, device) => {
+                let current = self.state.group_current(group.id, device);
+                self.show_held(current);
+                current
+            }
+        }
     }
 
     /// Of a group, somebody sees that it holds so much.
@@ -180,10 +181,7 @@ impl<'a> View<'a> {
         match self.scope {
             Scope::Root => Err(Error::NotFound),
             Scope::Process(process, device) => Ok(process.priority(device, uuid)),
-            Scope::Group(group, device) => Ok(group
-                .inherited
-                .priority(device)
-                .unwrap_or(gcgroup_abi::DEFAULT_PRIORITY)),
+            Scope::Group(group, device) => Ok(group.inherited.rank(device).in_force()),
         }
     }
 
@@ -279,6 +277,24 @@ impl<'a> View<'a> {
                 Ok(all)
             }
         }
+    }
+
+    /// Of a group that is to stand still and does not: the lowest pid of the processes that have not acknowledged it.
+    pub fn draining(&self) -> Option<u32> {
+        let Scope::Group(group, device) = self.scope else {
+            return None;
+        };
+        let nr_devices = self.devices().len();
+        let mut draining = None;
+        if group.inherited.freeze(device) {
+            self.each(|process| {
+                if !process.is_frozen(device, nr_devices) {
+                    let pid = process.identity.pid;
+                    draining = Some(draining.map_or(pid, |lowest: u32| lowest.min(pid)));
+                }
+            });
+        }
+        draining
     }
 
     /// Whether the process still answers; of a group there is nothing to say.

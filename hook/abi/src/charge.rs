@@ -1,6 +1,7 @@
 //! Charging bytes against a limit, and against what was granted, exactly, without a lock.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use crate::NO_LIMIT;
+use crate::sync::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst};
 
 /// The charge would pass the limit; nothing was charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +70,16 @@ pub fn try_charge_granted(
     }
 }
 
+/// Adds `bytes` to `current`, where no grant was in force just before; returns the sum, and whether none is in force yet. If
+/// one is, the charge is to be undone.
+///
+/// The second look is in one total order with the store of [`lower_grant`], as in [`try_charge_granted`].
+#[inline(always)]
+pub fn charge_ungranted(current: &AtomicU64, granted: &AtomicU64, bytes: u64) -> (u64, bool) {
+    let before = current.fetch_add(bytes, SeqCst);
+    (before.wrapping_add(bytes), granted.load(SeqCst) == NO_LIMIT)
+}
+
 /// Lowers what is granted from `old` towards `target`, but not below what is charged; returns what is granted now.
 ///
 /// Charges that are committed never exceed what this returns, if they did not exceed `old`. One writer at a time.
@@ -85,7 +96,8 @@ pub fn lower_grant(current: &AtomicU64, granted: &AtomicU64, old: u64, target: u
 /// Takes `bytes` off `current`, stopping at zero.
 #[inline]
 pub fn uncharge(current: &AtomicU64, bytes: u64) {
-    let before = current.fetch_sub(bytes, Relaxed);
+    // Release: who sees the smaller number also sees what was charged and refused before.
+    let before = current.fetch_sub(bytes, Release);
     if before < bytes {
         give_back(current, bytes - before);
     }
@@ -156,6 +168,7 @@ mod tests {
     #[test]
     fn no_charge_is_committed_beyond_what_was_left_to_it() {
         const FULL: u64 = 8;
+        const ROUNDS: u64 = if cfg!(miri) { 100 } else { 60_000 };
         let (current, granted) = (AtomicU64::new(0), AtomicU64::new(FULL));
         // Raised after the charge and lowered before the uncharge: never more than what is committed.
         let committed = AtomicU64::new(0);
@@ -163,7 +176,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..threads.load(Relaxed) {
                 scope.spawn(|| {
-                    for round in 0..60_000 {
+                    for round in 0..ROUNDS {
                         let bytes = round % 3 + 1;
                         if try_charge_granted(&current, &granted, bytes, u64::MAX).is_ok() {
                             committed.fetch_add(bytes, SeqCst);

@@ -11,20 +11,31 @@
 //! that nobody has published: magic and version are stored last and checked first.
 //! Except for those two, for what is charged against what is granted, and for what threads keep of that ([`Stocks`]), no two
 //! fields need to be read together, so every access is `Relaxed`.
-#![no_std]
+#![cfg_attr(not(loom), no_std)]
 
+mod bell;
 mod bridge;
+mod busy;
 mod charge;
 mod control;
+mod freeze;
 pub mod map;
 pub mod message;
 mod stock;
 mod usage;
 
-pub use bridge::{Bridge, Local, Resolve, START_SYMBOL};
-pub use charge::{Refused, Short, lower_grant, try_charge, try_charge_granted, uncharge};
+/// The atomics of both blocks; those of a model checker where a model is built.
+#[cfg(not(loom))]
+mod sync {
+    pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}
+#[cfg(loom)]
+pub mod sync;
+
+pub use bridge::{Bridge, Entrance, Local, Resolve, START_SYMBOL};
+pub use charge::{Refused, Short, charge_ungranted, lower_grant, try_charge, try_charge_granted, uncharge};
 pub use control::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate};
-pub use stock::{MOST_STOCK, Stocks};
+pub use stock::{Kept, MOST_STOCK, Stock, Stocks};
 pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
 
 /// First word of a published block. Stored last, so that seeing it means seeing the rest.

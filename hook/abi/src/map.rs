@@ -37,14 +37,14 @@ mod tests {
 
     #[test]
     fn a_zero_filled_block_is_not_understood_until_published() {
-        let page = Page([0; CONTROL_SIZE]);
-        // SAFETY: aligned, long enough, and alive for the test. Written through atomics, hence from a mutable place.
-        let control = unsafe { control(page.0.as_ptr()) };
+        let mut page = Page([0; CONTROL_SIZE]);
+        // SAFETY: aligned, long enough, and alive for the test. By a pointer that may write, as atomics do.
+        let control = unsafe { control((&raw mut page).cast()) };
         assert!(!control.is_understood());
 
-        let page = Page([0; USAGE_SIZE]);
+        let mut page = Page([0; USAGE_SIZE]);
         // SAFETY: as above.
-        let usage = unsafe { usage(page.0.as_ptr()) };
+        let usage = unsafe { usage((&raw mut page).cast()) };
         assert!(!usage.is_understood());
     }
 }

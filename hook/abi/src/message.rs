@@ -55,6 +55,9 @@ pub struct Hello {
     pub memory_swap_max: u64,
     /// The group to begin in.
     pub group: GroupName,
+    /// 1: the daemon refuses the process (`EACCES`) rather than have it begin outside of `group`. Travels as the second
+    /// bit of the word of `can_swap`.
+    pub insists: u32,
 }
 
 /// The path of a group below the root, as `a/b`; empty: no wish. What may follow it in its field is zeroes.
@@ -93,6 +96,7 @@ impl Hello {
         can_swap: 0,
         memory_swap_max: 0,
         group: GroupName::NONE,
+        insists: 0,
     };
     pub const LENGTH: usize = 8 + 32 + GroupName::LONGEST;
 
@@ -105,7 +109,7 @@ impl Hello {
         at.u32(self.priority);
         at.u64(self.memory_limit);
         at.u32(self.freeze);
-        at.u32(self.can_swap);
+        at.u32((self.can_swap & 1) | ((self.insists & 1) << 1));
         at.u64(self.memory_swap_max);
         at.put(&self.group.0);
         out
@@ -116,16 +120,17 @@ impl Hello {
     pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
         let mut at = Reader::of(packet, Tag::Hello, Self::LENGTH)?;
         let (abi, priority, memory_limit, freeze) = (at.u32()?, at.u32()?, at.u64()?, at.u32()?);
-        let (can_swap, memory_swap_max) = (at.u32()?, at.u64()?);
+        let (bits, memory_swap_max) = (at.u32()?, at.u64()?);
         let group = GroupName(at.take()?);
         Ok(Self {
             abi,
             memory_limit,
             priority,
             freeze,
-            can_swap,
+            can_swap: bits & 1,
             memory_swap_max,
             group,
+            insists: (bits >> 1) & 1,
         })
     }
 }
@@ -278,6 +283,7 @@ mod tests {
             can_swap: 1,
             memory_swap_max: 9,
             group: GroupName::new("team/a").unwrap(),
+            insists: 1,
         };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
         let welcome = Welcome { abi: 7, status: 95 };

@@ -5,9 +5,9 @@
 //! [`UsageDevice::memory_current`](crate::UsageDevice::memory_current) has it all the while. Only of one device, the
 //! process's home. Where it matters to the byte, stocks are closed: nobody keeps anything then.
 
-use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
+use crate::sync::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
 
-use crate::{MAX_DEVICES, Usage, UsageDevice, uncharge};
+use crate::{MAX_DEVICES, Thread, Usage, UsageDevice, uncharge};
 
 /// Bytes that a thread keeps at most.
 pub const MOST_STOCK: u32 = 4 << 20;
@@ -90,7 +90,7 @@ impl Stocks {
         fence(SeqCst);
         let kept = usage
             .used_threads()
-            .map(|thread| drain(&thread.stock))
+            .map(|thread| Stock::of(thread).drain())
             .fold(0, u64::wrapping_add);
         if let Some(device) = now.home().and_then(|index| usage.devices.get(index)) {
             uncharge(&device.memory_current, kept);
@@ -99,13 +99,103 @@ impl Stocks {
     }
 }
 
-/// Takes all of it.
-fn drain(stock: &AtomicU32) -> u64 {
-    // Most have nothing, and a look does not take the line from its thread.
-    match stock.load(SeqCst) {
-        0 => 0,
-        _ => stock.swap(0, SeqCst).into(),
+impl Stocks {
+    /// Whether what is charged on the device is no more than its peaks, and nothing has changed since this was read.
+    ///
+    /// Last the stocks: a peak begins anew only while they are closed, from what is charged then.
+    #[inline(always)]
+    pub fn is_unremarkable(self, usage: &Usage, device: &UsageDevice, charged: u64) -> bool {
+        charged <= device.memory_peak.load(Acquire)
+            && charged <= usage.memory_peak.load(Acquire)
+            && self.are_still(usage)
     }
+}
+
+/// What one thread has uncharged and keeps: [`Thread::stock`](crate::Thread::stock).
+#[derive(Debug, Clone, Copy)]
+pub struct Stock<'a>(&'a AtomicU32);
+
+/// What became of bytes that a thread wanted to keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// They are in the stock.
+    Kept,
+    /// There was no room: they are still to be uncharged.
+    Full,
+    /// They are in the stock, which was closed just then: whoever has the lock of closing is to [`Stock::empty`] it.
+    Closed,
+}
+
+impl<'a> Stock<'a> {
+    #[inline]
+    pub const fn of(thread: &'a Thread) -> Self {
+        Self(&thread.stock)
+    }
+
+    /// Charges from the stock, where stocks are open for the device; false if there was not so much, if `memory_current` with
+    /// all stocks is more than `limit` or a peak, or if stocks are not what was `seen` any more: then nothing is charged.
+    #[inline(always)]
+    pub fn charge(self, usage: &Usage, device: &UsageDevice, seen: Stocks, bytes: u64, limit: u64) -> bool {
+        if !self.take(bytes) {
+            return false;
+        }
+        let charged = device.memory_current.load(SeqCst);
+        if charged <= limit && seen.is_unremarkable(usage, device, charged) {
+            return true;
+        }
+        give_back(device, bytes);
+        false
+    }
+
+    /// Keeps what was charged, where stocks are open for its device.
+    #[inline(always)]
+    pub fn keep(self, usage: &Usage, bytes: u64) -> Kept {
+        if !self.put(bytes) {
+            return Kept::Full;
+        }
+        if Stocks::of(usage).are_open() {
+            Kept::Kept
+        } else {
+            Kept::Closed
+        }
+    }
+
+    /// Takes all of it.
+    pub fn empty(self) -> u64 {
+        self.0.swap(0, SeqCst).into()
+    }
+
+    /// Takes all of it. Most have nothing, and a look does not take the line from its thread.
+    fn drain(self) -> u64 {
+        match self.0.load(SeqCst) {
+            0 => 0,
+            _ => self.empty(),
+        }
+    }
+
+    /// Whether there was so much.
+    #[inline(always)]
+    fn take(self, bytes: u64) -> bool {
+        let now = self.0.load(Relaxed);
+        let left = u32::try_from(bytes).ok().and_then(|bytes| now.checked_sub(bytes));
+        left.is_some_and(|left| self.0.compare_exchange(now, left, SeqCst, Relaxed).is_ok())
+    }
+
+    /// Whether there is room for so much.
+    #[inline(always)]
+    fn put(self, bytes: u64) -> bool {
+        let now = self.0.load(Relaxed);
+        let sum = u32::try_from(bytes).ok().and_then(|bytes| now.checked_add(bytes));
+        let sum = sum.filter(|sum| *sum <= MOST_STOCK);
+        sum.is_some_and(|sum| self.0.compare_exchange(now, sum, SeqCst, Relaxed).is_ok())
+    }
+}
+
+/// Takes back what was taken from a stock and may not be; nothing was charged.
+#[cold]
+#[inline(never)]
+fn give_back(device: &UsageDevice, bytes: u64) {
+    uncharge(&device.memory_current, bytes);
 }
 
 /// Looks at stocks that change meanwhile, before what was seen is taken.

@@ -1,8 +1,9 @@
 //! The usage block: the process's side. The daemon clamps what it reads and never uses it as an index,
 //! a length or an address. It writes one word for each device, [`UsageDevice::memory_granted`].
 
+use crate::sync::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+#[cfg(not(loom))]
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use crate::{MAGIC, MAX_DEVICES, MAX_THREADS, VERSION};
 
@@ -44,7 +45,7 @@ impl Kind {
     ];
 }
 
-/// What a submission is; the index into [`Thread::entered`] and [`Thread::exited`].
+/// What a submission is; the index into the counters of entries and exits.
 #[repr(usize)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submission {
@@ -86,8 +87,9 @@ pub struct UsageDevice {
     /// Submissions that waited at a frozen gate, and for how long.
     pub nr_frozen: AtomicU64,
     pub frozen_usec: AtomicU64,
+    /// Earlier hooks counted entries here.
+    reserved_entered: [AtomicU64; Submission::COUNT],
     /// Submissions of threads that found no slot, by [`Submission`] (read-modify-write).
-    pub shared_entered: [AtomicU64; Submission::COUNT],
     pub shared_exited: [AtomicU64; Submission::COUNT],
     /// Kernels in the graphs that were launched.
     pub graph_kernels: AtomicU64,
@@ -139,7 +141,7 @@ pub struct UsageDevice {
     pub grant_request: AtomicU32,
     /// The same for requests that others make room on the device.
     pub pressure_request: AtomicU32,
-    /// Bytes that the driver refused for want of memory.
+    /// Bytes that the driver lacked for what it refused for want of memory.
     pub pressure_wanted: AtomicU64,
     /// The last `memory_overhead` of a control block that was replaced.
     pub memory_overhead_before: AtomicU64,
@@ -159,43 +161,37 @@ pub struct UsageDevice {
     pub submitted_nsec: AtomicU64,
     /// When all of it will have ended, if nobody else has the device, `CLOCK_MONOTONIC`, nanoseconds.
     pub queued_until: AtomicU64,
-    reserved_grants: [AtomicU64; 5],
+    /// Bytes of the allocations for which `pressure_wanted` is lacking; zero: a hook that does not say.
+    pub pressure_size: AtomicU64,
+    reserved_grants: [AtomicU64; 4],
 }
 
 impl UsageDevice {
-    /// Nanoseconds for which there was work here up to `now` (`CLOCK_MONOTONIC`), and whether there is some.
-    /// Whoever writes it may be hostile: the result means nothing until it is clamped.
-    pub fn busy(&self, now: u64) -> (u64, bool) {
-        let mut pair = (0, 0);
-        // A writer that died in between leaves it odd for ever.
-        for _ in 0..8 {
-            let before = self.busy_sequence.load(Acquire);
-            pair = (self.busy_since.load(Acquire), self.busy_nsec.load(Acquire));
-            if before.is_multiple_of(2) && self.busy_sequence.load(Relaxed) == before {
-                break;
-            }
-        }
-        let (since, closed) = pair;
-        let open = if since == 0 { 0 } else { now.saturating_sub(since) };
-        (closed.wrapping_add(open), since != 0)
+    /// Whether the process says that it uses the device: that it has a context, work or waiting threads there.
+    pub fn claims_use(&self) -> bool {
+        self.busy_since.load(Acquire) != 0
+            || self.nr_waiting.load(Relaxed) > 0
+            || self.nr_contexts.load(Relaxed) > 0
     }
 }
 
 /// One submitting thread on one device. Only that thread writes the counters, with plain adds; its `stock`, whoever closes it.
 ///
-/// It is inside the driver while an `entered` count differs from its `exited` count. A slot keeps its
-/// counts when its thread ends and another takes it over: they are the device's.
+/// Nothing here is an address: the gate and the entries are in the process's private part of the slot
+/// ([`Entrance`](crate::Entrance)). A slot keeps its counts when its thread ends and another takes it over: they are the
+/// device's.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Thread {
-    /// Address of the gate word this thread looks at. Means something in the process alone.
-    pub gate: AtomicU64,
+    /// An earlier hook has an address here.
+    reserved_gate: AtomicU64,
     /// Bytes that the thread has uncharged and keeps. Means something unless [`Stocks`](crate::Stocks) are closed: an earlier
     /// hook had the thread's id here.
     pub stock: AtomicU32,
     /// Index of the device.
     pub device: AtomicU32,
-    /// By [`Submission`], one pair each: submissions begun, submissions the driver has returned from.
+    /// By [`Submission`], one pair each: submissions begun at a gate that was not open, which the daemon takes for evidence of
+    /// work; submissions the driver has returned from.
     pub submissions: [[AtomicU64; 2]; Submission::COUNT],
     /// Allocations and frees on the device `counted_device`.
     pub nr_alloc: AtomicU64,
@@ -211,10 +207,6 @@ pub struct Thread {
 }
 
 impl Thread {
-    pub const fn entered(&self, what: Submission) -> &AtomicU64 {
-        &self.submissions[what as usize][0]
-    }
-
     pub const fn exited(&self, what: Submission) -> &AtomicU64 {
         &self.submissions[what as usize][1]
     }
@@ -230,13 +222,6 @@ impl Thread {
             Kind::Host => Some(host),
             _ => None,
         }
-    }
-
-    /// Whether the thread is in a submitting call, by its own account.
-    pub fn is_inside(&self) -> bool {
-        self.submissions
-            .iter()
-            .any(|[entered, exited]| entered.load(Acquire) != exited.load(Acquire))
     }
 }
 
@@ -314,6 +299,20 @@ impl Usage {
             })
     }
 
+    /// A number that changes with each submission on one device: when the driver has taken it, and also when it begins, if
+    /// its gate is not open then. Zero if there has been none.
+    pub fn progress(&self, device: usize) -> u64 {
+        let shared = self.devices.get(device).map(|device| &device.shared_exited);
+        let shared = shared.into_iter().flatten();
+        let own = self
+            .used_threads()
+            .filter(|slot| slot.device.load(Relaxed) as usize == device)
+            .flat_map(|slot| slot.submissions.iter().flatten());
+        shared
+            .chain(own)
+            .fold(0, |sum: u64, count| sum.wrapping_add(count.load(Relaxed)))
+    }
+
     /// What is counted of the memory on one device: the device's own counts, and those of all threads.
     pub fn allocations(&self, device: usize) -> Allocations {
         let mut sums = Allocations::default();
@@ -355,7 +354,8 @@ impl Usage {
     }
 }
 
-// The layout is the contract: a change here is a change of VERSION.
+// The layout is the contract: a change here is a change of VERSION. The atomics of a model have another.
+#[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<UsageDevice>() == 512);
     assert!(offset_of!(UsageDevice, memory_peak) == 8);
@@ -366,7 +366,6 @@ const _: () = {
     assert!(offset_of!(UsageDevice, nr_max) == 144);
     assert!(offset_of!(UsageDevice, nr_ended) == 160);
     assert!(offset_of!(UsageDevice, nr_frozen) == 168);
-    assert!(offset_of!(UsageDevice, shared_entered) == 184);
     assert!(offset_of!(UsageDevice, shared_exited) == 208);
     assert!(offset_of!(UsageDevice, graph_kernels) == 232);
     assert!(offset_of!(UsageDevice, unsettled) == 240);
@@ -389,8 +388,8 @@ const _: () = {
     assert!(offset_of!(UsageDevice, swap_wanted) == 440);
     assert!(offset_of!(UsageDevice, swap_request) == 448);
     assert!(offset_of!(UsageDevice, submitted_nsec) == 456);
+    assert!(offset_of!(UsageDevice, pressure_size) == 472);
     assert!(size_of::<Thread>() == 128);
-    assert!(offset_of!(Thread, gate) == 0);
     assert!(offset_of!(Thread, stock) == 8);
     assert!(offset_of!(Thread, device) == 12);
     assert!(offset_of!(Thread, submissions) == 16);

@@ -5,7 +5,7 @@
 use core::arch::{global_asm, naked_asm};
 use core::ffi::c_void;
 
-// What every thread begins with (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Thread`) shared by all, with a gate
+// What every thread begins with (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Entrance`) shared by all, with a gate
 // that is closed, so that a thread's first submission asks the hook for a slot of its own. By relocation rather than
 // at run time, since nothing runs at the start of a thread.
 global_asm!(
@@ -32,7 +32,7 @@ global_asm!(
     ".quad gcgroup_unbound",
     ".quad 0",
     ".popsection",
-    slot = const size_of::<gcgroup_abi::Thread>(),
+    slot = const size_of::<gcgroup_abi::Entrance>(),
     local = const size_of::<gcgroup_abi::Local>(),
 );
 
@@ -49,7 +49,7 @@ pub(crate) extern "C" fn thread_offset() -> isize {
 
 /// The slot that threads begin with.
 #[unsafe(naked)]
-pub(crate) extern "C" fn unbound() -> *mut gcgroup_abi::Thread {
+pub(crate) extern "C" fn unbound() -> *mut gcgroup_abi::Entrance {
     naked_asm!(
         ".cfi_startproc",
         "lea rax, [rip + gcgroup_unbound]",

@@ -6,10 +6,10 @@
 //! can begin; no thread is inside a submission, on this device or since before that on another; marks set after that, on
 //! every context and stream, have passed.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use gcgroup_abi::{Gate, MAX_DEVICES};
+use gcgroup_abi::MAX_DEVICES;
 
 use super::Step;
 use super::elsewhere;
@@ -110,8 +110,7 @@ impl Drain {
             .zip(&process.control().devices)
             .zip(&process.usage().devices)
         {
-            let generation = control.freeze_generation.load(Acquire);
-            let is_frozen = Gate::from_word(control.gate.load(Acquire)) == Gate::Frozen;
+            let (generation, is_frozen) = control.freeze_state();
             let is_wanted = is_frozen && usage.drained_generation.load(Relaxed) != generation;
             let is_under_way = !matches!(device.phase, Phase::Rest);
             if is_under_way && (!is_wanted || device.generation != generation) {
@@ -156,12 +155,7 @@ impl Device {
         ) else {
             return false;
         };
-        let is_frozen = Gate::from_word(control.gate.load(Acquire)) == Gate::Frozen;
-        if !is_frozen || control.freeze_generation.load(Acquire) != self.generation {
-            return false;
-        }
-        usage.drained_generation.store(self.generation, Release);
-        true
+        usage.report_drained(control, self.generation)
     }
 }
 
@@ -170,7 +164,7 @@ mod tests {
     use super::*;
     use crate::block;
     use crate::device::LocalDevice;
-    use gcgroup_abi::{Control, NO_LIMIT, OTHER_DEVICE, Submission};
+    use gcgroup_abi::{Control, Gate, NO_LIMIT, OTHER_DEVICE, Submission};
 
     fn governed() -> (&'static Process, &'static Control) {
         let process = Process::of_test(NO_LIMIT);

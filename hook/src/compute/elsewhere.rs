@@ -7,9 +7,9 @@
 //!
 //! Not seen: the levels of mipmapped arrays.
 
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 
-use gcgroup_abi::{Gate, OTHER_DEVICE, Submission, Thread};
+use gcgroup_abi::{Gate, OTHER_DEVICE, Submission};
 
 use super::call::Call;
 use super::named::{self, Named};
@@ -119,27 +119,25 @@ pub(super) struct Inside {
 
 impl Inside {
     /// `None` if it is not.
-    pub(super) fn of(thread: &Thread) -> Option<Self> {
-        let entered = |[entered, _]: &[AtomicU64; 2]| entered.load(Acquire);
-        thread.is_inside().then(|| Self {
-            slot: std::ptr::from_ref(thread).addr(),
-            entered: std::array::from_fn(|what| thread.submissions.get(what).map_or(0, entered)),
+    pub(super) fn of(bound: Bound<'_>) -> Option<Self> {
+        bound.is_inside().then(|| Self {
+            slot: std::ptr::from_ref(bound.entrance).addr(),
+            entered: bound.entrance.entered.each_ref().map(|count| count.load(Acquire)),
         })
     }
 
     /// Whether that slot's thread may be in one of those yet.
     pub(super) fn is_still(&self, bound: Bound<'_>) -> bool {
-        self.is_inside(bound.thread) && !bound.is_dead()
+        self.is_inside(bound) && !bound.is_dead()
     }
 
-    fn is_inside(&self, thread: &Thread) -> bool {
+    fn is_inside(&self, bound: Bound<'_>) -> bool {
         // Inside another one perhaps, but that began later: the marks of what has ended have caught up.
-        let is_behind = |([_, exited], entered): (&[AtomicU64; 2], &u64)| {
-            exited.load(Acquire).wrapping_sub(*entered) >= 1 << 63
-        };
-        self.slot == std::ptr::from_ref(thread).addr()
-            && thread.is_inside()
-            && thread.submissions.iter().zip(&self.entered).any(is_behind)
+        let exited = bound.exits().map(|exited| exited.load(Acquire));
+        let is_behind = |(exited, entered): (u64, &u64)| exited.wrapping_sub(*entered) >= 1 << 63;
+        self.slot == std::ptr::from_ref(bound.entrance).addr()
+            && bound.is_inside()
+            && exited.zip(&self.entered).any(is_behind)
     }
 }
 
@@ -149,20 +147,22 @@ mod tests {
 
     #[test]
     fn who_was_inside_is_out_when_that_has_ended_whatever_has_begun_since() {
-        // SAFETY: a slot is all atomic integers, for which zero is a value.
-        let thread: Thread = unsafe { std::mem::zeroed() };
-        assert!(Inside::of(&thread).is_none());
-        let (entered, exited) = (thread.entered(Submission::Copy), thread.exited(Submission::Copy));
+        let process = Process::of_test(gcgroup_abi::NO_LIMIT);
+        let local = LocalDevice::of(0).unwrap();
+        let bound = process.slots.of_test(process, local, OTHER_DEVICE);
+        assert!(Inside::of(bound).is_none());
+        let entered = &bound.entrance.entered[Submission::Copy as usize];
+        let exited = bound.thread.exited(Submission::Copy);
         entered.store(5, Relaxed);
         exited.store(4, Relaxed);
-        let inside = Inside::of(&thread).unwrap();
-        assert!(inside.is_inside(&thread));
+        let inside = Inside::of(bound).unwrap();
+        assert!(inside.is_inside(bound));
         entered.store(6, Relaxed);
         exited.store(5, Relaxed);
-        assert!(!inside.is_inside(&thread), "this is another");
+        assert!(!inside.is_inside(bound), "this is another");
         // It took its mark back, to wait at its gate.
         entered.store(4, Relaxed);
         exited.store(4, Relaxed);
-        assert!(!inside.is_inside(&thread));
+        assert!(!inside.is_inside(bound));
     }
 }

@@ -1,6 +1,7 @@
 //! The path of a submission: mark, look at the gate, call the driver, mark. Everything else is in `gate`.
 //!
-//! A thread that is in the driver with a submission can be told by its marks (`Thread::submissions`): whoever has
+//! A thread that is in the driver with a submission can be told by its marks (`Entrance::entered` and
+//! `Thread::exited`): whoever has
 //! closed the gate and then made every core see it (`membarrier`) knows that a thread whose marks agree submits
 //! nothing more. Hence two marks, and so a call and not a jump: the arguments that are on the stack are pushed again.
 //!
@@ -8,16 +9,21 @@
 
 use core::mem::offset_of;
 
-use gcgroup_abi::{Submission, Thread};
+use gcgroup_abi::{Entrance, Submission, Thread};
 
-/// Where the first mark of a sort of submission lies in a slot; the second is the word after it.
-pub(crate) const fn mark(what: Submission) -> usize {
-    offset_of!(Thread, submissions) + 16 * what as usize
+/// Where entries of a sort of submission are counted in an [`Entrance`].
+pub(crate) const fn entered(what: Submission) -> usize {
+    offset_of!(Entrance, entered) + 8 * what as usize
 }
 
-// The assembly reads the gate's address at the very beginning of a slot, and the slot's at that of a `Local`.
+/// Where exits of a sort of submission are counted in a [`Thread`].
+pub(crate) const fn exited(what: Submission) -> usize {
+    offset_of!(Thread, submissions) + 16 * what as usize + 8
+}
+
+// The assembly reads the gate's address at the very beginning of an entrance, and the entrance's at that of a `Local`.
 const _: () = {
-    assert!(offset_of!(Thread, gate) == 0);
+    assert!(offset_of!(Entrance, gate) == 0);
     assert!(size_of::<[core::sync::atomic::AtomicU64; 2]>() == 16);
     assert!(offset_of!(gcgroup_abi::Local, slot) == 0);
 };
@@ -66,7 +72,7 @@ macro_rules! submission {
                 "cmp dword ptr [r11], 0",
                 "jne 3f",
                 "2:",
-                "push rax",
+                "push qword ptr [rax + {thread}]",
                 ".cfi_adjust_cfa_offset 8",
                 // The stack must be a multiple of 16 where the driver is entered.
                 ".if {words} & 1",
@@ -92,8 +98,9 @@ macro_rules! submission {
                 "jmp 2b",
                 ".cfi_endproc",
                 offset = sym $crate::thread::OFFSET,
-                entered = const $crate::compute::fast::mark(::gcgroup_abi::Submission::$what),
-                exited = const $crate::compute::fast::mark(::gcgroup_abi::Submission::$what) + 8,
+                thread = const ::core::mem::offset_of!(::gcgroup_abi::Entrance, thread),
+                entered = const $crate::compute::fast::entered(::gcgroup_abi::Submission::$what),
+                exited = const $crate::compute::fast::exited(::gcgroup_abi::Submission::$what),
                 call = const CALL,
                 words = const WORDS,
                 real = sym $real,
@@ -106,7 +113,7 @@ macro_rules! submission {
 pub(crate) use submission;
 
 /// The gate is not open: asks [`gate::admit`](super::gate::admit) with every argument kept. Takes what
-/// [`call::describe`](super::call::describe) made of the call in `eax`, gives the slot to go on with in `rax`.
+/// [`call::describe`](super::call::describe) made of the call in `eax`, gives the entrance to go on with in `rax`.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn closed() {
     core::arch::naked_asm!(
@@ -130,9 +137,10 @@ pub(crate) unsafe extern "C" fn closed() {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+    use std::ptr::{from_ref, null_mut};
+    use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-    use gcgroup_abi::{Submission, Thread};
+    use gcgroup_abi::{Entrance, Submission, Thread};
 
     use crate::cuda::{CUerror, CUresult};
     use crate::interpose::Real;
@@ -151,7 +159,7 @@ mod tests {
                     assert_eq!([$($arg),*], [$($value),*]);
                     // SAFETY: the test's own slot, below.
                     let slot = unsafe { &*thread::slot() };
-                    assert!(slot.is_inside());
+                    assert_eq!(slot.entered[Submission::$what as usize].load(Relaxed), exits(slot) + 1);
                     assert_aligned();
                     Err(CUerror::NOT_READY)
                 }
@@ -159,28 +167,32 @@ mod tests {
                 #[test]
                 fn passes_its_arguments_on_and_marks_the_call() {
                     let gate = AtomicU32::new(0);
-                    let slot = slot(&gate);
-                    thread::set_slot(std::ptr::from_ref(&slot).cast_mut());
-                    REAL.set(driver as *mut _, std::ptr::null_mut());
+                    // SAFETY: a slot is all atomic integers, for which zero is a value.
+                    let exited: Thread = unsafe { std::mem::zeroed() };
+                    let slot = Entrance {
+                        gate: AtomicPtr::new(from_ref(&gate).cast_mut()),
+                        thread: AtomicPtr::new(from_ref(&exited).cast_mut()),
+                        entered: [const { AtomicU64::new(0) }; Submission::COUNT],
+                    };
+                    thread::set_slot(from_ref(&slot).cast_mut());
+                    REAL.set(driver as *mut _, null_mut());
                     for call in 1..=3 {
                         // SAFETY: the function above has the same arguments.
                         assert_eq!(unsafe { ours($($value),*) }, Err(CUerror::NOT_READY));
-                        assert_eq!(slot.entered(Submission::$what).load(Relaxed), call);
-                        assert_eq!(slot.exited(Submission::$what).load(Relaxed), call);
-                        assert!(!slot.is_inside());
+                        assert_eq!(slot.entered.each_ref().map(|count| count.load(Relaxed)).iter().sum::<u64>(), call);
+                        assert_eq!(slot.entered[Submission::$what as usize].load(Relaxed), call);
+                        assert_eq!(exits(&slot), call);
                     }
-                    thread::set_slot(std::ptr::null_mut());
+                    thread::set_slot(null_mut());
+                }
+
+                fn exits(slot: &Entrance) -> u64 {
+                    // SAFETY: the test's own, on its stack.
+                    let thread = unsafe { &*slot.thread.load(Relaxed) };
+                    thread.exited(Submission::$what).load(Relaxed)
                 }
             }
         };
-    }
-
-    fn slot(gate: &AtomicU32) -> Thread {
-        // SAFETY: a slot is all atomic integers, for which zero is a value.
-        let slot: Thread = unsafe { std::mem::zeroed() };
-        slot.gate
-            .store(std::ptr::from_ref(gate).expose_provenance() as u64, Relaxed);
-        slot
     }
 
     /// The compiler relies on the stack's alignment for this, so a wrong one is a fault or a wrong address.

@@ -13,12 +13,12 @@ mod place;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::time::Duration;
 
-use gcgroup_abi::{ControlDevice, Gate, Submission, Thread, UsageDevice};
+use gcgroup_abi::{ControlDevice, Entrance, Gate, Submission, UsageDevice};
 
 use super::call::{Arguments, Call};
 use super::meter::ring_if_wanted;
 use super::reach::DeviceSet;
-use super::slot::Bound;
+use super::slot::{Bound, unaccounted};
 use super::wait::{RECHECK, Waiting, doze, is_frozen, nap, wait_closed, wait_frozen};
 use super::{capture, context, elsewhere};
 use crate::cuda::{CUresult, CUstream};
@@ -31,7 +31,7 @@ use place::{told, window};
 const MOST_TIMEOUTS: u32 = 4;
 
 /// Binds the calling thread to a slot and waits while the gate is held; returns the slot, already marked.
-pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
+pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entrance {
     let is_nested = thread::is_inside();
     let what = match call & 0xf {
         0 => Submission::Kernel,
@@ -40,17 +40,17 @@ pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *mut Thread {
     };
     interpose::guarded(|| admitted(what, Call::Passed(call, arguments), is_nested))
         .flatten()
-        .unwrap_or_else(thread::unbound)
+        .unwrap_or_else(unaccounted)
 }
 
 /// `None` where nothing governs: the thread counts in the slot that is nobody's.
-fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*mut Thread> {
+fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*const Entrance> {
     let process = process::get()?;
     if let Some(bound) = process.slots.current(process) {
         bound.uncount(what);
         bound.discount();
         bound.fold(process);
-        is_nested |= bound.thread.is_inside();
+        is_nested |= bound.is_inside();
     }
     let bound = process.slots.bind_on(process, call.stream())?;
     let mut passing = Passing {
@@ -63,7 +63,7 @@ fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*mut Th
         waited: 0,
     };
     passing.enter(call);
-    Some(std::ptr::from_ref(bound.thread).cast_mut())
+    Some(bound.entrance)
 }
 
 /// A submission whose call is handled, rather than passed on by `fast`: waits at the gate, and calls `body` marked.
@@ -91,7 +91,7 @@ pub(crate) fn submit(
         process,
         bound,
         what,
-        is_nested: bound.thread.is_inside(),
+        is_nested: bound.is_inside(),
         credit: false,
         timeouts: 0,
         waited: 0,

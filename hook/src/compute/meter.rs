@@ -4,11 +4,9 @@
 //! Submitting threads note here which streams they use; the helper (`watch`) marks those, finds out, and closes the
 //! account. Time during which only other processes' work ran counts too: the daemon divides it, which sees them all.
 
-use std::sync::atomic::{
-    AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
-};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-use gcgroup_abi::{BELL_AT_BEGIN, UsageDevice};
+use gcgroup_abi::{ControlDevice, UsageDevice};
 use parking_lot::Mutex;
 
 use super::slot::Bound;
@@ -77,7 +75,7 @@ impl Meter {
             if !used.contains(&(context, stream)) {
                 used.push((context, stream));
             }
-            (round, begin(usage, sys::now()))
+            (round, usage.begin_busy(sys::now()))
         };
         noted.device.store(device, Relaxed);
         noted.round.store(round, Relaxed);
@@ -110,7 +108,7 @@ impl Meter {
     /// Work has been there since `now`, if the device was idle; whether it was.
     pub(super) fn begin(&self, usage: &UsageDevice, now: u64) -> bool {
         let _used = self.used.lock();
-        begin(usage, now)
+        usage.begin_busy(now)
     }
 
     /// Everything had ended by `end`, unless something was submitted since; whether it is so.
@@ -119,7 +117,7 @@ impl Meter {
         if !used.is_empty() {
             return false;
         }
-        close(usage, end);
+        usage.end_busy(end);
         true
     }
 
@@ -128,41 +126,14 @@ impl Meter {
         let mut used = self.used.lock();
         self.round.fetch_add(1, SeqCst);
         used.clear();
-        close(usage, end);
+        usage.end_busy(end);
     }
-}
-
-/// The lock is held.
-fn begin(usage: &UsageDevice, now: u64) -> bool {
-    if usage.busy_since.load(Relaxed) != 0 {
-        return false;
-    }
-    usage.busy_since.store(now.max(1), Release);
-    true
-}
-
-/// The lock is held.
-fn close(usage: &UsageDevice, end: u64) {
-    let since = usage.busy_since.load(Relaxed);
-    if since == 0 {
-        return;
-    }
-    let sequence = usage.busy_sequence.load(Relaxed);
-    usage.busy_sequence.store(sequence.wrapping_add(1), Release);
-    fence(SeqCst);
-    let length = end.saturating_sub(since);
-    usage
-        .busy_nsec
-        .store(usage.busy_nsec.load(Relaxed).wrapping_add(length), Release);
-    usage.busy_since.store(0, Release);
-    usage.busy_sequence.store(sequence.wrapping_add(2), Release);
 }
 
 /// Tells the daemon that work has begun or waits, if it sleeps. What is to be seen has been stored before.
 pub(super) fn ring_if_wanted(process: &Process, index: usize) {
-    fence(SeqCst);
     let control = process.control().devices.get(index);
-    if control.is_some_and(|control| control.wants_bell.load(Relaxed) & BELL_AT_BEGIN != 0) {
+    if control.is_some_and(ControlDevice::wants_bell_now) {
         process.ring();
     }
 }

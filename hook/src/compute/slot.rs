@@ -1,12 +1,13 @@
 //! One slot: what a thread counts in, and what the process alone knows of it.
 
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{
-    AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 
-use gcgroup_abi::{Gate, Kind, Submission, Thread, Usage, UsageDevice};
+use gcgroup_abi::{Entrance, Gate, Kind, Stock, Submission, Thread, Usage, UsageDevice};
 
 use parking_lot::Mutex;
 
@@ -14,7 +15,6 @@ use super::meter::Noted;
 use super::window::Window;
 use crate::device::LocalDevice;
 use crate::memory::Kept;
-use crate::memory::levels::Stock;
 use crate::process::Process;
 use crate::sys;
 
@@ -63,18 +63,35 @@ impl Side {
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Extra {
+    pub(super) entrance: Entrance,
     pub(super) thread: Thread,
     pub(super) side: Side,
-    /// What of the counts is already in the device's shared ones.
-    folded: [[AtomicU64; 2]; Submission::COUNT],
+    /// Exits that are already in the device's shared counters, by sort.
+    folded: [AtomicU64; Submission::COUNT],
 }
 
 /// What the gate pointers of heap slots point to, and all while where each submission goes must be looked at.
 static CLOSED: AtomicU32 = AtomicU32::new(Gate::Track as u32);
 
+/// The slot of submissions that nothing governs. Its counters mean nothing.
+static UNACCOUNTED: Entrance = Entrance {
+    gate: AtomicPtr::new((&raw const CLOSED).cast_mut()),
+    thread: AtomicPtr::new((&raw const UNACCOUNTED_EXITS).cast_mut()),
+    entered: [const { AtomicU64::new(0) }; Submission::COUNT],
+};
+
+// SAFETY: atomics only, for which all zeroes are a value.
+static UNACCOUNTED_EXITS: Thread = unsafe { MaybeUninit::zeroed().assume_init() };
+
+/// The slot of submissions that nothing governs.
+pub(super) fn unaccounted() -> *const Entrance {
+    &raw const UNACCOUNTED
+}
+
 /// The slot of the calling thread, or of a thread that is being looked at.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bound<'a> {
+    pub(super) entrance: &'a Entrance,
     pub(crate) thread: &'a Thread,
     pub(super) side: &'a Side,
     pub(super) extra: Option<&'a Extra>,
@@ -101,12 +118,31 @@ impl Bound<'_> {
     }
 
     pub(crate) fn enter(&self, what: Submission) {
-        add(self.thread.entered(what), 1);
+        self.entrance.enter(what);
+        self.tell_entry(what, 1);
     }
 
     /// Takes an [`Self::enter`] back.
     pub(crate) fn uncount(&self, what: Submission) {
-        add(self.thread.entered(what), u64::MAX);
+        self.entrance.withdraw(what);
+        self.tell_entry(what, u64::MAX);
+    }
+
+    /// For the daemon alone, which takes it for evidence of work while the driver has the thread.
+    fn tell_entry(&self, what: Submission, amount: u64) {
+        if let Some([begun, _]) = self.thread.submissions.get(what as usize) {
+            add(begun, amount);
+        }
+    }
+
+    /// The counters of exits, by sort.
+    pub(super) fn exits(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.thread.submissions.iter().map(|[_, exited]| exited)
+    }
+
+    /// Whether the thread is in a submitting call.
+    pub(super) fn is_inside(&self) -> bool {
+        self.entrance.is_inside(self.thread)
     }
 
     /// What was entered becomes part of a graph: it is taken off when it has been exited.
@@ -118,19 +154,25 @@ impl Bound<'_> {
 
     /// Takes off what became part of graphs. For the slot's own thread, or for who takes it over.
     pub(super) fn discount(&self) {
-        for (counts, captured) in self.thread.submissions.iter().zip(&self.side.captured) {
+        let counts = self.entrance.entered.iter().zip(self.exits());
+        for ((entered, exited), captured) in counts.zip(&self.side.captured) {
             let captured = captured.swap(0, Relaxed);
             if captured != 0 {
-                counts
-                    .iter()
-                    .for_each(|count| add(count, captured.wrapping_neg()));
+                add(entered, captured.wrapping_neg());
+                add(exited, captured.wrapping_neg());
             }
         }
     }
 
+    /// Has the thread's exits counted in the slot's own counters. A pointer for the assembly alone.
+    pub(super) fn lead(&self) {
+        let thread = ptr::from_ref(self.thread).cast_mut();
+        self.entrance.thread.store(thread, Relaxed);
+    }
+
     /// The driver has returned.
     pub(crate) fn exit(&self, what: Submission) {
-        add(self.thread.exited(what), 1);
+        self.thread.exit(what);
     }
 
     /// Its thread's id.
@@ -200,7 +242,7 @@ impl<'a> Counts<'a> {
     /// What the thread has uncharged and keeps.
     #[inline]
     pub(crate) fn stock(&self) -> Stock<'a> {
-        Stock(&self.0.stock)
+        Stock::of(self.0)
     }
 
     /// Frees that were counted here.
@@ -232,38 +274,27 @@ pub(super) fn add(count: &AtomicU64, amount: u64) {
     count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
-fn shared(device: &UsageDevice) -> impl Iterator<Item = [&AtomicU64; 2]> {
-    device
-        .shared_entered
-        .iter()
-        .zip(&device.shared_exited)
-        .map(|(entered, exited)| [entered, exited])
-}
-
 impl Extra {
     pub(super) fn new() -> &'static Self {
         // SAFETY: atomics only, for which all zeroes are a value.
-        let extra: Box<Self> = unsafe { Box::new(std::mem::MaybeUninit::zeroed().assume_init()) };
+        let extra: &'static Self = Box::leak(unsafe { Box::new(MaybeUninit::zeroed().assume_init()) });
+        extra.bound().lead();
+        extra.entrance.gate.store((&raw const CLOSED).cast_mut(), Relaxed);
         extra
-            .thread
-            .gate
-            .store(ptr::from_ref(&CLOSED).expose_provenance() as u64, Relaxed);
-        Box::leak(extra)
     }
 
     /// Two threads may do this at once: what the swaps return adds up to what is counted, in whatever order.
     pub(super) fn fold(&self, device: &UsageDevice) {
         let counts = self.thread.submissions.iter().zip(&self.folded);
-        for ((counts, folded), shared) in counts.zip(shared(device)) {
-            for ((count, folded), shared) in counts.iter().zip(folded).zip(shared) {
-                let now = count.load(Acquire);
-                shared.fetch_add(now.wrapping_sub(folded.swap(now, AcqRel)), Relaxed);
-            }
+        for (([_, exited], folded), shared) in counts.zip(&device.shared_exited) {
+            let now = exited.load(Acquire);
+            shared.fetch_add(now.wrapping_sub(folded.swap(now, AcqRel)), Relaxed);
         }
     }
 
     pub(super) fn bound(&'static self) -> Bound<'static> {
         Bound {
+            entrance: &self.entrance,
             thread: &self.thread,
             side: &self.side,
             extra: Some(self),
@@ -272,22 +303,21 @@ impl Extra {
 }
 
 /// A slot whose thread is gone is outside the driver, whatever it counted last.
-pub(super) fn settle(thread: &Thread) {
-    for [entered, exited] in &thread.submissions {
+pub(super) fn settle(bound: Bound<'_>) {
+    for (entered, exited) in bound.entrance.entered.iter().zip(bound.exits()) {
         exited.store(entered.load(Relaxed), Relaxed);
     }
-    let unsettled = thread.unsettled.load(Relaxed);
-    thread
-        .unsettled
-        .store(unsettled.wrapping_add(unsettled % 2), Relaxed);
+    let unsettled = &bound.thread.unsettled;
+    let before = unsettled.load(Relaxed);
+    unsettled.store(before.wrapping_add(before % 2), Relaxed);
 }
 
 /// The counts stay with the device when the slot goes to another.
-pub(super) fn leave_behind(thread: &Thread, device: &UsageDevice) {
-    for (counts, shared) in thread.submissions.iter().zip(shared(device)) {
-        for (count, shared) in counts.iter().zip(shared) {
-            shared.fetch_add(count.swap(0, Relaxed), Relaxed);
-        }
+pub(super) fn leave_behind(bound: Bound<'_>, device: &UsageDevice) {
+    let counts = bound.entrance.entered.iter().zip(bound.exits());
+    for ((entered, exited), shared) in counts.zip(&device.shared_exited) {
+        entered.store(0, Relaxed);
+        shared.fetch_add(exited.swap(0, Relaxed), Relaxed);
     }
 }
 
@@ -301,10 +331,7 @@ pub(super) fn point(process: &Process, bound: Bound<'_>, index: usize) {
         } else {
             &device.gate
         };
-        bound
-            .thread
-            .gate
-            .store(ptr::from_ref(gate).expose_provenance() as u64, Release);
+        bound.entrance.gate.store(ptr::from_ref(gate).cast_mut(), Release);
     }
     bound
         .thread
@@ -323,7 +350,7 @@ impl<'a> Counts<'a> {
 impl Bound<'_> {
     /// As if that many submissions had come and gone.
     pub(crate) fn submit(&self, what: Submission, times: u64) {
-        add(self.thread.entered(what), times);
+        (0..times).for_each(|_| self.enter(what));
         add(self.thread.exited(what), times);
     }
 }

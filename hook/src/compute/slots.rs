@@ -1,15 +1,19 @@
 //! Which slot a thread counts its submissions in: one for each (thread, device), in the usage block while there is room.
 //!
+//! What others read of a slot is in the usage block (`Thread`); what leads a submission into the driver is in memory of the
+//! process alone (`Entrance`), where no other process can change it.
+//!
 //! A slot belongs to the thread whose id it carries until that thread is gone. Threads beyond the block's room get a slot
 //! of the heap, whose gate is always closed, so that each of their submissions passes `gate::admit`, which adds its
 //! counts to the device's shared ones.
 
+use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use gcgroup_abi::{MAX_THREADS, Thread, Usage};
+use gcgroup_abi::{Entrance, MAX_THREADS, Stock, Thread, Usage};
 use parking_lot::Mutex;
 
 use super::context::{self, PER_THREAD};
@@ -19,7 +23,7 @@ use super::slot::{Bound, Counts, Extra, Side, leave_behind, point, settle};
 use crate::cuda::{CUcontext, CUresult};
 use crate::device::LocalDevice;
 use crate::interpose::Next;
-use crate::memory::levels::Stock;
+use crate::mapping::Mapping;
 use crate::memory::{Kept, Place};
 use crate::process::{self, Process};
 use crate::{driver, sys, thread};
@@ -29,7 +33,11 @@ mod tests;
 
 #[derive(Debug)]
 pub(crate) struct Slots {
+    /// [`MAX_THREADS`] of [`Entrance`], all zeroes at first: a page that no thread needs is never made.
+    entrances: Mapping,
     sides: [Side; MAX_THREADS],
+    /// Slots of the block that were ever taken. The block has a copy, by which nothing is decided here.
+    nr_used: AtomicU32,
     /// Held by who takes a slot; also keeps the heap slots.
     extras: Mutex<Vec<&'static Extra>>,
     /// Whether no submission may pass without a look at where it goes.
@@ -37,12 +45,38 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    pub(crate) fn new() -> Self {
-        Self {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            entrances: Mapping::anonymous(MAX_THREADS * size_of::<Entrance>())?,
             sides: [const { Side::new() }; MAX_THREADS],
+            nr_used: AtomicU32::new(0),
             extras: Mutex::new(Vec::new()),
             are_watched: AtomicBool::new(false),
-        }
+        })
+    }
+
+    /// Those of the block's slots.
+    #[inline]
+    fn entrances(&self) -> &[Entrance; MAX_THREADS] {
+        // SAFETY: a page-aligned mapping of that size, which lives as long as `self`; atomics alone, which may be zero.
+        unsafe { &*self.entrances.address().cast() }
+    }
+
+    /// The number of the calling thread's slot, if that is one of the block.
+    #[inline]
+    fn number(&self) -> Option<usize> {
+        // No other slot than those of the block has its entrance among them.
+        let offset = thread::slot()
+            .addr()
+            .wrapping_sub(self.entrances.address().addr());
+        let number = offset / size_of::<Entrance>();
+        (number < MAX_THREADS).then_some(number)
+    }
+
+    /// What others read of the calling thread's slot, if that is one of the block.
+    #[inline]
+    fn own<'a>(&self, usage: &'a Usage) -> Option<&'a Thread> {
+        usage.threads.get(self.number()?)
     }
 
     pub(super) fn are_watched(&self) -> bool {
@@ -67,7 +101,7 @@ impl Slots {
         let extras = self.extras.lock();
         self.in_block(process)
             .chain(extras.iter().map(|extra| extra.bound()))
-            .filter_map(|bound| Inside::of(bound.thread))
+            .filter_map(Inside::of)
             .collect()
     }
 
@@ -84,13 +118,13 @@ impl Slots {
     /// What the calling thread has uncharged and keeps, if it has a slot of the block.
     #[inline]
     pub(crate) fn stock<'a>(&self, usage: &'a Usage) -> Option<Stock<'a>> {
-        Some(Stock(&own(usage)?.stock))
+        Some(Stock::of(self.own(usage)?))
     }
 
     /// Where the calling thread counts its allocations on that device; `None`: in the device's own counts.
     #[inline]
     pub(crate) fn counts<'a>(&self, usage: &'a Usage, index: usize) -> Option<Counts<'a>> {
-        Counts::of(usage, own(usage)?, index)
+        Counts::of(usage, self.own(usage)?, index)
     }
 
     /// Where the calling thread keeps the pool that it has used last, if it has a slot of the block.
@@ -119,12 +153,14 @@ impl Slots {
     /// The calling thread's slot, if it is one of the block.
     #[inline]
     fn in_block_now<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
-        // No other slot than those of the block lies among them.
-        let threads = &process.usage().threads;
-        let offset = thread::slot().addr().wrapping_sub(threads.as_ptr().addr());
-        let number = offset / size_of::<Thread>();
+        self.numbered(process.usage(), self.number()?)
+    }
+
+    #[inline]
+    fn numbered<'a>(&'a self, usage: &'a Usage, number: usize) -> Option<Bound<'a>> {
         Some(Bound {
-            thread: threads.get(number)?,
+            entrance: self.entrances().get(number)?,
+            thread: usage.threads.get(number)?,
             side: self.sides.get(number)?,
             extra: None,
         })
@@ -146,12 +182,8 @@ impl Slots {
         }
         // SAFETY: a thread's slot that is neither the unbound one nor in the block is the first field of one of our
         // own, which are never freed.
-        let extra = unsafe { &*slot.cast::<Extra>() };
-        Some(Bound {
-            thread: &extra.thread,
-            side: &extra.side,
-            extra: Some(extra),
-        })
+        let extra: &'static Extra = unsafe { &*slot.cast::<Extra>() };
+        Some(extra.bound())
     }
 
     /// The calling thread's slot, found or taken; `None` if it has no current context.
@@ -220,7 +252,7 @@ impl Slots {
         bound.side.owner.store(known.base().id(), Relaxed);
         bound.side.handle.store(context.0.addr(), Relaxed);
         bound.side.epoch.store(epoch, Relaxed);
-        thread::set_slot(ptr::from_ref(bound.thread).cast_mut());
+        thread::set_slot(ptr::from_ref(bound.entrance).cast_mut());
         Some(bound)
     }
 
@@ -255,12 +287,9 @@ impl Slots {
     }
 
     fn in_block<'a>(&'a self, process: &'a Process) -> impl Iterator<Item = Bound<'a>> {
-        let threads = process.usage().used_threads();
-        threads.zip(&self.sides).map(|(thread, side)| Bound {
-            thread,
-            side,
-            extra: None,
-        })
+        let usage = process.usage();
+        let used = self.nr_used.load(Acquire) as usize;
+        (0..used).filter_map(move |number| self.numbered(usage, number))
     }
 
     /// A slot of the block whose thread is gone; best one whose counts may stay, being the same device's.
@@ -274,34 +303,29 @@ impl Slots {
     /// A slot of the block that nobody ever had.
     fn fresh<'a>(&'a self, process: &'a Process) -> Option<Bound<'a>> {
         let usage = process.usage();
-        let used = usage.nr_threads.load(Relaxed);
-        let (thread, side) = usage
-            .threads
-            .get(used as usize)
-            .zip(self.sides.get(used as usize))?;
+        let used = self.nr_used.load(Relaxed);
+        let bound = self.numbered(usage, used as usize)?;
+        bound.lead();
         // Taken before anybody can see it: a slot that is not free yet has no thread of ours.
-        side.tid.store(u32::MAX, Relaxed);
+        bound.side.tid.store(u32::MAX, Relaxed);
+        self.nr_used.store(used + 1, Release);
         usage.nr_threads.store(used + 1, Release);
-        Some(Bound {
-            thread,
-            side,
-            extra: None,
-        })
+        Some(bound)
     }
 
     fn release_dead(&self, process: &Process) {
         for bound in self.in_block(process).filter(Bound::is_dead) {
-            settle(bound.thread);
+            settle(bound);
             bound.side.tid.store(0, Release);
         }
     }
 
     fn give(&self, process: &Process, bound: Bound<'_>, tid: u32, local: LocalDevice, index: usize) {
-        settle(bound.thread);
+        settle(bound);
         let moves = bound.index() != index;
         match (bound.extra, process.usage().devices.get(bound.index())) {
             (Some(extra), Some(device)) => extra.fold(device),
-            (None, Some(device)) if moves => leave_behind(bound.thread, device),
+            (None, Some(device)) if moves => leave_behind(bound, device),
             _ => {}
         }
         bound.side.local.store(u32::from(local.number()), Relaxed);
@@ -334,7 +358,7 @@ impl Slots {
             .any(|bound| {
                 bound.fold(process);
                 // A thread that died inside the driver never comes out.
-                bound.thread.is_inside() && !bound.is_dead()
+                bound.is_inside() && !bound.is_dead()
             })
     }
 
@@ -357,14 +381,6 @@ impl<T> Deref for Own<'_, T> {
     fn deref(&self) -> &T {
         self.0
     }
-}
-
-/// The calling thread's slot of the block, if it has one.
-#[inline]
-fn own(usage: &Usage) -> Option<&Thread> {
-    // No other slot than those of the block lies among them.
-    let offset = thread::slot().addr().wrapping_sub(usage.threads.as_ptr().addr());
-    usage.threads.get(offset / size_of::<Thread>())
 }
 
 fn current_context() -> Option<CUcontext> {

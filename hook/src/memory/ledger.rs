@@ -230,7 +230,8 @@ mod tests {
         let ledger = Ledger::new(8);
         let mut model = HashMap::new();
         let mut random = 1_u64;
-        for _ in 0..20_000 {
+        let rounds = if cfg!(miri) { 500 } else { 20_000 };
+        for _ in 0..rounds {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
@@ -260,6 +261,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn blocks_as_a_driver_hands_them_out_spread_over_all_shards() {
         let ledger = Ledger::new(64);
         for number in 0..64_000 {
@@ -273,6 +275,7 @@ mod tests {
 
     /// The worst is where every shard has just grown.
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn a_live_block_takes_at_most_64_bytes() {
         let ledger = Ledger::new(64);
         for number in 1..=200_000_u64 {

@@ -14,7 +14,10 @@ mod whole;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence};
 
-use gcgroup_abi::{Control, NO_LIMIT, Short, Stocks, Usage, UsageDevice, try_charge_granted, uncharge};
+use gcgroup_abi::{
+    Control, NO_LIMIT, Short, Stock, Stocks, Usage, UsageDevice, charge_ungranted, try_charge_granted,
+    uncharge,
+};
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
@@ -22,7 +25,6 @@ use crate::compute::slot::Counts;
 use limits::has_room;
 pub(crate) use limits::{device_limit, group_room, limit_on, process_limit};
 use stock::Doors;
-pub(crate) use stock::Stock;
 pub(crate) use sums::Sums;
 pub(crate) use unsettled::Unsettled;
 use whole::Whole;
@@ -139,7 +141,7 @@ impl Levels {
         let seen = Stocks::of(usage);
         let [on_device, on_process] = limits;
         if seen.are_open_for(index)
-            && self.take(usage, device, stock, seen, [bytes, on_device.min(on_process)])
+            && stock.is_some_and(|stock| stock.charge(usage, device, seen, bytes, on_device.min(on_process)))
         {
             return Some(Ok(Sums::default()));
         }
@@ -203,16 +205,18 @@ impl Levels {
             return None;
         }
         let seen = Stocks::of(usage);
-        if seen.are_open_for(index) && self.take(usage, device, stock, seen, [bytes, NO_LIMIT]) {
+        if seen.are_open_for(index)
+            && stock.is_some_and(|stock| stock.charge(usage, device, seen, bytes, NO_LIMIT))
+        {
             return Some(0);
         }
         if !self.whole.is_still(index) {
             return None;
         }
-        let before = device.memory_current.fetch_add(bytes, SeqCst);
-        // Either this sees the other device, or what was granted, or who wrote that sees the charge.
-        let is_free = device.memory_granted.load(SeqCst) == NO_LIMIT && self.whole.is_still(index);
-        let charged = self.is_charged(usage, device, seen, before.wrapping_add(bytes));
+        let (sum, is_free) = charge_ungranted(&device.memory_current, &device.memory_granted, bytes);
+        // Either this sees the other device, or who wrote that sees the charge.
+        let is_free = is_free && self.whole.is_still(index);
+        let charged = self.is_charged(usage, device, seen, sum);
         match charged.filter(|_| is_free) {
             None => self.not_freely(usage, index, bytes),
             charged => charged,

@@ -5,6 +5,7 @@
 //! vain for some time sleeps for a moment. So it is for what is held for nanoseconds and hardly ever wanted by two.
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::Duration;
@@ -42,12 +43,12 @@ impl<T> Lock<T> {
         if self.try_take().is_none() {
             self.wait();
         }
-        Guard(self)
+        Guard::of(self)
     }
 
     /// `None` if it is held, or by chance.
     pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
-        self.try_take().map(|()| Guard(self))
+        self.try_take().map(|()| Guard::of(self))
     }
 
     #[inline]
@@ -76,9 +77,18 @@ impl<T> Lock<T> {
     }
 }
 
-/// The lock is held while this lives.
+/// The lock is held while this lives. Two threads that have a reference to it have one to the value, so it is `Sync` only where
+/// `T` is, as `&mut T` is.
 #[derive(Debug)]
-pub(super) struct Guard<'a, T>(&'a Lock<T>);
+pub(super) struct Guard<'a, T>(&'a Lock<T>, PhantomData<&'a mut T>);
+
+impl<'a, T> Guard<'a, T> {
+    /// For who has just taken the lock.
+    #[inline]
+    fn of(lock: &'a Lock<T>) -> Self {
+        Self(lock, PhantomData)
+    }
+}
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
@@ -106,8 +116,26 @@ impl<T> Drop for Guard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;
+
+    /// Does not compile where a guard of what is not `Sync` is `Sync`: then both implementations apply.
+    #[expect(dead_code, reason = "that it compiles is the test")]
+    const A_GUARD_OF_A_CELL_IS_NOT_SYNC: fn() = {
+        trait Ambiguous<Which> {
+            fn call() {}
+        }
+        impl<T> Ambiguous<()> for T {}
+        impl<T: Sync> Ambiguous<u8> for T {}
+        <Guard<'static, Cell<u32>> as Ambiguous<_>>::call
+    };
+
+    #[expect(dead_code, reason = "that it compiles is the test")]
+    const A_GUARD_OF_A_NUMBER_IS_SYNC: fn() = {
+        fn is_sync<T: Sync>() {}
+        is_sync::<Guard<'static, u32>>
+    };
 
     #[test]
     fn one_thread_at_a_time_sees_the_value() {

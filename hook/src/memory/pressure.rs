@@ -74,6 +74,7 @@ impl Process {
         }
         let wanted = self.missing(index, bytes);
         usage.pressure_wanted.fetch_add(wanted, Relaxed);
+        usage.pressure_size.fetch_add(bytes, Relaxed);
         let number = usage.pressure_request.fetch_add(1, Release).wrapping_add(1);
         self.ring();
         // Not behind, that is: both count up and wrap.
@@ -91,6 +92,7 @@ impl Process {
         };
         silent.store(!is_answered, Relaxed);
         usage.pressure_wanted.fetch_sub(wanted, Relaxed);
+        usage.pressure_size.fetch_sub(bytes, Relaxed);
         let refused = control.pressure_refused.load(Relaxed);
         (is_answered && refused != number).then_some(())
     }

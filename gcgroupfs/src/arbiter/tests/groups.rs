@@ -1,8 +1,11 @@
 //! Quotas of groups: one for all the processes in them.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use gcgroup_abi::Gate;
 
 use super::world::{MSEC, Play};
+use crate::tree::ProcessId;
 use crate::tree::fixture::ROOT;
 
 #[test]
@@ -37,6 +40,95 @@ fn a_groups_quota_is_used_up_by_all_of_its_processes_together() {
     play.world.store("gcgroup.procs", ROOT, "101").unwrap();
     play.tick();
     assert_eq!(play.gate(other), Gate::Track);
+}
+
+/// Plays ten seconds with a liar in a group of 10 % of the GPU, and somebody who is always busy beside it, both in one of
+/// 50 %. For how many milliseconds that one may go on.
+fn open_beside(mut play: Play, lie: impl Fn(&Play, u64)) -> u64 {
+    let honest = play.join(101, 8);
+    play.world.group("a/liar");
+    play.world.group("a/honest");
+    play.world.store("a/compute.max", ROOT, "50000 100000").unwrap();
+    play.world
+        .store("a/liar/compute.max", ROOT, "10000 100000")
+        .unwrap();
+    play.world.store("a/liar/gcgroup.procs", ROOT, "100").unwrap();
+    play.world.store("a/honest/gcgroup.procs", ROOT, "101").unwrap();
+    play.tick();
+    let mut open = 0;
+    for msec in 0..10_000 {
+        lie(&play, msec);
+        if play.gate(honest) == Gate::Throttled {
+            play.ends_if_busy(honest);
+        } else {
+            play.begins_if_idle(honest);
+            open += 1;
+        }
+        play.after(MSEC);
+    }
+    open
+}
+
+#[test]
+fn a_lie_costs_no_more_than_the_quota_of_the_liars_own_group() {
+    let without = {
+        let play = Play::new(1);
+        play.join(100, 8);
+        open_beside(play, |_, _| {})
+    };
+    assert!((4_900..=5_200).contains(&without), "{without}");
+    type Lie = fn(&Play, ProcessId, u64);
+    let lies: [(&str, Lie); 3] = [
+        ("always busy", |play, liar, _| play.begins_if_idle(liar)),
+        ("now and then", |play, liar, msec| match msec % 7 {
+            0 => play.begins_if_idle(liar),
+            3 => play.ends_if_busy(liar),
+            _ => {}
+        }),
+        ("absurd", |play, liar, msec| {
+            let usage = play.world.usage(liar);
+            usage.devices[0].busy_since.store(1, Relaxed);
+            usage.devices[0].busy_nsec.store(msec << 40, Relaxed);
+            usage.devices[0].submitted_nsec.store(msec << 50, Relaxed);
+        }),
+    ];
+    for (what, lie) in lies {
+        let play = Play::new(1);
+        let liar = play.join(100, 8);
+        let with = open_beside(play, |play, msec| lie(play, liar, msec));
+        // What the liar could have had honestly is a fifth of the common quota.
+        assert!(
+            with * 100 >= without * 80 * 97 / 100,
+            "{what}: {with} of {without}"
+        );
+    }
+}
+
+#[test]
+fn a_quota_above_is_charged_with_all_that_a_long_kernel_takes() {
+    let mut play = Play::new(1);
+    let id = play.join(100, 8);
+    play.world.group("a/b");
+    play.world.store("a/compute.max", ROOT, "20000 100000").unwrap();
+    play.world.store("a/b/compute.max", ROOT, "10000 100000").unwrap();
+    play.world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
+    play.tick();
+    play.begins(id);
+    play.after(100 * MSEC);
+    play.ends(id);
+    play.after(0);
+    // Ten milliseconds of the hundred count in each period. Then the inner quota goes, and the outer has the rest.
+    for _ in 0..4 {
+        play.after(100 * MSEC);
+        assert_eq!(play.gate(id), Gate::Throttled);
+    }
+    play.world.store("a/b/compute.max", ROOT, "max").unwrap();
+    play.tick();
+    assert_eq!(play.gate(id), Gate::Throttled, "50 ms are left");
+    play.after(100 * MSEC);
+    assert_eq!(play.gate(id), Gate::Throttled, "30 ms are");
+    play.after(200 * MSEC);
+    assert_eq!(play.gate(id), Gate::Arbitrate);
 }
 
 #[test]

@@ -34,7 +34,7 @@ const HARDWARE: [Hardware; 3] = [
 ];
 
 /// One process: it works for `on`, then pauses for `off`, in GPU time and in time.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Player {
     priority: u32,
     on: u64,
@@ -52,6 +52,8 @@ struct Player {
     busy_nsec: u64,
     used: u64,
     order: Order,
+    /// Says that threads wait, another number of them each time, and never goes on.
+    is_liar: bool,
 }
 
 impl Player {
@@ -70,6 +72,15 @@ impl Player {
             busy_nsec: 0,
             used: 0,
             order: Order::OPEN,
+            is_liar: false,
+        }
+    }
+
+    fn liar(priority: u32) -> Self {
+        Self {
+            left: 0,
+            is_liar: true,
+            ..Self::new(priority, MSEC)
         }
     }
 
@@ -212,7 +223,10 @@ fn tick(
             is_busy: player.queued > 0,
             submitted_nsec: player.submitted,
             queued_until: player.queued_until,
-            nr_waiting: u32::from(player.waits(now)),
+            nr_waiting: match player.is_liar {
+                true => 1 + u32::from((now / STEP).is_multiple_of(3)),
+                false => u32::from(player.waits(now)),
+            },
             is_frozen: false,
             is_watched: false,
         })
@@ -231,7 +245,7 @@ fn tick(
         player.order = order;
     }
     let meters = players.iter().enumerate().filter_map(|(id, player)| {
-        let meter = player.quota?;
+        let meter = player.quota.as_ref()?;
         match meter.is_over() {
             true => Some(meter.ends()),
             false => gpu.has_demand(id).then(|| meter.lasts(now).max(now + 200 * USEC)),
@@ -349,6 +363,23 @@ fn a_quota_counts_the_time_of_its_process_and_not_of_its_neighbours() {
     ];
     let played = play(Policy::Weighted, &mut players, 10 * SEC);
     assert_near(share(&played, 0), 0.25, 0.04, "one of two");
+}
+
+#[test]
+fn who_never_goes_on_costs_nobody_more_than_three_percent() {
+    for policy in [Policy::Weighted, Policy::Strict] {
+        for nr_liars in [1, 10] {
+            let mut players = vec![Player::new(8, MSEC / 2), Player::new(9, MSEC / 2)];
+            let without = play(policy, &mut players, 10 * SEC).used;
+            let mut players = vec![Player::new(8, MSEC / 2), Player::new(9, MSEC / 2)];
+            players.extend((0..nr_liars).map(|_| Player::liar(2)));
+            let with = play(policy, &mut players, 10 * SEC).used;
+            for (with, without) in with.iter().zip(&without) {
+                let what = format!("{policy:?}, {nr_liars} liars: {with} instead of {without}");
+                assert!(with * 100 >= without * 97, "{what}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use gcgroup_abi::{BELL_AT_BEGIN, BELL_AT_END, Gate};
 use crate::arbiter::settings::Settings;
 use crate::arbiter::state::{Next, State};
 use crate::tree::fixture::{OWNER, ROOT, World};
-use crate::tree::{Notice, ProcessId};
+use crate::tree::{Evidence, Notice, ProcessId};
 
 pub(in crate::arbiter) const MSEC: u64 = 1_000_000;
 
@@ -49,6 +49,18 @@ impl Play {
         let device = &self.world.usage(id).devices[0];
         let since = device.busy_since.swap(0, Relaxed);
         device.busy_nsec.fetch_add(self.now - since, Relaxed);
+    }
+
+    pub(in crate::arbiter) fn begins_if_idle(&self, id: ProcessId) {
+        if self.world.usage(id).devices[0].busy_since.load(Relaxed) == 0 {
+            self.begins(id);
+        }
+    }
+
+    pub(in crate::arbiter) fn ends_if_busy(&self, id: ProcessId) {
+        if self.world.usage(id).devices[0].busy_since.load(Relaxed) != 0 {
+            self.ends(id);
+        }
     }
 
     pub(in crate::arbiter) fn waits(&self, id: ProcessId, threads: u32) {
@@ -388,11 +400,48 @@ fn waiters_that_never_go_on_do_not_keep_the_turn() {
     play.waits(stuck, 1);
     // Twenty seconds of ticks: whoever says that it waits, and then does nothing, must not cost the other much.
     let mut held = 0;
-    for _ in 0..40_000 {
+    for tick in 0..40_000 {
         play.after(MSEC / 2);
         held += u64::from(play.gate(busy) == Gate::Throttled);
+        // However many they say they are.
+        play.waits(stuck, 1 + tick / 3 % 2);
     }
-    assert!(held < 2_000, "{held} of 40000");
+    assert!(held < 20, "{held} of 40000");
+    // Who has shown work is believed again.
+    play.begins(stuck);
+    play.after(MSEC);
+    assert_eq!(play.gate(busy), Gate::Throttled);
+}
+
+#[test]
+fn who_is_refuted_uses_nothing_and_is_looked_at_when_it_begins() {
+    let mut play = Play::new(1);
+    let (liar, honest) = (play.join(100, 2), play.join(101, 10));
+    play.world.take_notices();
+    play.begins(liar);
+    play.begins(honest);
+    play.tick();
+    assert_eq!(play.gate(honest), Gate::Throttled);
+    let asks = |play: &Play| {
+        let notices = play.world.take_notices();
+        notices
+            .into_iter()
+            .filter(|notice| *notice == Notice::AuditAsked)
+            .count()
+    };
+    assert_eq!(asks(&play), 2, "one for each");
+    let tree = play.world.tree.clone();
+    let set = |evidence| tree.set_evidence(liar, 0, evidence);
+    set(Evidence::Refuted);
+    for _ in 0..20 {
+        play.after(10 * MSEC);
+    }
+    assert_eq!((play.gate(honest), play.gate(liar)), (Gate::Run, Gate::Run));
+    assert_eq!(play.world.control(liar).devices[0].usage_nsec.load(Relaxed), 0);
+    assert_eq!(asks(&play), 0);
+    set(Evidence::Confirmed);
+    play.tick();
+    assert_eq!(play.gate(honest), Gate::Throttled);
 }
 
 #[test]

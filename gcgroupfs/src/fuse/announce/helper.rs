@@ -1,16 +1,20 @@
 //! The helper process: started when it is needed, again after its death, and given up on when it hangs.
 
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::pipe2;
 
 use super::Spot;
+use crate::launch::{self, Launcher};
 
 /// How long it may take for one thing, milliseconds. It waits for nobody but us.
 const PATIENCE: u16 = 5000;
@@ -19,20 +23,22 @@ const PATIENCE: u16 = 5000;
 const RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct Helper {
+    launcher: Arc<Launcher>,
     spot: Spot,
     running: Option<Running>,
     next_start: Instant,
 }
 
 struct Running {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    helper: launch::Helper,
+    to: File,
+    from: BufReader<File>,
 }
 
 impl Helper {
-    pub(super) fn new(spot: Spot) -> Self {
+    pub(super) fn new(launcher: Arc<Launcher>, spot: Spot) -> Self {
         Self {
+            launcher,
             spot,
             running: None,
             next_start: Instant::now(),
@@ -48,7 +54,7 @@ impl Helper {
             self.start();
         }
         let running = self.running.as_mut().ok_or(Errno::ESRCH)?;
-        pid.store(running.child.id(), Relaxed);
+        pid.store(running.helper.pid(), Relaxed);
         match running.ask(command, path) {
             Some(0) => Ok(()),
             Some(errno) => Err(Errno::from_raw(errno)),
@@ -67,34 +73,24 @@ impl Helper {
             return;
         }
         self.next_start = now + RETRY;
-        self.running = Running::start(&self.spot)
+        self.running = Running::start(&self.launcher, &self.spot)
             .inspect_err(|error| tracing::debug!(%error, "no helper: inotify will not see changes"))
             .ok();
     }
 }
 
 impl Running {
-    fn start(spot: &Spot) -> std::io::Result<Self> {
-        let mut child = Command::new("/proc/self/exe")
-            .arg("touch")
-            .arg(&spot.point)
-            .arg(spot.device.to_string())
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            // Who stops the daemon from the keyboard does not mean the helper.
-            .process_group(0)
-            .spawn()?;
-        match (child.stdin.take(), child.stdout.take()) {
-            (Some(to), Some(from)) => Ok(Self {
-                child,
-                to,
-                from: BufReader::new(from),
-            }),
-            _ => Err(std::io::ErrorKind::BrokenPipe.into()),
-        }
+    fn start(launcher: &Arc<Launcher>, spot: &Spot) -> std::io::Result<Self> {
+        let (input, to) = pipe2(OFlag::O_CLOEXEC)?;
+        let (from, output) = pipe2(OFlag::O_CLOEXEC)?;
+        let number = spot.device.to_string();
+        let words = [OsStr::new("touch"), spot.point.as_os_str(), OsStr::new(&number)];
+        let helper = launcher.launch(&words, &input, Some(&output))?;
+        Ok(Self {
+            helper,
+            to: to.into(),
+            from: BufReader::new(from.into()),
+        })
     }
 
     /// The errno that it answers, or 0; nothing if it does not answer.
@@ -108,16 +104,5 @@ impl Running {
         let mut line = String::new();
         self.from.read_line(&mut line).ok()?;
         line.trim_end().parse().ok()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        // One that hangs in the kernel dies when the mount answers it: not to be waited for here.
-        let deadline = Instant::now() + RETRY;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 }

@@ -68,7 +68,7 @@ fn begins(
         ..Facts::default()
     };
     let verdict = rules.verdict(&facts);
-    let (group, troubles) = begin(
+    let beginning = begin(
         &world.tree,
         &Beginner {
             who: &who,
@@ -77,7 +77,7 @@ fn begins(
             wish,
         },
     );
-    (world.tree.path(group), troubles.join("\n"))
+    (world.tree.path(beginning.group), beginning.troubles.join("\n"))
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Instant;
 use nix::sys::socket::{MsgFlags, send};
 
 use super::Kind;
-use crate::protocol::Answer;
+use crate::protocol::{Answer, Operation, Request};
 use crate::server::Server;
 use crate::server::answer::{Credentials, answer};
 use crate::sys;
@@ -20,46 +20,43 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
+        let held = connection.held();
         let text = match &mut connection.kind {
             Kind::Client(text) => std::mem::take(text),
             _ => Vec::new(),
         };
+        let user = connection.user();
         let asker = Credentials {
             uid: connection.uid,
             gid: connection.gid,
             groups: sys::peer_groups(&*connection.socket).unwrap_or_default(),
-            is_contained: connection.user().1,
+            is_contained: user.1,
         };
+        self.connections.note_text(asker.uid, held, 0);
         let begun = Instant::now();
-        let Some((mut answered, mut text)) = answer(&self.tree, &asker, text, packet) else {
+        let answered = match Request::from_bytes(packet) {
+            // A rule may give a process what its user may not take: only the registration can tell.
+            Ok(request) if request.operation == Operation::MayBegin && self.enquiries.are_needed() => {
+                Some((Answer::part(&[], 0).to_bytes(), Vec::new()))
+            }
+            _ => answer(&self.tree, &asker, text, packet),
+        };
+        let Some((mut answered, mut text)) = answered else {
             return false;
         };
-        connection.last = Instant::now();
-        let taken = connection.last.duration_since(begun);
-        self.shares.take(connection.user(), taken, connection.last);
-        if !text.is_empty() && self.held_for(asker.uid).saturating_add(text.len()) > MAX_HELD {
+        let now = Instant::now();
+        self.shares.take(user, now.duration_since(begun), now);
+        let others = self.connections.held_for(asker.uid);
+        if !text.is_empty() && others.saturating_add(text.len()) > MAX_HELD {
             (answered, text) = (Answer::refusal(libc::EMFILE).to_bytes(), Vec::new());
         }
+        self.connections.note_text(asker.uid, 0, text.len());
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
+        connection.last = now;
         connection.kind = Kind::Client(text);
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         send(connection.socket.as_raw_fd(), &answered, flags).is_ok()
-    }
-
-    /// Bytes of the texts that a user is reading.
-    fn held_for(&self, uid: u32) -> usize {
-        let visitors = self
-            .timed
-            .iter()
-            .filter_map(|number| self.connections.get(number));
-        let texts = visitors.filter(|connection| connection.uid == uid);
-        texts
-            .map(|connection| match &connection.kind {
-                Kind::Client(text) => text.len(),
-                _ => 0,
-            })
-            .sum()
     }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::process::Peer;
 use crate::rules::Verdict;
+use crate::server::connections::MAX_VISITORS_PER_UID;
 use crate::server::enquiry::Applicant;
 use crate::sys::UsageMap;
 

@@ -1,17 +1,20 @@
 //! One process: what it holds on each device, and the word in its usage block that says so.
 //!
 //! The process can write that word too, so what the daemon has stored it keeps to itself. What the process says that it
-//! has charged is bounded, so that sums do not overflow. (What is managed may be more than the device has.)
+//! has charged beyond what it was granted is a claim: it is believed up to what the device has and the process's own
+//! limit allow, or up to what NVML has shown; and apart from what NVML has shown or the daemon has granted it is not
+//! *sure*, which bounds what it costs others (see [`Node`](super::node::Node)).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use gcgroup_abi::{NO_LIMIT, UsageDevice, lower_grant};
 
+use super::node::Charge;
 use super::resource::Resource;
 use crate::tree::{Blocks, GroupId};
 
-/// Most bytes that a process is believed to have charged on a device.
+/// Most bytes that a request is taken to be of.
 const MOST: u64 = 1 << 53;
 
 #[derive(Debug)]
@@ -31,22 +34,44 @@ pub(super) struct Held {
     overhead: u64,
     /// None: no limit is above.
     granted: Option<Granted>,
+    /// The most that there is of the resource.
+    total: u64,
+    /// Bytes of it that NVML shows the process to hold.
+    shown: u64,
 }
 
 /// Invariant: the process has committed no more than `held`, but for what it charged because it was there already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Granted {
     held: u64,
+    /// What of that the daemon has granted.
+    granted: u64,
+    /// The same, and what it had no reason to doubt, as there was no limit before.
+    proven: u64,
     /// The word is `held`; else it is 0, and what is held is what was charged when it was last looked at.
     is_open: bool,
 }
 
+impl Granted {
+    /// With no more than `held`.
+    fn lowered(self, held: u64) -> Self {
+        Self {
+            held,
+            granted: self.granted.min(held),
+            proven: self.proven.min(held),
+            ..self
+        }
+    }
+}
+
 impl Held {
-    fn new(slot: usize) -> Self {
+    fn new((slot, total): (usize, u64)) -> Self {
         Self {
             slot,
             overhead: 0,
             granted: None,
+            total,
+            shown: 0,
         }
     }
 
@@ -55,14 +80,23 @@ impl Held {
         self.granted.map_or(0, |granted| granted.held)
     }
 
-    /// What they are charged in all.
-    pub(super) fn charge(&self) -> u64 {
-        self.held().saturating_add(self.overhead)
+    /// What they are charged in all. What is held beside the ledger is measured of memory, and claimed of swap.
+    pub(super) fn charge(&self, resource: Resource) -> Charge {
+        let proven = self.granted.map_or(0, |granted| granted.proven);
+        let sure = self.held().min(proven.max(self.shown));
+        let overhead_is_sure = resource == Resource::Memory;
+        Charge {
+            all: self.held().saturating_add(self.overhead).into(),
+            sure: sure
+                .saturating_add(if overhead_is_sure { self.overhead } else { 0 })
+                .into(),
+        }
     }
 }
 
 impl Member {
-    pub(super) fn new(resource: Resource, blocks: Arc<dyn Blocks>, slots: &[usize]) -> Self {
+    /// `slots` with the bytes that there are in each.
+    pub(super) fn new(resource: Resource, blocks: Arc<dyn Blocks>, slots: &[(usize, u64)]) -> Self {
         Self {
             resource,
             blocks,
@@ -71,9 +105,56 @@ impl Member {
         }
     }
 
-    pub(super) fn add_place(&mut self, slot: usize) {
+    pub(super) fn add_place(&mut self, slot: (usize, u64)) {
         let devices = std::mem::take(&mut self.devices).into_iter();
         self.devices = devices.chain([Held::new(slot)]).collect();
+    }
+
+    /// What the groups above are charged in all.
+    pub(super) fn charge(&self, at: usize) -> Charge {
+        let charge = |device: &Held| device.charge(self.resource);
+        self.devices.get(at).map_or(Charge::default(), charge)
+    }
+
+    /// The most that the process is believed to have charged.
+    pub(super) fn most(&self, at: usize) -> u64 {
+        let Some(device) = self.devices.get(at) else {
+            return 0;
+        };
+        let own = self.resource.own_limit(self.blocks.control(), device.slot);
+        device.total.min(own).max(device.held()).max(device.shown)
+    }
+
+    /// Bytes that the process says it has charged, as far as that is believed.
+    pub(super) fn believed(&self, at: usize) -> u64 {
+        self.current(at).min(self.most(at))
+    }
+
+    /// It holds what it claims, up to what there is, until NVML is heard.
+    pub(super) fn trust(&mut self, at: usize) {
+        let total = self.devices.get(at).map_or(0, |device| device.total);
+        let held = self.current(at).min(total);
+        if let Some(granted) = self.granted(at) {
+            let held = held.max(granted.held);
+            self.store(
+                at,
+                Granted {
+                    held,
+                    proven: held,
+                    ..granted
+                },
+            );
+        }
+    }
+
+    /// NVML shows the process to hold so many bytes. Nothing is taken on trust from now on.
+    pub(super) fn show(&mut self, at: usize, bytes: u64) {
+        if let Some(device) = self.devices.get_mut(at) {
+            device.shown = bytes;
+            if let Some(granted) = &mut device.granted {
+                granted.proven = granted.proven.min(granted.granted);
+            }
+        }
     }
 
     /// What the groups above are charged for the grant.
@@ -133,16 +214,23 @@ impl Member {
             .map_or(0, |granted| granted.held.saturating_sub(self.current(at)))
     }
 
-    /// Grants begin, with what is charged and nothing more, or end.
-    pub(super) fn govern(&mut self, at: usize, is_limited: bool) {
+    /// Grants begin, with what is charged and nothing more, or end. Where the process `is_new` here, its claim is not
+    /// sure; else it could have charged without asking until now, and that is taken on trust until NVML shows better.
+    pub(super) fn govern(&mut self, at: usize, is_limited: bool, is_new: bool) {
         match (self.granted(at), is_limited) {
             (None, true) => {
+                let most = self.most(at);
                 let Some((current, granted)) = self.words(at) else {
                     return;
                 };
-                let kept = lower_grant(current, granted, NO_LIMIT, 0);
-                let held = kept.min(MOST);
-                self.store(at, Granted { held, is_open: true });
+                let held = lower_grant(current, granted, NO_LIMIT, 0).min(most);
+                let granted = Granted {
+                    held,
+                    granted: 0,
+                    proven: if is_new { 0 } else { held },
+                    is_open: true,
+                };
+                self.store(at, granted);
             }
             (Some(_), false) => {
                 self.set(at, None);
@@ -167,19 +255,26 @@ impl Member {
             return Some((granted.held, granted.held));
         }
         let held = self.current(at).min(granted.held);
-        self.set(at, Some(Granted { held, ..granted }));
+        self.set(at, Some(granted.lowered(held)));
         Some((granted.held, held))
     }
 
     /// Grants that many bytes in all.
     pub(super) fn grant(&mut self, at: usize, held: u64) {
-        self.store(at, Granted { held, is_open: true });
+        let granted = Granted {
+            held,
+            granted: held,
+            proven: held,
+            is_open: true,
+        };
+        self.store(at, granted);
     }
 
     /// More was charged than was held.
     pub(super) fn concede(&mut self, at: usize, held: u64) {
-        let is_open = self.is_open(at);
-        self.store(at, Granted { held, is_open });
+        if let Some(granted) = self.granted(at) {
+            self.store(at, Granted { held, ..granted });
+        }
     }
 
     /// Takes up to `bytes` of what is held and not charged.
@@ -193,7 +288,7 @@ impl Member {
         }
         let target = granted.held - self.idle(at).min(bytes).min(granted.held);
         let held = lower_grant(current, word, granted.held, target);
-        self.set(at, Some(Granted { held, ..granted }));
+        self.set(at, Some(granted.lowered(held)));
     }
 
     /// Has the process ask for every byte from now on; it holds what it has charged.
@@ -205,8 +300,11 @@ impl Member {
             word.store(0, SeqCst);
         }
         let held = self.current(at).min(granted.held);
-        let is_open = false;
-        self.set(at, Some(Granted { held, is_open }));
+        let closed = Granted {
+            is_open: false,
+            ..granted.lowered(held)
+        };
+        self.set(at, Some(closed));
     }
 
     fn set(&mut self, at: usize, granted: Option<Granted>) {

@@ -3,16 +3,23 @@
 use std::sync::Arc;
 
 use super::Grants;
-use super::member::{Held, Member};
+use super::member::Member;
+use super::node::{Change, Charge};
 use crate::tree::{Blocks, GroupId, ProcessId};
 
 impl Grants {
     /// Has a process be in a group, or in none. Whatever it was granted before, by this daemon or another, it keeps what
     /// it has charged and nothing more.
     pub(in crate::tree) fn join(&mut self, id: ProcessId, group: Option<GroupId>, blocks: Arc<dyn Blocks>) {
-        let member = Member::new(self.resource, blocks, &self.slots);
+        let slots: Vec<_> = self
+            .slots
+            .iter()
+            .copied()
+            .zip(self.totals.iter().copied())
+            .collect();
+        let member = Member::new(self.resource, blocks, &slots);
         self.members.insert(id, member);
-        self.enter(id, group);
+        self.enter(id, group, true);
     }
 
     /// A process has ended.
@@ -24,15 +31,15 @@ impl Grants {
     /// Moves a process, with what it has charged, to another group.
     pub(in crate::tree) fn move_to(&mut self, id: ProcessId, group: Option<GroupId>) {
         self.exit(id);
-        self.enter(id, group);
+        self.enter(id, group, false);
     }
 
-    fn enter(&mut self, id: ProcessId, group: Option<GroupId>) {
+    fn enter(&mut self, id: ProcessId, group: Option<GroupId>, is_new: bool) {
         let Some(member) = self.members.get_mut(&id) else {
             return;
         };
         member.group = group;
-        let charges: Vec<u64> = member.devices.iter().map(Held::charge).collect();
+        let charges: Vec<Charge> = (0..member.devices.len()).map(|at| member.charge(at)).collect();
         for above in self.chain(group) {
             if let Some(node) = self.groups.get_mut(&above) {
                 node.nr_below += 1;
@@ -41,10 +48,10 @@ impl Grants {
         if let Some(node) = group.and_then(|group| self.groups.get_mut(&group)) {
             node.members.insert(id);
         }
-        for (at, bytes) in charges.into_iter().enumerate() {
-            self.charge(group, at, 0, bytes);
+        for (at, charge) in charges.into_iter().enumerate() {
+            self.charge(group, at, Change::of(Charge::default(), charge));
         }
-        self.govern(id);
+        self.govern(id, is_new);
         self.settle(group);
         self.publish(group);
         self.publish_one(id, group);
@@ -57,7 +64,7 @@ impl Grants {
             return;
         };
         let group = member.group.take();
-        let charges: Vec<u64> = member.devices.iter().map(Held::charge).collect();
+        let charges: Vec<Charge> = (0..member.devices.len()).map(|at| member.charge(at)).collect();
         (0..charges.len()).for_each(|at| member.close(at));
         for above in self.chain(group) {
             if let Some(node) = self.groups.get_mut(&above) {
@@ -67,14 +74,14 @@ impl Grants {
         if let Some(node) = group.and_then(|group| self.groups.get_mut(&group)) {
             node.members.remove(&id);
         }
-        for (at, bytes) in charges.into_iter().enumerate() {
-            self.charge(group, at, bytes, 0);
+        for (at, charge) in charges.into_iter().enumerate() {
+            self.charge(group, at, Change::of(charge, Charge::default()));
         }
         self.publish(group);
     }
 
-    /// Has grants begin or end for a process, as there are limits above it or not.
-    pub(super) fn govern(&mut self, id: ProcessId) {
+    /// Has grants begin or end for a process, as there are limits above it or not. Whether it `is_new` here.
+    pub(super) fn govern(&mut self, id: ProcessId, is_new: bool) {
         let Some(group) = self.members.get(&id).map(|member| member.group) else {
             return;
         };
@@ -84,7 +91,7 @@ impl Grants {
                 .iter()
                 .filter_map(|id| self.groups.get(id))
                 .any(|node| node.limits(at));
-            self.change(id, at, |member| member.govern(at, is_limited));
+            self.change(id, at, |member| member.govern(at, is_limited, is_new));
         }
     }
 }

@@ -1,4 +1,8 @@
 //! One group: its limits, and what is held of them.
+//!
+//! Of what is held in a group, the groups above are charged no more than its limits, or what is sure of it if that is
+//! more: so a claim in a group costs others no more than the group could have taken honestly. What is sure may be more,
+//! where a limit was set below what is held already.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +25,38 @@ impl Allowed {
     };
 }
 
+/// Bytes that a group is charged for, and those of them that no process merely claims.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Charge {
+    pub(super) all: u128,
+    pub(super) sure: u128,
+}
+
+/// How what is held below a group changes at one place: there, and on all places together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Change {
+    pub(super) before: Charge,
+    pub(super) now: Charge,
+    whole_before: u128,
+    whole_now: u128,
+}
+
+impl Change {
+    /// Of a process.
+    pub(super) fn of(before: Charge, now: Charge) -> Self {
+        Self {
+            before,
+            now,
+            whole_before: before.all,
+            whole_now: now.all,
+        }
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.before == self.now && self.whole_before == self.whole_now
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) parent: Option<GroupId>,
@@ -34,9 +70,12 @@ pub(super) struct Node {
     /// Those that there are.
     limits: BTreeMap<Place, u64>,
     /// Bytes held by place, of grants and beside them. Where no limit is above a process, of that what is beside.
-    charged: Vec<u128>,
-    /// The sum.
+    charged: Vec<Charge>,
+    /// Bytes held on all places together: the sum, but for what groups below are bounded to.
     whole: u128,
+    /// What the group above is charged, by place and in all.
+    passed: Vec<u128>,
+    passed_whole: u128,
 }
 
 impl Node {
@@ -48,13 +87,16 @@ impl Node {
             nr_below: 0,
             nr_awaited: 0,
             limits: BTreeMap::new(),
-            charged: vec![0; nr_places],
+            charged: vec![Charge::default(); nr_places],
             whole: 0,
+            passed: vec![0; nr_places],
+            passed_whole: 0,
         }
     }
 
     pub(super) fn add_place(&mut self) {
-        self.charged.push(0);
+        self.charged.push(Charge::default());
+        self.passed.push(0);
     }
 
     pub(super) fn limit(&self, place: Place) -> u64 {
@@ -92,18 +134,48 @@ impl Node {
         self.nr_awaited > 0 && self.has_limit()
     }
 
-    pub(super) fn charge(&mut self, at: usize, before: u64, now: u64) {
-        let change = |sum: &mut u128| *sum = (*sum + u128::from(now)).saturating_sub(before.into());
-        if let Some(charged) = self.charged.get_mut(at) {
-            change(charged);
-            change(&mut self.whole);
+    /// Charges for a change below; returns the change of what the group above is charged.
+    pub(super) fn charge(&mut self, at: usize, change: &Change) -> Change {
+        let Some(charged) = self.charged.get_mut(at) else {
+            return Change::default();
+        };
+        let moved = |sum: u128, before: u128, now: u128| (sum + now).saturating_sub(before);
+        charged.all = moved(charged.all, change.before.all, change.now.all);
+        charged.sure = moved(charged.sure, change.before.sure, change.now.sure);
+        self.whole = moved(self.whole, change.whole_before, change.whole_now);
+
+        let (before, whole_before) = (self.passed.get(at).copied().unwrap_or(0), self.passed_whole);
+        let now = self.charged(Some(at)).min(self.cap(Some(at)));
+        if let Some(passed) = self.passed.get_mut(at) {
+            *passed = now;
+        }
+        self.passed_whole = self.whole.min(self.cap(None)).min(self.passed.iter().sum());
+        let passed = |all, sure| Charge { all, sure };
+        Change {
+            before: passed(before, change.before.sure),
+            now: passed(now, change.now.sure),
+            whole_before,
+            whole_now: self.passed_whole,
+        }
+    }
+
+    /// The most that is believed to be held there: the limits, or what is sure of it.
+    pub(super) fn cap(&self, place: Place) -> u128 {
+        let limit = self.limit(place).min(self.limit(None));
+        self.sure(place).max(limit.into())
+    }
+
+    fn sure(&self, place: Place) -> u128 {
+        match place {
+            None => self.charged.iter().map(|charged| charged.sure).sum(),
+            Some(at) => self.charged.get(at).map_or(0, |charged| charged.sure),
         }
     }
 
     pub(super) fn charged(&self, place: Place) -> u128 {
         match place {
             None => self.whole,
-            Some(at) => self.charged.get(at).copied().unwrap_or(0),
+            Some(at) => self.charged.get(at).map_or(0, |charged| charged.all),
         }
     }
 

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
-use gcgroup_abi::{Control, UsageDevice};
+use gcgroup_abi::{Control, NO_LIMIT, UsageDevice};
 
 use super::node::Allowed;
-use crate::tree::enforce;
+use crate::tree::claims::{device_total, host_memory};
 use crate::tree::process::Process;
+use crate::tree::{Device, enforce};
 
 /// What processes charge themselves, and the words for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +49,25 @@ impl Resource {
         };
         let number = request.load(Acquire);
         (number != answer.load(Relaxed)).then(|| (number, wanted.load(Relaxed)))
+    }
+
+    /// The most that there is on the device of a slot.
+    pub(super) fn total(self, slot: usize, devices: &[Device]) -> u64 {
+        match self {
+            Self::Memory => device_total(slot, devices),
+            Self::Swap => host_memory(),
+        }
+    }
+
+    /// The most that the process itself may have charged. Host memory that is made ahead of moves goes beyond
+    /// `memory.swap.max` of a process.
+    pub(super) fn own_limit(self, control: &Control, slot: usize) -> u64 {
+        let on_device = control.devices.get(slot);
+        let on_device = on_device.map_or(NO_LIMIT, |device| device.memory_limit.load(Relaxed));
+        match self {
+            Self::Memory => on_device.min(control.memory_limit.load(Relaxed)),
+            Self::Swap => NO_LIMIT,
+        }
     }
 
     pub(super) fn chunk(self) -> u64 {

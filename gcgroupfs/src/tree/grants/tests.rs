@@ -9,7 +9,8 @@ use gcgroup_abi::{ControlDevice, Short, UsageDevice, try_charge_granted, uncharg
 
 use super::resource::CHUNK;
 use super::*;
-use crate::tree::fixture::{blocks, device};
+use crate::tree::Blocks;
+use crate::tree::fixture::{self, device};
 
 const MIB: u64 = 1 << 20;
 const A: ProcessId = ProcessId(1);
@@ -18,6 +19,17 @@ const C: ProcessId = ProcessId(3);
 const TOP: GroupId = GroupId(100);
 const LEFT: GroupId = GroupId(101);
 const RIGHT: GroupId = GroupId(102);
+
+/// Blocks of a process that has no limit of its own.
+fn blocks() -> std::sync::Arc<dyn Blocks> {
+    let blocks = fixture::blocks();
+    let control = blocks.control();
+    control.memory_limit.store(NO_LIMIT, Relaxed);
+    for device in &control.devices {
+        device.memory_limit.store(NO_LIMIT, Relaxed);
+    }
+    blocks
+}
 
 /// Two devices; `TOP` with `LEFT` and `RIGHT` in it.
 fn grants() -> Grants {

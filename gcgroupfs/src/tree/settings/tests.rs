@@ -101,12 +101,59 @@ fn wishes_stay_within_roots_word() {
     let mut settings = Settings::default();
     settings.set_memory_limit(None, 100, true).unwrap();
     settings.set_priority(None, 10, true).unwrap();
-    settings.wish(&Hello {
+    let wish = |priority| Hello {
         memory_limit: 101,
-        priority: 12,
+        priority,
         ..Hello::PLAIN
-    });
+    };
+    assert_eq!(settings.wish(&wish(12), Some(10)), None);
     assert_eq!((settings.memory_limit(None), settings.priority(None)), (100, 12));
+    assert_eq!(settings.wish(&wish(9), Some(10)), Some(10));
+    assert_eq!(settings.priority(None), 10);
+    assert_eq!(
+        settings.wish(&wish(9), None),
+        Some(10),
+        "a rule binds root's wish too"
+    );
+}
+
+#[test]
+fn root_may_wish_for_any_priority_and_others_for_none_below_the_default() {
+    let wish = Hello {
+        priority: 3,
+        ..Hello::PLAIN
+    };
+    let mut roots = Settings::default();
+    assert_eq!(roots.wish(&wish, None), None);
+    assert_eq!(roots.priority(None), 3);
+    let mut users = Settings::default();
+    assert_eq!(users.wish(&wish, Some(8)), Some(8));
+    assert_eq!(users.priority(None), 8);
+}
+
+#[test]
+fn a_priority_that_a_user_has_set_is_raised_to_the_bound_that_holds() {
+    let mut settings = Settings::default();
+    settings.set_priority(None, 9, false).unwrap();
+    for (root, priority) in [(None, 9), (Some(3), 9), (Some(12), 12)] {
+        let above = Ranked { priority: root, root };
+        assert_eq!(settings.rank(GPU, above).in_force(), priority, "{root:?}");
+    }
+    settings.set_priority(GPU, 3, true).unwrap();
+    let above = Ranked {
+        priority: Some(12),
+        root: Some(12),
+    };
+    assert_eq!(
+        settings.rank(GPU, above).in_force(),
+        3,
+        "root's word is the nearest"
+    );
+    assert_eq!(settings.rank(None, above).in_force(), 12);
+    // As an earlier version has left it.
+    let before = r#"{"process":{"priority":{"value":0}}}"#;
+    let settings: Settings = serde_json::from_str(before).unwrap();
+    assert_eq!(settings.priority(None), 8);
 }
 
 #[test]

@@ -240,7 +240,8 @@ fn a_freeze_above_closes_the_gates_of_all_before_anybody_is_rung() {
     acknowledge(ids[1]);
     let events = |path: &str| world.show(&format!("{path}/gcgroup.events"));
     assert_eq!(events("a/b"), "populated 1\nfrozen 1\n");
-    assert_eq!(events("a"), "populated 1\nfrozen 0\n");
+    assert_eq!(events("a"), "populated 1\nfrozen 0\ndraining 100\n");
+    assert_eq!(events("a/1"), "populated 1\nfrozen 0\ndraining 100\n");
     world.take_notices();
     acknowledge(ids[0]);
     assert_eq!(events("a"), "populated 1\nfrozen 1\n");
@@ -255,7 +256,7 @@ fn a_freeze_above_closes_the_gates_of_all_before_anybody_is_rung() {
     assert_eq!(gate(ids[0], 0), Gate::Run);
     world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
     assert_eq!(gate(ids[0], 0), Gate::Frozen);
-    assert_eq!(events("a"), "populated 1\nfrozen 0\n");
+    assert_eq!(events("a"), "populated 1\nfrozen 0\ndraining 100\n");
     world.store("a/compute.freeze", ROOT, "0").unwrap();
     assert_eq!((gate(ids[0], 0), gate(ids[1], 1)), (Gate::Run, Gate::Run));
     world.store("a/b/1/compute.freeze", ROOT, "1").unwrap();
@@ -279,6 +280,35 @@ fn the_nearest_priority_holds_for_who_has_none() {
     assert_eq!(in_force(), [12, 5]);
     world.store("100/compute.priority", ROOT, "8").unwrap();
     assert_eq!(in_force(), [8, 8], "one that was given is no default");
+}
+
+#[test]
+fn roots_priority_of_a_group_binds_users_as_a_whole_and_on_each_device() {
+    let world = World::new(2);
+    world.group("a/b");
+    let id = world.join(100);
+    world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
+    let in_force = || [0, 1].map(|device: usize| world.control(id).devices[device].priority.load(Relaxed));
+    world.store("a/compute.priority", ROOT, "10").unwrap();
+    world.store("a/b/1/compute.priority", ROOT, "4").unwrap();
+    for (path, least) in [("100", 10), ("100/0", 10), ("100/1", 4)] {
+        let file = format!("{path}/compute.priority");
+        let below = world.store(&file, OWNER, &(least - 1).to_string());
+        assert_eq!(errno(below), libc::EPERM, "{path}");
+        world.store(&file, OWNER, &least.to_string()).unwrap();
+    }
+    assert_eq!(in_force(), [10, 4]);
+    world.store("a/compute.priority", ROOT, "12").unwrap();
+    assert_eq!(in_force(), [12, 4], "raised to what holds now");
+    world.store("gcgroup.procs", ROOT, "100").unwrap();
+    assert_eq!(in_force(), [10, 8], "and to the default where root has set none");
+    world.store("100/compute.priority", ROOT, "2").unwrap();
+    world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
+    assert_eq!(
+        in_force(),
+        [2, 2],
+        "root's word on the process is nearer than the group's"
+    );
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn a_thread_keeps_its_slot_on_each_device() {
     assert!(ptr::eq(first.thread, slots.take(process, me, local(0), 0).thread));
     assert_eq!(process.usage().nr_threads.load(Relaxed), 2);
     let gate = ptr::from_ref(&process.control().devices[1].gate);
-    assert_eq!(second.thread.gate.load(Relaxed), gate.expose_provenance() as u64);
+    assert!(ptr::eq(second.entrance.gate.load(Relaxed), gate));
 }
 
 #[test]

@@ -8,11 +8,9 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{
-    AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
-};
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use gcgroup_abi::{Control, MOST_STOCK, NO_LIMIT, Stocks, Usage, UsageDevice, uncharge};
+use gcgroup_abi::{Control, Kept, NO_LIMIT, Stock, Stocks, Usage, UsageDevice, uncharge};
 
 use super::Levels;
 use super::limits::granted;
@@ -21,10 +19,6 @@ use crate::memory::lock::{Guard, Lock};
 
 /// Frees by a thread from one look at whether the stocks may be open to the next: closing them costs as much as a few.
 const FREES: u64 = 64;
-
-/// The calling thread's own.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Stock<'a>(pub(crate) &'a AtomicU32);
 
 /// Who may open and close them.
 #[derive(Debug, Default)]
@@ -35,52 +29,7 @@ pub(super) struct Doors {
     are_locked: AtomicBool,
 }
 
-impl Stock<'_> {
-    /// Whether there was so much.
-    #[inline(always)]
-    fn take(self, bytes: u64) -> bool {
-        let now = self.0.load(Relaxed);
-        let left = u32::try_from(bytes).ok().and_then(|bytes| now.checked_sub(bytes));
-        left.is_some_and(|left| self.0.compare_exchange(now, left, SeqCst, Relaxed).is_ok())
-    }
-
-    /// Whether there is room for so much.
-    #[inline(always)]
-    fn put(self, bytes: u64) -> bool {
-        let now = self.0.load(Relaxed);
-        let sum = u32::try_from(bytes).ok().and_then(|bytes| now.checked_add(bytes));
-        let sum = sum.filter(|sum| *sum <= MOST_STOCK);
-        sum.is_some_and(|sum| self.0.compare_exchange(now, sum, SeqCst, Relaxed).is_ok())
-    }
-
-    /// All of it.
-    fn empty(self) -> u64 {
-        self.0.swap(0, SeqCst).into()
-    }
-}
-
 impl Levels {
-    /// Charges from the thread's stock, if it has so much there and what is charged with all stocks is within `limit` and no
-    /// peak. For home, where they were open. (What is granted has all stocks in it.)
-    #[inline(always)]
-    pub(super) fn take(
-        &self,
-        usage: &Usage,
-        device: &UsageDevice,
-        stock: Option<Stock<'_>>,
-        seen: Stocks,
-        [bytes, limit]: [u64; 2],
-    ) -> bool {
-        if !stock.is_some_and(|stock| stock.take(bytes)) {
-            return false;
-        }
-        let charged = device.memory_current.load(SeqCst);
-        if charged <= limit && is_unremarkable(usage, device, charged, seen) {
-            return true;
-        }
-        give_back(device, bytes)
-    }
-
     /// What is charged, after `sum` in all, if stocks do not matter to it: all of that where they were closed, and nothing
     /// where it is no peak.
     #[inline(always)]
@@ -94,7 +43,7 @@ impl Levels {
         if seen.are_closed() && seen.are_still(usage) {
             return Some(sum);
         }
-        (seen.are_open() && is_unremarkable(usage, device, sum, seen)).then_some(0)
+        (seen.are_open() && seen.is_unremarkable(usage, device, sum)).then_some(0)
     }
 
     /// Uncharges what the thread had on a device: to its stock, if it may keep so much.
@@ -120,31 +69,12 @@ impl Levels {
             return;
         }
         let stock = own.stock();
-        if !stock.put(bytes) {
-            return self.uncharge(usage, index, bytes);
-        }
-        if !Stocks::of(usage).are_open() {
-            self.take_out(usage, device, stock);
+        match stock.keep(usage, bytes) {
+            Kept::Kept => {}
+            Kept::Full => self.uncharge(usage, index, bytes),
+            Kept::Closed => self.take_out(usage, device, stock),
         }
     }
-}
-
-/// Takes back what was taken from a stock and may not be; nothing was charged.
-#[cold]
-#[inline(never)]
-fn give_back(device: &UsageDevice, bytes: u64) -> bool {
-    uncharge(&device.memory_current, bytes);
-    false
-}
-
-/// Whether what is charged is no more than there was before, and the stocks are still open.
-///
-/// Last the stocks: a peak begins anew only while they are closed, from what is charged then.
-#[inline(always)]
-fn is_unremarkable(usage: &Usage, device: &UsageDevice, charged: u64, seen: Stocks) -> bool {
-    charged <= device.memory_peak.load(Acquire)
-        && charged <= usage.memory_peak.load(Acquire)
-        && seen.are_still(usage)
 }
 
 impl Levels {

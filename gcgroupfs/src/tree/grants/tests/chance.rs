@@ -16,8 +16,8 @@ fn used(grants: &Grants, id: GroupId, place: Place) -> u64 {
     let of = |id: &ProcessId| -> u64 {
         let member = &grants.members[id];
         let each = grants.places(place).map(|at| {
-            let beside = member.devices[at].charge() - member.held(at);
-            current(grants, *id, at) + beside
+            let beside = member.charge(at).all - u128::from(member.held(at));
+            current(grants, *id, at) + u64::try_from(beside).unwrap()
         });
         each.sum()
     };
@@ -29,12 +29,12 @@ fn check(grants: &Grants) {
         let below = grants.below(id);
         assert_eq!(below.len(), grants.groups[&id].nr_below);
         for place in grants.places(None).map(Some).chain([None]) {
-            let held = |id: &ProcessId| -> u64 {
+            let held = |id: &ProcessId| -> u128 {
                 let member = &grants.members[id];
-                grants.places(place).map(|at| member.devices[at].charge()).sum()
+                grants.places(place).map(|at| member.charge(at).all).sum()
             };
-            let sum: u64 = below.iter().map(held).sum();
-            assert_eq!(grants.groups[&id].charged(place), sum.into(), "{id:?} {place:?}");
+            let sum: u128 = below.iter().map(held).sum();
+            assert_eq!(grants.groups[&id].charged(place), sum, "{id:?} {place:?}");
         }
     }
     for (id, member) in &grants.members {
@@ -94,6 +94,7 @@ fn step(grants: &mut Grants, chance: &mut Chance) {
         3 => grants.set_overhead(id, device, bytes / 4),
         4 => {
             grants.force(id, device, bytes);
+            grants.show(id, device, current(grants, id, device));
             // It may be covered, or not; it is held in any case.
             grants.request(id, device, 0);
         }

@@ -3,8 +3,9 @@ use crate::block;
 use crate::device::LocalDevice;
 use crate::memory::levels::{Full, Sums};
 use crate::process::Process;
+use gcgroup_abi::MOST_STOCK;
 use std::sync::Barrier;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 
 /// A process with its own count of everything, and what a daemon says that knows of stocks.

@@ -1,0 +1,128 @@
+//! The daemon's log, on standard error, whose reader is never waited for.
+//!
+//! The loop that serves the socket logs who comes and goes. A reader that reads no more (a pipe that nobody empties, a terminal
+//! that is stopped, a journal that is being restarted) would stop that loop, and with it everybody's requests. Lines that the
+//! reader has no room for are lost instead, and counted.
+
+use std::io::{self, Stderr, Write};
+use std::os::fd::{AsFd, AsRawFd};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, send};
+use nix::unistd::write;
+
+/// Bytes that a pipe takes at once wherever it takes any: PIPE_BUF, pipe(7).
+const PART: usize = 4096;
+
+/// A line for each write.
+#[derive(Debug)]
+pub struct Log<F> {
+    file: F,
+    nr_lost: u64,
+}
+
+impl Log<Stderr> {
+    pub fn new() -> Self {
+        Self::on(io::stderr())
+    }
+}
+
+impl<F: AsFd> Log<F> {
+    fn on(file: F) -> Self {
+        Self { file, nr_lost: 0 }
+    }
+
+    /// Whether the reader has taken it.
+    fn put(&self, line: &[u8]) -> bool {
+        line.chunks(PART).all(|part| self.put_part(part))
+    }
+
+    fn put_part(&self, part: &[u8]) -> bool {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        match send(self.file.as_fd().as_raw_fd(), part, flags) {
+            Err(Errno::ENOTSOCK) => self.has_room() && write(&self.file, part).is_ok(),
+            sent => sent.is_ok(),
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        let mut watched = [PollFd::new(self.file.as_fd(), PollFlags::POLLOUT)];
+        poll(&mut watched, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl<F: AsFd> Write for Log<F> {
+    /// Never fails: there is nowhere to tell of it.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.nr_lost > 0 {
+            let gap = format!(
+                "gcgroupfs: {} lines were lost: nobody read the log\n",
+                self.nr_lost
+            );
+            if self.put(gap.as_bytes()) {
+                self.nr_lost = 0;
+            }
+        }
+        if self.nr_lost > 0 || !self.put(line) {
+            self.nr_lost += 1;
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    const LINE: &[u8] = b"a line of some length, as there are many\n";
+
+    /// Logs more than the reader has room for, and then reads: the reader has the beginning, how many lines are missing, and
+    /// what comes after.
+    fn nobody_reads(near: OwnedFd, far: OwnedFd) {
+        let (mut log, mut reader) = (Log::on(near), File::from(far));
+        let mut nr_written = 0_u64;
+        while log.nr_lost < 1000 {
+            log.write_all(LINE).unwrap();
+            nr_written += 1;
+        }
+        let lost = log.nr_lost;
+        let mut text = vec![0; usize::try_from(nr_written - lost).unwrap() * LINE.len()];
+        reader.read_exact(&mut text).unwrap();
+        assert!(text.chunks(LINE.len()).all(|line| line == LINE));
+        log.write_all(LINE).unwrap();
+        drop(log);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        let gap = format!("gcgroupfs: {lost} lines were lost: nobody read the log\n");
+        assert_eq!(text.as_bytes(), [gap.as_bytes(), LINE].concat());
+    }
+
+    #[test]
+    fn a_reader_of_a_pipe_who_reads_no_more_is_not_waited_for() {
+        let (far, near) = io::pipe().unwrap();
+        nobody_reads(near.into(), far.into());
+    }
+
+    #[test]
+    fn a_reader_of_a_socket_who_reads_no_more_is_not_waited_for() {
+        let (far, near) = UnixStream::pair().unwrap();
+        nobody_reads(near.into(), far.into());
+    }
+
+    #[test]
+    fn a_reader_who_has_gone_is_no_error() {
+        let (far, near) = io::pipe().unwrap();
+        drop(far);
+        Log::on(near).write_all(LINE).unwrap();
+    }
+}

@@ -1,0 +1,95 @@
+//! How many lines of the log are about each user: one that makes thousands of processes a second has the first few of them
+//! told, and then how many more there were.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use tracing::info;
+
+/// So many lines in so long are about one user.
+const MOST: u32 = 64;
+const PERIOD: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+pub struct LogLimit {
+    /// By uid.
+    users: HashMap<u32, Lines>,
+}
+
+#[derive(Debug)]
+struct Lines {
+    since: Instant,
+    nr_told: u32,
+    nr_kept_back: u64,
+}
+
+impl LogLimit {
+    /// Whether another line may be about that user now. If not, it is counted.
+    pub fn allows(&mut self, uid: u32, now: Instant) -> bool {
+        self.sum_up(now);
+        let lines = self.users.entry(uid).or_insert(Lines {
+            since: now,
+            nr_told: 0,
+            nr_kept_back: 0,
+        });
+        let is_allowed = lines.nr_told < MOST;
+        if is_allowed {
+            lines.nr_told += 1;
+        } else {
+            lines.nr_kept_back += 1;
+        }
+        is_allowed
+    }
+
+    /// Tells how many lines were kept back of users whose time is over. Returns when to look again, if any are.
+    pub fn sum_up(&mut self, now: Instant) -> Option<Duration> {
+        for (uid, nr) in self.take_over(now) {
+            info!(
+                "{nr} more lines about processes of user {uid} within {} s",
+                PERIOD.as_secs()
+            );
+        }
+        let kept_back = self.users.values().filter(|lines| lines.nr_kept_back > 0);
+        let left = kept_back.map(|lines| PERIOD.saturating_sub(now.saturating_duration_since(lines.since)));
+        left.min()
+    }
+
+    /// The users whose time is over, with how many lines were kept back.
+    fn take_over(&mut self, now: Instant) -> Vec<(u32, u64)> {
+        let is_over = |lines: &Lines| now.saturating_duration_since(lines.since) >= PERIOD;
+        let over = self.users.extract_if(|_, lines| is_over(lines));
+        over.filter(|(_, lines)| lines.nr_kept_back > 0)
+            .map(|(uid, lines)| (uid, lines.nr_kept_back))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_told_of_so_often_and_others_as_if_it_were_not_there() {
+        let (mut limit, start) = (LogLimit::default(), Instant::now());
+        let mut allowed = |uid, times, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            (0..times).filter(|_| limit.allows(uid, now)).count()
+        };
+        assert_eq!(allowed(1, 1000, 0), 64);
+        assert_eq!((allowed(2, 10, 1), allowed(1, 10, 9)), (10, 0));
+        assert_eq!(allowed(1, 1000, 10), 64);
+    }
+
+    #[test]
+    fn what_is_kept_back_is_counted() {
+        let (mut limit, start) = (LogLimit::default(), Instant::now());
+        (0..100).for_each(|_| {
+            limit.allows(1, start);
+        });
+        limit.allows(2, start);
+        assert_eq!(limit.sum_up(start), Some(PERIOD));
+        assert_eq!(limit.take_over(start + PERIOD), [(1, 36)]);
+        assert!(limit.users.is_empty());
+        assert_eq!(limit.sum_up(start + PERIOD), None);
+    }
+}

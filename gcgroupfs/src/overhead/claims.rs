@@ -1,0 +1,120 @@
+//! Claims that NVML does not confirm: a process says that it has charged more on a device than NVML shows it to hold.
+//!
+//! An honest one does so for a while: it charges before the driver is asked, and the driver may take seconds. And it does
+//! so for memory that is on the device only while it is used: managed memory, and that of graphs.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::{Kind, Usage};
+
+use crate::tree::ProcessId;
+
+/// How long an allocation may wait for the driver, or for others to make room, and some more.
+const PATIENCE: Duration = Duration::from_secs(12);
+
+/// What ledger and driver count differently: bytes, and a part of what is charged.
+const MARGIN: u64 = 64 << 20;
+const MARGIN_PART: u64 = 8;
+
+/// What a process claims on a device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claim {
+    charged: u64,
+    /// Charged, and on the device only while it is used.
+    movable: u64,
+}
+
+impl Claim {
+    pub(super) fn of(usage: &Usage, device: usize) -> Self {
+        let kinds = usage.allocations(device).kinds;
+        let movable = [Kind::Managed, Kind::Graph].map(|kind| kinds[kind as usize]);
+        Self {
+            charged: usage.memory_current(device),
+            movable: movable.into_iter().fold(0, u64::saturating_add),
+        }
+    }
+
+    /// Bytes claimed beyond those that the process is shown to hold; `None`: it is not on the device at all.
+    fn beyond(&self, held: Option<u64>) -> u64 {
+        let beyond = match held {
+            Some(held) => self.charged.saturating_sub(self.movable).saturating_sub(held),
+            None => self.charged,
+        };
+        let margin = MARGIN.max(self.charged / MARGIN_PART);
+        if beyond > margin { beyond } else { 0 }
+    }
+}
+
+/// Since when each has claimed more than it holds, by device.
+#[derive(Debug, Default)]
+pub(super) struct Unconfirmed(HashMap<(ProcessId, usize), Instant>);
+
+impl Unconfirmed {
+    pub(super) fn retain(&mut self, there: &HashSet<ProcessId>) {
+        self.0.retain(|(id, _), _| there.contains(id));
+    }
+
+    /// Notes what a process claimed before and after the device said what it holds. Gives the bytes that it has claimed
+    /// without cause for too long.
+    pub(super) fn note(
+        &mut self,
+        (id, device): (ProcessId, usize),
+        claims: [Claim; 2],
+        held: Option<u64>,
+        now: Instant,
+    ) -> Option<u64> {
+        let beyond = claims
+            .map(|claim| claim.beyond(held))
+            .into_iter()
+            .min()
+            .unwrap_or(0);
+        if beyond == 0 {
+            self.0.remove(&(id, device));
+            return None;
+        }
+        let since = *self.0.entry((id, device)).or_insert(now);
+        (now.saturating_duration_since(since) >= PATIENCE).then_some(beyond)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn claim(charged: u64, movable: u64) -> Claim {
+        Claim { charged, movable }
+    }
+
+    #[test]
+    fn what_is_not_there_for_long_is_told_of() {
+        let mut claims = Unconfirmed::default();
+        let (place, start) = ((ProcessId(1), 0), Instant::now());
+        let mut note = |seconds, claims_now: [u64; 2], held| {
+            let claimed = claims_now.map(|charged| claim(charged, 0));
+            claims.note(place, claimed, Some(held), start + Duration::from_secs(seconds))
+        };
+        assert_eq!(note(0, [GIB, GIB], 0), None, "it may be about to be there");
+        assert_eq!(note(11, [GIB, GIB], 0), None);
+        assert_eq!(note(12, [GIB, 2 * GIB], 0), Some(GIB));
+        assert_eq!(note(13, [GIB, 0], 0), None, "it was none at one moment");
+        assert_eq!(note(30, [GIB, GIB], 0), None, "so it begins anew");
+        assert_eq!(note(50, [GIB, GIB], GIB - MARGIN), None);
+    }
+
+    #[test]
+    fn managed_memory_is_not_missed_but_where_there_is_no_context() {
+        assert_eq!(claim(GIB, GIB).beyond(Some(0)), 0);
+        assert_eq!(claim(GIB, GIB).beyond(None), GIB);
+        assert_eq!(claim(GIB, u64::MAX).beyond(Some(0)), 0);
+        assert_eq!(claim(u64::MAX, 0).beyond(Some(0)), u64::MAX);
+        assert_eq!(claim(MARGIN, 0).beyond(None), 0);
+        assert_eq!(
+            claim(8 * GIB, 0).beyond(Some(7 * GIB)),
+            0,
+            "the driver counts otherwise"
+        );
+    }
+}

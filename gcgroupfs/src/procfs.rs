@@ -1,0 +1,237 @@
+//! Reads of /proc/PID that the process itself can hold up.
+//!
+//! The kernel holds a lock (`exec_update_lock`) while a process executes another program, also while it closes the
+//! descriptors that are to be closed then. If one of these is a file on a FUSE mount whose server never answers, every reader
+//! of that process's `stat`, `exe` and `ns` waits until the server does. Any user can arrange that. So these files are read by
+//! threads that nobody needs, and waited for with a limit. Such a wait ends with the daemon: SIGKILL interrupts it.
+//!
+//! `status`, `comm` and `cgroup` take no such lock and are read directly.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use parking_lot::Mutex;
+
+/// How long a read may take, of a process whose user has held up no other for [`MEMORY`].
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How long it may take otherwise.
+const SHORT_PATIENCE: Duration = Duration::from_millis(5);
+
+/// How long a user is known to have held up a read.
+const MEMORY: Duration = Duration::from_secs(10);
+
+/// Threads that the processes of one user can hold up at the same time.
+const MAX_STUCK_PER_UID: usize = 16;
+
+/// Stack of a thread that reads, bytes.
+const STACK: usize = 128 << 10;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+static READERS: LazyLock<Mutex<Readers>> = LazyLock::new(Mutex::default);
+
+#[derive(Default)]
+struct Readers {
+    /// Threads that wait for a job.
+    idle: Vec<Sender<Job>>,
+    /// Processes that hold up a thread, with their users.
+    stuck: HashMap<u32, u32>,
+    /// Users that have held up a read, and when they last did.
+    offenders: BTreeMap<u32, Instant>,
+}
+
+/// The contents of `/proc/PID/NAME`.
+///
+/// # Errors
+/// `ETIMEDOUT` if the process holds up the read; `ESRCH` if there is no such process; else what open(2) or read(2) says.
+pub fn read(pid: u32, name: &'static str) -> nix::Result<Vec<u8>> {
+    bounded(pid, move || fs::read(format!("/proc/{pid}/{name}")))
+}
+
+/// The target of the link `/proc/PID/NAME`.
+///
+/// # Errors
+/// As for [`read`].
+pub fn read_link(pid: u32, name: &'static str) -> nix::Result<PathBuf> {
+    bounded(pid, move || fs::read_link(format!("/proc/{pid}/{name}")))
+}
+
+/// The values of a key of `/proc/PID/status`: what follows `KEY:` in its line. This file is never held up.
+pub fn status(pid: u32, key: &str) -> Option<Vec<u32>> {
+    let text = fs::read(format!("/proc/{pid}/status")).ok()?;
+    status_values(&String::from_utf8_lossy(&text), key)
+}
+
+/// The values of a key in the text of /proc/PID/status.
+pub fn status_values(text: &str, key: &str) -> Option<Vec<u32>> {
+    let is_key = |line: &&str| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'));
+    let line = text.lines().find(is_key)?;
+    let values = line.get(key.len() + 1..)?.split_ascii_whitespace();
+    values.map(|word| word.parse().ok()).collect()
+}
+
+/// The effective uid of a process; root's if there is no such process.
+fn uid(pid: u32) -> u32 {
+    let uids = status(pid, "Uid");
+    uids.and_then(|uids| uids.get(1).copied()).unwrap_or(0)
+}
+
+fn bounded<T: Send + 'static>(
+    pid: u32,
+    look: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> nix::Result<T> {
+    let patience = READERS.lock().patience(pid)?;
+    let (answer, answered) = channel();
+    let job: Job = Box::new(move || {
+        let _ = answer.send(look());
+    });
+    run(job, pid)?;
+    let Ok(answer) = answered.recv_timeout(patience) else {
+        READERS.lock().is_held_up(pid);
+        // It may have come meanwhile.
+        return match answered.try_recv() {
+            Ok(answer) => {
+                READERS.lock().stuck.remove(&pid);
+                answer.map_err(errno)
+            }
+            Err(_) => Err(Errno::ETIMEDOUT),
+        };
+    };
+    answer.map_err(errno)
+}
+
+fn errno(error: std::io::Error) -> Errno {
+    match error.raw_os_error() {
+        // It has never been there, or has gone meanwhile.
+        Some(libc::ENOENT) => Errno::ESRCH,
+        Some(errno) => Errno::from_raw(errno),
+        None => Errno::EIO,
+    }
+}
+
+/// Has a thread do the job: an idle one, or another.
+fn run(job: Job, pid: u32) -> nix::Result<()> {
+    let job: Job = Box::new(move || {
+        job();
+        READERS.lock().stuck.remove(&pid);
+    });
+    let idle = READERS.lock().idle.pop();
+    let job = match idle {
+        Some(idle) => match idle.send(job) {
+            Ok(()) => return Ok(()),
+            Err(back) => back.0,
+        },
+        None => job,
+    };
+    let spawned = thread::Builder::new()
+        .name("procfs".to_owned())
+        .stack_size(STACK)
+        .spawn(move || {
+            job();
+            loop {
+                let (sender, jobs) = channel::<Job>();
+                READERS.lock().idle.push(sender);
+                let Ok(job) = jobs.recv() else { return };
+                job();
+            }
+        });
+    spawned.map(drop).map_err(|_| Errno::EAGAIN)
+}
+
+impl Readers {
+    /// How long a read of the process's files may take.
+    fn patience(&mut self, pid: u32) -> nix::Result<Duration> {
+        let now = Instant::now();
+        self.offenders
+            .retain(|_, last| now.duration_since(*last) < MEMORY);
+        if self.stuck.is_empty() && self.offenders.is_empty() {
+            return Ok(PATIENCE);
+        }
+        if self.stuck.contains_key(&pid) {
+            return Err(Errno::ETIMEDOUT);
+        }
+        let uid = uid(pid);
+        let nr_stuck = self.stuck.values().filter(|of| **of == uid).count();
+        if nr_stuck >= MAX_STUCK_PER_UID {
+            return Err(Errno::ETIMEDOUT);
+        }
+        let is_offender = self.offenders.contains_key(&uid);
+        Ok(if is_offender { SHORT_PATIENCE } else { PATIENCE })
+    }
+
+    fn is_held_up(&mut self, pid: u32) {
+        let uid = uid(pid);
+        self.stuck.insert(pid, uid);
+        if self.offenders.insert(uid, Instant::now()).is_none() {
+            tracing::warn!("{pid} of user {uid} holds up reading its files in /proc");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::sync::{Arc, Condvar};
+
+    use super::*;
+
+    #[test]
+    fn a_read_gives_contents_or_the_reason() {
+        let me = std::process::id();
+        assert!(read(me, "stat").unwrap().starts_with(me.to_string().as_bytes()));
+        assert_eq!(read_link(me, "exe").unwrap(), std::env::current_exe().unwrap());
+        // kernel.pid_max is 2^22 at most.
+        assert_eq!(read(1 << 23, "stat"), Err(Errno::ESRCH));
+    }
+
+    #[test]
+    fn status_values_are_those_of_the_whole_key() {
+        let text = "Uid:\t1\t2\t3\t4\nNSpid:\t7 8\nUidX:\t9\nName:\tx\n";
+        assert_eq!(status_values(text, "Uid"), Some(vec![1, 2, 3, 4]));
+        assert_eq!(status_values(text, "NSpid"), Some(vec![7, 8]));
+        assert_eq!(status_values(text, "Name"), None);
+        assert_eq!(status_values(text, "NS"), None);
+        assert_eq!(
+            status(std::process::id(), "NSpid").unwrap().last(),
+            Some(&std::process::id())
+        );
+    }
+
+    /// Pids that no process has, so that other tests do not share their users' state: root's.
+    #[test]
+    fn a_read_that_is_held_up_times_out_and_the_next_one_at_once() {
+        let gate = Arc::new((std::sync::Mutex::new(false), Condvar::new()));
+        let of_reader = gate.clone();
+        let pid = (1 << 23) + 1;
+        let held = bounded(pid, move || {
+            let (open, changed) = &*of_reader;
+            drop(changed.wait_while(open.lock().unwrap(), |open| !*open).unwrap());
+            Ok(())
+        });
+        assert_eq!(held, Err(Errno::ETIMEDOUT));
+        let asked = Arc::new(AtomicBool::new(false));
+        let ask = || {
+            let asked = asked.clone();
+            bounded(pid, move || {
+                asked.store(true, SeqCst);
+                Ok(())
+            })
+        };
+        assert_eq!(ask(), Err(Errno::ETIMEDOUT));
+        assert!(!asked.load(SeqCst), "no other thread is spent on it");
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while ask() != Ok(()) {
+            assert!(Instant::now() < deadline);
+        }
+        READERS.lock().offenders.clear();
+    }
+}

@@ -1,0 +1,118 @@
+//! What the daemon's descriptors are for, and how they are divided between users.
+//!
+//! A limit that one user could fill would keep all others out. So whoever has few may still come when others have filled
+//! theirs: visitors take the place of those of the user with the most, and a quarter of the room for processes is kept for
+//! users with few.
+
+use std::collections::HashMap;
+
+use nix::sys::resource::{Resource, getrlimit};
+
+/// Assumed where the kernel does not say.
+const FEWEST: u64 = 1024;
+
+/// Processes that a user may register while less than a quarter of the room is left.
+const FEW: usize = 8;
+
+/// Registered processes of one user.
+const MAX_PER_UID: usize = 4096;
+
+/// How many descriptors may be open (`RLIMIT_NOFILE`).
+fn nr_descriptors() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(FEWEST, |(soft, _)| soft);
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+/// Connections that are not those of registered processes: half of the descriptors.
+pub fn for_visitors() -> usize {
+    nr_descriptors() / 2
+}
+
+/// The processes of each user that the daemon watches.
+#[derive(Debug)]
+pub struct Processes {
+    most: usize,
+    total: usize,
+    by_uid: HashMap<u32, usize>,
+}
+
+impl Processes {
+    /// Three eighths of the descriptors: each process takes a connection and a pidfd. The last eighth is for files.
+    pub fn new() -> Self {
+        Self::at_most(nr_descriptors() / 8 * 3 / 2)
+    }
+
+    fn at_most(most: usize) -> Self {
+        Self {
+            most,
+            total: 0,
+            by_uid: HashMap::new(),
+        }
+    }
+
+    /// Whether another of the user's may register.
+    pub fn has_room(&self, uid: u32) -> bool {
+        let own = self.by_uid.get(&uid).copied().unwrap_or(0);
+        let most = if own < FEW {
+            self.most
+        } else {
+            self.most - self.most / 4
+        };
+        own < MAX_PER_UID && self.total < most
+    }
+
+    /// Counts one of the user's.
+    pub fn add(&mut self, uid: u32) {
+        self.total += 1;
+        *self.by_uid.entry(uid).or_default() += 1;
+    }
+
+    /// Counts one less.
+    pub fn remove(&mut self, uid: u32) {
+        self.total = self.total.saturating_sub(1);
+        if let Some(count) = self.by_uid.get_mut(&uid) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_uid.remove(&uid);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Registers as many as there is room for.
+    fn fill(processes: &mut Processes, uid: u32) -> usize {
+        let mut count = 0;
+        while processes.has_room(uid) {
+            processes.add(uid);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn users_with_many_leave_a_quarter_to_those_with_few() {
+        let mut processes = Processes::at_most(200);
+        assert_eq!(fill(&mut processes, 1), 150);
+        for uid in 2..7 {
+            assert_eq!(fill(&mut processes, uid), FEW);
+        }
+        assert_eq!(processes.total, 190);
+        processes.remove(1);
+        assert!(!processes.has_room(1), "its room is not left yet");
+    }
+
+    #[test]
+    fn no_user_has_more_than_its_share_of_much_room() {
+        let mut processes = Processes::at_most(1 << 20);
+        assert_eq!(fill(&mut processes, 1), MAX_PER_UID);
+        assert!(processes.has_room(2));
+        for _ in 0..MAX_PER_UID {
+            processes.remove(1);
+        }
+        assert!(processes.by_uid.is_empty() && processes.total == 0);
+    }
+}

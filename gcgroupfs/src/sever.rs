@@ -1,0 +1,66 @@
+//! Ends the connections of a daemon that was killed and cannot end: its clients would take it for alive and not look for its
+//! successor.
+//!
+//! A disposable process does this for the supervisor: should the daemon end meanwhile, the last reference to what clients have
+//! sent is dropped here.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use nix::sys::socket::{Shutdown, UnixAddr, getsockname, getsockopt, shutdown, sockopt};
+
+use crate::sys;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The daemon
+    pid: i32,
+    /// The socket that it accepted connections on
+    socket: PathBuf,
+}
+
+/// Shuts down every connection that the process has accepted on the socket.
+///
+/// # Errors
+/// The process has ended.
+pub fn run(Arguments { pid, socket }: &Arguments) -> anyhow::Result<()> {
+    let _ = sys::close_from(3);
+    // Threads share their descriptors, but one that has ended has none any more.
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+        let Some(tid) = thread.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let Ok(pidfd) = sys::pidfd_open_thread(tid) else {
+            continue;
+        };
+        let descriptors = fs::read_dir(thread.path().join("fd"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let numbers: Vec<i32> = descriptors
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect();
+        let sockets = numbers
+            .iter()
+            .filter_map(|number| sys::pidfd_getfd(&pidfd, *number).ok());
+        let mut has_any = false;
+        for connection in sockets.filter(|descriptor| is_connection(descriptor, socket)) {
+            has_any = true;
+            // It may have been shut down already.
+            let _ = shutdown(connection.as_raw_fd(), Shutdown::Both);
+        }
+        if has_any {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Whether it is a connection that was accepted on the socket, and not the socket itself.
+fn is_connection(descriptor: &impl std::os::fd::AsFd, socket: &Path) -> bool {
+    let name = getsockname::<UnixAddr>(descriptor.as_fd().as_raw_fd());
+    let listens = getsockopt(&descriptor.as_fd(), sockopt::AcceptConn);
+    name.is_ok_and(|name| name.path() == Some(socket)) && listens == Ok(false)
+}

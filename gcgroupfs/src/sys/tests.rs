@@ -1,0 +1,73 @@
+//! Receiving without descriptors.
+
+use nix::sys::socket::{ControlMessage, Shutdown, sendmsg, shutdown};
+
+use super::*;
+
+fn send(socket: &OwnedFd, packet: &[u8], descriptors: &[i32]) {
+    let rights = [ControlMessage::ScmRights(descriptors)];
+    let rights = if descriptors.is_empty() { &[] } else { &rights[..] };
+    let parts = [io::IoSlice::new(packet)];
+    sendmsg::<()>(socket.as_raw_fd(), &parts, rights, MsgFlags::empty(), None).unwrap();
+}
+
+#[test]
+fn a_packet_with_descriptors_stays_where_it_is() {
+    let (ours, theirs) = packet_pair().unwrap();
+    let mut buffer = [0; 8];
+    assert_eq!(receive_plain(&ours, &mut buffer), Err(Errno::EAGAIN));
+    send(&theirs, b"plain", &[]);
+    send(&theirs, b"rights", &[ours.as_raw_fd()]);
+    assert_eq!(receive_plain(&ours, &mut buffer), Ok(Plain::Packet(5)));
+    assert_eq!(&buffer[..5], b"plain");
+    for _ in 0..2 {
+        assert_eq!(receive_plain(&ours, &mut buffer), Ok(Plain::WithRights(6)));
+        assert_eq!(&buffer[..6], b"rights");
+    }
+    let received = receive(&ours, &mut buffer).unwrap();
+    assert_eq!((received.length, received.descriptors.len()), (6, 1));
+    for (packet, rights) in [(&b"too long a packet"[..], false), (b"", false), (b"", true)] {
+        let descriptors = [theirs.as_raw_fd()];
+        send(&theirs, packet, if rights { &descriptors } else { &[] });
+        let expected = if rights {
+            Plain::WithRights(0)
+        } else {
+            Plain::Senseless
+        };
+        assert_eq!(receive_plain(&ours, &mut buffer), Ok(expected));
+        receive(&ours, &mut buffer).unwrap();
+    }
+    drop(theirs);
+    assert_eq!(receive_plain(&ours, &mut buffer), Ok(Plain::Senseless), "the end");
+}
+
+#[test]
+fn a_connection_is_drained_unless_it_holds_descriptors() {
+    // What lies in the connection, and whether it is empty after.
+    let descriptor = [0];
+    type Packets<'a> = &'a [(&'a [u8], bool)];
+    let cases: [(Packets, bool); 6] = [
+        (&[], true),
+        (&[(b"a", false), (b"long", false)], true),
+        (&[(b"", false), (b"", false)], true),
+        (&[(b"a", true)], false),
+        (&[(b"", true)], false),
+        (&[(b"", false), (b"a", false), (b"", false), (b"", true)], false),
+    ];
+    for (packets, is_empty) in cases {
+        for is_closed in [false, true] {
+            let (ours, theirs) = packet_pair().unwrap();
+            for (packet, has_rights) in packets {
+                send(&theirs, packet, if *has_rights { &descriptor } else { &[] });
+            }
+            let theirs = (!is_closed).then_some(theirs);
+            shutdown(ours.as_raw_fd(), Shutdown::Both).unwrap();
+            assert_eq!(drain(&ours), is_empty, "{packets:?}, closed: {is_closed}");
+            if let Some(theirs) = theirs {
+                let flags = MsgFlags::MSG_NOSIGNAL;
+                let more = socket::send(theirs.as_raw_fd(), b"more", flags);
+                assert_eq!(more, Err(Errno::EPIPE), "nothing gets in any more");
+            }
+        }
+    }
+}

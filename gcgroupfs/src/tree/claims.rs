@@ -1,0 +1,152 @@
+//! What a process claims in its usage block, and the most of it that is believed. A process writes there what it likes:
+//! what it claims must not cost others more than it could have had honestly.
+//!
+//! * Bytes on a device: what the device has, or what NVML shows the process to hold.
+//! * Bytes of host memory: what the host has.
+//! * Counts and times: what calls can have been made since the process was started.
+//!
+//! What a group passes on to the groups above it is bounded once more: see [`Charge`](super::grants).
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use gcgroup_abi::OTHER_DEVICE;
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::Device;
+
+/// Bytes of a device that does not say how many it has. No GPU has as many.
+const UNKNOWN_TOTAL: u64 = 4 << 40;
+
+/// Driver calls that one CPU makes in a second at most: the shortest takes more than 100 ns.
+const CALLS_PER_SECOND: u64 = 10_000_000;
+
+/// Clock ticks are 10 ms: a process is up to two older than they say.
+const TICKS: Duration = Duration::from_millis(20);
+
+/// Kernels of one graph launch, on average over all of a process's calls.
+const KERNELS_PER_CALL: u64 = 64;
+
+/// Threads that wait at once.
+const MAX_WAITING: u64 = 4096;
+
+/// Bytes that are moved between a device and the host in a second at most.
+const MOVED_PER_SECOND: u64 = 1 << 40;
+
+/// The most bytes that can be on the device of a slot. Behind [`OTHER_DEVICE`] may be any of the devices, and others:
+/// before a daemon tells a process which is which, it charges there what it has on all of them.
+pub(super) fn device_total(slot: usize, devices: &[Device]) -> u64 {
+    let total = |device: &Device| match device.total {
+        0 => UNKNOWN_TOTAL,
+        total => total,
+    };
+    match devices.get(slot) {
+        Some(device) => total(device),
+        None if slot == OTHER_DEVICE && !devices.is_empty() => {
+            devices.iter().map(total).fold(0, u64::saturating_add)
+        }
+        None => UNKNOWN_TOTAL,
+    }
+}
+
+/// Bytes of memory that the host has.
+pub(super) fn host_memory() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let of = |name| {
+            sysconf(name)
+                .ok()
+                .flatten()
+                .and_then(|number| u64::try_from(number).ok())
+        };
+        let pages = of(SysconfVar::_PHYS_PAGES).zip(of(SysconfVar::PAGE_SIZE));
+        pages.map_or(UNKNOWN_TOTAL, |(pages, size)| pages.saturating_mul(size))
+    })
+}
+
+/// The most that a process can have counted since it was started.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counts {
+    /// Calls of any sort.
+    pub(super) calls: u64,
+    /// Kernels in the graphs that it launched.
+    pub(super) kernels: u64,
+    /// Microseconds that its threads have waited, together.
+    pub(super) waited_usec: u64,
+    /// Bytes that swapping has moved one way.
+    pub(super) moved: u64,
+}
+
+impl Counts {
+    /// Of a process that was started at `start_time` (clock ticks since boot).
+    pub(super) fn since(start_time: u64) -> Self {
+        Self::within(age(start_time))
+    }
+
+    fn within(age: Duration) -> Self {
+        let msec = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        let calls = (CALLS_PER_SECOND / 1000)
+            .saturating_mul(nr_cpus())
+            .saturating_mul(msec);
+        Self {
+            calls,
+            kernels: calls.saturating_mul(KERNELS_PER_CALL),
+            waited_usec: msec.saturating_mul(1000).saturating_mul(MAX_WAITING),
+            moved: (MOVED_PER_SECOND / 1000).saturating_mul(msec),
+        }
+    }
+}
+
+/// How long ago a process was started, at most.
+fn age(start_time: u64) -> Duration {
+    static TICKS_PER_SECOND: OnceLock<u64> = OnceLock::new();
+    let per_second = *TICKS_PER_SECOND.get_or_init(|| {
+        let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten();
+        ticks
+            .and_then(|ticks| u64::try_from(ticks).ok())
+            .filter(|ticks| *ticks > 0)
+            .unwrap_or(100)
+    });
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::MAX, Duration::from);
+    let start = Duration::from_millis(start_time.saturating_mul(1000) / per_second);
+    now.saturating_sub(start).saturating_add(TICKS)
+}
+
+fn nr_cpus() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    *NUMBER.get_or_init(|| std::thread::available_parallelism().map_or(1, |number| number.get() as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{TOTAL, device};
+    use super::*;
+
+    #[test]
+    fn a_device_holds_what_it_has_and_the_other_slot_what_all_have() {
+        let devices = [
+            device(0),
+            Device {
+                total: 0,
+                ..device(1)
+            },
+        ];
+        assert_eq!(device_total(0, &devices), TOTAL);
+        assert_eq!(device_total(1, &devices), UNKNOWN_TOTAL);
+        assert_eq!(device_total(OTHER_DEVICE, &devices), TOTAL + UNKNOWN_TOTAL);
+        assert_eq!(device_total(OTHER_DEVICE, &[]), UNKNOWN_TOTAL);
+    }
+
+    #[test]
+    fn counts_grow_with_the_age_of_the_process() {
+        let [short, long] = [1, 1000].map(|msec| Counts::within(Duration::from_millis(msec)));
+        assert_eq!(short.calls, 10_000 * nr_cpus());
+        assert_eq!(long.calls, 1000 * short.calls);
+        assert_eq!(long.kernels, 64 * long.calls);
+        assert_eq!(Counts::within(Duration::MAX).kernels, u64::MAX);
+        assert_eq!(age(u64::MAX), TICKS, "it begins later");
+        assert!(age(0) > age(1000));
+        assert!(host_memory() > 0);
+    }
+}

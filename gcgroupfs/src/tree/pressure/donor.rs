@@ -1,0 +1,159 @@
+//! Processes that can give way: what each can give, and what it has delivered.
+
+use std::cmp::Reverse;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::{Duration, Instant};
+
+use gcgroup_abi::NO_LIMIT;
+
+use super::{DELIVERY, Sight};
+use crate::tree::{Process, ProcessId};
+
+/// How long a donor that did not deliver is not asked, unless it delivers after all.
+const REST: Duration = Duration::from_secs(30);
+
+/// A process that can give way.
+pub(super) struct Candidate {
+    pub(super) id: ProcessId,
+    pub(super) priority: u32,
+    pub(super) bytes: u64,
+}
+
+impl Candidate {
+    /// Nothing of a process that has nothing to give. `allowed`: what the groups above let it swap out.
+    pub(super) fn of(process: &Process, device: usize, allowed: u64, sight: &Sight) -> Option<Self> {
+        let (usage, control) = (process.usage(), process.control());
+        let charged = usage.memory_current(device);
+        let held = sight.held_by(process).unwrap_or(charged);
+        let (on_device, device) = (usage.devices.get(device)?, control.devices.get(device)?);
+        let swapped = |usage: &gcgroup_abi::UsageDevice| usage.swap_current.load(Relaxed);
+        let left = |limit: u64, used: u64| match limit {
+            NO_LIMIT => NO_LIMIT,
+            limit => limit.saturating_sub(used),
+        };
+        let in_all = usage.devices.iter().map(swapped).fold(0, u64::saturating_add);
+        let bytes = on_device
+            .swappable
+            .load(Relaxed)
+            .min(charged)
+            .min(held)
+            .min(left(device.memory_swap_max.load(Relaxed), swapped(on_device)))
+            .min(left(control.memory_swap_max.load(Relaxed), in_all))
+            .min(allowed);
+        (process.can_swap() && bytes != 0).then(|| Self {
+            id: process.id,
+            priority: device.priority.load(Relaxed),
+            bytes,
+        })
+    }
+
+    /// The least important and then the largest first.
+    pub(super) fn rank(&self) -> Reverse<(u32, u64)> {
+        Reverse((self.priority, self.bytes))
+    }
+}
+
+/// A donor that was asked.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) id: ProcessId,
+    generation: u32,
+    bytes: u64,
+    /// What it held then, if NVML says that.
+    held: Option<u64>,
+    pub(super) delivered: u64,
+    /// Whether it says that it has done what it could; and whether it said so before NVML was asked.
+    says_so: bool,
+    has_answered: bool,
+    /// When it has delivered something, or was asked.
+    last: Instant,
+}
+
+impl Asked {
+    pub(super) fn new(
+        process: &Process,
+        (generation, bytes): (u32, u64),
+        sight: &Sight,
+        now: Instant,
+    ) -> Self {
+        Self {
+            id: process.id,
+            generation,
+            bytes,
+            held: sight.held_by(process),
+            delivered: 0,
+            says_so: false,
+            has_answered: false,
+            last: now,
+        }
+    }
+
+    /// Looks at what it has delivered. One that has left has given all.
+    pub(super) fn look(&mut self, process: Option<&Process>, device: usize, sight: &Sight, now: Instant) {
+        let usage = process.and_then(|process| Some((process, process.usage().devices.get(device)?)));
+        let Some((process, usage)) = usage else {
+            (self.delivered, self.has_answered) = (self.bytes, true);
+            return;
+        };
+        let seen = self.held.zip(sight.held_by(process));
+        let says_so = reaches(usage.reclaim_generation.load(Acquire), self.generation);
+        let said_so = std::mem::replace(&mut self.says_so, says_so);
+        self.has_answered = says_so && (said_so || seen.is_none());
+        let delivered = match seen {
+            Some((before, held)) => before.saturating_sub(held),
+            None if self.has_answered => self.bytes,
+            None => 0,
+        };
+        if delivered > self.delivered {
+            (self.delivered, self.last) = (delivered, now);
+        }
+    }
+
+    /// Whether nothing more is to be expected of it.
+    pub(super) fn is_done(&self) -> bool {
+        self.has_answered || self.delivered >= self.bytes
+    }
+
+    /// Whether it does not deliver: it says that it has and has not, or says nothing for too long.
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        if self.is_done() {
+            return self.delivered < self.bytes / 2;
+        }
+        now.saturating_duration_since(self.last) >= DELIVERY
+    }
+
+    pub(super) fn idle(&self, now: Instant) -> Idle {
+        Idle {
+            generation: self.generation,
+            least: self.held.map(|held| held.saturating_sub(self.bytes / 2)),
+            until: now + REST,
+        }
+    }
+}
+
+/// Since when a donor has not delivered.
+#[derive(Debug)]
+pub(super) struct Idle {
+    generation: u32,
+    /// It has delivered if it holds no more than this.
+    least: Option<u64>,
+    until: Instant,
+}
+
+impl Idle {
+    pub(super) fn is_still(&self, process: &Process, device: usize, sight: &Sight, now: Instant) -> bool {
+        let has_delivered = match self.least.zip(sight.held_by(process)) {
+            Some((least, held)) => held <= least,
+            None => {
+                let usage = process.usage().devices.get(device);
+                usage.is_none_or(|usage| reaches(usage.reclaim_generation.load(Acquire), self.generation))
+            }
+        };
+        now < self.until && !has_delivered
+    }
+}
+
+/// Whether a generation is not behind another; both wrap.
+fn reaches(dealt_with: u32, generation: u32) -> bool {
+    dealt_with.wrapping_sub(generation) < 1 << 31
+}

@@ -1,0 +1,293 @@
+#![allow(clippy::unwrap_used, reason = "for tests")]
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::*;
+use crate::tree::fixture::{ROOT, TOTAL, World};
+
+const GIB: u64 = 1 << 30;
+
+/// A process of that priority that can swap so much.
+fn swapping(world: &World, pid: u32, priority: u32, bytes: u64) -> ProcessId {
+    let id = world.join(pid);
+    let usage = world.usage(id);
+    usage.can_swap.store(1, Relaxed);
+    for (file, value) in [
+        ("memory.swap.max", "max".to_owned()),
+        ("compute.priority", priority.to_string()),
+    ] {
+        world.store(&format!("{pid}/{file}"), ROOT, &value).unwrap();
+    }
+    usage.devices[0].swappable.store(bytes, Relaxed);
+    usage.devices[0].memory_current.store(bytes, Relaxed);
+    id
+}
+
+/// Asks for room; a second has passed since the last time.
+fn want(world: &World, id: ProcessId, bytes: u64) {
+    ask(world, id, bytes);
+    look(world, &Sight::default());
+}
+
+fn ask(world: &World, id: ProcessId, bytes: u64) {
+    let device = &world.usage(id).devices[0];
+    device.pressure_wanted.store(bytes, Relaxed);
+    device.pressure_request.fetch_add(1, Relaxed);
+    world.tree.rung(id);
+}
+
+thread_local! {
+    static NOW: std::cell::Cell<Instant> = std::cell::Cell::new(Instant::now());
+}
+
+/// Looks at all requests, after 300 ms.
+fn look(world: &World, sight: &Sight) {
+    NOW.set(NOW.get() + Duration::from_millis(300));
+    world.tree.pressed_devices();
+    world.tree.relieve(0, sight, NOW.get());
+}
+
+/// What NVML says: so many bytes are free, and these processes hold so many.
+fn sight(free: u64, held: &[(u32, u64)]) -> Sight {
+    let held: HashMap<_, _> = held.iter().map(|(pid, bytes)| (*pid, Some(*bytes))).collect();
+    Sight {
+        free: Some(free),
+        held: Some(held),
+    }
+}
+
+/// The answer and the refusal of the last request.
+fn told(world: &World, id: ProcessId) -> (u32, u32) {
+    let device = &world.control(id).devices[0];
+    (
+        device.pressure_answer.load(Relaxed),
+        device.pressure_refused.load(Relaxed),
+    )
+}
+
+fn asked(world: &World, id: ProcessId) -> (u32, u64) {
+    let device = &world.control(id).devices[0];
+    let is_lent = device.reclaim_is_lent.load(Relaxed);
+    (is_lent, device.reclaim_bytes.load(Relaxed))
+}
+
+fn give(world: &World, id: ProcessId) {
+    say_given(world, id);
+    look(world, &Sight::default());
+}
+
+fn say_given(world: &World, id: ProcessId) {
+    let generation = world.control(id).devices[0].reclaim_generation.load(Relaxed);
+    world.usage(id).devices[0]
+        .reclaim_generation
+        .store(generation, Relaxed);
+    world.tree.rung(id);
+}
+
+#[test]
+fn the_least_important_are_asked_first_and_the_answer_waits_for_all_of_them() {
+    let world = World::new(1);
+    let asker = swapping(&world, 1, 3, GIB);
+    let equal = swapping(&world, 2, 3, GIB);
+    let lesser = swapping(&world, 3, 4, 2 * GIB);
+    let [small, large] = [(4, GIB), (5, 2 * GIB)].map(|(pid, bytes)| swapping(&world, pid, 9, bytes));
+    want(&world, asker, 4 * GIB);
+    assert_eq!(asked(&world, large), (1, 2 * GIB));
+    assert_eq!(asked(&world, small), (1, GIB));
+    assert_eq!(asked(&world, lesser), (1, GIB));
+    assert_eq!(asked(&world, equal), (0, 0));
+    assert_eq!(asked(&world, asker), (0, 0));
+    for id in [small, lesser] {
+        give(&world, id);
+        assert_eq!(told(&world, asker), (0, 0));
+    }
+    world.take_notices();
+    give(&world, large);
+    assert_eq!(told(&world, asker), (1, 0));
+    assert!(world.take_notices().contains(&Notice::Ring(asker)));
+}
+
+#[test]
+fn who_cannot_be_helped_is_told_at_once_and_nobody_is_asked() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let victim = swapping(&world, 2, 9, GIB);
+    for (request, wanted) in [(1, 2 * GIB), (2, TOTAL + 1), (3, u64::MAX), (4, 0)] {
+        want(&world, asker, wanted);
+        assert_eq!(told(&world, asker), (request, request), "{wanted}");
+        assert_eq!(asked(&world, victim), (0, 0), "{wanted}");
+    }
+    world.store("2/memory.swap.max", ROOT, "512M").unwrap();
+    want(&world, asker, GIB);
+    assert_eq!(told(&world, asker), (5, 5), "it may not swap so much");
+}
+
+#[test]
+fn one_that_leaves_is_not_waited_for() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let victim = swapping(&world, 2, 9, GIB);
+    want(&world, asker, GIB);
+    assert_eq!(told(&world, asker), (0, 0));
+    world.tree.leave(victim, 0);
+    look(&world, &Sight::default());
+    assert_eq!(told(&world, asker), (1, 0));
+    let other = swapping(&world, 3, 9, GIB);
+    want(&world, asker, GIB);
+    world.tree.leave(asker, 0);
+    give(&world, other);
+    let again = world.join(1);
+    assert_eq!(told(&world, again), (0, 0));
+}
+
+#[test]
+fn what_was_asked_for_to_stay_out_stays_out() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let victim = swapping(&world, 2, 9, 2 * GIB);
+    world.store("2/memory.reclaim", ROOT, "1G").unwrap();
+    assert_eq!(asked(&world, victim), (0, GIB));
+    want(&world, asker, GIB);
+    assert_eq!(asked(&world, victim), (0, 2 * GIB));
+    give(&world, victim);
+    want(&world, asker, GIB);
+    assert_eq!(asked(&world, victim), (1, GIB));
+    world.store("2/memory.reclaim", ROOT, "1G").unwrap();
+    assert_eq!(asked(&world, victim), (0, 2 * GIB));
+}
+
+#[test]
+fn where_memory_is_not_short_nobody_is_asked() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let victim = swapping(&world, 2, 9, GIB);
+    let margin = TOTAL / SHORT_PART;
+    for (request, free, size, is_asked) in [
+        (1, TOTAL - GIB, 0, false),
+        (2, GIB + margin, 0, false),
+        (3, TOTAL - GIB, TOTAL - GIB - margin, false),
+        (4, TOTAL - GIB, TOTAL + 1, false),
+        (5, TOTAL - GIB, TOTAL, true),
+    ] {
+        ask(&world, asker, GIB);
+        world.usage(asker).devices[0].pressure_size.store(size, Relaxed);
+        look(&world, &sight(free, &[(2, GIB)]));
+        assert_eq!(told(&world, asker) == (request, request), !is_asked, "{request}");
+        assert_eq!(asked(&world, victim).1 != 0, is_asked, "{request}");
+    }
+}
+
+#[test]
+fn donors_give_no_more_than_nvml_shows_them_to_hold() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let liar = swapping(&world, 2, 15, 4 * GIB);
+    let honest = swapping(&world, 3, 9, 2 * GIB);
+    ask(&world, asker, 2 * GIB);
+    look(&world, &sight(0, &[(3, 2 * GIB)]));
+    assert_eq!((asked(&world, liar).1, asked(&world, honest)), (0, (1, 2 * GIB)));
+    look(&world, &sight(2 * GIB, &[]));
+    assert_eq!(told(&world, asker), (1, 0), "it is there, whatever anybody says");
+}
+
+#[test]
+fn the_next_is_asked_after_a_second_and_one_that_did_not_deliver_is_not_asked_again() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let idle = swapping(&world, 2, 15, 2 * GIB);
+    let next = swapping(&world, 3, 9, 4 * GIB);
+    let before = sight(0, &[(2, 2 * GIB), (3, 4 * GIB)]);
+    ask(&world, asker, GIB);
+    for _ in 0..4 {
+        look(&world, &before);
+        assert_eq!((asked(&world, idle).1, asked(&world, next).1), (GIB, 0));
+    }
+    look(&world, &before);
+    assert_eq!(asked(&world, next), (1, GIB));
+    look(&world, &sight(GIB, &[(2, 2 * GIB), (3, 3 * GIB)]));
+    assert_eq!(told(&world, asker), (1, 0));
+    give(&world, next);
+    // It says that it has given, and has not.
+    say_given(&world, idle);
+    ask(&world, asker, GIB);
+    look(&world, &sight(0, &[(1, GIB), (2, 2 * GIB), (3, 3 * GIB)]));
+    assert_eq!(
+        (asked(&world, idle).1, asked(&world, next).1),
+        (GIB, GIB),
+        "no more"
+    );
+}
+
+#[test]
+fn one_that_says_that_it_has_delivered_is_checked() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let liar = swapping(&world, 2, 15, 2 * GIB);
+    let before = sight(0, &[(2, 2 * GIB)]);
+    ask(&world, asker, GIB);
+    look(&world, &before);
+    say_given(&world, liar);
+    look(&world, &before);
+    assert_eq!(
+        told(&world, asker),
+        (0, 0),
+        "it may have said so since NVML was asked"
+    );
+    look(&world, &before);
+    assert_eq!(told(&world, asker), (1, 1));
+    ask(&world, asker, GIB);
+    look(&world, &before);
+    assert_eq!(told(&world, asker), (2, 2), "nobody is left to ask");
+}
+
+#[test]
+fn a_requester_that_takes_nothing_is_refused_for_a_while() {
+    let world = World::new(1);
+    let asker = world.join(1);
+    let victim = swapping(&world, 2, 9, GIB);
+    let full = sight(0, &[(2, GIB)]);
+    for request in 1..=3 {
+        ask(&world, asker, GIB);
+        look(&world, &full);
+        look(&world, &sight(GIB, &[]));
+        assert_eq!(told(&world, asker), (request, 0));
+        // It does not take it, and the victim comes back.
+        say_given(&world, victim);
+        (0..4).for_each(|_| look(&world, &full));
+    }
+    let nr_asked = world.control(victim).devices[0].reclaim_generation.load(Relaxed);
+    ask(&world, asker, GIB);
+    look(&world, &full);
+    assert_eq!(told(&world, asker), (4, 4));
+    (0..4).for_each(|_| look(&world, &full));
+    ask(&world, asker, GIB);
+    look(&world, &full);
+    assert_eq!(told(&world, asker), (4, 4), "it is asked for once more");
+    assert_eq!(
+        world.control(victim).devices[0].reclaim_generation.load(Relaxed),
+        nr_asked + 1
+    );
+    look(&world, &sight(GIB, &[]));
+    look(&world, &sight(0, &[(1, GIB)]));
+    say_given(&world, victim);
+    ask(&world, asker, GIB);
+    look(&world, &sight(0, &[(1, GIB), (2, GIB)]));
+    assert_eq!(
+        told(&world, asker),
+        (5, 4),
+        "it has taken it, and is believed again"
+    );
+}
+
+#[test]
+fn without_nvml_a_users_requests_have_a_pause_between_them() {
+    let world = World::new(1);
+    let askers = [1, 2].map(|pid| world.join(pid));
+    let victim = swapping(&world, 3, 9, 4 * GIB);
+    askers.into_iter().for_each(|id| ask(&world, id, GIB));
+    look(&world, &Sight::default());
+    assert_eq!(asked(&world, victim).1, GIB);
+    look(&world, &Sight::default());
+    assert_eq!(asked(&world, victim).1, 2 * GIB);
+}

@@ -1,0 +1,59 @@
+#!/bin/sh
+# Runs unit tests under Miri, which reports undefined behaviour: all of gcgroup-abi, and the modules below of the other crates.
+# The other modules map shared memory, open sockets, call a driver, read the thread register, or take minutes.
+set -eu
+
+usage() {
+    cat <<'END'
+usage: scripts/miri.sh [--has]
+
+  --has   install a nightly toolchain with Miri if there is none; fails if that cannot be done
+
+environment:
+  CARGO_TARGET_DIR   where cargo works (<repository>/target)
+END
+}
+
+has_miri() {
+    cargo +nightly miri --version > /dev/null 2>&1 && return
+    # Neither may take long where nothing can be fetched.
+    timeout 120 rustup component add --toolchain nightly miri rust-src > /dev/null 2>&1 ||
+        timeout 300 rustup toolchain install nightly --profile minimal --component miri,rust-src > /dev/null 2>&1
+}
+
+case ${1-} in
+    -h | --help) usage; exit 0 ;;
+    --has) has_miri; exit ;;
+esac
+
+cd "$(dirname "$0")/.."
+
+# Modules, as test filters.
+hook="
+    compute::named compute::reach
+    memory::few memory::fresh memory::ledger memory::lock memory::recent memory::sparse
+    nvml::list nvml::memory nvml::processes nvml::utilization
+    rows::tests::a_name swap::policy wishes::
+"
+daemon="
+    arbiter::division arbiter::member arbiter::quota
+    cli::expression
+    rules::template server::rate
+"
+# Takes the lock 80 000 times.
+long="--skip memory::lock::tests::one_thread_at_a_time"
+
+# test_package PACKAGE MODULE...
+test_package() {
+    package=$1
+    shift
+    cargo +nightly miri test --locked --package "$package" --lib \
+        --target-dir "${CARGO_TARGET_DIR:-target}/miri" -- "$@"
+}
+
+test_package gcgroup-abi
+# shellcheck disable=SC2086  # lists of names
+{
+    test_package gcgroup-hook $hook $long
+    test_package gcgroupfs $daemon
+}

@@ -1,0 +1,69 @@
+//! A process that forks: what its children do to the memory that it shares with the daemon is nothing to it.
+
+use support::Mount;
+
+use crate::driver::{Dir, DriverShell};
+
+const MIB: u64 = 1 << 20;
+
+/// A child of another user, made by a process of root's, overwrites all that it can reach.
+fn child_writes_where_the_block_was(how: &str) {
+    let command = format!("vandal {how}");
+    let mount = Mount::new();
+    let mut bare = DriverShell::start_bare(&mount);
+    assert_eq!(bare.ask("spin 1 1"), "ok");
+    let answer = bare.ask(&command);
+    let status = answer.rsplit(' ').next().expect("a status");
+    assert_eq!(
+        status != "0",
+        how.starts_with("fork"),
+        "the driver refuses a child of a process that uses it"
+    );
+
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
+    assert_eq!(shell.ask("spin 1 3"), "ok");
+    assert_eq!(
+        shell.ask(&command),
+        format!("0 0 {status}"),
+        "the child writes to memory of its own, and has the driver's answer"
+    );
+    assert_eq!(dir.number("memory.current"), MIB);
+    assert_eq!(dir.number("memory.peak"), MIB);
+    assert_eq!(mount.number("", "memory.current", ""), MIB);
+    assert_eq!(dir.launches(), 3);
+    // On the thread that forked, and at a gate that closes and opens.
+    assert_eq!(shell.ask("spin 1 1"), "ok");
+    dir.freeze();
+    dir.write("compute.freeze", 0);
+    assert_eq!(shell.ask("spin 1 1"), "ok");
+    assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 1");
+    assert_eq!(dir.number("memory.current"), 2 * MIB);
+    assert_eq!(dir.launches(), 5);
+    shell.quit();
+}
+
+#[test]
+fn a_forked_child_cannot_write_its_parents_block() {
+    child_writes_where_the_block_was("fork files");
+}
+
+#[test]
+fn a_block_full_of_lies_leads_no_launch_astray() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    assert_eq!(shell.ask("spin 1 1"), "ok");
+    // No handler ran in this child, so it has the block's descriptor.
+    let answer = shell.ask("vandal clone files");
+    assert!(answer.starts_with("0 1 "), "{answer}");
+    assert_eq!(shell.ask("spin 1 100"), "ok");
+    assert_eq!(shell.ask("busy 8 100"), "ok", "nor those of new threads");
+    assert_eq!(shell.ask("sync"), "ok");
+    shell.quit();
+}
+
+#[test]
+fn a_child_of_a_bare_clone_cannot_write_its_parents_block() {
+    child_writes_where_the_block_was("clone");
+}

@@ -1,0 +1,122 @@
+//! Holes in a usage block. Its seals keep the size and not the pages, so a process can give pages back that the daemon then
+//! reads: the daemon gets zeroed ones, which are charged to its own memory cgroup.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use gcgroup_abi::map::USAGE_SIZE;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use support::{Mount, stop, wait_until};
+
+use crate::driver::{Dir, DriverShell};
+
+/// What the daemon's cgroup may have. What it makes for holes is twice as much in all.
+const LIMIT: u64 = 16 << 20;
+
+/// A memory cgroup of the test's own; gone when dropped, with everybody in it moved out.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// `None` where the machine has no memory controller that we may use. Of version 1, or of version 2.
+    fn new() -> Option<Self> {
+        let name = format!("gcgroup-test-{}", std::process::id());
+        for (root, limit) in [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max"),
+        ] {
+            let root = Path::new(root);
+            if limit == "memory.max" {
+                // It may be on already, or nothing but the root be there for us.
+                let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
+            }
+            let path = root.join(&name);
+            if !root.join("cgroup.procs").exists() || fs::create_dir(&path).is_err() {
+                continue;
+            }
+            let cgroup = Self(path);
+            if fs::write(cgroup.0.join(limit), LIMIT.to_string()).is_err() {
+                continue;
+            }
+            for (swap, value) in [
+                ("memory.memsw.limit_in_bytes", LIMIT.to_string()),
+                ("memory.swap.max", "0".to_owned()),
+            ] {
+                // What went to the swap would not show. Where it is not counted there is none.
+                let _ = fs::write(cgroup.0.join(swap), value);
+            }
+            return Some(cgroup);
+        }
+        None
+    }
+
+    #[track_caller]
+    fn take(&self, pid: Pid) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("it may be moved");
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let pids = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        for pid in pids.lines() {
+            let parent = self.0.with_file_name("cgroup.procs");
+            let _ = fs::write(parent, pid);
+        }
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// The usage block of a process, by a descriptor that the process has.
+fn block(pid: i32) -> File {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
+    let mut paths = descriptors.flatten().map(|entry| entry.path());
+    let path = paths.find(|path| {
+        fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("gcgroup-usage"))
+    });
+    let path = path.expect("it has its block");
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("root may")
+}
+
+#[test]
+fn holes_in_a_usage_block_cost_the_daemon_no_more_than_the_block() {
+    let Some(cgroup) = Cgroup::new() else {
+        eprintln!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    assert_eq!(shell.ask("spin 1 3"), "ok");
+    let block = block(shell.pid());
+    cgroup.take(mount.daemon().expect("it runs"));
+    // So that nobody but the daemon makes pages of the block.
+    let pid = Pid::from_raw(shell.pid());
+    stop(pid);
+    let size = || block.metadata().expect("it is open").blocks() * 512;
+    let mut filled = 0;
+    while filled < 2 * LIMIT {
+        let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&block, punch, 0, USAGE_SIZE.try_into().expect("small")).expect("the seals allow it");
+        assert_eq!(size(), 0);
+        let dir = Dir::of(&mount, shell.pid());
+        assert_eq!(dir.number("memory.current"), 0);
+        assert_eq!(dir.key("compute.stat", "nr_launches"), 0, "all zeroes");
+        let now = size();
+        assert!(
+            (1..=USAGE_SIZE as u64).contains(&now),
+            "{now} bytes for what was read"
+        );
+        filled += now;
+    }
+    kill(pid, Signal::SIGCONT).expect("it lives");
+    assert_eq!(shell.ask("spin 1 1"), "ok", "the program goes on");
+    shell.quit();
+    wait_until("its end is noticed", || !mount.governs(pid.as_raw()));
+    assert!(!mount.log().contains("panicked"), "{}", mount.log());
+}

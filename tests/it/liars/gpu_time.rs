@@ -1,0 +1,108 @@
+//! Lies about work: a liar that never uses the GPU is charged for nothing and holds nobody back.
+
+use std::fs;
+
+use support::{Config, Governed, Mount, wait_until};
+
+use super::{liar, tell};
+use crate::contended::{batch, goes_on};
+
+fn shared(policy: &str) -> Mount {
+    Mount::with(Config::default().arg("--allow-other").arg("--policy").arg(policy))
+}
+
+/// Waits until the honest one has had 200 ms of GPU time, by the GPU's own account, while a count has not moved.
+#[track_caller]
+fn goes_on_while(mount: &Mount, honest: &Governed, what: &str, count: impl Fn() -> u64) {
+    wait_until(what, || {
+        let before = count();
+        goes_on(mount, honest.pid(), 0, 200_000);
+        count() == before
+    });
+}
+
+/// Waits until the honest one goes on as if there were no liar.
+#[track_caller]
+fn is_not_held(mount: &Mount, honest: &Governed) {
+    goes_on_while(mount, honest, "nobody holds it back", || {
+        mount.number(honest.pid(), "compute.stat", "nr_throttled")
+    });
+}
+
+/// Whether `unmanaged` has the liar.
+fn is_reported(mount: &Mount, liar: &Governed) -> bool {
+    let list = mount.read("", "unmanaged");
+    let begin = format!("{} gpu=0 ", liar.pid());
+    list.lines()
+        .any(|line| line.starts_with(&begin) && line.ends_with("reason=claims_use"))
+}
+
+#[test]
+fn work_that_is_not_there_uses_up_nobodys_quota() {
+    let mount = shared("weighted");
+    for group in ["team", "team/liar", "team/honest"] {
+        fs::create_dir(mount.path().join(group)).expect("root may");
+    }
+    mount.write("team", "compute.max", "50000 100000");
+    mount.write("team/liar", "compute.max", "10000 100000");
+    let honest = batch(&mount, 0, 8);
+    mount.write("team/honest", "gcgroup.procs", &honest.pid().to_string());
+    goes_on(&mount, honest.pid(), 0, 20_000);
+    let mut liar = liar(&mount, &[]);
+    mount.write("team/liar", "gcgroup.procs", &liar.pid().to_string());
+    tell(&mut liar, "set busy_since 0 now");
+    goes_on_while(&mount, &honest, "the liar is charged for nothing", || {
+        mount.number("team/liar", "compute.stat", "usage_usec")
+    });
+    wait_until("it is reported", || is_reported(&mount, &liar));
+    assert!(
+        mount
+            .log()
+            .contains("claims to use device 0, which nothing supports")
+    );
+    assert!(!is_reported(&mount, &honest));
+}
+
+#[test]
+fn a_liar_of_the_highest_priority_holds_nobody_back() {
+    for policy in ["weighted", "strict"] {
+        let mount = shared(policy);
+        let honest = batch(&mount, 0, 8);
+        goes_on(&mount, honest.pid(), 0, 20_000);
+        let join = |lie: &str| {
+            let mut liar = liar(&mount, &[]);
+            mount.write(liar.pid(), "compute.priority", "0");
+            liar.say(lie);
+            liar
+        };
+        for lie in [
+            "set busy_since 0 now",
+            "toggle busy_since 0 now 0 1000000 3000",
+            "toggle nr_waiting 0 1 2 1000000 1000",
+            "random 7 1000000000",
+        ] {
+            let liar = join(lie);
+            is_not_held(&mount, &honest);
+            drop(liar);
+        }
+        let _all: Vec<Governed> = ["set nr_waiting 0 7", "set nr_contexts 0 1", "set busy_since 0 1"]
+            .map(join)
+            .into();
+        is_not_held(&mount, &honest);
+    }
+}
+
+#[test]
+fn an_idle_context_and_a_forged_count_of_launches_support_no_claim() {
+    let mount = shared("strict");
+    let honest = batch(&mount, 0, 8);
+    goes_on(&mount, honest.pid(), 0, 20_000);
+    let mut liar = liar(&mount, &[]);
+    mount.write(liar.pid(), "compute.priority", "0");
+    tell(&mut liar, "context");
+    tell(&mut liar, "set exited.0 0 1000");
+    tell(&mut liar, "set exited.0 0 1000");
+    tell(&mut liar, "set busy_since 0 now");
+    wait_until("it is reported", || is_reported(&mount, &liar));
+    is_not_held(&mount, &honest);
+}

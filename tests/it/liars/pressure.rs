@@ -1,0 +1,123 @@
+//! Lies about a device that is full: donors that have nothing, and requesters that want nothing.
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use support::{Config, Governed, Mount, artifacts, stop, wait_until};
+
+use super::{liar, tell};
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+
+/// A GPU of 128 MiB, none of which contexts take.
+fn mount() -> Mount {
+    let config = Config::default()
+        .env("SIMGPU_MEMORY", "128M")
+        .arg("--allow-other");
+    Mount::with(config)
+}
+
+/// A program of that priority, whose memory may be moved.
+#[track_caller]
+fn program(mount: &Mount, priority: u32, swap: u64) -> Governed {
+    let mut command = mount.command(artifacts().load());
+    command.arg("obey").env("GCGROUP_SWAP", swap.to_string());
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    Dir::of(mount, program.pid()).write("compute.priority", priority);
+    program
+}
+
+#[track_caller]
+fn alloc(program: &mut Governed, bytes: u64) -> String {
+    program.ask(&format!("alloc linear {bytes}"))
+}
+
+/// A liar that claims to have memory that can be moved, and is the first to be asked for it.
+#[track_caller]
+fn donor(mount: &Mount) -> Governed {
+    let mut donor = liar(mount, &["can_swap=1", "priority=15", "memory_swap_max=max"]);
+    let dir = Dir::of(mount, donor.pid());
+    dir.write("compute.priority", 15);
+    dir.write("memory.swap.max", "max");
+    tell(&mut donor, "set memory_current 0 134217728");
+    tell(&mut donor, "set swappable 0 134217728");
+    donor
+}
+
+#[test]
+fn a_donor_that_has_nothing_does_not_keep_an_allocation_from_its_memory() {
+    let mount = mount();
+    let mut batch = program(&mount, 9, 1 << 40);
+    for _ in 0..3 {
+        assert!(alloc(&mut batch, 32 * MIB).starts_with("allocated "));
+    }
+    let mut donor = donor(&mount);
+    let mut important = program(&mount, 3, 0);
+    assert!(alloc(&mut important, 48 * MIB).starts_with("allocated "));
+    assert_eq!(
+        Dir::of(&mount, batch.pid()).number("memory.swap.current"),
+        32 * MIB
+    );
+    let asked = donor.ask("control 0");
+    assert!(asked.contains(" reclaim_bytes=0 "), "it holds nothing: {asked}");
+    assert_eq!(batch.ask("verify"), "verified 3");
+}
+
+#[test]
+fn another_donor_is_asked_when_one_does_not_deliver() {
+    let mount = mount();
+    let mut idle = program(&mount, 12, 1 << 40);
+    let mut next = program(&mount, 9, 1 << 40);
+    for program in [&mut idle, &mut next] {
+        assert!(alloc(program, 60 * MIB).starts_with("allocated "));
+    }
+    stop(Pid::from_raw(idle.pid()));
+    let mut important = program(&mount, 3, 0);
+    assert!(alloc(&mut important, 40 * MIB).starts_with("allocated "));
+    let swapped = |program: &Governed| Dir::of(&mount, program.pid()).number("memory.swap.current");
+    assert_eq!((swapped(&idle), swapped(&next)), (0, 60 * MIB));
+    idle.signal(Signal::SIGCONT);
+    wait_until("it delivers after all", || {
+        swapped(&idle) == 60 * MIB || swapped(&next) == 0
+    });
+    important.finish();
+    wait_until("both are back", || swapped(&idle) + swapped(&next) == 0);
+    assert_eq!(idle.ask("verify"), "verified 1");
+}
+
+#[test]
+fn a_wish_for_room_on_an_empty_gpu_moves_nobody() {
+    let mount = mount();
+    let mut tenant = program(&mount, 9, 1 << 40);
+    assert!(alloc(&mut tenant, 16 * MIB).starts_with("allocated "));
+    let mut liar = liar(&mount, &["priority=0"]);
+    Dir::of(&mount, liar.pid()).write("compute.priority", 0);
+    for _ in 0..20 {
+        assert_eq!(liar.ask(&format!("press 0 {}", 16 * MIB)), "refused");
+    }
+    let dir = Dir::of(&mount, tenant.pid());
+    assert_eq!(dir.key("memory.events", "swap_out"), 0);
+    assert_eq!(dir.key("memory.events", "reclaim"), 0);
+}
+
+#[test]
+fn a_requester_that_takes_nothing_soon_moves_nobody_any_more() {
+    let mount = mount();
+    let mut tenant = program(&mount, 9, 1 << 40);
+    assert!(alloc(&mut tenant, 112 * MIB).starts_with("allocated "));
+    let dir = Dir::of(&mount, tenant.pid());
+    let mut liar = liar(&mount, &["priority=0"]);
+    Dir::of(&mount, liar.pid()).write("compute.priority", 0);
+    // An honest one could have had that room, so the first few are believed.
+    let mut nr_relieved = 0;
+    wait_until("it is not believed any more", || {
+        // It has room to come back to: otherwise there is nothing to ask for.
+        wait_until("all is back", || dir.number("memory.swap.current") == 0);
+        let is_refused = liar.ask(&format!("press 0 {}", 64 * MIB)) == "refused";
+        nr_relieved += u32::from(!is_refused);
+        is_refused
+    });
+    assert!((1..=8).contains(&nr_relieved), "{nr_relieved}");
+    assert_eq!(tenant.ask("verify"), "verified 1");
+}

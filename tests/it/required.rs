@@ -1,0 +1,204 @@
+//! Programs that must be governed: they begin with the settings they are given, in the group they are given, or do not use
+//! the GPU at all.
+
+use std::os::unix::fs::chown;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use support::{Config, Governed, Mount, program_for_all, stop, wait_until};
+
+use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
+use crate::rules::{ALICE, Ruled};
+use crate::supervise::daemon;
+
+const MIB: u64 = 1 << 20;
+
+/// `CUDA_ERROR_SYSTEM_NOT_READY`
+const REFUSED: &str = " 802";
+
+/// `CUDA_ERROR_NOT_INITIALIZED`
+const UNINITIALIZED: &str = "error 3";
+
+/// A daemon that answers nobody, until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(mount: &Mount) -> Self {
+        let pid = mount.daemon().expect("it runs");
+        stop(pid);
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGCONT);
+    }
+}
+
+/// `gcgroupfs run`, of a program that allocates when it is told to.
+fn run(mount: &Mount, arguments: &[&str]) -> Command {
+    let mut command = mount.gcgroupfs(&["run"]);
+    command.args(arguments).arg("--").arg(driver_shell());
+    command
+}
+
+/// A mount with a group of 64 MiB, and a program that has all of that.
+fn full_group(config: Config) -> (Mount, DriverShell) {
+    let mount = Mount::with(config);
+    mount.gcgroupfs(&["mkdir", "team"]).status().expect("it runs");
+    mount.write("team", "memory.limit", "64M");
+    let mut holder = DriverShell::spawn(run(&mount, &["--group", "team"]));
+    assert_eq!(holder.ask(&format!("alloc linear {}", 64 * MIB)), "ok 0");
+    (mount, holder)
+}
+
+/// Its status, and what it wrote to both streams.
+#[track_caller]
+fn ended(mut command: Command) -> (Option<i32>, String, String) {
+    let output = command.stdin(Stdio::null()).output().expect("it starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn run_with_a_stopped_daemon_does_not_start_the_program() {
+    let (mount, holder) = full_group(Config::default());
+    let stopped = Stopped::new(&mount);
+    for arguments in [&["--group", "team"][..], &["--memory-limit", "5M"]] {
+        let (status, stdout, stderr) = ended(run(&mount, arguments));
+        assert_eq!((status, stdout.as_str()), (Some(125), ""), "{stderr}");
+        assert!(stderr.contains("the program is not started"), "{stderr}");
+    }
+    assert_eq!(mount.truth().used_by_all(0), 64 * MIB);
+    drop((stopped, holder));
+}
+
+#[test]
+fn daemon_stopped_before_registration_leaves_the_driver_uninitialised() {
+    let (mount, holder) = full_group(Config::default());
+    let mut command = mount.command(driver_shell());
+    command.env("GCGROUP_GROUP", "team").env("GCGROUP_REQUIRED", "1");
+    let stopped = Stopped::new(&mount);
+    let mut shell = Governed::spawn(command);
+    let banner = shell.expect("ready");
+    assert!(banner.ends_with(REFUSED), "{banner}");
+    wait_until("it says why", || shell.stderr().contains("CUDA is refused"));
+    // The program goes on as if that were no error.
+    assert_eq!(shell.ask("alloc linear 4096"), UNINITIALIZED);
+    assert_eq!(mount.truth().used_by_all(0), 64 * MIB);
+    drop(stopped);
+    wait_until("it registers after all", || mount.governs(shell.pid()));
+    assert_eq!(shell.ask("alloc linear 4096"), UNINITIALIZED);
+    drop(holder);
+}
+
+#[test]
+fn run_with_best_effort_starts_the_program_without_a_daemon() {
+    let (mount, holder) = full_group(Config::default());
+    let stopped = Stopped::new(&mount);
+    let mut shell = DriverShell::spawn(run(&mount, &["--best-effort", "--group", "team"]));
+    assert_eq!(shell.ask("alloc linear 4096"), "ok 0");
+    wait_until("it is warned", || shell.stderr().contains("warning: "));
+    drop((stopped, holder));
+}
+
+#[test]
+fn run_waits_for_a_daemon_that_is_started_again() {
+    let mut mount = Mount::new();
+    mount.kill9();
+    let mut shell = Governed::spawn(run(&mount, &["--group", "team"]));
+    mount.restart();
+    // On a machine that takes longer over the restart than it is waited for, it is not started.
+    while shell.line().is_none() {
+        assert_eq!(shell.wait().code(), Some(125), "{}", shell.stderr());
+        shell = Governed::spawn(run(&mount, &["--group", "team"]));
+    }
+    assert_eq!(mount.read("team", "gcgroup.procs"), shell.pid().to_string());
+}
+
+#[test]
+fn kills_of_the_daemon_let_no_program_begin_outside_of_its_group() {
+    const STARTS: u32 = 40;
+    let (mount, holder) = full_group(Config::default().arg("--supervise"));
+    let mut nr_inside = 0;
+    for start in 0..STARTS {
+        let mut shell = Governed::spawn(run(&mount, &["--group", "team"]));
+        // Each a little later than the last: one of them in the middle of a registration.
+        std::thread::sleep(start * std::time::Duration::from_millis(3));
+        if let Some(daemon) = daemon(&mount) {
+            let _ = kill(daemon, Signal::SIGKILL);
+        }
+        match shell.line() {
+            Some(banner) if banner.ends_with(" 0") => {
+                nr_inside += 1;
+                assert_eq!(shell.ask("alloc linear 4096"), "error 2", "{}", shell.stderr());
+            }
+            Some(banner) => assert!(banner.ends_with(REFUSED), "{banner}"),
+            None => assert_eq!(shell.wait().code(), Some(125), "{}", shell.stderr()),
+        }
+    }
+    assert!(nr_inside > 0, "none of them began");
+    assert_eq!(mount.truth().used_by_all(0), 64 * MIB);
+    drop(holder);
+}
+
+#[test]
+fn group_that_registration_refuses_is_not_left_for_another() {
+    // May be entered by her, but not from within a rule's group.
+    let ruled = Ruled::new("[[rule]]\nmatch.uid = 1000\ngroup.name = \"users\"\n");
+    let mount = &ruled.mount;
+    mount.gcgroupfs(&["mkdir", "hers"]).status().expect("it runs");
+    chown(mount.path().join("hers"), Some(ALICE), Some(ALICE)).expect("root may");
+    let program = program_for_all(&driver_shell(), mount.root());
+    let run = |arguments: &[&str]| {
+        let mut command = mount.gcgroupfs_of(ALICE, &["run"]);
+        command.args(arguments).arg("--").arg(&program);
+        command
+    };
+    let mut refused = Governed::spawn(run(&["--group", "hers"]));
+    let banner = refused.expect("ready");
+    assert!(banner.ends_with(REFUSED), "{banner}");
+    let why = "does not admit this process to group hers";
+    wait_until("it says why", || refused.stderr().contains(why));
+    assert!(governed_pids(mount).is_empty());
+    assert!(!mount.path().join("users").exists(), "made for nobody");
+
+    let elsewhere = DriverShell::spawn(run(&["--best-effort", "--group", "hers"]));
+    assert_eq!(mount.read("users", "gcgroup.procs"), elsewhere.pid().to_string());
+    let inside = DriverShell::spawn(run(&["--group", "users"]));
+    let procs = mount.read("users", "gcgroup.procs");
+    assert!(
+        procs.lines().any(|pid| pid == inside.pid().to_string()),
+        "{procs}"
+    );
+}
+
+#[test]
+fn group_that_a_rule_gives_by_wish_counts_as_the_one_asked_for() {
+    let ruled = Ruled::new("[[rule]]\nmatch.uid = 1000\ngroup.name = \"jobs/{wish}\"\n");
+    let mut command = ruled.mount.gcgroupfs_of(ALICE, &["run", "--group", "a", "--"]);
+    command.arg(program_for_all(&driver_shell(), ruled.mount.root()));
+    let shell = DriverShell::spawn(command);
+    assert_eq!(
+        ruled.mount.read("jobs/a", "gcgroup.procs"),
+        shell.pid().to_string()
+    );
+}
+
+#[test]
+fn process_moved_by_root_may_execute_and_come_back() {
+    let mut mount = Mount::new();
+    mount.gcgroupfs(&["mkdir", "other"]).status().expect("it runs");
+    let mut shell = DriverShell::spawn(run(&mount, &["--group", "team"]));
+    mount.write("other", "gcgroup.procs", &shell.pid().to_string());
+    shell.exec_at(&mount);
+    assert_eq!(mount.read("other", "gcgroup.procs"), shell.pid().to_string());
+    mount.kill9();
+    mount.restart();
+    wait_until("it is back", || mount.governs(shell.pid()));
+    assert_eq!(mount.read("other", "gcgroup.procs"), shell.pid().to_string());
+    let dir = Dir::of(&mount, shell.pid());
+    assert_eq!(dir.number("memory.current"), 0);
+}

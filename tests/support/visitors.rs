@@ -1,0 +1,74 @@
+//! Connections to the daemon in many users' names.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::Path;
+use std::thread;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
+
+/// Connects; says nothing.
+///
+/// # Errors
+/// Nobody listens there, or out of descriptors.
+pub fn visit(path: &Path) -> nix::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let visitor = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    connect(visitor.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(visitor)
+}
+
+/// Connections of each of `uids`, so many for each, which say nothing. For root.
+///
+/// # Panics
+/// When one cannot be made.
+#[track_caller]
+pub fn visitors(path: &Path, uids: impl IntoIterator<Item = u32>, each: usize) -> Vec<OwnedFd> {
+    // A thread for each: who is not root any more cannot become yet another user.
+    let of_one = |uid: u32| {
+        let visit = move || {
+            become_user(uid);
+            (0..each).map(|_| visit(path)).collect::<nix::Result<Vec<_>>>()
+        };
+        thread::scope(|scope| scope.spawn(visit).join())
+            .expect("no panic")
+            .expect("each connects")
+    };
+    uids.into_iter().flat_map(of_one).collect()
+}
+
+/// Gives the calling thread, and no other, another effective user.
+fn become_user(uid: u32) {
+    const KEEP: libc::uid_t = libc::uid_t::MAX;
+    // SAFETY: numbers only. Not the C library's function, which changes all threads.
+    let answer = unsafe { libc::syscall(libc::SYS_setresuid, KEEP, uid, KEEP) };
+    assert_eq!(answer, 0, "{}", io::Error::last_os_error());
+}
+
+/// Asks the daemon for the devices on a connection, and waits for the answer.
+///
+/// # Errors
+/// The daemon has hung up.
+pub fn ask_for_devices(visitor: &OwnedFd) -> nix::Result<()> {
+    // Operation 1, offset 0, the name's length, the name.
+    let name = b"devices";
+    let words = [u32::from_le_bytes(*b"gcg\x01"), 4, 1, 0, 7];
+    let words = words.iter().flat_map(|word| word.to_le_bytes());
+    let packet: Vec<u8> = words.chain(*name).collect();
+    send(visitor.as_raw_fd(), &packet, MsgFlags::MSG_NOSIGNAL)?;
+    match recv(visitor.as_raw_fd(), &mut [0; 4096], MsgFlags::empty())? {
+        0 => Err(nix::Error::ECONNRESET),
+        _ => Ok(()),
+    }
+}
+
+/// Raises how many descriptors this process may have as far as it may; gives how many that is.
+///
+/// # Panics
+/// When the kernel does not say.
+pub fn raise_descriptors() -> u64 {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("it is told");
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("as much as it may");
+    most
+}
