@@ -103,7 +103,7 @@ fn holes_in_a_usage_block_cost_the_daemon_no_more_than_the_block() {
     while filled < 2 * LIMIT {
         let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&block, punch, 0, USAGE_SIZE.try_into().expect("small")).expect("the seals allow it");
-        assert_eq!(size(), 0);
+        // The daemon looks at its own times too, so pages may be there again at once.
         let dir = Dir::of(&mount, shell.pid());
         assert_eq!(dir.number("memory.current"), 0);
         assert_eq!(dir.key("compute.stat", "nr_launches"), 0, "all zeroes");
