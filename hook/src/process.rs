@@ -1,15 +1,15 @@
 //! This process, once it uses CUDA: everything the hook knows of it, in one place that a forked child can turn its
 //! back on.
 //!
-//! It is made by the first successful `cuInit`, or by the first of all if the process must be governed, and never goes. A child that fork(2) or clone(2) made finds none, since
-//! the blocks, the locks and the driver's state are its parent's.
+//! It is made by the first successful `cuInit`, or by the first of all if the process must be governed, and never goes. A
+//! child that fork(2) or clone(2) made finds none, since the blocks, the locks and the driver's state are its parent's.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release,
+    Ordering::Release, Ordering::SeqCst,
 };
 use std::time::{Duration, Instant};
 
@@ -97,7 +97,7 @@ pub(crate) fn get() -> Option<&'static Process> {
 
 /// Whether the program is on its way out.
 pub(crate) fn is_exiting() -> bool {
-    IS_EXITING.load(Relaxed)
+    IS_EXITING.load(SeqCst)
 }
 
 /// `cuInit`: the first that succeeds registers the process with the daemon.

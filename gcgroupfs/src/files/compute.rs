@@ -19,9 +19,9 @@ pub(super) const FILES: &[ControlFile] = &[
         ),
         doc: "A number from 0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices; a group's is for those of its processes that have none. \
               Where processes of different numbers want a GPU at once, compute.policy says who has it when; equal numbers \
-              are left to the hardware, which gives each the same. Users other than root may only set numbers from the \
-              nearest one up that root has set, on the process, its group or a group above, and from 8 up where root has \
-              set none (EPERM below, as for nice).",
+              are left to the hardware, which gives each the same. Users other than root cannot set a number below the \
+              nearest one that root has set on the process, its group or a group above, or below 8 where root has set none: \
+              EPERM, as for nice.",
     },
     ControlFile {
         name: "compute.policy",

@@ -1,14 +1,15 @@
-//! Whether processes use a device as they claim to. A usage block may say anything; the driver knows who has a context.
+//! Evidence that processes use a device as they claim. A usage block can claim anything; the driver knows which processes
+//! have a context.
 //!
 //! A claim is refuted where
 //!
-//! * the driver lists who is on the device, and the process is not;
+//! * the driver lists the processes on the device, and this one is not among them;
 //! * the process has had work for a fifth of the time or more since the last look, [`APART`] ago, and has never submitted any;
 //! * it has had so much work in three looks, has submitted nothing meanwhile, and the driver's utilisation of the device by
 //!   processes says that it did nothing.
 //!
-//! What a process counts it can forge, so the second and third are for those who do not take the trouble. A process that
-//! has a real context and forges the counts takes no more than its share by it: it is charged for what it claims.
+//! A process can forge its own counts, so only the first rule holds against every lie. A process that has a real context and
+//! forges the counts takes no more than its share: it is charged for what it claims.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
@@ -20,30 +21,30 @@ use gcgroup_abi::OTHER_DEVICE;
 use super::Source;
 use crate::tree::{Blocks, Evidence, ProcessId, Tree};
 
-/// The time from one comparison of counts to the next, at least.
+/// Least time between two comparisons of counts.
 const APART: Duration = Duration::from_secs(1);
 
 /// Comparisons in a row without any evidence of work after which a claim is refuted: a kernel may be long, and the driver
 /// updates its figures about once a second.
 const MOST_IDLE: u32 = 3;
 
-/// The part of the time, one in so many, below which a claim is not looked into: the driver's figures are whole percents.
+/// A claim to less than one part in this many of the time is not checked: the driver's figures are whole percents.
 const NOTEWORTHY: u32 = 5;
 
-/// What a process says of a device, before the driver is asked: what it claims then must be in the driver's answer.
+/// What a process claims of its use of a device, read before the driver is asked: the driver's answer must include it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Claim {
-    /// Whether it has claimed to use the device since the last look.
+pub(super) struct UseClaim {
+    /// Set if the process has claimed to use the device since the last look.
     pub(super) is_any: bool,
-    /// Whether it does so now.
+    /// Set if the process claims so now.
     pub(super) claims_now: bool,
-    /// What its counts of submissions come to.
+    /// Sum of the process's counts of submissions.
     progress: u64,
-    /// GPU time that it has been charged with, nanoseconds.
+    /// GPU time charged to the process, nanoseconds.
     charged: u64,
 }
 
-impl Claim {
+impl UseClaim {
     pub(super) fn of(tree: &Tree, id: ProcessId, blocks: &dyn Blocks, device: usize) -> Option<Self> {
         let known = tree.evidence(id, device);
         let usage = blocks.usage();
@@ -59,7 +60,7 @@ impl Claim {
     }
 }
 
-/// What is remembered of a process on a device.
+/// The last comparison for a process on a device.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     at: Instant,
@@ -69,23 +70,23 @@ struct Record {
     is_refuted: bool,
 }
 
-/// What is remembered of everybody.
+/// The last comparisons for all processes.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(super) struct UseRecords {
     records: HashMap<(ProcessId, usize), Record>,
 }
 
-impl Claims {
+impl UseRecords {
     pub(super) fn retain(&mut self, is_there: impl Fn(ProcessId) -> bool) {
         self.records.retain(|(id, _), _| is_there(*id));
     }
 
-    /// Finds out, `now`, whether anything supports what a process claims. What the driver says is of a time after the claim.
+    /// Judges the claim of a process by what the driver said after the claim was read.
     pub(super) fn judge<S: Source>(
         &mut self,
         now: Instant,
         (id, pid): (ProcessId, u32),
-        claim: &Claim,
+        claim: &UseClaim,
         driver: &Driver<'_, S>,
     ) -> Evidence {
         if driver.is_absent(pid) {
@@ -103,13 +104,13 @@ impl Claims {
         }
     }
 
-    /// Whether it claims to have work, and neither its counts nor the driver's figures say that it does any. The driver is
-    /// asked only if it matters.
+    /// Returns whether the process claims to have work while neither its counts nor the driver's figures show any. Asks the
+    /// driver only if its answer decides.
     fn is_idle(
         &mut self,
         now: Instant,
         key: (ProcessId, usize),
-        claim: &Claim,
+        claim: &UseClaim,
         has_worked: impl FnOnce() -> Option<bool>,
     ) -> bool {
         let record = self.records.entry(key).or_insert(Record {
@@ -147,15 +148,15 @@ impl Claims {
     }
 }
 
-/// What the driver says of a device.
+/// The driver's answers about a device.
 pub(super) struct Driver<'a, S> {
     source: &'a S,
     pub(super) device: usize,
-    /// Bytes by pid; nothing if it does not say.
+    /// Bytes by pid; `None` if the driver does not say.
     held: Option<&'a HashMap<u32, Option<u64>>>,
-    /// Whether that can be relied on to have everybody who is on the device: it has somebody who is known.
+    /// Set if the list is complete: it contains a governed process.
     is_complete: bool,
-    /// Who has worked in the last [`APART`]; asked for once.
+    /// Pids of the processes that have worked within the last [`APART`]; asked for once.
     active: OnceCell<Option<HashSet<u32>>>,
 }
 
@@ -176,18 +177,18 @@ impl<'a, S: Source> Driver<'a, S> {
         }
     }
 
-    /// Whether the process is certainly not on the device.
+    /// Returns whether the process is certainly not on the device.
     pub(super) fn is_absent(&self, pid: u32) -> bool {
         self.is_complete && self.held.is_some_and(|held| !held.contains_key(&pid))
     }
 
-    /// Bytes that the process holds there; nothing if nobody can say.
+    /// Returns the bytes that the process holds; `None` if they are not known.
     pub(super) fn bytes(&self, pid: u32) -> Option<u64> {
         self.held
             .and_then(|held| held.get(&pid).copied().unwrap_or(Some(0)))
     }
 
-    /// Whether the process has worked of late; nothing if nobody can say, or if nobody at all has.
+    /// Returns whether the process has worked within the last [`APART`]; `None` if the driver does not say, or lists no process.
     fn has_worked(&self, pid: u32) -> Option<bool> {
         let active = self.active.get_or_init(|| self.source.active(self.device, APART));
         let active = active.as_ref().filter(|active| !active.is_empty())?;
@@ -203,9 +204,9 @@ mod tests {
 
     /// The verdicts of looks that are `APART`.
     fn looks(looks: &[(u64, u64, Option<bool>)]) -> Vec<bool> {
-        let (mut claims, mut now) = (Claims::default(), Instant::now());
+        let (mut claims, mut now) = (UseRecords::default(), Instant::now());
         let look = |(progress, msec, has_worked): &(u64, u64, Option<bool>)| {
-            let claim = Claim {
+            let claim = UseClaim {
                 is_any: true,
                 claims_now: true,
                 progress: *progress,

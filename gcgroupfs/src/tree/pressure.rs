@@ -1,12 +1,12 @@
-//! Room for a process that the driver refused memory, since the device is full: less important processes that can swap
-//! are asked to give way. They are the donors; the process that asks is the requester.
+//! Memory pressure: the driver refused memory to a process because the device is full. Processes of less priority that
+//! can swap are asked to move memory out. They are the donors; the process that asks is the requester.
 //!
-//! Both may lie. So NVML is asked about each request: whether memory is short at all, what each donor holds, what it has
-//! delivered, and whether the requester then takes what was made free. A request is noted when its process rings, and
-//! dealt with by the thread that asks NVML ([`Tree::relieve`]), which looks every few milliseconds while there is any.
+//! Both may lie, so each request is checked with NVML: whether memory is short, what each donor holds and has delivered,
+//! and whether the requester then uses the freed memory. A request is recorded when its process rings, and served by
+//! the thread that asks NVML ([`Tree::relieve`]); it looks every 10 ms while there are requests.
 //!
 //! Where NVML does not answer, claims are believed: memory is short if a process says so, and a donor has delivered when
-//! it says so. Then a user's requests are dealt with four times a second at most.
+//! it says so. Then at most four requests of a user are served in a second.
 
 mod credit;
 mod donor;
@@ -21,63 +21,64 @@ use self::credit::Credits;
 use self::donor::{Asked, Candidate, Idle};
 use super::{Notice, Process, ProcessId, State, Tree, enforce};
 
-/// How long a donor may take to begin to deliver, or to go on; then others are asked too.
+/// Time within which a donor must deliver more; after it other donors are asked too.
 const DELIVERY: Duration = Duration::from_secs(1);
 
-/// How long a request is dealt with: longer than its hook waits.
+/// Longest life of a request: longer than its hook waits.
 const PATIENCE: Duration = Duration::from_secs(12);
 
-/// Memory is short where less than this part of the device is free beyond what is asked for: contexts take some, and what
-/// is free may be in pieces.
+/// Memory is short where less than this part of the device is free beyond the request: contexts need some, and free
+/// memory may be fragmented.
 const SHORT_PART: u64 = 16;
 
-/// What NVML says of a device.
-#[derive(Debug, Default)]
+/// What NVML says of a device at one time.
+#[derive(Debug, Clone)]
 pub struct Sight {
-    /// Bytes that nobody holds.
+    pub device: usize,
+    pub at: Instant,
+    /// Free bytes; `None` if NVML does not answer.
     pub free: Option<u64>,
-    /// Bytes held, by pid; nothing if nobody can say.
+    /// Bytes held, by pid; `None` if NVML does not answer.
     pub held: Option<HashMap<u32, Option<u64>>>,
 }
 
 impl Sight {
-    /// What a process holds, if that is known. One that is not there holds nothing.
+    /// Returns the bytes that a process holds, if they are known; 0 for a process that is not listed.
     fn held_by(&self, process: &Process) -> Option<u64> {
         let held = self.held.as_ref()?.get(&process.identity.pid);
         held.copied().unwrap_or(Some(0))
     }
 }
 
-/// Requests that are not answered yet, by requester and device; and what is remembered of requesters and donors.
+/// Unanswered requests, by requester and device, and the records of requesters and donors.
 #[derive(Debug, Default)]
 pub(super) struct Pressure {
     requests: BTreeMap<(ProcessId, usize), Request>,
     credits: Credits,
-    /// Donors that did not deliver, by device: they are not asked again for a while.
+    /// Donors that did not deliver, by device: they are not asked again for 30 s.
     idle: HashMap<(ProcessId, usize), Idle>,
 }
 
 #[derive(Debug)]
 struct Request {
     number: u32,
-    /// Whether NVML is asked after it was noted.
+    /// Set when NVML is asked after the request was recorded.
     is_due: bool,
-    /// Once others were asked.
+    /// Set once donors were asked.
     begun: Option<Begun>,
 }
 
 #[derive(Debug)]
 struct Begun {
     wanted: u64,
-    /// Bytes that nobody held then.
+    /// Free bytes at that time.
     free: Option<u64>,
     asked: Vec<Asked>,
     since: Instant,
 }
 
 impl Tree {
-    /// The devices on which there is something to look at: NVML is to be asked about them, and then
-    /// [`relieve`](Self::relieve) is to be called.
+    /// Returns the devices with requests. The caller asks NVML about them and then calls [`relieve`](Self::relieve).
     pub fn pressed_devices(&self) -> Vec<usize> {
         let mut state = self.state.lock();
         let Pressure {
@@ -91,16 +92,16 @@ impl Tree {
         devices
     }
 
-    /// Deals with all requests for room on a device, by what NVML says of it.
-    pub fn relieve(&self, device: usize, sight: &Sight, now: Instant) {
+    /// Serves all requests for room on a device, by what NVML says of it.
+    pub fn relieve(&self, sight: &Sight) {
         let mut notices = Vec::new();
-        self.state.lock().relieve(device, sight, now, &mut notices);
+        self.state.lock().relieve(sight, &mut notices);
         self.tell(&notices);
     }
 }
 
 impl State {
-    /// Notes what a process asks for, if that is new.
+    /// Records the request of a process, if it is new.
     pub(super) fn note_pressure(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get(&id) else {
             return;
@@ -124,7 +125,7 @@ impl State {
         }
     }
 
-    /// A process has left: it asks for nothing any more.
+    /// Drops the requests of a process that has left.
     pub(super) fn forget_pressure(&mut self, id: ProcessId) {
         self.pressure
             .requests
@@ -133,8 +134,9 @@ impl State {
         self.pressure.credits.forget(id);
     }
 
-    fn relieve(&mut self, device: usize, sight: &Sight, now: Instant, notices: &mut Vec<Notice>) {
-        self.judge(device, sight, now);
+    fn relieve(&mut self, sight: &Sight, notices: &mut Vec<Notice>) {
+        self.judge(sight);
+        let device = sight.device;
         let requests = self.pressure.requests.iter();
         let here = requests.filter(|((_, on), request)| *on == device && request.is_due);
         let here: Vec<ProcessId> = here.map(|((id, _), _)| *id).collect();
@@ -144,8 +146,8 @@ impl State {
                 continue;
             };
             let answer = match &mut request.begun {
-                None => self.begin_request(key, &mut request, sight, now, notices),
-                Some(begun) => self.go_on(key, begun, sight, now, notices),
+                None => self.begin_request(requester, &mut request, sight, notices),
+                Some(begun) => self.go_on(requester, begun, sight, notices),
             };
             match answer {
                 None => {
@@ -154,25 +156,24 @@ impl State {
                 Some(is_granted) => {
                     self.answer(key, request.number, is_granted, notices);
                     if let (true, Some(begun)) = (is_granted, &request.begun) {
-                        self.expect_use(key, begun.wanted, sight, now);
+                        self.expect_use(requester, begun.wanted, sight);
                     }
-                    // It may have asked again since.
+                    // The process may have asked again since.
                     self.note_pressure(requester);
                 }
             }
         }
     }
 
-    /// Asks others, if the request makes sense; the answer, if there is one at once.
+    /// Asks donors, if the request is valid. Returns the answer, if there is one at once.
     fn begin_request(
         &mut self,
-        key: (ProcessId, usize),
+        requester: ProcessId,
         request: &mut Request,
         sight: &Sight,
-        now: Instant,
         notices: &mut Vec<Notice>,
     ) -> Option<bool> {
-        let (requester, device) = key;
+        let (device, now) = (sight.device, sight.at);
         let process = self.processes.get(&requester)?;
         let (usage, control) = (
             process.usage().devices.get(device)?,
@@ -197,7 +198,7 @@ impl State {
             return None;
         }
         let priority = control.priority.load(Relaxed);
-        let asked = self.ask(key, priority, wanted, &[], sight, now, notices);
+        let asked = self.ask(requester, priority, wanted, &[], sight, notices);
         if asked.is_empty() {
             return Some(false);
         }
@@ -210,23 +211,17 @@ impl State {
         None
     }
 
-    /// Looks at what has been delivered, and asks others if that is too little; the answer, if there is one.
+    /// Checks what donors have delivered, and asks others if that is too little. Returns the answer, if there is one.
     fn go_on(
         &mut self,
-        key: (ProcessId, usize),
+        requester: ProcessId,
         begun: &mut Begun,
         sight: &Sight,
-        now: Instant,
         notices: &mut Vec<Notice>,
     ) -> Option<bool> {
-        let (requester, device) = key;
+        let (device, now) = (sight.device, sight.at);
         for asked in &mut begun.asked {
-            asked.look(
-                self.processes.get(&asked.id).map(AsRef::as_ref),
-                device,
-                sight,
-                now,
-            );
+            asked.look(self.processes.get(&asked.id).map(AsRef::as_ref), sight);
         }
         for asked in begun.asked.iter().filter(|asked| asked.is_overdue(now)) {
             let idle = self.pressure.idle.entry((asked.id, device));
@@ -243,7 +238,7 @@ impl State {
         if delivered.max(freed.unwrap_or(0)) >= begun.wanted {
             return Some(true);
         }
-        // Those that still may deliver are waited for.
+        // Donors that may still deliver are waited for.
         let pending = begun
             .asked
             .iter()
@@ -261,7 +256,7 @@ impl State {
             .load(Relaxed);
         let missing = begun.wanted - delivered;
         let others: Vec<ProcessId> = begun.asked.iter().map(|asked| asked.id).collect();
-        let more = self.ask(key, priority, missing, &others, sight, now, notices);
+        let more = self.ask(requester, priority, missing, &others, sight, notices);
         if !more.is_empty() {
             begun.asked.extend(more);
             return None;
@@ -273,26 +268,25 @@ impl State {
         Some(delivered > 0)
     }
 
-    /// Asks less important ones for that many bytes, the least important and then the largest first; nobody, if they have
-    /// not so much together. None of `but`.
-    #[expect(clippy::too_many_arguments, reason = "what is asked, and what is known")]
+    /// Asks processes of less priority for `wanted` bytes, the least priority and then the largest first; no process if they
+    /// have less than that together. Leaves out those of `but`.
     fn ask(
         &mut self,
-        (requester, device): (ProcessId, usize),
+        requester: ProcessId,
         priority: u32,
         wanted: u64,
         but: &[ProcessId],
         sight: &Sight,
-        now: Instant,
         notices: &mut Vec<Notice>,
     ) -> Vec<Asked> {
+        let device = sight.device;
         let is_asked = |id: ProcessId| id == requester || but.contains(&id);
         let mut candidates: Vec<_> = self
             .processes
             .values()
             .filter(|process| !is_asked(process.id) && process.is_hook_ok())
             .filter(|process| !self.pressure.idle.contains_key(&(process.id, device)))
-            .filter_map(|process| Candidate::of(process, device, self.swap_left(process, device), sight))
+            .filter_map(|process| Candidate::of(process, self.swap_left(process, device), sight))
             .filter(|candidate| candidate.priority > priority)
             .collect();
         candidates.sort_unstable_by_key(Candidate::rank);
@@ -308,7 +302,7 @@ impl State {
             };
             left -= bytes;
             if let Some(generation) = enforce::reclaim(process, device, bytes, true) {
-                asked.push(Asked::new(process, (generation, bytes), sight, now));
+                asked.push(Asked::new(process, (generation, bytes), sight));
             }
             if let Some(kept) = process.kept_mut(Some(device)) {
                 kept.nr_reclaim += 1;
@@ -319,32 +313,26 @@ impl State {
         asked
     }
 
-    /// Looks again at donors that did not deliver, and whether requesters have taken what was made free for them.
-    fn judge(&mut self, device: usize, sight: &Sight, now: Instant) {
+    /// Checks donors that did not deliver again, and whether requesters have used the freed memory.
+    fn judge(&mut self, sight: &Sight) {
         let Self {
             processes, pressure, ..
         } = self;
         pressure.idle.retain(|(donor, on), idle| {
             let process = processes.get(donor);
-            process.is_some_and(|process| *on != device || idle.is_still(process, device, sight, now))
+            process.is_some_and(|process| *on != sight.device || idle.is_still(process, sight))
         });
-        // One that has left takes nothing.
+        // A process that has left uses nothing.
         let held = |id: ProcessId| {
             processes
                 .get(&id)
                 .map_or(Some(0), |process| sight.held_by(process))
         };
-        pressure.credits.judge(device, held, now);
+        pressure.credits.judge(sight.device, held, sight.at);
     }
 
-    /// The requester is to take what has been made free.
-    fn expect_use(
-        &mut self,
-        (requester, device): (ProcessId, usize),
-        bytes: u64,
-        sight: &Sight,
-        now: Instant,
-    ) {
+    /// Records that the requester is expected to use the freed memory.
+    fn expect_use(&mut self, requester: ProcessId, bytes: u64, sight: &Sight) {
         let Some(process) = self.processes.get(&requester) else {
             return;
         };
@@ -352,7 +340,7 @@ impl State {
             let who = (requester, process.identity.uid);
             self.pressure
                 .credits
-                .expect(who, device, held.saturating_add(bytes / 2), now);
+                .expect(who, sight.device, held.saturating_add(bytes / 2), sight.at);
         }
     }
 

@@ -1,22 +1,22 @@
-//! How far requesters are believed: one that has others give way and takes nothing of it is refused for a while.
+//! Credit of requesters: a requester that repeatedly leaves freed memory unused is refused for 1 to 64 s.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::tree::ProcessId;
 
-/// How long a requester may take to take what was made free.
+/// Time within which a requester must use the freed memory.
 const USE: Duration = Duration::from_secs(1);
 
-/// How often in a row a process, and all of a user's, may take nothing: others may have been faster.
+/// Unused grants in a row that a process, and all processes of a user, may have: another process may have been faster.
 const MOST_UNUSED: u32 = 3;
 const MOST_UNUSED_OF_USER: u32 = 12;
 
-/// How long a requester is refused then; doubled each time, up to 2^6 times that.
+/// Time for which a requester is refused after that; doubles each time, up to 2^6 times.
 const REFUSAL: Duration = Duration::from_secs(1);
 const MOST_DOUBLED: u32 = 6;
 
-/// The time between two of a user's requests, where NVML shows what becomes of them and where it does not.
+/// Least time between two requests of a user, where NVML shows their effect and where it does not.
 const PAUSE: Duration = Duration::from_millis(50);
 const BLIND_PAUSE: Duration = Duration::from_millis(250);
 
@@ -27,13 +27,13 @@ type Who = (ProcessId, u32);
 pub(super) struct Credits {
     processes: HashMap<ProcessId, Credit>,
     users: HashMap<u32, Credit>,
-    /// What was made free and is to be taken.
+    /// Freed memory that requesters are expected to use.
     expected: Vec<Expected>,
 }
 
 #[derive(Debug, Default)]
 struct Credit {
-    /// How often in a row nothing was taken.
+    /// Unused grants in a row.
     nr_unused: u32,
     refused_until: Option<Instant>,
     last: Option<Instant>,
@@ -43,7 +43,7 @@ struct Credit {
 struct Expected {
     who: Who,
     device: usize,
-    /// It has taken it when it holds so much.
+    /// The requester has used the memory once it holds so many bytes.
     held: u64,
     until: Instant,
 }
@@ -67,7 +67,7 @@ impl Credits {
         credits.into_iter().flatten().any(|credit| credit.is_refused(now))
     }
 
-    /// Whether the user's last request was long enough ago. Then this one counts as the last.
+    /// Returns whether the user's last request was long enough ago; if so, records this one.
     pub(super) fn is_its_turn(&mut self, (_, user): Who, can_see: bool, now: Instant) -> bool {
         let pause = if can_see { PAUSE } else { BLIND_PAUSE };
         let credit = self.users.entry(user).or_default();
@@ -79,7 +79,7 @@ impl Credits {
         true
     }
 
-    /// Room was made: the requester is expected to hold so much soon.
+    /// Records that the requester is expected to hold `held` bytes within [`USE`].
     pub(super) fn expect(&mut self, who: Who, device: usize, held: u64, now: Instant) {
         self.expected.push(Expected {
             who,
@@ -89,12 +89,12 @@ impl Credits {
         });
     }
 
-    /// The devices on which something is expected.
+    /// Returns the devices on which a use is expected.
     pub(super) fn devices(&self) -> impl Iterator<Item = usize> {
         self.expected.iter().map(|expected| expected.device)
     }
 
-    /// Looks at what requesters hold on a device, where that is known.
+    /// Checks what requesters hold on a device, where that is known.
     pub(super) fn judge(&mut self, device: usize, held: impl Fn(ProcessId) -> Option<u64>, now: Instant) {
         let Self {
             processes,
@@ -129,7 +129,7 @@ impl Credits {
         users.retain(|_, user| user.nr_unused > 0 || user.last.is_some_and(is_soon));
     }
 
-    /// A process has left; its user has not.
+    /// Drops the record of a process that has left; its user's stays.
     pub(super) fn forget(&mut self, process: ProcessId) {
         self.processes.remove(&process);
     }

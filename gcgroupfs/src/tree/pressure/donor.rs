@@ -1,4 +1,4 @@
-//! Processes that can give way: what each can give, and what it has delivered.
+//! Donors: processes that can move memory out, the bytes each can move, and the bytes it has delivered.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -9,10 +9,10 @@ use gcgroup_abi::NO_LIMIT;
 use super::{DELIVERY, Sight};
 use crate::tree::{Process, ProcessId};
 
-/// How long a donor that did not deliver is not asked, unless it delivers after all.
+/// Time for which a donor that did not deliver is not asked, unless it delivers after all.
 const REST: Duration = Duration::from_secs(30);
 
-/// A process that can give way.
+/// A process that can move memory out.
 pub(super) struct Candidate {
     pub(super) id: ProcessId,
     pub(super) priority: u32,
@@ -20,9 +20,9 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Nothing of a process that has nothing to give. `allowed`: what the groups above let it swap out.
-    pub(super) fn of(process: &Process, device: usize, allowed: u64, sight: &Sight) -> Option<Self> {
-        let (usage, control) = (process.usage(), process.control());
+    /// Returns `None` for a process that has no bytes to move out. `allowed`: the bytes that its groups let it swap out.
+    pub(super) fn of(process: &Process, allowed: u64, sight: &Sight) -> Option<Self> {
+        let (usage, control, device) = (process.usage(), process.control(), sight.device);
         let charged = usage.memory_current(device);
         let held = sight.held_by(process).unwrap_or(charged);
         let (on_device, device) = (usage.devices.get(device)?, control.devices.get(device)?);
@@ -47,7 +47,7 @@ impl Candidate {
         })
     }
 
-    /// The least important and then the largest first.
+    /// Orders by least priority, then by most bytes.
     pub(super) fn rank(&self) -> Reverse<(u32, u64)> {
         Reverse((self.priority, self.bytes))
     }
@@ -59,23 +59,18 @@ pub(super) struct Asked {
     pub(super) id: ProcessId,
     generation: u32,
     bytes: u64,
-    /// What it held then, if NVML says that.
+    /// Bytes held at that time, if NVML reports them.
     held: Option<u64>,
     pub(super) delivered: u64,
-    /// Whether it says that it has done what it could; and whether it said so before NVML was asked.
+    /// Set when the donor says that it has finished; `has_answered`: when it said so before NVML was asked.
     says_so: bool,
     has_answered: bool,
-    /// When it has delivered something, or was asked.
+    /// Time of the last delivery, or of the request.
     last: Instant,
 }
 
 impl Asked {
-    pub(super) fn new(
-        process: &Process,
-        (generation, bytes): (u32, u64),
-        sight: &Sight,
-        now: Instant,
-    ) -> Self {
+    pub(super) fn new(process: &Process, (generation, bytes): (u32, u64), sight: &Sight) -> Self {
         Self {
             id: process.id,
             generation,
@@ -84,13 +79,13 @@ impl Asked {
             delivered: 0,
             says_so: false,
             has_answered: false,
-            last: now,
+            last: sight.at,
         }
     }
 
-    /// Looks at what it has delivered. One that has left has given all.
-    pub(super) fn look(&mut self, process: Option<&Process>, device: usize, sight: &Sight, now: Instant) {
-        let usage = process.and_then(|process| Some((process, process.usage().devices.get(device)?)));
+    /// Updates what the donor has delivered. A process that has left has delivered everything.
+    pub(super) fn look(&mut self, process: Option<&Process>, sight: &Sight) {
+        let usage = process.and_then(|process| Some((process, process.usage().devices.get(sight.device)?)));
         let Some((process, usage)) = usage else {
             (self.delivered, self.has_answered) = (self.bytes, true);
             return;
@@ -105,16 +100,16 @@ impl Asked {
             None => 0,
         };
         if delivered > self.delivered {
-            (self.delivered, self.last) = (delivered, now);
+            (self.delivered, self.last) = (delivered, sight.at);
         }
     }
 
-    /// Whether nothing more is to be expected of it.
+    /// Returns whether the donor will deliver nothing more.
     pub(super) fn is_done(&self) -> bool {
         self.has_answered || self.delivered >= self.bytes
     }
 
-    /// Whether it does not deliver: it says that it has and has not, or says nothing for too long.
+    /// Returns whether the donor fails to deliver: it says that it has finished and has not, or is silent for [`DELIVERY`].
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         if self.is_done() {
             return self.delivered < self.bytes / 2;
@@ -131,29 +126,29 @@ impl Asked {
     }
 }
 
-/// Since when a donor has not delivered.
+/// A donor that did not deliver.
 #[derive(Debug)]
 pub(super) struct Idle {
     generation: u32,
-    /// It has delivered if it holds no more than this.
+    /// The donor has delivered once it holds no more than these bytes.
     least: Option<u64>,
     until: Instant,
 }
 
 impl Idle {
-    pub(super) fn is_still(&self, process: &Process, device: usize, sight: &Sight, now: Instant) -> bool {
+    pub(super) fn is_still(&self, process: &Process, sight: &Sight) -> bool {
         let has_delivered = match self.least.zip(sight.held_by(process)) {
             Some((least, held)) => held <= least,
             None => {
-                let usage = process.usage().devices.get(device);
+                let usage = process.usage().devices.get(sight.device);
                 usage.is_none_or(|usage| reaches(usage.reclaim_generation.load(Acquire), self.generation))
             }
         };
-        now < self.until && !has_delivered
+        sight.at < self.until && !has_delivered
     }
 }
 
-/// Whether a generation is not behind another; both wrap.
+/// Returns whether a generation is not behind another; both wrap.
 fn reaches(dealt_with: u32, generation: u32) -> bool {
     dealt_with.wrapping_sub(generation) < 1 << 31
 }

@@ -27,7 +27,7 @@ fn swapping(world: &World, pid: u32, priority: u32, bytes: u64) -> ProcessId {
 /// Asks for room; a second has passed since the last time.
 fn want(world: &World, id: ProcessId, bytes: u64) {
     ask(world, id, bytes);
-    look(world, &Sight::default());
+    look(world, &blind());
 }
 
 fn ask(world: &World, id: ProcessId, bytes: u64) {
@@ -41,19 +41,33 @@ thread_local! {
     static NOW: std::cell::Cell<Instant> = std::cell::Cell::new(Instant::now());
 }
 
-/// Looks at all requests, after 300 ms.
+/// Serves all requests, 300 ms after the last time.
 fn look(world: &World, sight: &Sight) {
     NOW.set(NOW.get() + Duration::from_millis(300));
     world.tree.pressed_devices();
-    world.tree.relieve(0, sight, NOW.get());
+    world.tree.relieve(&Sight {
+        at: NOW.get(),
+        ..sight.clone()
+    });
 }
 
-/// What NVML says: so many bytes are free, and these processes hold so many.
+/// What NVML says: these bytes are free, and these processes hold so many.
 fn sight(free: u64, held: &[(u32, u64)]) -> Sight {
     let held: HashMap<_, _> = held.iter().map(|(pid, bytes)| (*pid, Some(*bytes))).collect();
     Sight {
         free: Some(free),
         held: Some(held),
+        ..blind()
+    }
+}
+
+/// An NVML that does not answer.
+fn blind() -> Sight {
+    Sight {
+        device: 0,
+        at: NOW.get(),
+        free: None,
+        held: None,
     }
 }
 
@@ -74,7 +88,7 @@ fn asked(world: &World, id: ProcessId) -> (u32, u64) {
 
 fn give(world: &World, id: ProcessId) {
     say_given(world, id);
-    look(world, &Sight::default());
+    look(world, &blind());
 }
 
 fn say_given(world: &World, id: ProcessId) {
@@ -131,7 +145,7 @@ fn one_that_leaves_is_not_waited_for() {
     want(&world, asker, GIB);
     assert_eq!(told(&world, asker), (0, 0));
     world.tree.leave(victim, 0);
-    look(&world, &Sight::default());
+    look(&world, &blind());
     assert_eq!(told(&world, asker), (1, 0));
     let other = swapping(&world, 3, 9, GIB);
     want(&world, asker, GIB);
@@ -286,8 +300,8 @@ fn without_nvml_a_users_requests_have_a_pause_between_them() {
     let askers = [1, 2].map(|pid| world.join(pid));
     let victim = swapping(&world, 3, 9, 4 * GIB);
     askers.into_iter().for_each(|id| ask(&world, id, GIB));
-    look(&world, &Sight::default());
+    look(&world, &blind());
     assert_eq!(asked(&world, victim).1, GIB);
-    look(&world, &Sight::default());
+    look(&world, &blind());
     assert_eq!(asked(&world, victim).1, 2 * GIB);
 }

@@ -1,7 +1,7 @@
 //! Claims that NVML does not confirm: a process says that it has charged more on a device than NVML shows it to hold.
 //!
-//! An honest one does so for a while: it charges before the driver is asked, and the driver may take seconds. And it does
-//! so for memory that is on the device only while it is used: managed memory, and that of graphs.
+//! An honest process does so for up to 10 s: it charges before the driver is called, and the driver may take seconds. It also
+//! does so for memory that is on the device only while in use: managed memory, and memory of graphs.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -10,22 +10,22 @@ use gcgroup_abi::{Kind, Usage};
 
 use crate::tree::ProcessId;
 
-/// How long an allocation may wait for the driver, or for others to make room, and some more.
+/// Longer than an allocation may wait for the driver, or for other processes to make room.
 const PATIENCE: Duration = Duration::from_secs(12);
 
-/// What ledger and driver count differently: bytes, and a part of what is charged.
+/// Tolerance between ledger and driver: bytes, and a part of what is charged.
 const MARGIN: u64 = 64 << 20;
 const MARGIN_PART: u64 = 8;
 
-/// What a process claims on a device.
+/// The bytes that a process claims on a device.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Claim {
+pub(super) struct MemoryClaim {
     charged: u64,
     /// Charged, and on the device only while it is used.
     movable: u64,
 }
 
-impl Claim {
+impl MemoryClaim {
     pub(super) fn of(usage: &Usage, device: usize) -> Self {
         let kinds = usage.allocations(device).kinds;
         let movable = [Kind::Managed, Kind::Graph].map(|kind| kinds[kind as usize]);
@@ -35,7 +35,7 @@ impl Claim {
         }
     }
 
-    /// Bytes claimed beyond those that the process is shown to hold; `None`: it is not on the device at all.
+    /// Returns the bytes claimed beyond `held`, 0 within the tolerance. `None`: the process is not on the device.
     fn beyond(&self, held: Option<u64>) -> u64 {
         let beyond = match held {
             Some(held) => self.charged.saturating_sub(self.movable).saturating_sub(held),
@@ -46,7 +46,7 @@ impl Claim {
     }
 }
 
-/// Since when each has claimed more than it holds, by device.
+/// Times since which processes have claimed more than they hold, by device.
 #[derive(Debug, Default)]
 pub(super) struct Unconfirmed(HashMap<(ProcessId, usize), Instant>);
 
@@ -55,12 +55,12 @@ impl Unconfirmed {
         self.0.retain(|(id, _), _| there.contains(id));
     }
 
-    /// Notes what a process claimed before and after the device said what it holds. Gives the bytes that it has claimed
-    /// without cause for too long.
+    /// Records what a process claimed before and after the device was asked. Returns the bytes claimed beyond `held` if they
+    /// have been claimed for [`PATIENCE`].
     pub(super) fn note(
         &mut self,
         (id, device): (ProcessId, usize),
-        claims: [Claim; 2],
+        claims: [MemoryClaim; 2],
         held: Option<u64>,
         now: Instant,
     ) -> Option<u64> {
@@ -84,8 +84,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn claim(charged: u64, movable: u64) -> Claim {
-        Claim { charged, movable }
+    fn claim(charged: u64, movable: u64) -> MemoryClaim {
+        MemoryClaim { charged, movable }
     }
 
     #[test]

@@ -1,0 +1,69 @@
+//! A process's own account of a device, and what the process holds beyond it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::SeqCst, fence};
+
+use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Stocks, Usage, UsageDevice};
+
+/// A process's own account of a device, by its own word: compared and subtracted, and nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ledger {
+    pub(super) charged: u64,
+    /// Charged, but on the device only as far as it has been used there.
+    pub(super) managed: u64,
+    /// Each moves before bytes are uncharged that the device does not hold any more, so a ledger that seems to have stood
+    /// still has.
+    pub(super) counts: [u64; 4],
+    pub(super) unsettled: u64,
+    pub(super) unsettled_threads: u64,
+    /// Whether threads keep what they uncharge. While that changes, it cannot be told what is charged.
+    pub(super) stocks: Option<Stocks>,
+}
+
+impl Ledger {
+    /// Reads the account of a device, including what the process charged to devices whose number it did not know: they may
+    /// be this one.
+    pub(super) fn of(usage: &Usage, device: usize) -> Option<Self> {
+        let slots = [usage.devices.get(device)?, usage.devices.get(OTHER_DEVICE)?];
+        // Bytes move from the second to the first: read last, so that none is missed on its way.
+        let sum = |word: fn(&UsageDevice) -> &AtomicU64| {
+            let word = |slot: &&UsageDevice| word(slot).load(Acquire);
+            slots.iter().rev().map(word).fold(0, u64::wrapping_add)
+        };
+        fence(SeqCst);
+        let stocks = Stocks::of(usage);
+        let charged = [OTHER_DEVICE, device]
+            .map(|slot| usage.memory_current(slot))
+            .into_iter()
+            .fold(0, u64::wrapping_add);
+        let [other, here] = [OTHER_DEVICE, device].map(|slot| usage.allocations(slot));
+        let both = |of: fn(&Allocations) -> u64| of(&other).wrapping_add(of(&here));
+        let ledger = Self {
+            charged,
+            managed: both(|counts| counts.kinds[Kind::Managed as usize]),
+            counts: [
+                both(|counts| counts.nr_alloc),
+                both(|counts| counts.nr_free),
+                both(|counts| counts.nr_unsettled),
+                sum(|slot| &slot.nr_alloc_fail),
+            ],
+            unsettled: sum(|slot| &slot.unsettled),
+            unsettled_threads: both(|counts| counts.unsettled_threads),
+            stocks: Some(stocks).filter(|stocks| stocks.are_settled() && stocks.are_still(usage)),
+        };
+        fence(SeqCst);
+        Some(ledger)
+    }
+
+    /// Tells that no call is under way that may have made the device hold more than is charged.
+    pub(super) fn is_settled(&self) -> bool {
+        self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0 && self.stocks.is_some()
+    }
+
+    /// Returns the bytes beyond the ledger, of `held` bytes in all. No interface tells how much managed memory is on the
+    /// device, so the `known` result is kept where it is still possible.
+    pub(super) fn overhead(&self, held: u64, known: u64) -> u64 {
+        let least = held.saturating_sub(self.charged);
+        let most = held.saturating_sub(self.charged.saturating_sub(self.managed));
+        known.min(most).max(least)
+    }
+}
