@@ -3,26 +3,25 @@
 //! `memory_limit=BYTES`, `memory_swap_max=BYTES`, `can_swap=1`.
 //!
 //! Prints `ready`, then reads commands from stdin and answers each with one line. A new command is one row of
-//! [`COMMANDS`]; a new word of the block is one name in the lists above [`word`].
+//! [`COMMANDS`]; a new word of the block is one name in the lists of [`word`].
+
+#[path = "hostile_hook/registration.rs"]
+mod registration;
+#[path = "hostile_hook/words.rs"]
+mod words;
 
 use std::error::Error;
 use std::ffi::CStr;
-use std::io::{self, BufRead as _, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use std::time::{Duration, Instant};
+use std::io::{self, BufRead as _};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::Duration;
 
-use gcgroup_abi::map::{CONTROL_SIZE, USAGE_SIZE, control, usage};
-use gcgroup_abi::message::{GroupName, Hello, MAX_LENGTH, Tag, Welcome, bare};
-use gcgroup_abi::{Control, NO_LIMIT, Usage};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect,
-    recvmsg, send, sendmsg, socket,
-};
+use gcgroup_abi::map::USAGE_SIZE;
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, fork, ftruncate};
+use nix::unistd::{ForkResult, fork};
+
+use crate::registration::{Hook, wishes};
+use crate::words::{now, number, word};
 
 type Answer = Result<String, Box<dyn Error>>;
 
@@ -89,210 +88,6 @@ const COMMANDS: &[Command] = &[
         run: flood,
     },
 ];
-
-/// A word of a usage block.
-enum Word<'a> {
-    Long(&'a AtomicU64),
-    Short(&'a AtomicU32),
-}
-
-impl<'a> From<&'a AtomicU64> for Word<'a> {
-    fn from(word: &'a AtomicU64) -> Self {
-        Self::Long(word)
-    }
-}
-
-impl<'a> From<&'a AtomicU32> for Word<'a> {
-    fn from(word: &'a AtomicU32) -> Self {
-        Self::Short(word)
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a liar's number, cut to the word's size"
-)]
-impl Word<'_> {
-    fn load(&self) -> u64 {
-        match self {
-            Self::Long(word) => word.load(Acquire),
-            Self::Short(word) => word.load(Acquire).into(),
-        }
-    }
-
-    fn store(&self, value: u64) {
-        match self {
-            Self::Long(word) => word.store(value, Release),
-            Self::Short(word) => word.store(value as u32, Release),
-        }
-    }
-}
-
-/// The word of that name, if it is one of these in that part of the block.
-macro_rules! named {
-    ($name:expr, $part:expr, $($field:ident)*) => {
-        match $name {
-            $(stringify!($field) => Some(Word::from(&$part.$field)),)*
-            _ => None,
-        }
-    };
-}
-
-/// Names a word of the block: of a device, of a thread (`thread.NAME`), of an array of a device (`kinds.3`), or of the
-/// process (`process.NAME`). The index is that of the device or of the thread.
-fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word<'a>, Box<dyn Error>> {
-    let index: usize = index.parse()?;
-    let device = block.devices.get(index);
-    let found = match name.split_once('.') {
-        None => device.and_then(|device| {
-            named!(name, device,
-                memory_current memory_peak peak_generation drained_generation nr_alloc nr_free nr_alloc_fail nr_max
-                nr_oom nr_ended nr_frozen frozen_usec graph_kernels unsettled swap_supply nr_contexts nr_waiting
-                busy_sequence busy_since busy_nsec usage_nsec_before nr_throttled throttled_usec gate_timeouts
-                swap_current swap_out_bytes swap_in_bytes nr_swap_out nr_swap_in nr_swap_fail swappable
-                reclaim_generation memory_granted grant_wanted grant_request pressure_request pressure_wanted
-                memory_overhead_before swap_charged swap_granted swap_wanted swap_request submitted_nsec queued_until pressure_size)
-        }),
-        Some(("process", name)) => named!(name, block,
-            nr_threads memory_elsewhere memory_peak peak_generation progress_generation nr_max nr_oom
-            nr_unknown_symbols can_swap asks_to_swap stocks),
-        Some(("thread", name)) => block.threads.get(index).and_then(|thread| {
-            named!(name, thread, stock device nr_alloc nr_free counted_device unsettled)
-        }),
-        Some(("exited", what)) => array(device.map(|device| &device.shared_exited[..]), what),
-        Some(("kinds", kind)) => array(device.map(|device| &device.kinds[..]), kind),
-        Some(_) => None,
-    };
-    found.ok_or_else(|| format!("no word {name} {index}").into())
-}
-
-fn array<'a>(words: Option<&'a [AtomicU64]>, at: &str) -> Option<Word<'a>> {
-    Some(words?.get(at.parse::<usize>().ok()?)?.into())
-}
-
-/// A number: decimal, `max`, `now` (`CLOCK_MONOTONIC`, nanoseconds), or a power of two (`2^40`).
-fn number(text: &str) -> Result<u64, Box<dyn Error>> {
-    match text.split_once('^') {
-        Some(("2", power)) => Ok(1 << power.parse::<u32>()?.min(63)),
-        _ if text == "max" => Ok(u64::MAX),
-        _ if text == "now" => Ok(now()),
-        _ => Ok(text.parse()?),
-    }
-}
-
-fn now() -> u64 {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map(Duration::from);
-    now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
-}
-
-/// A registration.
-struct Hook {
-    socket: OwnedFd,
-    usage: &'static Usage,
-    control: &'static Control,
-    hello: Hello,
-}
-
-impl Hook {
-    /// Registers this process.
-    fn register(hello: Hello) -> Result<Self, Box<dyn Error>> {
-        let file = memfd_create(
-            "gcgroup-usage",
-            MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
-        )?;
-        ftruncate(&file, i64::try_from(USAGE_SIZE)?)?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
-        let map = map(&file, USAGE_SIZE, libc::PROT_READ | libc::PROT_WRITE)?;
-        // SAFETY: mapped just now, page-aligned, of that size, and never unmapped.
-        let usage = unsafe { usage(map) };
-        for device in &usage.devices {
-            device.memory_granted.store(NO_LIMIT, Relaxed);
-            device.swap_granted.store(NO_LIMIT, Relaxed);
-        }
-        usage.can_swap.store(hello.can_swap, Relaxed);
-        usage.publish();
-
-        let path = std::env::var("GCGROUP_SOCKET")?;
-        let socket = socket(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            SockFlag::SOCK_CLOEXEC,
-            None,
-        )?;
-        connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;
-        let rights = [file.as_raw_fd()];
-        let rights = [ControlMessage::ScmRights(&rights)];
-        let hello_bytes = hello.to_bytes();
-        let parts = [IoSlice::new(&hello_bytes)];
-        sendmsg::<()>(socket.as_raw_fd(), &parts, &rights, MsgFlags::MSG_NOSIGNAL, None)?;
-        let control = welcome(&socket)?;
-        Ok(Self {
-            socket,
-            usage,
-            control,
-            hello,
-        })
-    }
-
-    fn ring(&self) {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        // If the socket is full, the daemon has been rung already.
-        let _ = send(self.socket.as_raw_fd(), &bare(Tag::Doorbell), flags);
-    }
-
-    /// Rings, and waits until the answer to a request is as high as its number.
-    fn wait_for(&self, answer: &AtomicU32, number: u32) -> Result<(), Box<dyn Error>> {
-        self.ring();
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while answer.load(Acquire).wrapping_sub(number) >= 1 << 31 {
-            if Instant::now() > deadline {
-                return Err("no answer".into());
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        Ok(())
-    }
-}
-
-/// Receives the daemon's answer, and maps the control block that comes with it.
-fn welcome(socket: &OwnedFd) -> Result<&'static Control, Box<dyn Error>> {
-    let mut buffer = [0; MAX_LENGTH];
-    let mut parts = [IoSliceMut::new(&mut buffer)];
-    let mut space = nix::cmsg_space!([i32; 1]);
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let received = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
-    let (length, mut files) = (received.bytes, Vec::new());
-    for message in received.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(fds) = message {
-            // SAFETY: the kernel has just opened them for this process.
-            files.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-        }
-    }
-    let answer = Welcome::from_bytes(&buffer[..length]).map_err(|error| format!("{error:?}"))?;
-    let file = files.pop().ok_or_else(|| format!("refused: {}", answer.status))?;
-    let map = map(&file, CONTROL_SIZE, libc::PROT_READ)?;
-    // SAFETY: mapped just now, page-aligned, of that size, and never unmapped; nothing is stored through it.
-    Ok(unsafe { control(map) })
-}
-
-fn map(file: &OwnedFd, size: usize, protection: i32) -> io::Result<*const u8> {
-    // SAFETY: a new mapping of a file of that size.
-    let map = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            size,
-            protection,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if map == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(map.cast_const().cast())
-}
 
 fn set(hook: &Hook, words: &[&str]) -> Answer {
     let [name, index, value] = *words else {
@@ -480,23 +275,6 @@ fn flood(hook: &Hook, words: &[&str]) -> Answer {
         }
     }
     Ok(format!("flooded {accepted}"))
-}
-
-/// What it wishes for when it registers.
-fn wishes(arguments: impl Iterator<Item = String>) -> Result<Hello, Box<dyn Error>> {
-    let mut hello = Hello::PLAIN;
-    for argument in arguments {
-        let (name, value) = argument.split_once('=').ok_or("NAME=VALUE")?;
-        match name {
-            "group" => hello.group = GroupName::new(value).ok_or("too long")?,
-            "priority" => hello.priority = value.parse()?,
-            "memory_limit" => hello.memory_limit = number(value)?,
-            "memory_swap_max" => hello.memory_swap_max = number(value)?,
-            "can_swap" => hello.can_swap = value.parse()?,
-            _ => return Err(format!("no wish {name}").into()),
-        }
-    }
-    Ok(hello)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
