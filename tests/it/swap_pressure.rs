@@ -18,7 +18,7 @@ fn mount() -> Mount {
 
 /// A program of that priority, some of whose memory may be moved.
 #[track_caller]
-fn program(mount: &Mount, priority: u32, swap: u64) -> Governed {
+pub fn program(mount: &Mount, priority: u32, swap: u64) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("obey").env("GCGROUP_SWAP", swap.to_string());
     let mut program = Governed::spawn(command);

@@ -2,10 +2,11 @@
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use support::{Config, Governed, Mount, artifacts, stop, wait_until};
+use support::{Config, Governed, Mount, stop, wait_until};
 
 use super::{liar, tell};
 use crate::driver::Dir;
+use crate::swap_pressure::program;
 
 const MIB: u64 = 1 << 20;
 
@@ -15,17 +16,6 @@ fn mount() -> Mount {
         .env("SIMGPU_MEMORY", "128M")
         .arg("--allow-other");
     Mount::with(config)
-}
-
-/// A program of that priority, whose memory may be moved.
-#[track_caller]
-fn program(mount: &Mount, priority: u32, swap: u64) -> Governed {
-    let mut command = mount.command(artifacts().load());
-    command.arg("obey").env("GCGROUP_SWAP", swap.to_string());
-    let mut program = Governed::spawn(command);
-    program.expect("ready");
-    Dir::of(mount, program.pid()).write("compute.priority", priority);
-    program
 }
 
 #[track_caller]
