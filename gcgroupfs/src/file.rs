@@ -121,7 +121,7 @@ pub struct ControlFile {
     pub on: On,
     pub contents: Contents,
     pub io: Io,
-    /// The entry in the manual, and the file's line in README.md.
+    /// The entry in the manual page gcgroupfs(5).
     pub doc: &'static str,
 }
 

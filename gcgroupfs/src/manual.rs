@@ -1,4 +1,4 @@
-//! README's table of control files and the manual page gcgroupfs(5), made from the table of files.
+//! The manual page gcgroupfs(5), and a Markdown table of the control files, made from the table of files.
 
 use std::fmt::Write;
 
@@ -8,8 +8,12 @@ use crate::files;
 /// The manual page, but for the files.
 const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
 
-/// Stands in the template where the files go.
-const PLACE: &str = "@FILES@\n";
+/// The configuration's defaults, for the manual page.
+pub(crate) const DEFAULTS: &str = include_str!("manual/defaults.toml");
+
+/// Placeholders in the template.
+const FILES: &str = "@FILES@\n";
+const DEFAULTS_PLACE: &str = "@DEFAULTS@\n";
 
 /// The control files as a Markdown table, one row each.
 pub fn table() -> String {
@@ -40,7 +44,9 @@ pub fn page() -> String {
         );
         out
     });
-    TEMPLATE.replace(PLACE, &files)
+    TEMPLATE
+        .replace(FILES, &files)
+        .replace(DEFAULTS_PLACE, &roff(DEFAULTS))
 }
 
 fn access(file: &ControlFile) -> &'static str {
@@ -94,13 +100,15 @@ mod tests {
             );
         }
         assert_eq!(table.lines().count(), 2 + files::all().count());
-        assert!(!page.contains(PLACE.trim()));
+        for placeholder in [FILES, DEFAULTS_PLACE] {
+            assert!(!page.contains(placeholder.trim()));
+        }
     }
 
     #[test]
     fn the_table_says_where_and_how() {
         assert!(table().contains(
-            "| `memory.limit` | rw | `<pid>/` `<pid>/<gpu>/` `<group>/` `<group>/<gpu>/` | Most bytes"
+            "| `memory.limit` | rw | `<pid>/` `<pid>/<gpu>/` `<group>/` `<group>/<gpu>/` | The most bytes"
         ));
         assert!(table().contains("| `devices` | r | `/` | "));
         assert!(table().contains("| `memory.reclaim` | w | `<pid>/` "));
@@ -110,7 +118,7 @@ mod tests {
     fn no_line_of_the_page_is_a_request_by_accident() {
         let known = [
             ".TH", ".SH", ".TP", ".BR", ".RB", ".RI", ".IR", ".BI", ".B", ".I", ".PP", ".nf", ".fi", ".RS",
-            ".RE", ".EX", ".EE",
+            ".RE", ".EX", ".EE", ".IP",
         ];
         for line in page().lines().filter(|line| line.starts_with(['.', '\''])) {
             let request = line.split(' ').next().unwrap();

@@ -17,11 +17,11 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(value(view.priority()?)),
             |edit, text| edit.set_priority(parse_priority(text)?),
         ),
-        doc: "A number from 0 to 15, lower is more important, 8 unless set; set on the process, it holds on all its devices; a group's is for those of its processes that have none. \
-              Where processes of different numbers want a GPU at once, compute.policy says who has it when; equal numbers \
-              are left to the hardware, which gives each the same. Users other than root cannot set a number below the \
-              nearest one that root has set on the process, its group or a group above, or below 8 where root has set none: \
-              EPERM, as for nice.",
+        doc: "A number from 0 (highest priority) to 15; 8 unless set. Set on the process, it holds on all its devices; \
+              a group's holds for those of its processes that have none. compute.policy says what it means where \
+              processes of different priority want a GPU at once; the hardware shares the GPU among equals. Users \
+              other than root cannot set a number below the nearest one that root has set on the process, its group or \
+              a group above, or below 8 where root has set none: EPERM, as for nice.",
     },
     ControlFile {
         name: "compute.policy",
@@ -34,9 +34,9 @@ pub(super) const FILES: &[ControlFile] = &[
                 Ok(())
             },
         ),
-        doc: "What compute.priority means: weighted (busy processes have GPU time in proportion 2^(8-priority)) or strict \
-              (the most important busy one runs, the others have the gaps); either way who waits has a little time every \
-              200 ms. For root alone; it is kept until the machine restarts.",
+        doc: "The scheduling policy: weighted (busy processes get GPU time in proportion to 2^(8-priority)) or strict \
+              (the busy process of the highest priority runs, others use the gaps). With both, a waiting process may \
+              submit a little work every 200 ms. Only root writes it; it is kept until the machine restarts.",
     },
     ControlFile {
         name: "compute.max",
@@ -49,9 +49,10 @@ pub(super) const FILES: &[ControlFile] = &[
                 edit.set_compute_max(usec, period)
             },
         ),
-        doc: "Most GPU time in each period, as QUOTA PERIOD in microseconds, or max, in the format of cpu.max; the period is \
-              100000 unless given, from 1000 to 1000000. On the process it holds for the sum over its devices, on a group for the sum over its processes. Time is \
-              measured; what a kernel runs over is taken off the periods that follow.",
+        doc: "The most GPU time in each period, as QUOTA PERIOD in microseconds, or max, in the format of cpu.max. The \
+              period is 100000 unless given, from 1000 to 1000000. The process's holds for the sum over its devices, a \
+              group's for the sum over its processes. GPU time is measured; time used beyond the quota is subtracted \
+              from the next periods.",
     },
     ControlFile {
         name: "compute.freeze",
@@ -61,19 +62,21 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(flag(view.freeze()?)),
             |edit, text| edit.set_freeze(parse_flag(text)?),
         ),
-        doc: "What was asked: 1 holds back all further GPU work while what was submitted drains, 0 lets it go on. \
-              A device stands still for its own, for the process's or for that of any group above; gcgroup.events says when.",
+        doc: "The requested state: 1 holds back all further GPU work while submitted work completes, 0 thaws. A device \
+              is frozen by its own file, its process's or that of any group above; gcgroup.events says when the freeze \
+              is complete.",
     },
     ControlFile {
         name: "compute.stat",
         on: On::EVERY,
         contents: Page,
         io: Read(stat),
-        doc: "Flat keys: usage_usec (GPU time charged; it is measured under a quota, where priorities differ, and for 10 s after \
-              each read), nr_launches, nr_graphs, nr_copies (submitted so far), nr_throttled and throttled_usec (submissions \
-              that waited for a turn or a quota, and for how long), nr_frozen and frozen_usec (those that a freeze held \
-              back), gate_timeouts (batches let through because they had waited for too long); of a process as a whole also \
-              nr_unknown_symbols (look-ups of driver functions that are newer than the library).",
+        doc: "Flat keys: usage_usec (GPU time charged, measured under a quota, where priorities differ, and for 10 s \
+              after each read), nr_launches, nr_graphs, nr_copies (submissions so far), nr_throttled and \
+              throttled_usec (submissions that waited for a turn or a quota, and for how long), nr_frozen and \
+              frozen_usec (submissions that a freeze held back, and for how long), gate_timeouts (batches submitted \
+              after the longest wait); of a process as a whole also nr_unknown_symbols (look-ups of driver functions \
+              that are newer than the library).",
     },
 ];
 

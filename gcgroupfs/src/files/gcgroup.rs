@@ -15,17 +15,17 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::ROOT,
         contents: List,
         io: Read(devices),
-        doc: "The GPUs in NVML's order, one line each: INDEX UUID PCI-ADDRESS TOTAL-BYTES NAME; INDEX names the device's \
-              directories. In the place of a GPU in MIG mode stand its instances, each with an INDEX of its own; \
-              those that were made since the daemon started are the last, once a process uses one, or after SIGHUP.",
+        doc: "The GPUs in NVML's order, one line each: INDEX UUID PCI-ADDRESS TOTAL-BYTES NAME. INDEX names the \
+              device's directories. A GPU in MIG mode is replaced by its instances, each with an INDEX of its own; \
+              instances made since the daemon started are listed last, once a process uses one or after SIGHUP.",
     },
     ControlFile {
         name: "exited",
         on: On::ROOT,
         contents: List,
         io: Read(|view| Ok(view.exited().map(|exited| format!("{exited}\n")).collect())),
-        doc: "The last 64 processes that left, the latest first (where there were more, the user with most lines has \
-              lost its oldest), one line each: the pid, then KEY=VALUE pairs (times in seconds since 1970).",
+        doc: "The last 64 processes that left, the latest first, one line each: the pid, then KEY=VALUE pairs (times \
+              in seconds since 1970). When the list is full, the user with the most lines loses the oldest.",
     },
     ControlFile {
         name: "unmanaged",
@@ -38,13 +38,13 @@ pub(super) const FILES: &[ControlFile] = &[
             patience: Duration::from_secs(3),
         }),
         io: Read(|view| Ok(view.unmanaged().iter().map(|one| format!("{one}\n")).collect())),
-        doc: "Who uses the GPUs past the library, by NVML's account, one line for each process and GPU: the pid, then \
-              KEY=VALUE pairs. The reason is no_hook (its bytes are all that it holds there), beyond_ledger (it holds so \
-              many bytes more than its own account and its contexts explain), claims_more (for 12 seconds its own account \
-              has had so many bytes more than NVML shows) or claims_use (it has a library that says that \
-              it uses the GPU, and neither NVML nor its submissions support that: nobody waits for it, and it is charged no \
-              GPU time); since is when it was first found \
-              (seconds since 1970). It is looked when somebody reads, and the reader waits for that.",
+        doc: "Processes that use a GPU without the library, or not as they claim, as NVML shows them; one line for \
+              each process and GPU: the pid, then KEY=VALUE pairs. reason is no_hook (bytes is all that it holds \
+              there), beyond_ledger (it holds so many bytes more than its own account and its contexts explain), \
+              claims_more (for 12 seconds its own account has had so many bytes more than NVML shows) or claims_use \
+              (it claims to use the GPU, and neither NVML nor its submissions support that: no process waits for it, \
+              and it is charged no GPU time). since is when it was first found (seconds since 1970). A read starts a \
+              scan and waits for it.",
     },
     ControlFile {
         name: "gcgroup.procs",
@@ -54,8 +54,9 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(view.pids().iter().map(|pid| format!("{pid}\n")).collect()),
             |edit, text| edit.take_in(parse_pid(text)?),
         ),
-        doc: "The governed processes, one pid a line: at the root all of them, in a group those directly in it. Writing a pid to a group's \
-              moves that process there, with all that it holds, and to the root's out of its group (ESRCH if it is not governed).",
+        doc: "The pids of governed processes, one a line: at the root all, in a group those directly in it. Writing a \
+              pid to a group's moves that process, with all that it holds, into the group; writing it to the root's \
+              moves it out of its group. ESRCH if the process is not governed.",
     },
     ControlFile {
         name: "gcgroup.events",
@@ -77,8 +78,8 @@ pub(super) const FILES: &[ControlFile] = &[
             patience: Duration::from_millis(10),
         }),
         io: Read(stat),
-        doc: "Kernels submitted, ended and pending, in the format of GVM; \
-              a read has the process look which have ended, and waits for that 10 ms at most.",
+        doc: "Kernels submitted, ended and pending, in the format of GVM. A read asks the process which kernels have \
+              ended, and waits for that at most 10 ms.",
     },
 ];
 

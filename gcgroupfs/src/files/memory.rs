@@ -17,8 +17,9 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(bytes(view.memory_limit()?)),
             |edit, text| edit.set_memory_limit(parse_bytes(text)?),
         ),
-        doc: "Most bytes that may be charged, of a group to all processes below together, or max; K, M, G, T, P are taken as powers of 1024. \
-              Below memory.current it is accepted: what can be swapped moves to the host, the rest stays, new allocations are refused.",
+        doc: "The most bytes that may be charged, of a group for all processes below together; or max. K, M, G, T, P \
+              are powers of 1024. A value below memory.current is accepted: memory that can be swapped moves to the \
+              host, the rest stays, and new allocations are refused.",
     },
     ControlFile {
         name: "memory.current",
@@ -32,14 +33,14 @@ pub(super) const FILES: &[ControlFile] = &[
         on: On::GOVERNED,
         contents: Page,
         io: ReadWrite(|view| Ok(value(view.memory_peak()?)), |edit, _| edit.reset_peak()),
-        doc: "Highest memory.current so far; writing anything starts anew.",
+        doc: "The highest memory.current so far; any write resets it.",
     },
     ControlFile {
         name: "memory.swap.current",
         on: On::EVERY,
         contents: Page,
         io: Read(|view| Ok(value(view.sums().swap.current))),
-        doc: "Bytes of device allocations that live in host memory now.",
+        doc: "Bytes of device allocations that are in host memory now.",
     },
     ControlFile {
         name: "memory.swap.max",
@@ -49,37 +50,40 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(bytes(view.memory_swap_max()?)),
             |edit, text| edit.set_memory_swap_max(parse_bytes(text)?),
         ),
-        doc: "Most bytes that may live in host memory, or max; 0, which a process has unless it was started otherwise, is never. \
-              Only a process started with --swap takes more (EOPNOTSUPP). Of a group, max unless set: what its processes may have \
-              there together.",
+        doc: "The most bytes that may be in host memory, or max. A process has 0 (never) unless it was started \
+              otherwise, and only one started with --swap accepts more (EOPNOTSUPP). A group has max unless set: the \
+              bound for its processes together.",
     },
     ControlFile {
         name: "memory.reclaim",
         on: On::GOVERNED,
         contents: Page,
         io: Write(|edit, text| edit.reclaim(parse_bytes(text)?)),
-        doc: "Bytes, or max: as much is to be swapped out, which begins at once; memory.events says what came of it. It stays out \
-              until a limit is changed or the process thaws. Of a process frozen before, all of it comes back before its work goes on.",
+        doc: "Write bytes, or max, to swap out so much. The move begins at once; memory.events reports the result. The \
+              memory stays on the host until a limit is changed or the process thaws. If the process was frozen \
+              before, all of it returns before its work goes on.",
     },
     ControlFile {
         name: "memory.events",
         on: On::GOVERNED,
         contents: Events(|view| view.nr_count_changes()),
         io: Read(events),
-        doc: "Flat keys: max (allocations that hit a limit; of a group, those refused), oom (allocations refused for it), \
-              over_limit (times a limit was set below usage), reclaim (times it was asked to give memory back, \
-              by writes of memory.reclaim and, on a GPU, for more important processes), swap_in, swap_out and swap_fail \
-              (allocations moved to the device and to the host, and moves that failed); poll(2) wakes on each change.",
+        doc: "Flat keys: max (allocations that hit a limit; of a group, those refused), oom (allocations refused \
+              because of the limit), over_limit (times that a limit was set below usage), reclaim (requests to move \
+              memory out, by writes of memory.reclaim and, on a GPU, for processes of higher priority), swap_in, \
+              swap_out and swap_fail (allocations moved to the device and to the host, and failed moves). poll(2) \
+              reports each change.",
     },
     ControlFile {
         name: "memory.stat",
         on: On::EVERY,
         contents: Page,
         io: Read(stat),
-        doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown, not charged; context is what the \
-              driver holds for the process beyond that: contexts and modules, measured), swapped (in host memory), swap_supply \
-              (host memory that is made for a move to come, or was left by one within the last second, beyond swapped), pinned_unswappable \
-              (charged, and never to be moved), bytes swapped in and out so far, and counts of allocations, frees and failed allocations.",
+        doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown and not charged; context \
+              is what the driver holds for contexts and modules, measured), swapped (bytes in host memory), \
+              swap_supply (host memory made for a coming move, or left by one within the last second, in addition to \
+              swapped), pinned_unswappable (charged bytes that cannot move), bytes swapped in and out so far, and \
+              counts of allocations, frees and failed allocations.",
     },
 ];
 
