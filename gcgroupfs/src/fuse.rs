@@ -1,6 +1,8 @@
 //! The FUSE adapter: kernel requests in, calls on the tree, replies out. The only module that imports fuser. It knows
 //! inodes, open files and replies, and neither a file by name nor a controller. Here is what it consists of, and how it
 //! begins.
+//!
+#![doc = include_str!("fuse/fuse.md")]
 
 mod adapter;
 mod announce;

@@ -2,6 +2,8 @@
 //! anybody: not for a client that does not read, not for the closing of what a client sent, which never gets here.
 //!
 //! Everything that arrives is hostile until it has been checked. What a control file means, it does not know.
+//!
+#![doc = include_str!("server/takeover.md")]
 
 pub mod answer;
 mod awaited;

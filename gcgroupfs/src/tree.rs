@@ -2,6 +2,8 @@
 //! clocks only how old a process is; it stores into control blocks and reads usage blocks, and tells listeners what others must act on.
 //!
 //! Everything is behind one lock, held for loads and stores only, so no caller ever waits for a system call.
+//!
+#![doc = include_str!("tree/groups.md")]
 
 mod access;
 mod arbitration;

@@ -10,7 +10,7 @@ use crate::apis::ARMS;
 use crate::report::Report;
 
 /// A bare jump to the driver would be ten. The mark on the way out makes it a call: cuLaunchKernel's five arguments on
-/// the stack are pushed again, eighteen in all (ARCHITECTURE.md says what that buys). The half is the count's noise.
+/// the stack are pushed again, eighteen in all (hook/src/compute/freezing.md says what that buys). The half is the count's noise.
 const LAUNCH: f64 = 18.5;
 /// Of a call that is part of an allocation and its end: of 50 ns, three to six atomic ones among them take about half.
 const CALL: f64 = 600.0;

@@ -90,6 +90,22 @@ fn links_in_documents_lead_to_files() {
 }
 
 #[test]
+fn architecture_names_files_that_exist() {
+    let text = document("ARCHITECTURE.md");
+    let names = text.split('`').skip(1).step_by(2);
+    let mut nr_names = 0;
+    for name in names.filter(|name| name.ends_with(".rs") && !name.contains(['*', ' '])) {
+        let roots = ["", "gcgroupfs/src", "hook/src"];
+        let exists = roots
+            .iter()
+            .any(|root| repository().join(root).join(name).exists());
+        assert!(exists, "{name}");
+        nr_names += 1;
+    }
+    assert!(nr_names > 30, "{nr_names}");
+}
+
+#[test]
 fn kmod_notes_tell_of_every_file() {
     let notes = document("kmod-notes/README.md");
     assert_eq!(first_column(&notes), names());

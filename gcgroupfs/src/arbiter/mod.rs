@@ -6,6 +6,8 @@
 //! * `member`, `gpu`, `quota`: what is remembered of a process on a GPU, of a GPU, of a quota. They know no clock.
 //! * `state`: one tick over the whole tree.
 //! * `thread`: when there is to be a tick.
+//!
+#![doc = include_str!("scheduling.md")]
 
 mod division;
 mod gpu;

@@ -1,5 +1,7 @@
 //! Wakes those who poll events files. On a thread of its own, so that whoever causes an event does not wait for the
 //! kernel to tell of it.
+//!
+#![doc = include_str!("notification.md")]
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;

@@ -3,6 +3,8 @@
 //! A charge goes to (process, device) and to the process, and is part of what the groups above have granted; what exceeds
 //! a limit is refused with `CUDA_ERROR_OUT_OF_MEMORY`, and the driver is not asked. `levels` counts, `grant` asks for
 //! more, `ledger` remembers, the others say what a call takes.
+//!
+#![doc = include_str!("accounting.md")]
 
 use std::sync::atomic::AtomicBool;
 

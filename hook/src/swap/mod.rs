@@ -7,6 +7,8 @@
 //! order of `policy`, is moved: on each `device` what that needs is `made` first, of the `supply` if there is some, or if some was made `ahead`; then,
 //! while everything is held, the blocks are moved in one `run`, or what has no address by itself (`relocate`). `query`
 //! answers for what has moved.
+//!
+#![doc = include_str!("swap.md")]
 
 mod account;
 mod ahead;
