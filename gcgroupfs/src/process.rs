@@ -44,13 +44,14 @@ pub struct Stat {
     pub image: Option<(u64, u64)>,
 }
 
-/// The owner of the socket's other end: uid and gid.
+/// Returns the pid (0 if it has none here), uid and gid of the process at the socket's other end, as they were when it
+/// connected.
 ///
 /// # Errors
 /// The socket is none of ours.
-pub fn owner(socket: &impl AsFd) -> nix::Result<(u32, u32)> {
+pub fn owner(socket: &impl AsFd) -> nix::Result<(u32, u32, u32)> {
     let peer = getsockopt(socket, sockopt::PeerCredentials)?;
-    Ok((peer.uid(), peer.gid()))
+    Ok((u32::try_from(peer.pid()).unwrap_or(0), peer.uid(), peer.gid()))
 }
 
 /// Identifies the process that connected the socket's other end.

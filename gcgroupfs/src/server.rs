@@ -379,7 +379,7 @@ impl Server {
     }
 
     fn welcome(&mut self, socket: OwnedFd) {
-        let Ok((uid, gid)) = process::owner(&socket) else {
+        let Ok((pid, uid, gid)) = process::owner(&socket) else {
             return self.receivers.retire(Arc::new(socket));
         };
         match self.connections.admission(uid) {
@@ -396,7 +396,7 @@ impl Server {
             warn!("cannot watch a connection: {error}");
             return self.receivers.retire(Arc::new(socket));
         }
-        let connection = Box::new(Connection::new(socket, uid, gid));
+        let connection = Box::new(Connection::new(socket, pid, uid, gid));
         self.connections.insert(number, connection);
     }
 

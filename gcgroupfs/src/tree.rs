@@ -35,6 +35,7 @@ mod settings;
 mod sums;
 mod swap_bounds;
 mod transient;
+mod ungoverned;
 mod unmanaged;
 mod view;
 
@@ -125,6 +126,8 @@ pub struct State {
     swap_grants: Grants,
     /// Who has asked for more and cannot be answered yet.
     asking: BTreeSet<ProcessId>,
+    /// Processes of groups that may use the GPU though they are not registered, by pid and start time.
+    ungoverned: BTreeMap<(u32, u64), GroupId>,
     /// How many groups there are that a user has made.
     nr_made: HashMap<u32, usize>,
     /// Holds until another is asked for.
@@ -165,6 +168,7 @@ impl Tree {
             grants,
             swap_grants,
             asking: BTreeSet::new(),
+            ungoverned: BTreeMap::new(),
             nr_made: HashMap::new(),
             default_policy: Policy::default(),
             processes: BTreeMap::new(),

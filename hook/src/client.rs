@@ -18,8 +18,10 @@ use crate::sys;
 /// Why there is no daemon for this process.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Nobody listens, or nobody answers in time.
+    /// Nobody listens.
     Absent,
+    /// A daemon listens, and has ended the connection or not answered in time.
+    Unanswered,
     /// It means something else by its blocks.
     Version(u32),
     /// The daemon does not admit this process, for this errno.
@@ -32,6 +34,12 @@ impl Refusal {
         matches!(self, Self::Version(_)) || self.is_for_permission()
     }
 
+    /// Whether a daemon listens that may admit the process in a moment.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::Unanswered)
+            || matches!(self, Self::Refused(errno) if *errno == libc::EAGAIN.cast_unsigned())
+    }
+
     /// Whether the daemon does not permit what the process asks for.
     pub(crate) fn is_for_permission(&self) -> bool {
         const PERMISSION: [u32; 2] = [libc::EACCES.cast_unsigned(), libc::EPERM.cast_unsigned()];
@@ -39,9 +47,10 @@ impl Refusal {
     }
 }
 
+/// Of a connection that a daemon has taken.
 impl From<io::Error> for Refusal {
     fn from(_: io::Error) -> Self {
-        Self::Absent
+        Self::Unanswered
     }
 }
 
@@ -53,12 +62,12 @@ pub(crate) fn register(
     patience: Duration,
 ) -> Result<(Descriptor, OwnedFd), Refusal> {
     let deadline = Instant::now() + patience;
-    let socket = connect(path, patience)?;
+    let socket = connect(path, patience).map_err(|_| Refusal::Absent)?;
     send_with_file(&socket, &hello.to_bytes(), usage)?;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Refusal::Absent);
+            return Err(Refusal::Unanswered);
         }
         if sys::poll([Some(socket.as_raw_fd())], Some(left)) == [false] {
             continue;
@@ -71,14 +80,14 @@ pub(crate) fn register(
 }
 
 fn welcomed(socket: OwnedFd, packet: Packet) -> Result<(Descriptor, OwnedFd), Refusal> {
-    let welcome = Welcome::from_bytes(packet.bytes()).map_err(|_| Refusal::Absent)?;
+    let welcome = Welcome::from_bytes(packet.bytes()).map_err(|_| Refusal::Unanswered)?;
     if welcome.abi != VERSION {
         return Err(Refusal::Version(welcome.abi));
     }
     if welcome.status != 0 {
         return Err(Refusal::Refused(welcome.status));
     }
-    let control = packet.file.ok_or(Refusal::Absent)?;
+    let control = packet.file.ok_or(Refusal::Unanswered)?;
     Ok((Descriptor::new(socket)?, control))
 }
 
@@ -346,7 +355,7 @@ mod tests {
                     abi: VERSION,
                     status: 0,
                 },
-                "Absent".to_owned(),
+                "Unanswered".to_owned(),
             ),
         ] {
             let (_ours, theirs) = pair();

@@ -238,15 +238,22 @@ impl Helper {
         if now < self.next_try {
             return;
         }
-        if let Ok(connection) = self.process.register(PATIENCE) {
-            *self.process.connection.lock() = Some(connection);
-            // Who asked for something meanwhile reached nobody.
-            self.process.ring();
-            self.had_daemon = true;
-            self.lost = None;
-            return;
-        }
-        let seldom = if self.had_daemon { RETRY_LOST } else { RETRY_ABSENT };
+        let refusal = match self.process.register(PATIENCE) {
+            Ok(connection) => {
+                *self.process.connection.lock() = Some(connection);
+                // Who asked for something meanwhile reached nobody.
+                self.process.ring();
+                self.had_daemon = true;
+                self.lost = None;
+                return;
+            }
+            Err(refusal) => refusal,
+        };
+        let seldom = if self.had_daemon || refusal.may_pass() {
+            RETRY_LOST
+        } else {
+            RETRY_ABSENT
+        };
         self.next_try = Instant::now() + self.retry;
         self.retry = (self.retry * 2).min(seldom);
     }

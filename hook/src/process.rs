@@ -76,13 +76,16 @@ static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// Whether [`at_exit`] is registered.
 static IS_EXIT_HANDLED: AtomicBool = AtomicBool::new(false);
 
-/// How long the first `cuInit` waits for a daemon that listens but does not answer.
+/// How long the first `cuInit` waits for a daemon that listens and does not answer, or says that it may admit the process
+/// later (`EAGAIN`). Then everything is let through until the helper has registered the process. The daemon delays a
+/// registration that comes too soon by less.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the first `cuInit` of a process that must be governed tries to register.
 const PATIENCE_REQUIRED: Duration = Duration::from_secs(5);
-/// The pause between two such attempts. The daemon admits 16 registrations of a process in a second.
-const RETRY_REQUIRED: Duration = Duration::from_millis(100);
+
+/// The pause between two attempts.
+const RETRY: Duration = Duration::from_millis(50);
 
 /// This process, if it is one that uses CUDA.
 pub(crate) fn get() -> Option<&'static Process> {
@@ -129,9 +132,14 @@ fn is_required() -> bool {
     )
 }
 
-/// This process, made if there is none yet.
+/// This process, made if there is none yet. While another thread makes it, that is waited for: the caller could start work
+/// before the daemon's limits hold.
 fn begin() -> Option<&'static Process> {
-    get().or_else(|| thread::uncanceled(start))
+    match STARTING.load(Acquire) {
+        IDLE => get(),
+        _ => None,
+    }
+    .or_else(|| thread::uncanceled(start))
 }
 
 fn start() -> Option<&'static Process> {
@@ -157,12 +165,7 @@ fn make() -> io::Result<&'static Process> {
     sys::register_barrier();
     let process: &'static Process = Box::leak(Box::new(Process::new(Wishes::from_environment())?));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
-    let connection = if process.wishes.required {
-        process.insist()
-    } else {
-        process.register(PATIENCE).ok()
-    };
-    *process.connection.lock() = connection;
+    *process.connection.lock() = process.enter();
     sys::spawn(c"gcgroup", helper::run)?;
     Ok(process)
 }
@@ -231,29 +234,34 @@ impl Process {
         self.blocks.control()
     }
 
-    /// Registers as a process that must be governed: tries again while no daemon answers, for [`PATIENCE_REQUIRED`].
-    /// Says on standard error why CUDA is refused.
-    fn insist(&self) -> Option<Descriptor> {
-        let deadline = Instant::now() + PATIENCE_REQUIRED;
-        let mut left = PATIENCE_REQUIRED;
+    /// Registers for the first time: tries again for [`PATIENCE`] while a daemon listens that may admit the process later.
+    /// A process that must be governed tries for [`PATIENCE_REQUIRED`], also while there is no daemon, and says on standard
+    /// error why CUDA is refused.
+    fn enter(&self) -> Option<Descriptor> {
+        let is_required = self.wishes.required;
+        let mut left = if is_required { PATIENCE_REQUIRED } else { PATIENCE };
+        let deadline = Instant::now() + left;
         loop {
             let refusal = match self.register(left) {
                 Ok(connection) => return Some(connection),
                 Err(refusal) => refusal,
             };
             left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || refusal.is_final() {
-                sys::complain(&self.refused_for(&refusal));
+            let is_worth_it = refusal.may_pass() || is_required && !refusal.is_final();
+            if left.is_zero() || !is_worth_it {
+                if is_required {
+                    sys::complain(&self.refused_for(&refusal));
+                }
                 return None;
             }
-            sys::poll([], Some(RETRY_REQUIRED.min(left)));
+            sys::poll([], Some(RETRY.min(left)));
         }
     }
 
     fn refused_for(&self, refusal: &Refusal) -> String {
         let socket = self.wishes.socket.to_string_lossy();
         let reason = match (refusal, self.wishes.hello.group.as_str()) {
-            (Refusal::Absent, _) => format!("no daemon answers at {socket}"),
+            (Refusal::Absent | Refusal::Unanswered, _) => format!("no daemon answers at {socket}"),
             (Refusal::Version(theirs), _) => format!("the daemon speaks version {theirs}"),
             (refusal, Some(group)) if refusal.is_for_permission() => {
                 format!("the daemon does not admit this process to group {group}")
@@ -311,7 +319,7 @@ impl Process {
     fn govern(&self, connection: Descriptor, control: &OwnedFd) -> Result<Descriptor, Refusal> {
         self.blocks.adopt(control).map_err(|not_ours| match not_ours {
             NotOurs::Version(theirs) => Refusal::Version(theirs),
-            NotOurs::Kind => Refusal::Absent,
+            NotOurs::Kind => Refusal::Unanswered,
         })?;
         self.is_governed.store(true, Relaxed);
         self.memory.grants.begin_again();

@@ -111,6 +111,8 @@ mod privileged;
 #[cfg(test)]
 mod property;
 #[cfg(test)]
+mod rapid_exec;
+#[cfg(test)]
 mod required;
 #[cfg(test)]
 mod rules;

@@ -101,6 +101,11 @@ impl Truth {
         (seen == look()).then(|| seen.iter().map(|(_, bytes)| bytes).sum())
     }
 
+    /// Nanoseconds of work that a GPU has done since the machine was made, for living and dead processes together.
+    pub fn busy_ns(&self, gpu: usize) -> u64 {
+        self.0.device(gpu).map_or(0, |device| device.busy_ns())
+    }
+
     /// Bytes of a GPU's memory in use by living processes.
     pub fn used_by_all(&self, gpu: usize) -> u64 {
         self.0.device(gpu).map_or(0, |device| device.memory_used())

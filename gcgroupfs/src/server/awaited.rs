@@ -27,7 +27,11 @@ impl Awaited {
             .iter()
             .filter_map(|(key, saved)| Some((*key, saved.group?)));
         let groups: BTreeMap<_, _> = groups.collect();
-        groups.values().for_each(|group| tree.await_member(*group));
+        for (key, group) in &groups {
+            tree.await_member(*group);
+            // Its gates may have opened while there was no daemon.
+            tree.set_ungoverned((key.pid, key.start_time), *group);
+        }
         Self {
             tree,
             groups,
@@ -52,13 +56,14 @@ impl Awaited {
         }
     }
 
-    /// Gives up those that have ended, and in the end all.
-    pub fn tend(&mut self, now: Instant) {
+    /// Gives up those that have ended, and in the end all. Returns who has been given up.
+    pub fn tend(&mut self, now: Instant) -> Vec<Key> {
         let is_over = now >= self.until;
         let is_gone = |key: &Key| is_over || !process::is_alive(key.pid, key.start_time);
         let gone: Vec<_> = self.groups.extract_if(.., |key, _| is_gone(key)).collect();
-        for (_, group) in gone {
-            self.tree.member_told(group);
+        for (_, group) in &gone {
+            self.tree.member_told(*group);
         }
+        gone.into_iter().map(|(key, _)| key).collect()
     }
 }

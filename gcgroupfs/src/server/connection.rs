@@ -38,6 +38,8 @@ const MAX_RINGS: u32 = 1024;
 #[derive(Debug)]
 pub struct Connection {
     socket: Arc<OwnedFd>,
+    /// Of the process that connected; 0 if it has none here.
+    pid: u32,
     uid: u32,
     gid: u32,
     /// Once it was asked for: see [`process::is_contained`].
@@ -46,7 +48,8 @@ pub struct Connection {
     /// When it last said something that counts.
     last: Instant,
     nr_rings: u32,
-    muted: bool,
+    /// It is not listened to before.
+    muted_until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -64,17 +67,18 @@ pub(super) enum Kind {
 }
 
 impl Connection {
-    pub fn new(socket: OwnedFd, uid: u32, gid: u32) -> Self {
+    pub fn new(socket: OwnedFd, pid: u32, uid: u32, gid: u32) -> Self {
         let socket = Arc::new(socket);
         Self {
             socket,
+            pid,
             uid,
             gid,
             is_contained: None,
             kind: Kind::New,
             last: Instant::now(),
             nr_rings: 0,
-            muted: false,
+            muted_until: None,
         }
     }
 
@@ -96,15 +100,12 @@ impl Connection {
 
     /// When it must be looked at, unless something happens to it; none for a hook that is listened to.
     pub fn next_look(&self) -> Option<Instant> {
-        if self.muted {
-            Some(self.last + TICK)
-        } else {
-            self.is_visitor().then(|| self.last + PATIENCE)
-        }
+        self.muted_until
+            .or_else(|| self.is_visitor().then(|| self.last + PATIENCE))
     }
 
     pub fn is_expired(&self, now: Instant) -> bool {
-        self.is_visitor() && !self.muted && now.duration_since(self.last) >= PATIENCE
+        self.is_visitor() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
     }
 
     /// Bytes of the text that it is reading.
@@ -124,10 +125,10 @@ impl Connection {
         (self.uid, is_contained)
     }
 
-    /// Listens again to one that rang too often, or asked too much.
+    /// Listens again to a client that rang too often, asked too much, or registered too soon.
     pub fn unmute(&mut self, now: Instant, watch: impl FnOnce(&OwnedFd)) {
-        if self.muted && now.duration_since(self.last) >= TICK {
-            self.muted = false;
+        if self.muted_until.is_some_and(|until| until <= now) {
+            self.muted_until = None;
             watch(&self.socket);
         }
     }
@@ -151,14 +152,13 @@ impl Server {
         };
         if connection.is_visitor() {
             // Nobody listens to it, so what is told of it is its end.
-            if connection.muted || matches!(connection.kind, Kind::Sender(_)) {
+            if connection.muted_until.is_some() || matches!(connection.kind, Kind::Sender(_)) {
                 return self.hang_up(number);
             }
             let now = Instant::now();
             if self.shares.concern(connection.uid) && !self.shares.allows(connection.user(), now) {
-                (connection.muted, connection.last) = (true, now);
-                watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
-                return self.connections.look_at(number, now + TICK);
+                connection.last = now;
+                return self.mute(number, now + TICK);
             }
         }
         let mut buffer = [0; MAX_REQUEST];
@@ -175,6 +175,15 @@ impl Server {
         }
     }
 
+    /// Does not listen to a connection until then. The end of it is told all the same.
+    fn mute(&mut self, number: u64, until: Instant) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.muted_until = Some(until);
+            watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
+            self.connections.look_at(number, until);
+        }
+    }
+
     /// Whether the packet made sense from this connection.
     fn take(&mut self, number: u64, packet: &[u8]) -> bool {
         let tag = message::tag(packet);
@@ -187,10 +196,8 @@ impl Server {
             {
                 let id = *id;
                 if connection.is_ringing_too_often() {
-                    connection.muted = true;
-                    watch(&self.epoll, &connection.socket, number, EpollFlags::empty());
-                    let when = connection.last + TICK;
-                    self.connections.look_at(number, when);
+                    let until = connection.last + TICK;
+                    self.mute(number, until);
                 }
                 self.tree.rung(id);
                 true
@@ -224,6 +231,16 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
+        let now = Instant::now();
+        if let Some(delay) = self.registry.delay(connection.pid, now) {
+            // Its packet waits in the socket, and so costs no more than any other connection does.
+            self.mute(number, now + delay);
+            return true;
+        }
+        // One that insists lets nothing through if it gives up.
+        if hello.insists == 0 {
+            self.registry.asks(connection.pid);
+        }
         let asked = (self.receivers).ask(number, connection.uid, connection.socket.clone());
         if let Err(errno) = asked {
             self.refuse(number, errno);
@@ -404,13 +421,17 @@ impl Server {
 
     /// Ends a connection, and with it what it stood for.
     pub(super) fn hang_up(&mut self, number: u64) {
-        let process = match self.connections.get(&number).map(|connection| &connection.kind) {
-            Some(Kind::Hook { process, .. }) => Some(*process),
-            _ => None,
-        };
-        if let Some(process) = process {
-            self.registry.lost(process, number);
-            self.next_tend = self.next_tend.or(Some(Instant::now() + TEND));
+        match self.connections.get(&number) {
+            Some(Connection {
+                kind: Kind::Hook { process, .. },
+                ..
+            }) => {
+                self.registry.lost(*process, number);
+                self.next_tend = self.next_tend.or(Some(Instant::now() + TEND));
+            }
+            // A hook that has waited in vain, maybe: nobody has looked at what it sent.
+            Some(connection) if connection.is_new() => self.registry.asks(connection.pid),
+            _ => {}
         }
         self.forget(number);
     }

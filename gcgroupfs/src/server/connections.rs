@@ -201,7 +201,7 @@ mod tests {
     /// A connection of that user's, which nobody is at the other end of.
     fn of(uid: u32) -> Box<Connection> {
         let (socket, _) = UnixStream::pair().unwrap();
-        Box::new(Connection::new(OwnedFd::from(socket), uid, uid))
+        Box::new(Connection::new(OwnedFd::from(socket), 0, uid, uid))
     }
 
     /// Lets the user's next connection in, as the server does; whether there was room.

@@ -1,6 +1,6 @@
 //! Processes that live, and are or were registered, each by a number of the server's; and how their end is told.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use tracing::debug;
 
 use super::Token;
-use super::rate::Rate;
+use super::rate::Pace;
 use super::room::Processes;
 use crate::journal::Key;
 use crate::process;
 use crate::sys;
 use crate::tree::ProcessId;
 
-/// Registrations of one process in a second. An honest one needs one for each program it executes.
-const MAX_PER_SECOND: u32 = 16;
+/// Registrations of one process in a second; those beyond wait. A process needs one for each program that it executes.
+pub const MAX_PER_SECOND: u32 = 16;
 
 #[derive(Debug)]
 pub struct Living {
@@ -27,7 +27,8 @@ pub struct Living {
     epoll: Arc<Epoll>,
     /// Boxed, as the map may have twice the room that it needs.
     processes: HashMap<u64, Box<Known>>,
-    numbers: HashMap<Key, u64>,
+    /// Sorted, so that a pid's are found.
+    numbers: BTreeMap<Key, u64>,
     room: Processes,
 }
 
@@ -39,7 +40,9 @@ pub struct Known {
     pidfd: OwnedFd,
     pub registration: Option<Registration>,
     /// How often it registers.
-    pub rate: Rate,
+    pub pace: Pace,
+    /// A hook in it has asked to be registered and has not been, so it may have given up waiting.
+    pub is_asking: bool,
     /// The group that it asked for when it registered last, if it was given that.
     pub wish: GroupName,
 }
@@ -58,7 +61,7 @@ impl Living {
         Self {
             epoll,
             processes: HashMap::new(),
-            numbers: HashMap::new(),
+            numbers: BTreeMap::new(),
             room: Processes::new(),
         }
     }
@@ -74,8 +77,22 @@ impl Living {
 
     /// The living process of this pid, for when its start time cannot be asked for.
     pub fn find_pid(&self, pid: u32) -> Option<&Known> {
-        let of_pid = |known: &&Known| known.key.pid == pid && !process::is_dead(&known.pidfd);
-        self.processes.values().map(AsRef::as_ref).find(of_pid)
+        self.processes.get(&self.number_of(pid)?).map(AsRef::as_ref)
+    }
+
+    /// As [`find_pid`](Self::find_pid), to be changed.
+    pub fn find_pid_mut(&mut self, pid: u32) -> Option<&mut Known> {
+        self.get_mut(self.number_of(pid)?)
+    }
+
+    fn number_of(&self, pid: u32) -> Option<u64> {
+        let [first, last] = [0, u64::MAX].map(|start_time| Key { pid, start_time });
+        let numbers = self.numbers.range(first..=last).map(|(_, number)| *number);
+        let lives = |number: &u64| {
+            let known = self.processes.get(number);
+            known.is_some_and(|known| !process::is_dead(&known.pidfd))
+        };
+        numbers.rev().find(lives)
     }
 
     /// Whether the process is among them as the user's, or may come to be.
@@ -113,7 +130,8 @@ impl Living {
             uid,
             pidfd,
             registration: None,
-            rate: Rate::new(MAX_PER_SECOND),
+            pace: Pace::new(MAX_PER_SECOND),
+            is_asking: false,
             wish: GroupName::NONE,
         };
         self.processes.insert(number, Box::new(known));

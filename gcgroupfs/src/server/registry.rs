@@ -99,12 +99,28 @@ impl Registry {
         self.saved(key(peer)).is_some()
     }
 
+    /// Returns how long the registration of the process with this pid must wait: nothing unless it registers more often than
+    /// it may.
+    pub fn delay(&self, pid: u32, now: Instant) -> Option<Duration> {
+        let delay = self.living.find_pid(pid)?.pace.delay(now);
+        (!delay.is_zero()).then_some(delay)
+    }
+
+    /// Notes that a hook in the process with this pid has asked to be registered, or has ended its connection without an
+    /// answer: from now on it may give up waiting and let everything through, until it is registered.
+    pub fn asks(&mut self, pid: u32) {
+        if let Some(known) = self.living.find_pid_mut(pid) {
+            known.is_asking = true;
+            self.remembered.set_ungoverned(known.key);
+        }
+    }
+
     /// Gives a process its directory, in place of the one it may have. The verdict counts for one that has not been here
     /// before.
     ///
     /// # Errors
-    /// `EDQUOT` if its user has too many, `EAGAIN` if it comes too often, `EACCES` if it insists on a group and would not
-    /// be in it; out of memory or descriptors.
+    /// `EDQUOT` if its user has too many, `EAGAIN` if it comes before [`delay`](Self::delay) is over, `EACCES` if it insists
+    /// on a group and would not be in it; out of memory or descriptors.
     pub fn register(
         &mut self,
         applicant: Applicant,
@@ -134,7 +150,7 @@ impl Registry {
         if self
             .living
             .get_mut(process)
-            .is_some_and(|known| !known.rate.allows(Instant::now()))
+            .is_some_and(|known| !known.pace.allows(Instant::now()))
         {
             return Err(Errno::EAGAIN);
         }
@@ -214,6 +230,7 @@ impl Registry {
         };
         let known = self.living.get_mut(process).ok_or(Errno::ESRCH)?;
         known.wish = if is_kept { hello.group } else { GroupName::NONE };
+        known.is_asking = false;
         let old = known.registration.replace(registration);
         self.remembered.remove(key);
         if let Some(old) = old.as_ref().filter(|old| old.id != id) {
@@ -263,7 +280,11 @@ impl Registry {
     /// Looks after those who are waited for, and those whose connection is lost. Returns when to look again, if there are
     /// any left.
     pub fn tend(&mut self, now: Instant) -> Option<Duration> {
-        self.awaited.tend(now);
+        for key in self.awaited.tend(now) {
+            if self.living.find(key).is_none_or(|known| !known.is_asking) {
+                self.tree.clear_ungoverned((key.pid, key.start_time));
+            }
+        }
         let is_any_lost = self.tend_lost();
         let later = self.log_limit.sum_up(now);
         self.awaited
@@ -314,7 +335,7 @@ impl Registry {
         let Some(registration) = known.registration.take() else {
             return;
         };
-        let key = known.key;
+        let (key, is_asking) = (known.key, known.is_asking);
         if let Some(identity) = self.tree.identity(registration.id)
             && self.log_limit.allows(identity.uid, Instant::now())
         {
@@ -327,6 +348,9 @@ impl Registry {
         if let Some(mut saved) = self.tree.saved(registration.id) {
             saved.take_counts();
             self.remembered.insert(key, saved);
+            if is_asking {
+                self.remembered.set_ungoverned(key);
+            }
         }
         // Somebody may have written to it meanwhile.
         match self.tree.leave(registration.id, now()) {

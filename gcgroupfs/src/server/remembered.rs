@@ -49,8 +49,17 @@ impl Remembered {
         self.let_go(before);
     }
 
+    /// Has the process count in its group as one that may use the GPU without being registered, until it is
+    /// [removed](Self::remove).
+    pub fn set_ungoverned(&self, key: Key) {
+        if let Some(group) = self.get(key).and_then(|saved| saved.group) {
+            self.tree.set_ungoverned((key.pid, key.start_time), group);
+        }
+    }
+
     /// After the process has entered its group again.
     pub fn remove(&mut self, key: Key) {
+        self.tree.clear_ungoverned((key.pid, key.start_time));
         let before = self.processes.remove(&key);
         self.let_go(before);
     }
@@ -70,6 +79,7 @@ impl Remembered {
         let Some(mut saved) = self.processes.remove(&key) else {
             return;
         };
+        self.tree.clear_ungoverned((key.pid, key.start_time));
         self.tree.bequeath((key.pid, key.start_time), &mut saved);
         self.let_go(Some(saved));
     }

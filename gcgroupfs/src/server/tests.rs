@@ -1,5 +1,6 @@
 //! The server on a real socket, with fake hooks, good and hostile.
 
+mod executing;
 mod hostile;
 mod registration;
 mod requests;

@@ -44,6 +44,8 @@ pub struct Group {
     pub(super) nr_members: usize,
     /// Processes that are to come in next, or are between one program and the next; here and below.
     pub(super) nr_holds: usize,
+    /// Processes that may use the GPU though they are not registered; here and below.
+    pub(super) nr_ungoverned: usize,
     /// How many of these stand still, by place as [`Events`] has them.
     pub(super) nr_frozen: Vec<usize>,
     /// Bytes that these were last seen to hold, likewise; and those of them that are believed, which count above.
@@ -94,6 +96,7 @@ impl Group {
             members: BTreeSet::new(),
             nr_members: 0,
             nr_holds: 0,
+            nr_ungoverned: 0,
             nr_frozen: Vec::new(),
             held: Vec::new(),
             passed: Vec::new(),
@@ -162,7 +165,7 @@ impl Group {
     pub(super) fn is_frozen(&self, device: Option<usize>) -> bool {
         let at = device.map_or(0, |device| device + 1);
         let nr_frozen = self.nr_frozen.get(at).copied().unwrap_or(0);
-        self.inherited.freeze(device) && nr_frozen == self.nr_members
+        self.inherited.freeze(device) && nr_frozen == self.nr_members && self.nr_ungoverned == 0
     }
 
     /// Counts changes of what `gcgroup.events` shows; whether there are any.

@@ -209,12 +209,14 @@ impl Process {
     }
 
     /// Whether nothing of the process's runs on the device, or, as a whole, anywhere: the gate is closed there, and
-    /// the process has acknowledged that very closing.
+    /// the process has acknowledged that very closing. Not of a process whose connection is lost: its hook opens the gates
+    /// after a while, or it runs another program.
     pub(super) fn is_frozen(&self, device: Option<usize>, nr_devices: usize) -> bool {
-        match device {
-            Some(device) => self.is_drained(device),
-            None => self.freeze(None, None) && slots(nr_devices).all(|device| self.is_drained(device)),
-        }
+        self.hook_ok
+            && match device {
+                Some(device) => self.is_drained(device),
+                None => self.freeze(None, None) && slots(nr_devices).all(|device| self.is_drained(device)),
+            }
     }
 
     fn is_drained(&self, device: usize) -> bool {

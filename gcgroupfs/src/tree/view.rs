@@ -270,7 +270,7 @@ impl<'a> View<'a> {
             Scope::Root => Err(Error::NotFound),
             Scope::Process(process, device) => Ok(process.is_frozen(device, nr_devices)),
             Scope::Group(group, device) => {
-                let mut all = group.inherited.freeze(device);
+                let mut all = group.inherited.freeze(device) && group.nr_ungoverned == 0;
                 if all {
                     self.each(|process| all = all && process.is_frozen(device, nr_devices));
                 }
@@ -279,21 +279,25 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Of a group that is to stand still and does not: the lowest pid of the processes that have not acknowledged it.
+    /// Of a group that is to stand still and does not: the lowest pid of the processes that have not acknowledged it, or that
+    /// are not registered and may use the GPU.
     pub fn draining(&self) -> Option<u32> {
         let Scope::Group(group, device) = self.scope else {
             return None;
         };
-        let nr_devices = self.devices().len();
-        let mut draining = None;
-        if group.inherited.freeze(device) {
-            self.each(|process| {
-                if !process.is_frozen(device, nr_devices) {
-                    let pid = process.identity.pid;
-                    draining = Some(draining.map_or(pid, |lowest: u32| lowest.min(pid)));
-                }
-            });
+        if !group.inherited.freeze(device) {
+            return None;
         }
+        let nr_devices = self.devices().len();
+        let mut draining = (group.nr_ungoverned > 0)
+            .then(|| self.state.first_ungoverned(group.id))
+            .flatten();
+        self.each(|process| {
+            if !process.is_frozen(device, nr_devices) {
+                let pid = process.identity.pid;
+                draining = Some(draining.map_or(pid, |lowest: u32| lowest.min(pid)));
+            }
+        });
         draining
     }
 

@@ -5,6 +5,7 @@ use crate::process::Peer;
 use crate::rules::Verdict;
 use crate::server::connections::MAX_VISITORS_PER_UID;
 use crate::server::enquiry::Applicant;
+use crate::server::living::MAX_PER_SECOND;
 use crate::sys::UsageMap;
 
 #[test]
@@ -175,17 +176,24 @@ fn a_hook_that_never_reads_and_rings_without_end_holds_up_nobody() {
 }
 
 #[test]
-fn a_process_that_registers_without_end_is_refused_and_keeps_its_directory() {
+fn registrations_of_one_process_at_once_are_bounded() {
+    const NR: usize = 400;
     let world = World::new();
-    let refused = (0..1000).find_map(|_| {
-        let (socket, usage) = (world.connect(), good_usage_file());
-        transmit(&socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
-        welcome(&socket)
-            .0
-            .map(|welcome| welcome.status)
-            .filter(|status| *status != 0)
-    });
-    assert_eq!(refused, Some(libc::EAGAIN.unsigned_abs()));
+    let sockets: Vec<OwnedFd> = (0..NR).map(|_| world.connect()).collect();
+    for socket in &sockets {
+        let usage = good_usage_file();
+        transmit(socket, &Hello::PLAIN.to_bytes(), &[usage.as_raw_fd()]).unwrap();
+    }
+    world.assert_well();
+    let answers = sockets.iter().map(|socket| welcome(socket).0.unwrap().status);
+    let (accepted, refused): (Vec<u32>, Vec<u32>) = answers.partition(|status| *status == 0);
+    assert!(accepted.len() >= MAX_PER_SECOND as usize, "{}", accepted.len());
+    assert!(
+        !refused.is_empty()
+            && refused
+                .iter()
+                .all(|status| *status == libc::EAGAIN.unsigned_abs())
+    );
     assert_eq!(world.pids(), [me()]);
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::Mutex;
 use simgpu::memory::Space;
@@ -83,7 +83,7 @@ pub(crate) fn init() -> Result<(), CUerror> {
         return Err(NOT_INITIALIZED);
     }
     let process = PROCESS.get_or_init(|| {
-        OURS.get_or_init(wiped_on_fork).store(1, SeqCst);
+        OURS.get_or_init(wiped_on_fork);
         Process::new()
     });
     process.as_ref().map(|_| ()).map_err(|error| *error)
@@ -93,6 +93,7 @@ fn is_forked() -> bool {
     OURS.get().is_some_and(|ours| ours.load(Relaxed) == 0)
 }
 
+/// A new word that is 1 here: another thread may read it as soon as it is in [`OURS`].
 fn wiped_on_fork() -> &'static AtomicU32 {
     const PAGE: usize = 4096;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -108,12 +109,14 @@ fn wiped_on_fork() -> &'static AtomicU32 {
         )
     };
     if page == libc::MAP_FAILED {
-        return Box::leak(Box::new(AtomicU32::new(0)));
+        return Box::leak(Box::new(AtomicU32::new(1)));
     }
     // SAFETY: exactly the page mapped above.
     unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) };
     // SAFETY: mapped for good, zeroed and aligned.
-    unsafe { &*page.cast::<AtomicU32>() }
+    let word = unsafe { &*page.cast::<AtomicU32>() };
+    word.store(1, Relaxed);
+    word
 }
 
 impl Process {
