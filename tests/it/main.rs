@@ -159,6 +159,8 @@ mod simgpu_versions;
 #[cfg(test)]
 mod simgpu_vmm;
 #[cfg(test)]
+mod small_stacks;
+#[cfg(test)]
 mod soak;
 #[cfg(test)]
 mod statistics;
