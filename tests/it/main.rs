@@ -41,6 +41,8 @@ mod forked;
 #[cfg(test)]
 mod freeze;
 #[cfg(test)]
+mod freeze_faults;
+#[cfg(test)]
 mod gated;
 #[cfg(test)]
 mod gpu_check;
