@@ -205,6 +205,15 @@ impl Tree {
         self.note_events(id);
     }
 
+    /// A process's pid, and the driver's error (CUresult) that keeps the process from being known to stand still, if there is
+    /// one: `drain_error` of `gcgroup.events`.
+    pub fn drain_error(&self, id: ProcessId) -> Option<(u32, u32)> {
+        let state = self.state.lock();
+        let process = state.processes.get(&id)?;
+        let error = process.drain_error(None, state.devices.len())?;
+        Some((process.identity.pid, error))
+    }
+
     /// Tells of changes of what events files show.
     fn note_events(&self, id: ProcessId) {
         let mut notices = Vec::new();

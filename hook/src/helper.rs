@@ -105,7 +105,7 @@ pub(crate) fn is_caller() -> bool {
     TID.load(Relaxed) == sys::gettid()
 }
 
-/// The thread's whole life.
+/// Serves the process for as long as it is there. In the helper thread, once the process is made.
 pub(crate) fn run() {
     let Some(process) = process::get() else { return };
     TID.store(sys::gettid(), Relaxed);

@@ -69,6 +69,8 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 static STARTING: AtomicU32 = AtomicU32::new(IDLE);
 const IDLE: u32 = 0;
 const BUSY: u32 = 1;
+/// The longest time between two looks at [`STARTING`].
+const START_RECHECK: Duration = Duration::from_millis(100);
 
 /// Set when the program exits normally: nothing waits from then on.
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
@@ -142,32 +144,57 @@ fn begin() -> Option<&'static Process> {
     .or_else(|| thread::uncanceled(start))
 }
 
-fn start() -> Option<&'static Process> {
-    struct Starting;
-    impl Drop for Starting {
-        fn drop(&mut self) {
-            STARTING.store(IDLE, Release);
-            sys::futex_wake(&STARTING);
-        }
+/// Resets [`STARTING`] when dropped.
+struct Starting;
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        STARTING.store(IDLE, Release);
+        sys::futex_wake(&STARTING);
     }
-    while STARTING.compare_exchange(IDLE, BUSY, AcqRel, Relaxed).is_err() {
-        sys::futex_wait(&STARTING, BUSY, Duration::from_millis(100));
-    }
-    let _starting = Starting;
-    get().or_else(|| make().ok())
 }
 
-fn make() -> io::Result<&'static Process> {
+/// Has the helper thread make the process, and waits for that. A [`Process`] is too large for some callers' stacks: a
+/// thread's may have 16 KiB. Where no thread can be made, the caller makes the process, which then has no helper.
+fn start() -> Option<&'static Process> {
     static IS_FORK_HANDLED: AtomicBool = AtomicBool::new(false);
-    if !IS_FORK_HANDLED.swap(true, Relaxed) {
-        sys::on_fork(in_child);
+    while STARTING.compare_exchange(IDLE, BUSY, AcqRel, Relaxed).is_err() {
+        sys::futex_wait(&STARTING, BUSY, START_RECHECK);
     }
+    let starting = Starting;
+    if get().is_none() {
+        if !IS_FORK_HANDLED.swap(true, Relaxed) {
+            sys::on_fork(in_child);
+        }
+        if sys::spawn(c"gcgroup", live).is_ok() {
+            // The helper resets the word.
+            std::mem::forget(starting);
+            while STARTING.load(Acquire) == BUSY {
+                sys::futex_wait(&STARTING, BUSY, START_RECHECK);
+            }
+        } else {
+            let _ = make();
+        }
+    }
+    get()
+}
+
+/// The helper thread's whole life.
+fn live() {
+    {
+        let _starting = Starting;
+        let _ = interpose::guarded(make);
+    }
+    helper::run();
+}
+
+#[inline(never)]
+fn make() -> io::Result<()> {
     sys::register_barrier();
     let process: &'static Process = Box::leak(Box::new(Process::new(Wishes::from_environment())?));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
     *process.connection.lock() = process.enter();
-    sys::spawn(c"gcgroup", helper::run)?;
-    Ok(process)
+    Ok(())
 }
 
 /// In a forked child: nothing here is its own. Async-signal-safe, since other threads may have held any lock.

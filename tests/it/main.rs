@@ -41,6 +41,8 @@ mod forked;
 #[cfg(test)]
 mod freeze;
 #[cfg(test)]
+mod freeze_faults;
+#[cfg(test)]
 mod gated;
 #[cfg(test)]
 mod gpu_check;
@@ -160,6 +162,8 @@ mod simgpu_truth;
 mod simgpu_versions;
 #[cfg(test)]
 mod simgpu_vmm;
+#[cfg(test)]
+mod small_stacks;
 #[cfg(test)]
 mod soak;
 #[cfg(test)]

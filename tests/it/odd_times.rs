@@ -11,7 +11,7 @@ use crate::driver::Dir;
 use crate::lookups::lines;
 
 /// Every function that the hook stands before: what the preload library exports of the driver's symbols.
-fn hooked() -> Vec<String> {
+pub fn hooked() -> Vec<String> {
     let out = Command::new("nm")
         .args(["-D", "--defined-only"])
         .arg(artifacts().preload())

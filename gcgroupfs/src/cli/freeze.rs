@@ -86,16 +86,26 @@ fn tell(socket: &Path, paths: &[String], value: &str) -> bool {
     done
 }
 
-/// A process that keeps a group from standing still, by the group's events file.
-fn draining(socket: &Path, events: &Path) -> Option<u32> {
+/// What keeps a process or a group from standing still, by its events file.
+fn obstacle(socket: &Path, events: &Path) -> Option<String> {
     let text = Client::connect(socket)
         .ok()?
         .try_get(events.to_str()?)
         .ok()?
         .ok()?;
     let text = String::from_utf8(text).ok()?;
-    let pid = text.lines().find_map(|line| line.strip_prefix("draining "))?;
-    pid.parse().ok()
+    let number = |key: &str| -> Option<u32> {
+        let number = text.lines().find_map(|line| line.strip_prefix(key))?;
+        number.parse().ok()
+    };
+    let error = number("drain_error ")
+        .map(|error| format!("the driver answers with error {error} when it is asked what has ended"));
+    error.or_else(|| {
+        Some(format!(
+            "process {} has not acknowledged it",
+            number("draining ")?
+        ))
+    })
 }
 
 /// Waits for one. A process that has ended does nothing any more either; of one whose daemon has gone nobody knows.
@@ -104,8 +114,8 @@ fn stands_still(socket: &Path, place: &str, deadline: Option<Instant>) -> bool {
     let frozen = "frozen=1".parse::<Expression>().map_err(Failure::Senseless);
     let words = match frozen.and_then(|frozen| until(socket, &path, &[frozen], deadline)) {
         Ok(()) | Err(Failure::Gone(_)) => return true,
-        Err(Failure::TimedOut) => match draining(socket, &path) {
-            Some(pid) => format!("still busy: process {pid} has not acknowledged it"),
+        Err(Failure::TimedOut) => match obstacle(socket, &path) {
+            Some(obstacle) => format!("still busy: {obstacle}"),
             None => "still busy".to_owned(),
         },
         Err(Failure::Senseless(words) | Failure::NoDaemon(words)) => words,

@@ -64,7 +64,8 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Events(|view| view.nr_standing_changes()),
         io: Read(events),
         doc: "Flat keys: populated (1 while the process lives, or there is one in the group or below), frozen (1 once all work has \
-              drained after a freeze, here or above), of a process also hook (ok, or lost if it does not answer any more), of a group \
+              drained after a freeze, here or above), of a process also hook (ok, or lost if it does not answer any more) and, while an \
+              error of the driver keeps a freeze from being known to have drained, drain_error (the CUresult), of a group \
               that is frozen, until all work has drained, also draining (the pid of a process that has not acknowledged the freeze, \
               the lowest of several); poll(2) wakes on each change, but for draining.",
     },
@@ -113,7 +114,8 @@ fn events(view: &View<'_>) -> Result<String> {
         ("frozen", bit(view.is_frozen()?)),
     ];
     let draining = view.draining().map(|pid| format!("draining {pid}\n"));
-    Ok(flat_keyed(bits.into_iter().chain(hook)) + &draining.unwrap_or_default())
+    let error = view.drain_error().map(|error| format!("drain_error {error}\n"));
+    Ok(flat_keyed(bits.into_iter().chain(hook)) + &error.or(draining).unwrap_or_default())
 }
 
 fn stat(view: &View<'_>) -> Result<String> {
@@ -130,7 +132,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     use crate::tree::Notice;
-    use crate::tree::fixture::World;
+    use crate::tree::fixture::{ROOT, World};
 
     #[test]
     fn gcgroup_stat_has_the_three_lines_of_gvm() {
@@ -154,6 +156,27 @@ mod tests {
         assert_eq!(world.take_notices(), [Notice::Ring(busy)]);
         assert_eq!(world.control(busy).progress_generation.load(Relaxed), 1);
         assert_eq!(world.control(idle).progress_generation.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn drain_error_is_shown_while_a_freeze_drains() {
+        let world = World::new(2);
+        let id = world.join(100);
+        let usage = &world.usage(id).devices[1];
+        usage.drain_error.store(46, Relaxed);
+        let shown = |path: &str| world.show(path).contains("drain_error 46\n");
+        assert!(!shown("100/gcgroup.events"), "nothing is frozen");
+        usage.drain_error.store(0, Relaxed);
+        world.store("100/compute.freeze", ROOT, "1").unwrap();
+        world.take_notices();
+        usage.drain_error.store(46, Relaxed);
+        world.tree.rung(id);
+        assert_eq!(world.take_notices(), [Notice::Rung(id), Notice::Events(id)]);
+        assert!(shown("100/gcgroup.events") && shown("100/1/gcgroup.events"));
+        assert!(!shown("100/0/gcgroup.events"));
+        let generation = world.control(id).devices[1].freeze_generation.load(Relaxed);
+        usage.drained_generation.store(generation, Relaxed);
+        assert!(!shown("100/gcgroup.events"), "it has drained");
     }
 
     #[test]

@@ -63,7 +63,12 @@ pub(super) enum Kind {
     /// The command line: the text it is reading.
     Client(Vec<u8>),
     /// A registered process.
-    Hook { process: u64, id: ProcessId },
+    Hook {
+        process: u64,
+        id: ProcessId,
+        /// Whether there was a [`Tree::drain_error`](crate::tree::Tree::drain_error) at the last doorbell.
+        has_drain_error: bool,
+    },
 }
 
 impl Connection {
@@ -200,6 +205,7 @@ impl Server {
                     self.mute(number, until);
                 }
                 self.tree.rung(id);
+                self.report_drain_error(number, id);
                 true
             }
             (Ok(Tag::Request), Kind::New | Kind::Client(_)) => self.take_request(number, packet),
@@ -352,6 +358,7 @@ impl Server {
             connection.kind = Kind::Hook {
                 process: registered.number,
                 id: registered.id,
+                has_drain_error: false,
             };
             self.connections.is_hook_now(number);
         }
@@ -397,6 +404,26 @@ impl Server {
                 peer.stat.comm,
                 peer.uid,
                 gcgroup_abi::VERSION
+            );
+        }
+    }
+
+    /// Has the log tell when an error of the driver begins to keep a freeze from being known to have drained.
+    fn report_drain_error(&mut self, number: u64, process: ProcessId) {
+        let error = self.tree.drain_error(process);
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let uid = connection.uid;
+        let Kind::Hook { has_drain_error, .. } = &mut connection.kind else {
+            return;
+        };
+        let had_one = std::mem::replace(has_drain_error, error.is_some());
+        if let Some((pid, error)) = error.filter(|_| !had_one)
+            && self.registry.may_log_of(uid)
+        {
+            warn!(
+                "{pid} cannot tell whether its frozen work has ended: the driver answers with error {error}"
             );
         }
     }

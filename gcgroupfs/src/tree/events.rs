@@ -20,6 +20,8 @@ pub(super) struct Standing {
     pub(super) is_populated: bool,
     pub(super) is_frozen: bool,
     pub(super) is_hook_ok: bool,
+    /// [`Process::drain_error`].
+    pub(super) drain_error: Option<u32>,
 }
 
 /// All events files of a process or a group: its own first, then those of each device.
@@ -199,6 +201,7 @@ impl Process {
             is_populated: true,
             is_frozen: self.is_frozen(device, devices.len()),
             is_hook_ok: self.is_hook_ok(),
+            drain_error: self.drain_error(device, devices.len()),
         }
     }
 

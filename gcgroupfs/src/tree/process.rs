@@ -219,6 +219,20 @@ impl Process {
             }
     }
 
+    /// The driver's error (CUresult) by which the hook cannot tell whether the work that was submitted before a freeze has ended:
+    /// on a device, or as a whole on the first that has one. `None` where nothing is being drained. The process's word.
+    pub(super) fn drain_error(&self, device: Option<usize>, nr_devices: usize) -> Option<u32> {
+        let on = |device: usize| {
+            let control = self.control().devices.get(device)?;
+            let error = self.usage().devices.get(device)?.drain_error.load(Relaxed);
+            (error != 0 && enforce::is_closed(control) && !self.is_drained(device)).then_some(error)
+        };
+        match device {
+            Some(device) => on(device),
+            None => slots(nr_devices).find_map(on),
+        }
+    }
+
     fn is_drained(&self, device: usize) -> bool {
         let (Some(control), Some(usage)) = (
             self.control().devices.get(device),

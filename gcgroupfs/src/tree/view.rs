@@ -301,6 +301,14 @@ impl<'a> View<'a> {
         draining
     }
 
+    /// The driver's error (CUresult) that keeps a process from being known to stand still; of a group there is nothing to say.
+    pub fn drain_error(&self) -> Option<u32> {
+        match self.scope {
+            Scope::Process(process, device) => process.drain_error(device, self.devices().len()),
+            Scope::Root | Scope::Group(..) => None,
+        }
+    }
+
     /// Whether the process still answers; of a group there is nothing to say.
     pub fn is_hook_ok(&self) -> Option<bool> {
         match self.scope {

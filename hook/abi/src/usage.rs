@@ -104,7 +104,9 @@ pub struct UsageDevice {
     pub nr_waiting: AtomicU32,
     /// Odd while `busy_since` and `busy_nsec` are being changed; they belong together.
     pub busy_sequence: AtomicU32,
-    reserved_word: AtomicU32,
+    /// The driver's error (CUresult) that keeps the hook from learning whether what was submitted here before the last freeze
+    /// has ended; zero: none does, or an earlier hook, which does not say.
+    pub drain_error: AtomicU32,
     /// When work was submitted that has not been seen to end, by `CLOCK_MONOTONIC`, nanoseconds; zero: there is none.
     /// Kept while the gate is not [`Gate::Run`](crate::Gate::Run).
     pub busy_since: AtomicU64,

@@ -3,9 +3,11 @@
 //! Takes no lock: this may run inside the dynamic linker's. Threads that come at the same time do the same.
 
 use core::ffi::{c_char, c_int, c_void};
-use core::mem::{MaybeUninit, offset_of};
+use core::mem::offset_of;
 use core::ptr::{null_mut, without_provenance_mut};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 use gcgroup_abi::{Bridge, Resolve, START_SYMBOL, VERSION};
 
@@ -22,6 +24,10 @@ type Start = unsafe extern "C" fn(*const Bridge) -> Option<Resolve>;
 
 /// What the hook gave for answering look-ups. Null: not loaded yet; all ones: it cannot be.
 static RESOLVE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// The path of the hook. Not on the stack, which may be a thread's of 16 KiB. Several threads may fill it in at a time, all
+/// with the same.
+static PATH: [AtomicU8; LONGEST_PATH] = [const { AtomicU8::new(0) }; LONGEST_PATH];
 
 /// A [`Bridge`], in a form that several threads may fill in at a time, all with the same.
 static BRIDGE: [AtomicUsize; size_of::<Bridge>() / 8] =
@@ -111,25 +117,22 @@ fn forget_error() {
 
 /// Calls `with` with the path of the hook: beside this library. Null if that cannot be told.
 fn with_path(with: impl FnOnce(*const c_char) -> *mut c_void) -> *mut c_void {
-    // Not filled: that would be a call of the C library's memset, and a reference that is not weak.
-    let mut path = [const { MaybeUninit::<u8>::uninit() }; LONGEST_PATH];
-    let directory = objects::this(|object| {
-        let mut end = 0;
-        for (index, (place, byte)) in path.iter_mut().zip(elf::bytes(object.file())).enumerate() {
-            place.write(byte);
-            if byte == b'/' {
-                end = index + 1;
-            }
+    let is_there = objects::this(|object| {
+        let bytes = || elf::bytes(object.file());
+        let slash = bytes().enumerate().filter(|(_, byte)| *byte == b'/').last();
+        let Some((slash, _)) = slash else { return false };
+        // Only what every thread stores: another may be at the call below.
+        let wanted = bytes().take(slash + 1).chain(FILE.iter().copied());
+        if slash + 1 + FILE.len() > PATH.len() {
+            return false;
         }
-        end
+        for (place, byte) in PATH.iter().zip(wanted) {
+            place.store(byte, Relaxed);
+        }
+        true
     });
-    match path.get_mut(directory.unwrap_or(0)..) {
-        Some(tail) if directory > Some(0) && tail.len() >= FILE.len() => {
-            for (place, byte) in tail.iter_mut().zip(FILE) {
-                place.write(*byte);
-            }
-            with(path.as_ptr().cast())
-        }
-        _ => null_mut(),
+    if is_there != Some(true) {
+        return null_mut();
     }
+    with(PATH.as_ptr().cast())
 }

@@ -18,12 +18,12 @@ use parking_lot::Mutex;
 
 use super::capture;
 use super::mark::{Sign, Signs};
-use crate::cuda::{CUcontext, CUgreenCtx, CUresult, CUstream};
+use crate::cuda::{CUcontext, CUerror, CUgreenCtx, CUresult, CUstream};
 use crate::device::LocalDevice;
 use crate::{cuda, driver};
 
 pub(super) use self::marks::is_over;
-pub(crate) use self::marks::{Mark, Passed};
+pub(crate) use self::marks::{Mark, Passed, ask_all};
 
 /// `CU_STREAM_LEGACY`: also where the program was built for per-thread default streams.
 pub(crate) const LEGACY: usize = 1;
@@ -104,6 +104,12 @@ impl Context {
         self.id
     }
 
+    /// Returns the driver's last error that kept a mark from being set or from being looked at; `None` if a look has
+    /// succeeded since.
+    pub(super) fn fault(&self) -> Option<CUerror> {
+        self.signs.fault()
+    }
+
     /// The driver's name for it, as a number.
     pub(crate) fn handle(&self) -> usize {
         self.handle
@@ -122,11 +128,11 @@ impl Context {
         let handle = self.base.as_ref().map_or(self.handle, |(base, _)| base.handle);
         let handle = CUcontext(std::ptr::with_exposed_provenance_mut(handle));
         if let Err(error) = driver::cuCtxPushCurrent_v2(handle) {
-            return if is_over(error) {
-                Passed::Yes
-            } else {
-                Passed::NotYet
-            };
+            if is_over(error) {
+                return Passed::Yes;
+            }
+            self.signs.note_fault(error);
+            return Passed::NotYet;
         }
         let mut mode = cuda::CU_STREAM_CAPTURE_MODE_RELAXED;
         let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);

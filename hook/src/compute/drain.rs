@@ -14,13 +14,16 @@ use gcgroup_abi::MAX_DEVICES;
 use super::Step;
 use super::elsewhere;
 use super::hold::Scope;
-use super::quiet::Quiet;
+use super::quiet::{self, Quiet};
+use crate::cuda::CUerror;
 use crate::process::Process;
 use crate::{driver, helper, sys};
 
 /// The helper looks again this soon at first, then less and less often.
 const SOON: Duration = Duration::from_micros(20);
 const SELDOM: Duration = Duration::from_millis(1);
+/// Looks in vain after which the driver's error is reported, if there is one: about 60 ms.
+const STUCK: u32 = 64;
 
 #[derive(Debug)]
 enum Phase {
@@ -34,6 +37,8 @@ enum Phase {
 struct Device {
     generation: u32,
     phase: Phase,
+    /// Looks in vain since the freeze was taken up.
+    looks: u32,
 }
 
 #[derive(Debug)]
@@ -50,6 +55,7 @@ impl Drain {
             .map(|_| Device {
                 generation: 0,
                 phase: Phase::Rest,
+                looks: 0,
             })
             .collect();
         Self {
@@ -115,11 +121,13 @@ impl Drain {
             let is_under_way = !matches!(device.phase, Phase::Rest);
             if is_under_way && (!is_wanted || device.generation != generation) {
                 device.give_up();
+                usage.drain_error.store(0, Relaxed);
             }
             if is_wanted && matches!(device.phase, Phase::Rest) {
                 *device = Device {
                     generation,
                     phase: Phase::Draining(Quiet::default()),
+                    looks: 0,
                 };
                 has_begun = true;
             }
@@ -135,13 +143,15 @@ impl Device {
         }
     }
 
-    /// Whether the device has become drained.
+    /// Whether the device has become drained, or why it does not has changed.
     fn advance(&mut self, process: &Process, index: usize) -> bool {
         let Phase::Draining(quiet) = &mut self.phase else {
             return false;
         };
-        if !quiet.step(process, Scope::Device(index)) {
-            return false;
+        let scope = Scope::Device(index);
+        if !quiet.step(process, scope) {
+            self.looks = self.looks.saturating_add(1);
+            return self.looks >= STUCK && report_error(process, index, quiet::fault(process, scope));
         }
         self.phase = Phase::Rest;
         self.publish(process, index)
@@ -155,8 +165,19 @@ impl Device {
         ) else {
             return false;
         };
+        usage.drain_error.store(0, Relaxed);
         usage.report_drained(control, self.generation)
     }
+}
+
+/// Publishes which error of the driver keeps the device from being known as drained, or that none does any more; whether
+/// that has changed.
+fn report_error(process: &Process, index: usize, error: Option<CUerror>) -> bool {
+    let Some(usage) = process.usage().devices.get(index) else {
+        return false;
+    };
+    let error = error.map_or(0, |error| error.0.get());
+    usage.drain_error.swap(error, Relaxed) != error
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! context has words of its own, locked in it and let go with it.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
@@ -35,6 +35,20 @@ pub(super) enum Sign {
 pub(super) struct Signs {
     page: OnceLock<Option<Page>>,
     spares: Mutex<Spares>,
+    /// Whether no events are set, because the driver keeps failing to say whether they have passed.
+    are_events_lost: AtomicBool,
+    /// The driver's last error that kept a mark from being set or from being looked at (CUresult); zero: none since a look
+    /// that succeeded.
+    fault: AtomicU32,
+}
+
+/// What a look at a mark came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Look {
+    Passed,
+    NotYet,
+    /// The driver did not say.
+    Failed,
 }
 
 #[derive(Debug, Default)]
@@ -149,6 +163,9 @@ impl Signs {
     }
 
     fn record_by(&self, record: impl FnOnce(CUevent) -> CUresult) -> Result<Sign, CUerror> {
+        if self.are_events_lost.load(Relaxed) {
+            return Err(self.fault().unwrap_or(CUerror::UNKNOWN));
+        }
         let mut new = CUevent(std::ptr::null_mut());
         let spare = self.spares.lock().events.pop();
         match spare {
@@ -168,15 +185,48 @@ impl Signs {
 
     /// Whether the GPU has come there. An event is asked for in the driver.
     pub(super) fn has_passed(&self, sign: Sign) -> bool {
-        match sign {
-            Sign::Word { index, value } => self
-                .word(index)
-                .is_none_or(|(word, _)| word.load(Acquire) == value),
-            Sign::Event(number) => match driver::cuEventQuery(event(number)) {
-                Err(error) => is_over(error),
-                Ok(()) => true,
-            },
-        }
+        self.look(sign) == Look::Passed
+    }
+
+    /// Looks whether a mark has passed, and notes the driver's error if it fails to say.
+    pub(super) fn look(&self, sign: Sign) -> Look {
+        let answer = match sign {
+            Sign::Word { index, value } => {
+                let is_written = |(word, _): (&AtomicU32, _)| word.load(Acquire) == value;
+                if self.word(index).is_none_or(is_written) {
+                    Ok(())
+                } else {
+                    Err(CUerror::NOT_READY)
+                }
+            }
+            Sign::Event(number) => driver::cuEventQuery(event(number)),
+        };
+        let look = match answer {
+            Ok(()) => Look::Passed,
+            Err(CUerror::NOT_READY) => Look::NotYet,
+            Err(error) if is_over(error) => Look::Passed,
+            Err(error) => {
+                self.note_fault(error);
+                return Look::Failed;
+            }
+        };
+        self.fault.store(0, Relaxed);
+        look
+    }
+
+    /// Notes an error that kept a mark from being set or from being looked at.
+    pub(super) fn note_fault(&self, error: CUerror) {
+        self.fault.store(error.0.get(), Relaxed);
+    }
+
+    /// Returns the last such error, unless a look has succeeded since.
+    pub(super) fn fault(&self) -> Option<CUerror> {
+        self.fault.load(Relaxed).try_into().ok().map(CUerror)
+    }
+
+    /// Has no events set from here on, or lets them be set again.
+    pub(super) fn lose_events(&self, are_lost: bool) {
+        self.are_events_lost.store(are_lost, Relaxed);
     }
 
     /// Whether the current context has been stopped by a fault, so that no word of it will ever be written.

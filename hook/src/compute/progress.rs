@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use gcgroup_abi::MAX_DEVICES;
 
 use super::Step;
-use super::context::{Mark, Passed};
+use super::context::{Mark, Passed, ask_all};
 use crate::cuda::CUresult;
 use crate::helper;
 use crate::interpose::Next;
@@ -104,8 +104,14 @@ impl Progress {
     fn look(&mut self, process: &Process) -> bool {
         let mut has_news = false;
         while let Some(round) = self.rounds.front_mut() {
-            if !round.is_over(process) {
-                break;
+            match round.ask(process) {
+                Passed::Yes => {}
+                Passed::NotYet => break,
+                Passed::Lost => {
+                    self.rounds.drain(..).for_each(Round::abandon);
+                    self.begun = None;
+                    break;
+                }
             }
             let generation = round.generation;
             process.usage().progress_generation.store(generation, Release);
@@ -153,18 +159,24 @@ impl Round {
         true
     }
 
-    /// Whether every mark has passed; each device that has is told of at once.
-    fn is_over(&mut self, process: &Process) -> bool {
+    /// Asks about every mark; publishes each device's count when its marks have passed. `Lost` if any mark is lost.
+    fn ask(&mut self, process: &Process) -> Passed {
+        let mut is_lost = false;
         helper::in_driver(|| {
             self.waits.retain_mut(|(index, submitted, marks)| {
-                marks.retain_mut(|mark| mark.ask() == Passed::NotYet);
-                if marks.is_empty() {
+                let passed = ask_all(marks);
+                is_lost |= passed == Passed::Lost;
+                if passed == Passed::Yes {
                     ended(process, *index, *submitted);
                 }
-                !marks.is_empty()
+                passed != Passed::Yes
             });
         });
-        self.waits.is_empty()
+        match self.waits.is_empty() {
+            _ if is_lost => Passed::Lost,
+            true => Passed::Yes,
+            false => Passed::NotYet,
+        }
     }
 
     fn abandon(self) {

@@ -2,9 +2,12 @@
 //!
 //! To be begun when no thread can submit any more: all have passed a memory barrier since the gate was closed.
 
-use super::context::{Mark, Passed};
+use std::sync::Arc;
+
+use super::context::{Context, Mark, Passed, ask_all};
 use super::elsewhere::Inside;
 use super::hold::Scope;
+use crate::cuda::CUerror;
 use crate::helper;
 use crate::process::Process;
 
@@ -25,8 +28,12 @@ impl Quiet {
         let Some(marks) = &mut self.marks else {
             return false;
         };
-        let asked = helper::in_driver(|| marks.retain_mut(|mark| mark.ask() == Passed::NotYet));
-        asked.is_some() && marks.is_empty()
+        let passed = helper::in_driver(|| ask_all(marks));
+        if passed == Some(Passed::Lost) {
+            // They are set anew.
+            self.marks.take().into_iter().flatten().for_each(Mark::abandon);
+        }
+        passed == Some(Passed::Yes)
     }
 
     fn are_outside(&mut self, process: &Process, scope: Scope) -> bool {
@@ -46,21 +53,30 @@ impl Quiet {
     }
 }
 
+/// Returns the driver's error that keeps a mark on what is waited for from being set or from being looked at.
+pub(super) fn fault(process: &Process, scope: Scope) -> Option<CUerror> {
+    contexts(process, scope)
+        .iter()
+        .find_map(|context| context.fault())
+}
+
+/// The contexts in which work for the scope may have been submitted.
+fn contexts(process: &Process, scope: Scope) -> Vec<Arc<Context>> {
+    let is_meant = |local| scope.has(process.devices.index(local));
+    process
+        .contexts
+        .on(|local| is_meant(local) || process.reach.is_feeder(local, is_meant))
+}
+
 /// `None` if that cannot be done now.
 fn set_marks(process: &Process, scope: Scope) -> Option<Vec<Mark>> {
-    let is_meant = |local| scope.has(process.devices.index(local));
-    let contexts = process
-        .contexts
-        .on(|local| is_meant(local) || process.reach.is_feeder(local, is_meant));
+    let contexts = contexts(process, scope);
     let mut marks = Vec::new();
     let set = helper::in_driver(|| {
         contexts
             .iter()
             .map(|context| context.mark(&mut marks))
-            .fold(Passed::Yes, |all, one| match all {
-                Passed::Yes => one,
-                Passed::NotYet => Passed::NotYet,
-            })
+            .fold(Passed::Yes, |all, one| if all == Passed::Yes { one } else { all })
     });
     if set == Some(Passed::Yes) {
         return Some(marks);

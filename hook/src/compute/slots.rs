@@ -35,7 +35,8 @@ mod tests;
 pub(crate) struct Slots {
     /// [`MAX_THREADS`] of [`Entrance`], all zeroes at first: a page that no thread needs is never made.
     entrances: Mapping,
-    sides: [Side; MAX_THREADS],
+    /// On the heap from the first: 96 KiB are more than some threads' stacks have.
+    sides: Box<[Side; MAX_THREADS]>,
     /// Slots of the block that were ever taken. The block has a copy, by which nothing is decided here.
     nr_used: AtomicU32,
     /// Held by who takes a slot; also keeps the heap slots.
@@ -46,9 +47,10 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub(crate) fn new() -> io::Result<Self> {
+        let sides: Box<[Side]> = (0..MAX_THREADS).map(|_| Side::new()).collect();
         Ok(Self {
             entrances: Mapping::anonymous(MAX_THREADS * size_of::<Entrance>())?,
-            sides: [const { Side::new() }; MAX_THREADS],
+            sides: sides.try_into().map_err(|_| io::ErrorKind::OutOfMemory)?,
             nr_used: AtomicU32::new(0),
             extras: Mutex::new(Vec::new()),
             are_watched: AtomicBool::new(false),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, UsageDevice};
 
 use super::Step;
-use super::context::{Mark, PER_THREAD, Passed};
+use super::context::{Mark, PER_THREAD, Passed, ask_all};
 use super::hold::Scope;
 use super::meter::{Meter, Used, ring_if_wanted};
 use crate::cuda::CUstream;
@@ -125,14 +125,22 @@ impl Device {
             self.round = Round::begin(process, index, meter);
         }
         let Some(round) = &mut self.round else { return true };
-        let asked = helper::in_driver(|| round.marks.retain_mut(|mark| mark.ask() == Passed::NotYet));
+        let passed = helper::in_driver(|| ask_all(&mut round.marks));
         let now = sys::now();
-        if asked.is_none() {
-            return false;
-        }
-        if !round.marks.is_empty() {
-            round.last_look = now;
-            return true;
+        match passed {
+            None => return false,
+            Some(Passed::Yes) => {}
+            Some(Passed::NotYet) => {
+                round.last_look = now;
+                return true;
+            }
+            Some(Passed::Lost) => {
+                round.marks.drain(..).for_each(Mark::abandon);
+                self.round = None;
+                // Everything is marked anew.
+                self.is_tracked = false;
+                return true;
+            }
         }
         let (end, again) = (round.end(now), std::mem::take(&mut round.again));
         self.round = None;
@@ -163,7 +171,7 @@ impl Round {
             round.marks.into_iter().for_each(Mark::abandon);
             return None;
         }
-        helper::in_driver(|| round.marks.retain_mut(|mark| mark.ask() == Passed::NotYet));
+        helper::in_driver(|| ask_all(&mut round.marks));
         Some(round)
     }
 

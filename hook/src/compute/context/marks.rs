@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Context, Inner, LEGACY, PER_THREAD, stream};
 use crate::compute::capture;
-use crate::compute::mark::{Sign, Signs};
+use crate::compute::mark::{Look, Sign, Signs};
 use crate::cuda::{CUerror, CUgreenCtx, CUstream};
 use crate::driver;
 
@@ -16,16 +16,37 @@ pub(crate) struct Mark {
     /// Whether it was set on a stream that was destroyed after: then several may wait for it.
     is_orphan: bool,
     asked: u32,
+    /// Looks in a row at which the driver did not say.
+    failed: u32,
 }
 
 /// Every so many askings in vain, whether the context can still run anything.
 const DOUBT: u32 = 16;
+/// Looks in a row after which a mark that the driver says nothing about is lost.
+const MOST_FAILED: u32 = 16;
 
 /// What asking about a mark, or setting marks, came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passed {
     Yes,
     NotYet,
+    /// The driver keeps failing to say. A mark that is set from here on is of another sort.
+    Lost,
+}
+
+/// Asks about each mark, and keeps those that have not passed. `Yes` if none is left, `Lost` if any is lost.
+pub(crate) fn ask_all(marks: &mut Vec<Mark>) -> Passed {
+    let mut is_lost = false;
+    marks.retain_mut(|mark| {
+        let passed = mark.ask();
+        is_lost |= passed == Passed::Lost;
+        passed != Passed::Yes
+    });
+    match marks.is_empty() {
+        _ if is_lost => Passed::Lost,
+        true => Passed::Yes,
+        false => Passed::NotYet,
+    }
 }
 
 /// Whether an answer means that the context runs nothing any more: destroyed, or stopped by a fault for good (CUDA Driver API,
@@ -126,10 +147,14 @@ impl Context {
     ) -> Passed {
         let mut all = Passed::Yes;
         for number in streams {
-            match self.signs.set(stream(number)) {
+            match self.set_sign(number) {
                 Ok(sign) => marks.push(Mark::new(self, sign, false)),
                 Err(error) if is_over(error) && is_idle(number) => {}
-                Err(_) => all = Passed::NotYet,
+                Err(error) => {
+                    self.signs.note_fault(error);
+                    self.signs.lose_events(false);
+                    all = Passed::NotYet;
+                }
             }
         }
         match &self.base {
@@ -137,6 +162,18 @@ impl Context {
             None => self.mark_orphans(&inner.orphans, marks),
         }
         all
+    }
+
+    /// Marks a stream by a word if the words are prepared or an event cannot be set, else by an event.
+    fn set_sign(&self, number: usize) -> Result<Sign, CUerror> {
+        let set = self.signs.set(stream(number));
+        set.or_else(|error| {
+            if is_over(error) {
+                return Err(error);
+            }
+            self.signs.prepare();
+            self.signs.set(stream(number))
+        })
     }
 
     /// Marks all that was submitted to a part, on whichever stream.
@@ -147,7 +184,11 @@ impl Context {
         match self.signs.record_green(green) {
             Ok(sign) => marks.push(Mark::new(self, sign, false)),
             Err(error) if is_over(error) && error != CUerror::INVALID_HANDLE => {}
-            Err(_) => return Passed::NotYet,
+            Err(error) => {
+                self.signs.note_fault(error);
+                self.signs.lose_events(false);
+                return Passed::NotYet;
+            }
         }
         Passed::Yes
     }
@@ -180,6 +221,7 @@ impl Mark {
             sign,
             is_orphan,
             asked: 0,
+            failed: 0,
         }
     }
 
@@ -201,8 +243,13 @@ impl Mark {
             if self.is_orphan && !inner.orphans.contains(&self.sign) {
                 return Passed::Yes;
             }
-            let is_spent = context.signs.has_passed(self.sign) || is_word && Signs::are_dead();
-            if !is_spent {
+            let look = context.signs.look(self.sign);
+            self.failed = if look == Look::Failed { self.failed + 1 } else { 0 };
+            if self.failed == MOST_FAILED {
+                context.signs.lose_events(true);
+                return Passed::Lost;
+            }
+            if look != Look::Passed && !(is_word && Signs::are_dead()) {
                 return Passed::NotYet;
             }
             inner.orphans.retain(|orphan| *orphan != self.sign);

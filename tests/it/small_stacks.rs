@@ -1,0 +1,160 @@
+//! Threads with small stacks: the hook uses at most 8 KiB of a caller's, whichever call is the process's first.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use support::{Mount, c_program};
+use tempfile::TempDir;
+
+use crate::driver::{Dir, DriverShell, driver_shell};
+use crate::odd_times::hooked;
+
+/// The least that pthread_attr_setstack(3) takes, bytes: the thread's own data and its thread-local storage come off.
+const LEAST: usize = 16 << 10;
+/// More than any call uses, bytes.
+const AMPLE: usize = 1 << 20;
+/// What the hook may use of a caller's stack, bytes. Promised of release builds, and true of debug builds.
+const MOST: usize = 8 << 10;
+
+/// The code that a function answered, and the bytes of the stack that were used; or what else came of it.
+type Called = Result<(i32, usize), String>;
+
+/// Calls each of `names` in a process of its own, on a thread with a stack of `size` bytes, as `small_stack.c` says.
+fn called(mut command: Command, when: &str, size: usize, names: &[String]) -> BTreeMap<String, Called> {
+    let mut child = command
+        .arg(when)
+        .arg(size.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut input = child.stdin.take().expect("piped");
+    let text = names.join("\n");
+    let writer = std::thread::spawn(move || input.write_all(text.as_bytes()));
+    let output = child.wait_with_output().expect("it ends");
+    writer.join().expect("it ends").expect("it is read");
+    assert!(output.status.success(), "{}", output.status);
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    let of_line = |line: &str| -> Option<(String, Called)> {
+        let (name, rest) = line.split_once(' ')?;
+        let numbers = rest.split_once(' ');
+        let numbers = numbers.and_then(|(code, used)| Some((code.parse().ok()?, used.parse().ok()?)));
+        Some((name.to_owned(), numbers.ok_or_else(|| rest.to_owned())))
+    };
+    output.lines().filter_map(of_line).collect()
+}
+
+fn program() -> PathBuf {
+    c_program("small_stack.c", &["-pthread", "-ldl"])
+}
+
+/// A directory with a driver that needs next to no stack.
+fn small_driver() -> TempDir {
+    let library = c_program(
+        "small_driver.c",
+        &["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"],
+    );
+    let directory = TempDir::new().expect("a directory");
+    symlink(library, directory.path().join("libcuda.so.1")).expect("a link");
+    directory
+}
+
+/// Compares governed calls with bare ones: on the least stack the answers, where the driver itself gets along with it, and on
+/// an ample one what is used.
+#[track_caller]
+fn little_is_used(when: &str, names: &[String]) {
+    let mount = Mount::new();
+    let bare = called(mount.bare_command(program()), when, LEAST, names);
+    let governed = called(mount.command(program()), when, LEAST, names);
+    let mut compared = 0;
+    for (name, answer) in bare {
+        let Ok((answer, _)) = answer else { continue };
+        let code = governed[&name].as_ref().map(|(code, _)| *code);
+        assert_eq!(code, Ok(answer), "{name}, {when}, on {LEAST} bytes");
+        compared += 1;
+    }
+    assert!(compared * 10 > names.len() * 9, "{compared} of {}", names.len());
+    let bare = called(mount.bare_command(program()), when, AMPLE, names);
+    let governed = called(mount.command(program()), when, AMPLE, names);
+    for (name, used) in bare {
+        let (Ok((_, bare)), Ok((_, governed))) = (&used, &governed[&name]) else {
+            panic!("{name}, {when}: {used:?}, {:?}", governed[&name]);
+        };
+        let more = governed.saturating_sub(*bare);
+        assert!(more <= MOST, "{name}, {when}: {more} bytes more than {bare}");
+    }
+}
+
+#[test]
+fn first_calls_use_little_stack() {
+    little_is_used("first", &hooked());
+}
+
+#[test]
+fn calls_in_a_context_use_little_stack() {
+    little_is_used("context", &hooked());
+}
+
+#[test]
+fn allocations_and_launches_use_little_stack() {
+    little_is_used("work", &["work".to_owned()]);
+}
+
+/// The simulated driver's own cuInit needs more than the least stack.
+#[test]
+fn first_cu_init_on_16_kib_registers() {
+    let (mount, driver) = (Mount::new(), small_driver());
+    let path = format!("-L{}", driver.path().display());
+    let library = driver.path().join("libcuda.so.1");
+    let linked = [
+        "-pthread",
+        "-Wl,--no-as-needed",
+        &path,
+        &library.display().to_string(),
+        "-ldl",
+    ];
+    for (when, program) in [
+        ("first", program()),
+        ("linked", c_program("small_stack.c", &linked)),
+    ] {
+        let run = |size| {
+            let mut command = mount.command(&program);
+            // Then cuInit succeeds if the process is governed, and only then.
+            command
+                .env("LD_LIBRARY_PATH", driver.path())
+                .env("GCGROUP_REQUIRED", "1");
+            let names = ["none", "cuInit"].map(str::to_owned);
+            called(command, when, size, &names)
+        };
+        let on_least = &run(LEAST)["cuInit"];
+        assert!(matches!(on_least, Ok((0, _))), "{when}: {on_least:?}");
+        let (none, init) = (run(AMPLE)["none"].clone(), run(AMPLE)["cuInit"].clone());
+        let (Ok((_, none)), Ok((0, init))) = (none, init) else {
+            panic!("{when}: cuInit fails on an ample stack")
+        };
+        assert!(init - none <= MOST, "{when}: {} bytes", init - none);
+    }
+}
+
+#[test]
+fn process_with_a_small_stack_limit_is_governed() {
+    let mount = Mount::new();
+    for kilobytes in [64, 128, 256] {
+        let mut command = mount.command("sh");
+        command
+            .args(["-c", &format!("ulimit -s {kilobytes} && exec \"$0\"")])
+            .arg(driver_shell());
+        let mut shell = DriverShell::spawn(command);
+        let dir = Dir::of(&mount, shell.pid());
+        assert_eq!(shell.ask("alloc linear 4096"), "ok 0", "{kilobytes}");
+        assert_eq!(dir.number("memory.current"), 4096);
+        assert_eq!(shell.ask("spin 1 3"), "ok");
+        assert_eq!(dir.launches(), 3);
+        dir.freeze();
+        shell.quit();
+    }
+}
