@@ -1,44 +1,58 @@
 //! The state file: every setting, so that a daemon that starts again has it.
 //!
-//! A header line, then one JSON line for each change, appended by one write(2) and so on file as soon as the write
-//! that caused it is answered; a daemon killed at any point loses at most the line it was writing. Each line holds
-//! all settings of one process or group and a number; of several for one of them the highest number counts, so that lines
-//! may be appended in any order. What settings are, it does not know.
+//! A first line with the boot id, then one JSON line for each change, appended by one write(2) before the write that caused it is
+//! answered; a daemon killed at any point loses at most the line it was writing. Each line holds all settings of one process or
+//! group and a number; of several for one of them the highest number counts, so that lines may be appended in any order.
+//! Lines have a version and a checksum ([`line`]). What settings are, the journal does not know.
+//!
+//! A disk that is full or read-only, or a file that was removed, ends nothing: lines that cannot be stored are held in memory, the
+//! latest of each process and group, and [`Journal::tend`] tries again. A change is answered all the same.
 
+mod line;
+mod place;
 mod replay;
+mod stored;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use nix::fcntl::{Flock, FlockArg};
-use parking_lot::RwLock;
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
+use self::place::{Fresh, Refusal};
 #[cfg(any(test, fuzzing))]
 pub use self::replay::check;
-use self::replay::{Record, Replay, line};
+use self::replay::{Record, Replay, boot_id, header};
+use self::stored::Stored;
 
 /// The file's name in the state directory.
 const NAME: &str = "settings.jsonl";
 
-/// How long a lock is waited for, and the time between two attempts.
-const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(5);
-
 /// Bytes appended since the last compaction that call for another, if that left less. So a file has no more than twice what
-/// is to be kept and this, and rewriting it costs no more than appending has.
+/// is to be kept and this, and rewriting it costs no more than appending has. Lines that are held in memory are bounded by as
+/// much.
 const COMPACT_AFTER: u64 = 1 << 20;
+
+/// Bytes of lines in memory up to which each new change tries to store all of them.
+const AT_ONCE: u64 = 64 << 10;
+
+/// The first and the longest pause between two attempts to store what could not be stored.
+const RETRY: Duration = Duration::from_millis(250);
+const LONGEST_RETRY: Duration = Duration::from_secs(8);
+
+/// The least time between two times that trouble is logged.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether the file is still there.
+const CHECK: Duration = Duration::from_secs(1);
 
 /// What a line is about. A process for as long as the machine is up: its pid (as the daemon sees it) and its start time in clock ticks
 /// since boot.
@@ -69,32 +83,41 @@ impl Key {
     }
 }
 
+/// How well settings are stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// Whether there are settings that the next daemon would not have.
+    pub is_degraded: bool,
+    /// Lines that were damaged in the file that this daemon found at its start; 1 if it was not understood.
+    pub nr_damaged: u64,
+}
+
 /// An open state file. Locked for as long as it is open, so that no other daemon writes it.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    /// Read-locked to append, write-locked only to put a compacted file in its place.
-    file: RwLock<Flock<File>>,
+    /// This boot's id.
+    boot: String,
+    header: Vec<u8>,
     next: AtomicU64,
-    appended: AtomicU64,
-    /// Bytes that the last compaction left.
-    kept: AtomicU64,
-    failed: AtomicBool,
+    nr_damaged: u64,
+    state: Mutex<Stored>,
 }
 
 impl Journal {
     /// Opens or begins the state file in `directory` and returns what is on file of those that `sift` keeps. What it changes
-    /// takes the place of what was there in one step.
+    /// takes the place of what was there in one step. Where the file system refuses that, the journal goes on with the old
+    /// file, or without any.
     ///
     /// # Errors
-    /// The directory is not to be written, the file belongs to somebody else, or another daemon holds it.
-    pub fn open<S: Serialize + DeserializeOwned>(
+    /// The file is another user's, can be written by others, or is no regular file, or another daemon holds it.
+    pub fn open<S: Serialize + DeserializeOwned + Default>(
         directory: &Path,
         sift: impl FnOnce(&mut BTreeMap<Key, S>),
     ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
         let path = directory.join(NAME);
-        let mut old = lock(&path)?;
-        Self::begin(path, &mut old, sift)
+        let locked = place::lock(&path);
+        Self::begin(path, locked, sift)
     }
 
     /// As [`open`](Self::open), but does not mind a lock that is held by a predecessor that was killed and cannot end: it
@@ -102,71 +125,105 @@ impl Journal {
     ///
     /// # Errors
     /// As for [`open`](Self::open).
-    pub fn open_beside_killed<S: Serialize + DeserializeOwned>(
+    pub fn open_beside_killed<S: Serialize + DeserializeOwned + Default>(
         directory: &Path,
         sift: impl FnOnce(&mut BTreeMap<Key, S>),
     ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
         let path = directory.join(NAME);
-        match lock(&path) {
-            Ok(mut old) => Self::begin(path, &mut old, sift),
-            Err(error) => {
-                warn!("{error:#}: by a daemon that was killed");
-                let mut old = open(&path, false)?;
-                is_ours(&path, &old)?;
-                Self::begin(path, &mut old, sift)
+        let locked = match place::lock(&path) {
+            Err(refusal @ Refusal::InUse(_)) => {
+                warn!("{refusal}: by a daemon that was killed");
+                place::open(&path)
             }
-        }
+            locked => locked,
+        };
+        Self::begin(path, locked, sift)
     }
 
-    fn begin<S: Serialize + DeserializeOwned>(
+    fn begin<S: Serialize + DeserializeOwned + Default>(
         path: PathBuf,
-        old: &mut File,
+        locked: Result<File, Refusal>,
         sift: impl FnOnce(&mut BTreeMap<Key, S>),
     ) -> anyhow::Result<(Self, BTreeMap<Key, S>)> {
-        let mut text = Vec::new();
-        old.read_to_end(&mut text)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-
-        let mut replay = Replay::of(&text);
-        if let Some(fault) = replay.fault.filter(|_| !text.is_empty()) {
-            let aside = path.with_extension("corrupt");
-            // It may be a link.
-            let _ = fs::remove_file(&aside);
-            open(&aside, true)
-                .and_then(|mut file| file.write_all(&text))
-                .with_context(|| format!("cannot write {}", aside.display()))?;
-            warn!(
-                "{}: {fault}; a copy is in {}, {} records could be read",
-                path.display(),
-                aside.display(),
-                replay.latest.len()
-            );
-        }
+        let boot = boot_id();
+        let (file, text) = match locked.and_then(|file| place::read_all(&path, file)) {
+            Ok((file, text)) => (Some(file), text),
+            Err(refusal @ Refusal::System { .. }) => {
+                warn!("{refusal}: goes on without what was stored there");
+                (None, Vec::new())
+            }
+            Err(refusal) => return Err(refusal.into()),
+        };
+        let mut replay = Replay::of(&text, &boot);
+        let mut before = replay.values()?;
+        // A last line that lacks its newline is cut off and stored again.
+        replay.tail.and_then(|tail| before.remove(&tail));
         replay.sift(sift);
-        let text = replay.text()?;
-        let file = write_compacted(&path, &text)?;
-        fs::rename(compacted(&path), &path)?;
+        let mut stored = Stored::new(file, replay.end as u64);
+        stored.keep_copy = replay.fault.is_some();
+        if replay.end < text.len() {
+            match replay.fault {
+                None => stored.cut(),
+                // All of it is to be in the copy.
+                Some(_) => stored.is_spoilt = true,
+            }
+        }
+        stored.is_spoilt |= !stored.file.as_ref().is_some_and(place::is_writable);
         let journal = Self {
             path,
-            file: RwLock::new(file),
+            header: header(&boot)?,
+            boot,
             next: AtomicU64::new(replay.highest + 1),
-            appended: AtomicU64::new(0),
-            kept: AtomicU64::new(text.len() as u64),
-            failed: AtomicBool::new(false),
+            nr_damaged: replay.nr_damaged,
+            state: Mutex::new(stored),
         };
-        info!(
-            "{} records restored from {}",
-            replay.latest.len(),
-            journal.path.display()
-        );
+        journal.store_sifted(&replay, &before)?;
+        let nr_records = replay.latest.len();
+        if let Some(fault) = replay.fault {
+            let copy = match journal.state.lock().keep_copy {
+                true => "it stays as it is for now".to_owned(),
+                false => format!("a copy is in {}", place::copy(&journal.path).display()),
+            };
+            let path = journal.path.display();
+            warn!("{path}: {fault}; {copy}, {nr_records} records could be read");
+        }
+        info!("{nr_records} records restored from {}", journal.path.display());
+        let records = replay.latest.into_iter();
         Ok((
             journal,
-            replay
-                .latest
-                .into_iter()
-                .map(|(key, record)| (key, record.settings))
-                .collect(),
+            records.map(|(key, record)| (key, record.settings)).collect(),
         ))
+    }
+
+    /// Stores what was read and sifted: in a fresh file, or, if there can be none, as what has changed in the old one.
+    fn store_sifted<S: Serialize + DeserializeOwned + Default>(
+        &self,
+        replay: &Replay<S>,
+        before: &BTreeMap<Key, Vec<u8>>,
+    ) -> anyhow::Result<()> {
+        let text = replay.text(&self.boot)?;
+        let Err(error) = self.replace(&text, replay.end) else {
+            return Ok(());
+        };
+        warn!("cannot compact the settings' file: {error}");
+        let after = replay.values()?;
+        let mut state = self.state.lock();
+        for (key, record) in &replay.latest {
+            if after.get(key) != before.get(key) {
+                let seq = self.number();
+                state.hold(seq, *key, self.line(seq, *key, &record.settings)?);
+            }
+        }
+        for key in before.keys().filter(|key| !after.contains_key(key)) {
+            let seq = self.number();
+            state.hold(seq, *key, self.line(seq, *key, &S::default())?);
+        }
+        let stored = match state.is_spoilt {
+            true => Err(error),
+            false => state.flush(&self.header),
+        };
+        self.note(&mut state, stored);
+        Ok(())
     }
 
     /// The number for a change: take it where changes are ordered, before [`Self::append`].
@@ -174,140 +231,173 @@ impl Journal {
         self.next.fetch_add(1, Relaxed)
     }
 
-    /// Puts all settings of a process on file. A failure (a full disk) is logged once: the settings hold as long as
-    /// the daemon does.
+    /// Stores all settings of a process. What cannot be stored is held in memory until [`tend`](Self::tend) can.
     pub fn append<S: Serialize>(&self, seq: u64, key: Key, settings: &S) {
         self.append_all(&[(seq, key, settings)]);
     }
 
-    /// Likewise of several, in one write.
+    /// Stores the settings of several processes and groups in one write.
     pub fn append_all<S: Serialize>(&self, records: &[(u64, Key, S)]) {
-        let lines = records.iter().map(|(seq, key, settings)| {
-            line(&Record {
-                seq: *seq,
-                key: *key,
-                settings,
+        let lines = records
+            .iter()
+            .map(|(seq, key, settings)| Ok((*seq, *key, self.line(*seq, *key, settings)?)));
+        let lines = match lines.collect::<io::Result<Vec<_>>>() {
+            Ok(lines) => lines,
+            // No settings are such.
+            Err(error) => return warn!("settings cannot be written as JSON: {error}"),
+        };
+        let mut state = self.state.lock();
+        let stored = if state.is_spoilt || !state.held.is_empty() {
+            lines
+                .into_iter()
+                .for_each(|(seq, key, line)| state.hold(seq, key, line));
+            if state.is_spoilt || state.nr_held_bytes > AT_ONCE {
+                return;
+            }
+            state.flush(&self.header)
+        } else {
+            let text: Vec<u8> = lines.iter().flat_map(|(_, _, line)| line).copied().collect();
+            state.write(&self.header, &text).inspect_err(|_| {
+                lines
+                    .into_iter()
+                    .for_each(|(seq, key, line)| state.hold(seq, key, line));
             })
-        });
-        let written = lines.collect::<io::Result<Vec<_>>>().and_then(|lines| {
-            let mut text = lines.concat();
-            if self.failed.load(Relaxed) {
-                // What failed may have left half a line.
-                text.insert(0, b'\n');
-            }
-            // One write(2) to a file opened with O_APPEND: lines of several threads do not mix.
-            (&**self.file.read()).write_all(&text)?;
-            Ok(self.appended.fetch_add(text.len() as u64, Relaxed))
-        });
-        match written {
-            Ok(_) => self.failed.store(false, Relaxed),
-            Err(error) if !self.failed.swap(true, Relaxed) => {
-                warn!("{}: settings are not saved: {error}", self.path.display());
-            }
-            Err(_) => {}
+        };
+        self.note(&mut state, stored);
+    }
+
+    /// Returns how well settings are stored now.
+    pub fn condition(&self) -> Condition {
+        Condition {
+            is_degraded: self.state.lock().is_troubled,
+            nr_damaged: self.nr_damaged,
         }
     }
 
-    /// Whether enough has been appended for [`Self::compact`] to be worth its while.
-    pub fn is_long(&self) -> bool {
-        self.appended.load(Relaxed) >= self.kept.load(Relaxed).max(COMPACT_AFTER)
+    /// Returns whether [`Self::tend`] has something to do now.
+    pub fn is_due(&self) -> bool {
+        let state = self.state.lock();
+        state.is_wanting() && state.due.is_none()
     }
 
-    /// Rewrites the file without what is superseded or of dead processes. Appending goes on meanwhile: only the lines
-    /// that came during the rewriting are copied under the lock. Call from one thread at a time.
+    /// Stores what could not be stored, makes the file again where somebody has removed it, and keeps the file short. To be called
+    /// by one thread, at the latest when it says; a failure makes it wait longer each time.
+    pub fn tend(&self, now: Instant, is_alive: impl Fn(Key) -> bool) -> Instant {
+        let mut state = self.state.lock();
+        if now.saturating_duration_since(state.checked) >= CHECK {
+            state.checked = now;
+            let is_there = (state.file.as_ref()).is_none_or(|file| place::is_at(file, &self.path));
+            if !is_there && !state.is_spoilt {
+                (state.is_spoilt, state.due) = (true, None);
+                self.note(&mut state, Err(io::Error::other("somebody has removed the file")));
+            }
+        }
+        if !state.is_wanting() {
+            (state.due, state.pause) = (None, Duration::ZERO);
+        } else if state.due.is_none_or(|due| due <= now) {
+            let stored = if state.is_spoilt || state.is_long() {
+                drop(state);
+                let stored = self.compact(is_alive);
+                state = self.state.lock();
+                stored
+            } else {
+                state.flush(&self.header)
+            };
+            state.pause = (state.pause * 2).clamp(RETRY, LONGEST_RETRY);
+            state.due = Some(now + state.pause);
+            match stored {
+                Err(error) if !state.is_spoilt && state.held.is_empty() => {
+                    if state.pause == RETRY {
+                        warn!("cannot compact the settings' file: {error}");
+                    }
+                }
+                stored => self.note(&mut state, stored),
+            }
+        }
+        let check = state.checked + CHECK;
+        state.due.map_or(check, |due| due.min(check))
+    }
+
+    /// Rewrites the file without what is superseded or of dead processes, and with what is held in memory. Appending goes on
+    /// meanwhile: only the lines that came during the rewriting are copied under the lock.
     ///
     /// # Errors
-    /// The directory cannot be written; the old file is then still in place.
-    pub fn compact(&self, is_alive: impl Fn(Key) -> bool) -> anyhow::Result<()> {
-        self.appended.store(0, Relaxed);
-        let text = fs::read(&self.path)?;
-        // A line may be half written: it belongs to what comes after.
-        let end = text
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |at| at + 1);
-        let mut replay = Replay::<serde_json::Value>::of(text.get(..end).unwrap_or_default());
+    /// The file system refuses; the old file is then still in place.
+    fn compact(&self, is_alive: impl Fn(Key) -> bool) -> io::Result<()> {
+        let (text, held) = {
+            let state = self.state.lock();
+            let text =
+                (state.file.as_ref()).map_or(Ok(Vec::new()), |file| place::read(file, state.length))?;
+            (text, state.held.keys().copied().collect::<Vec<_>>())
+        };
+        let mut replay = Replay::<serde_json::Value>::of(&text, &self.boot);
         replay.latest.retain(|key, _| is_alive(*key));
-        let kept = replay.text()?;
-        let mut file = write_compacted(&self.path, &kept)?;
+        let replaced = self.replace(&replay.text(&self.boot)?, text.len());
+        if replaced.is_err() && self.state.lock().nr_held_bytes > COMPACT_AFTER {
+            let dead: Vec<Key> = held.into_iter().filter(|key| !is_alive(*key)).collect();
+            let mut state = self.state.lock();
+            // Lines of the dead may be on file, which counts on their being superseded.
+            state.is_spoilt = true;
+            dead.iter().for_each(|key| state.release(key));
+        }
+        replaced
+    }
 
-        let mut current = self.file.write();
-        current.seek(SeekFrom::Start(end as u64))?;
-        io::copy(&mut **current, &mut *file)?;
-        fs::rename(compacted(&self.path), &self.path)?;
-        *current = file;
-        self.kept.store(kept.len() as u64, Relaxed);
+    /// Puts a file that begins with `text` in the place of the one that is there, of which it holds the first `end` bytes.
+    fn replace(&self, text: &[u8], end: usize) -> io::Result<()> {
+        let is_ours = (self.state.lock().file.as_ref()).is_some_and(|file| place::is_at(file, &self.path));
+        // No other daemon may have made a file of that name meanwhile.
+        let found = match is_ours {
+            true => None,
+            false => {
+                Some(place::lock_now(&self.path).map_err(|refusal| io::Error::other(refusal.to_string()))?)
+            }
+        };
+        let mut fresh = Fresh::beside(&self.path)?;
+        fresh.file.write_all(text)?;
+        let mut state = self.state.lock();
+        let all = (state.file.as_ref()).map_or(Ok(Vec::new()), |file| place::read(file, state.length))?;
+        let added = [all.get(end..).unwrap_or_default(), &state.held_text()].concat();
+        fresh.file.write_all(&added)?;
+        if state.keep_copy || found.is_some_and(|found| found.metadata().is_ok_and(|found| found.len() > 0)) {
+            place::set_aside(&self.path)?;
+        }
+        state.file = Some(fresh.place(&self.path)?);
+        state.keep_copy = false;
+        state.kept = text.len() as u64;
+        state.length = state.kept + added.len() as u64;
+        state.is_spoilt = false;
+        state.has_stored();
         Ok(())
     }
-}
 
-/// Opens the file and locks it, and makes sure that it is still the one of that name.
-fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
-    loop {
-        let file = open(path, false).with_context(|| format!("cannot open {}", path.display()))?;
-        let Some(file) = take(file) else {
-            bail!(
-                "{} is in use by another gcgroupfs (give this one another --state-dir)",
-                path.display()
-            );
-        };
-        let ours = is_ours(path, &file)?;
-        if fs::metadata(path).is_ok_and(|named| named.ino() == ours.ino() && named.dev() == ours.dev()) {
-            return Ok(file);
+    fn line<S: Serialize>(&self, seq: u64, key: Key, settings: &S) -> io::Result<Vec<u8>> {
+        line::encode(&self.boot, &Record { seq, key, settings })
+    }
+
+    /// Notes whether settings could be stored, and logs it where that is not as it was.
+    fn note(&self, state: &mut Stored, stored: io::Result<()>) {
+        let path = self.path.display();
+        match (stored, state.is_troubled) {
+            (Ok(()), true) => {
+                state.is_troubled = false;
+                if state.is_told {
+                    info!("{path}: settings are saved again");
+                }
+            }
+            (Err(error), false) => {
+                state.is_troubled = true;
+                let now = Instant::now();
+                // A disk that is nearly full takes some lines and not others.
+                state.is_told = state
+                    .told
+                    .is_none_or(|told| now.saturating_duration_since(told) >= QUIET);
+                if state.is_told {
+                    state.told = Some(now);
+                    warn!("{path}: settings are not saved: {error}");
+                }
+            }
+            _ => {}
         }
     }
-}
-
-/// The file's metadata, if nobody else has made it.
-fn is_ours(path: &Path, file: &File) -> anyhow::Result<fs::Metadata> {
-    let ours = file.metadata()?;
-    if ours.uid() != nix::unistd::geteuid().as_raw() {
-        bail!("{} belongs to somebody else", path.display());
-    }
-    Ok(ours)
-}
-
-/// Locks a file, waiting for a moment: a daemon that was killed while it started a process may have left a lock to that
-/// process, which lets go of it when it executes its program or ends.
-fn take(mut file: File) -> Option<Flock<File>> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(locked) => return Some(locked),
-            Err(_) if Instant::now() > deadline => return None,
-            Err((back, _)) => file = back,
-        }
-        thread::sleep(PAUSE);
-    }
-}
-
-/// Never follows a link: the directory may be one that others write.
-fn open(path: &Path, truncate: bool) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(path)?;
-    if truncate {
-        file.set_len(0)?;
-    }
-    file.set_permissions(Permissions::from_mode(0o600))?;
-    Ok(file)
-}
-
-fn compacted(path: &Path) -> PathBuf {
-    path.with_extension("new")
-}
-
-/// Writes a fresh file beside `path`, locked before it can have that name.
-fn write_compacted(path: &Path, text: &[u8]) -> anyhow::Result<Flock<File>> {
-    let path = compacted(path);
-    let fresh = open(&path, true).with_context(|| format!("cannot write {}", path.display()))?;
-    let Some(mut fresh) = take(fresh) else {
-        bail!("{} is in use by another gcgroupfs", path.display());
-    };
-    fresh.write_all(text)?;
-    Ok(fresh)
 }

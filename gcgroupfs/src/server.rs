@@ -46,7 +46,7 @@ use self::receivers::Receivers;
 use self::registry::Registry;
 use self::scribe::Scribe;
 use self::strangers::Strangers;
-use crate::journal::{Journal, Key};
+use crate::journal::{Condition, Journal, Key};
 use crate::process;
 use crate::share::Shares;
 use crate::sys;
@@ -140,6 +140,7 @@ pub struct Server {
     next_tidy: Instant,
     strangers: Strangers,
     next_tend: Option<Instant>,
+    next_journal: Instant,
     /// When to look for those that have not come back after a restart.
     all_back: Option<Instant>,
 }
@@ -170,6 +171,7 @@ impl Server {
         let bells = Arc::new(Bells::default());
         // The bells first: a thaw should not wait for the disk.
         tree.listen(bells.clone());
+        show_condition(&tree, &journal);
         tree.listen(Arc::new(Scribe::new(&tree, journal.clone(), waker.try_clone()?)));
         let receivers = Receivers::new(receiver, epoll.clone());
         let enquiries = Enquiries::start(waker.try_clone()?)?;
@@ -206,6 +208,7 @@ impl Server {
             strangers: Strangers::default(),
             // Whoever was here before may come back.
             next_tend: Some(Instant::now() + TICK),
+            next_journal: Instant::now(),
             all_back: Some(Instant::now() + RETURN),
         })
     }
@@ -286,9 +289,6 @@ impl Server {
                 }
             }
             self.tick();
-            if self.journal.is_long() {
-                self.compact();
-            }
         }
         self.tree.write_all_counts();
         self.retire_all();
@@ -305,6 +305,7 @@ impl Server {
             self.full_until,
             self.next_tend,
             self.all_back,
+            Some(self.next_journal),
         ]
         .into_iter()
         .flatten()
@@ -325,6 +326,9 @@ impl Server {
             if let Some((number, usage)) = self.receivers.tick(now) {
                 self.take_usage(number, usage);
             }
+        }
+        if now >= self.next_journal || self.journal.is_due() {
+            self.tend_journal(now);
         }
         for _ in 0..MAX_DUE {
             let Some(number) = self.connections.pop_due(now) else {
@@ -425,15 +429,15 @@ impl Server {
         self.receivers.close_doomed();
     }
 
-    fn compact(&self) {
+    /// Keeps the journal, and shows at the root whether it can be.
+    fn tend_journal(&mut self, now: Instant) {
         let is_kept = |key: Key| match key.group_number() {
             Some(number) => self.tree.has_group(GroupId(number)),
             // Of one whose end has not been noticed, it is still to be told what it had counted.
             None => self.registry.has_in_mind(key) || is_kept(key),
         };
-        if let Err(error) = self.journal.compact(is_kept) {
-            warn!("cannot compact the settings' file: {error:#}");
-        }
+        self.next_journal = self.journal.tend(now, is_kept);
+        show_condition(&self.tree, &self.journal);
     }
 
     fn new_number(&mut self) -> u64 {
@@ -470,6 +474,14 @@ pub fn restore(tree: &Tree, journal: &Journal, remembered: &mut BTreeMap<Key, Sa
     tree.restore(root, groups.collect());
     // With the number that the next group has: what told of the last one that was removed is soon forgotten.
     journal.append(journal.number(), Key::ROOT, &tree.saved_root());
+}
+
+fn show_condition(tree: &Tree, journal: &Journal) {
+    let Condition {
+        is_degraded,
+        nr_damaged,
+    } = journal.condition();
+    tree.set_storage(is_degraded, nr_damaged);
 }
 
 /// Changes what of a connection the loop is told.

@@ -32,6 +32,7 @@ mod records;
 mod requests;
 mod saved;
 mod settings;
+mod storage;
 mod sums;
 mod swap_bounds;
 mod transient;
@@ -69,6 +70,7 @@ pub use quota::Quota;
 pub use records::Subject;
 pub use saved::Saved;
 pub use settings::Settings;
+pub use storage::Storage;
 pub use sums::Sums;
 pub use transient::Transient;
 pub use unmanaged::{Reason, Unmanaged};
@@ -143,6 +145,7 @@ pub struct State {
     /// Of what has changed together and may not all be on file, if anybody keeps records.
     unwritten: Option<Vec<Notice>>,
     audit: unmanaged::Audit,
+    storage: Storage,
     /// How often somebody has asked whether there are new devices.
     nr_devices_asked: u64,
 }
@@ -178,6 +181,7 @@ impl Tree {
             departed: Sums::default(),
             unwritten: None,
             audit: unmanaged::Audit::default(),
+            storage: Storage::default(),
             nr_devices_asked: 0,
         };
         Self {

@@ -1,17 +1,13 @@
 //! A daemon that lacks what it needs, and pids that come again.
 
 use std::fs::{self, File};
-use std::io::Write as _;
 use std::process::Command;
 use std::thread;
 
-use nix::mount::{MntFlags, MsFlags, mount as mount_at, umount2};
-use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid, setfsuid};
 use support::{Config, Mount, artifacts, wait_until};
 
 use crate::driver::{Dir, DriverShell, governed_pids};
-use crate::supervise::daemon as supervised;
 
 const MIB: u64 = 1 << 20;
 
@@ -70,82 +66,6 @@ fn without_descriptors_the_daemon_serves_whom_it_has_and_later_the_others() {
         let governed = governed_pids(&mount);
         outside.iter().all(|shell| governed.contains(&shell.pid()))
     });
-}
-
-/// A small filesystem over a directory, while it lives.
-struct Small(std::path::PathBuf);
-
-impl Small {
-    fn over(path: std::path::PathBuf) -> Self {
-        mount_at(
-            Some("small"),
-            &path,
-            Some("tmpfs"),
-            MsFlags::empty(),
-            Some("size=64k"),
-        )
-        .expect("root mounts");
-        Self(path)
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
-    }
-}
-
-#[test]
-fn on_a_full_disk_settings_hold_and_are_saved_when_there_is_room_again() {
-    let mut mount = Mount::new();
-    mount.stop();
-    let small = Small::over(mount.state_dir());
-    mount.restart();
-    let shell = DriverShell::start(&mount);
-    let dir = Dir::of(&mount, shell.pid());
-    let filler = small.0.join("filler");
-    let mut file = File::create(&filler).expect("creates");
-    while file.write_all(&[1; 512]).is_ok() {}
-    for n in 1..=200_u64 {
-        dir.write("memory.limit", n * MIB);
-        assert_eq!(dir.number("memory.limit"), n * MIB);
-    }
-    wait_until("it is told", || mount.log().contains("settings are not saved"));
-    assert_eq!(mount.log().matches("settings are not saved").count(), 1, "once");
-    drop(file);
-    fs::remove_file(&filler).expect("removes");
-    dir.write("memory.limit", 7 * MIB);
-    mount.kill9();
-    mount.restart();
-    wait_until("the process is back", || dir_exists(&mount, shell.pid()));
-    assert_eq!(Dir::of(&mount, shell.pid()).number("memory.limit"), 7 * MIB);
-    mount.stop();
-}
-
-#[test]
-fn on_a_full_disk_a_supervisor_goes_on_until_a_daemon_can_begin() {
-    let mut mount = Mount::with(Config::default().arg("--supervise"));
-    mount.stop();
-    let small = Small::over(mount.state_dir());
-    mount.restart();
-    let shell = DriverShell::start(&mount);
-    let dir = Dir::of(&mount, shell.pid());
-    dir.write("memory.limit", 7 * MIB);
-    let filler = small.0.join("filler");
-    let mut file = File::create(&filler).expect("creates");
-    while file.write_all(&[1; 512]).is_ok() {}
-    kill(supervised(&mount).expect("it runs"), Signal::SIGKILL).expect("it runs");
-    wait_until("some have given up", || {
-        mount.log().matches("the daemon has failed").count() > 2
-    });
-    drop(file);
-    fs::remove_file(&filler).expect("removes");
-    assert_eq!(dir.number("memory.limit"), 7 * MIB);
-    mount.stop();
-}
-
-fn dir_exists(mount: &Mount, pid: i32) -> bool {
-    Dir::of(mount, pid).path().join("memory.limit").exists()
 }
 
 /// In a pid namespace of its own, with 50 pids to go round: a daemon, and one governed process after another, each of

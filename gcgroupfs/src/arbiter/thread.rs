@@ -149,6 +149,7 @@ impl Listener for Bell {
             | Notice::Answered { .. }
             | Notice::Events(_)
             | Notice::GroupEvents(_)
+            | Notice::RootEvents
             | Notice::Departed { .. }
             | Notice::Made { .. }
             | Notice::Removed { .. }

@@ -134,7 +134,10 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .as_deref()
         .or(socket.parent())
         .unwrap_or(Path::new("/"));
-    std::fs::create_dir_all(state_dir).with_context(|| format!("cannot make {}", state_dir.display()))?;
+    // The journal makes it, too, when it can be made.
+    if let Err(error) = std::fs::create_dir_all(state_dir) {
+        warn!("cannot make {}: {error}", state_dir.display());
+    }
 
     // Before there is any client.
     let launcher = Arc::new(Launcher::start().context("cannot start the launcher of helpers")?);

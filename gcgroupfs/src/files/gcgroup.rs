@@ -60,14 +60,17 @@ pub(super) const FILES: &[ControlFile] = &[
     },
     ControlFile {
         name: "gcgroup.events",
-        on: On::GOVERNED,
-        contents: Events(|view| view.nr_standing_changes()),
+        on: On::EVERY,
+        contents: Events(|view| Ok(view.nr_standing_changes())),
         io: Read(events),
         doc: "Flat keys: populated (1 while the process lives, or there is one in the group or below), frozen (1 once all work has \
               drained after a freeze, here or above), of a process also hook (ok, or lost if it does not answer any more) and, while an \
               error of the driver keeps a freeze from being known to have drained, drain_error (the CUresult), of a group \
               that is frozen, until all work has drained, also draining (the pid of a process that has not acknowledged the freeze, \
-              the lowest of several); poll(2) wakes on each change, but for draining.",
+              the lowest of several); poll(2) wakes on each change, but for draining. \
+              At the root: journal_degraded (1 while there are settings that cannot be stored: they hold, and the next daemon would \
+              not have them) and journal_damaged (damaged lines of the stored settings that the daemon found when it started; \
+              the file is kept beside them as settings.corrupt).",
     },
     ControlFile {
         name: "gcgroup.stat",
@@ -106,6 +109,12 @@ fn devices(view: &View<'_>) -> Result<String> {
 
 fn events(view: &View<'_>) -> Result<String> {
     let bit = |is: bool| if is { "1" } else { "0" };
+    if let Some(storage) = view.storage() {
+        return Ok(flat_keyed([
+            ("journal_degraded", u64::from(storage.is_degraded)),
+            ("journal_damaged", storage.nr_damaged),
+        ]));
+    }
     let hook = view
         .is_hook_ok()
         .map(|ok| ("hook", if ok { "ok" } else { "lost" }));

@@ -198,6 +198,7 @@ impl Listener for Announcer {
             }
             Notice::Events(id) => self.tell(News::Changed(id.0)),
             Notice::GroupEvents(id) => self.tell(News::Changed(id.0)),
+            Notice::RootEvents => self.tell(News::Changed(Place::ROOT.entity)),
             // What has gone comes by way of the invalidator.
             _ => {}
         }
@@ -283,15 +284,16 @@ impl Worker {
             if !self.announcer.known.tell(ino, self.nodes.nr_changes(ino)) {
                 continue;
             }
-            let name = match place.whose() {
-                Entity::Group(_) => Some(self.nodes.path(place)),
-                _ => self.pids.get(&entity).map(u32::to_string),
+            let directory = match place.whose() {
+                Entity::Root => Some(String::new()),
+                Entity::Group(_) => Some(self.nodes.path(place) + "/"),
+                Entity::Process(_) => self.pids.get(&entity).map(|pid| format!("{pid}/")),
             };
-            let Some(name) = name else { continue };
+            let Some(directory) = directory else { continue };
             let device = place
                 .device
                 .map_or_else(String::new, |device| format!("{device}/"));
-            let path = format!("{name}/{device}{}", file.name);
+            let path = format!("{directory}{device}{}", file.name);
             let done = self.helper.ask(touch::MODIFY, &path, &self.announcer.helper);
             tracing::trace!(path, ?done, "announced a change");
         }

@@ -84,8 +84,9 @@ impl Nodes {
         }
     }
 
-    /// As above, of all groups.
+    /// As above, of the root and of all groups.
     pub(super) fn know_groups(&self, known: &Known) {
+        self.know_events(known, Place::ROOT);
         for group in self.tree.groups() {
             self.know_events(known, Place::group(group));
         }

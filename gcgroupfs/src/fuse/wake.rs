@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::nodes::Nodes;
-use crate::tree::{Listener, Notice};
+use crate::tree::{Listener, Notice, Place};
 
 /// The least time between two wake-ups of the same sleeper: what happens meanwhile it sees all at once. A process
 /// that makes events in a loop must not keep its watchers busy. (What they were not told of yet does not end their
@@ -110,6 +110,9 @@ impl Listener for Waker {
             }
             Notice::GroupEvents(id) | Notice::Removed { id, .. } => {
                 let _ = self.0.send(id.0);
+            }
+            Notice::RootEvents => {
+                let _ = self.0.send(Place::ROOT.entity);
             }
             Notice::Joined { .. }
             | Notice::Made { .. }

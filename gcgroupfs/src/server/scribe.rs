@@ -14,7 +14,7 @@ pub struct Scribe {
     /// The tree owns its listeners.
     tree: Weak<Tree>,
     journal: Arc<Journal>,
-    /// Of the event loop, which keeps the file short.
+    /// Of the event loop, which keeps the file short, and stores later what cannot be stored now.
     waker: UnixStream,
     /// Held from when records are taken until they are on file.
     writing: Mutex<()>,
@@ -51,7 +51,7 @@ impl Listener for Scribe {
             let lines = records.map(|(subject, saved)| (number, key(subject), saved));
             self.journal.append_all(&lines.collect::<Vec<_>>());
         }
-        if self.journal.is_long() {
+        if self.journal.is_due() {
             // A full pipe wakes as well as one byte more.
             let _ = (&self.waker).write(&[0]);
         }

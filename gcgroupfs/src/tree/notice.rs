@@ -55,6 +55,8 @@ pub enum Notice {
     Events(ProcessId),
     /// The contents of the group's `*.events` may have changed.
     GroupEvents(GroupId),
+    /// The contents of the root's `gcgroup.events` have changed.
+    RootEvents,
     /// Somebody has read the GPU time of these.
     Watched(Vec<ProcessId>),
     /// Somebody wants to know who uses the devices past the hooks.

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 
 use super::{
-    Device, Exited, Group, GroupId, Notice, Process, Quota, Settings, State, Sums, Unmanaged, enforce, sums,
+    Device, Exited, Group, GroupId, Notice, Process, Quota, Settings, State, Storage, Sums, Unmanaged,
+    enforce, sums,
 };
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
@@ -228,15 +229,17 @@ impl<'a> View<'a> {
     }
 
     /// How often what `gcgroup.events` shows has changed.
-    ///
-    /// # Errors
-    /// At the root, which has none.
-    pub fn nr_standing_changes(&self) -> Result<u64> {
+    pub fn nr_standing_changes(&self) -> u64 {
         match self.scope {
-            Scope::Root => Err(Error::NotFound),
-            Scope::Process(process, device) => Ok(process.events.nr_standing_changes(device)),
-            Scope::Group(group, device) => Ok(group.events.nr_standing_changes(device)),
+            Scope::Root => self.state.storage.nr_changes,
+            Scope::Process(process, device) => process.events.nr_standing_changes(device),
+            Scope::Group(group, device) => group.events.nr_standing_changes(device),
         }
+    }
+
+    /// Returns how well settings are stored; at the root alone.
+    pub fn storage(&self) -> Option<Storage> {
+        matches!(self.scope, Scope::Root).then_some(self.state.storage)
     }
 
     /// How often what `memory.events` shows has changed.
