@@ -119,6 +119,7 @@ impl State {
         self.grants.leave(id);
         self.swap_grants.leave(id);
         self.asking.remove(&id);
+        self.host_claims.remove(id);
         let process = self.processes.remove(&id)?;
         let Identity { pid, start_time, .. } = process.identity;
         if self.pids.get(&pid) == Some(&id) {
