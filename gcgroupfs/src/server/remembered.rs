@@ -49,6 +49,11 @@ impl Remembered {
         self.let_go(before);
     }
 
+    /// Forgets a process that is about to enter its group again. Returns whether it was remembered: then its group stays held.
+    pub fn take(&mut self, key: Key) -> bool {
+        self.processes.remove(&key).is_some()
+    }
+
     /// After the process has entered its group again.
     pub fn remove(&mut self, key: Key) {
         let before = self.processes.remove(&key);
