@@ -150,7 +150,11 @@ impl ControlFile {
         let (Io::Read(show) | Io::ReadWrite(show, _)) = self.io else {
             return Err(Error::WrongAccess);
         };
-        tree.view(place, |view| Ok((show(view)?, self.count(view)?)))
+        let show = |view: &View<'_>| Ok((show(view)?, self.count(view)?));
+        match self.contents {
+            Contents::Events(_) => tree.view_events(place, show),
+            Contents::Page | Contents::List | Contents::Asked(_) => tree.view(place, show),
+        }
     }
 
     /// Asks, where the contents are others' to tell. For how long a reader should wait for the answer.
@@ -222,6 +226,8 @@ impl ControlFile {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
     use crate::tree::fixture::{OWNER, ROOT, STRANGER, World};
 
@@ -244,6 +250,53 @@ mod tests {
     fn show(world: &World, path: &str) -> String {
         let (place, file) = file(world, path);
         file.show(&world.tree, place).unwrap()
+    }
+
+    #[test]
+    fn a_read_counts_the_changes_that_it_shows() {
+        let world = World::new(1);
+        let id = world.join(100);
+        world.group("a/b");
+        world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
+        world.store("a/compute.freeze", ROOT, "1").unwrap();
+        let count = |path: &str| {
+            let (place, file) = file(&world, path);
+            file.nr_changes(&world.tree, place).unwrap()
+        };
+        let read = |path: &str| {
+            let (place, file) = file(&world, path);
+            file.show_and_count(&world.tree, place).unwrap()
+        };
+        // As the hook does before it rings.
+        let drain = |generation: u32| {
+            for (usage, control) in world.usage(id).devices.iter().zip(&world.control(id).devices) {
+                let frozen = control.freeze_generation.load(Relaxed).wrapping_sub(generation);
+                usage.drained_generation.store(frozen, Relaxed);
+            }
+        };
+        for place in ["100", "100/0", "a/b", "a/0"] {
+            let events = format!("{place}/gcgroup.events");
+            drain(1);
+            world.tree.rung(id);
+            let before = count(&events);
+            drain(0);
+            let (text, counted) = read(&events);
+            assert!(text.contains("frozen 1\n"), "{place}: {text}");
+            assert_eq!(counted, before + 1, "{place}");
+            world.tree.rung(id);
+            assert_eq!(count(&events), counted, "{place}: a change that was read before");
+        }
+        for place in ["100", "100/0", "a/b", "a/0"] {
+            let events = format!("{place}/memory.events");
+            let before = count(&events);
+            let max = &world.usage(id).devices[0].nr_max;
+            let seen = max.fetch_add(1, Relaxed) + 1;
+            let (text, counted) = read(&events);
+            assert!(text.contains(&format!("max {seen}\n")), "{place}: {text}");
+            assert!(counted > before, "{place}");
+            world.tree.rung(id);
+            assert_eq!(count(&events), counted, "{place}: a change that was read before");
+        }
     }
 
     #[test]

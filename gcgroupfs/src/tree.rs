@@ -17,6 +17,7 @@ mod exited;
 mod grants;
 mod group;
 mod groups;
+mod host_claims;
 mod inherited;
 mod joining;
 mod later;
@@ -48,6 +49,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use gcgroup_abi::{Control, OTHER_DEVICE, Usage};
 use parking_lot::{Mutex, RwLock};
@@ -130,6 +132,8 @@ pub struct State {
     asking: BTreeSet<ProcessId>,
     /// Processes of groups that may use the GPU though they are not registered, by pid and start time.
     ungoverned: BTreeMap<(u32, u64), GroupId>,
+    /// Processes that are about to take memory of the host.
+    host_claims: host_claims::HostClaims,
     /// How many groups there are that a user has made.
     nr_made: HashMap<u32, usize>,
     /// Holds until another is asked for.
@@ -172,6 +176,7 @@ impl Tree {
             swap_grants,
             asking: BTreeSet::new(),
             ungoverned: BTreeMap::new(),
+            host_claims: host_claims::HostClaims::default(),
             nr_made: HashMap::new(),
             default_policy: Policy::default(),
             processes: BTreeMap::new(),
@@ -202,6 +207,7 @@ impl Tree {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
         state.answer_requests(id, &mut notices);
+        state.answer_claim(id, Instant::now(), &mut notices);
         state.note_pressure(id);
         drop(state);
         notices.push(Notice::Rung(id));
@@ -355,12 +361,31 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`], and those of `show`.
     pub fn view<T>(&self, place: Place, show: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
+        let mut notices = Vec::new();
         let mut state = self.state.lock();
-        let view = View::new(&state, state.scope(place)?);
-        let result = show(&view);
-        let (notices, shown) = view.into_parts();
-        for (group, device, bytes) in shown {
-            state.was_shown(group, device, bytes);
+        let result = state.view(place, show, &mut notices);
+        drop(state);
+        self.tell(&notices);
+        result
+    }
+
+    /// Reads an events file: as [`view`](Self::view), and every change that `show` sees has been counted before. A process
+    /// changes its usage block before it rings, so a reader could see a change that is counted, and told to pollers, later.
+    ///
+    /// # Errors
+    /// As [`view`](Self::view).
+    pub fn view_events<T>(&self, place: Place, show: impl Fn(&View<'_>) -> Result<T>) -> Result<T> {
+        /// Processes change while they are looked at. One that does so all the time has its pollers woken once too often.
+        const MOST: usize = 4;
+        let mut notices = Vec::new();
+        let mut state = self.state.lock();
+        state.note_events_below(place, &mut notices);
+        let mut result = state.view(place, &show, &mut notices);
+        for _ in 1..MOST {
+            if !state.note_events_below(place, &mut notices) {
+                break;
+            }
+            result = state.view(place, &show, &mut notices);
         }
         drop(state);
         self.tell(&notices);
@@ -411,6 +436,22 @@ impl fmt::Debug for Tree {
 }
 
 impl State {
+    fn view<T>(
+        &mut self,
+        place: Place,
+        show: impl FnOnce(&View<'_>) -> Result<T>,
+        notices: &mut Vec<Notice>,
+    ) -> Result<T> {
+        let view = View::new(self, self.scope(place)?);
+        let result = show(&view);
+        let (told, shown) = view.into_parts();
+        notices.extend(told);
+        for (group, device, bytes) in shown {
+            self.was_shown(group, device, bytes);
+        }
+        result
+    }
+
     fn is_root(&self, caller: Caller) -> bool {
         caller.uid == 0 || caller.uid == self.owner.uid
     }

@@ -141,19 +141,6 @@ pub(crate) fn poll<const N: usize>(descriptors: [Option<RawFd>; N], longest: Opt
     entries.map(|entry| ready > 0 && entry.revents != 0)
 }
 
-/// Takes a file's lock; false if somebody else has it. Where files have none it is as good as taken. See flock(2).
-pub(crate) fn try_lock(fd: RawFd) -> bool {
-    // SAFETY: numbers only.
-    let answer = unsafe { libc::flock(fd, libc::LOCK_EX | libc::LOCK_NB) };
-    answer == 0 || io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
-}
-
-/// Lets it go, whoever else has the file open as well.
-pub(crate) fn unlock(fd: RawFd) {
-    // SAFETY: numbers only.
-    unsafe { libc::flock(fd, libc::LOCK_UN) };
-}
-
 const MEMBARRIER_CMD_GLOBAL: c_int = 1;
 const MEMBARRIER_CMD_PRIVATE_EXPEDITED: c_int = 8;
 const MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED: c_int = 16;

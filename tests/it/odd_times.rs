@@ -213,6 +213,75 @@ fn who_jumps_out_of_a_launch_is_charged_and_held_as_before() {
     assert_eq!(dir.launches(), before + 1);
 }
 
+/// The driver waits and holds nothing: a program may leave it there by siglongjmp(3).
+#[test]
+fn a_jump_out_of_a_wait_in_the_driver_leaves_everything_usable() {
+    let mount = Mount::new();
+    for is_governed in [false, true] {
+        let mut odd = match is_governed {
+            true => Odd::governed(&mount),
+            false => Odd::bare(&mount),
+        };
+        for _ in 0..3 {
+            assert_eq!(odd.ask("wait 1000000"), "waits");
+            wait_until("it waits", || is_asleep(odd.pid));
+            odd.program.signal(Signal::SIGUSR1);
+            assert_eq!(odd.program.line().as_deref(), Some("jumped"));
+            assert_eq!(odd.ask("launch 3"), "0");
+            assert_eq!(odd.ask("once"), "0", "on another thread");
+            assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
+            assert_eq!(odd.ask("free"), "0");
+            assert_eq!(odd.ask("sync"), "0");
+        }
+        if is_governed {
+            let dir = Dir::of(&mount, odd.pid);
+            assert_eq!(dir.number("memory.current"), 0);
+            freeze(&dir);
+            dir.write("compute.freeze", 0);
+        }
+        assert_eq!(odd.ask("destroy"), "0");
+    }
+}
+
+/// Whether the main thread sleeps in futex(2).
+fn is_asleep(pid: i32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall"));
+    call.is_ok_and(|call| call.starts_with(&format!("{} ", libc::SYS_futex)))
+}
+
+#[test]
+fn a_thread_that_ends_in_a_call_of_the_driver_leaves_nothing() {
+    let mount = Mount::new();
+    let calls = [
+        ("alloc", "cuMemAlloc_v2"),
+        ("free", "cuMemFree_v2"),
+        ("launch", "cuLaunchKernel"),
+        ("sync", "cuCtxSynchronize"),
+    ];
+    for (what, call) in calls {
+        let mut odd = Odd::start(|program| {
+            let mut command = mount.command(program);
+            command.env("SIMGPU_FAULTS", format!("{call}=cancel"));
+            command
+        });
+        let dir = Dir::of(&mount, odd.pid);
+        for _ in 0..3 {
+            assert_eq!(odd.ask(&format!("ended {what}")), "canceled -1", "{what}");
+        }
+        let held = if what == "free" { 3 * 4096 } else { 0 };
+        assert_eq!(dir.number("memory.current"), held, "{what}");
+        assert_eq!(odd.ask(&format!("alloc {MIB}")), "0", "{what}");
+        assert_eq!(odd.ask("once"), "0", "{what}");
+        assert_eq!(dir.number("memory.current"), held + MIB, "{what}");
+        freeze(&dir);
+        odd.program.say("launch 1");
+        self::held(&dir, 1);
+        dir.write("compute.freeze", 0);
+        assert_eq!(odd.program.line().as_deref(), Some("0"), "{what}");
+        assert_eq!(odd.ask("free"), "0", "{what}");
+    }
+}
+
 #[test]
 fn a_signals_handler_is_answered_and_leaves_nothing_behind() {
     let mount = Mount::new();

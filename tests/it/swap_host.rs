@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::sys::signal::Signal;
 use simgpu::Held;
 use support::{Config, Governed, Mount, Truth, artifacts, wait_until};
 
@@ -121,4 +122,66 @@ fn programs_that_move_out_at_once_take_what_there_is_and_leave_the_rest() {
     for program in &mut programs {
         assert_eq!(program.ask("verify"), "verified 8");
     }
+}
+
+/// A program with one block of each size, in the order given.
+#[track_caller]
+fn with_blocks(mut command: std::process::Command, sizes: &[u64]) -> Governed {
+    command.arg("obey");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    for size in sizes {
+        let answer = program.ask(&format!("alloc linear {size}"));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    program
+}
+
+/// The lock is per inode, so it excludes every other open file of it.
+#[test]
+fn a_lock_on_meminfo_by_another_user_holds_up_no_move() {
+    let mount = Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("GCGROUP_SWAP", "max"),
+    );
+    let mut locks = std::process::Command::new("setpriv");
+    locks.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    locks.args(["flock", "/proc/meminfo", "-c", "echo locked; exec cat"]);
+    let mut holder = Governed::spawn(locks);
+    holder.expect("locked");
+    let mut program = with_blocks(mount.command(artifacts().load()), &[4 * MIB; 8]);
+    let dir = Dir::of(&mount, program.pid());
+    dir.write("memory.limit", 1);
+    wait_until("all is out", || dir.number("memory.swap.current") == 32 * MIB);
+    assert!(holder.is_running(), "it holds the lock");
+    assert_eq!(program.ask("verify"), "verified 8");
+}
+
+#[test]
+fn a_process_that_is_stopped_in_a_move_holds_up_no_other() {
+    let mount = mount();
+    let block = 40 * MIB;
+    let mut command = told(&mount, mount.command(artifacts().load()));
+    // The first is for the block itself; the second makes the host's memory.
+    command.env("SIMGPU_FAULTS", "cuMemCreate=stop@2");
+    let mut stopped = with_blocks(command, &[block]);
+    let mut other = with_blocks(told(&mount, mount.command(artifacts().load())), &[4 * MIB; 8]);
+    let (dir, stopped_dir) = (Dir::of(&mount, other.pid()), Dir::of(&mount, stopped.pid()));
+    stopped_dir.write("memory.limit", 1);
+    wait_until("it is stopped", || is_stopped(stopped.pid()));
+    // There is room for this beside what the other has claimed, and then for what it has not taken.
+    dir.write("memory.limit", 1);
+    wait_until("all is out", || dir.number("memory.swap.current") == 32 * MIB);
+    assert!(is_stopped(stopped.pid()), "all the time");
+    assert_eq!(other.ask("verify"), "verified 8");
+    assert_eq!(other.ask("free all"), "freed 8");
+    stopped.signal(Signal::SIGCONT);
+    wait_until("it goes on", || stopped_dir.number("memory.current") == 0);
+    assert_eq!(stopped.ask("verify"), "verified 1");
+}
+
+fn is_stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"))
 }

@@ -7,9 +7,13 @@
  *   thread                  starts a thread that launches once, at once    -> started
  *   once                    the same, and waits until it has ended         -> CODE
  *   jump                    launches; SIGUSR1 meanwhile jumps out of it    -> jumped | CODE
+ *   wait USEC               a kernel of so long; SIGUSR1 jumps out of the
+ *                           wait for it                                    -> waits, then jumped | CODE
  *   cancel                  cancels that thread                            -> sent
  *   join                    waits for it                                   -> canceled | CODE
  *   condemned BYTES         a thread that is canceled already allocates    -> canceled CODE
+ *   ended WHAT              a thread that is canceled already does that:
+ *                           alloc | free | launch | sync                   -> canceled CODE, -1 if it did not return
  *   doomed N                one more does all that N times, among others   -> canceled CODE
  *   handler BYTES           a signal's handler allocates, frees, launches  -> CODE CODE CODE
  *   callback BYTES          a host function on a stream allocates, asks    -> CODE CODE
@@ -64,11 +68,15 @@ static int nr_blocks;
 static pthread_t thread;
 static atomic_int thread_runs;
 
-static CUresult launch(void)
+static CUresult launch_for(uint64_t microseconds)
 {
-    uint64_t microseconds = 1;
     void *parameters[] = { &microseconds };
     return cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+}
+
+static CUresult launch(void)
+{
+    return launch_for(1);
 }
 
 static CUresult alloc(size_t bytes)
@@ -125,6 +133,23 @@ static void jump(void)
         printf("%d\n", launch());
 }
 
+/* A program that waits for a kernel so long, and then does something else. */
+static void wait_for_kernel(unsigned long long microseconds)
+{
+    struct sigaction action = { .sa_handler = jump_out };
+    CUresult status = launch_for(microseconds);
+    if (sigsetjmp(out, 1)) {
+        printf("jumped\n");
+        return;
+    }
+    sigaction(SIGUSR1, &action, NULL);
+    printf("waits\n");
+    if (!status)
+        status = cuCtxSynchronize();
+    signal(SIGUSR1, SIG_IGN);
+    printf("%d\n", status);
+}
+
 static CUresult condemned_answer;
 
 static void *condemned(void *bytes)
@@ -134,6 +159,28 @@ static void *condemned(void *bytes)
     thread_runs = 1;
     pthread_cancel(pthread_self());
     condemned_answer = cuMemAlloc_v2(&pointer, (size_t)bytes);
+    pthread_testcancel();
+    return NULL;
+}
+
+static CUresult ended_answer;
+
+static void *ended_in_a_call(void *what)
+{
+    CUdeviceptr pointer = 0;
+    cuCtxSetCurrent(context);
+    if (!strcmp(what, "free"))
+        cuMemAlloc_v2(&pointer, 4096);
+    thread_runs = 1;
+    pthread_cancel(pthread_self());
+    if (!strcmp(what, "alloc"))
+        ended_answer = cuMemAlloc_v2(&pointer, 4096);
+    else if (!strcmp(what, "free"))
+        ended_answer = cuMemFree_v2(pointer);
+    else if (!strcmp(what, "launch"))
+        ended_answer = launch();
+    else
+        ended_answer = cuCtxSynchronize();
     pthread_testcancel();
     return NULL;
 }
@@ -320,6 +367,14 @@ int main(int count, char **words)
             start(condemned, (void *)(uintptr_t)n);
             pthread_join(thread, &answered);
             printf("%s %d\n", answered == PTHREAD_CANCELED ? "canceled" : "went on", condemned_answer);
+        } else if (sscanf(line, "wait %llu", &n) == 1) {
+            wait_for_kernel(n);
+        } else if (sscanf(line, "ended %255s", a) == 1) {
+            void *answered;
+            ended_answer = -1;
+            start(ended_in_a_call, a);
+            pthread_join(thread, &answered);
+            printf("%s %d\n", answered == PTHREAD_CANCELED ? "canceled" : "went on", ended_answer);
         } else if (sscanf(line, "doomed %llu", &n) == 1) {
             pthread_t others[3];
             void *answered;

@@ -192,11 +192,11 @@ impl Registry {
                 (saved, true)
             }
         };
-        let held = saved.group.filter(|_| is_new);
-        if is_new && (verdict.process != Given::default() || held.is_some()) {
+        if is_new && (verdict.process != Given::default() || saved.group.is_some()) {
             self.journal.append(seq, key, &saved);
         }
         saved.is_awaited = self.awaited.is_awaited(key);
+        saved.is_held = is_new || self.registration(key).is_none() && self.remembered.take(key);
         let identity = Identity {
             pid,
             start_time: stat.start_time,
@@ -218,9 +218,6 @@ impl Registry {
         }
         let blocks = Arc::new(Mapped { control, usage });
         let id = self.tree.join(identity, blocks.clone(), saved);
-        if let Some(group) = held {
-            self.tree.release_group(group);
-        }
         self.bells.hang(id, blocks, socket);
         self.awaited.came(key);
         let registration = Registration {

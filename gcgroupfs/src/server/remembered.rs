@@ -57,6 +57,11 @@ impl Remembered {
         }
     }
 
+    /// Forgets a process that is about to enter its group again. Returns whether it was remembered: then its group stays held.
+    pub fn take(&mut self, key: Key) -> bool {
+        self.processes.remove(&key).is_some()
+    }
+
     /// After the process has entered its group again.
     pub fn remove(&mut self, key: Key) {
         self.tree.clear_ungoverned((key.pid, key.start_time));

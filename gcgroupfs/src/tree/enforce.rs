@@ -40,6 +40,9 @@ pub(super) fn publish(process: &Process, devices: &[Device]) {
         .store(usage.progress_generation.load(Relaxed), Relaxed);
     control.grants_swap.store(1, Relaxed);
     control.knows_stocks.store(1, Relaxed);
+    control.answers_claims.store(1, Relaxed);
+    // A claim that was made before is not known here: the hook makes another.
+    answer_claim(process, process.usage().host_request.load(Relaxed), NO_LIMIT);
     slots(devices.len()).for_each(|slot| prepare(process, slot, devices));
     settings(process, devices);
     control.publish();
@@ -285,6 +288,13 @@ pub(super) fn answer_swap(process: &Process, device: usize, number: u32, answer:
         }
         control.swap_answer.store(number, Release);
     }
+}
+
+/// Answers a process's claim of the host's memory: `others` is the number of bytes that other processes are about to take.
+pub(super) fn answer_claim(process: &Process, number: u32, others: u64) {
+    let control = process.control();
+    control.host_claimed.store(others, Relaxed);
+    control.host_answer.store(number, Release);
 }
 
 /// Asks a process to let go the host memory that it keeps.

@@ -1,7 +1,8 @@
 //! What events files show, reduced to what must be compared to know that it has changed, and how often it has.
 
+use super::peaks::MAX_LOOK;
 use super::process::Process;
-use super::{Device, Group, GroupId, Notice, ProcessId, State, Sums};
+use super::{Device, Entity, Group, GroupId, Notice, Place, ProcessId, State, Sums};
 
 /// What the events files of one directory show, each with the number of changes so far: a poller compares that with
 /// what it was when it last read.
@@ -129,6 +130,26 @@ impl State {
                 notices.push(Notice::GroupEvents(group.id));
             }
         });
+    }
+
+    /// Counts and tells of changes of a process, or of all processes in a group unless it is a large one. Returns whether there
+    /// were any.
+    pub(super) fn note_events_below(&mut self, place: Place, notices: &mut Vec<Notice>) -> bool {
+        let ids = match place.whose() {
+            Entity::Root => Vec::new(),
+            Entity::Process(id) => vec![id],
+            Entity::Group(id) => match self.groups.get(&id) {
+                Some(group) if group.nr_members <= MAX_LOOK => {
+                    self.within(id).iter().map(|process| process.id).collect()
+                }
+                _ => Vec::new(),
+            },
+        };
+        let before = notices.len();
+        for id in ids {
+            self.note_events(id, notices);
+        }
+        notices.len() != before
     }
 
     /// A process is in these groups, or is not any more.

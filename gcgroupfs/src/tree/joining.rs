@@ -15,6 +15,7 @@ impl Tree {
     /// Before the call, `grace_msec` is the caller's to set. Hand the block out only afterwards.
     pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
         let (saved, pid, start_time) = (saved.into(), identity.pid, identity.start_time);
+        let held = saved.group.filter(|_| saved.is_held);
         let mut notices = Vec::new();
         let mut state = self.state.lock();
         let before = state.pids.get(&pid).copied();
@@ -41,6 +42,9 @@ impl Tree {
         state.pids.insert(pid, id);
         state.processes.insert(id, Box::new(process));
         state.enter(id, saved.group, &mut notices);
+        if let Some(held) = held {
+            state.release_group(held, &mut notices);
+        }
         state.govern(id, saved.is_awaited);
         state.bound_swap(saved.group);
         // Nobody can have seen anything else yet.
@@ -119,6 +123,7 @@ impl State {
         self.grants.leave(id);
         self.swap_grants.leave(id);
         self.asking.remove(&id);
+        self.host_claims.remove(id);
         let process = self.processes.remove(&id)?;
         let Identity { pid, start_time, .. } = process.identity;
         if self.pids.get(&pid) == Some(&id) {

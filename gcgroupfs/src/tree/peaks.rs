@@ -16,7 +16,7 @@ use super::process::{Process, slots};
 use super::{GroupId, Notice, ProcessId, State, Tree, sums};
 
 /// In a group of more, one process's bell is no reason to look at all of them; that is done each second.
-const MAX_LOOK: usize = 64;
+pub(super) const MAX_LOOK: usize = 64;
 
 /// What a process charges next, since it has asked for it and was granted it.
 #[derive(Debug, Clone, Copy)]

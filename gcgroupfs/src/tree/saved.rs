@@ -42,6 +42,10 @@ pub struct Saved {
     /// NVML is heard, since it may be more than the limits of now allow.
     #[serde(skip)]
     pub is_awaited: bool,
+    /// Of a process that joins: its group is held for it ([`Tree::hold_group`](super::Tree::hold_group)), and is released by the
+    /// join itself: a process that can be seen in a group can be moved out of it, and then the group can be removed.
+    #[serde(skip)]
+    pub is_held: bool,
 }
 
 /// How a group came to be.

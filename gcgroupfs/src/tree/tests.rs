@@ -3,6 +3,7 @@
 mod claims;
 mod devices;
 mod groups;
+mod host_claims;
 mod lasting;
 mod legacy;
 mod peaks;

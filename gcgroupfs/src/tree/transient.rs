@@ -47,10 +47,7 @@ impl Tree {
     /// Undoes a [`hold_group`](Self::hold_group).
     pub fn release_group(&self, id: GroupId) {
         let mut notices = Vec::new();
-        let mut state = self.state.lock();
-        state.count_holds(id, |nr_holds| nr_holds.saturating_sub(1), &mut notices);
-        state.reap(Some(id), &mut notices);
-        drop(state);
+        self.state.lock().release_group(id, &mut notices);
         self.tell(&notices);
     }
 
@@ -72,6 +69,12 @@ impl Tree {
 }
 
 impl State {
+    /// Undoes a [`hold_group`](Tree::hold_group).
+    pub(super) fn release_group(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
+        self.count_holds(id, |nr_holds| nr_holds.saturating_sub(1), notices);
+        self.reap(Some(id), notices);
+    }
+
     /// Who holds a group lives and belongs to it, and to those above: they are populated.
     fn count_holds(&mut self, id: GroupId, count: impl Fn(usize) -> usize, notices: &mut Vec<Notice>) {
         let nr_devices = self.devices.len();

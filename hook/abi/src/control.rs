@@ -127,7 +127,14 @@ pub struct Control {
     pub grants_swap: AtomicU32,
     /// Not zero: the daemon knows that threads may keep what they uncharge ([`crate::Stocks`]).
     pub knows_stocks: AtomicU32,
-    reserved: [AtomicU64; 24],
+    /// Bytes of the host's memory that other processes were about to take when claim `host_answer` was answered;
+    /// [`crate::NO_LIMIT`]: unknown.
+    pub host_claimed: AtomicU64,
+    /// The last `host_request` of the usage block that has been answered.
+    pub host_answer: AtomicU32,
+    /// Not zero: the daemon answers claims of the host's memory.
+    pub answers_claims: AtomicU32,
+    reserved: [AtomicU64; 22],
     pub devices: [ControlDevice; MAX_DEVICES],
 }
 
@@ -191,5 +198,8 @@ const _: () = {
     assert!(offset_of!(Control, memory_swap_max) == 48);
     assert!(offset_of!(Control, grants_swap) == 56);
     assert!(offset_of!(Control, knows_stocks) == 60);
+    assert!(offset_of!(Control, host_claimed) == 64);
+    assert!(offset_of!(Control, host_answer) == 72);
+    assert!(offset_of!(Control, answers_claims) == 76);
     assert!(offset_of!(Control, devices) == 256);
 };

@@ -270,7 +270,13 @@ pub struct Usage {
     /// Whether threads keep what they uncharge: [`Stocks`](crate::Stocks).
     pub stocks: AtomicU32,
     reserved_word: AtomicU32,
-    reserved: [AtomicU64; 22],
+    /// Bytes of the host's memory that the process is about to take for a block; zero: none. Set before `host_request` is
+    /// increased, and zero again when the memory is made or is not wanted any more.
+    pub host_claim: AtomicU64,
+    /// Counts the claims. `host_answer` of the control block answers the last one.
+    pub host_request: AtomicU32,
+    reserved_claim: AtomicU32,
+    reserved: [AtomicU64; 20],
     pub devices: [UsageDevice; MAX_DEVICES],
     pub threads: [Thread; MAX_THREADS],
 }
@@ -409,6 +415,8 @@ const _: () = {
     assert!(offset_of!(Usage, can_swap) == 64);
     assert!(offset_of!(Usage, asks_to_swap) == 68);
     assert!(offset_of!(Usage, stocks) == 72);
+    assert!(offset_of!(Usage, host_claim) == 80);
+    assert!(offset_of!(Usage, host_request) == 88);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);
     assert!(size_of::<Usage>() == 69632);

@@ -122,14 +122,9 @@ impl Process {
         let usage = self.usage().devices.get(index).ok_or_else(no_room)?;
         try_charge_granted(&usage.swap_charged, &usage.swap_granted, size, NO_LIMIT)
             .map_err(|_| no_room())?;
-        let made = self
-            .swap
-            .host
-            .claim_spare(size)
-            .map_err(NotMade::from)
-            .and_then(|_claim| {
-                Memory::new(location, size).map_err(|error| Failed::of(error, Goal::Host).into())
-            });
+        let made = self.claim_spare(size).map_err(NotMade::from).and_then(|_claim| {
+            Memory::new(location, size).map_err(|error| Failed::of(error, Goal::Host).into())
+        });
         match made {
             Ok(memory) => {
                 self.enter_supply(local, index, memory);

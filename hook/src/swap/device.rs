@@ -60,8 +60,6 @@ pub(super) struct Device {
     pause: Duration,
     /// Whether it was counted that what should go may not.
     is_refused: bool,
-    /// Since when another process has made host memory, while that is waited for.
-    waits_since: Option<Instant>,
     /// The size of the smallest block for which the groups above have just had no room on the host.
     not_granted: Option<u64>,
 }
@@ -89,7 +87,6 @@ impl Device {
             not_before: None,
             pause: AGAIN,
             is_refused: false,
-            waits_since: None,
             not_granted: None,
         }
     }

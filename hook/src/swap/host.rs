@@ -1,19 +1,40 @@
 //! How much of the host's memory may be taken: never so much that the host has to kill somebody for it.
+//!
+//! Two processes that look at `MemAvailable` at once would count the same bytes twice. So a process publishes what it is about
+//! to take in its usage block, and the daemon tells it what others are about to take. No lock is taken: a process could keep it.
 
-use std::fs::File;
 use std::path::PathBuf;
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::{Duration, Instant};
 
-use crate::descriptor::Descriptor;
+use parking_lot::Mutex;
+
+use crate::process::Process;
 use crate::sys;
 
 /// What is always left, bytes, and as a share of all that the host has: the larger.
 const RESERVE: u64 = 512 << 20;
 const RESERVE_SHARE: u64 = 16;
 
+/// How long an answer is of use. The daemon counts a claim for twice as long.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// Where the host says what it has: proc_meminfo(5), or another file of that form that `GCGROUP_MEMINFO` names.
 #[derive(Debug)]
 pub(crate) struct Host {
     meminfo: PathBuf,
+    claimed: Mutex<Claimed>,
+}
+
+/// The process's claim, of which there is one at a time.
+#[derive(Debug, Default, Clone, Copy)]
+enum Claimed {
+    #[default]
+    No,
+    /// Published, and the daemon is asked.
+    Asked { number: u32, size: u64, since: Instant },
+    /// A thread takes the memory.
+    Held,
 }
 
 impl Host {
@@ -21,31 +42,8 @@ impl Host {
         let named = sys::variable("GCGROUP_MEMINFO").filter(|name| !name.is_empty());
         Self {
             meminfo: named.map_or_else(|| "/proc/meminfo".into(), PathBuf::from),
+            claimed: Mutex::default(),
         }
-    }
-
-    /// That many bytes, to be taken before what is returned is dropped. Of several processes one looks and takes at a time, so
-    /// that they cannot take the same twice, however large their blocks are: flock(2), on the file itself, which everybody
-    /// can read. Who holds that lock for no reason only keeps others waiting; those that are `is_late` look without it.
-    pub(super) fn claim(&self, size: u64, is_late: bool) -> Result<Claim, Unclaimed> {
-        let file = File::open(&self.meminfo).ok();
-        let file = file.and_then(|file| Descriptor::new(file.into()).ok());
-        if let Some(fd) = file.as_ref().and_then(Descriptor::get)
-            && !sys::try_lock(fd)
-            && !is_late
-        {
-            return Err(Unclaimed::NotYet);
-        }
-        let claim = Claim(file);
-        if self.room() < size {
-            return Err(Unclaimed::NoRoom);
-        }
-        Ok(claim)
-    }
-
-    /// The same for what is needed by nobody yet, if as much as is always left is left beside.
-    pub(super) fn claim_spare(&self, size: u64) -> Result<Claim, Unclaimed> {
-        self.claim(size.saturating_add(self.look().reserve), false)
     }
 
     /// Bytes that may be taken, by `MemAvailable`. Where that cannot be read, the driver will say when it is asked.
@@ -77,25 +75,92 @@ struct Looked {
     reserve: u64,
 }
 
-/// Memory of the host that is being taken.
+/// Memory of the host that is being taken: until this is dropped, others do not count on it.
 #[derive(Debug)]
-pub(super) struct Claim(Option<Descriptor>);
+pub(super) struct Claim<'a>(Option<&'a Process>);
 
-impl Drop for Claim {
+impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // Closing it is not enough if the program has forked meanwhile.
-        if let Some(fd) = self.0.as_ref().and_then(Descriptor::get) {
-            sys::unlock(fd);
+        if let Self(Some(process)) = self {
+            process.withdraw(&mut process.swap.host.claimed.lock());
         }
     }
 }
 
-/// Why it cannot be.
+/// Why memory of the host cannot be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unclaimed {
-    /// Another process takes some just now.
+    /// The daemon has not answered, or others are about to take what is there.
     NotYet,
     NoRoom,
+}
+
+impl Process {
+    /// Claims that many bytes of the host's memory, to be taken before the result is dropped. A caller that is told
+    /// [`Unclaimed::NotYet`] calls again; one that `is_late` has waited long enough, and is not held up by other processes.
+    pub(super) fn claim_host(&self, size: u64, is_late: bool) -> Result<Claim<'_>, Unclaimed> {
+        let (host, control) = (&self.swap.host, self.control());
+        let mut claimed = host.claimed.lock();
+        if is_late || control.answers_claims.load(Relaxed) == 0 {
+            if matches!(*claimed, Claimed::Asked { .. }) {
+                self.withdraw(&mut claimed);
+            }
+            return match host.room() < size {
+                true => Err(Unclaimed::NoRoom),
+                false => Ok(Claim(None)),
+            };
+        }
+        let number = match *claimed {
+            Claimed::Held => return Err(Unclaimed::NotYet),
+            Claimed::Asked {
+                number,
+                size: asked,
+                since,
+            } if asked == size && since.elapsed() < FRESH => number,
+            Claimed::Asked { .. } | Claimed::No => {
+                self.ask_claims(&mut claimed, size);
+                return Err(Unclaimed::NotYet);
+            }
+        };
+        if control.host_answer.load(Acquire) != number {
+            return Err(Unclaimed::NotYet);
+        }
+        // The host is looked at after the others' claims: what was made meanwhile counts twice, and not never.
+        let others = control.host_claimed.load(Relaxed);
+        let room = host.room();
+        if room.saturating_sub(others) >= size {
+            *claimed = Claimed::Held;
+            return Ok(Claim(Some(self)));
+        }
+        self.withdraw(&mut claimed);
+        match room < size {
+            true => Err(Unclaimed::NoRoom),
+            false => Err(Unclaimed::NotYet),
+        }
+    }
+
+    /// Claims memory that is not needed yet, if the reserve is left a second time.
+    pub(super) fn claim_spare(&self, size: u64) -> Result<Claim<'_>, Unclaimed> {
+        self.claim_host(size.saturating_add(self.swap.host.look().reserve), false)
+    }
+
+    /// Publishes a claim in the place of the last one.
+    fn ask_claims(&self, claimed: &mut Claimed, size: u64) {
+        let usage = self.usage();
+        usage.host_claim.store(size, Relaxed);
+        let number = usage.host_request.fetch_add(1, Release).wrapping_add(1);
+        *claimed = Claimed::Asked {
+            number,
+            size,
+            since: Instant::now(),
+        };
+        self.ring();
+    }
+
+    fn withdraw(&self, claimed: &mut Claimed) {
+        *claimed = Claimed::No;
+        self.usage().host_claim.store(0, Relaxed);
+    }
 }
 
 fn bytes_of(meminfo: &str, key: &str) -> Option<u64> {
@@ -106,9 +171,9 @@ fn bytes_of(meminfo: &str, key: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-
     use super::*;
+    use crate::block;
+    use gcgroup_abi::{Control, NO_LIMIT};
 
     const GIB: u64 = 1 << 30;
 
@@ -126,6 +191,7 @@ mod tests {
         let file = format!("gcgroup-meminfo-{name}-{}", std::process::id());
         Host {
             meminfo: std::env::temp_dir().join(file),
+            claimed: Mutex::default(),
         }
     }
 
@@ -152,53 +218,103 @@ mod tests {
         std::fs::remove_file(&host.meminfo).unwrap();
     }
 
-    #[test]
-    fn of_those_who_take_at_once_none_takes_what_another_has_taken() {
-        const MOVERS: usize = 4;
-        const BLOCKS: usize = 5;
-        let total = 64 * GIB;
-        let (host, block) = (pretended("at-once"), GIB);
-        let available = AtomicU64::new(total / RESERVE_SHARE + BLOCKS as u64 * block);
-        tell(&host, total, available.load(Relaxed));
-        let taken = AtomicUsize::new(0);
-        let mover = || {
-            loop {
-                match host.claim(block, false) {
-                    Ok(_claim) => {
-                        // As the host tells once they are taken.
-                        let left = available.fetch_sub(block, Relaxed) - block;
-                        tell(&host, total, left);
-                        taken.fetch_add(1, Relaxed);
-                    }
-                    Err(Unclaimed::NotYet) => std::thread::yield_now(),
-                    Err(Unclaimed::NoRoom) => return,
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..MOVERS {
-                scope.spawn(mover);
-            }
-        });
-        assert_eq!(taken.into_inner(), BLOCKS);
-        std::fs::remove_file(&host.meminfo).unwrap();
+    /// A process and the daemon's view of its control block. It looks at the host of the test.
+    fn claimant() -> (&'static Process, &'static Control) {
+        let process = Process::of_test(NO_LIMIT);
+        (process, adopt(process))
+    }
+
+    /// A daemon as it is when the process has registered with it.
+    fn adopt(process: &Process) -> &'static Control {
+        let (control, file) = block::of_daemon();
+        control.answers_claims.store(1, Relaxed);
+        answer(process, control, NO_LIMIT);
+        control.publish();
+        process.adopt(&file);
+        control
+    }
+
+    fn answer(process: &Process, control: &Control, others: u64) {
+        control.host_claimed.store(others, Relaxed);
+        let number = process.usage().host_request.load(Relaxed);
+        control.host_answer.store(number, Release);
+    }
+
+    #[track_caller]
+    fn refusal(process: &Process, size: u64, is_late: bool) -> Unclaimed {
+        process.claim_host(size, is_late).unwrap_err()
+    }
+
+    fn published(process: &Process) -> (u64, u32) {
+        let usage = process.usage();
+        (usage.host_claim.load(Relaxed), usage.host_request.load(Relaxed))
     }
 
     #[test]
-    fn who_has_waited_long_enough_looks_for_himself() {
-        let host = pretended("late");
-        tell(&host, 64 * GIB, 8 * GIB);
-        let first = host.claim(GIB, false).unwrap();
-        assert_eq!(host.claim(GIB, false).unwrap_err(), Unclaimed::NotYet);
-        drop(host.claim(GIB, true).unwrap());
-        assert_eq!(host.claim(64 * GIB, true).unwrap_err(), Unclaimed::NoRoom);
-        assert_eq!(
-            host.claim(GIB, false).unwrap_err(),
-            Unclaimed::NotYet,
-            "the first has it still"
-        );
-        drop(first);
-        drop(host.claim(GIB, false).unwrap());
-        std::fs::remove_file(&host.meminfo).unwrap();
+    fn a_claim_is_published_until_the_memory_is_taken() {
+        let (process, control) = claimant();
+        for _ in 0..3 {
+            assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
+            assert_eq!(published(process), (4096, 1));
+        }
+        answer(process, control, 0);
+        let claim = process.claim_host(4096, false).unwrap();
+        assert_eq!(published(process), (4096, 1));
+        assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet, "one at a time");
+        drop(process.claim_host(4096, true).unwrap());
+        assert_eq!(published(process), (4096, 1), "that of the first");
+        drop(claim);
+        assert_eq!(published(process), (0, 1));
+    }
+
+    #[test]
+    fn bytes_that_others_claim_are_waited_for_and_a_late_claim_is_not_held_up() {
+        let (process, control) = claimant();
+        for number in 1..4 {
+            assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
+            assert_eq!(published(process), (4096, number));
+            answer(process, control, NO_LIMIT);
+            assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
+            assert_eq!(published(process), (0, number), "withdrawn");
+        }
+        assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
+        drop(process.claim_host(4096, true).unwrap());
+        assert_eq!(published(process), (0, 4));
+    }
+
+    #[test]
+    fn a_claim_of_more_than_there_is_fails() {
+        let (process, control) = claimant();
+        assert_eq!(refusal(process, NO_LIMIT, true), Unclaimed::NoRoom);
+        assert_eq!(refusal(process, NO_LIMIT, false), Unclaimed::NotYet);
+        answer(process, control, 0);
+        assert_eq!(refusal(process, NO_LIMIT, false), Unclaimed::NoRoom);
+        assert_eq!(published(process), (0, 1));
+    }
+
+    #[test]
+    fn an_answer_that_is_old_or_of_another_daemon_is_not_used() {
+        let (process, control) = claimant();
+        assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
+        answer(process, control, 0);
+        assert_eq!(refusal(process, 8192, false), Unclaimed::NotYet, "another size");
+        answer(process, control, 0);
+        if let Claimed::Asked { since, .. } = &mut *process.swap.host.claimed.lock() {
+            *since -= FRESH;
+        }
+        assert_eq!(refusal(process, 8192, false), Unclaimed::NotYet);
+        assert_eq!(published(process), (8192, 3), "asked anew");
+        let next = adopt(process);
+        assert_eq!(refusal(process, 8192, false), Unclaimed::NotYet);
+        assert_eq!(refusal(process, 8192, false), Unclaimed::NotYet);
+        answer(process, next, 0);
+        drop(process.claim_host(8192, false).unwrap());
+    }
+
+    #[test]
+    fn a_daemon_that_answers_no_claims_is_not_asked() {
+        let process = Process::of_test(NO_LIMIT);
+        drop(process.claim_host(4096, false).unwrap());
+        assert_eq!(published(process), (0, 0));
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn relocate(
     };
     // Others are not waited for: the process may be held.
     let claim = match to.place() {
-        Where::Host => Some(process.swap.host.claim(block.size, true)),
+        Where::Host => Some(process.claim_host(block.size, true)),
         Where::Device => None,
     };
     // Charged where it goes before it goes; what it leaves is uncharged after.

@@ -116,7 +116,7 @@ impl Supply {
 /// Why there is no memory of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotMade {
-    /// Another process makes some just now, or the daemon has been asked for more.
+    /// Others are about to take what is there, or the daemon has not answered.
     NotYet,
     /// The groups above have no room for so much.
     NotGranted,
@@ -176,7 +176,7 @@ impl Process {
 
     fn make_host_memory(&self, location: CUmemLocation, size: u64, is_late: bool) -> Result<Memory, NotMade> {
         loop {
-            match self.swap.host.claim(size, is_late) {
+            match self.claim_host(size, is_late) {
                 Ok(_claim) => {
                     let made = Memory::new(location, size);
                     return made.map_err(|error| Failed::of(error, Goal::Host).into());

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use super::block::{Block, Failed, Goal, Where};
 use super::made::Move;
@@ -34,6 +35,34 @@ pub(super) struct Task {
     pub(super) is_asked: bool,
     /// Whether the process was frozen when it began.
     pub(super) is_frozen: bool,
+    pub(super) waits: Waits,
+}
+
+/// How long a move has waited for other processes and for the daemon.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    before: Duration,
+    since: Option<Instant>,
+}
+
+impl Waits {
+    /// How long a move waits, all its blocks together.
+    const MOST: Duration = Duration::from_secs(1);
+
+    pub(super) fn is_late(&self) -> bool {
+        let now = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+        self.before + now >= Self::MOST
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    pub(super) fn end(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.before += since.elapsed();
+        }
+    }
 }
 
 /// What a look came to.
@@ -95,6 +124,7 @@ impl Look<'_> {
             is_over: false,
             is_asked,
             is_frozen: self.is_frozen,
+            waits: Waits::default(),
         }
     }
 

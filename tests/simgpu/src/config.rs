@@ -9,8 +9,9 @@
 //! - `SIMGPU_FAULTS`: calls that answer an error and do nothing, a list of `NAME=ERROR` (every call), `NAME=ERROR@N`
 //!   (the N-th call in this process, from 1) and `NAME=ERROR@N+` (that one and all later). NAME is an exported name, such
 //!   as `cuMemAlloc_v2` or `cuLaunchKernel_ptsz`, or ends with `*` and stands for all that begin so, which are then
-//!   counted together. ERROR is a `CUresult` other than 0. Of several that strike the first is answered. Functions that
-//!   are not simulated have faults too.
+//!   counted together. ERROR is a `CUresult` other than 0; or `stop`: the process is stopped (SIGSTOP), and the call is
+//!   done when it goes on; or `cancel`: the call is a cancellation point, as calls of the real driver may be. Of several
+//!   that strike the first counts. Functions that are not simulated have faults too.
 //! - `SIMGPU_TRACE`: a file to which a line is appended for each call: pid, name, answer.
 //! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` memory of devices that stay where they are for the next to have, as a
 //!   device's own do. By default (0) they go back to the system, and the next pays for pages and finds them zero.

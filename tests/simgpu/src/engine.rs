@@ -13,11 +13,12 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::{self, now_ns};
 use crate::member::Member;
 use crate::runner;
+use crate::shield::Bell;
 
 /// A stream of an engine.
 pub type StreamId = u64;
@@ -133,7 +134,7 @@ pub struct Engine {
     pub(crate) member: &'static Member,
     pub(crate) device: usize,
     queues: Mutex<Queues>,
-    progress: Condvar,
+    progress: Bell,
     host: OnceLock<mpsc::Sender<(StreamId, HostWork)>>,
 }
 
@@ -146,7 +147,7 @@ impl Engine {
             member,
             device,
             queues: Mutex::default(),
-            progress: Condvar::new(),
+            progress: Bell::default(),
             host: OnceLock::new(),
         }))
     }
@@ -277,7 +278,7 @@ impl Engine {
         queues
             .streams
             .retain(|_, stream| !stream.closing || !stream.queue.is_empty());
-        self.progress.notify_all();
+        self.progress.ring();
     }
 
     /// Has the engine look again at what its streams wait for.
@@ -291,7 +292,8 @@ impl Engine {
     fn wait_while(&self, queues: &mut MutexGuard<'_, Queues>, mut busy: impl FnMut(&Queues) -> bool) {
         queues.waiters += 1;
         while busy(queues) {
-            self.progress.wait(queues);
+            let seen = self.progress.count();
+            MutexGuard::unlocked(queues, || self.progress.sleep(seen));
         }
         queues.waiters -= 1;
     }
@@ -325,7 +327,7 @@ impl Engine {
             queues.streams.remove(&id);
         }
         if queues.waiters > 0 {
-            self.progress.notify_all();
+            self.progress.ring();
         }
     }
 

@@ -12,10 +12,31 @@ struct Fault {
     /// A function's exported name, or the beginning of several functions' names.
     name: String,
     is_beginning: bool,
-    error: u32,
+    strike: Strike,
     when: When,
     /// Calls so far of the functions it is for.
     calls: AtomicU32,
+}
+
+/// What a fault does to a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strike {
+    /// The call answers the error and does nothing.
+    Error(u32),
+    /// The whole process is stopped (SIGSTOP) before the call is done.
+    Stop,
+    /// The call is a cancellation point: a thread that was cancelled ends before the call is done.
+    Cancel,
+}
+
+impl Strike {
+    fn parse(text: &str) -> Option<Strike> {
+        match text {
+            "stop" => Some(Strike::Stop),
+            "cancel" => Some(Strike::Cancel),
+            error => count(error).map(Strike::Error),
+        }
+    }
 }
 
 /// Calls count from 1.
@@ -47,8 +68,8 @@ impl Faults {
         self.0.is_empty()
     }
 
-    /// Counts a call of a function, and gives the error it is to answer, if any: the first of the list.
-    pub fn strike(&self, name: &str) -> Option<u32> {
+    /// Counts a call of a function, and returns what happens to it, if anything: the first of the list.
+    pub fn strike(&self, name: &str) -> Option<Strike> {
         let struck = self.0.iter().map(|fault| fault.strike(name));
         // Every fault counts its calls, also behind one that strikes.
         struck.fold(None, |first, next| first.or(next))
@@ -72,13 +93,13 @@ impl Fault {
         Some(Fault {
             name: name.to_owned(),
             is_beginning,
-            error: count(error)?,
+            strike: Strike::parse(error)?,
             when,
             calls: AtomicU32::new(0),
         })
     }
 
-    fn strike(&self, name: &str) -> Option<u32> {
+    fn strike(&self, name: &str) -> Option<Strike> {
         let is_meant = if self.is_beginning {
             name.starts_with(&self.name)
         } else {
@@ -93,7 +114,7 @@ impl Fault {
             When::At(at) => call == at,
             When::From(from) => call >= from,
         };
-        strikes.then_some(self.error)
+        strikes.then_some(self.strike)
     }
 }
 
@@ -106,9 +127,18 @@ fn count(text: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn answers(list: &str, calls: &[&str]) -> Vec<Option<u32>> {
+    fn strikes(list: &str, calls: &[&str]) -> Vec<Option<Strike>> {
         let faults = Faults::parse(list);
         calls.iter().map(|name| faults.strike(name)).collect()
+    }
+
+    fn answers(list: &str, calls: &[&str]) -> Vec<Option<u32>> {
+        let error = |strike| match strike {
+            Strike::Error(error) => error,
+            other => panic!("{other:?}"),
+        };
+        let strikes = strikes(list, calls).into_iter();
+        strikes.map(|strike| strike.map(error)).collect()
     }
 
     #[test]
@@ -127,6 +157,13 @@ mod tests {
             answers("cuMem*=1@2,cuMemAlloc_v2=2", &calls),
             [Some(2), Some(1), None]
         );
+    }
+
+    #[test]
+    fn a_call_can_be_stopped_or_made_a_cancellation_point() {
+        let calls = ["a", "b", "a"];
+        let (stop, cancel) = (Some(Strike::Stop), Some(Strike::Cancel));
+        assert_eq!(strikes("a=stop@2,b=cancel", &calls), [None, cancel, stop]);
     }
 
     #[test]

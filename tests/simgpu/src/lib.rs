@@ -19,6 +19,7 @@ mod member;
 pub mod memory;
 mod mig;
 mod runner;
+pub mod shield;
 mod state;
 mod turn;
 
@@ -28,7 +29,7 @@ pub use device::{COMPUTE_CAPABILITY, Device, NAME, Process};
 pub use driver::Driver;
 pub use engine::{Cost, Engine, Route, StreamId, StreamKind, Watch, Work};
 pub use export::{Export, Tag, open_of};
-pub use faults::Faults;
+pub use faults::{Faults, Strike};
 pub use held::Held;
 pub use life::{Life, MAX_LIVES};
 pub use member::Member;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::rules::Verdict;
+use crate::tree::{Notice, Place};
 
 #[test]
 fn a_process_has_a_directory_from_its_registration_to_the_end_of_its_program() {
@@ -164,4 +165,42 @@ fn a_hook_of_another_version_is_told_so_whatever_else_it_says() {
     }
     assert!(world.pids().is_empty());
     world.assert_well();
+}
+
+/// Takes the process that joins out of the group "team", and removes that.
+struct Remover {
+    tree: std::sync::Weak<Tree>,
+    removed: parking_lot::Mutex<Option<crate::error::Result<()>>>,
+}
+
+impl crate::tree::Listener for Remover {
+    fn notice(&self, notice: &Notice) {
+        let Notice::Joined { pid, .. } = notice else {
+            return;
+        };
+        let tree = self.tree.upgrade().unwrap();
+        let Ok(Node::File(place, file)) = resolve(&tree, "gcgroup.procs") else {
+            panic!("the root has no gcgroup.procs")
+        };
+        let moved = file.store(&tree, place, ROOT, pid.to_string().as_bytes());
+        let removed = moved.and_then(|()| tree.remove_group(Place::ROOT, "team"));
+        *self.removed.lock() = Some(removed);
+    }
+}
+
+#[test]
+fn a_group_of_a_process_that_came_back_can_be_emptied_at_once() {
+    let world = World::new();
+    let hook = world.register();
+    world.tree.make_group(Place::ROOT, "team", ROOT, 0o755).unwrap();
+    world.store("team/gcgroup.procs", &me().to_string());
+    drop(hook);
+    let world = world.restart();
+    let remover = Arc::new(Remover {
+        tree: Arc::downgrade(&world.tree),
+        removed: parking_lot::Mutex::default(),
+    });
+    world.tree.listen(remover.clone());
+    let _hook = world.register();
+    assert_eq!(*remover.removed.lock(), Some(Ok(())));
 }

@@ -1,7 +1,8 @@
 //! What a device's moves need is made, a block at a time, while nothing is held.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gcgroup_abi::UsageDevice;
 
@@ -14,9 +15,8 @@ use crate::compute::{Step, elsewhere};
 use crate::helper;
 use crate::process::Process;
 
-/// Between looks while another process makes host memory, and for how long that is waited for.
+/// Between looks while a move waits for others or for the daemon.
 const A_MOMENT: Duration = Duration::from_millis(1);
-const LATE: Duration = Duration::from_secs(30);
 
 impl Device {
     /// Makes what one block needs; when all have that, holds everything.
@@ -31,36 +31,16 @@ impl Device {
             return self.close(process, index, usage, task);
         };
         let mut wake = Duration::ZERO;
-        match block.way(task.to) {
-            Way::None => {}
-            Way::Alone if task.to != Goal::Aside => task.alone.push_back(block),
-            Way::Alone => match helper::in_driver(|| process.reserve_host(index, block.size))
-                .unwrap_or(Err(Failed::Driver.into()))
-            {
-                Ok(()) => {
-                    task.reserved += block.size;
-                    task.alone.push_back(block);
-                }
-                Err(NotMade::NotYet) => {
-                    task.blocks.push(block);
-                    wake = A_MOMENT;
-                }
-                Err(NotMade::NotGranted) => self.leave_out(&mut task, &block),
-                Err(NotMade::Failed(failed)) => task.give_up(failed),
-            },
-            Way::Exchange => {
-                let is_late = self.waits_since.is_some_and(|since| since.elapsed() > LATE);
-                let made = make(process, index, &block, task.to, is_late);
-                if !matches!(made, Err(NotMade::NotYet)) {
-                    self.waits_since = None;
-                }
+        match prepare_block(process, index, &mut task, &block) {
+            Err(NotMade::NotYet) if !task.waits.is_late() => {
+                task.waits.begin();
+                task.blocks.push(block);
+                wake = A_MOMENT;
+            }
+            made => {
+                task.waits.end();
                 match made {
-                    Ok(ready) => task.ready.push(ready),
-                    Err(NotMade::NotYet) => {
-                        self.waits_since.get_or_insert_with(Instant::now);
-                        task.blocks.push(block);
-                        wake = A_MOMENT;
-                    }
+                    Ok(()) => {}
                     Err(NotMade::Failed(Failed::Refused))
                         if task.is_frozen && elsewhere::is_all_frozen(process) =>
                     {
@@ -68,7 +48,7 @@ impl Device {
                         task.to = Goal::Aside;
                         task.blocks.push(block);
                     }
-                    Err(NotMade::NotGranted) => self.leave_out(&mut task, &block),
+                    Err(NotMade::NotGranted | NotMade::NotYet) => self.leave_out(&mut task, &block),
                     Err(NotMade::Failed(failed)) => task.give_up(failed),
                 }
             }
@@ -85,4 +65,28 @@ impl Device {
         self.not_granted = Some(block.size);
         task.blocks.retain(|other| other.size < block.size);
     }
+}
+
+fn prepare_block(
+    process: &Process,
+    index: usize,
+    task: &mut Task,
+    block: &Arc<Block>,
+) -> Result<(), NotMade> {
+    match block.way(task.to) {
+        Way::None => {}
+        Way::Alone => {
+            if task.to == Goal::Aside {
+                helper::in_driver(|| process.reserve_host(index, block.size))
+                    .unwrap_or(Err(Failed::Driver.into()))?;
+                task.reserved += block.size;
+            }
+            task.alone.push_back(Arc::clone(block));
+        }
+        Way::Exchange => {
+            let ready = make(process, index, block, task.to, task.waits.is_late())?;
+            task.ready.push(ready);
+        }
+    }
+    Ok(())
 }

@@ -1,7 +1,6 @@
 //! How a driver function is written: the exported symbol, its twin for the per-thread default stream,
 //! the checks common to all, null mode, faults asked for and the trace.
 
-use std::ffi::c_int;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::sync::OnceLock;
@@ -9,7 +8,8 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::Mutex;
-use simgpu::Faults;
+use simgpu::shield::Shield;
+use simgpu::{Faults, Strike};
 
 use crate::abi::{CUerror, CUresult};
 use crate::process::Process;
@@ -40,40 +40,17 @@ pub(crate) fn set_null_mode() {
     MODE.store(NULL, Relaxed);
 }
 
-/// Answers a call by `body`, unless a fault was asked for. Nobody cancels the thread in it.
+/// Answers a call by `body`, unless a fault was asked for. No handler runs in it and nobody cancels the thread, except where it
+/// waits.
 pub(crate) fn answer(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
-    let _uncanceled = (!is_null_mode()).then(Uncanceled::begin);
-    if MODE.load(Relaxed) == PLAIN {
-        return body();
+    match MODE.load(Relaxed) {
+        NULL => body(),
+        PLAIN => {
+            let _shield = Shield::begin();
+            body()
+        }
+        _ => watched(name, body),
     }
-    watched(name, body)
-}
-
-/// While it lives, pthread_cancel(3) does not end the thread: it could not unwind what is Rust's.
-struct Uncanceled(c_int);
-
-impl Uncanceled {
-    fn begin() -> Self {
-        Self(set_cancel_state(PTHREAD_CANCEL_DISABLE))
-    }
-}
-
-impl Drop for Uncanceled {
-    fn drop(&mut self) {
-        set_cancel_state(self.0);
-    }
-}
-
-const PTHREAD_CANCEL_DISABLE: c_int = 1;
-
-fn set_cancel_state(state: c_int) -> c_int {
-    unsafe extern "C" {
-        fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
-    }
-    let mut before = 0;
-    // SAFETY: a state that there is, and a place for the one before.
-    unsafe { pthread_setcancelstate(state, &raw mut before) };
-    before
 }
 
 #[cold]
@@ -87,9 +64,18 @@ fn watched(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
         };
         MODE.store(mode, Relaxed);
     }
-    let result = match watch.faults.strike(name) {
-        Some(error) => Err(CUerror::new(error)),
-        None => body(),
+    let strike = watch.faults.strike(name);
+    match strike {
+        // Before there is anything to drop.
+        Some(Strike::Cancel) => pthread_testcancel(),
+        // SAFETY: a number only. To this very thread, which does not go on before all are stopped.
+        Some(Strike::Stop) => drop(unsafe { libc::raise(libc::SIGSTOP) }),
+        Some(Strike::Error(_)) | None => {}
+    }
+    let _shield = Shield::begin();
+    let result = match strike {
+        Some(Strike::Error(error)) => Err(CUerror::new(error)),
+        _ => body(),
     };
     if let Some(trace) = &watch.trace {
         let number = result.err().map_or(0, |error| error.0.get());
@@ -98,6 +84,11 @@ fn watched(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
         let _ = trace.lock().write_all(line.as_bytes());
     }
     result
+}
+
+unsafe extern "C-unwind" {
+    /// Ends the thread, if it was cancelled, by unwinding its stack.
+    safe fn pthread_testcancel();
 }
 
 /// What the environment asks of this process.
@@ -137,7 +128,7 @@ macro_rules! driver {
         $(#[$doc])*
         // SAFETY: the driver's symbol of this name with the driver's signature; pointers are as `abi` says.
         #[unsafe(no_mangle)]
-        pub(crate) extern "C" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
+        pub(crate) extern "C-unwind" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
             $crate::call::answer(stringify!($name), || $body)
         }
         $crate::call::driver! { $($rest)* }
@@ -167,7 +158,7 @@ macro_rules! driver {
         $(#[$doc])*
         // SAFETY: the driver's symbol of this name with the driver's signature; pointers are as `abi` says.
         #[unsafe(no_mangle)]
-        pub(crate) extern "C" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
+        pub(crate) extern "C-unwind" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
             if $crate::call::is_null_mode() {
                 $null
                 return Ok(());
@@ -183,7 +174,7 @@ macro_rules! driver {
         $call:pat_param, $body:block
     ) => {
         $(#[$attribute])*
-        pub(crate) extern "C" fn $symbol($($arg: $ty),*) -> $crate::abi::CUresult {
+        pub(crate) extern "C-unwind" fn $symbol($($arg: $ty),*) -> $crate::abi::CUresult {
             $crate::call::answer(stringify!($name), || {
                 let $call = $crate::call::Call { per_thread: $per_thread, process: $crate::process::get()? };
                 $body

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Mutex, MutexGuard};
+use simgpu::shield::Bell;
 use simgpu::{Export, Watch};
 
 use crate::abi::{CUcontext, CUerror, CUevent, CUresult, CUstream, Out};
@@ -22,7 +23,7 @@ pub(crate) struct Event {
     pub(crate) context: CUcontext,
     flags: u32,
     state: Mutex<State>,
-    reached: Condvar,
+    reached: Bell,
     /// Its state, in place of the other, where processes share it.
     shared: Option<SharedEvent>,
     /// Where the event stands in a graph being captured.
@@ -53,7 +54,7 @@ impl Event {
             context: context.base().handle,
             flags,
             state: Mutex::default(),
-            reached: Condvar::new(),
+            reached: Bell::default(),
             shared,
             captured,
         }
@@ -114,7 +115,7 @@ impl Event {
             (state.last_reached, state.at) = (turn, at);
         }
         drop(state);
-        self.reached.notify_all();
+        self.reached.ring();
         if process.devices.len() > 1 {
             process.nudge_engines();
         }
@@ -135,7 +136,8 @@ impl Event {
         let mut state = self.state.lock();
         let turn = state.begun;
         while !state.is_complete(turn) {
-            self.reached.wait(&mut state);
+            let seen = self.reached.count();
+            MutexGuard::unlocked(&mut state, || self.reached.sleep(seen));
         }
     }
 

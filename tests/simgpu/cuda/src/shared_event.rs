@@ -110,7 +110,7 @@ impl SharedEvent {
     pub(crate) fn wait(&self) {
         let turn = self.last();
         while !self.is_complete(turn) {
-            std::thread::sleep(POLL);
+            simgpu::shield::nap(POLL);
         }
     }
 }

@@ -1,0 +1,135 @@
+//! Keeps the program's signal handlers and pthread_cancel(3) out of a driver call: it holds locks, and what leaves it by
+//! siglongjmp(3) or is unwound would keep them. They are let in where a call waits and holds nothing ([`Bell::sleep`]).
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use crate::clock;
+
+thread_local! {
+    /// What the thread had set when it entered the call that it is in.
+    static OUTSIDE: Cell<Option<Outside>> = const { Cell::new(None) };
+}
+
+/// A thread's signal mask and cancelability.
+#[derive(Debug, Clone, Copy)]
+struct Outside {
+    mask: libc::sigset_t,
+    cancel: c_int,
+}
+
+/// While it lives, no handler of the program's runs in the thread, and nobody cancels it.
+#[derive(Debug)]
+pub struct Shield {
+    before: Option<Outside>,
+    outside: Outside,
+    /// Of one thread.
+    _here: PhantomData<*const ()>,
+}
+
+impl Shield {
+    /// Shields the calling thread.
+    pub fn begin() -> Self {
+        let outside = shut();
+        Shield {
+            before: OUTSIDE.replace(Some(outside)),
+            outside,
+            _here: PhantomData,
+        }
+    }
+}
+
+impl Drop for Shield {
+    fn drop(&mut self) {
+        OUTSIDE.set(self.before);
+        open(&self.outside);
+    }
+}
+
+fn shut() -> Outside {
+    // SAFETY: both sets are valid, and the calls cannot fail with these arguments.
+    let mask = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        // Faults of the thread's own are not put off.
+        for signal in [
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGFPE,
+            libc::SIGILL,
+            libc::SIGTRAP,
+            libc::SIGABRT,
+            libc::SIGSYS,
+        ] {
+            libc::sigdelset(&raw mut all, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+        before
+    };
+    Outside {
+        mask,
+        cancel: set_cancel_state(PTHREAD_CANCEL_DISABLE),
+    }
+}
+
+fn open(outside: &Outside) {
+    set_cancel_state(outside.cancel);
+    // SAFETY: the set was filled in by the kernel.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const outside.mask, ptr::null_mut()) };
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+fn set_cancel_state(state: c_int) -> c_int {
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    }
+    let mut before = 0;
+    // SAFETY: a state that there is, and a place for the one before.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
+}
+
+/// What threads wait for in a driver call. A waiting thread is in no list, so one that leaves by siglongjmp(3) leaves nothing.
+#[derive(Debug, Default)]
+pub struct Bell(AtomicU32);
+
+impl Bell {
+    /// Returns how often it was rung.
+    pub fn count(&self) -> u32 {
+        self.0.load(SeqCst)
+    }
+
+    /// Wakes all that sleep.
+    pub fn ring(&self) {
+        clock::ring(&self.0);
+    }
+
+    /// Sleeps until it is rung, unless it no longer is as `seen`; may wake for nothing. Handlers run and may not return, so the
+    /// caller holds no lock, and nothing that must be dropped.
+    pub fn sleep(&self, seen: u32) {
+        exposed(|| clock::sleep(&self.0, seen, None));
+    }
+}
+
+/// Sleeps, as [`Bell::sleep`] does.
+pub fn nap(time: Duration) {
+    let bell = AtomicU32::new(0);
+    exposed(|| clock::sleep(&bell, 0, Some(time)));
+}
+
+/// The system calls in `wait` are no cancellation points.
+fn exposed(wait: impl FnOnce()) {
+    let Some(outside) = OUTSIDE.get() else {
+        return wait();
+    };
+    open(&outside);
+    wait();
+    shut();
+}
