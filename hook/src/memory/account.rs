@@ -51,8 +51,8 @@ pub(crate) struct Account {
     state: AtomicU32,
     /// The pool's handle is destroyed; the pool lives until its last allocation is freed.
     is_destroyed: AtomicBool,
-    /// Whether a growth has been observed, and the learnt step in bytes. Written only under the lock of
-    /// `whole`, as are the fields below.
+    /// Set once a growth has been observed; the learnt step in bytes. Written only under the lock of `whole`,
+    /// as are the fields below.
     is_seen: AtomicBool,
     growth: AtomicU64,
     /// Reserved size at the last measurement, bytes.
@@ -74,7 +74,7 @@ struct Owned {
 /// An allocation that has begun.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Begun {
-    /// Whether the pool can serve it without growing.
+    /// True if the pool can serve it without growing.
     pub(crate) may_do: bool,
     measurements: u64,
 }
@@ -259,7 +259,7 @@ impl Account {
         let share = self.share(stream);
         let ended = share.change(|share| {
             let is_its = share.take_new(address);
-            // What has to be measured anyway is not treated as new.
+            // An allocation is not treated as new if the pool has to be measured anyway.
             let is_decided = is_its || self.is(HAS_FREED);
             is_decided.then(|| share.end_on(bytes, stream, is_its))
         });

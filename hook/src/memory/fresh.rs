@@ -209,6 +209,10 @@ mod tests {
             fresh.insert(hash(key), (key, 0));
             assert!(fresh.remove(hash(key), key).is_some());
         }
-        assert_eq!(fresh.table.len(), 98, "one row moved to make room for all of them");
+        assert_eq!(
+            fresh.table.len(),
+            98,
+            "one row moved to make room for all of them"
+        );
     }
 }

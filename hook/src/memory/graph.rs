@@ -7,7 +7,6 @@
 //!
 //! Two graphs that ran one after the other share their memory. If they run concurrently later, the driver
 //! takes more, which is charged even beyond a limit, since it cannot be predicted.
-//! charged, limit or not: nobody can say beforehand.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -29,7 +28,7 @@ use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};
 
-/// Whether any graph of this program allocates.
+/// Set once any graph of this program allocates.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// Size of a page of device memory, bytes.

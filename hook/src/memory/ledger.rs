@@ -273,7 +273,10 @@ mod tests {
         }
         for shard in &ledger.shards {
             let live = shard.0.lock().len();
-            assert!((700..1300).contains(&live), "{live} of 64000 entries in one of 64 shards");
+            assert!(
+                (700..1300).contains(&live),
+                "{live} of 64000 entries in one of 64 shards"
+            );
         }
     }
 

@@ -44,7 +44,7 @@ impl Full {
         match self {
             Self::Device(index) => count(usage, index, |device| &device.nr_max),
             Self::Process => drop(usage.nr_max.fetch_add(1, Relaxed)),
-            // Counted by the daemon, in the group whose limit it is.
+            // Counted by the daemon, in the group that has the limit.
             Self::Group(_) => {}
         }
     }

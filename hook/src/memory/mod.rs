@@ -305,6 +305,6 @@ impl Process {
 #[derive(Debug, Clone, Copy)]
 struct Freed {
     result: CUresult,
-    /// Whether the entry was known and belonged to a pool.
+    /// True if the entry was known and belonged to a pool.
     is_pools: bool,
 }

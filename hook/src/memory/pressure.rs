@@ -97,7 +97,7 @@ impl Process {
     }
 
     /// Returns how many bytes the device lacks for an allocation of the calling thread; all of them if there
-    /// is enough free memory, since that is fragmented then.
+    /// is enough free memory (it is fragmented then) or that is unknown.
     fn missing(&self, index: usize, bytes: u64) -> u64 {
         let bytes = bytes.next_multiple_of(PAGE);
         let (mut free, mut total) = (0, 0);

@@ -12,7 +12,7 @@ use crate::interpose::Next;
 use crate::place::rewrite;
 use crate::process::{self, Process};
 
-/// What limits leave of a device, bytes.
+/// Bytes that limits leave of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Room {
     pub(crate) total: u64,
@@ -130,7 +130,11 @@ mod tests {
         let (process, _) = governed();
         assert_eq!(Room::on(process, 0), Room::ALL);
         assert_eq!(7_usize.at_most(Room::ALL.total), 7);
-        assert_eq!(7_u32.at_most(Room::ALL.free), 7, "values that do not fit change nothing");
+        assert_eq!(
+            7_u32.at_most(Room::ALL.free),
+            7,
+            "values that do not fit change nothing"
+        );
     }
 
     #[test]

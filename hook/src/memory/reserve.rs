@@ -25,7 +25,7 @@ use crate::driver;
 use crate::process::Process;
 pub(crate) use list::Reserves;
 
-/// What the memory is reserved for.
+/// Purpose of reserved memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     /// A pool, by its handle.
@@ -39,7 +39,7 @@ pub(crate) struct Reserve {
     source: Source,
     id: u32,
     pub(crate) local: LocalDevice,
-    /// Whether it is memory of the host, or of another process, which is charged there.
+    /// True for memory of the host, or of another process, which is charged there.
     pub(crate) is_elsewhere: bool,
     /// Number of trims: a graph whose memory existed before a trim may have none now.
     trims: AtomicUsize,
@@ -247,7 +247,7 @@ impl Reserve {
     }
 }
 
-/// What preceded a measurement.
+/// Event that preceded a measurement.
 #[derive(Debug, Clone, Copy)]
 enum After {
     /// A call marked as unsettled is in progress.

@@ -2,7 +2,6 @@
 //!
 //! The device is the one in the properties; a current context is not needed. Address reservations cost
 //! nothing. `physical` records the holders.
-//! reservations cost nothing. `physical` knows who holds what.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -25,7 +24,7 @@ use crate::process::{self, Process};
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
     objects: Physical,
-    /// Whether tiles of a sparse array were ever mapped; if not, arrays and streams need not be looked up.
+    /// Set once tiles of a sparse array were mapped; if not, arrays and streams need not be looked up.
     is_sparse: AtomicBool,
 }
 

@@ -19,7 +19,7 @@ const APART: usize = 8;
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Shared {
-    /// Whether anything waits for its streams; read without the lock.
+    /// Set while anything waits for its streams; read without the lock.
     waits: AtomicBool,
     share: Lock<Share>,
 }
@@ -72,7 +72,7 @@ struct Waiting {
     stream: Stream,
     bytes: u64,
     is_new: bool,
-    /// Whether it is one block, which the driver may hand out again as it is.
+    /// True for a single block, which the driver may hand out again as it is.
     is_one: bool,
 }
 
@@ -88,7 +88,7 @@ struct Range {
 /// How an allocation was counted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counted {
-    /// Whether a block of that size waits for the stream and was reused.
+    /// True if a block of that size waited for the stream and was reused.
     pub(super) is_found: bool,
     /// Bytes needed beyond that block.
     pub(super) needed: i64,

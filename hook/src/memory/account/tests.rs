@@ -56,11 +56,7 @@ fn known_range_needs_no_measurement_until_pool_shrinks() {
     for (address, bytes) in [(1000, 11), (999, 5), (1010, 1)] {
         assert!(!is_known(address, bytes));
     }
-    assert_eq!(
-        settle(&one, 0, 120, 20),
-        (Ok(()), 20),
-        "growth keeps ranges"
-    );
+    assert_eq!(settle(&one, 0, 120, 20), (Ok(()), 20), "growth keeps ranges");
     assert!(is_known(1000, 10));
     for number in 1..=u64::try_from(share::MOST_KNOWN).unwrap() {
         one.on(on(1)).know(1000 + 100 * number, 10);
@@ -139,10 +135,7 @@ fn waiting_block_is_reused_by_its_stream_only() {
     assert!(one.on(on(2)).begin(90).may_do, "nothing waits any more");
     one.end(0, 90, Some(on(2)));
     assert_eq!(settle(&one, 0, 95, 0), (Ok(()), -5));
-    assert!(
-        !one.on(on(2)).begin(90).may_do,
-        "it may have been released"
-    );
+    assert!(!one.on(on(2)).begin(90).may_do, "it may have been released");
 }
 
 /// Measures after a wait for a stream if that is needed; returns whether it was.

@@ -1,4 +1,4 @@
-//! What is charged for a pool, and what is measured of it.
+//! Sums of what is charged for a pool and measured of it.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -75,10 +75,7 @@ fn racing_threads_fill_two_limits_exactly() {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    assert_eq!(
-        granted, 1000,
-        "every byte within the limit was charged"
-    );
+    assert_eq!(granted, 1000, "every byte within the limit was charged");
     assert_eq!(levels.sum(usage), 1000);
 }
 

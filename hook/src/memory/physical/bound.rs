@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use super::Number;
 use crate::memory::ledger::Entry;
 
-/// What memory is bound to.
+/// A multicast object or array to which memory is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Binder {
     /// A multicast object, by its number here.

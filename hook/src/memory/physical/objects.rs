@@ -37,7 +37,7 @@ impl Object {
 
     /// Adds a hold by a handle; `is_other` if another handle holds it too.
     pub(super) fn take_handle(&mut self, is_other: bool) {
-        // The count saturates; such an object is never freed.
+        // The count saturates.
         if self.handles() < OTHERS - 2 {
             self.handles += 1;
         }

@@ -125,7 +125,10 @@ fn all_waiting_bytes_are_spare_after_the_stream_was_waited_for() {
     for number in 0..300 {
         one.end(0, 1 + number % 3, Some(on(1)));
     }
-    assert!(one.on(on(1)).begin(3).may_do, "the latest blocks are recorded individually");
+    assert!(
+        one.on(on(1)).begin(3).may_do,
+        "the latest blocks are recorded individually"
+    );
     one.end(0, 3, Some(on(1)));
     measure(&one);
     assert!(one.may_have_shrunk() && !one.on(on(2)).begin(401).may_do);
