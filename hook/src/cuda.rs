@@ -1,12 +1,12 @@
-//! The driver's types, as far as the table needs them. Spelt as the driver spells them; no behaviour.
+//! The driver's types, as far as the table needs them, in the driver's spelling; no behaviour.
 #![allow(non_camel_case_types, reason = "the driver's spelling")]
 #![allow(clippy::upper_case_acronyms, reason = "the driver's spelling")]
 
 use std::ffi::c_void;
 use std::num::NonZeroU32;
 
-/// What a driver function answers when it fails; never `CUDA_SUCCESS`, which is `Ok(())`.
-/// NVML's functions answer with codes of their own in the same shape.
+/// Error code of a driver function; never `CUDA_SUCCESS`, which is `Ok(())`. NVML's functions return codes of
+/// their own in the same form.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CUerror(pub NonZeroU32);
@@ -40,12 +40,12 @@ errors! {
     NVML_FUNCTION_NOT_FOUND = 13;
 }
 
-/// `CUDA_SUCCESS` or an error, so that `?` works on whatever the driver answers.
+/// `CUDA_SUCCESS` or an error, so that `?` works on results of the driver.
 pub type CUresult = Result<(), CUerror>;
 
 const _: () = assert!(size_of::<CUresult>() == 4 && align_of::<CUresult>() == 4);
 const _: fn() = || {
-    // SAFETY: this never runs; that it compiles proves the sizes equal. That zero is `Ok` is guaranteed for a
+    // SAFETY: never runs; that it compiles proves the sizes equal. Zero is guaranteed to be `Ok` for a
     // `Result` of a unit and a transparent non-zero integer.
     let _ = unsafe { std::mem::transmute::<CUresult, u32>(Ok(())) };
 };
@@ -88,7 +88,7 @@ handles! {
     CUstream;
 }
 
-/// Structures that are only passed on: their content is between the program and the driver.
+/// Structures that are only passed on.
 macro_rules! opaque {
     ($($name:ident;)*) => {
         $(
@@ -118,12 +118,12 @@ opaque! {
 
 pub type CUdevice = i32;
 
-/// An address on a device, of drivers since CUDA 3.2.
+/// A device address, since CUDA 3.2.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct CUdeviceptr(pub u64);
 
-/// An address on a device, as the functions of before CUDA 3.2 have it.
+/// A device address of functions from before CUDA 3.2.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CUdeviceptr_v1(pub u32);
@@ -165,12 +165,12 @@ pub const CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: u32 = 6;
 pub struct CUmemLocation {
     /// `CU_MEM_LOCATION_TYPE_*`.
     pub kind: u32,
-    /// Which device or NUMA node.
+    /// Number of the device or NUMA node.
     pub id: i32,
 }
 
 impl CUmemLocation {
-    /// The device, if the location is one: host memory has none.
+    /// Returns the device, if the location is on one; `None` for host memory.
     #[must_use]
     pub fn device(self) -> Option<CUdevice> {
         match self.kind {
@@ -198,7 +198,7 @@ pub struct CUmemAllocationProp {
 const _: () = assert!(size_of::<CUmemAllocationProp>() == 32);
 
 impl CUmemAllocationProp {
-    /// Nothing: for the driver to fill in.
+    /// Empty, for the driver to fill in.
     pub const NONE: Self = Self {
         kind: 0,
         requested_handle_types: 0,
@@ -227,7 +227,7 @@ pub struct CUmemPoolProps {
 const _: () = assert!(size_of::<CUmemPoolProps>() == 88);
 
 impl CUmemPoolProps {
-    /// Nothing: for the driver to fill in.
+    /// Empty, for the driver to fill in.
     pub const NONE: Self = Self {
         kind: 0,
         handle_types: 0,
@@ -239,7 +239,7 @@ impl CUmemPoolProps {
     };
 }
 
-/// What of a sparse array is mapped, or unmapped.
+/// A part of a sparse array to map or unmap.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CUarrayMapInfo {
@@ -250,8 +250,8 @@ pub struct CUarrayMapInfo {
     /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_*`.
     pub subresource_type: u32,
     pub padding: u32,
-    /// A tile: level, layer, offset and extent in three dimensions. A mip tail: layer, padding, offset and bytes of two
-    /// words each.
+    /// A tile: level, layer, offset and extent in three dimensions. A mip tail: layer, padding, then offset
+    /// and bytes of two words each.
     pub subresource: [u32; 8],
     /// `CU_MEM_OPERATION_TYPE_*`.
     pub operation: u32,
@@ -267,7 +267,7 @@ const _: () = assert!(size_of::<CUarrayMapInfo>() == 96);
 
 pub const CU_MEM_OPERATION_TYPE_MAP: u32 = 1;
 
-/// Memory of another driver.
+/// Description of memory of another driver.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
@@ -280,7 +280,7 @@ pub struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
 
 const _: () = assert!(size_of::<CUDA_EXTERNAL_MEMORY_HANDLE_DESC>() == 104);
 
-/// What a node of a graph allocates.
+/// Parameters of a memory allocation node.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CUDA_MEM_ALLOC_NODE_PARAMS {
@@ -294,7 +294,7 @@ pub struct CUDA_MEM_ALLOC_NODE_PARAMS {
 const _: () = assert!(size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>() == 120);
 
 impl CUDA_MEM_ALLOC_NODE_PARAMS {
-    /// Nothing: for the driver to fill in.
+    /// Empty, for the driver to fill in.
     pub const NONE: Self = Self {
         pool: CUmemPoolProps::NONE,
         access: std::ptr::null(),
@@ -304,7 +304,7 @@ impl CUDA_MEM_ALLOC_NODE_PARAMS {
     };
 }
 
-/// The beginning of what describes a node of any type.
+/// First field of the parameters of a graph node of any type.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CUgraphNodeParams {
@@ -312,7 +312,7 @@ pub struct CUgraphNodeParams {
     pub kind: u32,
 }
 
-/// The same of a conditional node, with what only such a one has.
+/// Parameters of a conditional node.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CUDA_CONDITIONAL_NODE_PARAMS {
@@ -322,13 +322,13 @@ pub struct CUDA_CONDITIONAL_NODE_PARAMS {
     pub handle: u64,
     pub sort: u32,
     pub size: u32,
-    /// The driver's answer: so many graphs.
+    /// Set by the driver: an array of `size` graphs.
     pub graphs: *const CUgraph,
 }
 
 const _: () = assert!(size_of::<CUDA_CONDITIONAL_NODE_PARAMS>() == 40);
 
-/// The beginning of how a graph is to be instantiated.
+/// First field of the parameters of an instantiation.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CUDA_GRAPH_INSTANTIATE_PARAMS {
@@ -336,7 +336,7 @@ pub struct CUDA_GRAPH_INSTANTIATE_PARAMS {
     pub flags: u64,
 }
 
-/// What `cuArrayGetMemoryRequirements` answers.
+/// Answer of `cuArrayGetMemoryRequirements`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CUDA_ARRAY_MEMORY_REQUIREMENTS {
@@ -373,7 +373,7 @@ pub struct CUDA_ARRAY_DESCRIPTOR {
 
 const _: () = assert!(size_of::<CUDA_ARRAY_DESCRIPTOR>() == 24);
 
-/// As before CUDA 3.2.
+/// The descriptor from before CUDA 3.2.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CUDA_ARRAY3D_DESCRIPTOR_v1 {
@@ -385,7 +385,7 @@ pub struct CUDA_ARRAY3D_DESCRIPTOR_v1 {
     pub flags: u32,
 }
 
-/// As before CUDA 3.2.
+/// The descriptor from before CUDA 3.2.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CUDA_ARRAY_DESCRIPTOR_v1 {
@@ -420,7 +420,7 @@ pub const CU_MEMHOSTREGISTER_DEVICEMAP: u32 = 2;
 pub const CU_STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
 pub const CU_STREAM_CAPTURE_STATUS_NONE: u32 = 0;
 
-/// The flag of `cuGetProcAddress` that asks for the `_ptsz` and `_ptds` functions.
+/// Flag of `cuGetProcAddress` that requests the `_ptsz` and `_ptds` functions.
 pub const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
 /// Passed by value.

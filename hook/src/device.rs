@@ -1,7 +1,7 @@
-//! Which devices the program has, and which slots of the blocks they are.
+//! Devices of the program and their slots in the shared blocks.
 //!
-//! The program counts devices its own way (`CUDA_VISIBLE_DEVICES`), the daemon by NVML; the UUID joins the two.
-//! Before a daemon comes, and for devices it does not know, the slot is [`OTHER_DEVICE`].
+//! The program numbers devices in its own way (`CUDA_VISIBLE_DEVICES`), the daemon by NVML; the UUID relates
+//! the two. Without a daemon, and for devices unknown to it, the slot is [`OTHER_DEVICE`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -11,18 +11,18 @@ use parking_lot::Mutex;
 use crate::cuda::{CUdevice, CUuuid};
 use crate::driver;
 
-/// A device as the program counts, from zero: what `CUdevice` is.
+/// A device by the program's number, from zero: a `CUdevice`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct LocalDevice(u8);
 
 impl LocalDevice {
-    /// `None` for more devices than any machine has.
+    /// Converts a `CUdevice`; `None` unless it is below [`MAX_DEVICES`].
     pub(crate) fn of(device: CUdevice) -> Option<Self> {
         let number = u8::try_from(device).ok()?;
         (usize::from(number) < MAX_DEVICES).then_some(Self(number))
     }
 
-    /// The one whose number [`Self::number`] gave.
+    /// Converts back from [`Self::number`].
     pub(crate) fn from_number(number: u8) -> Self {
         Self(number)
     }
@@ -36,14 +36,14 @@ impl LocalDevice {
     }
 }
 
-/// The two words of a UUID as `ControlDevice::uuid` has them.
+/// Returns the two words of a UUID as in `ControlDevice::uuid`.
 pub(crate) fn uuid_words(uuid: CUuuid) -> [u64; 2] {
     let both = u128::from_le_bytes(uuid.bytes);
     #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
     [both as u64, (both >> 64) as u64]
 }
 
-/// The slot of the device with that UUID.
+/// Returns the slot of the device with that UUID.
 pub(crate) fn index_of(control: &Control, uuid: [u64; 2]) -> usize {
     let known = control.nr_devices.load(Relaxed) as usize;
     let is_it = |device: &gcgroup_abi::ControlDevice| {
@@ -64,7 +64,7 @@ pub(crate) fn index_of(control: &Control, uuid: [u64; 2]) -> usize {
 
 #[derive(Debug)]
 struct Known {
-    /// Zero: not asked yet.
+    /// Zero: the driver has not been asked yet.
     is_known: AtomicU32,
     index: AtomicU32,
     uuid: [AtomicU64; 2],
@@ -73,9 +73,9 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Devices {
     known: [Known; MAX_DEVICES],
-    /// How many the daemon knew when all were looked up last.
+    /// Number of devices that the daemon knew at the last [`refresh`](Self::refresh).
     nr_told: AtomicU32,
-    /// Held while a slot is looked up and kept, so that none stays that is of a block that was replaced meanwhile.
+    /// Held while a slot is looked up and stored, so that no slot of a replaced control block remains.
     placing: Mutex<()>,
 }
 
@@ -92,19 +92,19 @@ impl Devices {
         }
     }
 
-    /// Whether the daemon knows more than when all were looked up last: instances that were made since.
+    /// Returns whether the daemon has added devices since the last refresh, such as new MIG instances.
     pub(crate) fn are_outdated(&self, control: &Control) -> bool {
         control.nr_devices.load(Acquire) != self.nr_told.load(Relaxed)
     }
 
-    /// The device's slot in the blocks.
+    /// Returns the device's slot in the shared blocks.
     pub(crate) fn index(&self, local: LocalDevice) -> usize {
         self.known
             .get(usize::from(local.0))
             .map_or(OTHER_DEVICE, |known| known.index.load(Relaxed) as usize)
     }
 
-    /// The slots of all devices that the program may have.
+    /// Returns the slots of all possible devices of the program.
     pub(crate) fn all(&self) -> [usize; MAX_DEVICES] {
         std::array::from_fn(|number| {
             let known = self.known.get(number);
@@ -112,7 +112,7 @@ impl Devices {
         })
     }
 
-    /// The device's slot, asking the driver for the device's UUID the first time.
+    /// Returns the device's slot, asking the driver for its UUID the first time.
     pub(crate) fn learn(&self, control: &Control, local: LocalDevice) -> usize {
         let Some(known) = self.known.get(usize::from(local.0)) else {
             return OTHER_DEVICE;
@@ -142,7 +142,7 @@ impl Devices {
         known.place(control);
     }
 
-    /// Looks every device up again, in a new control block or in one that has more of them.
+    /// Looks up every device again, in a new control block or after devices were added.
     pub(crate) fn refresh(&self, control: &Control) {
         let _placing = self.placing.lock();
         self.nr_told.store(control.nr_devices.load(Acquire), Relaxed);
@@ -170,7 +170,7 @@ mod tests {
     use crate::block;
 
     #[test]
-    fn a_device_is_found_by_its_uuid_and_not_by_its_number() {
+    fn device_is_found_by_uuid() {
         let (control, _file) = block::of_daemon();
         control.nr_devices.store(2, Relaxed);
         for (device, byte) in control.devices.iter().zip([7, 9]) {
@@ -187,11 +187,15 @@ mod tests {
         assert_eq!(devices.index(first), OTHER_DEVICE);
         control.nr_devices.store(u32::MAX, Relaxed);
         devices.enter(control, first, [0, 0]);
-        assert_eq!(devices.index(first), OTHER_DEVICE, "an empty slot is nobody's");
+        assert_eq!(
+            devices.index(first),
+            OTHER_DEVICE,
+            "an empty slot matches no device"
+        );
     }
 
     #[test]
-    fn a_new_control_block_may_number_devices_anew() {
+    fn new_control_block_may_renumber_devices() {
         let (control, _file) = block::of_daemon();
         let devices = Devices::new();
         let local = LocalDevice::of(3).unwrap();

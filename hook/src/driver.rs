@@ -1,6 +1,7 @@
-//! The driver's functions that the hook calls for itself. They never come back through our own hooks.
+//! Driver functions that the hook calls itself. These calls never reach the hook's own wrappers.
 //!
-//! To call another, add a row. Arguments that the driver writes to are `&mut`; everything else is passed as it is.
+//! To call another function, add a row. Arguments that the driver writes to are `&mut`; all others are passed
+//! as they are.
 #![allow(non_snake_case, reason = "the driver's spelling")]
 #![allow(clippy::missing_errors_doc, reason = "they are the driver's")]
 
@@ -15,8 +16,8 @@ macro_rules! calls {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
         $(
             $(#[$doc])*
-            /// The driver's answer; `CUDA_ERROR_NOT_FOUND` where it has no such function.
-            // Once each: next to what the driver takes, a call is nothing.
+            /// Calls the driver's function; `CUDA_ERROR_NOT_FOUND` if the driver does not have it.
+            // Never inlined: the call costs nothing beside the driver's own work.
             #[inline(never)]
             pub fn $name($($arg: $ty),*) -> CUresult {
                 static REAL: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
@@ -24,10 +25,10 @@ macro_rules! calls {
                 const NAME: &std::ffi::CStr = $crate::table::c_name!($name);
                 let address = $crate::symbols::call_address(&REAL, NAME).ok_or(CUerror::NOT_FOUND)?;
                 type Function = unsafe extern "C" fn($($ty),*) -> CUresult;
-                // SAFETY: the driver's function of this name, and so of this signature.
+                // SAFETY: the address of the driver's function of this name, which has this signature.
                 let real = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
                 $crate::thread::hold();
-                // SAFETY: what it writes to is borrowed for the call, and long enough by its type.
+                // SAFETY: memory that it writes to is borrowed for the call, and large enough by its type.
                 unsafe { real($($arg),*) }
             }
         )*
@@ -37,7 +38,7 @@ macro_rules! calls {
 calls! {
     fn cuDeviceGetCount(count: &mut c_int);
     fn cuDeviceGet(device: &mut CUdevice, ordinal: c_int);
-    /// Since CUDA 11.4; in MIG mode the instance's.
+    /// Since CUDA 11.4. In MIG mode it returns the UUID of the instance.
     fn cuDeviceGetUuid_v2(uuid: &mut CUuuid, device: CUdevice);
     fn cuDeviceGetUuid(uuid: &mut CUuuid, device: CUdevice);
     fn cuDeviceTotalMem_v2(bytes: &mut usize, device: CUdevice);
@@ -47,11 +48,13 @@ calls! {
     fn cuCtxPopCurrent_v2(context: &mut CUcontext);
     fn cuDevicePrimaryCtxRetain(context: &mut CUcontext, device: CUdevice);
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-    /// What other calls take in its place.
+    /// Returns the context by which other calls refer to a green context.
     fn cuCtxFromGreenCtx(context: &mut CUcontext, green: CUgreenCtx);
-    /// Of all that was submitted to it; since CUDA 12.5. A stream of it that is capturing is spoilt by this.
+    /// Records everything submitted to the context; since CUDA 12.5. Invalidates a capture in progress on one
+    /// of its streams.
     fn cuCtxRecordEvent(context: CUcontext, event: CUevent);
-    /// Of all that was submitted to it, whichever context is current; `event` is its primary context's.
+    /// Records everything submitted to the green context, whichever context is current; `event` belongs to
+    /// its primary context.
     fn cuGreenCtxRecordEvent(green: CUgreenCtx, event: CUevent);
     fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: &mut c_uint, is_active: &mut c_int);
     fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
@@ -65,7 +68,7 @@ calls! {
     fn cuStreamGetFlags(stream: CUstream, flags: &mut c_uint);
     fn cuStreamGetCtx(stream: CUstream, context: &mut CUcontext);
     fn cuStreamGetDevice(stream: CUstream, device: &mut CUdevice);
-    /// `mode` is exchanged for the thread's previous one.
+    /// `mode` is exchanged for the thread's previous mode.
     fn cuThreadExchangeStreamCaptureMode(mode: &mut c_uint);
 
     /// `address` is a pointer.
@@ -76,18 +79,18 @@ calls! {
     fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
     fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
 
-    /// With `nodes`, room for `count` of them.
+    /// With `nodes`, there must be room for `count` of them.
     fn cuGraphGetNodes(graph: CUgraph, nodes: Option<&mut CUgraphNode>, count: &mut usize);
     fn cuGraphNodeGetType(node: CUgraphNode, kind: &mut c_uint);
     fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, graph: &mut CUgraph);
-    /// The structure of a node's parameters has fewer words.
+    /// The actual structure of parameters has fewer words.
     fn cuGraphKernelNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
     fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
     fn cuGraphMemcpyNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
     fn cuGraphMemsetNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
     fn cuGraphBatchMemOpNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
     fn cuFuncGetModule(module: &mut CUmodule, function: CUfunction);
-    /// `dependencies` and `count` are places for an answer, or 0.
+    /// `dependencies` and `count` are out-pointers, or 0.
     fn cuStreamGetCaptureInfo_v2(
         stream: CUstream,
         status: &mut c_uint,
@@ -127,15 +130,15 @@ calls! {
         flags: u64,
     );
     fn cuMemUnmap(address: CUdeviceptr, bytes: usize);
-    /// For `count` of `access`.
+    /// `access` refers to `count` elements.
     fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: &CUmemAccessDesc, count: usize);
 
     fn cuDeviceGetMemPool(pool: &mut CUmemoryPool, device: CUdevice);
     fn cuDeviceGetDefaultMemPool(pool: &mut CUmemoryPool, device: CUdevice);
-    /// For the attributes that are 64 bits wide.
+    /// For attributes of 64 bits.
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: c_uint, value: &mut u64);
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep_bytes: usize);
-    /// For the attributes that are 64 bits wide.
+    /// For attributes of 64 bits.
     fn cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: c_uint, value: &mut u64);
     fn cuDeviceGraphMemTrim(device: CUdevice);
     fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, params: &mut CUDA_MEM_ALLOC_NODE_PARAMS);
@@ -167,15 +170,15 @@ calls! {
     );
     fn cuArrayDestroy(array: CUarray);
     fn cuMipmappedArrayDestroy(array: CUmipmappedArray);
-    /// For the attributes that are 64 bits wide or less; `value` begins zeroed.
+    /// For attributes of up to 64 bits; `value` must be zero before the call.
     fn cuPointerGetAttribute(value: &mut u64, attribute: c_uint, address: CUdeviceptr);
 
-    /// `text` is filled with at most `length` bytes, the last of them a zero.
+    /// Writes at most `length` bytes to `text`, the last of them zero.
     fn nvmlDeviceGetUUID(device: nvmlDevice_t, text: &mut [u8; 96], length: c_uint);
     fn nvmlDeviceGetMaxMigDeviceCount(device: nvmlDevice_t, count: &mut c_uint);
     fn nvmlDeviceGetMigDeviceHandleByIndex(device: nvmlDevice_t, number: c_uint, instance: &mut nvmlDevice_t);
 
-    // Lists: `count` says what there is room for, at most `ROOM`, and is told what there is.
+    // Lists: `count` has the room in entries, at most `ROOM`, and receives the number of entries.
 
     fn nvmlDeviceGetComputeRunningProcesses(
         device: nvmlDevice_t,
@@ -207,7 +210,7 @@ calls! {
         count: &mut c_uint,
         list: &mut [nvmlProcessInfo_v2_t; ROOM],
     );
-    /// The array that it names has the room that it says.
+    /// The array in `list` must have the room that `list` says.
     fn nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: &mut nvmlProcessDetailList_v1_t);
     fn nvmlDeviceGetProcessUtilization(
         device: nvmlDevice_t,
@@ -215,7 +218,7 @@ calls! {
         count: &mut c_uint,
         last_seen: u64,
     );
-    /// The array that it names has the room that it says.
+    /// The array in `list` must have the room that `list` says.
     fn nvmlDeviceGetProcessesUtilizationInfo(device: nvmlDevice_t, list: &mut nvmlProcessesUtilizationInfo_v1_t);
     fn nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: &mut c_uint, list: &mut [c_uint; ROOM]);
     /// Since NVML 13.

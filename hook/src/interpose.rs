@@ -1,6 +1,7 @@
-//! Standing between a program and the driver: what every hooked call has around it.
+//! The frame around every hooked call.
 //!
-//! Knows neither what is hooked nor what a handler does. A handler that panics is as if it were not there.
+//! Knows neither the hooked functions nor what handlers do. If a handler panics, the call behaves as if it
+//! had none.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -21,20 +22,20 @@ pub type Next<'a> = &'a dyn Fn() -> CUresult;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Real {
-    /// What to call. Where the driver has no such function, one that answers that there is none. First, because the
-    /// path of a submission calls through the address of the whole.
+    /// Function to call; if the driver lacks it, a stub that returns "not found". The first field, because
+    /// the fast path of submissions calls through the address of the struct.
     address: AtomicPtr<c_void>,
-    /// What `cuGetProcAddress` gives for it, if that is another address.
+    /// Address that `cuGetProcAddress` returns for it, if that differs.
     given: AtomicPtr<c_void>,
 }
 
 impl Real {
-    /// A function of libcuda, not yet found.
+    /// Returns a function of libcuda that has not been looked up.
     pub const fn libcuda() -> Self {
         Self::new(absent as *const c_void)
     }
 
-    /// A function of NVML, not yet found.
+    /// Returns a function of NVML that has not been looked up.
     pub const fn nvml() -> Self {
         Self::new(nvml_absent as *const c_void)
     }
@@ -46,12 +47,12 @@ impl Real {
         }
     }
 
-    /// What to call; never null.
+    /// Returns the function to call; never null.
     pub fn address(&self) -> *mut c_void {
         self.address.load(Relaxed)
     }
 
-    /// Keeps what the library exports and what `cuGetProcAddress` gives; null is "no such function".
+    /// Stores what the library exports and what `cuGetProcAddress` returns; null means "no such function".
     pub(crate) fn set(&self, exported: *mut c_void, given: *mut c_void) {
         let call = if exported.is_null() { given } else { exported };
         if !call.is_null() {
@@ -60,19 +61,19 @@ impl Real {
         }
     }
 
-    /// Whether `address` is this function.
+    /// Returns whether `address` is this function.
     pub(crate) fn is(&self, address: *mut c_void) -> bool {
         self.address() == address || self.given.load(Relaxed) == address
     }
 
-    /// Whether the driver has no such function, or has not been asked yet.
+    /// Returns whether the driver lacks the function, or has not been asked yet.
     pub fn is_absent(&self) -> bool {
         let address = self.address().cast_const();
         address == absent as *const c_void || address == nvml_absent as *const c_void
     }
 }
 
-/// Stands in for any function that the driver lacks: the C calling convention lets it ignore its arguments.
+/// Stub for any function that the driver lacks: the C calling convention allows ignoring arguments.
 extern "C" fn absent() -> CUresult {
     Err(CUerror::NOT_FOUND)
 }
@@ -81,9 +82,10 @@ extern "C" fn nvml_absent() -> CUresult {
     Err(CUerror::NVML_FUNCTION_NOT_FOUND)
 }
 
-/// The calling thread's `errno`, put back when dropped: the program must not see that of our own system calls.
+/// Saves the calling thread's `errno` and restores it when dropped, so that the program does not see changes
+/// by the hook's own system calls.
 pub(crate) struct Errno {
-    /// Asked for once: a call each time would cost as much as the rest.
+    /// Cached, since looking it up each time would cost as much as the rest.
     place: &'static Cell<c_int>,
     kept: Cell<c_int>,
 }
@@ -97,7 +99,7 @@ impl Errno {
         }
     }
 
-    /// Keeps what `errno` is now instead: the driver has just returned.
+    /// Saves the present `errno` instead, after the driver has returned.
     fn renew(&self) {
         self.kept.set(self.place.get());
     }
@@ -110,14 +112,16 @@ impl Drop for Errno {
 }
 
 fn errno() -> &'static Cell<c_int> {
-    // SAFETY: the C library's errno of this thread: valid, aligned, and ours alone to touch while we run.
+    // SAFETY: this thread's errno in the C library: valid, aligned, and accessed by no other code while the
+    // hook runs.
     unsafe { &*libc::__errno_location().cast::<Cell<c_int>>() }
 }
 
-/// Runs `body` in place of `real`. Calls that the driver makes of its own functions go straight through, and if
-/// `body` panics the driver's answer stands. `errno` is as the driver left it.
+/// Runs `body` in place of `real`. Calls that the driver makes to its own functions are passed on unchanged.
+/// If `body` panics, the driver's result is returned. `errno` is left as the driver set it.
 ///
-/// Where pthread_cancel(3) ends the thread in the driver, `next` answers with an error, and the thread ends when `body` has.
+/// If pthread_cancel(3) ends the thread inside the driver, `next` returns an error, and the thread ends after
+/// `body` has returned.
 #[inline(always)]
 pub(crate) fn around<R, B>(real: &R, body: &mut B) -> CUresult
 where
@@ -127,7 +131,7 @@ where
     around_any(Call::of(real), Handler::of(body))
 }
 
-/// A handler that is lent, like a [`Call`].
+/// A borrowed handler, like a [`Call`].
 struct Handler<'a> {
     run: unsafe fn(*mut c_void, Next<'_>) -> CUresult,
     data: *mut c_void,
@@ -138,7 +142,7 @@ impl<'a> Handler<'a> {
     #[inline(always)]
     fn of<B: FnMut(Next<'_>) -> CUresult>(body: &'a mut B) -> Self {
         unsafe fn run<B: FnMut(Next<'_>) -> CUresult>(data: *mut c_void, next: Next<'_>) -> CUresult {
-            // SAFETY: the closure that is lent, below.
+            // SAFETY: the borrowed closure, see below.
             unsafe { (*data.cast::<B>())(next) }
         }
         Self {
@@ -150,12 +154,12 @@ impl<'a> Handler<'a> {
 
     #[inline(always)]
     fn run(self, next: Next<'_>) -> CUresult {
-        // SAFETY: a closure that is lent for as long and used by nobody else, and what runs such.
+        // SAFETY: `data` is a closure borrowed exclusively for `'a`, and `run` is the function for its type.
         unsafe { (self.run)(self.data, next) }
     }
 }
 
-/// Once for all: what differs between functions is passed by, so that each of them is small.
+/// Not generic: what differs between functions is passed as arguments, so that the wrappers stay small.
 #[inline(never)]
 fn around_any(real: Call<'_>, body: Handler<'_>) -> CUresult {
     let Some(inside) = Inside::enter() else {
@@ -163,7 +167,7 @@ fn around_any(real: Call<'_>, body: Handler<'_>) -> CUresult {
     };
     match handled(inside, real, body) {
         Ok(result) => result,
-        // SAFETY: once; the handler has ended, and this frame has nothing to drop.
+        // SAFETY: called once; the handler has ended, and this frame has nothing to drop.
         Err(unwinding) => unsafe { unwind::resume(unwinding) },
     }
 }
@@ -191,9 +195,9 @@ fn handled(inside: Inside, real: Call<'_>, body: Handler<'_>) -> Result<CUresult
 struct Driver<'a> {
     real: Call<'a>,
     errno: Errno,
-    /// What it has said last.
+    /// The driver's last result.
     answer: Cell<Option<CUresult>>,
-    /// What the thread was being unwound by when it was stopped.
+    /// The unwinding that was stopped at the driver's call, if the thread was cancelled in it.
     unwinding: Cell<Option<Unwinding>>,
 }
 
@@ -210,7 +214,7 @@ impl Driver<'_> {
     }
 }
 
-/// Runs `body`, which is ours and calls the driver at most by `driver`; `None` if it panics.
+/// Runs `body`, code of the hook that calls the driver only through `driver`; `None` if it panics.
 pub(crate) fn guarded<T>(body: impl FnOnce() -> T) -> Option<T> {
     let _errno = Errno::keep();
     let _inside = Inside::enter();
@@ -218,12 +222,12 @@ pub(crate) fn guarded<T>(body: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(body)).ok()
 }
 
-/// Has a panic of ours say one line to standard error, and only the first: the program is none the worse for it.
+/// Installs a panic hook that prints one line to standard error, for the first panic only.
 pub(crate) fn say_panics_once() {
     std::panic::set_hook(Box::new(|panic| {
         static SAID: Once = Once::new();
         thread::hold();
-        SAID.call_once(|| eprintln!("gcgroup: {panic}; the program goes on without this"));
+        SAID.call_once(|| eprintln!("gcgroup: internal error: {panic}; the program continues"));
     }));
 }
 
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_panics_leaves_the_drivers_answer() {
+    fn panicking_handler_leaves_the_drivers_result() {
         let calls = Cell::new(0);
         let real = || {
             calls.set(calls.get() + 1);
@@ -262,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_from_inside_a_handler_goes_straight_through() {
+    fn nested_call_goes_to_the_driver() {
         let mut nested = |_: Next<'_>| around(&|| Ok(()), &mut |_| Err(CUerror::OUT_OF_MEMORY));
         assert_eq!(around(&|| Ok(()), &mut nested), Ok(()));
         assert_eq!(
@@ -272,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_from_inside_a_handler_leaves_it_inside() {
+    fn call_after_a_nested_call_is_still_nested() {
         let straight = |_: Next<'_>| Err(CUerror::OUT_OF_MEMORY);
         let mut nested = |_: Next<'_>| {
             assert_eq!(around(&|| Ok(()), &mut { straight }), Ok(()));
@@ -281,7 +285,7 @@ mod tests {
         assert_eq!(around(&|| Ok(()), &mut nested), Ok(()));
     }
 
-    /// A driver's function in which the thread is cancelled, and what the handler around it saw.
+    /// Results that a handler saw around a driver function in which the thread was cancelled.
     static SEEN: Mutex<Vec<CUresult>> = Mutex::new(Vec::new());
 
     unsafe extern "C-unwind" fn is_canceled_in_the_driver(_: *mut c_void) -> *mut c_void {
@@ -300,13 +304,13 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_is_canceled_in_the_driver_ends_after_the_handler() {
+    fn thread_cancelled_in_the_driver_ends_after_the_handler() {
         assert!(is_canceled(is_canceled_in_the_driver));
         let failed = Err(CUerror::UNKNOWN);
         assert_eq!(
             *SEEN.lock(),
             [failed, failed],
-            "the driver is not called again, nor does the call return"
+            "the driver is not called again and the call does not return"
         );
     }
 
@@ -316,17 +320,18 @@ mod tests {
             pthread_testcancel();
             Ok(())
         };
-        let nested = || around(&real, &mut |_| panic!("it goes straight through"));
+        let nested = || around(&real, &mut |_| panic!("nested calls have no handler"));
         let _ = around(&nested, &mut |next| next());
         null_mut()
     }
 
     #[test]
-    fn a_thread_that_is_canceled_in_a_call_from_inside_ends_too() {
+    fn thread_cancelled_in_a_nested_call_ends() {
         assert!(is_canceled(is_canceled_in_a_call_from_inside));
     }
 
-    /// Whether the thread is not cancelled in what is ours, but at the first occasion after.
+    /// Checks that a thread is not cancelled inside the hook's code, but at the first cancellation point
+    /// after it.
     unsafe extern "C-unwind" fn is_held_by_what_is_ours(_: *mut c_void) -> *mut c_void {
         cancel_self();
         let real = || Err(CUerror::NOT_READY);
@@ -348,13 +353,13 @@ mod tests {
     static IS_THROUGH: AtomicBool = AtomicBool::new(false);
 
     #[test]
-    fn a_thread_is_not_canceled_where_it_is_held() {
+    fn thread_is_not_cancelled_inside_the_hook() {
         assert!(is_canceled(is_held_by_what_is_ours));
         assert!(IS_THROUGH.load(Relaxed));
     }
 
     #[test]
-    fn errno_is_as_the_driver_left_it() {
+    fn errno_is_left_as_the_driver_set_it() {
         errno().set(0);
         let real = || {
             errno().set(7);
@@ -377,7 +382,7 @@ mod tests {
         assert_eq!(
             errno().get(),
             7,
-            "as it was before a call that the driver never saw"
+            "as before the call, which did not reach the driver"
         );
     }
 }

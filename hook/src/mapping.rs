@@ -1,14 +1,14 @@
-//! Memory that the hook maps: its own pages, and the files it shares with the daemon. Knows nothing of what is in them.
+//! Mapped memory: private pages, and files shared with the daemon. Independent of their content.
 
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 
-/// The least that mappings are made of on the machines we build for.
+/// Page size of supported machines, bytes.
 pub(crate) const PAGE: usize = 4096;
 
-/// A mapping that is unmapped when dropped, or [kept](Mapping::keep) for ever.
+/// A mapping that is unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     address: *mut u8,
@@ -26,19 +26,19 @@ impl Mapping {
         })
     }
 
-    /// Zeroed memory of our own, writable.
+    /// Maps zeroed, private, writable memory.
     pub(crate) fn anonymous(size: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping where the kernel likes.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let address =
             unsafe { libc::mmap(null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
         Self::of(address, size)
     }
 
-    /// A file's first `size` bytes.
+    /// Maps the first `size` bytes of a file.
     pub(crate) fn shared(file: &impl AsRawFd, size: usize, writable: bool) -> io::Result<Self> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping where the kernel likes.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe {
             libc::mmap(
                 null_mut(),
@@ -52,17 +52,17 @@ impl Mapping {
         Self::of(address, size)
     }
 
-    /// Zeroed memory of our own, for a shared mapping that [`replace`](Self::replace)s it and is
-    /// [kept from children](Self::keep_from_children). A child then finds zeroed memory of its own at the address, however it was
-    /// made: what lies after the place grows down into it at the first access (`MAP_GROWSDOWN`, mmap(2)). Nothing else is
-    /// mapped there, since the kernel keeps a gap before such a mapping; what lies before the place allows no access,
-    /// because the gap would otherwise stop the growth.
+    /// Maps zeroed private memory, to be [replaced](Self::replace) by a shared mapping that is [kept from
+    /// children](Self::keep_from_children). A child then finds zeroed memory of its own at the address,
+    /// however it was made: the page after the place grows down into it at the first access (`MAP_GROWSDOWN`,
+    /// mmap(2)). The kernel maps nothing else there, since it keeps a gap before such a mapping; the page
+    /// before the place is inaccessible, because otherwise the gap would stop the growth.
     pub(crate) fn place(size: usize) -> io::Result<Self> {
         let whole = Self::anonymous(PAGE + size + PAGE)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_GROWSDOWN;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: parts of a mapping of ours, which nobody has a reference into. A kernel that refuses leaves them as they
-        // are: then a child has no memory at the address.
+        // SAFETY: parts of a mapping of this process without references into it. If the kernel refuses, they
+        // are unchanged; then a child has no memory at the address.
         let address = unsafe {
             let address = whole.address.add(PAGE);
             libc::mprotect(whole.address.cast(), PAGE, libc::PROT_NONE);
@@ -73,7 +73,7 @@ impl Mapping {
         Ok(Self { address, size })
     }
 
-    /// Leaves the mapping out of every child that is made from now on. See `MADV_DONTFORK` in madvise(2).
+    /// Excludes the mapping from children made from now on; see `MADV_DONTFORK` in madvise(2).
     pub(crate) fn keep_from_children(&self) -> io::Result<()> {
         self.advise(libc::MADV_DONTFORK)
     }
@@ -86,26 +86,26 @@ impl Mapping {
         self.size
     }
 
-    /// The same memory mapped a second time; only for shared mappings. See mremap(2), old size 0.
+    /// Maps the same memory a second time; only for shared mappings. See mremap(2), old size 0.
     pub(crate) fn again(&self) -> io::Result<Self> {
-        // SAFETY: leaves this mapping as it is and makes a new one where the kernel likes.
+        // SAFETY: leaves this mapping unchanged and makes a new one at an address that the kernel chooses.
         let address = unsafe { libc::mremap(self.address.cast(), 0, self.size, libc::MREMAP_MAYMOVE) };
         Self::of(address, self.size)
     }
 
-    /// Takes the permission to write away.
+    /// Makes the mapping read-only.
     pub(crate) fn protect(&self) {
-        // SAFETY: a mapping of ours; whoever writes to it from now on is wrong.
+        // SAFETY: a mapping of this process; no code writes to it from now on.
         unsafe { libc::mprotect(self.address.cast(), self.size, libc::PROT_READ) };
     }
 
-    /// Has forked children find zeroes here. See madvise(2).
+    /// Has forked children find zeroes here; see `MADV_WIPEONFORK` in madvise(2).
     pub(crate) fn wipe_on_fork(&self) -> io::Result<()> {
         self.advise(libc::MADV_WIPEONFORK)
     }
 
     fn advise(&self, advice: c_int) -> io::Result<()> {
-        // SAFETY: a mapping of ours; what is advised here changes nothing in this process.
+        // SAFETY: a mapping of this process; the advice changes nothing in this process.
         let answer = unsafe { libc::madvise(self.address.cast(), self.size, advice) };
         if answer == 0 {
             Ok(())
@@ -114,12 +114,12 @@ impl Mapping {
         }
     }
 
-    /// Moves this mapping to where `place` is, in one step for whoever reads there meanwhile. Takes no more room
-    /// than `place` has: both are of one size.
+    /// Moves this mapping to the address of `place`, atomically for concurrent readers. Both must have the
+    /// same size.
     pub(crate) fn replace(self, place: &Mapping) -> io::Result<()> {
         debug_assert_eq!(self.size, place.size);
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: both mappings are ours and of one size. What is read through references into `place` are
+        // SAFETY: both mappings belong to this process and have one size. References into `place` are to
         // atomics of the same layout in either.
         let address = unsafe {
             libc::mremap(
@@ -140,12 +140,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: ours, and nobody has a reference into it, or they would have kept it from dropping.
+        // SAFETY: a mapping of this process without references into it, or it would not be dropped.
         unsafe { libc::munmap(self.address.cast(), self.size) };
     }
 }
 
-// SAFETY: an address range; what it holds are atomics.
+// SAFETY: an address range that contains atomics only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -155,27 +155,27 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-    /// The exit status of a child made by clone(2), which runs no handler, and `child` alone.
+    /// Runs `child` in a child made by clone(2), without fork handlers; returns its exit status.
     fn in_raw_child(child: impl FnOnce() -> bool) -> c_int {
-        // SAFETY: the child runs what takes no lock and allocates nothing, and leaves.
+        // SAFETY: the child takes no lock, allocates nothing, and exits.
         let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
         if pid == 0 {
             let status = i32::from(!child());
-            // SAFETY: leaves without running anything of the parent's.
+            // SAFETY: exits without running code of the parent.
             unsafe { libc::_exit(status) };
         }
         let mut status = -1;
-        // SAFETY: room for the status of a child of ours.
+        // SAFETY: a local variable for the status of an own child.
         unsafe { libc::waitpid(libc::pid_t::try_from(pid).unwrap(), &raw mut status, 0) };
         status
     }
 
     #[test]
-    fn a_child_finds_zeroes_of_its_own_where_a_kept_mapping_was() {
+    fn child_finds_zeroes_at_a_kept_mapping() {
         const SIZE: usize = 17 * PAGE;
         let place = Mapping::place(SIZE).unwrap();
         let word = |page: usize| {
-            // SAFETY: a page of the place, for as long as it lives.
+            // SAFETY: a page of the place, for as long as that lives.
             unsafe { &*place.address().add(page * PAGE).cast::<AtomicU32>() }
         };
         for round in 1..3 {
@@ -191,7 +191,7 @@ mod tests {
                     let (other, place) = (other.address().addr(), place.address().addr());
                     other + SIZE <= place || place + SIZE <= other
                 });
-                // The highest is used last: lower ones must not need it.
+                // The highest page is accessed last: lower ones must not depend on it.
                 let are_zero = [0, 8, 16].iter().all(|page| word(*page).swap(7, Relaxed) == 0);
                 is_apart && are_zero
             });
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_takes_anothers_place_under_its_readers() {
+    fn replace_exchanges_memory_under_readers() {
         let place = Mapping::anonymous(PAGE).unwrap();
         // SAFETY: a page, for as long as `place` lives.
         let word = unsafe { &*place.address().cast::<AtomicU32>() };

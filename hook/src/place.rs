@@ -1,39 +1,40 @@
-//! Where a program has the driver write its answers: reading and changing what was written there.
+//! Reading and changing what the driver wrote to the program's out-pointers.
 //!
-//! Only for pointers that the driver has just accepted: it answered with success.
+//! Only for pointers that the driver has just accepted by returning success.
 
-/// What the driver wrote; `None` where the program wanted no answer.
+/// Returns what the driver wrote; `None` for a null pointer.
 pub(crate) fn written<T: Copy>(place: *const T) -> Option<T> {
-    // SAFETY: null, or a place that the driver has just written a T to.
+    // SAFETY: null, or a pointer to a `T` that the driver has just written.
     unsafe { place.as_ref() }.copied()
 }
 
-/// What the program gave the driver to read; `None` if nothing.
+/// Returns what the program passed by pointer; `None` for a null pointer.
 pub(crate) fn given<T: Copy>(place: *const T) -> Option<T> {
-    // SAFETY: null, or a T of the program's, which the driver reads in this call as well.
+    // SAFETY: null, or a pointer to the program's `T`, which the driver reads in this call as well.
     unsafe { place.as_ref() }.copied()
 }
 
-/// The same of so many in a row.
+/// Returns an array that the program passed by pointer; empty for a null pointer.
 pub(crate) fn given_list<T: Copy>(place: *const T, count: u32) -> Vec<T> {
     if place.is_null() {
         return Vec::new();
     }
-    // SAFETY: not null, and so many Ts of the program's, which the driver has just read.
+    // SAFETY: not null, and points to `count` elements of the program, which the driver has just read.
     unsafe { std::slice::from_raw_parts(place, count as usize) }.to_vec()
 }
 
 /// Changes what the driver wrote.
 pub(crate) fn rewrite<T: Copy>(place: *mut T, change: impl FnOnce(T) -> T) {
-    // SAFETY: null, or a place that the driver has just written a T to, and that the program lends for the call.
+    // SAFETY: null, or a pointer to a `T` that the driver has just written and that the program lends for the
+    // call.
     if let Some(value) = unsafe { place.as_mut() } {
         *value = change(*value);
     }
 }
 
-/// Answers the program in the driver's place; nothing where the program wanted no answer.
+/// Writes a result in the driver's place; does nothing for a null pointer.
 pub(crate) fn answer<T: Copy>(place: *mut T, value: T) {
-    // SAFETY: null, or a place for a T that the program lends for the call, as the driver's header asks.
+    // SAFETY: null, or room for a `T` that the program lends for the call, as the driver's header requires.
     if let Some(place) = unsafe { place.as_mut() } {
         *place = value;
     }

@@ -1,16 +1,16 @@
-//! What a row of the table becomes: a function of the driver's signature, and an entry to find it by.
+//! Macros that turn a row of the table into a function of the driver's signature and an entry to find it by.
 //!
 //! A row is written
 //!
 //! ```text
-//! fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) @3020 => |next| memory::charge(address, bytes, next);
+//! fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) @3020 => |next| charge(address, bytes, next);
 //! fn cuLaunchKernelEx [cuLaunchKernelEx_ptsz](config: *const CUlaunchConfig, …) @11060 => submit Kernel;
 //! ```
 //!
-//! Left of the arrow stands what the driver's header says: the exported name, in brackets its twin for the per-thread
-//! default stream, and the version at which `cuGetProcAddress` begins to answer with it (0: it never does).
-//! Right of it, what happens around the call: a handler, or the path of a submission.
-//! `preload/build.rs` reads the names, so a row begins on a line of its own.
+//! Left of the arrow is what the driver's header says: the exported name, in brackets its twin (the variant
+//! for the per-thread default stream), and the version since which `cuGetProcAddress` returns it (0: never).
+//! Right of the arrow is what happens around the call: a handler, or the submission path. `preload/build.rs`
+//! reads the names, so a row begins on a line of its own.
 
 use std::ffi::{CStr, c_void};
 
@@ -19,19 +19,19 @@ use crate::interpose::Real;
 /// One symbol of the driver.
 pub struct Row {
     pub name: &'static CStr,
-    /// Since when `cuGetProcAddress` answers with it; 0: never.
+    /// CUDA version since which `cuGetProcAddress` returns it; 0: never.
     pub version: u32,
-    /// Our function.
+    /// The hook's wrapper.
     pub ours: Address,
-    /// The driver's.
+    /// The driver's function.
     pub real: &'static Real,
 }
 
-/// The address of a function, which is to be given and not called.
+/// Address of a function, to be returned and not called.
 #[derive(Debug, Clone, Copy)]
 pub struct Address(pub *mut c_void);
 
-// SAFETY: a number, to us.
+// SAFETY: used as a number only.
 unsafe impl Sync for Address {}
 
 impl std::fmt::Debug for Row {
@@ -43,16 +43,16 @@ impl std::fmt::Debug for Row {
     }
 }
 
-/// How a symbol's name is made up: `cuMemcpyHtoD`, `_v2`, `_ptds`.
+/// Parts of a symbol's name, such as `cuMemcpyHtoD`, `_v2`, `_ptds`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Parts<'a> {
-    /// What `cuGetProcAddress` is asked for.
+    /// The name passed to `cuGetProcAddress`.
     pub base: &'a [u8],
-    /// Whether it is the twin for the per-thread default stream.
+    /// True for the variant for the per-thread default stream.
     pub per_thread: bool,
 }
 
-/// Takes a symbol's name apart.
+/// Splits a symbol's name.
 #[must_use]
 pub fn parts(name: &[u8]) -> Parts<'_> {
     let rest = without_twin(name);
@@ -65,7 +65,7 @@ pub fn parts(name: &[u8]) -> Parts<'_> {
     }
 }
 
-/// A symbol's name, or that of the function it is the twin of.
+/// Returns a symbol's name without the suffix for the per-thread default stream.
 pub(crate) fn without_twin(name: &[u8]) -> &[u8] {
     name.strip_suffix(b"_ptsz")
         .or_else(|| name.strip_suffix(b"_ptds"))
@@ -77,14 +77,14 @@ trait TrimDigits {
 }
 
 impl TrimDigits for [u8] {
-    /// `None` if it ends in no digit.
+    /// Returns the name without trailing digits; `None` if it has none.
     fn trim_suffix_digits(&self) -> Option<&[u8]> {
         let end = self.iter().rposition(|byte| !byte.is_ascii_digit())? + 1;
         (end < self.len()).then(|| self.split_at(end).0)
     }
 }
 
-/// A name of the driver's as a C string.
+/// Makes a C string of a driver function's name.
 macro_rules! c_name {
     ($name:ident) => {
         match ::std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
@@ -94,7 +94,7 @@ macro_rules! c_name {
     };
 }
 
-/// Whether a name is NVML's; all others are libcuda's.
+/// Returns whether a name is NVML's; all others are libcuda's.
 pub(crate) const fn is_nvml(name: &str) -> bool {
     matches!(name.as_bytes(), [b'n', b'v', b'm', b'l', ..])
 }
@@ -107,7 +107,7 @@ macro_rules! hooks {
     )*) => {
         $( $crate::rows::function!($name [$($twin)?] ($($args)*) [$(submit $what)? $(|$next| $body)?]); )*
 
-        /// Every symbol of the table, twins too.
+        /// Every symbol of the table, including twins.
         pub static ROWS: &[$crate::rows::Row] = &[
             $( $crate::rows::entry!($name $version), $( $crate::rows::entry!($twin $version), )? )*
         ];
@@ -144,7 +144,7 @@ macro_rules! function {
                     $crate::interpose::Real::libcuda()
                 };
 
-            /// A stream by what it is here: the default one is the thread's own for the twin of a function.
+            /// Resolves a stream argument: in a twin, the default stream is the thread's own.
             #[allow(dead_code, reason = "not every function takes a stream")]
             fn on(stream: $crate::cuda::CUstream) -> $crate::cuda::CUstream {
                 $crate::compute::call::by_name(stream, $crate::compute::fast::is_per_thread(stringify!($name)))
@@ -163,9 +163,9 @@ macro_rules! function {
         pub(super) unsafe extern "C-unwind" fn ours($($arg: $ty),*) -> $crate::cuda::CUresult {
             let real = move || {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> $crate::cuda::CUresult;
-                // SAFETY: the driver's function of this name, and so of this signature.
+                // SAFETY: the address of the driver's function of this name, which has this signature.
                 let real = unsafe { ::std::mem::transmute::<*mut ::std::ffi::c_void, Function>(REAL.address()) };
-                // SAFETY: the program's arguments, passed on as they came.
+                // SAFETY: the program's own arguments.
                 unsafe { real($($arg),*) }
             };
             $crate::interpose::around(&real, &mut move |$next| $body)
@@ -184,7 +184,7 @@ mod tests {
     use std::collections::{HashMap, HashSet};
 
     #[test]
-    fn a_name_comes_apart_into_base_version_and_twin() {
+    fn a_name_is_split_into_base_version_and_twin() {
         let base = |name: &'static str| parts(name.as_bytes()).base;
         assert_eq!(base("cuMemAlloc"), b"cuMemAlloc");
         assert_eq!(base("cuMemAlloc_v2"), b"cuMemAlloc");
@@ -208,13 +208,13 @@ mod tests {
     unsafe extern "C-unwind" fn is_canceled_in_a_call(_: *mut c_void) -> *mut c_void {
         cuSleep::REAL.set(sleeps as *mut c_void, std::ptr::null_mut());
         cancel_self();
-        // SAFETY: it sleeps.
+        // SAFETY: only sleeps.
         let _ = unsafe { cuSleep::ours(1) };
         std::ptr::null_mut()
     }
 
     #[test]
-    fn a_thread_may_be_canceled_in_the_driver_as_without_us() {
+    fn thread_can_be_cancelled_in_a_hooked_call() {
         assert!(is_canceled(is_canceled_in_a_call));
     }
 
@@ -225,7 +225,7 @@ mod tests {
             include_str!("../../tests/data/libnvidia-ml-12.9.symbols"),
             include_str!("../../tests/data/libnvidia-ml-13.6.added"),
         );
-        // Those for graphics are in the list of cuGetProcAddress alone.
+        // Functions for graphics are in the list of cuGetProcAddress only.
         let answered = include_str!("../../tests/simgpu/data/cuda-names.tsv").lines();
         let answered = answered.filter_map(|line| line.split('\t').nth(3));
         let known: HashSet<&str> = known.lines().chain(answered).collect();
@@ -235,9 +235,9 @@ mod tests {
         }
     }
 
-    /// The list is of `cuGetProcAddress`: base name, version, flavour, symbol.
+    /// The list of `cuGetProcAddress` has base name, version, flavour, symbol.
     #[test]
-    fn every_row_has_the_version_that_the_drivers_list_has() {
+    fn every_row_has_the_version_of_the_drivers_list() {
         let list = include_str!("../../tests/simgpu/data/cuda-names.tsv");
         let mut versions = HashMap::new();
         for line in list.lines().filter(|line| !line.starts_with('#')) {
@@ -259,7 +259,7 @@ mod tests {
             let parts = parts(name.as_bytes());
             assert_eq!(parts.base, base.as_bytes(), "{name}");
             assert_eq!(parts.per_thread, per_thread, "{name}");
-            // A twin is in the row of the function it is a twin of, and is as old or younger.
+            // A twin is in the row of the function it is a variant of, and as old or newer.
             let is_right = if per_thread {
                 row.version.max(7000) == version
             } else {

@@ -1,10 +1,10 @@
-//! Look-ups of the driver's symbols, answered with ours: by name (`dlsym`) and by `cuGetProcAddress`.
+//! Lookups of driver symbols, by `dlsym` and `cuGetProcAddress`, answered with the hook's wrappers.
 //!
-//! An answer is replaced only where the address that was found *is* the driver's function of a row. One name
-//! stands for several functions of different signatures, and any library may export a name of the driver's.
+//! An answer is replaced only if the address that was found *is* the driver's function of a row: one name
+//! stands for several functions of different signatures, and any library may export a name of the driver.
 //!
-//! Nothing here holds a lock while it calls the dynamic linker: a constructor may run inside it and look up a symbol.
-//! Whoever comes first, everyone finds the same.
+//! No lock is held while the dynamic linker is called, since a constructor running inside it may look up a
+//! symbol. Concurrent lookups find the same results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -24,19 +24,19 @@ use crate::thread;
 
 static BRIDGE: AtomicPtr<Bridge> = AtomicPtr::new(null_mut());
 
-/// Where the preload library enters: takes its side over and gives the function that answers look-ups, or nothing if
-/// the two are not of one build.
+/// Entry point for the preload library: receives its side of the bridge and returns the function that answers
+/// lookups; `None` if the two are of different builds.
 ///
 /// # Safety
 /// `bridge` must stay valid for the life of the process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gcgroup_hook_start(bridge: *const Bridge) -> Option<Resolve> {
-    // SAFETY: the version comes first in every version of the structure.
+    // SAFETY: the version is the first field in every version of the structure.
     let version = unsafe { bridge.cast::<u32>().as_ref() }?;
     if *version != VERSION {
         return None;
     }
-    // SAFETY: as the caller vouches, and of our version.
+    // SAFETY: valid by the caller's contract, and of this version.
     let sides = unsafe { &*bridge };
     thread::set_locals(sides.thread_offset, sides.unbound);
     BRIDGE.store(bridge.cast_mut(), Release);
@@ -45,11 +45,11 @@ pub unsafe extern "C" fn gcgroup_hook_start(bridge: *const Bridge) -> Option<Res
 }
 
 fn bridge() -> Option<&'static Bridge> {
-    // SAFETY: null or what `gcgroup_hook_start` was given, which stays valid.
+    // SAFETY: null, or the argument of `gcgroup_hook_start`, which stays valid.
     unsafe { BRIDGE.load(Acquire).as_ref() }
 }
 
-/// The answer to a look-up of `name` that found `real`.
+/// Answers a lookup of `name` that found `real`.
 unsafe extern "C" fn resolve(name: *const c_char, real: *mut c_void) -> *mut c_void {
     if name.is_null() || real.is_null() {
         return real;
@@ -64,7 +64,7 @@ unsafe extern "C" fn resolve(name: *const c_char, real: *mut c_void) -> *mut c_v
     ours.flatten().unwrap_or(real)
 }
 
-/// Replaces what `cuGetProcAddress` found for `symbol`, if it found one of ours.
+/// Replaces the result of `cuGetProcAddress` for `symbol` if it is the driver's function of a row.
 pub(crate) fn get_proc_address(symbol: *const c_char, found: *mut *mut c_void, next: Next<'_>) -> CUresult {
     next()?;
     if symbol.is_null() || found.is_null() {
@@ -83,11 +83,11 @@ pub(crate) fn get_proc_address(symbol: *const c_char, found: *mut *mut c_void, n
     Ok(())
 }
 
-/// Look-ups that the driver answered with a function that we know nothing of, and that are not in the usage block yet:
-/// programs look up before `cuInit`.
+/// Lookups that the driver answered with a function unknown to the hook, and that are not yet counted in the
+/// usage block: programs look up symbols before `cuInit`.
 static UNKNOWN: AtomicU64 = AtomicU64::new(0);
 
-/// Puts the look-ups so far into the usage block.
+/// Adds the lookups so far to the usage block.
 pub(crate) fn count_unknown(process: &Process) {
     let usage = process.usage();
     usage
@@ -95,15 +95,15 @@ pub(crate) fn count_unknown(process: &Process) {
         .fetch_add(UNKNOWN.swap(0, Relaxed), Relaxed);
 }
 
-/// Whether an answer for `symbol` that is of no row may be something to hook: a name of the driver's that is new, or a
-/// new version of a function that is hooked. A name with a version in it is looked up as it stands.
+/// Returns whether an answer for `symbol` that is in no row may need a hook: a new name of the driver, or a
+/// new version of a hooked function. A name with a version suffix is looked up unchanged.
 fn is_unknown(symbol: &CStr) -> bool {
     let name = symbol.to_bytes();
     name.starts_with(CUDA.prefix) && CUDA.prepared.load(Relaxed) && !coverage::is_left_alone(name)
 }
 
-/// Our function for the driver's at `real`. The name must agree as well: a driver may answer many names that it does
-/// not support with one address.
+/// Returns the wrapper for the driver's function at `real`. The name must match as well: a driver may return
+/// one address for many names that it does not support.
 fn of_address(symbol: &CStr, real: *mut c_void) -> Option<*mut c_void> {
     if real.is_null() {
         return None;
@@ -120,7 +120,8 @@ fn of_address(symbol: &CStr, real: *mut c_void) -> Option<*mut c_void> {
         .map(|row| row.ours.0)
 }
 
-/// The address of a driver function that the hook calls for itself, from `known` or looked up once.
+/// Returns the address of a driver function that the hook calls itself, from `known` or by a lookup that is
+/// cached there.
 pub(crate) fn call_address(known: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
     let absent = std::ptr::without_provenance_mut(usize::MAX);
     let address = known.load(Relaxed);
@@ -135,11 +136,11 @@ pub(crate) fn call_address(known: &AtomicPtr<c_void>, name: &CStr) -> Option<*mu
     (!address.is_null()).then_some(address)
 }
 
-/// A library of the driver, as it is loaded in this process.
+/// A library of the driver, as loaded in this process.
 struct Library {
-    /// Also how its file's name begins.
+    /// Without `.1`, also the beginning of its file name.
     soname: &'static CStr,
-    /// What each of its functions' names begins with.
+    /// Prefix of its functions' names.
     prefix: &'static [u8],
     handle: AtomicPtr<c_void>,
     prepared: AtomicBool,
@@ -166,8 +167,8 @@ impl Library {
         }
     }
 
-    /// The library's handle, held from then on; `None` while it is not loaded. `member` is an address in what may be it,
-    /// for a library that is not known by its usual name.
+    /// Returns the library's handle, cached once found; `None` while it is not loaded. `member` is an address
+    /// in what may be the library, for one that is not loaded by its usual name.
     fn handle(&self, member: Option<*mut c_void>) -> Option<*mut c_void> {
         let known = self.handle.load(Acquire);
         if !known.is_null() {
@@ -184,7 +185,7 @@ impl Library {
     }
 
     fn loaded(&self, file: &CStr) -> Option<*mut c_void> {
-        // SAFETY: the C library's dlopen, with a C string; it loads nothing.
+        // SAFETY: the C library's dlopen with a C string; with RTLD_NOLOAD it loads nothing.
         let handle = unsafe { (bridge()?.dlopen)(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         if handle.is_null() {
             forget_error();
@@ -192,16 +193,17 @@ impl Library {
         (!handle.is_null()).then_some(handle)
     }
 
-    /// The address of `name` in the library; null if it lacks it, `None` if it is not loaded.
+    /// Returns the address of `name` in the library; null if it lacks the function, `None` if it is not
+    /// loaded.
     fn find(&self, name: &CStr) -> Option<*mut c_void> {
         thread::hold();
         let handle = self.handle(None)?;
-        // SAFETY: the C library's dlsym, with a handle that is held and a C string.
+        // SAFETY: the C library's dlsym with a valid handle and a C string.
         Some(unsafe { (bridge()?.dlsym)(handle, name.as_ptr()) })
     }
 
-    /// Finds the driver's function of every row, once; `None` if the library is not loaded.
-    /// A row that the driver lacks stays absent and disturbs no other.
+    /// Looks up the driver's function of every row, once; `None` if the library is not loaded. A row that the
+    /// driver lacks stays absent without affecting others.
     fn prepare(&self, member: Option<*mut c_void>) -> Option<()> {
         if self.prepared.load(Acquire) {
             return Some(());
@@ -227,7 +229,7 @@ impl Library {
     }
 }
 
-/// What the driver itself answers when asked for the row's function by version.
+/// Asks the driver's `cuGetProcAddress_v2` for the row's function by version.
 fn ask_by_version(ask: *mut c_void, row: &Row) -> Option<*mut c_void> {
     if row.version == 0 {
         return None;
@@ -235,7 +237,7 @@ fn ask_by_version(ask: *mut c_void, row: &Row) -> Option<*mut c_void> {
     let parts = parts(row.name.to_bytes());
     let mut name = [0_u8; 64];
     name.get_mut(..parts.base.len())?.copy_from_slice(parts.base);
-    // The twins of older functions came with CUDA 7.0.
+    // Per-thread variants of older functions exist since CUDA 7.0.
     let (version, flags) = if parts.per_thread {
         (
             row.version.max(7000),
@@ -249,7 +251,7 @@ fn ask_by_version(ask: *mut c_void, row: &Row) -> Option<*mut c_void> {
     let ask = unsafe { std::mem::transmute::<*mut c_void, Ask>(ask) };
     let (mut found, mut status) = (null_mut(), 0);
     let version = c_int::try_from(version).ok()?;
-    // SAFETY: a C string (the buffer is longer than any name), and places for both answers.
+    // SAFETY: a C string (the buffer is longer than any name), and out-pointers for both results.
     unsafe {
         ask(
             name.as_ptr().cast(),
@@ -263,13 +265,13 @@ fn ask_by_version(ask: *mut c_void, row: &Row) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
-/// Takes back what a failed call of ours left for the program's next `dlerror`.
+/// Clears the error that a failed call of the hook left for the program's next `dlerror`.
 fn forget_error() {
-    // SAFETY: it takes nothing; what it returns may be dropped.
+    // SAFETY: takes no argument, and its result may be ignored.
     unsafe { libc::dlerror() };
 }
 
-/// The file that `address` was loaded from.
+/// Returns the file from which the code at `address` was loaded.
 fn file_of(address: *mut c_void) -> Option<&'static CStr> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
@@ -277,12 +279,13 @@ fn file_of(address: *mut c_void) -> Option<&'static CStr> {
         dli_sname: std::ptr::null(),
         dli_saddr: null_mut(),
     };
-    // SAFETY: any address may be asked about; the answer goes to a place of our own.
+    // SAFETY: any address may be passed; the result is written to a local variable.
     let is_known = unsafe { libc::dladdr(address, &raw mut info) } != 0;
     if !is_known || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the loader's own string, which lasts as long as the library; that is ours to hold from here on.
+    // SAFETY: the loader's own string, valid as long as the library is loaded, which the caller's handle
+    // ensures from here on.
     Some(unsafe { CStr::from_ptr(info.dli_fname) })
 }
 
@@ -292,7 +295,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn no_symbol_stands_in_two_rows() {
+    fn every_symbol_has_one_row() {
         let mut seen = HashSet::new();
         for row in ROWS {
             assert!(seen.insert(row.name), "{:?}", row.name);
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn every_symbol_belongs_to_a_library_of_the_driver() {
+    fn every_symbol_has_the_prefix_of_its_library() {
         for row in ROWS {
             assert!(
                 row.name.to_bytes().starts_with(Library::of(row.name).prefix),
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_the_driver_that_is_not_in_the_table_stays() {
+    fn unknown_answer_of_the_driver_is_unchanged() {
         let mut somewhere = 0_u8;
         let real = (&raw mut somewhere).cast::<c_void>();
         // SAFETY: a C string, and an address that is only compared.

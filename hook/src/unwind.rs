@@ -1,9 +1,9 @@
-//! pthread_cancel(3) unwinds the thread's stack from where it waits. That must not come to a frame that catches our
-//! panics, which would abort the program: it stops at the call of the driver, the handler ends as after an error, and the
-//! unwinding goes on from there.
+//! Thread cancellation through the hook's frames. pthread_cancel(3) unwinds the stack of a waiting thread; if
+//! that reached a frame that catches panics, the program would abort. So the unwinding is stopped at the
+//! driver's call, the handler ends as after an error, and the unwinding continues from there.
 //!
-//! The frames that it does pass have nothing to drop. What unwinds otherwise, an exception of C++ say, is not stopped:
-//! nobody throws one through the driver.
+//! The frames that it passes have nothing to drop. Other unwinding, such as a C++ exception, is not stopped:
+//! none is thrown through the driver.
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -11,10 +11,10 @@ use std::ptr::NonNull;
 
 use crate::cuda::CUresult;
 
-/// What unwinds a thread, and must go on doing so.
+/// The exception that unwinds a thread and must be resumed.
 pub(crate) type Unwinding = NonNull<c_void>;
 
-/// A call of the driver that is lent, as what to run and on what: two words, and nothing to look them up in.
+/// A borrowed driver call: a function and its argument, in two words.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call<'a> {
     run: unsafe extern "C-unwind" fn(*const c_void) -> CUresult,
@@ -23,11 +23,11 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// `call` must not have anything to drop while it runs.
+    /// Wraps `call`, which must not own anything to drop while it runs.
     #[inline(always)]
     pub(crate) fn of<F: Fn() -> CUresult>(call: &'a F) -> Self {
         unsafe extern "C-unwind" fn run<F: Fn() -> CUresult>(data: *const c_void) -> CUresult {
-            // SAFETY: the closure that is lent, below.
+            // SAFETY: the borrowed closure, see below.
             unsafe { (*data.cast::<F>())() }
         }
         Self {
@@ -37,40 +37,41 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The driver's answer.
+    /// Calls the driver; returns its result.
     #[inline(always)]
     pub(crate) fn run(self) -> CUresult {
-        // SAFETY: a closure that is lent for as long, and what runs such.
+        // SAFETY: `data` is a closure borrowed for `'a`, and `run` is the function for its type.
         unsafe { (self.run)(self.data) }
     }
 
-    /// Its answer, or what unwinds the thread out of it.
+    /// Calls the driver; returns its result, or the unwinding that was stopped.
     #[inline(always)]
     pub(crate) fn stopped(self) -> Stopped {
-        // SAFETY: as above.
+        // SAFETY: as in `run`.
         unsafe { stop(self.run, self.data) }
     }
 }
 
-/// What came of a call.
+/// Result of a call.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stopped {
     pub(crate) unwinding: Option<Unwinding>,
-    /// The driver's answer, or where there is none an error.
+    /// The driver's result; an error if the call was unwound.
     pub(crate) answer: CUresult,
 }
 
-/// Goes on unwinding.
+/// Continues the unwinding.
 ///
 /// # Safety
-/// What `stopped` gave, once. Between there and here everything was left in order.
+/// `unwinding` comes from `stopped` and is resumed once. All frames since then have ended in order.
 pub(crate) unsafe fn resume(unwinding: Unwinding) -> ! {
-    // SAFETY: a landing pad that is done resumes like this.
+    // SAFETY: this is how a finished landing pad resumes.
     unsafe { _Unwind_Resume(unwinding.as_ptr()) }
 }
 
-/// Calls `call(data)`; gives its answer, in `rdx`, or the exception that [`personality`] stopped, in `rax`.
+/// Calls `call(data)`; returns its result in `rdx` and the exception that [`personality`] stopped, or 0, in
+/// `rax`.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn stop(
     call: unsafe extern "C-unwind" fn(*const c_void) -> CUresult,
@@ -78,7 +79,7 @@ unsafe extern "C-unwind" fn stop(
 ) -> Stopped {
     core::arch::naked_asm!(
         ".cfi_startproc",
-        // 0x1b: relative to where it is written, in four bytes.
+        // 0x1b: relative address in four bytes.
         ".cfi_personality 0x1b, {personality}",
         "sub rsp, 8",
         ".cfi_adjust_cfa_offset 8",
@@ -95,7 +96,7 @@ unsafe extern "C-unwind" fn stop(
     )
 }
 
-/// Where a call that was unwound goes on: in the frame of [`stop`], with the exception in `rax`.
+/// Continuation of a call that was unwound: in the frame of [`stop`], with the exception in `rax`.
 #[unsafe(naked)]
 unsafe extern "C" fn landed() {
     core::arch::naked_asm!(
@@ -110,7 +111,8 @@ unsafe extern "C" fn landed() {
     )
 }
 
-/// What the unwinder asks about the frame of [`stop`] (Itanium C++ ABI: Exception Handling, "The personality routine").
+/// Personality routine of [`stop`]'s frame, called by the unwinder (Itanium C++ ABI: Exception Handling, "The
+/// personality routine").
 unsafe extern "C" fn personality(
     _version: c_int,
     actions: c_int,
@@ -124,7 +126,7 @@ unsafe extern "C" fn personality(
     if actions & FORCED == 0 {
         return CONTINUE;
     }
-    // SAFETY: the unwinder's own context, at this frame; register 0 is rax.
+    // SAFETY: the unwinder's own context for this frame; register 0 is rax.
     unsafe {
         _Unwind_SetGR(context, 0, exception.expose_provenance());
         _Unwind_SetIP(context, landed as *const () as usize);
@@ -156,7 +158,8 @@ pub(crate) mod tests {
         pub(crate) safe fn pthread_testcancel();
     }
 
-    /// Runs `body` in a thread of the C library's own, where nothing of Rust's stands in the way; whether it was canceled.
+    /// Runs `body` in a thread made by the C library, with no Rust frames below it; returns whether it was
+    /// cancelled.
     pub(crate) fn is_canceled(body: unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void) -> bool {
         unsafe extern "C" {
             fn pthread_create(
@@ -168,7 +171,7 @@ pub(crate) mod tests {
         }
         let mut thread = std::mem::MaybeUninit::uninit();
         let mut answer = std::ptr::null_mut();
-        // SAFETY: as the manual has it.
+        // SAFETY: called as the manual pages say.
         unsafe {
             assert_eq!(
                 pthread_create(thread.as_mut_ptr(), std::ptr::null(), body, std::ptr::null_mut()),
@@ -180,9 +183,9 @@ pub(crate) mod tests {
         answer.addr() == usize::MAX
     }
 
-    /// Has the calling thread be canceled at the next cancellation point.
+    /// Requests cancellation of the calling thread at its next cancellation point.
     pub(crate) fn cancel_self() {
-        // SAFETY: this very thread.
+        // SAFETY: the calling thread exists.
         unsafe { pthread_cancel(libc::pthread_self()) };
     }
 
@@ -204,7 +207,7 @@ pub(crate) mod tests {
             assert_eq!(inner.answer, Err(CUerror::UNKNOWN));
             let inner = inner.unwinding.expect("it is canceled");
             STOPS.fetch_add(1, Relaxed);
-            // SAFETY: once, and nothing was left undone.
+            // SAFETY: once, and all frames have ended in order.
             unsafe { resume(inner) }
         })
         .stopped();
@@ -218,7 +221,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_cancellation_is_stopped_and_goes_on() {
+    fn cancellation_is_stopped_and_resumed() {
         assert!(is_canceled(stops_twice));
         assert_eq!(STOPS.load(Relaxed), 2);
         assert!(IS_RESUMED.load(Relaxed));

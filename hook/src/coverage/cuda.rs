@@ -1,5 +1,6 @@
-//! Functions of libcuda that are not hooked, each by its exact name: a new one is in no family until somebody says why.
-//! Names are sorted within a family; a name stands for its twin for the per-thread default stream as well.
+//! Functions of libcuda that are not hooked, by exact name; a new function is in no family until someone adds
+//! it with a reason. Names are sorted within a family and also stand for their variants for the per-thread
+//! default stream.
 
 use super::Family;
 use super::How::{Escapes, Passed};
@@ -7,7 +8,7 @@ use super::How::{Escapes, Passed};
 pub(super) static FAMILIES: &[Family] = &[
     Family {
         how: Passed,
-        why: "what graphs allocate is taken and charged when they run; taking a graph apart gives nothing back",
+        why: "memory of graphs is allocated and charged when they run; changing a graph frees none",
         names: &[
             "cuDeviceSetGraphMemAttribute",
             "cuGraphAddChildGraphNode",
@@ -18,7 +19,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "code and data of modules and libraries are measured, as what the process holds beyond its allocations",
+        why: "code and data of modules and libraries are measured by the daemon, as memory beyond allocations",
         names: &[
             "cuFuncLoad",
             "cuLibraryLoadData",
@@ -28,7 +29,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "what contexts, and the stacks, heaps and buffers that they grow, take on the device is measured",
+        why: "device memory of contexts with their stacks, heaps and buffers is measured by the daemon",
         names: &[
             "cuCtxEnablePeerAccess",
             "cuCtxFromGreenCtx",
@@ -39,7 +40,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "maps memory of other drivers that is shown already",
+        why: "maps memory of other drivers that is already shown",
         names: &[
             "cuExternalMemoryGetMappedBuffer",
             "cuExternalMemoryGetMappedMipmappedArray",
@@ -47,22 +48,22 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "says where managed memory should be, or who may use it: moves nothing and takes no time of the device",
+        why: "hints on placement and use of managed memory: moves nothing and takes no device time",
         names: &["cuMemAdvise", "cuMemAdvise_v2", "cuStreamAttachMemAsync"],
     },
     Family {
         how: Escapes,
-        why: "a capture that is not seen: what is submitted to it counts as run",
+        why: "a capture that is not observed: captured submissions count as run",
         names: &["cuStreamBeginCaptureToCig", "cuStreamEndCaptureToCig"],
     },
     Family {
         how: Escapes,
-        why: "a host runs it, not the device, so no freeze holds it; the streams behind it wait",
+        why: "runs on the host, so a freeze does not hold it; later work of the stream waits for it",
         names: &["cuLaunchHostFunc", "cuLaunchHostFunc_v2", "cuStreamAddCallback"],
     },
     Family {
         how: Escapes,
-        why: "work of devices together that is not understood yet",
+        why: "work across devices that is not understood yet",
         names: &[
             "cuSubgridCreate",
             "cuSubgridWorkerGridCreate",
@@ -71,7 +72,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "orders streams and takes no time of the device; holding it could hold another process",
+        why: "orders streams and takes no device time; holding it could block another process",
         names: &[
             "cuCtxRecordEvent",
             "cuCtxWaitEvent",
@@ -85,7 +86,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "external semaphores are never gated: another device or driver waits for them",
+        why: "external semaphores are never gated: other devices or drivers wait for them",
         names: &[
             "cuDestroyExternalSemaphore",
             "cuImportExternalSemaphore",
@@ -180,7 +181,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "shares a pool, whose memory is charged where it grows",
+        why: "shares a pool, whose memory is charged as the pool grows",
         names: &[
             "cuMemPoolExportPointer",
             "cuMemPoolExportToShareableHandle",
@@ -189,7 +190,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "maps, shares or protects memory that cuMemCreate charged; addresses alone take none",
+        why: "maps, shares or protects memory charged at cuMemCreate; address ranges alone take no memory",
         names: &[
             "cuMemAddressFree",
             "cuMemAddressReserve",
@@ -199,7 +200,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "binds memory to several devices that cuMemCreate charged",
+        why: "binds memory charged at cuMemCreate to several devices",
         names: &[
             "cuLogicalEndpointAddDevice",
             "cuLogicalEndpointBindAddr",
@@ -224,7 +225,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "events and what shares them take no memory that is charged",
+        why: "events and their sharing take no charged memory",
         names: &[
             "cuEventCreate",
             "cuEventCreateFromEGLSync",
@@ -236,7 +237,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "memory and frames of EGL, GL and VDPAU belong to those, and are charged to nobody",
+        why: "memory and frames of EGL, GL and VDPAU belong to these and are not charged",
         names: &[
             "cuEGLStreamConsumerAcquireFrame",
             "cuEGLStreamConsumerConnect",
@@ -279,7 +280,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "linking is work of the host; its result is loaded as a module",
+        why: "linking runs on the host; its result is loaded as a module",
         names: &[
             "cuLinkAddData",
             "cuLinkAddData_v2",
@@ -293,7 +294,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "textures and surfaces look at memory that is charged",
+        why: "textures and surfaces refer to memory that is charged",
         names: &[
             "cuParamSetTexRef",
             "cuSurfObjectCreate",
@@ -346,7 +347,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "checkpoints: the driver moves the memory of the process away and back, and its ledger stays",
+        why: "checkpoints: the driver moves the process's memory away and back; the ledger is unchanged",
         names: &[
             "cuCheckpointOperationComplete",
             "cuCheckpointProcessCheckpoint",
@@ -381,7 +382,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "callbacks on events of the device",
+        why: "callbacks on device events",
         names: &[
             "cuDeviceRegisterAsyncNotification",
             "cuDeviceUnregisterAsyncNotification",
@@ -416,12 +417,12 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "objects that live as long as a graph, and belong to the host",
+        why: "host objects with the lifetime of a graph",
         names: &["cuUserObjectCreate", "cuUserObjectRelease", "cuUserObjectRetain"],
     },
     Family {
         how: Passed,
-        why: "resources are described, and taken when a green context is made",
+        why: "describes resources, which are taken when a green context is made",
         names: &[
             "cuDevResourceGenerateDesc",
             "cuDevSmResourceSplit",
@@ -430,12 +431,12 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "internal tables of the driver, by which NVIDIA's runtime library asks for what it alone knows",
+        why: "internal function tables of the driver, for NVIDIA's runtime library",
         names: &["cuGetExportTable"],
     },
     Family {
         how: Passed,
-        why: "asks whether work has ended, and holds none up",
+        why: "queries completion and delays nothing",
         names: &[
             "cuEventElapsedTime",
             "cuEventElapsedTime_v2",
@@ -445,7 +446,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "getter: tells, and changes nothing",
+        why: "getter: changes nothing",
         names: &[
             "cuArray3DGetDescriptor",
             "cuArray3DGetDescriptor_v2",

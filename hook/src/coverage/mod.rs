@@ -1,8 +1,8 @@
-//! What becomes of every function of the driver: hooked, left to the driver for a reason, or escaping us as yet.
+//! Coverage of the driver's functions: each is hooked, left to the driver for a reason, or not covered yet.
 //!
-//! Hooked functions are those of `table`, and listed nowhere else. All others stand here in families, by exact name and
-//! with the reason, so that what a new driver adds is in neither and fails the test below. `hook/COVERAGE.md` is made
-//! by that test: `UPDATE=1 cargo test -p gcgroup-hook coverage`.
+//! Hooked functions are the rows of `table` and listed nowhere else. All others are listed here in families,
+//! by exact name and with a reason, so that a function added by a new driver is in neither and fails the test
+//! below. That test also generates `hook/COVERAGE.md`: `UPDATE=1 cargo test -p gcgroup-hook coverage`.
 
 mod cuda;
 #[cfg(test)]
@@ -12,27 +12,28 @@ mod report;
 
 use crate::rows::without_twin;
 
-/// Functions that are not hooked, for one reason.
+/// Functions that are not hooked for the same reason.
 #[derive(Debug)]
 struct Family {
     #[cfg_attr(not(test), allow(dead_code, reason = "for the report"))]
     how: How,
     #[cfg_attr(not(test), allow(dead_code, reason = "for the report"))]
     why: &'static str,
-    /// Sorted. A name stands for its twin for the per-thread default stream as well.
+    /// Sorted. A name also stands for its variant for the per-thread default stream.
     names: &'static [&'static str],
 }
 
-/// Whether it is right that a function is not hooked.
+/// The consequence of not hooking a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum How {
-    /// Memory or work passes uncounted, or a freeze does not hold it.
+    /// Memory or work is not counted, or a freeze does not hold it.
     Escapes,
     /// Nothing is lost by leaving it to the driver.
     Passed,
 }
 
-/// Whether `name`, as `cuGetProcAddress` is asked for it, is a function that is left to the driver for a reason.
+/// Returns whether `name`, as passed to `cuGetProcAddress`, is a function that is left to the driver on
+/// purpose.
 pub(crate) fn is_left_alone(name: &[u8]) -> bool {
     has(cuda::FAMILIES, name).is_some()
 }

@@ -1,4 +1,4 @@
-//! Functions of NVML that are not hooked, each by its exact name.
+//! Functions of NVML that are not hooked, by exact name.
 
 use super::Family;
 use super::How::Passed;
@@ -6,17 +6,17 @@ use super::How::Passed;
 pub(super) static FAMILIES: &[Family] = &[
     Family {
         how: Passed,
-        why: "of any process that one can name, as /proc tells it",
+        why: "name of any process, which /proc shows as well",
         names: &["nvmlSystemGetProcessName"],
     },
     Family {
         how: Passed,
-        why: "of the machine's administrator",
+        why: "for the administrator",
         names: &["nvmlDeviceClearAccountingPids"],
     },
     Family {
         how: Passed,
-        why: "a window of the bus, or memory under protection, of the card as a whole: no limit is on either",
+        why: "BAR1 or protected memory of the whole device, which no limit concerns",
         names: &[
             "nvmlDeviceGetBAR1MemoryInfo",
             "nvmlDeviceGetConfComputeMemSizeInfo",
@@ -25,7 +25,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "virtual GPUs are given to machines, not to processes",
+        why: "virtual GPUs are assigned to virtual machines, not to processes",
         names: &[
             "nvmlDeviceGetActiveVgpus",
             "nvmlDeviceGetCreatableVgpus",
@@ -110,7 +110,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "instances of a card are made by an administrator",
+        why: "MIG instances are made by the administrator",
         names: &[
             "nvmlComputeInstanceDestroy",
             "nvmlComputeInstanceGetInfo",
@@ -147,7 +147,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "changes the card, by leave that the driver asks for",
+        why: "changes the device, with permissions that the driver checks",
         names: &[
             "nvmlDeviceClearCpuAffinity",
             "nvmlDeviceClearEccErrorCounts",
@@ -202,7 +202,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "events, samples and sets of them",
+        why: "events, samples, and sets of them",
         names: &[
             "nvmlDeviceRegisterEvents",
             "nvmlEventSetCreate",
@@ -224,7 +224,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "starts, ends, and words for errors",
+        why: "initialization, shutdown, and error texts",
         names: &[
             "nvmlErrorString",
             "nvmlInit",
@@ -235,7 +235,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "chassis and excluded cards",
+        why: "chassis units and excluded devices",
         names: &[
             "nvmlGetBlacklistDeviceCount",
             "nvmlGetBlacklistDeviceInfoByIndex",
@@ -254,7 +254,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
-        why: "getter: tells of the card, and changes nothing",
+        why: "getter: device information, changes nothing",
         names: &[
             "nvmlDeviceGetAPIRestriction",
             "nvmlDeviceGetAccountingBufferSize",

@@ -1,4 +1,4 @@
-//! The report, and the tests that nothing is missing from it.
+//! The coverage report, and tests of its completeness.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ const CUDA_13: &str = include_str!("../../../tests/data/libcuda-13.5.symbols");
 const NVML_12: &str = include_str!("../../../tests/data/libnvidia-ml-12.9.symbols");
 const NVML_13: &str = include_str!("../../../tests/data/libnvidia-ml-13.6.added");
 const SURFACE: &str = include_str!("../../../tests/data/cuda-surface.tsv");
-/// What `cuGetProcAddress` answers, among it functions that are not in the lists.
+/// Answers of `cuGetProcAddress`, which include functions that are not in the lists above.
 const ASKED: &str = include_str!("../../../tests/simgpu/data/cuda-names.tsv");
 const LOOKUPS: [&str; 3] = [
     include_str!("../../../tests/data/cudart-12.8.lookups.tsv"),
@@ -20,70 +20,66 @@ const LOOKUPS: [&str; 3] = [
     include_str!("../../../tests/data/numba-cuda-0.30.lookups.tsv"),
 ];
 
-/// What the handlers of a module do, by the module's name in the table.
+/// Descriptions of the handlers of a module, by the module's name in the table: module, section, description.
 const HANDLERS: &[(&str, &str, &str)] = &[
     ("linear", "charged", "linear memory"),
     (
         "pool",
         "charged",
-        "pools, by what they reserve, and waits, after which they give back",
+        "memory pools, by their reserved size, and waits, in which they shrink",
     ),
-    ("graph", "charged", "memory of graphs, by what is reserved for it"),
+    ("graph", "charged", "memory of graphs, by its reserved size"),
     (
         "ipc",
         "tracked",
         "memory of other processes and drivers: shown, not charged",
     ),
-    ("sparse", "charged", "what sparse arrays hold of physical memory"),
+    ("sparse", "charged", "physical memory held by sparse arrays"),
     ("vmm", "charged", "physical memory by handle"),
     ("array", "charged", "arrays"),
-    ("Kernel", "gated", "launches of kernels"),
+    ("Kernel", "gated", "kernel launches"),
     (
         "graphs",
         "gated",
-        "launches of graphs, and how many kernels each has",
+        "graph launches, and the number of kernels in each",
     ),
     (
         "Copy",
         "gated",
-        "copies and sets; prefetching and discarding, unpacking",
+        "copies and sets; prefetch, discard, decompression",
     ),
     (
         "report",
         "query",
-        "what the program is told of its memory: its limit",
+        "memory sizes: the program's limit instead of the device's memory",
     ),
     (
         "nvml",
         "query",
-        "what NVML tells of a device and who is on it: the limit, and the process itself",
+        "NVML's memory sizes and process lists: the limit, and the process itself",
     ),
-    (
-        "query",
-        "query",
-        "what the program is told of memory that can be moved",
-    ),
+    ("query", "query", "attributes of memory that swap can move"),
     (
         "swap",
         "tracked",
-        "what uses memory that can be moved, or keeps it where it is",
+        "uses of memory that swap can move, or that keep it in place",
     ),
-    ("symbols", "query", "look-ups of functions: ours for the driver's"),
     (
-        "host",
-        "tracked",
-        "page-locked memory of the host: counted, not charged",
+        "symbols",
+        "query",
+        "function lookups: the hook's wrappers for the driver's functions",
     ),
+    ("host", "tracked", "page-locked host memory: counted, not charged"),
     (
         "process",
         "tracked",
-        "the first use of the driver, at which a process registers",
+        "first use of the driver, when the process registers",
     ),
     ("slots", "tracked", "the thread's current device"),
     (
         "streams",
         "tracked",
-        "contexts and streams, for what goes with them and what a drain waits for",
+        "contexts and streams: what is freed with them, and what a drain waits for",
     ),
     (
         "green",
@@ -93,10 +89,14 @@ const HANDLERS: &[(&str, &str, &str)] = &[
     (
         "capture",
         "tracked",
-        "captures, to which nothing is submitted that runs",
+        "stream captures: captured submissions do not run",
     ),
-    ("reach", "tracked", "which devices a graph does work on"),
-    ("progress", "tracked", "waits, after which all has ended"),
+    ("reach", "tracked", "the devices that a graph works on"),
+    (
+        "progress",
+        "tracked",
+        "waits, after which submitted work has completed",
+    ),
 ];
 
 fn lines(text: &'static str) -> impl Iterator<Item = &'static str> {
@@ -108,7 +108,8 @@ fn rows() -> BTreeSet<&'static str> {
     ROWS.iter().map(|row| row.name.to_str().unwrap()).collect()
 }
 
-/// What stands right of the arrow, by symbol: the handler's module, or the sort of submission.
+/// Returns the handler of each symbol as written right of the arrow in the table: a module, or a kind of
+/// submission.
 fn handlers() -> BTreeMap<&'static str, &'static str> {
     let (_, table) = TABLE.split_once("hooks! {").unwrap();
     let mut handlers = BTreeMap::new();
@@ -132,10 +133,10 @@ fn handlers() -> BTreeMap<&'static str, &'static str> {
     handlers
 }
 
-/// Every name there is to account for.
+/// Returns every name that must be accounted for.
 fn names() -> BTreeSet<&'static str> {
     let answered = lines(ASKED).map(|line| line.split('\t').nth(3).unwrap());
-    // Some are asked for that no list has.
+    // Programs ask for some names that no list has.
     let asked = LOOKUPS
         .into_iter()
         .flat_map(lines)
@@ -152,7 +153,7 @@ fn family(name: &str) -> Option<&'static Family> {
     has(cuda::FAMILIES, name.as_bytes()).or_else(|| has(nvml::FAMILIES, name.as_bytes()))
 }
 
-/// By what becomes of them and why, the names; panics at a name that nobody knows.
+/// Groups names by section and reason; panics if a name is unknown.
 fn sorted() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
     let handlers = handlers();
     let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -188,21 +189,24 @@ fn sorted() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
 
 fn report() -> String {
     const SECTIONS: [(&str, &str); 6] = [
-        ("charged", "hooked: memory is charged, and refused over the limit"),
-        ("gated", "hooked: work is counted, and held by a freeze"),
-        ("query", "hooked: the answer is the process's own"),
-        ("tracked", "hooked: watched for what it says of memory and work"),
         (
-            "escapes",
-            "not hooked: passes uncounted, or a freeze does not hold it",
+            "charged",
+            "hooked: memory is charged, and refused beyond the limit",
         ),
-        ("passed", "not hooked: nothing is lost by that"),
+        ("gated", "hooked: submissions are counted, and held by a freeze"),
+        ("query", "hooked: the answer is specific to the process"),
+        (
+            "tracked",
+            "hooked: observed for what it tells about memory and submissions",
+        ),
+        ("escapes", "not hooked: not counted, or not held by a freeze"),
+        ("passed", "not hooked: needs no hook"),
     ];
     let all = sorted();
     let of = |section: &'static str| all.iter().filter(move |((how, _), _)| *how == section);
     let mut text = String::from(
-        "# Coverage\n\nWhat becomes of every function of libcuda 12.8 and 13.5, of those that cuGetProcAddress is asked for \
-         beyond, and of NVML 12.9 (and what is hooked of newer ones).\nMade by a test from `src/table.rs` and `src/coverage`: \
+        "# Coverage\n\nCoverage of every function of libcuda 12.8 and 13.5, of functions that programs request from \
+         cuGetProcAddress beyond these, and of NVML 12.9 (with hooked functions of newer versions).\nGenerated by a test from `src/table.rs` and `src/coverage`: \
          `UPDATE=1 cargo test -p gcgroup-hook coverage`.\n\n| | libcuda | NVML | |\n| --- | ---: | ---: | --- |\n",
     );
     for (section, what) in SECTIONS {
@@ -228,7 +232,7 @@ fn report() -> String {
 }
 
 #[test]
-fn the_report_is_of_these_tables() {
+fn coverage_report_agrees_with_the_tables() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/COVERAGE.md");
     let report = report();
     if std::env::var_os("UPDATE").is_some() {
@@ -239,7 +243,7 @@ fn the_report_is_of_these_tables() {
 }
 
 #[test]
-fn families_are_sorted_and_share_no_name_with_each_other_or_the_table() {
+fn families_are_sorted_and_disjoint() {
     let (rows, known) = (rows(), names());
     let mut seen = BTreeSet::new();
     for family in cuda::FAMILIES.iter().chain(nvml::FAMILIES) {
@@ -253,7 +257,7 @@ fn families_are_sorted_and_share_no_name_with_each_other_or_the_table() {
 }
 
 #[test]
-fn a_name_that_nobody_knows_is_in_no_family() {
+fn unknown_name_is_in_no_family() {
     for name in [
         "cuMemAllocFuture",
         "cuMemAlloc_v3",
@@ -267,9 +271,9 @@ fn a_name_that_nobody_knows_is_in_no_family() {
     assert!(family("cuEventRecord_ptsz").is_some());
 }
 
-/// The surface is a list made by hand of what takes memory or makes work.
+/// The surface is a manually written list of functions that take memory or submit work.
 #[test]
-fn what_takes_memory_or_submits_work_is_accounted_for() {
+fn functions_that_take_memory_or_submit_are_accounted_for() {
     let rows = rows();
     let mut checked = 0;
     for line in lines(SURFACE) {
@@ -283,7 +287,7 @@ fn what_takes_memory_or_submits_work_is_accounted_for() {
                 rows.contains(name.as_str()) || family.is_some(),
                 "{category}: {name}"
             );
-            // No family of getters may hold what submits.
+            // A family of getters must not contain a submission.
             if category.starts_with("submit.") {
                 assert!(family.is_none_or(|f| !f.why.starts_with("getter")), "{name}");
             }

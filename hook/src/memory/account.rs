@@ -1,10 +1,11 @@
-//! A pool's account: what is charged for it, and whether the next allocation needs more.
+//! Account of one memory pool: what is charged for it, and whether the next allocation makes it grow.
 //!
-//! Cut into shares by streams, so that threads with streams of their own do not meet: what an allocation, a free and a wait look
-//! for is in their stream's share, and what a share may use of what the pool has to spare it has been given. What is charged and
-//! measured is a whole (`whole`), which is looked at when that does not do.
+//! The account is divided into shares by stream, so that threads with different streams do not contend.
+//! Allocations, frees and waits look into their stream's share first; a share may use the part of the pool's
+//! spare bytes that it was given. The sums of what is charged and measured (`whole`) are consulted only if
+//! that does not suffice.
 //!
-//! Pure: knows neither the driver nor the limits.
+//! Independent of the driver and of limits.
 
 mod share;
 #[cfg(test)]
@@ -20,64 +21,65 @@ use share::Shared;
 use whole::Sums;
 pub(crate) use whole::Whole;
 
-/// What pools grow by at least: the size of a page of device memory.
+/// Smallest growth of a pool, bytes: the size of a page of device memory.
 const LEAST_GROWTH: u64 = 2 << 20;
-/// What drivers have been seen to grow them by.
+/// Growth that drivers have been seen to use, bytes.
 const USUAL_GROWTH: u64 = 32 << 20;
 
-/// Shares of a pool, made when a stream wants one; and the places that are looked at for a stream's own.
+/// Shares of a pool, made on demand, and the number of places that are searched for a stream's own share.
 const SHARES: usize = 16;
 const LOOKS: usize = 4;
 
-/// Something was freed since the driver last had occasion to give it back, but for what is new: when the pool was measured
-/// last, that was as free as it is again, and the driver has kept it.
+/// Memory has been freed since the driver last could shrink the pool. New allocations do not count: at the
+/// last measurement their memory was free as well, and the driver kept it.
 const HAS_FREED: u32 = 1;
-/// Something waits for a stream that is not new: it is freed without a word.
+/// A freed allocation that is not new waits for a stream; it is freed then without a call.
 const HAS_WAITING: u32 = 2;
-/// What the pool has to spare did not serve: then only a block of the very size is relied on, until a stream has ended or
-/// something was given back.
+/// An allocation did not fit into the spare bytes although their sum sufficed. Until a stream has been waited
+/// for or the pool has shrunk, only a waiting block of exactly the size is relied on.
 const IS_SCATTERED: u32 = 4;
-/// It is destroyed, and nothing is allocated from it.
+/// The pool is destroyed and has no live allocation.
 const IS_OVER: u32 = 8;
-/// More is allocated and waits than is reserved: what a share has to spare somebody else may count on.
+/// Live and waiting bytes exceed the reserved size, so spare bytes of a share may be counted twice.
 const IS_SHORT: u32 = 16;
-/// What gives any wait something to do.
+/// States in which any wait has something to do.
 const IS_RESTLESS: u32 = HAS_FREED | HAS_WAITING | IS_SCATTERED | IS_OVER;
 
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// What of the above is so.
+    /// Bits `HAS_FREED` to `IS_SHORT`.
     state: AtomicU32,
-    /// The pool's handle is gone; it lives until nothing is allocated from it.
+    /// The pool's handle is destroyed; the pool lives until its last allocation is freed.
     is_destroyed: AtomicBool,
-    /// Whether it was seen what it grows by, and that. Written by who holds the whole, as are those below.
+    /// Set once a growth has been observed; the learnt step in bytes. Written only under the lock of `whole`,
+    /// as are the fields below.
     is_seen: AtomicBool,
     growth: AtomicU64,
-    /// What was reserved when it was measured last.
+    /// Reserved size at the last measurement, bytes.
     reserved: AtomicU64,
-    /// Measurements that were begun, and the last one that was settled; an older one is void.
+    /// Number of measurements begun, and the number of the last one settled; older ones are void.
     begun: AtomicU64,
     settled: AtomicU64,
     shares: [OnceLock<Owned>; SHARES],
     whole: Lock<Sums>,
 }
 
-/// A share, and the stream that it was made for.
+/// A share and the stream for which it was made.
 #[derive(Debug)]
 struct Owned {
     stream: Stream,
     share: Box<Shared>,
 }
 
-/// An allocation that was begun, by when.
+/// An allocation that has begun.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Begun {
-    /// Whether the pool can serve it as it is, without growing.
+    /// True if the pool can serve it without growing.
     pub(crate) may_do: bool,
     measurements: u64,
 }
 
-/// The reservation is larger than the limit allows.
+/// Error: the reserved size exceeds the limit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Over;
 
@@ -96,7 +98,8 @@ impl Account {
         }
     }
 
-    /// Holds what is charged and measured. Shares may be locked meanwhile; who has locked one takes nothing else.
+    /// Locks the sums of what is charged and measured. Shares may be locked while they are held; a thread
+    /// that holds a share must take no other lock.
     pub(crate) fn lock(&self) -> Whole<'_> {
         Whole::new(self, self.whole.lock())
     }
@@ -106,7 +109,7 @@ impl Account {
         self.state.load(Relaxed) & state != 0
     }
 
-    /// Written only where it changes: everybody reads it.
+    /// Sets or clears a state. Writes only on a change, since all threads read the word.
     #[inline]
     fn set(&self, state: u32, is_so: bool) {
         if self.is(state) == is_so {
@@ -126,20 +129,21 @@ impl Account {
             .map(|owned| &*owned.share)
     }
 
-    /// The share in one of the places where a stream's may be.
+    /// Returns place number `look` of those where a stream's share may be.
     #[inline]
     fn place(&self, stream: Stream, look: usize) -> &OnceLock<Owned> {
         &self.shares[stream.hash().wrapping_add(look) % SHARES]
     }
 
-    /// A stream's share, if it is where most are.
+    /// Returns a stream's own share if it is in the first place, where most are.
     #[inline]
     fn own_share(&self, stream: Stream) -> Option<&Shared> {
         let owned = self.place(stream, 0).get()?;
         (owned.stream == stream).then_some(&*owned.share)
     }
 
-    /// A stream's share: its own, or one that it has with others. It is found where it was before, since none ever goes.
+    /// Returns a stream's share: its own, or one shared with other streams. Shares are never removed, so the
+    /// answer does not change.
     #[inline]
     fn share(&self, stream: Stream) -> &Shared {
         self.own_share(stream).unwrap_or_else(|| self.any_share(stream))
@@ -152,7 +156,8 @@ impl Account {
         &own.unwrap_or_else(|| at(0)).share
     }
 
-    /// Nobody measures meanwhile: a measurement must have seen every share, or the share have seen the measurement.
+    /// Makes a share. Holds `whole`, so that no measurement runs meanwhile: either the measurement sees the
+    /// share, or the share sees the measurement.
     #[cold]
     fn new_share(&self, stream: Stream) -> Owned {
         let _whole = self.whole.lock();
@@ -162,7 +167,7 @@ impl Account {
         }
     }
 
-    /// The same if there is any.
+    /// Returns a stream's share if it has been made.
     #[inline]
     fn known_share(&self, stream: Stream) -> Option<&Shared> {
         for look in 0..LOOKS {
@@ -174,7 +179,7 @@ impl Account {
         Some(&self.place(stream, 0).get()?.share)
     }
 
-    /// The account as it is for a stream.
+    /// Returns the view of the account for one stream.
     #[inline]
     pub(crate) fn on(&self, stream: Stream) -> OnStream<'_> {
         OnStream {
@@ -184,18 +189,19 @@ impl Account {
         }
     }
 
-    /// What the pool reserved when it was measured last.
+    /// Returns the reserved size at the last measurement, bytes.
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved.load(Relaxed)
     }
 
-    /// Bytes that growing for an allocation of that size takes.
+    /// Returns the bytes by which the pool is expected to grow for an allocation of `bytes`.
     pub(crate) fn foretold(&self, bytes: u64) -> u64 {
         let growth = self.growth.load(Relaxed);
         bytes.checked_next_multiple_of(growth).unwrap_or(u64::MAX)
     }
 
-    /// The least that it may take, while nobody knows better.
+    /// Returns the least possible growth for an allocation of `bytes`; `None` once a growth has been
+    /// observed.
     pub(crate) fn hoped(&self, bytes: u64) -> Option<u64> {
         (!self.is_seen.load(Relaxed)).then(|| bytes.checked_next_multiple_of(LEAST_GROWTH))?
     }
@@ -204,36 +210,37 @@ impl Account {
         self.is_destroyed.load(Relaxed)
     }
 
-    /// It is destroyed, or is not after all.
+    /// Marks the pool destroyed, or clears the mark if destroying it failed.
     pub(crate) fn set_destroyed(&self, is_destroyed: bool) {
         self.is_destroyed.store(is_destroyed, Relaxed);
         self.lock().look_whether_over();
     }
 
-    /// The driver has had occasion to give back what is free; whether there may be such that had not been before.
+    /// Returns whether the pool may have become smaller, after a call in which the driver could release free
+    /// memory.
     pub(crate) fn may_have_shrunk(&self) -> bool {
         self.is(HAS_FREED | HAS_WAITING)
     }
 
-    /// What the driver would keep when the pool was measured last says nothing any more.
+    /// Notes that the driver may now keep less than at the last measurement.
     pub(crate) fn may_keep_less(&self) {
         self.set(HAS_FREED, true);
     }
 
-    /// Whether waiting for any stream may change something.
+    /// Returns whether waiting for any stream may change the account.
     #[inline]
     pub(crate) fn is_restless(&self) -> bool {
         self.is(IS_RESTLESS)
     }
 
-    /// A stream has come to its end, of a pool that is not restless.
+    /// Settles the frees that wait for a stream that has been waited for. For pools that are not restless.
     #[inline]
     pub(crate) fn passed(&self, stream: Stream) {
         self.known_share(stream).inspect(|share| share.pass(stream));
     }
 
-    /// Ends an allocation, at once or when that stream has come so far; whether the pool is over by it. Address zero: nobody
-    /// knows where it was.
+    /// Ends an allocation, at once or when `stream` reaches the free; returns whether the pool is over with
+    /// it. Address 0: unknown.
     #[inline]
     pub(crate) fn end(&self, address: u64, bytes: u64, stream: Option<Stream>) -> bool {
         let is_new = match stream {
@@ -246,20 +253,20 @@ impl Account {
         self.is_destroyed() && self.lock().look_whether_over()
     }
 
-    /// Whether what was allocated there is known to be new.
+    /// Ends an allocation when `stream` reaches the free; returns whether the memory is known to be new.
     #[inline]
     fn end_on(&self, address: u64, bytes: u64, stream: Stream) -> bool {
         let share = self.share(stream);
         let ended = share.change(|share| {
             let is_its = share.take_new(address);
-            // What is measured in any case is not new after.
+            // An allocation is not treated as new if the pool has to be measured anyway.
             let is_decided = is_its || self.is(HAS_FREED);
             is_decided.then(|| share.end_on(bytes, stream, is_its))
         });
         ended.unwrap_or_else(|| self.end_elsewhere(share, address, bytes, stream))
     }
 
-    /// The same for what was allocated on another stream, or is not new.
+    /// Ends an allocation that is recorded in another stream's share, or is not new.
     #[inline(never)]
     fn end_elsewhere(&self, share: &Shared, address: u64, bytes: u64, stream: Stream) -> bool {
         let measurements = self.begun.load(Relaxed);
@@ -279,19 +286,19 @@ impl Account {
                 return true;
             }
         }
-        // Wherever it is counted, it is of the whole.
+        // Any share will do: only the sum over shares counts.
         self.shares().next().inspect(|share| share.lock().end(bytes));
         false
     }
 
-    /// The pool grew where it was thought not to need to, and the allocation was undone.
+    /// Undoes an allocation for which the pool grew although that was not expected.
     pub(crate) fn mistaken(&self, bytes: u64, stream: Stream) {
         self.set(IS_SCATTERED, true);
         self.end(0, bytes, Some(stream));
     }
 }
 
-/// A pool's account as it is for a stream.
+/// A pool's account seen from one stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OnStream<'a> {
     account: &'a Account,
@@ -300,7 +307,7 @@ pub(crate) struct OnStream<'a> {
 }
 
 impl OnStream<'_> {
-    /// Begins an allocation.
+    /// Begins an allocation of `bytes`.
     #[inline]
     pub(crate) fn begin(self, bytes: u64) -> Begun {
         let begun = self.share.change(|share| {
@@ -313,21 +320,22 @@ impl OnStream<'_> {
         begun.unwrap_or_else(|| self.account.lock().begin(self.share, bytes, self.stream))
     }
 
-    /// Whether an allocation that was made there took nothing that was not reserved before: then nobody need ask.
+    /// Returns whether the allocation at `address` lies in a range known to be reserved, so that the reserved
+    /// size need not be measured.
     #[inline]
     pub(crate) fn is_known(self, address: u64, bytes: u64, begun: Begun) -> bool {
         let account = self.account;
-        // A measurement under way may see it or not.
+        // A measurement in progress may or may not see the allocation.
         let is_unmeasured = || {
             account.settled.load(Relaxed) == begun.measurements
                 && account.begun.load(Relaxed) == begun.measurements
         };
         let is_known = |share: &Shared| share.lock().is_known(address, bytes, is_unmeasured);
-        // It may have been another stream's, which is a matter of a few shares, and to ask is not.
+        // The range may be in another stream's share; searching the shares is cheaper than asking the driver.
         is_known(self.share) || account.shares().any(is_known)
     }
 
-    /// An allocation was made there, and what is reserved was measured after.
+    /// Records that the range is reserved: it was allocated and the pool was measured afterwards.
     pub(crate) fn know(self, address: u64, bytes: u64) {
         self.share.lock().know(address, bytes);
     }

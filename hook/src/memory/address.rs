@@ -1,15 +1,15 @@
-//! Addresses and numbers of either width: functions of version 1 have 32 bits for them.
+//! Addresses and sizes of 32 or 64 bits: version 1 functions of the driver use 32.
 
 use std::ffi::c_uint;
 
 use crate::cuda::{CUdeviceptr, CUdeviceptr_v1};
 use crate::place::written;
 
-/// A device address, of either width.
+/// A device address of either width.
 pub(crate) trait Address: Copy {
     fn key(self) -> u64;
 
-    /// A place for one.
+    /// Wraps an out-pointer for an address.
     fn place(place: *mut Self) -> Out;
 }
 
@@ -33,7 +33,7 @@ impl Address for CUdeviceptr_v1 {
     }
 }
 
-/// Where the driver writes a number, of the width that a function of its version has.
+/// Out-pointer for a number, of the width that the function's version has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Out {
     Narrow(*mut u32),
@@ -41,7 +41,7 @@ pub(crate) enum Out {
 }
 
 impl Out {
-    /// What the driver wrote, as [`written`] has it.
+    /// Returns what the driver wrote; see [`written`].
     pub(super) fn written(self) -> Option<u64> {
         match self {
             Self::Narrow(place) => written(place).map(u64::from),
@@ -49,7 +49,7 @@ impl Out {
         }
     }
 
-    /// The place, if it is one for an address of full width.
+    /// Returns the out-pointer if it is one for a 64-bit address.
     pub(super) fn wide(self) -> Option<*mut CUdeviceptr> {
         match self {
             Self::Narrow(_) => None,

@@ -1,9 +1,9 @@
-//! CUDA arrays: what one takes is the driver's secret until it is made.
+//! CUDA arrays, whose size only the driver knows.
 //!
-//! So the driver is asked first with the same description for an array without memory
-//! (`CUDA_ARRAY3D_DEFERRED_MAPPING`), which tells what it would need; that is kept. Where it cannot, the array is made, asked, and
-//! destroyed again if it is too large. One that answers neither way is not charged here; the daemon sees it among
-//! what the process holds beyond its charges.
+//! An array without memory (`CUDA_ARRAY3D_DEFERRED_MAPPING`) is made first with the same description and
+//! asked for its memory requirements; the answer is cached. If the driver cannot answer, the real array is
+//! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is not charged
+//! here; the daemon sees it in what the process holds beyond its charges.
 
 use std::hash::{Hash, Hasher};
 
@@ -27,10 +27,10 @@ use crate::{driver, process};
 const CUDA_ARRAY3D_SPARSE: u32 = 0x40;
 const CUDA_ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
 
-/// A sort of array: how to make, ask and destroy one.
+/// A type of array: how to make, query and destroy one.
 trait Array: Copy {
     fn key(self) -> u64;
-    /// Makes one of that description.
+    /// Makes an array of that description.
     fn make(wanted: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<Self, CUerror>;
     fn ask(self, answer: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS, local: LocalDevice) -> CUresult;
     fn destroy(self) -> CUresult;
@@ -80,7 +80,7 @@ impl Array for CUmipmappedArray {
     }
 }
 
-/// What a program describes an array by, in whichever version of the structure.
+/// A description of an array, in any version of the structure.
 pub(crate) trait Describe: Copy {
     fn full(self) -> CUDA_ARRAY3D_DESCRIPTOR;
 }
@@ -165,7 +165,7 @@ fn charge_for<A: Array>(
     let Some(place) = process.place() else {
         return next();
     };
-    // Mapped to memory of cuMemCreate's, charged there.
+    // Mapped to memory of `cuMemCreate`, which is charged there.
     if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
         return next();
     }
@@ -188,7 +188,7 @@ fn charge_for<A: Array>(
     Ok(())
 }
 
-/// Charges an array by what it takes, now that it is there; `None` if the driver does not say.
+/// Charges an array by its actual size; `None` if the driver does not tell.
 #[cold]
 #[inline(never)]
 fn fit<A: Array>(
@@ -208,19 +208,19 @@ fn fit<A: Array>(
     Ok(bytes)
 }
 
-/// What arrays take, by what they were described by: the driver's answers so far. It is asked once for each, since making
-/// an array without memory, asking and destroying it are three calls.
+/// Sizes of arrays by their description, as answered by the driver. Cached because a query takes three calls:
+/// making an array without memory, asking, and destroying it.
 #[derive(Debug, Default)]
 pub(crate) struct Sizes {
-    /// Those that were wanted last. Written by who holds the others.
+    /// The latest answers. Written only while `all` is locked.
     recent: Recent<{ Description::WORDS }>,
     all: Lock<HashMap<Description, u64>>,
 }
 
-/// A program that makes arrays of more sizes than that pays for asking again.
+/// Most cached sizes; when they are exceeded, the cache is emptied.
 const MOST_SIZES: usize = 512;
 
-/// Extent, format and channels, flags, the device and the levels of a mipmapped array.
+/// Extent, format and channels, flags, device, and levels of a mipmapped array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Description([u64; Self::WORDS]);
 
@@ -234,7 +234,7 @@ impl Description {
         Self([width, height, depth, place, format << 32 | channels, flags])
     }
 
-    /// In a few multiplications at once: hashing word by word takes as long as the rest of a look-up.
+    /// Returns a hash of all words at once: hashing word by word takes as long as the rest of a lookup.
     fn sum(&self) -> u64 {
         let products = self.0.iter().zip(ODD).map(|(word, odd)| word.wrapping_mul(odd));
         products.fold(0, u64::wrapping_add)
@@ -247,7 +247,7 @@ impl Hash for Description {
     }
 }
 
-/// Digits of pi, made odd: so no two words of a description cancel each other out.
+/// Digits of pi, made odd, so that no two words of a description cancel each other out.
 const ODD: [u64; Description::WORDS] = [
     0x243f_6a88_85a3_08d3,
     0x1319_8a2e_0370_7345,
@@ -258,7 +258,7 @@ const ODD: [u64; Description::WORDS] = [
 ];
 
 impl Sizes {
-    /// What an array of that description takes; `None` if the driver does not say beforehand.
+    /// Returns the bytes that such an array takes; `None` if the driver does not tell beforehand.
     #[inline]
     fn expected<A: Array>(&self, wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> Option<u64> {
         let description = Description::of(wanted, levels, place.local);
@@ -293,7 +293,7 @@ impl Sizes {
     }
 }
 
-/// What the driver says that an array of that description takes, asked of one without memory.
+/// Asks the driver for the size of such an array, using one without memory.
 fn ask<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, place: Place) -> Option<u64> {
     let deferred = CUDA_ARRAY3D_DESCRIPTOR {
         flags: wanted.flags | CUDA_ARRAY3D_DEFERRED_MAPPING,

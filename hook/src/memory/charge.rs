@@ -1,12 +1,13 @@
-//! What is charged for an allocation before it is made, and how room is made for it.
+//! Charging an allocation before it is made, and making room for it.
 
 use super::ABSURD;
 use super::levels::{self, Full, Sums, Unsettled};
 use crate::cuda::CUerror;
 use crate::process::Process;
 
-/// Bytes that are charged for an allocation that the driver has not yet made. Given back when dropped. What is charged with
-/// them is not part of it: what can be dropped lies in memory.
+/// Bytes charged for an allocation that the driver has not made yet; uncharged when dropped. The sums after
+/// the charge ([`Sums`]) are passed separately, so that they can stay in registers: a type with `Drop` is
+/// kept in memory.
 #[derive(Debug)]
 pub(crate) struct Charge<'a> {
     pub(super) process: &'a Process,
@@ -15,7 +16,7 @@ pub(crate) struct Charge<'a> {
 }
 
 impl Charge<'_> {
-    /// The allocation was made: the charge is now the ledger's.
+    /// Keeps the charge for the ledger: the allocation was made.
     #[inline(always)]
     pub(super) fn keep(self, sums: Sums) {
         let (process, index) = (self.process, self.index);
@@ -24,7 +25,7 @@ impl Charge<'_> {
         process.memory.levels.raise_peaks(usage, control, index, sums);
     }
 
-    /// What the allocation turned out to take; what is charged with it.
+    /// Changes the charge to `bytes`, the size that the allocation turned out to take; returns the new sums.
     #[inline]
     pub(super) fn fit(&mut self, sums: Sums, bytes: u64) -> Result<Sums, CUerror> {
         match bytes.checked_sub(self.bytes) {
@@ -48,7 +49,7 @@ impl Charge<'_> {
     #[inline(never)]
     fn lessen(&mut self, sums: Sums, bytes: u64) -> Sums {
         let usage = self.process.usage();
-        // Before anything is uncharged.
+        // Must precede the uncharge.
         let _unsettled = Unsettled::on(usage, self.index);
         let excess = self.bytes - bytes;
         self.process.memory.levels.uncharge(usage, self.index, excess);
@@ -67,7 +68,7 @@ impl Drop for Charge<'_> {
 }
 
 impl Process {
-    /// Charges `bytes` before the driver is asked for them. What pools reserve and do not use makes room first.
+    /// Charges `bytes` before the driver is called. At a limit, pools are trimmed first.
     #[inline(always)]
     pub(super) fn try_charge(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {
         let sums = match self.charge_freely(index, bytes) {
@@ -77,7 +78,7 @@ impl Process {
         Ok((self.charged(index, bytes), sums))
     }
 
-    /// Charges `likely`, if that is more and there is room, or else `bytes`.
+    /// Charges `likely` (at least `bytes`) if it fits, `bytes` otherwise.
     #[inline(always)]
     pub(super) fn try_charge_likely(
         &self,
@@ -100,7 +101,7 @@ impl Process {
         }
     }
 
-    /// Charges where nothing limits it; what is charged then.
+    /// Charges without a lock where no limit and no grant applies; returns the sum. `None`: not charged.
     #[inline(always)]
     pub(super) fn charge_freely(&self, index: usize, bytes: u64) -> Option<u64> {
         if bytes >= ABSURD {
@@ -127,7 +128,7 @@ impl Process {
         Ok((self.charged(index, bytes), sums))
     }
 
-    /// Packed.
+    /// Charges `bytes`, making room if needed. Returns a packed [`Sums`].
     #[cold]
     #[inline(never)]
     fn charge_in_time(&self, index: usize, bytes: u64) -> (u64, u64) {
@@ -138,7 +139,8 @@ impl Process {
         Sums::packed(charged.or_else(|full| self.make_room(index, bytes, full)))
     }
 
-    /// Refuses what no device has, if there is a limit. If not, that is for the driver, and must not be charged meanwhile.
+    /// Refuses a size that no device has if any limit is set. Otherwise the driver refuses it; it must not be
+    /// charged meanwhile.
     #[cold]
     #[inline(never)]
     fn absurd(&self, index: usize) -> Result<(), CUerror> {
@@ -149,7 +151,10 @@ impl Process {
         Err(self.refused_by(index, full))
     }
 
-    /// Charges `bytes`, and leaves it to the caller to uncharge them.
+    /// Charges `bytes`; the caller uncharges them.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit or a grant does not allow it.
     pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), CUerror> {
         let sums = self.charge(index, bytes).map_err(|full| {
             full.count_hit(self.usage());
@@ -160,7 +165,7 @@ impl Process {
         Ok(())
     }
 
-    /// Charges what fits. Where more must be granted first, that is waited for.
+    /// Charges `bytes` if they fit, waiting for a larger grant if that is what is missing.
     pub(super) fn charge(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
         let charge = || self.reserve(index, bytes);
         match charge() {
@@ -169,7 +174,7 @@ impl Process {
         }
     }
 
-    /// Charges what fits.
+    /// Charges `bytes` if they fit.
     pub(super) fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
         let (levels, usage) = (&self.memory.levels, self.usage());
         levels.try_reserve_from(self.slots.stock(usage), usage, self.control(), index, bytes)
@@ -181,7 +186,7 @@ impl Process {
         CUerror::OUT_OF_MEMORY
     }
 
-    /// A limit was hit: charges after trimming every pool, or refuses.
+    /// Trims every pool after a limit was hit and charges again.
     #[cold]
     #[inline(never)]
     pub(super) fn make_room(&self, index: usize, bytes: u64, full: Full) -> Result<Sums, CUerror> {
@@ -195,8 +200,8 @@ impl Process {
         charged.map_err(|full| self.refused_by(index, full))
     }
 
-    /// Counts an allocation that failed, and has the daemon tell whoever waits for such events. Short of memory, the
-    /// driver takes back what pools do not use, whichever they are.
+    /// Counts an allocation that failed and rings the daemon, which notifies pollers of such events. Pools
+    /// are measured again, since a driver short of memory takes back what any of them does not use.
     #[cold]
     #[inline(never)]
     pub(crate) fn count_failure(&self, index: usize) {

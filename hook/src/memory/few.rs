@@ -1,9 +1,9 @@
-//! A list that takes no memory of its own for its first element: most have one.
+//! A list whose first element needs no heap allocation; most lists have one element.
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Few<T> {
     first: Option<T>,
-    /// One word while there is nothing: such lists come and go in every call.
+    /// Boxed to take one word while it is empty: such lists are made in every call.
     rest: Option<Box<Rest<T>>>,
 }
 
@@ -34,7 +34,7 @@ impl<T> Few<T> {
         rest.0.push(element);
     }
 
-    /// In the order that they were pushed in.
+    /// Calls `show` with each element in the order of insertion.
     #[inline]
     pub(crate) fn for_each(&self, mut show: impl FnMut(&T)) {
         let Some(first) = &self.first else { return };
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_are_in_order_and_one_takes_no_memory() {
+    fn elements_are_in_order_and_one_needs_no_heap() {
         let mut few = Few::default();
         few.push(1);
         assert_eq!(few.rest, None);

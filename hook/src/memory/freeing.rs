@@ -1,5 +1,6 @@
-//! Memory that is freed when a stream has come so far, and is no pool's: charged until then, so that the ledger never has
-//! less than the device. Who waits for the stream, whoever needs the room, and the helper find out.
+//! Frees that take effect when a stream reaches them, of memory that is in no pool. The memory stays charged
+//! until then, so that the ledger never has less than the device. Completion is noticed by a wait for the
+//! stream, by a thread that needs the room, and by the helper.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -14,15 +15,15 @@ use crate::process::Process;
 #[derive(Debug, Default)]
 pub(crate) struct Freeing {
     list: Mutex<Vec<(Stream, Entry)>>,
-    /// How many there are, for who does not hold the list.
+    /// Length of `list`, readable without the lock.
     count: AtomicUsize,
 }
 
-/// Beyond so many, each looks whether earlier ones have gone.
+/// Length of the list at whose multiples an added free settles completed ones first.
 const MANY: usize = 256;
 
 impl Freeing {
-    /// The stream has been told to free it.
+    /// Records that the stream has been told to free the entry.
     pub(super) fn add(&self, process: &Process, stream: usize, entry: Entry) {
         let stream = Stream::of(process, stream);
         let count = {
@@ -37,7 +38,8 @@ impl Freeing {
         process.line.as_ref().inspect(|line| line.wake());
     }
 
-    /// Takes off what is freed by now: what that stream had to free, and others that have come so far. Whether any was.
+    /// Uncharges what is freed by now: the frees of `passed`, which has been waited for, and of other streams
+    /// that have reached theirs. Returns whether there were any.
     pub(super) fn settle(&self, process: &Process, passed: Option<usize>) -> bool {
         if self.count.load(Relaxed) == 0 {
             return false;
@@ -46,12 +48,13 @@ impl Freeing {
         streams.sort_unstable();
         streams.dedup();
         let passed = passed.map(|stream| Stream::of(process, stream));
-        // With no lock held.
+        // Streams are queried without the lock.
         streams.retain(|stream| passed == Some(*stream) || stream.has_passed(process));
         self.take(process, |stream, _| streams.contains(stream))
     }
 
-    /// All that the calling thread's context was given is done, and all that green contexts were that are parts of it.
+    /// Settles the frees on default streams of the calling thread's context and of its green contexts, after
+    /// a wait for the context.
     pub(super) fn context_passed(&self, process: &Process) {
         if self.count.load(Relaxed) == 0 {
             return;
@@ -71,7 +74,7 @@ impl Freeing {
         self.take(process, |stream, _| stream.is_default_of(&passed));
     }
 
-    /// What a context was to free is gone with it.
+    /// Uncharges the pending frees of a destroyed context.
     pub(super) fn context_gone(&self, process: &Process, context: u32) {
         self.take(process, |_, entry| entry.owner == context);
     }
@@ -96,13 +99,13 @@ impl Freeing {
     }
 }
 
-/// The helper's part: nobody may come to wait for the stream.
+/// The helper's part, for streams that the program never waits for.
 #[derive(Debug)]
 pub(crate) struct Settling {
     pause: Duration,
 }
 
-/// Between two looks: the least, and the longest when nothing happens.
+/// Shortest pause between two checks, and the longest while nothing completes.
 const LEAST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 

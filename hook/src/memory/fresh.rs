@@ -1,25 +1,25 @@
-//! A table that keeps what was entered last beside itself: what is taken out soon never gets into it. Programs free soon
-//! most of what they allocate often, and a table of very many blocks is in no cache.
+//! Hash table with a few slots for the latest rows, so that a row that is removed soon never enters the
+//! table. Most frequent allocations are freed soon, and a table of very many blocks is in no cache.
 
 use hashbrown::HashTable;
 
-/// What a table has, by a key. The default row's is [`FREE`].
+/// A row with its key. The default row has the key [`FREE`].
 pub(super) trait Row: Copy + Default {
     fn key(&self) -> u64;
 
-    /// Where in a table a key is looked for.
+    /// Returns the hash of a key for the table.
     fn hash(key: u64) -> u64;
 }
 
-/// The key of a place that is free. A row that has it is in the table alone.
+/// Key of a free slot. A row that has this key is kept in the table only.
 const FREE: u64 = 0;
 
-/// No two rows have the same key.
+/// Rows with distinct keys.
 #[derive(Debug)]
 pub(super) struct Fresh<R, const N: usize> {
-    /// Those entered last, in no order.
+    /// The latest rows, in no order.
     last: [R; N],
-    /// Whose turn it is to go into the table.
+    /// Index of the slot that was last moved to the table.
     turn: usize,
     table: HashTable<R>,
 }
@@ -35,7 +35,8 @@ impl<R: Row, const N: usize> Default for Fresh<R, N> {
 }
 
 impl<R: Row, const N: usize> Fresh<R, N> {
-    /// Where among the last a key is, or [`FREE`] is. All are looked at, which costs less than to stop.
+    /// Returns the slot of a key (or of [`FREE`]), `N` if there is none. Looks at all slots, which is faster
+    /// than stopping early.
     #[inline(always)]
     fn place(&self, key: u64) -> usize {
         let mut found = N;
@@ -47,21 +48,21 @@ impl<R: Row, const N: usize> Fresh<R, N> {
         found
     }
 
-    /// The one that has a key.
+    /// Returns the row of a key if it is in a slot.
     #[inline(always)]
     fn known(&mut self, key: u64) -> Option<&mut R> {
         let place = self.place(key);
         self.last.get_mut(place).filter(|_| key != FREE)
     }
 
-    /// `hash` is the key's.
+    /// Returns the row of a key; `hash` is the key's.
     #[inline(always)]
     pub(super) fn find(&self, hash: u64, key: u64) -> Option<&R> {
         let known = self.last.get(self.place(key)).filter(|_| key != FREE);
         known.or_else(|| self.table.find(hash, |row| row.key() == key))
     }
 
-    /// Enters a row, whose key has that hash; the one that had the key before.
+    /// Inserts a row and returns the row that had its key before; `hash` is the key's.
     #[inline(always)]
     pub(super) fn insert(&mut self, hash: u64, row: R) -> Option<R> {
         let key = row.key();
@@ -80,7 +81,7 @@ impl<R: Row, const N: usize> Fresh<R, N> {
         None
     }
 
-    /// Has a row take the place of another, which goes into the table; neither's key is there.
+    /// Puts a row into the next slot and that slot's row into the table; neither key is present.
     #[inline(never)]
     fn settle(&mut self, row: R) {
         self.turn = (self.turn + 1) % N;
@@ -90,13 +91,13 @@ impl<R: Row, const N: usize> Fresh<R, N> {
             .insert_unique(R::hash(older.key()), older, |row| R::hash(row.key()));
     }
 
-    /// `hash` is the key's.
+    /// Removes the row of a key; `hash` is the key's.
     #[inline(always)]
     pub(super) fn remove(&mut self, hash: u64, key: u64) -> Option<R> {
         self.remove_if(hash, key, |_| true)
     }
 
-    /// The same if it `is_wanted`.
+    /// Removes the row of a key if `is_wanted` says so.
     #[inline(always)]
     pub(super) fn remove_if(&mut self, hash: u64, key: u64, is_wanted: impl FnOnce(&R) -> bool) -> Option<R> {
         if let Some(known) = self.known(key) {
@@ -106,7 +107,7 @@ impl<R: Row, const N: usize> Fresh<R, N> {
         is_wanted(found.get()).then(|| found.remove().0)
     }
 
-    /// Removes all that `is_wanted`, and shows them.
+    /// Removes every row that `is_wanted` and passes it to `show`.
     pub(super) fn take_all(&mut self, is_wanted: impl Fn(&R) -> bool, mut show: impl FnMut(R)) {
         let last = self.last.iter_mut();
         last.filter(|row| row.key() != FREE && is_wanted(row))
@@ -119,7 +120,7 @@ impl<R: Row, const N: usize> Fresh<R, N> {
         last.chain(self.table.iter())
     }
 
-    /// Shows every row, of which all but the key may be changed.
+    /// Calls `change` with every row; the key must not be changed.
     pub(super) fn each(&mut self, change: impl FnMut(&mut R)) {
         let last = self.last.iter_mut().filter(|row| row.key() != FREE);
         last.chain(self.table.iter_mut()).for_each(change);
@@ -132,7 +133,7 @@ impl<R: Row, const N: usize> Fresh<R, N> {
         self.iter().count()
     }
 
-    /// Bytes that the table takes.
+    /// Returns the bytes that the table has allocated.
     pub(super) fn allocation_size(&self) -> usize {
         self.table.allocation_size()
     }
@@ -148,14 +149,14 @@ mod tests {
             self.0
         }
 
-        /// Many have the same place, and even the same tag.
+        /// Many collisions of hash and tag.
         fn hash(key: u64) -> u64 {
             ((key % 7) << 57) | (key % 5)
         }
     }
 
     #[test]
-    fn it_agrees_with_a_map_over_random_operations() {
+    fn random_operations_agree_with_a_map() {
         let mut fresh = Fresh::<(u64, u64), 3>::default();
         let mut model = HashMap::new();
         let mut random = 1_u64;
@@ -164,7 +165,7 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            // Also zero.
+            // Zero occurs too.
             let key = random % 40;
             let hash = <(u64, u64)>::hash(key);
             match random >> 60 {
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_soon_never_gets_into_the_table() {
+    fn row_removed_soon_never_enters_the_table() {
         let mut fresh = Fresh::<(u64, u64), 3>::default();
         let hash = <(u64, u64)>::hash;
         for key in 1..=100 {
@@ -208,6 +209,10 @@ mod tests {
             fresh.insert(hash(key), (key, 0));
             assert!(fresh.remove(hash(key), key).is_some());
         }
-        assert_eq!(fresh.table.len(), 98, "one has made room for all of them");
+        assert_eq!(
+            fresh.table.len(),
+            98,
+            "one row moved to make room for all of them"
+        );
     }
 }

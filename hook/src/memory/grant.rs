@@ -1,8 +1,8 @@
-//! Asking for more than the groups above have granted: a request in the usage block, the daemon's bell, and a futex on its
-//! answer.
+//! Requests for larger grants from the groups above: a request in the usage block, the daemon's bell, and a
+//! futex on its answer.
 //!
-//! Only what exceeds a grant comes here. Nothing is kept for who asked: what is granted is the process's, and the charge
-//! is tried again. Every wait ends, whatever has become of the daemon.
+//! Needed only when a charge exceeds the grant. An answer enlarges the grant of the process, not of the
+//! requesting thread, so the charge is tried again. Every wait ends, whatever happens to the daemon.
 
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
@@ -14,31 +14,31 @@ use super::levels::Full;
 use crate::process::{self, Process};
 use crate::{helper, sys};
 
-/// How long a daemon may take that is being started again, or that is stopped.
+/// Longest wait for an answer, for a daemon that is stopped or being restarted.
 const PATIENCE: Duration = if cfg!(test) {
     Duration::from_millis(500)
 } else {
     Duration::from_secs(5)
 };
-/// How often somebody who waits looks whether another daemon's block is there, and rings again.
+/// How often a waiting thread checks for a new daemon's block and rings again.
 const RECHECK: Duration = Duration::from_millis(20);
-/// Times that others of the process may take what was granted to one, or give back what it lacked.
+/// Most requests for one charge, since other threads may use the grant or return what was missing.
 const MOST_TRIES: usize = 1000;
 
 #[derive(Debug)]
 pub(crate) struct Grants {
-    /// By device, held by who asks: one request of a device is under way at a time.
+    /// One lock per device, held by the requesting thread: a device has one request in progress.
     asking: [Mutex<()>; MAX_DEVICES],
-    /// A request was not answered: until one is, or another daemon comes, nobody waits.
+    /// Set while a request is unanswered: until an answer comes or a daemon connects, no thread waits.
     is_silent: AtomicBool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    /// Looked at, and not refused.
+    /// The daemon has looked at it and not refused.
     Given,
     Refused,
-    /// Nobody has answered, or the caller may not wait.
+    /// No answer, or the caller may not wait.
     Missing,
 }
 
@@ -50,17 +50,17 @@ impl Grants {
         }
     }
 
-    /// There is a new daemon.
+    /// Allows waits again after a daemon connected.
     pub(crate) fn begin_again(&self) {
         self.is_silent.store(false, Relaxed);
     }
 }
 
 impl Process {
-    /// Charges `bytes` on a device by `charge`, which has said that the groups above have not granted so much, after asking
-    /// for more.
+    /// Charges `bytes` on a device by `charge`, which has returned [`Full::Group`], after requesting a larger
+    /// grant.
     ///
-    /// Not to be called with a lock held that the helper takes.
+    /// The caller must hold no lock that the helper takes.
     #[cold]
     pub(super) fn charge_granted<T>(
         &self,
@@ -78,11 +78,12 @@ impl Process {
         let _asking = match lock.try_lock() {
             Some(asking) => asking,
             None if helper::is_caller() => return Err(full),
-            // Who asks is done sooner, unless a signal's handler of the program's took it elsewhere.
+            // Normally the other request ends sooner, unless one of the program's signal handlers interrupted
+            // it for good.
             None => lock.try_lock_for(2 * PATIENCE).ok_or(full)?,
         };
         for _ in 0..MOST_TRIES {
-            // Another's request may have brought enough.
+            // Another thread's request may have brought enough.
             match charge() {
                 Err(Full::Group(_)) => {}
                 charged => return charged,
@@ -90,7 +91,7 @@ impl Process {
             let before = device.memory_current.load(Relaxed);
             match self.ask(index, bytes) {
                 Answer::Given => {}
-                // Something was given back or undone after the daemon looked.
+                // Something was uncharged or undone after the daemon looked.
                 Answer::Refused if device.memory_current.load(Relaxed) < before => {}
                 Answer::Refused | Answer::Missing => break,
             }
@@ -98,14 +99,14 @@ impl Process {
         charge()
     }
 
-    /// Whether the groups above grant, now that they are asked, what was charged because it is there already, and whether no
-    /// other limit is exceeded by it.
+    /// Requests a grant for memory that has been charged without one because it exists already; returns
+    /// whether it is granted and no other limit is exceeded.
     #[cold]
     pub(super) fn cover(&self, index: usize) -> bool {
         self.charge_granted(index, 0, || self.reserve(index, 0)).is_ok()
     }
 
-    /// Puts one request, and waits for its answer.
+    /// Publishes one request and waits for its answer.
     fn ask(&self, index: usize, bytes: u64) -> Answer {
         let (Some(usage), Some(control)) =
             (self.usage().devices.get(index), self.control().devices.get(index))
@@ -140,7 +141,7 @@ impl Process {
     }
 }
 
-/// Puts a request; its number.
+/// Publishes a request; returns its number.
 fn put(usage: &UsageDevice, bytes: u64) -> u32 {
     usage.grant_wanted.store(bytes, Relaxed);
     usage.grant_request.fetch_add(1, Release).wrapping_add(1)
@@ -158,7 +159,7 @@ fn outcome(control: &ControlDevice, number: u32) -> Answer {
     }
 }
 
-/// Whether a count that wraps has come as far as `number`.
+/// Returns whether a wrapping counter has reached `number`.
 pub(crate) fn reaches(count: u32, number: u32) -> bool {
     count.wrapping_sub(number).cast_signed() >= 0
 }
@@ -171,14 +172,14 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use std::thread;
 
-    /// A process in a group, and the daemon's view of its block.
+    /// Returns a process in a group and the daemon's view of its control block.
     fn member(granted: u64) -> (&'static Process, &'static Control) {
         let process = Process::of_test(NO_LIMIT);
         process.usage().devices[0].memory_granted.store(granted, Relaxed);
         (process, adopt(process))
     }
 
-    /// Another daemon, which knows what was asked before it came.
+    /// Connects another daemon, which has seen the earlier requests.
     fn adopt(process: &Process) -> &'static Control {
         let (control, file) = block::of_daemon();
         for (device, usage) in control.devices.iter().zip(&process.usage().devices) {
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn within_the_grant_nobody_is_asked_and_beyond_it_the_daemon_is() {
+    fn daemon_is_asked_only_beyond_the_grant() {
         let (process, control) = member(100);
         let device = &process.usage().devices[0];
         assert!(process.charge(0, 100).is_ok());
@@ -217,7 +218,7 @@ mod tests {
             let charging = scope.spawn(|| process.charge(0, 50).is_ok());
             wait_for(request(process.usage()), 1);
             assert_eq!(device.grant_wanted.load(Relaxed), 50);
-            // Answered, but it is not enough: somebody else was quicker.
+            // Answered, but not enough: another process was faster.
             device.memory_granted.store(120, Relaxed);
             answer(control, 1);
             wait_for(request(process.usage()), 2);
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_request_is_a_refused_charge_unless_something_was_given_back_meanwhile() {
+    fn refused_request_refuses_charge_unless_bytes_were_freed() {
         let (process, control) = member(100);
         assert!(process.charge(0, 100).is_ok());
         let refuse = |number| {
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_while_the_daemon_is_replaced_asks_the_next_one() {
+    fn waiting_request_is_repeated_to_the_next_daemon() {
         let (process, _lost) = member(0);
         thread::scope(|scope| {
             let charging = scope.spawn(|| process.charge(0, 10).is_ok());
@@ -265,15 +266,15 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_does_not_answer_is_waited_for_once() {
+    fn silent_daemon_is_waited_for_once() {
         let (process, control) = member(0);
         assert_eq!(process.charge(0, 10).map(drop), Err(Full::Group(0)));
         let silent = &process.memory.grants.is_silent;
         assert!(silent.load(Relaxed));
         assert_eq!(process.charge(0, 10).map(drop), Err(Full::Group(0)));
         let asked = request(process.usage()).load(Relaxed);
-        assert_eq!(asked, 2, "it is asked all the same");
-        // It was only slow.
+        assert_eq!(asked, 2, "it is asked without waiting");
+        // The daemon was only slow.
         process.usage().devices[0].memory_granted.store(10, Relaxed);
         answer(control, asked);
         assert!(process.charge(0, 10).is_ok());
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_already_is_covered_if_the_groups_have_room_for_it() {
+    fn existing_memory_is_covered_if_groups_have_room() {
         let (process, control) = member(0);
         let levels = &process.memory.levels;
         levels.charge(process.usage(), process.control(), 0, 30);
@@ -301,11 +302,11 @@ mod tests {
             assert!(covering.join().unwrap());
         });
         control.devices[0].memory_limit.store(29, Relaxed);
-        assert!(!process.cover(0), "the process's own limit has not");
+        assert!(!process.cover(0), "the process's own limit is exceeded");
     }
 
     #[test]
-    fn counts_of_requests_wrap() {
+    fn request_numbers_wrap() {
         assert!(reaches(1, u32::MAX) && reaches(7, 7));
         assert!(!reaches(u32::MAX, 1) && !reaches(6, 7));
     }

@@ -1,12 +1,12 @@
-//! Memory that graphs allocate, by nodes of theirs or by captured calls: charged by what the driver reserves for it.
+//! Memory allocated by graphs, through nodes or captured calls: charged by what the driver reserves for it.
 //!
-//! A graph's allocation has its address from the start, and room on the device from the first launch after that, until
-//! a trim. Allocations that are never there at one time share addresses, so what a graph needs is known when it is
-//! instantiated; what a launch takes of the device is foretold from that. A program whose graphs allocate nothing pays
-//! for a look at one word.
+//! An allocation of a graph has its address from the start, and physical memory from the graph's first launch
+//! until a trim. Allocations that never exist at the same time share addresses, so what a graph needs is
+//! known at instantiation; what a launch will take of the device is predicted from that. If no graph
+//! allocates, a launch costs one load more.
 //!
-//! Two graphs that ran one after the other share their room. Where they then run at once the driver takes more, which is
-//! charged, limit or not: nobody can say beforehand.
+//! Two graphs that ran one after the other share their memory. If they run concurrently later, the driver
+//! takes more, which is charged even beyond a limit, since it cannot be predicted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -28,20 +28,20 @@ use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};
 
-/// Whether any graph of this program allocates.
+/// Set once any graph of this program allocates.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
-/// Device memory comes in pages of this size.
+/// Size of a page of device memory, bytes.
 const PAGE: u64 = 2 << 20;
-/// Graphs within graphs are looked into this deep; the driver's own bound is not known.
+/// Depth to which child graphs are searched; the driver's own bound is not known.
 const MOST_DEPTH: u32 = 16;
 
-/// What an executable graph needs on one device.
+/// Memory that an executable graph needs on one device.
 #[derive(Debug)]
 struct Need {
     local: LocalDevice,
     bytes: u64,
-    /// The number of the device's trim since which it has had room there.
+    /// Number of the device's trim since which the graph has had its memory, or [`NO_ROOM`].
     has_room_since: AtomicUsize,
 }
 
@@ -49,20 +49,20 @@ struct Need {
 #[derive(Debug, Default)]
 pub(crate) struct Graphs(Mutex<HashMap<usize, Arc<[Need]>>>);
 
-/// [`Need::has_room_since`]: it has none.
+/// Value of [`Need::has_room_since`]: the graph has no memory on the device.
 const NO_ROOM: usize = usize::MAX;
 
-/// Whether a launch may allocate.
+/// Returns whether a launch may allocate.
 fn is_used() -> bool {
     IS_USED.load(Relaxed)
 }
 
-/// Notes that some graph allocates.
+/// Records that some graph allocates.
 pub(super) fn begin_use() {
     IS_USED.store(true, Relaxed);
 }
 
-/// What a call that runs a graph takes of a device, charged in advance; settled when dropped.
+/// Memory of a device that a call running a graph may take, charged in advance; settled when dropped.
 struct Taken<'a> {
     process: &'a Process,
     reserve: Arc<Reserve>,
@@ -73,7 +73,7 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        // What does not fit is there all the same, and charged.
+        // Growth that does not fit exists all the same, and is charged.
         let _ = self.reserve.settle(self.process, self.held);
     }
 }
@@ -104,7 +104,7 @@ fn take<'a>(process: &'a Process, needs: &[Need]) -> Result<Vec<Taken<'a>>, CUer
     Ok(taken)
 }
 
-/// Charges what is foretold, after trimming everything if it must, or refuses.
+/// Charges the predicted bytes, trimming pools if necessary, or refuses.
 fn hold(process: &Process, reserve: &Reserve, foretold: impl Fn() -> u64) -> Result<u64, CUerror> {
     let bytes = foretold();
     let Err(full) = reserve.hold(process, bytes) else {
@@ -120,7 +120,7 @@ fn hold(process: &Process, reserve: &Reserve, foretold: impl Fn() -> u64) -> Res
     })
 }
 
-/// Runs a call other than a launch that may take what the needs say.
+/// Runs a call other than a launch that may take what `needs` says.
 fn run(process: &Process, needs: &[Need], call: Next<'_>) -> CUresult {
     let taken = take(process, needs)?;
     let result = call();
@@ -136,7 +136,7 @@ fn count_failures(process: &Process, taken: &[Taken<'_>]) {
     }
 }
 
-/// A launch that was charged in advance is over.
+/// Records the result of a launch that was charged in advance.
 fn launched(process: &Process, needs: &[Need], taken: &[Taken<'_>], result: CUresult) {
     if result.is_err() {
         return count_failures(process, taken);
@@ -161,7 +161,7 @@ impl Graphs {
     }
 }
 
-/// What the graph's nodes allocate, by device: bytes of pages, each counted once.
+/// Returns what the graph's nodes allocate by device: bytes in whole pages, each page counted once.
 fn needs(graph: CUgraph) -> Arc<[Need]> {
     let mut pages = Vec::new();
     collect(graph, 0, &mut pages);
@@ -188,7 +188,7 @@ fn needs(graph: CUgraph) -> Arc<[Need]> {
     needs.into()
 }
 
-/// Each allocation as device and addresses, in whole pages.
+/// Appends each allocation as device, first and last address, in whole pages.
 fn collect(graph: CUgraph, depth: u32, into: &mut Vec<(CUdevice, u64, u64)>) {
     for node in nodes(graph) {
         let mut kind = 0;
@@ -213,13 +213,13 @@ fn collect(graph: CUgraph, depth: u32, into: &mut Vec<(CUdevice, u64, u64)>) {
     }
 }
 
-/// `cuGraphAddMemAllocNode`: takes nothing yet.
+/// `cuGraphAddMemAllocNode`: takes no memory yet.
 pub(crate) fn add_allocation(next: Next<'_>) -> CUresult {
     begin_use();
     next()
 }
 
-/// `cuGraphAddNode`: of any type.
+/// `cuGraphAddNode`: adds a node of any type.
 pub(crate) fn add(params: *const CUgraphNodeParams, next: Next<'_>) -> CUresult {
     if given(params).is_some_and(|params| params.kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
         begin_use();
@@ -227,7 +227,7 @@ pub(crate) fn add(params: *const CUgraphNodeParams, next: Next<'_>) -> CUresult 
     next()
 }
 
-/// `cuGraphInstantiate` and its like.
+/// `cuGraphInstantiate` and its variants.
 pub(crate) fn instantiate(exec: *mut CUgraphExec, graph: CUgraph, flags: u64, next: Next<'_>) -> CUresult {
     let Some(process) = process::get().filter(|_| is_used()) else {
         return next();
@@ -252,7 +252,7 @@ pub(crate) fn instantiate_with(
     instantiate(exec, graph, flags, next)
 }
 
-/// `cuGraphExecUpdate`: the nodes may be others after.
+/// `cuGraphExecUpdate`: may change what the nodes allocate.
 pub(crate) fn update(exec: CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get().filter(|_| is_used()) {
@@ -261,12 +261,12 @@ pub(crate) fn update(exec: CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUres
     Ok(())
 }
 
-/// `cuGraphExecDestroy`: what was reserved for it stays until a trim.
+/// `cuGraphExecDestroy`: the memory stays reserved until a trim.
 pub(crate) fn destroy(exec: CUgraphExec, next: Next<'_>) -> CUresult {
     let Some(process) = process::get().filter(|_| is_used()) else {
         return next();
     };
-    // Before the driver, which may give the handle to another at once.
+    // Removed before the call, since the driver may reuse the handle at once.
     let known = process.memory.graphs.0.lock().remove(&exec.0.addr());
     let result = next();
     if let (Err(_), Some(needs)) = (result, known) {
@@ -285,7 +285,7 @@ pub(crate) fn upload(exec: CUgraphExec, next: Next<'_>) -> CUresult {
     }
 }
 
-/// `cuGraphLaunch`, at its open gate.
+/// `cuGraphLaunch`, after its gate.
 pub(crate) fn launch(exec: CUgraphExec, next: Next<'_>) -> CUresult {
     let process = process::get().filter(|_| is_used());
     let known = process.and_then(|process| Some((process, process.memory.graphs.needs(exec)?)));

@@ -1,4 +1,4 @@
-//! Page-locked host memory: counted for `memory.stat`, not charged, since it takes nothing of a device.
+//! Page-locked host memory: counted for `memory.stat`, not charged, since it takes no device memory.
 
 use std::ffi::c_void;
 
@@ -26,7 +26,7 @@ pub(crate) fn alloc(address: *mut *mut c_void, bytes: impl Into<u64>, next: Next
     Ok(())
 }
 
-/// `cuMemHostRegister`: the program's own memory, pinned.
+/// `cuMemHostRegister`: pins memory of the program.
 pub(crate) fn register(address: *mut c_void, bytes: impl Into<u64>, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get() {

@@ -1,4 +1,4 @@
-//! Memory of other processes and other drivers: shown as `ipc`, charged to whoever made it.
+//! Memory of other processes and other drivers: shown as `ipc`, charged to the process that made it.
 
 use std::ffi::c_void;
 
@@ -13,12 +13,12 @@ use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};
 
-/// What was opened, by address, and how often: the driver answers with the same address again.
+/// Opened memory by address with the number of openings: the driver returns the same address for each.
 #[derive(Debug, Default)]
 pub(crate) struct Opened(Mutex<HashMap<u64, (Entry, u32)>>);
 
 impl Opened {
-    /// One more opening; whether it is the first.
+    /// Counts an opening; returns the entry if it is the first.
     fn open(&self, address: u64, entry: impl FnOnce() -> Entry) -> Option<Entry> {
         let mut opened = self.0.lock();
         let (entry, count) = opened.entry(address).or_insert_with(|| (entry(), 0));
@@ -26,7 +26,7 @@ impl Opened {
         (*count == 1).then_some(*entry)
     }
 
-    /// One less; what is not open any more.
+    /// Counts a closing; returns the entry if it was the last.
     fn close(&self, address: u64) -> Option<Entry> {
         let mut opened = self.0.lock();
         let (_, count) = opened.get_mut(&address)?;
@@ -36,7 +36,7 @@ impl Opened {
             .map(|(entry, _)| entry)
     }
 
-    /// Takes out what that context had opened.
+    /// Removes and returns what a context had opened.
     pub(super) fn context_gone(&self, context: u32) -> Vec<Entry> {
         let mut opened = self.0.lock();
         let gone = opened.extract_if(|_, (entry, _)| entry.owner == context);
@@ -50,7 +50,7 @@ impl Opened {
     }
 }
 
-/// An entry for memory at an address that the driver knows the size of.
+/// Makes an entry for memory whose size the driver knows.
 fn entry_at(process: &Process, address: CUdeviceptr) -> Option<Entry> {
     let place = process.place()?;
     let (mut base, mut bytes) = (CUdeviceptr(0), 0);
@@ -84,7 +84,7 @@ pub(crate) fn close(address: CUdeviceptr, next: Next<'_>) -> CUresult {
     Ok(())
 }
 
-/// `cuMemPoolImportPointer`: freed as what a pool of the process's own has allocated.
+/// `cuMemPoolImportPointer`: freed by the same calls as allocations from a pool of this process.
 pub(crate) fn import_pointer(address: *mut CUdeviceptr, next: Next<'_>) -> CUresult {
     next()?;
     if let Some((process, address)) = process::get().zip(written(address))
@@ -95,7 +95,7 @@ pub(crate) fn import_pointer(address: *mut CUdeviceptr, next: Next<'_>) -> CUres
     Ok(())
 }
 
-/// `cuImportExternalMemory`: another driver's, as large as the program says.
+/// `cuImportExternalMemory`: memory of another driver; its size is taken from the description.
 pub(crate) fn import_external(
     memory: *mut CUexternalMemory,
     description: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
@@ -137,14 +137,14 @@ mod tests {
     use crate::device::LocalDevice;
 
     #[test]
-    fn what_is_opened_twice_is_shown_once_and_until_it_is_closed_twice() {
+    fn memory_opened_twice_is_shown_once_until_closed_twice() {
         let opened = Opened::default();
         let entry = |context| Entry::new(Kind::Ipc, 10, LocalDevice::of(0).unwrap(), 0, context);
         assert_eq!(opened.open(7, || entry(1)), Some(entry(1)));
         assert_eq!(opened.open(7, || entry(1)), None);
         assert_eq!(opened.close(7), None);
         assert_eq!(opened.close(7), Some(entry(1)));
-        assert_eq!(opened.close(7), None, "the driver's business");
+        assert_eq!(opened.close(7), None, "left to the driver");
         opened.open(8, || entry(1));
         opened.open(9, || entry(2));
         assert_eq!(opened.context_gone(1), [entry(1)]);

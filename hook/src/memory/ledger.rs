@@ -1,6 +1,7 @@
-//! What is allocated, by address or handle: how large, what it is, on which device, in which context.
+//! The ledger of live allocations, by address or handle: size, kind, device and context.
 //!
-//! Cut into shards by a hash of the key, so that threads seldom meet; 24 bytes an entry. Knows no limits.
+//! Divided into shards by a hash of the key, so that threads seldom contend; 24 bytes per entry. Independent
+//! of limits.
 
 use gcgroup_abi::{Kind, OTHER_DEVICE};
 
@@ -13,12 +14,12 @@ use crate::device::LocalDevice;
 pub(crate) struct Entry {
     /// Bytes.
     pub(crate) size: u64,
-    /// The context's number; for [`Kind::Pool`], the pool's.
+    /// Number of the context; for [`Kind::Pool`], of the pool.
     pub(crate) owner: u32,
     pub(crate) local: LocalDevice,
-    /// The slot that the bytes are counted in.
+    /// The device slot in which the bytes are counted.
     index: u8,
-    /// The kind's place in [`Kind::ALL`], which takes less room than a [`Kind`].
+    /// Index into [`Kind::ALL`], which is smaller than a [`Kind`].
     kind: u8,
 }
 
@@ -43,7 +44,7 @@ impl Entry {
             .map_or(Kind::Linear, |(kind, ..)| *kind)
     }
 
-    /// Whether it is of that kind, for less than to ask which it is of.
+    /// Returns whether the entry is of that kind; cheaper than comparing [`Self::kind`].
     #[inline]
     pub(crate) fn is(&self, kind: Kind) -> bool {
         usize::from(self.kind) == kind as usize
@@ -57,14 +58,14 @@ impl Entry {
         self.index = u8::try_from(index.min(OTHER_DEVICE)).unwrap_or(u8::MAX);
     }
 
-    /// Whether its bytes are charged one by one. A pool is charged as a whole.
+    /// Returns whether the bytes are charged one by one. A pool is charged as a whole.
     #[inline]
     pub(crate) fn is_charged(&self) -> bool {
         CHARGED >> (self.kind & 31) & 1 != 0
     }
 }
 
-/// An [`Entry`] that no context owns, in 11 bytes that may lie anywhere.
+/// An [`Entry`] without a context, in 11 bytes without alignment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unowned {
     size: [u8; 8],
@@ -99,7 +100,7 @@ impl Unowned {
     }
 }
 
-/// The kinds whose allocations are charged one by one: a bit for each, at its place.
+/// Kinds whose allocations are charged one by one: bit i stands for `Kind::ALL[i]`.
 const CHARGED: u32 = {
     let (mut kinds, mut at) = (0, 0);
     while at < Kind::ALL.len() {
@@ -112,7 +113,7 @@ const CHARGED: u32 = {
     kinds
 };
 
-/// An entry by its key.
+/// An entry with its key.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
     key: u64,
@@ -132,7 +133,7 @@ impl Row for Known {
 
 type Table = Fresh<Known, 3>;
 
-/// A shard has cache lines of its own, and what was entered last is in them.
+/// A shard with cache lines of its own; the latest entries are in them.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct Shard(Lock<Table>);
@@ -142,14 +143,16 @@ pub(crate) struct Ledger {
     shards: Box<[Shard]>,
 }
 
-/// Spreads addresses over the table, but keeps neighbours together: a program with very many blocks has small ones, which
-/// the driver cuts one after the other, and a place near the last is likely in the cache.
+/// Spreads addresses over the table, but keeps neighbours together: a program with very many blocks has small
+/// ones, which the driver allocates at consecutive addresses, so a place near the last one is likely in the
+/// cache.
 fn hash(key: u64) -> u64 {
     let product = u128::from((key >> 14) ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
     #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
     let region = (product >> 64) as u64 ^ product as u64;
-    // A region of 16 KiB takes 32 places: the least that a driver gives out is 512 bytes. Larger ones would lie upon each
-    // other more, and a look-up have farther to go; of smaller ones the next place would be less often in the cache.
+    // A region of 16 KiB takes 32 places, since the driver's smallest allocation is 512 bytes. Larger regions
+    // would collide more and lengthen lookups; with smaller ones the next place would be in the cache less
+    // often.
     let place = region.wrapping_add(key >> 9 & 0x1f);
     // The highest seven bits tell entries in one place apart.
     let tag = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
@@ -157,7 +160,7 @@ fn hash(key: u64) -> u64 {
 }
 
 impl Ledger {
-    /// `shards` is rounded up to a power of two.
+    /// Makes a ledger; `shards` is rounded up to a power of two.
     pub(crate) fn new(shards: usize) -> Self {
         Self {
             shards: (0..shards.next_power_of_two())
@@ -166,16 +169,17 @@ impl Ledger {
         }
     }
 
-    /// The shard of a key with that hash, which nobody else uses meanwhile.
+    /// Locks the shard of a key with that hash.
     #[inline(always)]
     fn shard(&self, hash: u64) -> Option<Guard<'_, Table>> {
-        // The table itself uses the lowest and the highest bits; neighbours share these. A mask, since a division takes as
-        // long as all the rest.
+        // The table uses the lowest and highest bits; neighbours share the middle ones. A mask, since a
+        // division would take as long as everything else here.
         let number = (hash >> 32) as usize & (self.shards.len() - 1);
         self.shards.get(number).map(|shard| shard.0.lock())
     }
 
-    /// Remembers what `entry` makes, which is made under the shard's lock; returns what was there.
+    /// Inserts the result of `entry`, which is called under the shard's lock; returns the entry that was
+    /// replaced.
     #[inline]
     pub(crate) fn insert(&self, key: u64, entry: impl FnOnce() -> Entry) -> Option<Entry> {
         let hash = hash(key);
@@ -190,13 +194,13 @@ impl Ledger {
         Some(self.shard(hash)?.remove(hash, key)?.entry)
     }
 
-    /// The device that what is remembered of that key is on.
+    /// Returns the device of an entry.
     pub(crate) fn local(&self, key: u64) -> Option<LocalDevice> {
         let hash = hash(key);
         Some(self.shard(hash)?.find(hash, key)?.entry.local)
     }
 
-    /// Removes all that `is_wanted`.
+    /// Removes and returns every entry that `is_wanted`.
     pub(crate) fn take_all(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let mut taken = Vec::new();
         for shard in &self.shards {
@@ -206,7 +210,7 @@ impl Ledger {
         taken
     }
 
-    /// Shows every entry, which may be changed, under its shard's lock.
+    /// Calls `change` with every entry, under its shard's lock.
     pub(crate) fn each(&self, mut change: impl FnMut(&mut Entry)) {
         for shard in &self.shards {
             shard.0.lock().each(|known| change(&mut known.entry));
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn it_agrees_with_a_map_over_random_operations() {
+    fn random_operations_agree_with_a_map() {
         let ledger = Ledger::new(8);
         let mut model = HashMap::new();
         let mut random = 1_u64;
@@ -262,18 +266,21 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn blocks_as_a_driver_hands_them_out_spread_over_all_shards() {
+    fn consecutive_blocks_spread_over_all_shards() {
         let ledger = Ledger::new(64);
         for number in 0..64_000 {
             ledger.insert(0x7f12_0000_0000 + number * (2 << 20), || entry(1, 1));
         }
         for shard in &ledger.shards {
             let live = shard.0.lock().len();
-            assert!((700..1300).contains(&live), "{live} of 64000 in one of 64 shards");
+            assert!(
+                (700..1300).contains(&live),
+                "{live} of 64000 entries in one of 64 shards"
+            );
         }
     }
 
-    /// The worst is where every shard has just grown.
+    /// The worst case is just after every shard has grown.
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
     fn a_live_block_takes_at_most_64_bytes() {
@@ -284,13 +291,13 @@ mod tests {
                 let shards = ledger.shards.iter();
                 let bytes: usize = shards.map(|shard| shard.0.lock().allocation_size()).sum();
                 let each = bytes as u64 / number;
-                assert!(each <= 64, "{each} bytes for each of {number}");
+                assert!(each <= 64, "{each} bytes per entry with {number} entries");
             }
         }
     }
 
     #[test]
-    fn neighbours_are_kept_together() {
+    fn neighbours_hash_to_adjacent_places() {
         let hashes: Vec<u64> = (0..16)
             .map(|number| hash(0x7f12_3456_0000 + number * 512))
             .collect();
@@ -301,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_and_not_charged_is_known() {
+    fn is_charged_depends_on_the_kind() {
         for (kind, charged) in [
             (Kind::Linear, true),
             (Kind::Pool, false),

@@ -1,7 +1,7 @@
-//! Counting bytes against every limit that applies: first the device's and what the groups above grant there, then the
-//! process's as a whole.
+//! Page counter: counts bytes against every limit that applies, first the device's limit and the grant of the
+//! groups above there, then the limit of the process.
 //!
-//! Knows the blocks and nothing of who allocates what.
+//! Knows the shared blocks, but nothing about allocations.
 
 mod limits;
 mod peaks;
@@ -24,32 +24,32 @@ use super::ledger::Entry;
 use crate::compute::slot::Counts;
 use limits::has_room;
 pub(crate) use limits::{device_limit, group_room, limit_on, process_limit};
-use stock::Doors;
+use stock::Switch;
 pub(crate) use sums::Sums;
 pub(crate) use unsettled::Unsettled;
 use whole::Whole;
 
-/// Which limit had no room.
+/// The limit that a charge would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
     Device(usize),
     Process,
-    /// What the groups above grant on the device. They may grant more: see `grant`.
+    /// The grant of the groups above on the device. They may grant more: see `grant`.
     Group(usize),
 }
 
 impl Full {
-    /// An allocation came up against the limit (`memory.events`: max).
+    /// Counts an allocation that hit the limit (`memory.events`: max).
     pub(crate) fn count_hit(self, usage: &Usage) {
         match self {
             Self::Device(index) => count(usage, index, |device| &device.nr_max),
             Self::Process => drop(usage.nr_max.fetch_add(1, Relaxed)),
-            // Counted by the daemon, in the group whose limit it is.
+            // Counted by the daemon, in the group that has the limit.
             Self::Group(_) => {}
         }
     }
 
-    /// It was refused for that (`memory.events`: oom).
+    /// Counts an allocation that was refused for the limit (`memory.events`: oom).
     pub(crate) fn count_refusal(self, usage: &Usage) {
         match self {
             Self::Device(index) => count(usage, index, |device| &device.nr_oom),
@@ -69,8 +69,8 @@ pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) 
 #[derive(Debug, Default)]
 pub(crate) struct Levels {
     whole: Whole,
-    doors: Doors,
-    /// Taken to begin a new peak.
+    switch: Switch,
+    /// Held to restart a peak.
     peak: Mutex<()>,
 }
 
@@ -89,7 +89,8 @@ impl Levels {
         Ok(())
     }
 
-    /// Charges `bytes` for what may come to nothing: it is no peak until it is there. Gives what is charged then.
+    /// Charges `bytes` for an allocation that may still fail, so peaks are not raised yet; returns the sums
+    /// after the charge.
     pub(crate) fn try_reserve(
         &self,
         usage: &Usage,
@@ -100,7 +101,8 @@ impl Levels {
         self.try_reserve_from(None, usage, control, index, bytes)
     }
 
-    /// The same, from the thread's own stock, if it has one. Gives nothing where it is no peak.
+    /// Charges as [`try_reserve`](Self::try_reserve), from the thread's stock first if given. Returns zero
+    /// sums where no peak is reached.
     #[inline(never)]
     pub(crate) fn try_reserve_from(
         &self,
@@ -123,7 +125,7 @@ impl Levels {
         self.reserve_on_one_of_several(usage, device, index, bytes, limits)
     }
 
-    /// The same where no other device was ever charged; `None` if one just was.
+    /// Charges the home device; `None` if another device has been charged meanwhile.
     fn reserve_at_home(
         &self,
         stock: Option<Stock<'_>>,
@@ -135,7 +137,7 @@ impl Levels {
         let device = usage.devices.get(index)?;
         let limits = [device_limit(control, index), process_limit(control)];
         if device.memory_granted.load(Relaxed) != NO_LIMIT {
-            // Of what they keep, others of the group have nothing.
+            // Bytes in stocks would be missing to other members of the group.
             self.review_stocks(usage, control);
         }
         let seen = Stocks::of(usage);
@@ -160,7 +162,7 @@ impl Levels {
         Some(charge()?.map(Sums::of_one))
     }
 
-    /// By what is charged with all stocks; what that is then.
+    /// Charges against `memory_current`, which includes all stocks; returns its new value.
     fn charge_at_home(
         &self,
         usage: &Usage,
@@ -186,8 +188,8 @@ impl Levels {
         Some(charged)
     }
 
-    /// The same where there is nothing to be refused for, in the caller's own code: no limit is in force, and only this
-    /// device was ever charged. What is charged there then; `None` if that is not so.
+    /// Charges without any check of limits where none is in force and only this device was ever charged;
+    /// inlined into the caller. Returns the new sum (0 where no peak is reached); `None`: not charged.
     #[inline(always)]
     pub(crate) fn reserve_freely(
         &self,
@@ -214,7 +216,7 @@ impl Levels {
             return None;
         }
         let (sum, is_free) = charge_ungranted(&device.memory_current, &device.memory_granted, bytes);
-        // Either this sees the other device, or who wrote that sees the charge.
+        // Either this sees the other device, or the thread that charges the other device sees this charge.
         let is_free = is_free && self.whole.is_still(index);
         let charged = self.is_charged(usage, device, seen, sum);
         match charged.filter(|_| is_free) {
@@ -223,7 +225,7 @@ impl Levels {
         }
     }
 
-    /// Whether nothing was ever charged but there, now that something is to be.
+    /// Returns whether no other device was ever charged, before a charge on this one.
     #[inline(always)]
     fn is_only(&self, usage: &Usage, index: usize) -> bool {
         self.whole.is_still(index) || self.begin(usage, index)
@@ -246,8 +248,9 @@ impl Levels {
         None
     }
 
-    /// The same for a process that has charged several. Nobody else does meanwhile: whoever passes the device's limit but
-    /// not the process's has then held nothing of the first that another could have used.
+    /// Charges a process that has charged several devices, under the lock: otherwise a charge that fits into
+    /// the device's limit but not into the process's would for a moment take room that another charge could
+    /// use.
     #[cold]
     #[inline(never)]
     fn reserve_on_one_of_several(
@@ -262,7 +265,7 @@ impl Levels {
         let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, on_device);
         let in_device = charged.map_err(|short| match short {
             Short::Limit => Full::Device(index),
-            // What the process's own limit has no room for, nobody is to be asked for.
+            // If the process's own limit has no room, a larger grant would not help.
             Short::Grant if !has_room(self.whole.sum(usage), bytes, on_process) => Full::Process,
             Short::Grant => Full::Group(index),
         })?;
@@ -278,7 +281,7 @@ impl Levels {
         })
     }
 
-    /// Charges what is there already, limit or not.
+    /// Charges memory that exists already, even beyond a limit.
     pub(crate) fn charge(&self, usage: &Usage, control: &Control, index: usize, bytes: u64) {
         let Some(device) = usage.devices.get(index) else {
             return;
@@ -305,7 +308,7 @@ impl Levels {
         }
     }
 
-    /// Bytes charged on all devices together.
+    /// Returns the bytes charged on all devices together, without stocks.
     pub(crate) fn sum(&self, usage: &Usage) -> u64 {
         match Stocks::of(usage).home().filter(|_| !self.whole.are_several()) {
             Some(home) => usage.memory_current(home),
@@ -316,7 +319,7 @@ impl Levels {
         }
     }
 
-    /// Counts an allocation of that kind: in the thread's own counts on its device, which is a plain add, if it has them.
+    /// Counts an allocation, in the thread's own counters (a plain add) if it has some for the device.
     #[inline]
     pub(crate) fn enter(&self, usage: &Usage, own: Option<Counts<'_>>, entry: &Entry) {
         let Some(device) = usage.devices.get(entry.index()) else {
@@ -329,7 +332,7 @@ impl Levels {
         self.count_kind(device, own, entry, entry.size);
     }
 
-    /// Counts its end. Whatever is uncharged after is seen to be uncharged after.
+    /// Counts a free. A reader that sees a later uncharge also sees this.
     #[inline]
     pub(crate) fn leave(&self, usage: &Usage, own: Option<Counts<'_>>, entry: &Entry) {
         let Some(device) = usage.devices.get(entry.index()) else {
@@ -350,21 +353,21 @@ impl Levels {
         }
     }
 
-    /// Shows bytes of that kind that are no allocation by themselves.
+    /// Shows bytes of a kind that are not an allocation of their own.
     pub(crate) fn show(&self, usage: &Usage, entry: &Entry) {
         if let Some(device) = usage.devices.get(entry.index()) {
             self.add_kind(device, entry, entry.size);
         }
     }
 
-    /// Takes that back.
+    /// Removes bytes shown by [`show`](Self::show).
     pub(crate) fn hide(&self, usage: &Usage, entry: &Entry) {
         if let Some(device) = usage.devices.get(entry.index()) {
             self.add_kind(device, entry, entry.size.wrapping_neg());
         }
     }
 
-    /// What is allocated from a pool is not counted by itself: the pool's reservation is.
+    /// Adds to the bytes of a kind. Allocations from a pool are not counted: the pool's reservation is.
     #[inline]
     fn add_kind(&self, device: &UsageDevice, entry: &Entry, bytes: u64) {
         if entry.kind() == gcgroup_abi::Kind::Pool {
@@ -375,7 +378,7 @@ impl Levels {
         }
     }
 
-    /// Moves an entry's bytes to another device's counts; the process's stay.
+    /// Moves an entry's bytes to another device's counters; the process's total is unchanged.
     pub(crate) fn transfer(&self, usage: &Usage, control: &Control, entry: &Entry, to: usize) {
         let (Some(from), Some(into)) = (usage.devices.get(entry.index()), usage.devices.get(to)) else {
             return;
@@ -400,7 +403,7 @@ impl Levels {
         };
         let _ = self.is_only(usage, to);
         let now = {
-            // The sum is another for a moment, which nobody is refused for.
+            // The sum is higher for a moment; the lock keeps charges from being refused for it.
             let _alone = self.whole.alone();
             let before = into.memory_current.fetch_add(bytes, SeqCst);
             self.whole.add(usage, to, bytes);

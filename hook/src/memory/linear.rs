@@ -1,4 +1,4 @@
-//! `cuMemAlloc` and its like, and `cuMemFree`, which frees whatever has an address.
+//! `cuMemAlloc` and its variants, and `cuMemFree`, which frees memory of any kind by its address.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -10,7 +10,7 @@ use crate::cuda::{CUdeviceptr, CUresult};
 use crate::interpose::Next;
 use crate::{driver, process, swap};
 
-/// `cuMemAlloc`, `cuMemAllocManaged`: charged before the driver is asked, so that a refusal costs nothing.
+/// `cuMemAlloc`, `cuMemAllocManaged`: charged before the driver is called, so that a refusal costs nothing.
 pub(crate) fn alloc<A: Address>(
     kind: Kind,
     address: *mut A,
@@ -46,20 +46,20 @@ fn alloc_at(kind: Kind, address: Out, bytes: u64, next: Next<'_>) -> CUresult {
     Ok(())
 }
 
-/// What rows have begun at multiples of, in bytes.
+/// The row alignment that the driver has used, bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Pitch(AtomicU64);
 
 impl Pitch {
-    /// The pitch that is to be expected; the width itself, where none was seen.
+    /// Returns the expected pitch in bytes; the width itself if none has been observed.
     #[inline]
     fn foretold(&self, width: u64) -> u64 {
         let step = self.0.load(Relaxed).max(1);
-        // It is a power of two.
+        // A power of two.
         width.saturating_add(step - 1) & !(step - 1)
     }
 
-    /// The driver has chosen that one.
+    /// Learns from a pitch that the driver chose.
     #[inline]
     fn learn(&self, width: u64, pitch: u64) {
         if pitch != 0 && pitch != self.foretold(width) {
@@ -71,12 +71,12 @@ impl Pitch {
     }
 }
 
-/// The power of two that rows are taken to begin at multiples of, at most.
+/// Largest exponent of the assumed row alignment: 4096 bytes.
 const MOST_STEP: u32 = 12;
 
-/// `cuMemAllocPitch`: the driver chooses the pitch. What it will be by those before is charged first, if there is room, or
-/// else the bytes that are wanted; and what it adds to that after. If that is too much, the memory goes back at once: the
-/// one refusal the driver sees.
+/// `cuMemAllocPitch`: the driver chooses the pitch. The expected size is charged first, or the requested
+/// bytes if that does not fit; the difference is settled after the call. If the actual size exceeds a limit,
+/// the memory is freed again: the only refusal that reaches the driver.
 pub(crate) fn alloc_pitched<A: Address>(
     address: *mut A,
     pitch: impl Into<Out>,
@@ -110,7 +110,7 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     let sums = match charge.fit(sums, bytes) {
         Ok(sums) => sums,
         Err(refused) => {
-            // Were it not freed, it would be memory that nobody is charged for.
+            // If freeing failed, the memory would exist without a charge.
             driver::cuMemFree_v2(CUdeviceptr(address))?;
             return Err(refused);
         }
@@ -121,7 +121,7 @@ fn alloc_rows(address: Out, pitch: Out, width: u64, height: u64, next: Next<'_>)
     Ok(())
 }
 
-/// `cuMemFree`: an address that we do not know is the driver's to judge.
+/// `cuMemFree`: unknown addresses are left to the driver.
 pub(crate) fn free(address: impl Address, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
@@ -143,22 +143,22 @@ mod tests {
     use gcgroup_abi::NO_LIMIT;
 
     #[test]
-    fn pitches_are_foretold_by_the_least_step_that_was_seen() {
+    fn pitch_is_predicted_from_the_smallest_observed_step() {
         let pitch = Pitch::default();
-        assert_eq!(pitch.foretold(100), 100, "nothing was seen");
+        assert_eq!(pitch.foretold(100), 100, "nothing observed yet");
         pitch.learn(1000, 1024);
         assert_eq!(pitch.foretold(100), 1024);
         pitch.learn(100, 512);
         assert_eq!((pitch.foretold(100), pitch.foretold(513)), (512, 1024));
         pitch.learn(600, 1024);
-        assert_eq!(pitch.foretold(100), 512, "as foretold");
+        assert_eq!(pitch.foretold(100), 512, "as expected");
         pitch.learn(100, 0);
         assert_eq!(pitch.foretold(0), 0);
         assert_eq!(pitch.foretold(u64::MAX), !511);
     }
 
     #[test]
-    fn what_is_likely_is_charged_if_there_is_room_and_what_it_comes_to_is_the_charge_and_the_peak() {
+    fn likely_size_is_charged_first_then_the_actual_size() {
         let process = Process::of_test(1000);
         let usage = process.usage();
         let current = || process.memory.levels.sum(usage);
@@ -170,11 +170,11 @@ mod tests {
         assert_eq!(
             usage.memory_peak.load(Relaxed),
             550,
-            "not what it might have come to"
+            "the actual size, not the likely one"
         );
 
         let (charge, _) = process.try_charge_likely(0, 451, 450).unwrap();
-        assert_eq!(current(), 1000, "no room for what is likely");
+        assert_eq!(current(), 1000, "no room for the likely size");
         drop(charge);
         assert_eq!(current(), 550);
         let (mut charge, sums) = process.try_charge_likely(0, 0, 400).unwrap();
@@ -187,6 +187,6 @@ mod tests {
         let (charge, _) = Process::of_test(NO_LIMIT)
             .try_charge_likely(0, u64::MAX, 7)
             .unwrap();
-        assert_eq!(charge.bytes, 7, "no number to reckon with");
+        assert_eq!(charge.bytes, 7, "sizes beyond any device are not used");
     }
 }

@@ -1,8 +1,9 @@
-//! A lock for what takes no longer than a look into a table.
+//! A lock for critical sections of nanoseconds.
 //!
-//! Taking a lock and giving it back are one atomic read-modify-write each wherever somebody who sleeps must be woken, and
-//! those are most of what an allocation costs. Here nobody is woken: giving back is a plain store, and who has waited in
-//! vain for some time sleeps for a moment. So it is for what is held for nanoseconds and hardly ever wanted by two.
+//! A lock that can wake sleeping threads needs an atomic read-modify-write to take and another to release,
+//! and those dominate the cost of an allocation. This one wakes no thread: releasing is a plain store, and a
+//! waiting thread spins, yields, and then sleeps for a short time. So it suits locks that are held for
+//! nanoseconds and rarely contended.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -15,10 +16,11 @@ use crate::sys;
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 
-/// Looks at a lock that is held before the CPU is left to others, and before the thread sleeps.
+/// Attempts before the thread starts to yield, and further attempts before it sleeps.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 16;
-/// Who holds it has lost its CPU: about as long as the others on that CPU take.
+/// Sleep between attempts after that: the holder has lost its CPU, for about as long as other threads there
+/// run.
 const NAP: Duration = Duration::from_micros(100);
 
 #[derive(Debug, Default)]
@@ -27,7 +29,7 @@ pub(super) struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: whoever reaches the value holds the lock, so at most one thread at a time.
+// SAFETY: the value is reached only while the lock is held, so by at most one thread at a time.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
@@ -46,7 +48,7 @@ impl<T> Lock<T> {
         Guard::of(self)
     }
 
-    /// `None` if it is held, or by chance.
+    /// Tries to take the lock; `None` if it is held, or spuriously.
     pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.try_take().map(|()| Guard::of(self))
     }
@@ -77,13 +79,13 @@ impl<T> Lock<T> {
     }
 }
 
-/// The lock is held while this lives. Two threads that have a reference to it have one to the value, so it is `Sync` only where
-/// `T` is, as `&mut T` is.
+/// Guard of a [`Lock`]. Threads that share a reference to it share one to the value, so it is `Sync` only
+/// where `T` is, as `&mut T` is.
 #[derive(Debug)]
 pub(super) struct Guard<'a, T>(&'a Lock<T>, PhantomData<&'a mut T>);
 
 impl<'a, T> Guard<'a, T> {
-    /// For who has just taken the lock.
+    /// Makes the guard of a lock that has just been taken.
     #[inline]
     fn of(lock: &'a Lock<T>) -> Self {
         Self(lock, PhantomData)
@@ -120,7 +122,7 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;
 
-    /// Does not compile where a guard of what is not `Sync` is `Sync`: then both implementations apply.
+    /// Does not compile if a guard of a type that is not `Sync` is `Sync`: then both implementations apply.
     #[expect(dead_code, reason = "that it compiles is the test")]
     const A_GUARD_OF_A_CELL_IS_NOT_SYNC: fn() = {
         trait Ambiguous<Which> {
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_long_gets_it_all_the_same() {
+    fn long_wait_ends_with_the_lock() {
         let lock: Lock<u32> = Lock::default();
         let is_waiting = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_gives_it_back() {
+    fn panic_releases_the_lock() {
         let lock: Lock<u32> = Lock::default();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _held = lock.lock();

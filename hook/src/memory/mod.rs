@@ -1,8 +1,10 @@
-//! What the program keeps on the device: charged before the driver is asked, remembered, given back.
+//! Accounting of device memory: every allocation is charged before the driver is called, recorded in a
+//! ledger, and uncharged when it is freed.
 //!
-//! A charge goes to (process, device) and to the process, and is part of what the groups above have granted; what exceeds
-//! a limit is refused with `CUDA_ERROR_OUT_OF_MEMORY`, and the driver is not asked. `levels` counts, `grant` asks for
-//! more, `ledger` remembers, the others say what a call takes.
+//! A charge counts for (process, device) and for the process, and must fit into what the groups above have
+//! granted. A charge beyond a limit fails with `CUDA_ERROR_OUT_OF_MEMORY` without calling the driver.
+//! `levels` counts, `grant` asks the daemon for larger grants, `ledger` records live allocations; the other
+//! modules handle one kind of call each.
 //!
 #![doc = include_str!("accounting.md")]
 
@@ -55,26 +57,26 @@ use reserve::Reserves;
 pub(crate) use reserve::kept::Kept;
 use vmm::Vmm;
 
-/// Everything charged and remembered.
+/// All charges and ledgers of the process.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) levels: Levels,
-    /// By device address: linear, pitched, managed, imported, and allocations from pools.
+    /// Keyed by device address: linear, pitched, managed and imported memory, and allocations from pools.
     blocks: Ledger,
-    /// By host address.
+    /// Keyed by host address.
     host: Ledger,
-    /// By handle of the array or mipmapped array.
+    /// Keyed by the handle of the array or mipmapped array.
     pub(crate) arrays: Ledger,
     sizes: Sizes,
     pitch: Pitch,
     pub(crate) reserves: Reserves,
-    /// By handle of external memory.
+    /// Keyed by the handle of external memory.
     external: Ledger,
     freeing: Freeing,
     opened: Opened,
     physical: Vmm,
     graphs: Graphs,
-    /// A request for room was not answered: until it is, nobody waits for another.
+    /// Set while a request for room on the device is unanswered; no thread waits for another one meanwhile.
     is_pressed_in_vain: AtomicBool,
     pub(crate) grants: Grants,
 }
@@ -99,7 +101,7 @@ impl Memory {
         }
     }
 
-    /// Takes off what a context owned that is no more.
+    /// Uncharges what a destroyed context owned.
     pub(crate) fn context_gone(&self, process: &Process, context: u32) {
         for ledger in [&self.blocks, &self.host, &self.arrays, &self.external] {
             let owned = |entry: &Entry| entry.owner == context && entry.kind() != Kind::Pool;
@@ -113,24 +115,25 @@ impl Memory {
         }
         self.synchronized(process, None);
         swap::context_gone(process, context);
-        // The daemon has something to measure.
+        // Freed memory is a reason for the daemon to measure.
         process.ring();
     }
 
-    /// The program has waited for a stream, or for who knows which: the driver gives memory back then.
+    /// Settles frees after the program waited for `stream`, or for an unknown set of streams (`None`): the
+    /// driver may have returned memory to the device by then.
     pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
         self.reserves.synchronized(process, stream);
         self.freeing.settle(process, stream);
         process.passed_physical(stream);
     }
 
-    /// The program has waited for all of its current context.
+    /// Settles frees after the program waited for its whole current context.
     pub(crate) fn context_synchronized(&self, process: &Process) {
         self.freeing.context_passed(process);
         self.synchronized(process, None);
     }
 
-    /// Brings every charge to the slot that its device has now.
+    /// Moves every charge to the current slot of its device.
     pub(crate) fn renumber(&self, process: &Process) {
         for ledger in [&self.blocks, &self.host, &self.arrays, &self.external] {
             ledger.each(|entry| process.follow(entry));
@@ -142,11 +145,11 @@ impl Memory {
     }
 }
 
-/// Which device an allocation is for, and the context that owns it.
+/// The device of an allocation and the context that owns it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) local: LocalDevice,
-    /// The device's slot in the blocks.
+    /// The device's slot in the control and usage blocks.
     pub(crate) index: usize,
     pub(crate) context: u32,
 }
@@ -178,11 +181,12 @@ impl Place {
 
 const _: () = assert!(MAX_DEVICES <= 1 << 8);
 
-/// More bytes than any device has, and so few that sums of them do not overflow.
+/// A size in bytes larger than any device, small enough that sums of a few do not overflow.
 const ABSURD: u64 = 1 << 56;
 
 impl Process {
-    /// Where the calling thread allocates; `None` without a current context, which the driver refuses by itself.
+    /// Returns where the calling thread allocates; `None` without a current context, which the driver refuses
+    /// itself.
     #[inline]
     fn place(&self) -> Option<Place> {
         self.slots.place(self)
@@ -195,14 +199,14 @@ impl Process {
         self.memory.levels.enter(self.usage(), own, entry);
     }
 
-    /// Counts its end.
+    /// Counts a free.
     #[inline]
     pub(crate) fn count_out(&self, entry: &Entry) {
         let own = self.slots.counts(self.usage(), entry.index());
         self.memory.levels.leave(self.usage(), own, entry);
     }
 
-    /// Enters an allocation that was charged or needs no charge.
+    /// Records an allocation that is charged already or needs no charge.
     #[inline]
     fn remember(&self, ledger: &Ledger, key: u64, mut entry: Entry) {
         self.count_in(&entry);
@@ -210,13 +214,14 @@ impl Process {
             self.follow(&mut entry);
             entry
         });
-        // The driver gave the address out anew, so what was there is gone: with a context, or by a call we do not know.
+        // The driver has reused the address, so the old entry is gone: freed with its context or by a call
+        // without a handler.
         if let Some(gone) = displaced {
             self.discharge(&gone);
         }
     }
 
-    /// Moves an entry's charge to the slot that its device has now, if that is another.
+    /// Moves an entry's charge to the current slot of its device if that has changed.
     #[inline]
     fn follow(&self, entry: &mut Entry) {
         let index = self.devices.index(entry.local);
@@ -233,13 +238,14 @@ impl Process {
         entry.set_index(index);
     }
 
-    /// Takes an entry off again.
+    /// Counts the free of an entry and uncharges it.
     #[inline(never)]
     fn discharge(&self, entry: &Entry) {
         self.discharge_on(entry, 0, None);
     }
 
-    /// With the address, or zero, for what is a pool's.
+    /// Counts the free of an entry and uncharges it; `address` and `stream` tell a pool where it was and
+    /// which stream it waits for. Address 0: unknown.
     #[inline(always)]
     fn discharge_on(&self, entry: &Entry, address: u64, stream: Option<usize>) {
         let (levels, usage, index) = (&self.memory.levels, self.usage(), entry.index());
@@ -253,15 +259,16 @@ impl Process {
         }
     }
 
-    /// Runs a freeing call: what it frees stays charged until the driver has freed it, and if it fails.
+    /// Runs a freeing call and uncharges what it freed. If the call fails, the entry stays charged.
     ///
-    /// Taken out before, since another thread may be given the address as soon as the driver has it back.
+    /// The entry is removed before the call, since another thread may get the address as soon as the driver
+    /// has it.
     #[inline]
     fn free(&self, ledger: &Ledger, key: u64, next: Next<'_>) -> Freed {
         self.free_on(ledger, key, None, next)
     }
 
-    /// The same for a call that frees when a stream has come so far.
+    /// Runs a call that frees when `stream` reaches it, as [`free`](Self::free) otherwise.
     #[inline(never)]
     fn free_on(&self, ledger: &Ledger, key: u64, stream: Option<usize>, next: Next<'_>) -> Freed {
         let Some(entry) = ledger.remove(key) else {
@@ -294,10 +301,10 @@ impl Process {
     }
 }
 
-/// What came of a freeing call.
+/// The result of a freeing call.
 #[derive(Debug, Clone, Copy)]
 struct Freed {
     result: CUresult,
-    /// Whether it was known, and of a pool.
+    /// True if the entry was known and belonged to a pool.
     is_pools: bool,
 }

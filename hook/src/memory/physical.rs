@@ -1,10 +1,11 @@
-//! Who holds which physical memory: handles, mappings, multicast objects, sparse arrays. Freed with the last hold.
+//! Holders of physical memory: handles, mappings, multicast objects, sparse arrays. Memory is freed when its
+//! last holder goes.
 //!
-//! Pure: knows neither the driver nor what is charged. About 60 bytes for what has one handle and one mapping.
+//! Independent of the driver and of charges. An object with one handle and one mapping takes about 60 bytes.
 //!
-//! Cut into shards by the handle, and mappings by the address, so that threads seldom meet. An object is in the shard of its
-//! first handle, and a mapping knows its number. What concerns several shards is rare, and done with the locks of all
-//! ([`All`]).
+//! Divided into shards, by handle and for mappings by address, so that threads seldom contend. An object is
+//! in the shard of its first handle; a mapping refers to it by [`Number`]. Rare operations that concern
+//! several shards lock all of them ([`All`]).
 
 mod all;
 mod bound;
@@ -22,11 +23,11 @@ pub(crate) use bound::{Binder, Region};
 use names::{Handles, Mappings};
 use objects::{Object, Objects};
 
-/// More would leave more room unused: what there is would be cut less evenly.
+/// Shards. With more, the same content would be divided less evenly and leave more room unused.
 const SHARDS: usize = 1 << SHARD_BITS;
 const SHARD_BITS: u32 = 4;
 
-/// An object: in which shard, and where there.
+/// Number of an object: its shard and its place there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Number(u32);
 
@@ -45,27 +46,27 @@ impl Number {
     }
 }
 
-/// Where and of which object a mapping was that was taken out: address, bytes, number.
+/// A mapping that was removed: address, bytes, number of the object.
 pub(crate) type Place = (u64, u64, Number);
 
-/// Mappings that were taken out.
+/// Mappings that were removed.
 pub(crate) type Mapped = Few<Place>;
 
-/// A hold that was dropped: whose, and the memory if it was the last.
+/// A released handle: the object's number, and the object's entry if it has been freed.
 pub(crate) type Released = (Number, Option<Entry>);
 
-/// It concerns several shards, and nothing was done.
+/// The operation concerns several shards, and nothing was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rare;
 
-/// One shard of the handles, with the objects that they stand for or stood for.
+/// One shard of the handles, with the objects whose first handle is in it.
 #[derive(Debug, Default)]
 struct Held {
     handles: Handles,
     objects: Objects,
 }
 
-/// It has cache lines of its own, and what was entered last is in them.
+/// A shard with cache lines of its own; the latest entries are in them.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct Aligned<T>(Lock<T>);
@@ -79,14 +80,14 @@ pub(crate) struct Physical {
     bindings: Lock<Bindings>,
 }
 
-/// What is gone, and what is not shown any more.
+/// Entries that an operation has freed, and entries no longer to be shown.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gone {
     pub(crate) freed: Few<Entry>,
     pub(crate) hidden: Few<Entry>,
 }
 
-/// By the bits that the tables do not use, which neighbours share.
+/// Returns the shard of a hash, by bits that the tables do not use and neighbours share.
 #[inline(always)]
 fn shard_of(hash: u64) -> usize {
     (hash >> 32) as usize % SHARDS
@@ -105,7 +106,7 @@ impl Physical {
         self.mapped.get(shard_of(hash)).unwrap_or(first).0.lock()
     }
 
-    /// With the locks of all shards: nobody else does anything meanwhile.
+    /// Locks all shards.
     pub(crate) fn all(&self) -> All<'_> {
         All {
             held: self.held.each_ref().map(|shard| shard.0.lock()),
@@ -114,8 +115,9 @@ impl Physical {
         }
     }
 
-    /// Enters memory that was created, which `entry` tells under the lock; what had the handle before. The driver gave the
-    /// number out anew, so its holds by handles are gone: see [`All::displaced`].
+    /// Inserts memory that was created; `entry` is called under the lock. Returns the object that had the
+    /// handle before: the driver has reused the handle, so its holds by handles are gone; see
+    /// [`All::displaced`].
     #[inline]
     pub(crate) fn add(&self, handle: u64, entry: impl FnOnce() -> Entry) -> Option<Number> {
         let hash = names::hash(handle);
@@ -125,7 +127,8 @@ impl Physical {
         held.handles.insert(hash, handle, number)
     }
 
-    /// Holds what is about to be mapped, if that is known: its number, and whether it was imported.
+    /// Adds a hold for a mapping that is about to be made; returns the number, and whether the memory was
+    /// imported. `None`: unknown handle.
     #[inline]
     pub(crate) fn hold(&self, handle: u64) -> Result<Option<(Number, bool)>, Rare> {
         let hash = names::hash(handle);
@@ -141,21 +144,22 @@ impl Physical {
         Ok(object.map(|object| (number, object.hold())))
     }
 
-    /// How large imported memory is shows only where it is mapped: by how much that is more than was known.
+    /// Enlarges imported memory, whose size is known only from its mappings; returns an entry with the bytes
+    /// by which it grew.
     pub(crate) fn grow(&self, number: Number, length: u64) -> Option<Entry> {
         let mut held = self.held(number.shard());
         held.objects.get_mut(number.place())?.grow(length)
     }
 
-    /// Enters a mapping of what is held for it. What was mapped there before, which nobody has let go: the driver maps nothing
-    /// over something, so it is gone.
+    /// Inserts a mapping of memory already held for it. Returns the object that was recorded there before:
+    /// the driver maps nothing over an existing mapping, so that one is gone.
     #[inline]
     pub(crate) fn map(&self, address: u64, length: u64, number: Number) -> Option<Number> {
         let hash = names::hash_of_address(address);
         self.mapped(hash).insert(hash, (address, length, number))
     }
 
-    /// Takes out every mapping that begins within a range; what they mapped is still held.
+    /// Removes every mapping that begins within a range; the memory is still held for them.
     #[inline]
     pub(crate) fn take_mappings(&self, address: u64, length: u64) -> Mapped {
         let mut taken = Mapped::default();
@@ -163,7 +167,7 @@ impl Physical {
         let mut next = address;
         while next < end {
             let hash = names::hash_of_address(next);
-            // They follow one another, or else all are looked at.
+            // Usually they follow one another; otherwise all mappings are searched.
             let Some(place) = self.mapped(hash).take_one(hash, next) else {
                 self.take_scattered(next, end, &mut taken);
                 break;
@@ -182,14 +186,14 @@ impl Physical {
         }
     }
 
-    /// Takes that back.
+    /// Puts removed mappings back.
     pub(crate) fn put_back(&self, taken: &Mapped) {
         taken.for_each(|(address, length, number)| {
             self.map(*address, *length, *number);
         });
     }
 
-    /// Lets go of what was mapped; the memory if that was the last hold.
+    /// Drops a hold by a mapping or binding; returns the entry if it was the last hold.
     #[inline]
     pub(crate) fn let_go(&self, number: Number) -> Result<Option<Entry>, Rare> {
         let mut held = self.held(number.shard());
@@ -206,7 +210,7 @@ impl Physical {
         Ok(held.objects.remove(number.place()))
     }
 
-    /// Drops one hold of the handle, if it is known.
+    /// Drops one hold by a handle, if it is known.
     #[inline]
     pub(crate) fn release(&self, handle: u64) -> Result<Option<Released>, Rare> {
         let hash = names::hash(handle);
@@ -229,7 +233,7 @@ impl Physical {
                 None
             };
             released = Ok(Some((number, freed)));
-            // The driver may give the number to another now, while mappings keep the memory.
+            // The driver may reuse the number now, while mappings still hold the memory.
             is_last
         });
         released

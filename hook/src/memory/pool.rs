@@ -1,8 +1,8 @@
-//! Allocation from memory pools, which are charged by what they reserve: how the calls go that make a pool grow and
-//! shrink.
+//! Allocation from memory pools, which are charged by their reserved size.
 //!
-//! Where a pool grows by more than was foretold and that does not fit, the allocation is given back and refused. The
-//! reservation may outlast it until its stream has come so far; until then it is charged, limit or not.
+//! If a pool grows by more than predicted and that does not fit, the allocation is freed again and refused.
+//! The pool may stay larger until the stream has reached that free; until then it is charged, even beyond a
+//! limit.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::place::{given, written};
 use crate::process::{self, Process};
 use crate::swap;
 
-/// The pool that allocations on a stream come from: the stream's device's, whichever device is current, or none.
+/// Returns the current pool of the stream's device, from which allocations on the stream come.
 fn current_pool(process: &Process, stream: CUstream) -> Option<Used<'_>> {
     let local = match process.contexts.device_of(stream) {
         Some(local) => local,
@@ -37,7 +37,7 @@ fn current_pool(process: &Process, stream: CUstream) -> Option<Used<'_>> {
         },
     };
     let pools = &process.memory.reserves;
-    // No handle is so high.
+    // Above any handle.
     let key = u64::MAX - u64::from(local.number());
     pools.of_key(process, key, || {
         pools.current(local, || {
@@ -50,21 +50,22 @@ fn current_pool(process: &Process, stream: CUstream) -> Option<Used<'_>> {
     })
 }
 
-/// `cuDeviceSetMemPool`, `cuMemSetMemPool`: what is allocated after comes from another pool.
+/// `cuDeviceSetMemPool`, `cuMemSetMemPool`: change a device's current pool.
 pub(crate) fn set_current(next: Next<'_>) -> CUresult {
     let result = next();
     process::get().inspect(|process| process.memory.reserves.forget_current());
     result
 }
 
-/// The pool of that handle, for an allocation.
+/// Returns the pool of a handle, for an allocation.
 fn used_pool(process: &Process, handle: CUmemoryPool) -> Option<Used<'_>> {
     let key = handle.0.addr() as u64;
     let pools = &process.memory.reserves;
     pools.of_key(process, key, || pool_of(process, handle))
 }
 
-/// The pool of that handle. One that was not created here is some device's default, or the driver says where it is.
+/// Returns the pool of a handle. For a pool that was not created here, the driver tells the device, or it is
+/// a device's default pool.
 fn pool_of(process: &Process, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
     if let Some(pool) = process.memory.reserves.find(handle) {
         return Some(pool);
@@ -80,7 +81,7 @@ fn pool_of(process: &Process, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
     Some(process.memory.reserves.enter(handle, local, index, is_elsewhere))
 }
 
-/// Where the driver says that a pool's memory is; since CUDA 13.
+/// Returns where a pool's memory is; drivers since CUDA 13 tell.
 fn located(pool: CUmemoryPool) -> Option<CUmemLocation> {
     let attribute = |which| {
         let mut value = 0;
@@ -93,7 +94,7 @@ fn located(pool: CUmemoryPool) -> Option<CUmemLocation> {
     })
 }
 
-/// The device that a pool is the default of.
+/// Returns the device whose default pool it is.
 fn default_of(pool: CUmemoryPool) -> Option<LocalDevice> {
     let mut count = 0;
     driver::cuDeviceGetCount(&mut count).ok()?;
@@ -103,8 +104,8 @@ fn default_of(pool: CUmemoryPool) -> Option<LocalDevice> {
     })
 }
 
-/// Whether calls on the stream become a graph's, which what they allocate then belongs to. The driver is asked only while
-/// somebody captures.
+/// Returns whether calls on the stream are captured into a graph; their allocations belong to the graph. The
+/// driver is asked only while a capture is in progress.
 fn is_capturing(process: &Process, stream: CUstream) -> bool {
     let is_capturing = process.contexts.captures.is_any() && capture::is_capturing(stream) == Some(true);
     if is_capturing {
@@ -113,7 +114,7 @@ fn is_capturing(process: &Process, stream: CUstream) -> bool {
     is_capturing
 }
 
-/// `cuMemAllocAsync`, from the device's current pool.
+/// `cuMemAllocAsync`: allocates from the device's current pool.
 pub(crate) fn alloc(address: *mut CUdeviceptr, bytes: usize, stream: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
@@ -154,7 +155,7 @@ fn alloc_from(
     next: Next<'_>,
 ) -> CUresult {
     if bytes >= super::ABSURD {
-        // The driver's to refuse, and no number to reckon with.
+        // Left to the driver to refuse, since sums with such a size could overflow.
         return next().inspect_err(|_| process.count_failure(pool.index()));
     }
     let account = &pool.account;
@@ -205,7 +206,7 @@ fn remember(process: &Process, pool: &Reserve, address: CUdeviceptr, bytes: u64)
     process.remember(&process.memory.blocks, address.0, entry);
 }
 
-/// Holds what an allocation takes after trimming every pool, or refuses it.
+/// Trims every pool and charges the allocation in advance, or refuses it.
 fn make_room(
     process: &Process,
     pool: &Reserve,
@@ -213,7 +214,7 @@ fn make_room(
     foretold: u64,
     on: OnStream<'_>,
 ) -> Result<u64, CUerror> {
-    // It is not counted meanwhile, or what the pool has to spare would seem to be in use.
+    // Not counted meanwhile; otherwise the pool's spare bytes would seem to be in use.
     pool.account.end(0, bytes, None);
     process.memory.reserves.trim(process);
     let held = pool.hold(process, foretold).map(|()| foretold).or_else(|full| {
@@ -233,7 +234,7 @@ fn make_room(
     }
 }
 
-/// The pool grew over the limit: undoes the allocation.
+/// Undoes an allocation for which the pool grew beyond the limit.
 fn give_back(
     process: &Process,
     pool: &Reserve,
@@ -250,7 +251,7 @@ fn give_back(
     Err(CUerror::OUT_OF_MEMORY)
 }
 
-/// `cuMemFreeAsync`: the pool keeps what it reserves. Also frees linear memory, which is then gone.
+/// `cuMemFreeAsync`: the pool keeps its reserved size. Also frees linear memory, which is uncharged.
 pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
@@ -265,7 +266,7 @@ pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CU
         .result
 }
 
-/// `cuMemPoolCreate`. Pools of host memory are not a device's.
+/// `cuMemPoolCreate`. Pools of host memory are ignored.
 pub(crate) fn create(made: *mut CUmemoryPool, wanted: *const CUmemPoolProps, next: Next<'_>) -> CUresult {
     next()?;
     let (Some(process), Some(made)) = (process::get(), written(made)) else {
@@ -278,7 +279,7 @@ pub(crate) fn create(made: *mut CUmemoryPool, wanted: *const CUmemPoolProps, nex
     Ok(())
 }
 
-/// `cuMemPoolImportFromShareableHandle`: charged to whoever created it.
+/// `cuMemPoolImportFromShareableHandle`: charged to the process that created it.
 pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
     next()?;
     let (Some(process), Some(made)) = (process::get(), written(made)) else {
@@ -293,13 +294,14 @@ pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
     Ok(())
 }
 
-/// `cuMemPoolDestroy`: the pool goes when nothing is allocated from it any more.
+/// `cuMemPoolDestroy`: the pool exists until its last allocation is freed.
 pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     let found = process::get().and_then(|process| Some((process, process.memory.reserves.find(handle)?)));
     let Some((process, pool)) = found else {
         return next();
     };
-    // Before the driver, which may give the handle to another pool at once. A device's own becomes the default again.
+    // Before the call, since the driver may reuse the handle at once. If it was a device's current pool, the
+    // default becomes current.
     pool.account.set_destroyed(true);
     let result = next();
     pool.account.set_destroyed(result.is_ok());
@@ -308,7 +310,7 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     result
 }
 
-/// `cuMemPoolTrimTo`, `cuMemPoolSetAttribute`: the reservation may be another after, and from the next wait on.
+/// `cuMemPoolTrimTo`, `cuMemPoolSetAttribute`: may change the reserved size now and at the next waits.
 pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get()
@@ -320,7 +322,7 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     Ok(())
 }
 
-/// `cuStreamSynchronize`: pools give memory back there.
+/// `cuStreamSynchronize`: pools may shrink in it.
 pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get() {
@@ -329,7 +331,7 @@ pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
     Ok(())
 }
 
-/// Calls that wait for all of a context, or for an event: how far streams have come is not known.
+/// Calls that wait for a whole context or for an event, so that it is not known which streams have completed.
 pub(crate) fn synchronize_all(next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get() {

@@ -1,7 +1,7 @@
-//! The driver has no memory left: the daemon is asked to have less important processes give way, and the driver is asked
-//! once more.
+//! Allocation while the device is out of memory: the daemon is asked to have processes of lower priority make
+//! room, and the driver is called again.
 //!
-//! For whatever thread allocates, of any process that a daemon governs. It waits, but not for long, and holds nothing.
+//! For any allocating thread of a governed process. It waits for at most 10 s and holds no lock.
 
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
@@ -11,15 +11,14 @@ use crate::cuda::{CUerror, CUresult};
 use crate::process::{self, Process};
 use crate::{driver, sys, thread};
 
-/// How long an allocation may take for it, and how many times others are asked: somebody else may be given what they
-/// have made room with.
+/// Longest delay of an allocation, and most requests for it: another process may take the room that was made.
 const PATIENCE: Duration = Duration::from_secs(10);
 const ROUNDS: u32 = 3;
-/// What the driver makes device memory of.
+/// Size of a page of device memory, bytes.
 const PAGE: u64 = 2 << 20;
 
 impl Process {
-    /// Calls the driver for that many bytes, again if it was out of memory and others have made room since.
+    /// Calls the driver for `bytes`, and again when it was out of memory and others have made room.
     #[inline]
     pub(crate) fn pressing<T>(
         &self,
@@ -56,7 +55,7 @@ impl Process {
         first
     }
 
-    /// `None` if nobody does.
+    /// Requests room and waits for the answer; `None` if no process can make room or no answer came.
     #[cold]
     fn make_others_give_way(&self, index: usize, bytes: u64, until: Instant) -> Option<()> {
         let (usage, control) = (
@@ -77,7 +76,7 @@ impl Process {
         usage.pressure_size.fetch_add(bytes, Relaxed);
         let number = usage.pressure_request.fetch_add(1, Release).wrapping_add(1);
         self.ring();
-        // Not behind, that is: both count up and wrap.
+        // Wrapping comparison: the answer has reached the request.
         let has_come = |answer: u32| answer.wrapping_sub(number) < 1 << 31;
         let is_answered = loop {
             let answer = control.pressure_answer.load(Acquire);
@@ -97,7 +96,8 @@ impl Process {
         (is_answered && refused != number).then_some(())
     }
 
-    /// What an allocation of the calling thread's lacks: all of it, if there would be room for it but in pieces.
+    /// Returns how many bytes the device lacks for an allocation of the calling thread; all of them if there
+    /// is enough free memory (it is fragmented then) or that is unknown.
     fn missing(&self, index: usize, bytes: u64) -> u64 {
         let bytes = bytes.next_multiple_of(PAGE);
         let (mut free, mut total) = (0, 0);

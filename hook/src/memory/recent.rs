@@ -1,22 +1,23 @@
-//! The answers that were wanted last, for who may not wait for a lock: reading takes no atomic read-modify-write.
+//! Cache of the latest answers, read without a lock or an atomic read-modify-write.
 //!
-//! A line is a sequence lock: odd while it is written, by one writer at a time, who holds a lock of his own.
+//! Each line is a sequence lock: odd while it is written. There is one writer at a time, which holds a lock
+//! of its own.
 
 use std::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
 };
 
-/// Questions of so many words, and the answers.
+/// Cached answers to questions of `WORDS` words each.
 #[derive(Debug)]
 pub(super) struct Recent<const WORDS: usize>([Line<WORDS>; LINES]);
 
-/// Who asks by turns what comes to the same line asks elsewhere each time.
+/// Lines of the cache; questions that map to one line replace each other.
 const LINES: usize = 8;
 
 #[derive(Debug)]
 #[repr(align(64))]
 struct Line<const WORDS: usize> {
-    /// Zero: nothing was ever kept here.
+    /// Zero: the line has never been written.
     sequence: AtomicU32,
     question: [AtomicU64; WORDS],
     answer: AtomicU64,
@@ -33,14 +34,14 @@ impl<const WORDS: usize> Default for Recent<WORDS> {
 }
 
 impl<const WORDS: usize> Recent<WORDS> {
-    /// The line of a question with that hash: by its highest bits.
+    /// Returns the line of a question with that hash, chosen by its highest byte.
     fn line(&self, hash: u64) -> &Line<WORDS> {
         let [.., highest] = hash.to_le_bytes();
         let [line, ..] = &self.0;
         self.0.get(usize::from(highest) % LINES).unwrap_or(line)
     }
 
-    /// The answer, if it is kept.
+    /// Returns the cached answer.
     #[inline]
     pub(super) fn get(&self, hash: u64, question: &[u64; WORDS]) -> Option<u64> {
         let line = self.line(hash);
@@ -56,7 +57,7 @@ impl<const WORDS: usize> Recent<WORDS> {
         (is_it && is_whole && line.sequence.load(Relaxed) == sequence).then_some(answer)
     }
 
-    /// Keeps an answer. One writer at a time.
+    /// Stores an answer. One writer at a time.
     pub(super) fn put(&self, hash: u64, question: &[u64; WORDS], answer: u64) {
         let line = self.line(hash);
         let sequence = line.sequence.load(Relaxed);
@@ -66,7 +67,7 @@ impl<const WORDS: usize> Recent<WORDS> {
             word.store(*value, Relaxed);
         }
         line.answer.store(answer, Relaxed);
-        // Never zero again: that would say that nothing is here.
+        // Skips zero, which means that the line is empty.
         line.sequence.store(sequence.wrapping_add(2).max(2), Release);
     }
 }
@@ -77,19 +78,19 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn what_was_kept_last_is_known_and_nothing_else() {
+    fn latest_answer_of_a_line_is_found() {
         let recent = Recent::<2>::default();
-        assert_eq!(recent.get(0, &[0, 0]), None, "nothing was kept");
+        assert_eq!(recent.get(0, &[0, 0]), None, "the cache is empty");
         recent.put(0, &[1, 2], 3);
         assert_eq!(recent.get(0, &[1, 2]), Some(3));
         assert_eq!(recent.get(0, &[1, 3]), None);
-        assert_eq!(recent.get(1 << 56, &[1, 2]), None, "that is another line");
+        assert_eq!(recent.get(1 << 56, &[1, 2]), None, "another line");
         recent.put(0, &[4, 5], 6);
         assert_eq!((recent.get(0, &[1, 2]), recent.get(0, &[4, 5])), (None, Some(6)));
     }
 
     #[test]
-    fn nobody_sees_the_answer_to_another_question() {
+    fn racing_reader_never_gets_a_wrong_answer() {
         let recent = Recent::<3>::default();
         let is_over = AtomicBool::new(false);
         let question = |number: u64| [number, number + 1, number * 7];

@@ -1,4 +1,5 @@
-//! What the program is told of memory: its limit, not the card. Never more than there is, never an error of ours.
+//! Memory sizes reported to the program: its limit instead of the device's memory. Never more than the device
+//! has; adds no errors.
 
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,7 +12,7 @@ use crate::interpose::Next;
 use crate::place::rewrite;
 use crate::process::{self, Process};
 
-/// What limits leave of a device.
+/// Bytes that limits leave of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Room {
     pub(crate) total: u64,
@@ -19,13 +20,13 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// No limit: the driver's answer stands.
+    /// Without a limit the driver's answer is passed on.
     const ALL: Self = Self {
         total: NO_LIMIT,
         free: NO_LIMIT,
     };
 
-    /// The tightest limit on the device with that slot, and what is left of each.
+    /// Returns the smallest limit on the device with that slot, and the smallest remainder of any limit.
     pub(crate) fn on(process: &Process, index: usize) -> Self {
         let (control, usage) = (process.control(), process.usage());
         let Some(set) = control.devices.get(index) else {
@@ -37,7 +38,7 @@ impl Room {
         if [device, whole, groups] == [NO_LIMIT; 3] {
             return Self::ALL;
         }
-        // What contexts and modules take is part of what is used.
+        // Contexts and modules count as used.
         let left_of = |limit: u64, usable: u64, current: u64| {
             if limit == NO_LIMIT {
                 NO_LIMIT
@@ -64,9 +65,9 @@ impl Room {
     }
 }
 
-/// A number the width the caller has room for.
+/// A number of the width that the caller's function has.
 pub(crate) trait Bytes: Copy {
-    /// The smaller of the two.
+    /// Returns the smaller of the two.
     fn at_most(self, bytes: u64) -> Self;
 }
 
@@ -125,15 +126,19 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_the_drivers_answer_stands() {
+    fn drivers_answer_is_passed_on_without_a_limit() {
         let (process, _) = governed();
         assert_eq!(Room::on(process, 0), Room::ALL);
         assert_eq!(7_usize.at_most(Room::ALL.total), 7);
-        assert_eq!(7_u32.at_most(Room::ALL.free), 7, "more than fits is no less");
+        assert_eq!(
+            7_u32.at_most(Room::ALL.free),
+            7,
+            "values that do not fit change nothing"
+        );
     }
 
     #[test]
-    fn the_groups_above_leave_what_is_granted_and_not_used_and_what_they_have_left() {
+    fn group_room_is_unused_grant_plus_what_groups_have_left() {
         let (process, control) = governed();
         control.devices[0].group_limit.store(1000, Relaxed);
         control.devices[0].group_room.store(300, Relaxed);
@@ -156,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_limit_is_the_total_and_the_least_that_is_left_is_free() {
+    fn total_is_the_smallest_limit_and_free_the_least_remainder() {
         let (process, control) = governed();
         control.devices[0].memory_limit.store(1000, Relaxed);
         control.memory_limit.store(1200, Relaxed);
@@ -181,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_above_the_limit_leaves_nothing_free_and_not_less() {
+    fn usage_above_the_limit_leaves_zero_free() {
         let (process, control) = governed();
         control.devices[1].memory_limit.store(50, Relaxed);
         process.usage().devices[1].memory_current.store(80, Relaxed);

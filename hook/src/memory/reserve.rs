@@ -1,9 +1,9 @@
-//! Memory that the driver reserves in pieces of its own choosing: pools, and what graphs allocate. Charged by what is
-//! reserved, not by what is allocated from it.
+//! Memory that the driver reserves in pieces of its own choosing: pools, and memory of graphs. Charged by
+//! what is reserved, not by what is allocated from it.
 //!
-//! The driver alone knows by how much it grows, so the growth is foretold and charged before the call, and what it was
-//! is measured after and settled. Over the limit, every reserve is trimmed first; what then does not fit is refused.
-//! Nothing here waits for a stream.
+//! Only the driver knows how much a reserve grows by, so growth is predicted and charged before the call,
+//! measured after it, and settled. At a limit, every reserve is trimmed first; growth that still does not fit
+//! is refused. Nothing here waits for a stream.
 
 pub(crate) mod kept;
 mod list;
@@ -25,7 +25,7 @@ use crate::driver;
 use crate::process::Process;
 pub(crate) use list::Reserves;
 
-/// Whom the driver keeps it for.
+/// Purpose of reserved memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     /// A pool, by its handle.
@@ -39,11 +39,11 @@ pub(crate) struct Reserve {
     source: Source,
     id: u32,
     pub(crate) local: LocalDevice,
-    /// Memory of another process, which is charged there, or of the host.
+    /// True for memory of the host, or of another process, which is charged there.
     pub(crate) is_elsewhere: bool,
-    /// Times it was trimmed: what had room before may have none.
+    /// Number of trims: a graph whose memory existed before a trim may have none now.
     trims: AtomicUsize,
-    /// The slot that it is charged in, for who does not hold the account.
+    /// The device slot in which it is charged; readable without the account's lock.
     index: AtomicUsize,
     pub(super) account: Account,
 }
@@ -60,7 +60,7 @@ impl Reserve {
         }
     }
 
-    /// What the driver says that is reserved.
+    /// Asks the driver for the reserved size, bytes.
     pub(crate) fn reserved(&self) -> Option<u64> {
         let mut bytes = 0;
         match self.source {
@@ -77,7 +77,7 @@ impl Reserve {
         Some(bytes)
     }
 
-    /// Has the driver give back what is not used, but for `keep` bytes of a pool.
+    /// Has the driver release what is unused, except for `keep` bytes of a pool.
     pub(crate) fn trim(&self, process: &Process, keep: u64) {
         let _unsettled = Unsettled::on(process.usage(), self.index());
         let _ = match self.source {
@@ -87,10 +87,10 @@ impl Reserve {
         self.trimmed(process);
     }
 
-    /// It was trimmed.
+    /// Counts a trim and settles what it released.
     pub(crate) fn trimmed(&self, process: &Process) {
         self.trims.fetch_add(1, Relaxed);
-        // If it is over the limit still, it was before.
+        // If it exceeds the limit now, it did so before.
         let _ = self.settle(process, 0);
     }
 
@@ -98,14 +98,14 @@ impl Reserve {
         self.trims.load(Relaxed)
     }
 
-    /// What the driver says that graphs use now.
+    /// Asks the driver for the bytes that graphs use now.
     pub(crate) fn used(&self) -> Option<u64> {
         let (device, mut used) = (self.local.device(), 0);
         driver::cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &mut used).ok()?;
         Some(used)
     }
 
-    /// Whether trimming may give anything back.
+    /// Returns whether trimming may release anything.
     fn has_spare(&self) -> bool {
         match self.source {
             Source::Pool(_) => self.account.lock().has_spare(),
@@ -117,10 +117,10 @@ impl Reserve {
         self.index.load(Relaxed)
     }
 
-    /// Charges in advance. Where more must be granted first, that is waited for.
+    /// Charges growth in advance, waiting for a larger grant if that is what is missing.
     pub(crate) fn hold(&self, process: &Process, bytes: u64) -> Result<(), Full> {
         match self.try_hold(process, bytes) {
-            // With no lock held: the helper takes it too.
+            // Without the account's lock, which the helper takes too.
             Err(Full::Group(index)) => process.charge_granted(index, bytes, || self.try_hold(process, bytes)),
             held => held,
         }
@@ -129,7 +129,7 @@ impl Reserve {
     fn try_hold(&self, process: &Process, bytes: u64) -> Result<(), Full> {
         let mut account = self.account.lock();
         let (usage, control) = (process.usage(), process.control());
-        // What it comes to is a peak, not what it might have.
+        // Peaks are raised after the call, by the actual growth.
         process
             .memory
             .levels
@@ -139,15 +139,18 @@ impl Reserve {
         Ok(())
     }
 
-    /// Brings the charge in line with what is reserved, after a call that held `held`.
+    /// Makes the charge agree with what is reserved, after a call that held `held` bytes.
     ///
-    /// A measurement counts only if none that was begun later is settled already: so the last to settle was begun after
-    /// every call that was over by then. No lock is held while the driver is asked.
+    /// A measurement counts only if none that began later is settled already, so the last one settled began
+    /// after every call that had ended by then. No lock is held while the driver is asked.
+    ///
+    /// # Errors
+    /// [`Over`] if the growth exceeds a limit and no larger grant was given; it is charged.
     pub(crate) fn settle(&self, process: &Process, held: u64) -> Result<(), Over> {
         self.settle_after(process, held, After::Any)
     }
 
-    /// The same within a call that is marked as unsettled.
+    /// Settles as [`settle`](Self::settle), within a call that is marked as unsettled.
     pub(crate) fn settle_within(&self, process: &Process, held: u64) -> Result<(), Over> {
         self.settle_after(process, held, After::Marked)
     }
@@ -171,7 +174,7 @@ impl Reserve {
             let mut account = self.account.lock();
             let reserved = match reserved {
                 Some(reserved) if !self.account.is_destroyed() => reserved,
-                // Nobody can say any more: what was charged stays until all is freed.
+                // The size is unknown: the charge stays until everything is freed.
                 _ => account.reserved(),
             };
             if account.is_void(number) {
@@ -201,7 +204,8 @@ impl Reserve {
         }
     }
 
-    /// The program has waited for that stream, or for who knows which: the driver gives memory back then.
+    /// Measures after the program waited for `stream`, or for an unknown set of streams (`None`): the driver
+    /// may shrink pools then.
     #[inline]
     fn synchronized(self: &Arc<Self>, process: &Process, stream: Option<Stream>) {
         if self.account.is_restless() || self.source == Source::Graphs {
@@ -229,8 +233,8 @@ impl Reserve {
             process.memory.reserves.end_if_over(process, self);
             after.passed(&mut self.account.lock());
         } else if is_wanted {
-            // Measured first: what the driver has just given back is not to spare. A pool that is over the limit stays so
-            // until its memory is freed.
+            // Measured before the stream's frees are settled: what the driver has just released is not spare.
+            // A pool that exceeds the limit stays so until its memory is freed.
             let _ = self.settle_after(process, 0, after);
         }
     }
@@ -243,18 +247,18 @@ impl Reserve {
     }
 }
 
-/// After what a reserve is measured.
+/// Event that preceded a measurement.
 #[derive(Debug, Clone, Copy)]
 enum After {
-    /// Within a call that is marked as unsettled.
+    /// A call marked as unsettled is in progress.
     Marked,
-    /// The program has waited for that stream, or for who knows which.
+    /// The program has waited for that stream, or for an unknown set of streams.
     Waiting(Option<Stream>),
     Any,
 }
 
 impl After {
-    /// Who was waited for has come to where it frees what it was to.
+    /// Settles the frees that waited for the stream.
     fn passed(self, account: &mut Whole<'_>) {
         if let Self::Waiting(Some(stream)) = self {
             account.passed(stream);

@@ -1,4 +1,5 @@
-//! Sparse arrays (`cuMemMapArrayAsync`): their tiles hold memory of `cuMemCreate`'s, charged there.
+//! Sparse arrays (`cuMemMapArrayAsync`): their tiles are mapped to memory of `cuMemCreate`, which is charged
+//! there.
 
 use super::physical::{Binder, Region};
 use crate::cuda::{CU_MEM_OPERATION_TYPE_MAP, CUarrayMapInfo, CUresult, CUstream};
@@ -6,7 +7,8 @@ use crate::interpose::Next;
 use crate::place::given_list;
 use crate::process::{self, Process};
 
-/// `CUarrayMapInfo::subresourceType`: the levels of a mipmapped array that are smaller than a tile, together.
+/// `CUarrayMapInfo::subresourceType`: the levels of a mipmapped array that are smaller than a tile, taken
+/// together.
 const MIPTAIL: u32 = 1;
 
 fn region(info: &CUarrayMapInfo) -> Region {
@@ -23,12 +25,12 @@ fn region(info: &CUarrayMapInfo) -> Region {
     Region {
         group: [info.subresource_type, level, layer],
         start: [x, y, z].map(u64::from),
-        // What has no second or third dimension may say 0 there.
+        // Dimensions that the array does not have may be 0.
         extent: [width, height, depth].map(|extent| u64::from(extent.max(1))),
     }
 }
 
-/// `cuMemMapArrayAsync`: what was mapped where is unmapped when the stream has come so far.
+/// `cuMemMapArrayAsync`: previous mappings of the region end when the stream reaches the call.
 pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, next: Next<'_>) -> CUresult {
     next()?;
     let Some(process) = process::get() else {
@@ -48,7 +50,7 @@ pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, nex
     Ok(())
 }
 
-/// An array or mipmapped array is gone.
+/// Ends all mappings of a destroyed array or mipmapped array.
 pub(super) fn array_gone(process: &Process, handle: u64) {
     if process.memory.physical.is_sparse() {
         process.physical(|physical, gone| physical.unbind_all(Binder::Array(handle), gone));

@@ -1,7 +1,7 @@
-//! A stream that something waits for.
+//! Identity of a stream that something waits for.
 //!
-//! Its handle says which it is, but for the default streams: each context has its own, and of those that are a thread's each
-//! thread. Who has waited for one of them has not waited for another of the same number.
+//! A handle identifies a stream, except for default streams: each context has its own legacy stream, and each
+//! of its threads its own per-thread stream.
 
 use std::num::NonZero;
 
@@ -12,20 +12,21 @@ use crate::driver;
 use crate::process::Process;
 use crate::sys;
 
-/// Two words, none or some, that go from call to call in registers.
+/// Stream identity, passed in two registers; `Option<Stream>` has the same size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Stream {
     handle: NonZero<usize>,
-    /// Of a default stream the context's number and, if it is a thread's, the thread's id; else nothing.
+    /// For a default stream the context's number and, if it is a per-thread stream, the thread's id;
+    /// otherwise 0.
     of: u64,
 }
 
 impl Stream {
-    /// The stream of that handle, in the calling thread.
+    /// Returns the stream of a handle, as used by the calling thread.
     #[inline]
     pub(super) fn of(process: &Process, handle: usize) -> Self {
         Self {
-            // By the first number after none the legacy stream goes too.
+            // Handle 0 is the legacy stream, whose other handle is 1.
             handle: NonZero::new(handle).unwrap_or(NonZero::<usize>::MIN),
             of: if handle <= PER_THREAD {
                 Self::default_of(process, handle)
@@ -52,19 +53,20 @@ impl Stream {
         u32::try_from(self.of >> 32).unwrap_or(0)
     }
 
-    /// Whether it is a default stream, of one of these contexts.
+    /// Returns whether it is a default stream of one of these contexts.
     pub(super) fn is_default_of(self, contexts: &[u32]) -> bool {
         self.handle() <= PER_THREAD && contexts.contains(&self.context())
     }
 
-    /// Spreads streams.
+    /// Returns a hash of the stream.
     #[inline]
     pub(super) fn hash(self) -> usize {
         let number = (self.handle() as u64 ^ self.of).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         usize::try_from(number >> 48).unwrap_or(0)
     }
 
-    /// Whether it has done all that it was given, as far as the calling thread can ask.
+    /// Returns whether all its work is known to have completed, as far as the calling thread can ask the
+    /// driver.
     pub(super) fn has_passed(self, process: &Process) -> bool {
         if self == Self::of(process, self.handle()) {
             return has_passed(process, self.handle());
@@ -76,7 +78,7 @@ impl Stream {
             return true;
         };
         if context.is_part() {
-            // Its default stream can be asked about only where it is current: by the threads that use it.
+            // Its default stream can be queried only by threads to which it is current.
             return false;
         }
         let passed = context.with_current(|| has_passed(process, LEGACY));
@@ -84,13 +86,13 @@ impl Stream {
     }
 }
 
-/// Whether a stream has done all that it was given; those that are not the program's any more have.
+/// Returns whether a stream's work has completed, which includes streams that no longer exist.
 pub(super) fn has_passed(process: &Process, stream: usize) -> bool {
     let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
     if stream > PER_THREAD && process.contexts.holder(handle).is_none() {
         return true;
     }
-    // A capture of the program's own must not notice.
+    // A capture by the program must not be affected by the query.
     let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     let _ = driver::cuThreadExchangeStreamCaptureMode(&mut mode);
     let passed = capture::is_capturing(handle) == Some(false)

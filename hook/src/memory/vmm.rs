@@ -1,7 +1,7 @@
-//! Physical memory by handle (`cuMemCreate`): charged once, freed when its last hold is gone.
+//! Physical memory by handle (`cuMemCreate`): charged once, uncharged when its last holder is gone.
 //!
-//! The device is the one in the properties, not the current context's, which there may be none of. Address
-//! reservations cost nothing. `physical` knows who holds what.
+//! The device is the one in the properties; a current context is not needed. Address reservations cost
+//! nothing. `physical` records the holders.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -20,16 +20,16 @@ use crate::interpose::Next;
 use crate::place::{given, written};
 use crate::process::{self, Process};
 
-/// The process's, under locks that are never held while the driver is called.
+/// The physical memory of the process. Its locks are never held while the driver is called.
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
     objects: Physical,
-    /// Whether tiles of a sparse array were ever mapped: if not, arrays and streams have nothing to do with it.
+    /// Set once tiles of a sparse array were mapped; if not, arrays and streams need not be looked up.
     is_sparse: AtomicBool,
 }
 
 impl Process {
-    /// Runs `body` on what holds physical memory, and takes off what is gone by it.
+    /// Runs `body` with all shards locked, and uncharges what it has freed.
     pub(super) fn physical<T>(&self, body: impl FnOnce(&mut All<'_>, &mut Gone) -> T) -> T {
         let mut gone = Gone::default();
         let result = body(&mut self.memory.physical.objects.all(), &mut gone);
@@ -43,7 +43,8 @@ impl Process {
             .for_each(|entry| self.memory.levels.hide(self.usage(), entry));
     }
 
-    /// Enters what was just created or imported. The device may have been renumbered since it was charged.
+    /// Inserts memory that was just created or imported. Its device may have been renumbered since it was
+    /// charged.
     #[inline]
     fn add_physical(&self, handle: CUmemGenericAllocationHandle, mut entry: Entry) {
         self.count_in(&entry);
@@ -56,7 +57,8 @@ impl Process {
         }
     }
 
-    /// Holds what a handle stands for, if that is known: its number, and whether it was imported.
+    /// Adds a hold for a mapping; returns the number, and whether the memory was imported. `None`: unknown
+    /// handle.
     #[inline]
     fn hold_physical(&self, handle: CUmemGenericAllocationHandle) -> Option<(Number, bool)> {
         let held = self.memory.physical.objects.hold(handle.0);
@@ -72,7 +74,7 @@ impl Process {
         }
     }
 
-    /// Takes a release back. The device may have been renumbered since.
+    /// Undoes a release. The device may have been renumbered since.
     #[cold]
     #[inline(never)]
     fn undo_release(&self, handle: CUmemGenericAllocationHandle, mut released: Released) {
@@ -84,7 +86,7 @@ impl Process {
         });
     }
 
-    /// A device to show memory on that is no device's: the current one, or the first.
+    /// Returns the device on which memory outside devices is shown: the current one, or the first.
     fn somewhere(&self) -> Option<(LocalDevice, usize)> {
         if let Some(place) = self.place() {
             return Some((place.local, place.index));
@@ -93,7 +95,8 @@ impl Process {
         Some((first, self.devices.learn(self.control(), first)))
     }
 
-    /// Brings what waits for streams to its end: that stream has come so far, and others may have.
+    /// Ends bindings whose stream has reached the call that ends them: those of `passed`, which has been
+    /// waited for, and others.
     pub(super) fn passed_physical(&self, passed: Option<usize>) {
         if !self.memory.physical.is_sparse() {
             return;
@@ -121,7 +124,8 @@ impl Vmm {
     }
 }
 
-/// `cuMemCreate`. What is not a device's is shown: memory of the host, and of places that are newer than we are.
+/// `cuMemCreate`. Memory outside devices is shown, not charged: of the host, and of locations newer than this
+/// library.
 pub(crate) fn create(
     handle: *mut CUmemGenericAllocationHandle,
     bytes: usize,
@@ -156,7 +160,7 @@ pub(crate) fn create(
     Ok(())
 }
 
-/// `cuMemImportFromShareableHandle`: charged to whoever created it.
+/// `cuMemImportFromShareableHandle`: charged to the process that created it.
 pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
     next()?;
     let (Some(process), Some(handle)) = (process::get(), written(handle)) else {
@@ -172,7 +176,7 @@ pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) 
         None => process.somewhere(),
     };
     if let Some((local, index)) = place {
-        // How large it is shows only when it is mapped, so it counts as imported but not by its bytes.
+        // The size is known only once it is mapped, so it is counted with 0 bytes.
         let kind = if is_memory { Kind::Ipc } else { Kind::Multicast };
         process.add_physical(handle, Entry::new(kind, 0, local, index, 0));
     }
@@ -184,7 +188,7 @@ pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> C
     let Some(process) = process::get() else {
         return next();
     };
-    // Before the driver, which may give the number to another thread's memory at once.
+    // Before the call, after which the driver may reuse the number for another thread's memory.
     let released = match process.memory.physical.objects.release(handle.0) {
         Ok(None) => return next(),
         Ok(Some(released)) => released,
@@ -198,7 +202,7 @@ pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> C
     result
 }
 
-/// The same where other handles or other memory may be concerned.
+/// Releases a handle where other handles or other memory may be concerned.
 #[cold]
 #[inline(never)]
 fn release_of_several(process: &Process, handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
@@ -210,7 +214,7 @@ fn release_of_several(process: &Process, handle: CUmemGenericAllocationHandle, n
     let result = next();
     match result {
         Ok(()) => process.bury(&gone),
-        // What it bound, if it was a multicast object, is not put back.
+        // If it was a multicast object, its bindings are not restored.
         Err(_) => process.undo_release(handle, released),
     }
     result
@@ -223,7 +227,7 @@ pub(crate) fn map(
     handle: CUmemGenericAllocationHandle,
     next: Next<'_>,
 ) -> CUresult {
-    // Before the driver: another thread may release the handle as soon as it is mapped.
+    // Before the call: another thread may release the handle as soon as it is mapped.
     let held = process::get().and_then(|process| Some((process, process.hold_physical(handle)?)));
     let Some((process, (number, is_imported))) = held else {
         return next();
@@ -245,7 +249,7 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUres
     let Some(process) = process::get() else {
         return next();
     };
-    // Before the driver, after which another thread may map something there.
+    // Before the call, after which another thread may map something there.
     let objects = &process.memory.physical.objects;
     let taken = objects.take_mappings(address.0, bytes as u64);
     let result = next();
@@ -265,7 +269,7 @@ pub(crate) fn retain(handle: *mut CUmemGenericAllocationHandle, address: u64, ne
     Ok(())
 }
 
-/// `cuMulticastCreate`: no memory of its own.
+/// `cuMulticastCreate`: has no memory of its own.
 pub(crate) fn create_multicast(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(process) = process::get()
@@ -276,14 +280,14 @@ pub(crate) fn create_multicast(handle: *mut CUmemGenericAllocationHandle, next: 
     Ok(())
 }
 
-/// What is bound to a multicast object.
+/// Memory to bind to a multicast object.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Bound {
     Memory(CUmemGenericAllocationHandle),
     Mapped(CUdeviceptr),
 }
 
-/// Bytes of a multicast object, for one device.
+/// Returns a range of bytes of a multicast object for one device.
 fn bytes_of(device: CUdevice, offset: usize, bytes: usize) -> Region {
     Region {
         group: [device.cast_unsigned(), 0, 0],
@@ -292,8 +296,8 @@ fn bytes_of(device: CUdevice, offset: usize, bytes: usize) -> Region {
     }
 }
 
-/// `cuMulticastBindMem`, `cuMulticastBindAddr`: charged to whoever created it; bound, it is held. Without `device`, it
-/// is the memory's.
+/// `cuMulticastBindMem`, `cuMulticastBindAddr`: binding holds the memory, which stays charged to its creator.
+/// Without `device`, the memory's device is used.
 pub(crate) fn bind(
     to: CUmemGenericAllocationHandle,
     device: Option<CUdevice>,

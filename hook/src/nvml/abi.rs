@@ -1,18 +1,18 @@
-//! NVML's types, as far as the table needs them. Spelt as NVML spells them.
+//! NVML's types, as far as the table needs them, in NVML's spelling.
 #![allow(non_camel_case_types, non_snake_case, reason = "NVML's spelling")]
 
 use std::ffi::c_void;
 
-/// The GPU or compute instance of a process on a device without instances.
+/// Instance ids of a process on a device without GPU or compute instances.
 pub const NO_INSTANCE: u32 = u32::MAX;
 
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct nvmlDevice_t(pub *mut c_void);
 
-/// A structure of NVML that a list is made of.
+/// An element of a list of NVML.
 pub trait Entry: Copy {
-    /// One that says nothing.
+    /// An element without content.
     const EMPTY: Self;
 
     fn pid(&self) -> u32;
@@ -21,7 +21,7 @@ pub trait Entry: Copy {
     fn with_pid(self, pid: u32) -> Self;
 }
 
-/// An [`Entry`] that says how much memory a process holds.
+/// An [`Entry`] with the amount of memory that a process holds.
 pub trait Holder: Entry {
     #[must_use]
     fn with_memory(self, bytes: u64) -> Self;
@@ -38,7 +38,7 @@ macro_rules! structures {
             const _: () = assert!(size_of::<$name>() == $size);
 
             impl $name {
-                /// Says nothing.
+                /// A structure without content.
                 pub const EMPTY: Self = Self { $($field: $empty,)* };
             }
         )*
@@ -83,7 +83,7 @@ structures! {
     }
 
     nvmlMemory_v2_t 40 {
-        /// The structure's size and version, set by the caller; so it is wherever one begins with it.
+        /// Size and version of the structure, set by the caller; so is every `version` below.
         version: u32 = 0,
         total: u64 = 0,
         reserved: u64 = 0,
@@ -96,8 +96,9 @@ structures! {
         usedGpuMemory: u64 = 0,
     }
 
-    /// Of the functions of version 3 too, but in drivers 535.43 to 535.86, whose entries have eight bytes more: so those of
-    /// version 2 are asked. What a program is told of itself is one entry, for which that makes no difference.
+    /// Also used by functions of version 3, except in drivers 535.43 to 535.86, where entries have eight more
+    /// bytes; so the functions of version 2 are called. A process is shown one entry of itself, for which
+    /// that makes no difference.
     nvmlProcessInfo_v2_t 24 {
         pid: u32 = 0,
         usedGpuMemory: u64 = 0,
@@ -151,7 +152,7 @@ structures! {
     nvmlAccountingStats_t 56 {
         gpuUtilization: u32 = 0,
         memoryUtilization: u32 = 0,
-        /// The most bytes that it ever held.
+        /// Largest amount of memory ever held, bytes.
         maxMemoryUsage: u64 = 0,
         time: u64 = 0,
         startTime: u64 = 0,
@@ -161,12 +162,12 @@ structures! {
 
     /// Since NVML 13.
     nvmlAccountingStats_v2_t 64 {
-        /// Whose account, set by the caller.
+        /// The process's pid, set by the caller.
         pid: u32 = 0,
         isRunning: u32 = 0,
         gpuUtilization: u32 = 0,
         memoryUtilization: u32 = 0,
-        /// The most bytes that it ever held.
+        /// Largest amount of memory ever held, bytes.
         maxMemoryUsage: u64 = 0,
         sampleCount: u32 = 0,
         sumGpuUtil: u64 = 0,
@@ -196,7 +197,7 @@ impl Entry for u32 {
     }
 }
 
-/// What the `version` of a structure is: its size, and its number above.
+/// Returns the `version` of a structure: its size, with the version number in bits 24 to 31.
 #[expect(clippy::cast_possible_truncation, reason = "no structure of NVML has 16 MiB")]
 pub const fn version<T>(number: u32) -> u32 {
     size_of::<T>() as u32 | number << 24

@@ -1,4 +1,4 @@
-//! Lists of NVML, cut down to what is the process's own, and handed out as NVML does.
+//! Lists of NVML, reduced to the process's own entries and returned by NVML's rules.
 
 use std::ffi::c_uint;
 
@@ -7,18 +7,19 @@ use super::seen::Own;
 use crate::cuda::{CUerror, CUresult};
 use crate::place::{answer, given};
 
-/// Entries of a list that we ask NVML for ourselves.
+/// Entries of lists that the hook requests from NVML.
 pub const ROOM: usize = 1024;
 
 #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
 const TOLD: c_uint = ROOM as c_uint;
 
-/// All of a list, whatever room the program has for it.
+/// A complete list, independent of the room that the program offers.
 #[derive(Debug)]
 pub(super) struct Whole<T>(Vec<T>);
 
 impl<T: Entry> Whole<T> {
-    /// Has `ask` fill in as many entries as it says there is room for, and count them.
+    /// Calls `ask` with the number of entries that there is room for; `ask` fills them in and sets the
+    /// number.
     pub(super) fn of(ask: impl FnOnce(&mut c_uint, &mut [T; ROOM]) -> CUresult) -> Result<Self, CUerror> {
         let mut entries = vec![T::EMPTY; ROOM];
         let mut count = TOLD;
@@ -28,11 +29,11 @@ impl<T: Entry> Whole<T> {
         Ok(Self(entries))
     }
 
-    /// The process's own entries, by the pid that it knows itself by.
+    /// Returns the process's own entries, with the pid by which it knows itself.
     pub(super) fn own(self, own: Own) -> Vec<T> {
         let is = |pid: u32| move |entry: &T| pid != 0 && entry.pid() == pid;
-        // NVML may speak of pids as the caller sees them, or as the machine does: in another namespace either number
-        // may be a stranger's, so the other counts only where the first is nobody's.
+        // NVML may report pids of the caller's namespace or of the machine. In another namespace either
+        // number may be another process's, so the second is used only if the first is not listed.
         let pid = [own.pid, own.outside]
             .into_iter()
             .find(|pid| self.0.iter().any(is(*pid)));
@@ -41,8 +42,12 @@ impl<T: Entry> Whole<T> {
     }
 }
 
-/// Gives the program a list: `count`, which must not be null, says what there is room for and is told what there is;
-/// where that is more, nothing else is written.
+/// Returns a list to the program. `count` (not null) has the room in entries and receives the length; if the
+/// list is longer, nothing else is written.
+///
+/// # Errors
+/// `NVML_ERROR_INSUFFICIENT_SIZE` if there is too little room, `NVML_ERROR_INVALID_ARGUMENT` if `into` is
+/// null and the list is not empty.
 pub(super) fn put<T: Copy>(list: &[T], count: *mut c_uint, into: *mut T) -> CUresult {
     let room = given(count).unwrap_or(0) as usize;
     answer(count, c_uint::try_from(list.len()).unwrap_or(c_uint::MAX));
@@ -74,18 +79,18 @@ mod tests {
     }
 
     #[test]
-    fn only_the_processs_own_entries_stay_by_its_own_pid() {
+    fn only_own_entries_remain_with_the_own_pid() {
         let own = Own { pid: 7, outside: 700 };
         assert_eq!(whole(&[1, 7, 2]).own(own), [7]);
-        assert_eq!(whole(&[1, 700, 2]).own(own), [7], "as the machine sees it");
-        assert_eq!(whole(&[700, 7]).own(own), [7], "a stranger's");
+        assert_eq!(whole(&[1, 700, 2]).own(own), [7], "the machine's pid");
+        assert_eq!(whole(&[700, 7]).own(own), [7], "another process's");
         assert_eq!(whole(&[7, 3, 7]).own(own), [7, 7], "several samples");
         assert!(whole(&[1, 2]).own(own).is_empty());
         assert!(whole(&[0, 1]).own(Own { pid: 7, outside: 0 }).is_empty());
     }
 
     #[test]
-    fn a_count_beyond_the_room_is_not_believed() {
+    fn count_beyond_the_room_is_clamped() {
         let list = Whole::<u32>::of(|count, into| {
             into.fill(7);
             *count = u32::MAX;
@@ -97,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_handed_out_as_nvml_does() {
+    fn lists_are_returned_by_nvmls_rules() {
         let mut places = [0_u32; 3];
         let mut count = 0;
         let into = places.as_mut_ptr();

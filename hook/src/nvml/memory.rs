@@ -1,4 +1,4 @@
-//! `nvmlDeviceGetMemoryInfo`: the limit for the total, `memory.current` for what is used.
+//! `nvmlDeviceGetMemoryInfo`: the limit as total, `memory.current` as used.
 
 use super::abi::{nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
 use super::seen::Seen;
@@ -6,7 +6,8 @@ use crate::cuda::CUresult;
 use crate::interpose::Next;
 use crate::place::rewrite;
 
-/// `nvmlDeviceGetMemoryInfo`. Where the card is short, what is used and what is free are less than the total.
+/// `nvmlDeviceGetMemoryInfo`. If the device itself is short of memory, used and free add up to less than the
+/// total.
 pub(crate) fn info(of: nvmlDevice_t, memory: *mut nvmlMemory_t, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(seen) = Seen::on(of) {
@@ -15,7 +16,7 @@ pub(crate) fn info(of: nvmlDevice_t, memory: *mut nvmlMemory_t, next: Next<'_>) 
     Ok(())
 }
 
-/// `nvmlDeviceGetMemoryInfo_v2`: used, free and reserved make the total.
+/// `nvmlDeviceGetMemoryInfo_v2`: used, free and reserved add up to the total.
 pub(crate) fn info_v2(of: nvmlDevice_t, memory: *mut nvmlMemory_v2_t, next: Next<'_>) -> CUresult {
     next()?;
     if let Some(seen) = Seen::on(of) {
@@ -36,7 +37,7 @@ pub(crate) fn info_v2(of: nvmlDevice_t, memory: *mut nvmlMemory_v2_t, next: Next
     Ok(())
 }
 
-/// Never more than the card has, and nothing is free that is used.
+/// Returns the values for version 1: at most what the device has, and free at most total minus used.
 fn told_v1(told: nvmlMemory_t, seen: Seen) -> nvmlMemory_t {
     let total = told.total.min(seen.total);
     let used = seen.current.min(total);
@@ -68,18 +69,18 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_the_total_and_what_is_charged_is_used() {
+    fn total_is_the_limit_and_used_is_what_is_charged() {
         assert_eq!(told(500, 100), (500, 100, 400));
     }
 
     #[test]
-    fn the_card_has_no_more_than_it_has() {
+    fn values_never_exceed_the_device() {
         assert_eq!(told(5000, 100), (1000, 100, 600));
         assert_eq!(told(900, 100), (900, 100, 600), "others hold the rest");
     }
 
     #[test]
-    fn usage_above_the_limit_leaves_nothing_and_not_less() {
+    fn usage_above_the_limit_leaves_zero_free() {
         assert_eq!(told(50, 80), (50, 50, 0));
     }
 }

@@ -1,8 +1,9 @@
-//! What NVML tells a limited process: its limit for the card's memory, and itself for everybody on it.
+//! NVML as seen by a limited process: its limit instead of the device's memory, and only itself in process
+//! lists.
 //!
-//! `seen` is what it may see of a device; the others say it in NVML's ways. A process without a limit sees what NVML
-//! says, and so does one that is not governed: `nvidia-smi` for one, unless it was started with a limit. Errors are
-//! NVML's own.
+//! `seen` determines what the process may see of a device; the other modules answer NVML's calls with it. A
+//! process that has no limit or is not governed (such as `nvidia-smi` started without a limit) sees NVML's
+//! own answers. Errors are NVML's own.
 
 pub mod abi;
 pub mod list;

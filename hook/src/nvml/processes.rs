@@ -1,4 +1,5 @@
-//! The processes on a device: a limited process sees itself alone, by its own pid and with its `memory.current`.
+//! Process lists of a device: a limited process sees only itself, by its own pid and with its
+//! `memory.current`.
 
 use std::ffi::c_uint;
 
@@ -10,10 +11,10 @@ use crate::driver;
 use crate::interpose::Next;
 use crate::place::{given, rewrite};
 
-/// NVML's function of that list.
+/// The NVML function that returns the list.
 type Ask<T> = fn(nvmlDevice_t, &mut c_uint, &mut [T; ROOM]) -> CUresult;
 
-/// `nvmlProcessDetailList_v1_t::mode`: the processes that compute.
+/// Value of `nvmlProcessDetailList_v1_t::mode` for compute processes.
 const COMPUTE: u32 = 0;
 
 /// `nvmlDeviceGetComputeRunningProcesses`, all versions.
@@ -27,7 +28,7 @@ pub(crate) fn compute<T: Holder>(
     list(of, count, into, ask, true, next)
 }
 
-/// The same for graphics and for clients of MPS.
+/// `nvmlDeviceGetGraphicsRunningProcesses` and `nvmlDeviceGetMPSComputeRunningProcesses`, all versions.
 pub(crate) fn other<T: Holder>(
     of: nvmlDevice_t,
     count: *mut c_uint,
@@ -81,8 +82,8 @@ pub(crate) fn details(of: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t, n
     answer
 }
 
-/// What the process sees of a list. Where NVML does not know it (from within a container) or knows too many, it computes
-/// on the device if it has memory there.
+/// Returns what the process sees of a list. If NVML does not list the process (from within a container) or
+/// lists too many, it is shown as a compute process if it has memory on the device.
 fn own<T: Holder>(whole: Result<Whole<T>, CUerror>, seen: Seen, computes: bool) -> Result<Vec<T>, CUerror> {
     let mut own = match whole {
         Ok(whole) => whole.own(seen.own),
@@ -114,7 +115,7 @@ mod tests {
         }
     }
 
-    const STRANGER: nvmlProcessInfo_v2_t = nvmlProcessInfo_v2_t {
+    const OTHER: nvmlProcessInfo_v2_t = nvmlProcessInfo_v2_t {
         pid: 1,
         usedGpuMemory: 5000,
         gpuInstanceId: 3,
@@ -131,42 +132,38 @@ mod tests {
     }
 
     #[test]
-    fn the_process_is_told_of_itself_with_what_is_charged_to_it() {
+    fn process_sees_itself_with_its_charged_memory() {
         let itself = nvmlProcessInfo_v2_t {
             pid: 700,
             usedGpuMemory: 64,
-            ..STRANGER
+            ..OTHER
         };
         let want = nvmlProcessInfo_v2_t {
             pid: 7,
             usedGpuMemory: 100,
-            ..STRANGER
+            ..OTHER
         };
-        assert_eq!(told(&[STRANGER, itself], 100, true), [want]);
-        assert_eq!(
-            told(&[STRANGER, itself], 100, false),
-            [want],
-            "a graphics program"
-        );
+        assert_eq!(told(&[OTHER, itself], 100, true), [want]);
+        assert_eq!(told(&[OTHER, itself], 100, false), [want], "a graphics program");
         assert_eq!(told(&[itself], 0, true).len(), 1, "it has a context");
     }
 
     #[test]
-    fn where_nvml_does_not_know_it_it_computes_where_it_has_memory() {
+    fn process_unknown_to_nvml_is_listed_where_it_has_memory() {
         let want = nvmlProcessInfo_v2_t {
             pid: 7,
             usedGpuMemory: 100,
             ..nvmlProcessInfo_v2_t::EMPTY
         };
-        assert_eq!(told(&[STRANGER], 100, true), [want]);
-        assert!(told(&[STRANGER], 100, false).is_empty());
-        assert!(told(&[STRANGER], 0, true).is_empty());
+        assert_eq!(told(&[OTHER], 100, true), [want]);
+        assert!(told(&[OTHER], 100, false).is_empty());
+        assert!(told(&[OTHER], 0, true).is_empty());
         let too_many = Err(CUerror::NVML_INSUFFICIENT_SIZE);
         assert_eq!(own(too_many, seen(100), true), Ok(vec![want]));
     }
 
     #[test]
-    fn an_error_of_nvmls_stands() {
+    fn error_of_nvml_is_passed_on() {
         let lost = Err::<Whole<nvmlProcessInfo_v2_t>, _>(CUerror::NVML_NOT_FOUND);
         assert_eq!(own(lost, seen(100), true), Err(CUerror::NVML_NOT_FOUND));
     }

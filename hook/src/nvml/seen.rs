@@ -1,4 +1,4 @@
-//! What a limited process sees of one device: its limit for the card, and itself for everybody.
+//! View of one device for a limited process: its limit as the device's memory, and only itself.
 
 use std::ptr;
 use std::sync::OnceLock;
@@ -14,12 +14,12 @@ use crate::memory::report::Room;
 use crate::process::{self, Process};
 use crate::wishes::Wishes;
 
-/// Bytes, on one device.
+/// Bytes of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// The tightest limit.
+    /// The smallest limit.
     pub(crate) total: u64,
-    /// The least that is left of any limit.
+    /// The smallest remainder of any limit.
     pub(crate) free: u64,
     /// `memory.current`.
     pub(crate) current: u64,
@@ -28,17 +28,18 @@ pub(crate) struct Seen {
     pub(crate) own: Own,
 }
 
-/// The pids that NVML may know the process by.
+/// The pids under which NVML may know the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Own {
-    /// As it sees itself, in its own pid namespace.
+    /// The pid in the process's own pid namespace.
     pub(crate) pid: u32,
-    /// As the daemon sees it; zero if no daemon does.
+    /// The pid as the daemon sees it; zero without a daemon.
     pub(crate) outside: u32,
 }
 
 impl Seen {
-    /// `None` where the process is not limited on that device, or the device cannot be told: NVML's answer stands.
+    /// Returns what the process sees; `None` if it has no limit on the device or the device is unknown:
+    /// NVML's answer is passed on.
     pub(crate) fn on(of: nvmlDevice_t) -> Option<Self> {
         match process::get() {
             Some(process) if is_limited(process) => Self::by(process, of),
@@ -74,7 +75,7 @@ impl Seen {
         })
     }
 
-    /// A process that has a limit from the start sees it before it uses CUDA, and if it never does.
+    /// Returns what a process sees that was started with a limit and has not used CUDA.
     fn before_cuda(limit: u64) -> Option<Self> {
         (limit != NO_LIMIT).then(|| Self {
             total: limit,
@@ -89,7 +90,7 @@ impl Seen {
     }
 }
 
-/// A device's slot in the blocks.
+/// Returns the device's slot in the shared blocks.
 fn slot(process: &Process, of: nvmlDevice_t) -> Option<usize> {
     let mut text = [0; 96];
     driver::nvmlDeviceGetUUID(of, &mut text, 96).ok()?;
@@ -97,7 +98,8 @@ fn slot(process: &Process, of: nvmlDevice_t) -> Option<usize> {
     Some(device::index_of(process.control(), uuid))
 }
 
-/// A GPU in MIG mode has no slot, its instances have. The slot of the one that the process uses: it can use one at most.
+/// Returns the slot of the MIG instance that the process uses; it can use one at most. A GPU in MIG mode has
+/// no slot itself.
 fn used_instance(process: &Process, gpu: nvmlDevice_t) -> Option<usize> {
     let mut count = 0;
     driver::nvmlDeviceGetMaxMigDeviceCount(gpu, &mut count).ok()?;
@@ -116,14 +118,14 @@ fn used_instance(process: &Process, gpu: nvmlDevice_t) -> Option<usize> {
     })
 }
 
-/// The limit that the process was started with. Read once: monitors ask often, and other threads may change the
-/// environment meanwhile.
+/// Returns the limit that the process was started with. Read once, since monitors ask often and other threads
+/// may change the environment meanwhile.
 fn wished_limit() -> u64 {
     static LIMIT: OnceLock<u64> = OnceLock::new();
     *LIMIT.get_or_init(|| Wishes::from_environment().hello.memory_limit)
 }
 
-/// Whether any limit is set: NVML need not be asked which device it is where there is none.
+/// Returns whether any limit is set. Without one, NVML need not be asked for the device's identity.
 fn is_limited(process: &Process) -> bool {
     let control = process.control();
     let devices = &mut control.devices.iter();
@@ -132,7 +134,7 @@ fn is_limited(process: &Process) -> bool {
         || devices.any(|device| is_any(&device.memory_limit) || is_any(&device.group_limit))
 }
 
-/// The sixteen bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or of `MIG-…`.
+/// Parses the sixteen bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` or `MIG-…`.
 fn uuid(text: &[u8]) -> Option<CUuuid> {
     let text = text
         .strip_prefix(b"GPU-")
@@ -156,7 +158,7 @@ mod tests {
     use crate::block;
 
     #[test]
-    fn nvmls_text_and_the_drivers_bytes_are_one_uuid() {
+    fn uuid_text_of_nvml_parses_to_the_drivers_bytes() {
         let text = b"GPU-01020304-0506-0708-090a-0b0c0d0e0fff\0\0\0";
         let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 255];
         assert_eq!(uuid(text), Some(CUuuid { bytes }));
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn only_where_there_is_a_limit_is_anything_seen_otherwise() {
+    fn seen_only_on_devices_with_a_limit() {
         let process = Process::of_test(NO_LIMIT);
         let (control, file) = block::of_daemon();
         for device in &control.devices {
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_from_the_start_is_seen_before_cuda_is_used() {
+    fn start_limit_is_seen_before_cuda_is_used() {
         assert_eq!(Seen::before_cuda(NO_LIMIT), None);
         let seen = Seen::before_cuda(4096).unwrap();
         assert_eq!((seen.total, seen.free, seen.current), (4096, 4096, 0));

@@ -1,4 +1,4 @@
-//! How busy processes keep a device, and what NVML's accounting knows of them: a limited process sees itself alone.
+//! Utilization by process and NVML's accounting: a limited process sees only itself.
 
 use std::ffi::c_uint;
 
@@ -61,8 +61,8 @@ pub(crate) fn infos(
     answer
 }
 
-/// Samples are handed out by rules of their own: none are not found, and where there is no place for them, whatever the
-/// count says, the program asks how many there are.
+/// Writes samples to the program by NVML's rules for them: an empty list is "not found", and with a null
+/// array only their number is returned.
 fn put_worked<T: Copy>(samples: Vec<T>, count: *mut c_uint, into: *mut T) -> CUresult {
     if samples.is_empty() {
         return Err(CUerror::NVML_NOT_FOUND);
@@ -103,7 +103,7 @@ pub(crate) fn stats(
     Ok(())
 }
 
-/// `nvmlDeviceGetAccountingStats_v2`: the structure says whose.
+/// `nvmlDeviceGetAccountingStats_v2`: the structure contains the pid.
 pub(crate) fn stats_v2(of: nvmlDevice_t, into: *mut nvmlAccountingStats_v2_t, next: Next<'_>) -> CUresult {
     let (Some(seen), Some(asked)) = (Seen::on(of), place::given(into)) else {
         return next();
@@ -119,7 +119,7 @@ pub(crate) fn stats_v2(of: nvmlDevice_t, into: *mut nvmlAccountingStats_v2_t, ne
     Ok(())
 }
 
-/// Asks by the pids that NVML may know the process by; of anybody else nothing is known.
+/// Asks by each pid under which NVML may know the process; other pids are not found.
 fn first_known(own: Own, pid: c_uint, mut ask: impl FnMut(c_uint) -> CUresult) -> CUresult {
     if pid != own.pid {
         return Err(CUerror::NVML_NOT_FOUND);
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accounting_knows_the_process_by_either_pid_and_no_other() {
+    fn accounting_finds_own_process_by_either_pid_only() {
         let own = Own { pid: 7, outside: 700 };
         let ask = |known: c_uint| {
             move |pid: c_uint| {

@@ -1,25 +1,25 @@
-//! What a pool's account has of the streams of one share: what is allocated and freed on them, and what they may use of what the
-//! pool has to spare.
+//! One share of a pool's account: what is allocated and freed on its streams, and the spare bytes of the pool
+//! that they may use.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::memory::lock::{Guard, Lock};
 use crate::memory::stream::Stream;
 
-/// Freed blocks that are remembered by one entry each, at most; of more, the earliest are remembered together.
+/// Most freed blocks recorded individually; beyond that the earliest `TOGETHER` are merged by stream.
 const MOST_WAITING: usize = 96;
 const TOGETHER: usize = 32;
-/// Ranges that are remembered to be reserved.
+/// Most ranges recorded as reserved.
 pub(super) const MOST_KNOWN: usize = 32;
-/// Elements that lists have room for from the start, and beyond what is in them: what else may lie in the cache line of the last
-/// one is another share's, and is written as often.
+/// Elements of room that lists have from the start and beyond their content: the rest of the last element's
+/// cache line may belong to another share, which is written as often.
 const APART: usize = 8;
 
-/// A share has cache lines of its own.
+/// A share with cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Shared {
-    /// Whether anything waits for its streams, for who does not hold it.
+    /// Set while anything waits for its streams; read without the lock.
     waits: AtomicBool,
     share: Lock<Share>,
 }
@@ -30,7 +30,7 @@ impl Shared {
         self.share.lock()
     }
 
-    /// Changes what may wait for its streams.
+    /// Runs `change` under the lock and updates `waits`.
     #[inline]
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Share) -> T) -> T {
         let mut share = self.share.lock();
@@ -39,7 +39,7 @@ impl Shared {
         result
     }
 
-    /// A stream has come to its end: nothing waits for it any more.
+    /// Settles the frees that wait for a stream that has been waited for.
     #[inline]
     pub(super) fn pass(&self, stream: Stream) {
         if self.waits.load(Relaxed) {
@@ -48,22 +48,22 @@ impl Shared {
     }
 }
 
-/// What is counted here changes places: what is allocated, waits and is to spare is together what the pool's account has given
-/// to the share, whatever its streams do.
+/// Counters of a share. Allocations, frees and waits only move bytes between live, waiting and spare: their
+/// sum is what the account has given to the share.
 #[derive(Debug, Default)]
 pub(super) struct Share {
-    /// Allocations, and the bytes of them: less than nothing where more was freed on its streams than was allocated.
+    /// Live allocations and their bytes; negative where more was freed on its streams than allocated.
     pub(super) live: i64,
     pub(super) live_bytes: i64,
-    /// Reserved, and nobody else's to rely on.
+    /// Reserved bytes that only this share may use.
     spare: i64,
-    /// Freed, but not before a stream has come so far; until then only that stream is given them again. The latest last.
+    /// Freed blocks whose stream has not reached the free; only that stream can reuse them. The latest last.
     waiting: Vec<Waiting>,
-    /// With those of which nobody knows any more whose they are.
+    /// Bytes waiting, including blocks dropped from the list.
     waiting_bytes: u64,
-    /// The part of these that is not new.
+    /// The part of `waiting_bytes` that is not new.
     waiting_old: u64,
-    /// Where the latest allocations were: reserved since, whether allocated or not, unless the pool has given something back.
+    /// Ranges of the latest allocations: reserved since then, allocated or not, unless the pool has shrunk.
     known: Vec<Range>,
 }
 
@@ -72,35 +72,36 @@ struct Waiting {
     stream: Stream,
     bytes: u64,
     is_new: bool,
-    /// Whether it is one block, which the driver may give out again as it is.
+    /// True for a single block, which the driver may hand out again as it is.
     is_one: bool,
 }
 
-/// Part of what the pool reserves.
+/// A range of addresses that the pool has reserved.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     from: u64,
     bytes: u64,
-    /// Where in it something is allocated that is new: made since the pool was measured last. Zero: nowhere.
+    /// Address of a new allocation in it, made since the pool was last measured; zero: none.
     new_at: u64,
 }
 
 /// How an allocation was counted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counted {
-    /// Whether a block of that size waits for the stream, which is given that.
+    /// True if a block of that size waited for the stream and was reused.
     pub(super) is_found: bool,
-    /// Bytes that it takes beyond.
+    /// Bytes needed beyond that block.
     pub(super) needed: i64,
 }
 
-/// Bytes as a part of a sum that may be less than nothing. No device has so many that they do not fit.
+/// Converts bytes to a signed summand. No device has more than fits.
 pub(super) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 impl Share {
-    /// The block that waits for the stream and is of that size, and what the allocation needs beside it.
+    /// Finds a block of that size that waits for the stream; returns its index and the bytes needed beside
+    /// it.
     fn find(&self, bytes: u64, stream: Stream) -> (Option<usize>, u64) {
         let is_it = |block: &Waiting| block.is_one && block.bytes == bytes && block.stream == stream;
         let found = self.waiting.iter().position(is_it);
@@ -117,7 +118,7 @@ impl Share {
         }
     }
 
-    /// Counts an allocation, if what waits or is to spare here serves it.
+    /// Counts an allocation if waiting or spare bytes of the share serve it; returns whether they do.
     #[inline]
     pub(super) fn try_begin(&mut self, bytes: u64, stream: Stream, may_spare: bool) -> bool {
         let (found, needed) = self.find(bytes, stream);
@@ -129,7 +130,7 @@ impl Share {
         true
     }
 
-    /// Counts an allocation whatever there is; what it needs is for the account to give.
+    /// Counts an allocation in any case; the account provides the bytes that are missing.
     pub(super) fn begin(&mut self, bytes: u64, stream: Stream) -> Counted {
         let (found, needed) = self.find(bytes, stream);
         self.count(bytes, found);
@@ -139,18 +140,18 @@ impl Share {
         }
     }
 
-    /// Gives it what it may rely on.
+    /// Adds spare bytes.
     pub(super) fn give(&mut self, bytes: i64) {
         self.spare += bytes;
     }
 
-    /// Takes that back.
+    /// Takes all spare bytes.
     pub(super) fn take(&mut self) -> i64 {
         std::mem::take(&mut self.spare)
     }
 
-    /// Whether an allocation that was made there took nothing that was not reserved before. It is new if `is_unmeasured`:
-    /// nobody has measured the pool since it was begun.
+    /// Returns whether the range is known to be reserved. Marks the allocation as new if `is_unmeasured`: the
+    /// pool has not been measured since it began.
     #[inline]
     pub(super) fn is_known(
         &mut self,
@@ -170,7 +171,7 @@ impl Share {
         true
     }
 
-    /// An allocation was made there, and what is reserved was measured after.
+    /// Records a range as reserved: it was allocated and the pool was measured afterwards.
     pub(super) fn know(&mut self, address: u64, bytes: u64) {
         if self.known.capacity() == 0 {
             self.known.reserve_exact(MOST_KNOWN + APART);
@@ -185,7 +186,7 @@ impl Share {
         });
     }
 
-    /// Whether what is allocated there is known to be new; nothing is, from here on.
+    /// Returns whether the allocation at `address` is known to be new, and clears the mark.
     #[inline]
     pub(super) fn take_new(&mut self, address: u64) -> bool {
         let is_it = |range: &&mut Range| range.new_at == address && address != 0;
@@ -200,7 +201,7 @@ impl Share {
         self.spare += signed(bytes);
     }
 
-    /// Ends one when that stream has come so far. Whether it is as new as before.
+    /// Ends an allocation when `stream` reaches the free; returns whether it is still known to be new.
     #[inline]
     pub(super) fn end_on(&mut self, bytes: u64, stream: Stream, is_new: bool) -> bool {
         self.live -= 1;
@@ -220,20 +221,20 @@ impl Share {
         is_new && is_kept
     }
 
-    /// Makes room for another block that waits. Whether it is known yet of all that do whose they are.
+    /// Makes room for another waiting block; returns whether every waiting block's stream is still known.
     #[cold]
     fn make_room(&mut self) -> bool {
         self.put_together(TOGETHER);
         let is_room = self.waiting.len() < MOST_WAITING;
         if !is_room {
-            // Its bytes still wait: all that is lost is whose they are.
+            // Its bytes still wait; only its stream is forgotten.
             let block = self.waiting.remove(0);
             self.waiting_old += if block.is_new { block.bytes } else { 0 };
         }
         is_room
     }
 
-    /// Remembers of the earliest blocks only how much there is of them for each stream.
+    /// Merges the earliest `count` blocks into one entry per stream.
     fn put_together(&mut self, count: usize) {
         let mut sums: Vec<Waiting> = Vec::new();
         for block in self.waiting.drain(..count) {
@@ -249,7 +250,7 @@ impl Share {
         self.waiting.splice(0..0, sums);
     }
 
-    /// So many bytes wait no longer, `old` of them not new; how many of them did.
+    /// Removes up to `bytes` waiting bytes, `old` of them not new; returns how many were removed.
     fn leave(&mut self, bytes: u64, old: u64) -> u64 {
         let left = bytes.min(self.waiting_bytes);
         self.waiting_bytes -= left;
@@ -271,7 +272,7 @@ impl Share {
         self.spare += signed(left);
     }
 
-    /// From here on nothing is new. Whether anything waits.
+    /// Makes everything old; returns whether anything waits.
     pub(super) fn grow_old(&mut self) -> bool {
         self.known.iter_mut().for_each(|range| range.new_at = 0);
         self.waiting.iter_mut().for_each(|block| block.is_new = false);
@@ -279,23 +280,23 @@ impl Share {
         self.is_old_waiting()
     }
 
-    /// Whether anything waits that is not new.
+    /// Returns whether anything waits that is not new.
     pub(super) fn is_old_waiting(&self) -> bool {
         self.waiting_old != 0
     }
 
-    /// Something was given back, and nobody says what: no block, and no range, is sure to be there yet.
+    /// Drops blocks and ranges after the pool has shrunk: any of them may be what was released.
     pub(super) fn forget(&mut self) {
         self.put_together(self.waiting.len());
         self.known.clear();
     }
 
-    /// So many bytes less wait, or all that do; how many.
+    /// Removes up to `bytes` waiting bytes and returns how many were removed.
     pub(super) fn cut(&mut self, bytes: u64) -> i64 {
         signed(self.leave(bytes, 0))
     }
 
-    /// The streams that freed blocks wait for, as far as they are remembered.
+    /// Returns the streams that freed blocks wait for, as far as they are recorded.
     pub(super) fn waits_for(&self) -> impl Iterator<Item = Stream> {
         self.waiting.iter().map(|block| block.stream)
     }

@@ -1,4 +1,4 @@
-//! What is charged for a pool, and what is measured of it.
+//! Sums of what is charged for a pool and measured of it.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -7,19 +7,19 @@ use super::{Account, Begun, HAS_FREED, HAS_WAITING, IS_OVER, IS_SCATTERED, IS_SH
 use crate::memory::lock::Guard;
 use crate::memory::stream::Stream;
 
-/// What they grow by at most for a small allocation; more is something else than a step.
+/// Largest growth step to learn for a small allocation, bytes; a larger growth is not a step.
 pub(super) const MOST_GROWTH: u64 = 256 << 20;
-/// The part of what the pool has to spare that a share is given, beyond what it needs.
+/// Divisor: a share that needs more is also given 1/8 of the pool's remaining spare bytes.
 const PART: i64 = 8;
 
 #[derive(Debug)]
 pub(super) struct Sums {
-    /// Bytes charged for the pool, and the part of them that calls under way hold in advance.
+    /// Bytes charged for the pool, and the part of them that calls in progress hold in advance.
     paid: u64,
     held: u64,
-    /// What is reserved and no share was given; less than nothing where shares have counted more than is reserved.
+    /// Reserved bytes that no share was given; negative where shares have counted more than is reserved.
     spare: i64,
-    /// The slot that it is charged in.
+    /// The device slot in which the pool is charged.
     index: usize,
 }
 
@@ -34,7 +34,7 @@ impl Sums {
     }
 }
 
-/// The account while nobody else charges or measures.
+/// The account while its lock is held: no other thread charges or measures.
 #[derive(Debug)]
 pub(crate) struct Whole<'a> {
     account: &'a Account,
@@ -58,18 +58,18 @@ impl<'a> Whole<'a> {
         self.sums.index = index;
     }
 
-    /// What the pool reserved when it was measured last.
+    /// Returns the reserved size at the last measurement, bytes.
     pub(crate) fn reserved(&self) -> u64 {
         self.sums.paid - self.sums.held
     }
 
-    /// Whether trimming may give anything back.
+    /// Returns whether trimming may release anything.
     pub(crate) fn has_spare(&self) -> bool {
         let live: i64 = self.account.shares().map(|share| share.lock().live_bytes).sum();
         !self.account.is_destroyed() && signed(self.reserved()) > live
     }
 
-    /// Whether the pool is gone, once the streams that it waits for have come so far.
+    /// Returns whether the pool is destroyed and has no live allocation.
     pub(crate) fn is_over(&self) -> bool {
         let live = || self.account.shares().map(|share| share.lock().live).sum::<i64>();
         self.account.is_destroyed() && live() <= 0
@@ -81,7 +81,7 @@ impl<'a> Whole<'a> {
         is_over
     }
 
-    /// The streams that freed blocks wait for, as far as they are remembered.
+    /// Returns the streams that freed blocks wait for, as far as they are recorded.
     pub(crate) fn waits_for(&self) -> Vec<Stream> {
         let mut streams = Vec::new();
         for share in self.account.shares() {
@@ -92,7 +92,7 @@ impl<'a> Whole<'a> {
         streams
     }
 
-    /// Begins an allocation that the stream's share has not enough for.
+    /// Begins an allocation for which the stream's share has too little.
     pub(super) fn begin(&mut self, share: &Shared, bytes: u64, stream: Stream) -> Begun {
         let counted = share.change(|share| {
             self.sums.spare += share.take();
@@ -115,7 +115,7 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// Takes back what shares may rely on.
+    /// Takes the spare bytes back from all shares.
     fn take_back(&mut self) {
         let given: i64 = self.account.shares().map(|share| share.lock().take()).sum();
         self.sums.spare += given;
@@ -125,15 +125,17 @@ impl<'a> Whole<'a> {
         self.account.set(IS_SHORT, self.sums.spare < 0);
     }
 
-    /// Begins to measure what is reserved, after the driver had occasion to give something back or not; the measurement's
-    /// number. From here on nothing is new: it may be for this alone that the driver keeps what is beside it.
+    /// Begins a measurement of the reserved size and returns its number; `had_occasion`: the driver has had
+    /// an opportunity to shrink the pool. Existing allocations stop being new: the driver may keep the rest
+    /// of the pool only because of them.
     pub(crate) fn measure(&mut self, had_occasion: bool) -> u64 {
         if had_occasion {
             self.account.set(HAS_FREED, false);
         }
         let number = self.account.begun.load(Relaxed) + 1;
         self.account.begun.store(number, Relaxed);
-        // Whoever locks a share before this is seen, and whoever does after sees what was written.
+        // A thread that locks a share before this sees its changes counted here; one that locks it later sees
+        // what was written above.
         for share in self.account.shares() {
             if share.lock().grow_old() {
                 self.account.set(HAS_WAITING, true);
@@ -142,7 +144,7 @@ impl<'a> Whole<'a> {
         number
     }
 
-    /// Whether a measurement that was begun later is settled already. If not, that one is now.
+    /// Returns whether a measurement that began later is settled already; otherwise settles this one.
     pub(crate) fn is_void(&mut self, number: u64) -> bool {
         let is_void = number < self.account.settled.load(Relaxed);
         if !is_void {
@@ -151,17 +153,18 @@ impl<'a> Whole<'a> {
         is_void
     }
 
-    /// Whether that is what is known.
+    /// Returns whether `reserved` agrees with the account.
     pub(crate) fn is_as_measured(&self, reserved: u64) -> bool {
         reserved == self.reserved() && self.sums.spare >= 0
     }
 
-    /// A stream has come to its end: nothing waits for it any more.
+    /// Settles the frees that wait for a stream that has been waited for.
     pub(crate) fn passed(&mut self, stream: Stream) {
         self.account.set(IS_SCATTERED, false);
         self.account.passed(stream);
         if self.account.is(HAS_WAITING) {
-            // Before they are looked at: who adds to one after says so after.
+            // Cleared before the shares are inspected: a thread that adds a waiting block afterwards sets it
+            // again.
             self.account.set(HAS_WAITING, false);
             if self.account.shares().any(|share| share.lock().is_old_waiting()) {
                 self.account.set(HAS_WAITING, true);
@@ -169,15 +172,15 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// Where nothing is charged there is nothing that the driver could give back, and nobody who frees anything.
+    /// Clears `HAS_FREED` if nothing is charged: the driver has nothing to release.
     pub(crate) fn look_whether_empty(&mut self) {
         if self.sums.paid == 0 {
             self.account.set(HAS_FREED, false);
         }
     }
 
-    /// Makes foretelling agree with what the pool grew by for an allocation of that size: by the least step that
-    /// explains it, if the present one does not.
+    /// Learns the growth step from what the pool grew by for an allocation of `bytes`: if the present step
+    /// does not explain it, the least one that does.
     pub(crate) fn learn(&mut self, bytes: u64, before: u64) {
         let account = self.account;
         let grown = self.reserved().saturating_sub(before);
@@ -193,14 +196,17 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// Notes what a call holds in advance, charged by the caller.
+    /// Records bytes that a call holds in advance; the caller has charged them.
     pub(crate) fn hold(&mut self, bytes: u64) {
         self.sums.paid += bytes;
         self.sums.held += bytes;
     }
 
-    /// Ends a call that held `held`, with `reserved` measured after it: charges what is missing, gives back what is
-    /// too much. What does not fit is charged all the same, since it is there.
+    /// Ends a call that held `held` bytes, with `reserved` measured after it: charges what is missing,
+    /// uncharges what is too much. Growth that does not fit is charged all the same, since the device has it.
+    ///
+    /// # Errors
+    /// [`Over`] if the growth did not fit; it is charged.
     pub(crate) fn settle(
         &mut self,
         held: u64,
@@ -218,7 +224,7 @@ impl<'a> Whole<'a> {
         }
         self.sums.held -= held;
         let missing = reserved.saturating_sub(self.sums.paid);
-        // What others hold in advance they may still need.
+        // Other calls may still need what they hold in advance.
         let keep = self.sums.paid.min(reserved.saturating_add(self.sums.held));
         let too_much = self.sums.paid - keep;
         self.sums.paid = keep + missing;
@@ -236,7 +242,8 @@ impl<'a> Whole<'a> {
         Err(Over)
     }
 
-    /// What is not reserved any more does not wait either. `more` is reserved than is known of as yet.
+    /// Brings the shares into line with the reserved size: bytes that are no longer reserved do not wait
+    /// either. `more`: bytes reserved beyond what the sums know.
     fn even_out(&mut self, more: i64) {
         if self.sums.spare < 0 {
             self.take_back();
@@ -248,7 +255,7 @@ impl<'a> Whole<'a> {
         self.look_whether_short();
     }
 
-    /// Gives up what is charged; how much.
+    /// Returns the charged bytes and sets them to zero.
     pub(crate) fn give_up(&mut self) -> u64 {
         std::mem::take(&mut self.sums.paid)
     }

@@ -1,4 +1,4 @@
-//! Which limits are in force, and what they leave.
+//! Limits in force, and what they leave.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -6,7 +6,7 @@ use gcgroup_abi::{Control, NO_LIMIT, Usage};
 
 use super::Full;
 
-/// The limit that is in force on the device, if there is any.
+/// Returns the limit in force on the device, if any.
 pub(crate) fn limit_on(usage: &Usage, control: &Control, index: usize) -> Option<Full> {
     if device_limit(control, index) != NO_LIMIT {
         return Some(Full::Device(index));
@@ -17,19 +17,21 @@ pub(crate) fn limit_on(usage: &Usage, control: &Control, index: usize) -> Option
     (granted(usage, index) != NO_LIMIT).then_some(Full::Group(index))
 }
 
-/// Whether there is room for so many bytes more.
+/// Returns whether `bytes` more fit under `limit`.
 pub(super) fn has_room(current: u64, bytes: u64, limit: u64) -> bool {
     let sum = current.checked_add(bytes);
     sum.is_some_and(|sum| sum <= limit)
 }
 
-/// Most bytes the ledger may have on the device without asking the groups above; no limit without such groups.
+/// Returns the most bytes the ledger may have on the device without a larger grant; [`NO_LIMIT`] without
+/// limited groups.
 pub(super) fn granted(usage: &Usage, index: usize) -> u64 {
     let device = usage.devices.get(index);
     device.map_or(NO_LIMIT, |device| device.memory_granted.load(Relaxed))
 }
 
-/// Bytes that the groups above leave the process on the device, asked for or not.
+/// Returns the bytes that the groups above leave the process on the device, including what they could still
+/// grant.
 pub(crate) fn group_room(usage: &Usage, control: &Control, index: usize) -> u64 {
     let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) else {
         return NO_LIMIT;
@@ -42,7 +44,7 @@ pub(crate) fn group_room(usage: &Usage, control: &Control, index: usize) -> u64 
     }
 }
 
-/// Most bytes the ledger may have on the device: what the limit leaves beside contexts and modules.
+/// Returns the most bytes the ledger may have on the device: the limit minus contexts and modules.
 pub(crate) fn device_limit(control: &Control, index: usize) -> u64 {
     let Some(device) = control.devices.get(index) else {
         return NO_LIMIT;
@@ -53,7 +55,7 @@ pub(crate) fn device_limit(control: &Control, index: usize) -> u64 {
     }
 }
 
-/// The same of the process as a whole.
+/// Returns the most bytes the ledger may have on all devices: the process's limit minus contexts and modules.
 pub(crate) fn process_limit(control: &Control) -> u64 {
     match control.memory_limit.load(Relaxed) {
         NO_LIMIT => NO_LIMIT,

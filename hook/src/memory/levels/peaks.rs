@@ -1,4 +1,4 @@
-//! The most that was ever charged, since somebody asked for a new beginning.
+//! Peaks: the most that was charged since the last reset.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -7,7 +7,7 @@ use gcgroup_abi::{Control, Stocks, Usage, UsageDevice};
 use super::{Levels, Sums};
 
 impl Levels {
-    /// Has the peaks be at least what is charged now.
+    /// Raises the peaks to what is charged now.
     pub(crate) fn raise_to_current(&self, usage: &Usage, control: &Control, index: usize) {
         let Some(device) = usage.devices.get(index) else {
             return;
@@ -31,7 +31,7 @@ impl Levels {
         self.raise_peaks(usage, control, index, sums);
     }
 
-    /// Has the peaks be at least those sums.
+    /// Raises the peaks to those sums.
     #[inline]
     pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {
         if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
@@ -46,8 +46,9 @@ impl Levels {
         raise(&usage.memory_peak, sums.in_process);
     }
 
-    /// Begins a device's peak anew. Under the lock, so that nobody who has seen the new reset stores a peak that another
-    /// then overwrites; and with the stocks closed, so that what is taken from one is seen here, or sees that they are.
+    /// Restarts a device's peak. Under the lock, so that no thread that has seen the reset stores a peak that
+    /// is then overwritten; with closed stocks, so that a charge from a stock is either seen here or sees
+    /// that they are closed.
     #[cold]
     #[inline(never)]
     fn begin_device_peak(&self, usage: &Usage, device: &UsageDevice, reset: &AtomicU32) {
@@ -61,7 +62,7 @@ impl Levels {
         }
     }
 
-    /// The same of the process's.
+    /// Restarts the process's peak, as [`begin_device_peak`](Self::begin_device_peak) does a device's.
     #[cold]
     #[inline(never)]
     fn begin_peak(&self, usage: &Usage, reset: &AtomicU32) {

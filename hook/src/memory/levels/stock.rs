@@ -1,9 +1,10 @@
-//! Charging from what the thread itself has uncharged, so that threads do not all write one word; see [`Stocks`].
+//! Charging from what the thread itself has uncharged, so that threads do not all write one word; see
+//! [`Stocks`].
 //!
-//! A stock is part of `memory_current` still. So what is taken from one is within every limit that `memory_current` is within, and
-//! is no new peak where that is none: it is looked at after it was taken, which comes to nothing where it is not so. Whatever
-//! would pass a limit or be a new peak closes the stocks first, and is then as exact as if there were none. They open again
-//! when enough was freed to make up for it.
+//! Bytes in a stock remain part of `memory_current`. So a charge from a stock is within every limit and peak
+//! that `memory_current` is within: this is checked after taking the bytes, and the taking is undone if it
+//! does not hold. A charge that would exceed a limit or reach a new peak closes the stocks first, and is then
+//! exact. They open again after enough frees to make up for the cost.
 
 #[cfg(test)]
 mod tests;
@@ -17,21 +18,21 @@ use super::limits::granted;
 use crate::compute::slot::Counts;
 use crate::memory::lock::{Guard, Lock};
 
-/// Frees by a thread from one look at whether the stocks may be open to the next: closing them costs as much as a few.
+/// Frees of a thread between two attempts to open the stocks: closing them costs as much as a few frees.
 const FREES: u64 = 64;
 
-/// Who may open and close them.
+/// State that controls opening and closing of the stocks.
 #[derive(Debug, Default)]
-pub(super) struct Doors {
-    /// Held by who opens or closes, and by whoever needs them closed.
-    keys: Lock<()>,
-    /// They stay closed.
-    are_locked: AtomicBool,
+pub(super) struct Switch {
+    /// Held to open or close the stocks, and while they must stay closed.
+    lock: Lock<()>,
+    /// Set when they are closed permanently.
+    are_ended: AtomicBool,
 }
 
 impl Levels {
-    /// What is charged, after `sum` in all, if stocks do not matter to it: all of that where they were closed, and nothing
-    /// where it is no peak.
+    /// Returns the sum for the peaks if the charge that led to `sum` needs no true sum: `sum` itself where
+    /// stocks are closed, 0 where no peak is reached. `None`: the stocks must be closed for an exact answer.
     #[inline(always)]
     pub(super) fn is_charged(
         &self,
@@ -46,7 +47,7 @@ impl Levels {
         (seen.are_open() && seen.is_unremarkable(usage, device, sum)).then_some(0)
     }
 
-    /// Uncharges what the thread had on a device: to its stock, if it may keep so much.
+    /// Uncharges bytes of a device, into the thread's stock if it has room and stocks are open.
     #[inline]
     pub(crate) fn give(
         &self,
@@ -78,37 +79,38 @@ impl Levels {
 }
 
 impl Levels {
-    /// What was put into a stock just when they were closed, and perhaps not found.
+    /// Empties a stock that was filled while the stocks were being closed, and may have been missed.
     #[cold]
     #[inline(never)]
     fn take_out(&self, usage: &Usage, device: &UsageDevice, stock: Stock<'_>) {
-        let _keys = self.doors.keys.lock();
+        let _switch = self.switch.lock.lock();
         if !Stocks::of(usage).are_open() {
             uncharge(&device.memory_current, stock.empty());
         }
     }
 
-    /// Has threads keep what they uncharge on that device, if nobody needs to know better.
+    /// Opens the stocks for that device if nothing forbids it.
     #[cold]
     #[inline(never)]
     fn open(&self, usage: &Usage, control: &Control, index: usize) {
-        let Some(_keys) = self.doors.keys.try_lock() else {
+        let Some(_switch) = self.switch.lock.try_lock() else {
             return;
         };
-        let may = !self.doors.are_locked.load(Relaxed) && self.may_be_open(usage, control, index);
+        let may = !self.switch.are_ended.load(Relaxed) && self.may_be_open(usage, control, index);
         if may && Stocks::of(usage).are_closed() {
             Stocks::open(usage, index);
         }
     }
 
-    /// Groups have nothing of what threads of others keep, and an earlier daemon takes it for used.
+    /// Returns whether stocks may be open: members of groups cannot use bytes in the stocks of others, and a
+    /// daemon that does not know of stocks counts them as used.
     fn may_be_open(&self, usage: &Usage, control: &Control, index: usize) -> bool {
         control.knows_stocks.load(Relaxed) != 0
             && granted(usage, index) == NO_LIMIT
             && self.whole.is_still(index)
     }
 
-    /// Closes them if they may not be open any more. For who is told that something has changed.
+    /// Closes the stocks if they may no longer be open. Called when settings have changed.
     pub(crate) fn review_stocks(&self, usage: &Usage, control: &Control) {
         let stocks = Stocks::of(usage);
         if let Some(home) = stocks.home().filter(|_| stocks.are_open())
@@ -118,25 +120,25 @@ impl Levels {
         }
     }
 
-    /// Has the stocks be closed for as long as this lives.
+    /// Closes the stocks and keeps them closed while the guard lives.
     #[inline]
     pub(super) fn without_stocks(&self, usage: &Usage) -> Guard<'_, ()> {
-        let keys = self.doors.keys.lock();
+        let switch = self.switch.lock.lock();
         Stocks::close(usage);
-        keys
+        switch
     }
 
-    /// Does something that may not be done while threads keep anything.
+    /// Runs `body` while the stocks are closed.
     pub(crate) fn while_closed<T>(&self, usage: &Usage, body: impl FnOnce() -> T) -> T {
         let _closed = self.without_stocks(usage);
         body()
     }
 
-    /// Closes them for good: where several devices are charged, there is no one word that has everything.
+    /// Closes the stocks permanently: once several devices are charged, no single word has the total.
     pub(super) fn end_stocks(&self, usage: &Usage) {
-        if !self.doors.are_locked.load(Acquire) {
-            let _keys = self.without_stocks(usage);
-            self.doors.are_locked.store(true, Release);
+        if !self.switch.are_ended.load(Acquire) {
+            let _switch = self.without_stocks(usage);
+            self.switch.are_ended.store(true, Release);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! What a charge came to, for the peaks.
+//! Sums after a charge, from which peaks are raised.
 
 use std::num::NonZero;
 
 use crate::cuda::CUerror;
 
-/// What was charged after a charge.
+/// Bytes charged in total after a charge.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sums {
     pub(super) in_device: u64,
@@ -12,7 +12,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// All that is charged is on one device.
+    /// Returns the sums where everything is charged on one device.
     pub(crate) fn of_one(sum: u64) -> Self {
         Self {
             in_device: sum,
@@ -20,7 +20,7 @@ impl Sums {
         }
     }
 
-    /// These, or an error, in two words, so that where they hardly ever come from does not have them lie in memory.
+    /// Packs sums or an error into two words, so that a caller on the fast path does not need them in memory.
     pub(crate) fn packed(result: Result<Self, CUerror>) -> (u64, u64) {
         match result {
             Ok(sums) => (sums.in_device, sums.in_process),
@@ -41,7 +41,7 @@ impl Sums {
         }
     }
 
-    /// Less was charged in the end.
+    /// Returns the sums after `bytes` were uncharged again.
     pub(crate) fn less(self, bytes: u64) -> Self {
         Self {
             in_device: self.in_device.saturating_sub(bytes),

@@ -19,7 +19,7 @@ fn current(levels: &Levels, usage: &Usage, index: usize) -> (u64, u64) {
 }
 
 #[test]
-fn each_limit_holds_to_the_byte_and_a_refusal_charges_nothing() {
+fn limits_hold_to_the_byte_and_refusals_charge_nothing() {
     let (usage, control) = blocks();
     let levels = Levels::default();
     control.devices[1].memory_limit.store(100, Relaxed);
@@ -35,7 +35,7 @@ fn each_limit_holds_to_the_byte_and_a_refusal_charges_nothing() {
 }
 
 #[test]
-fn contexts_and_modules_take_their_part_of_the_limit() {
+fn overhead_of_contexts_lowers_the_limits() {
     let (usage, control) = blocks();
     let levels = Levels::default();
     control.nr_devices.store(2, Relaxed);
@@ -50,7 +50,7 @@ fn contexts_and_modules_take_their_part_of_the_limit() {
 }
 
 #[test]
-fn racing_threads_fill_two_limits_to_the_last_byte_and_not_further() {
+fn racing_threads_fill_two_limits_exactly() {
     let (usage, control) = blocks();
     let levels = Levels::default();
     control.devices[0].memory_limit.store(700, Relaxed);
@@ -75,16 +75,14 @@ fn racing_threads_fill_two_limits_to_the_last_byte_and_not_further() {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    assert_eq!(
-        granted, 1000,
-        "not one of the last bytes was refused to everybody"
-    );
+    assert_eq!(granted, 1000, "every byte within the limit was charged");
     assert_eq!(levels.sum(usage), 1000);
 }
 
-/// Who charges home has not heard of the other device when it is charged for the first time.
+/// A thread that charges the home device does not know of the other device when that is charged for the first
+/// time.
 #[test]
-fn the_first_charge_elsewhere_and_those_at_home_keep_to_one_limit_and_make_one_peak() {
+fn first_charge_on_second_device_keeps_limit_and_peak_exact() {
     let (usage, control) = blocks();
     control.memory_limit.store(100, Relaxed);
     for round in 0..200 {
@@ -118,7 +116,7 @@ fn the_first_charge_elsewhere_and_those_at_home_keep_to_one_limit_and_make_one_p
 }
 
 #[test]
-fn what_moves_to_another_device_is_the_processs_as_before() {
+fn transfer_between_devices_keeps_the_process_total() {
     let (usage, control) = blocks();
     let levels = Levels::default();
     levels.try_charge(usage, control, 3, 50).unwrap();
@@ -133,7 +131,7 @@ fn what_moves_to_another_device_is_the_processs_as_before() {
 }
 
 #[test]
-fn what_groups_grant_holds_to_the_byte_and_the_processs_own_limit_before_they_are_asked() {
+fn grants_hold_to_the_byte_and_own_limits_come_first() {
     let (usage, control) = blocks();
     let levels = Levels::default();
     usage.devices[1].memory_granted.store(100, Relaxed);
@@ -153,7 +151,7 @@ fn what_groups_grant_holds_to_the_byte_and_the_processs_own_limit_before_they_ar
 }
 
 #[test]
-fn a_call_that_is_not_settled_shows_while_it_lasts_and_after() {
+fn unsettled_call_is_visible_during_and_after() {
     let usage = block::of_test(NO_LIMIT).usage();
     let word = &usage.devices[2].unsettled;
     let one = Unsettled::on(usage, 2);
@@ -165,7 +163,7 @@ fn a_call_that_is_not_settled_shows_while_it_lasts_and_after() {
 }
 
 #[test]
-fn a_threads_own_mark_shows_too() {
+fn unsettled_call_in_a_threads_own_word_is_visible() {
     let process = crate::process::Process::of_test(NO_LIMIT);
     let (usage, local) = (process.usage(), crate::device::LocalDevice::of(0).unwrap());
     let own = Counts::of_test(usage, process.slots.of_test(process, local, 2), 2);
@@ -180,14 +178,14 @@ fn a_threads_own_mark_shows_too() {
     assert_eq!(shown(), (2, 0));
     std::mem::forget(mark());
     let after = mark();
-    assert_eq!(shown(), (5, 1), "one that was never ended holds up nothing");
+    assert_eq!(shown(), (5, 1), "one that was never ended does not block");
     drop(after);
     assert_eq!(shown(), (6, 0));
     assert_eq!(usage.devices[2].unsettled.load(Relaxed), 0);
 }
 
 #[test]
-fn what_came_to_nothing_was_no_peak() {
+fn undone_charge_raises_no_peak() {
     let (usage, control) = blocks();
     let levels = Levels::default();
     let sums = levels.try_reserve(usage, control, 0, 50).unwrap();
@@ -200,7 +198,7 @@ fn what_came_to_nothing_was_no_peak() {
 }
 
 #[test]
-fn a_peak_starts_again_from_what_is_charged_when_it_is_reset() {
+fn reset_peak_restarts_from_current() {
     let (usage, control) = blocks();
     let levels = Levels::default();
     levels.try_charge(usage, control, 0, 50).unwrap();
@@ -213,6 +211,6 @@ fn a_peak_starts_again_from_what_is_charged_when_it_is_reset() {
     assert_eq!(
         usage.memory_peak.load(Relaxed),
         50,
-        "the process's own was not reset"
+        "the process's peak was not reset"
     );
 }

@@ -1,4 +1,4 @@
-//! Calls of which nobody knows yet what they charge.
+//! Calls whose charge is not known yet.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release, fence};
 
@@ -6,18 +6,18 @@ use gcgroup_abi::Usage;
 
 use crate::compute::slot::Counts;
 
-/// A call that may make the device hold more than is charged for it, or that uncharges without a free: while there is
-/// one, and if there was one, what the driver says that the process holds is not to be compared with the ledger.
+/// A call that may make the device hold more than is charged, or that uncharges without a free. A measurement
+/// during which there was one says nothing about the ledger.
 #[derive(Debug)]
 pub(crate) enum Unsettled<'a> {
-    /// By the device's word.
+    /// Counted in the device's word.
     Shared(Option<&'a AtomicU64>),
-    /// By the thread's own, which is two plain stores: odd in between.
+    /// Counted in the thread's own word with two plain stores: odd in between.
     Own(&'a AtomicU32),
 }
 
 impl<'a> Unsettled<'a> {
-    /// Begins; ends when dropped.
+    /// Begins a call, counted in the device's word; ends when dropped.
     pub(crate) fn on(usage: &'a Usage, index: usize) -> Self {
         let word = usage.devices.get(index).map(|device| &device.unsettled);
         if let Some(word) = word {
@@ -26,12 +26,12 @@ impl<'a> Unsettled<'a> {
         Self::Shared(word)
     }
 
-    /// The same by the calling thread's own word, if it has one. Within nothing that is marked so.
+    /// Begins a call, counted in the calling thread's own word if it has one. Must not be nested.
     #[inline]
     pub(crate) fn of_thread(usage: &'a Usage, own: Option<Counts<'a>>, index: usize) -> Self {
         match own {
             Some(own) => {
-                // One that was left by longjmp(3) is odd still.
+                // The word is still odd if longjmp(3) left an earlier call.
                 let word = own.unsettled();
                 word.store(word.load(Relaxed).wrapping_add(1) | 1, Relaxed);
                 fence(Release);

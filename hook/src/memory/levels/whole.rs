@@ -1,8 +1,9 @@
-//! What the process has charged on all devices together, without a word that every charge would have to write: most
-//! processes have one device, and then it is what is charged there.
+//! Total of the process over all devices, without a word that every charge must write: most processes use one
+//! device, and then the total is that device's.
 //!
-//! The device that is charged first is home. What is charged on others is added up beside it. From the first charge on
-//! another device on, who charges holds a lock; who was about to charge at home then without it sees that after.
+//! The first device charged is the home device. Charges on others are summed up beside it. From the first
+//! charge on another device, charging threads hold a lock; a thread that was charging the home device without
+//! the lock notices afterwards.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -12,7 +13,8 @@ use crate::memory::lock::{Guard, Lock};
 
 #[derive(Debug, Default)]
 pub(super) struct Whole {
-    /// Home's index and one; with [`SEVERAL`], others were charged too. Zero: nothing was.
+    /// Index of the home device plus one, with [`SEVERAL`] if others were charged too. Zero: nothing was
+    /// charged yet.
     home: AtomicU32,
     several: Lock<()>,
 }
@@ -26,13 +28,14 @@ fn word(index: usize) -> u32 {
 }
 
 impl Whole {
-    /// Whether nothing was ever charged but there. After a charge there either this sees whoever charges another device, or that one sees the charge.
+    /// Returns whether no other device was ever charged. Called after a charge: either this sees the thread
+    /// that charges another device, or that thread sees the charge.
     #[inline(always)]
     pub(super) fn is_still(&self, index: usize) -> bool {
         self.home.load(SeqCst) == word(index)
     }
 
-    /// The same, now that something is to be.
+    /// Returns whether no other device was ever charged, and records that this one is about to be.
     pub(super) fn begin(&self, index: usize) -> bool {
         if self.are_several() {
             return false;
@@ -53,12 +56,12 @@ impl Whole {
         self.home.load(Relaxed) & !SEVERAL == word(index)
     }
 
-    /// Nobody else charges while this is held, on whichever of several devices.
+    /// Locks out other charges, where several devices are charged.
     pub(super) fn alone(&self) -> Guard<'_, ()> {
         self.several.lock()
     }
 
-    /// Bytes that are charged on all devices. No less than that, if nobody else charges.
+    /// Returns the bytes charged on all devices; exact if no other thread charges.
     pub(super) fn sum(&self, usage: &Usage) -> u64 {
         let elsewhere = usage.memory_elsewhere.load(SeqCst);
         let home = (self.home.load(Relaxed) & !SEVERAL).checked_sub(1);
@@ -66,14 +69,14 @@ impl Whole {
         elsewhere.saturating_add(home.map_or(0, |home| home.memory_current.load(SeqCst)))
     }
 
-    /// So many more are charged there, for who is [`Self::alone`].
+    /// Adds bytes charged on a device. The caller is [`Self::alone`].
     pub(super) fn add(&self, usage: &Usage, index: usize, bytes: u64) {
         if !self.is_home(index) {
             usage.memory_elsewhere.fetch_add(bytes, SeqCst);
         }
     }
 
-    /// So many less.
+    /// Subtracts bytes of a device.
     #[inline(always)]
     pub(super) fn take(&self, usage: &Usage, index: usize, bytes: u64) {
         if !self.is_home(index) {

@@ -1,4 +1,4 @@
-//! What concerns several shards, and what hardly ever happens: with the locks of all.
+//! Operations that concern several shards or are rare: they lock all shards.
 
 use gcgroup_abi::Kind;
 
@@ -8,7 +8,7 @@ use super::{Aligned, Binder, Gone, Held, Number, Object, Region, Released, SHARD
 use crate::memory::ledger::Entry;
 use crate::memory::lock::Guard;
 
-/// Every shard is locked while this lives; the mappings are locked one by one, behind these.
+/// Guard of all shards. Mappings are locked one shard at a time, after these.
 pub(crate) struct All<'a> {
     pub(super) held: [Guard<'a, Held>; SHARDS],
     pub(super) bindings: Guard<'a, Bindings>,
@@ -28,19 +28,20 @@ impl All<'_> {
         self.shard(number.shard()).objects.get_mut(number.place())
     }
 
-    /// What had the handle before.
+    /// Inserts a handle; returns the object that had it before.
     fn name(&mut self, handle: u64, number: Number) -> Option<Number> {
         let hash = names::hash(handle);
         self.shard(shard_of(hash)).handles.insert(hash, handle, number)
     }
 
-    /// The object that a handle stands for.
+    /// Returns the object that a handle refers to.
     pub(crate) fn of_handle(&mut self, handle: u64) -> Option<Number> {
         let hash = names::hash(handle);
         self.shard(shard_of(hash)).handles.get(hash, handle)
     }
 
-    /// The object that is mapped at an address. Quick where a mapping begins; else all are looked at.
+    /// Returns the object mapped at an address. Fast if a mapping begins there; otherwise all mappings are
+    /// searched.
     pub(crate) fn at(&self, address: u64) -> Option<Number> {
         let hash = names::hash_of_address(address);
         let begins = self.mapped.get(shard_of(hash));
@@ -56,7 +57,7 @@ impl All<'_> {
         Some(self.object(number)?.entry())
     }
 
-    /// Its handle stands for something else now: what is gone if only that held it.
+    /// Drops an object's holds by handles after its handle was reused by the driver.
     pub(crate) fn displaced(&mut self, number: Number, gone: &mut Gone) {
         if let Some(object) = self.object(number) {
             object.drop_handles();
@@ -64,19 +65,19 @@ impl All<'_> {
         self.end(number, gone);
     }
 
-    /// One more hold by a handle that is known; whether it is.
+    /// Adds a hold by a known handle; returns whether the handle is known.
     pub(crate) fn hold_handle(&mut self, handle: u64) -> bool {
         let object = self.of_handle(handle).and_then(|number| self.object(number));
         object.map(|object| object.take_handle(false)).is_some()
     }
 
-    /// As [`super::Physical::hold`].
+    /// Adds a hold for a mapping, as [`super::Physical::hold`].
     pub(crate) fn hold(&mut self, handle: u64) -> Option<(Number, bool)> {
         let number = self.of_handle(handle)?;
         Some((number, self.object(number)?.hold()))
     }
 
-    /// One more hold on what is mapped at `address`, by that handle.
+    /// Adds a hold by `handle` on what is mapped at `address`.
     pub(crate) fn retain(&mut self, address: u64, handle: u64) {
         let Some(number) = self.at(address) else { return };
         let is_new = self.of_handle(handle) != Some(number);
@@ -86,7 +87,7 @@ impl All<'_> {
         }
     }
 
-    /// Drops one hold of the handle, if it is known.
+    /// Drops one hold by a handle, if it is known.
     pub(crate) fn release(&mut self, handle: u64, gone: &mut Gone) -> Option<Released> {
         let number = self.of_handle(handle)?;
         let object = self.object(number)?;
@@ -107,7 +108,7 @@ impl All<'_> {
         Some((number, self.end(number, gone)))
     }
 
-    /// Takes a release back.
+    /// Undoes a release.
     pub(crate) fn undo(&mut self, handle: u64, (number, freed): Released) {
         let number = match freed {
             Some(entry) => {
@@ -124,7 +125,7 @@ impl All<'_> {
         self.name(handle, number);
     }
 
-    /// Binds memory to something, in place of what was bound there.
+    /// Binds memory to a region, replacing what was bound there.
     pub(crate) fn bind(
         &mut self,
         to: Binder,
@@ -133,7 +134,7 @@ impl All<'_> {
         shown: Option<Entry>,
         gone: &mut Gone,
     ) {
-        // First, for it may be the same memory.
+        // Before unbinding, which may concern the same memory.
         if let Some(object) = self.object(object) {
             object.hold();
         }
@@ -141,29 +142,29 @@ impl All<'_> {
         self.bindings.add(to, region, object, shown);
     }
 
-    /// Ends what is bound in a region.
+    /// Ends the bindings in a region.
     pub(crate) fn unbind(&mut self, from: Binder, region: &Region, gone: &mut Gone) {
         let ended = self.bindings.cut(from, region);
         self.end_bindings(ended, gone);
     }
 
-    /// The same, once that stream has come so far.
+    /// Ends the bindings in a region when `stream` reaches the call.
     pub(crate) fn unbind_after(&mut self, stream: usize, from: Binder, region: &Region) {
         self.bindings.cut_after(stream, from, region);
     }
 
-    /// That stream has come so far.
+    /// Ends the bindings that waited for a stream.
     pub(crate) fn passed(&mut self, stream: usize, gone: &mut Gone) {
         let ended = self.bindings.passed(stream);
         self.end_bindings(ended, gone);
     }
 
-    /// The streams that bindings wait for.
+    /// Returns the streams that bindings wait for.
     pub(crate) fn waits_for(&self) -> Vec<usize> {
         self.bindings.waits_for()
     }
 
-    /// What memory was bound to is gone.
+    /// Ends all bindings of a binder that is gone.
     pub(crate) fn unbind_all(&mut self, from: Binder, gone: &mut Gone) {
         let ended = self.bindings.remove(from);
         self.end_bindings(ended, gone);
@@ -179,7 +180,7 @@ impl All<'_> {
         }
     }
 
-    /// Lets go of what was mapped or bound.
+    /// Drops a hold by a mapping or binding.
     pub(crate) fn let_go(&mut self, number: Number, gone: &mut Gone) {
         if let Some(object) = self.object(number) {
             object.let_go();
@@ -187,7 +188,7 @@ impl All<'_> {
         }
     }
 
-    /// What it was, if nothing holds it.
+    /// Removes an object without holders; returns its entry.
     fn end(&mut self, number: Number, gone: &mut Gone) -> Option<Entry> {
         let object = self.object(number)?;
         if !object.is_over() {
@@ -201,7 +202,7 @@ impl All<'_> {
         Some(entry)
     }
 
-    /// Shows every entry, which may be changed.
+    /// Calls `change` with every entry.
     pub(crate) fn each(&mut self, mut change: impl FnMut(&mut Entry)) {
         self.held
             .iter_mut()

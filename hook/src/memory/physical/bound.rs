@@ -1,11 +1,11 @@
-//! What physical memory is bound to, and where in it.
+//! Bindings of physical memory to multicast objects and sparse arrays.
 
 use hashbrown::HashMap;
 
 use super::Number;
 use crate::memory::ledger::Entry;
 
-/// What memory is bound to.
+/// A multicast object or array to which memory is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Binder {
     /// A multicast object, by its number here.
@@ -14,7 +14,7 @@ pub(crate) enum Binder {
     Array(u64),
 }
 
-/// Where in it: of one level and layer, or for one device, a region of up to three dimensions.
+/// The part of it: one level and layer, or one device, and a region of up to three dimensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) group: [u32; 3],
@@ -22,7 +22,7 @@ pub(crate) struct Region {
     pub(crate) extent: [u64; 3],
 }
 
-/// One binding, and what is shown of it.
+/// One binding, with the entry by which it is shown.
 #[derive(Debug)]
 pub(super) struct Binding {
     parts: Vec<Region>,
@@ -35,7 +35,7 @@ impl Region {
         self.start[axis].saturating_add(self.extent[axis])
     }
 
-    /// What is left of it without `other`: nothing, or up to six parts.
+    /// Returns what is left without `other`: nothing, or up to six parts.
     fn without(self, other: &Self) -> Vec<Self> {
         let apart = |axis| self.end(axis) <= other.start[axis] || other.end(axis) <= self.start[axis];
         if self.group != other.group || (0..3).any(apart) {
@@ -43,7 +43,7 @@ impl Region {
         }
         let (mut rest, mut left) = (self, Vec::new());
         for axis in 0..3 {
-            // What lies before it along the axis, and what after.
+            // The parts before and after it along the axis.
             let (from, to) = (
                 rest.start[axis].max(other.start[axis]),
                 rest.end(axis).min(other.end(axis)),
@@ -62,7 +62,7 @@ impl Region {
 }
 
 impl Binding {
-    /// Takes a region off; whether nothing is left.
+    /// Removes a region; returns whether nothing is left.
     fn cut(&mut self, region: &Region) -> bool {
         let parts = std::mem::take(&mut self.parts);
         self.parts = parts.into_iter().flat_map(|part| part.without(region)).collect();
@@ -70,11 +70,11 @@ impl Binding {
     }
 }
 
-/// Every binding. Whoever takes one off lets its object go.
+/// All bindings. A caller that removes one drops the hold on its object.
 #[derive(Debug, Default)]
 pub(super) struct Bindings {
     bound: HashMap<Binder, Vec<Binding>>,
-    /// Bindings that end when a stream has come so far.
+    /// Bindings that end when a stream reaches the call that ends them.
     waiting: Vec<(usize, Binding)>,
 }
 
@@ -88,7 +88,7 @@ impl Bindings {
         self.bound.entry(to).or_default().push(binding);
     }
 
-    /// Takes a region off what is bound; the bindings of which nothing is left.
+    /// Removes a region of what is bound; returns the bindings of which nothing is left.
     pub(super) fn cut(&mut self, from: Binder, region: &Region) -> Vec<Binding> {
         let Some(all) = self.bound.get_mut(&from) else {
             return Vec::new();
@@ -100,20 +100,21 @@ impl Bindings {
         taken
     }
 
-    /// The same, but they stay until that stream has come so far.
+    /// Removes a region of what is bound; bindings of which nothing is left end when `stream` reaches the
+    /// call.
     pub(super) fn cut_after(&mut self, stream: usize, from: Binder, region: &Region) {
         let ending = self.cut(from, region);
         self.waiting
             .extend(ending.into_iter().map(|binding| (stream, binding)));
     }
 
-    /// Takes out what waited for that stream.
+    /// Removes and returns the bindings that waited for a stream.
     pub(super) fn passed(&mut self, stream: usize) -> Vec<Binding> {
         let over = self.waiting.extract_if(.., |waiting| waiting.0 == stream);
         over.map(|(_, binding)| binding).collect()
     }
 
-    /// The streams that bindings wait for.
+    /// Returns the streams that bindings wait for.
     pub(super) fn waits_for(&self) -> Vec<usize> {
         let mut streams: Vec<_> = self.waiting.iter().map(|(stream, _)| *stream).collect();
         streams.sort_unstable();
@@ -121,7 +122,7 @@ impl Bindings {
         streams
     }
 
-    /// Takes out all that is bound to something.
+    /// Removes and returns all bindings of a binder.
     pub(super) fn remove(&mut self, from: Binder) -> Vec<Binding> {
         if self.bound.is_empty() {
             return Vec::new();
@@ -129,7 +130,7 @@ impl Bindings {
         self.bound.remove(&from).unwrap_or_default()
     }
 
-    /// Every entry that is shown.
+    /// Returns every shown entry.
     pub(super) fn shown(&mut self) -> impl Iterator<Item = &mut Entry> {
         let bound = self.bound.values_mut().flatten();
         let waiting = self.waiting.iter_mut().map(|(_, binding)| binding);
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_cut_into_what_is_left_of_it() {
+    fn region_without_another_is_cut_into_parts() {
         let cube = |start: [u64; 3], extent: [u64; 3]| Region {
             group: [0; 3],
             start,
@@ -167,7 +168,7 @@ mod tests {
         assert_eq!((corner.len(), volume(&corner)), (3, 1000 - 125));
         for (at, part) in holed.iter().enumerate() {
             for other in &holed[at + 1..] {
-                assert_eq!(part.without(other), [*part], "no two have anything in common");
+                assert_eq!(part.without(other), [*part], "parts do not overlap");
             }
         }
     }

@@ -1,14 +1,14 @@
-//! Objects by what the driver calls them: handles, and the addresses where they are mapped. 12 and 16 bytes each.
+//! Objects by handle (12 bytes each) and by mapped address (16 bytes each).
 
 use std::ops::Range;
 
 use super::{Number, Place};
 use crate::memory::fresh::{Fresh, Row};
 
-/// Mapped in pages of this size at least.
+/// Smallest page of a mapping, bytes.
 pub(super) const PAGE: u64 = 4096;
 
-/// A number of 64 bits that needs no more alignment than one of 32.
+/// A 64-bit number with the alignment of a 32-bit one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Word([u32; 2]);
 
@@ -24,26 +24,27 @@ impl Word {
     }
 }
 
-/// Below that, handles are numbers that are counted up, and not addresses.
+/// Handles below this are consecutive numbers, not addresses.
 const SMALL: u64 = 1 << 20;
 
-/// Handles are anything from small numbers to pointers; of addresses, pages are counted. Neighbours are kept near each other
-/// in the table, for they are likely used one after the other, and what is near is likely in the cache.
+/// Returns the hash of a handle, which may be a small number or a pointer, or of a page number. Neighbours
+/// get near places in the table: they are likely used one after the other, and near places are likely in the
+/// cache.
 #[inline]
 pub(super) fn hash(key: u64) -> u64 {
     let neighbours = key >> if key < SMALL { 3 } else { 14 };
     let product = u128::from(neighbours ^ 0x243f_6a88_85a3_08d3) * 0x9e37_79b9_7f4a_7c15_u128;
     #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
     let region = (product >> 64) as u64 ^ product as u64;
-    // Of a region each key has a place of its own. Those that are apart by a page of device memory, or by what the driver is
-    // likely to keep of a handle, are the nearest.
+    // Each key of a region has a place of its own. Keys that differ by a page of device memory, or by the
+    // likely size of a driver's handle object, are nearest.
     let place = (key >> 9 & 0x1f) + 37 * (key >> 4 & 0x1f) + 1193 * (key & 0xf);
     // The highest seven bits tell keys in one place apart.
     let tag = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
     region.wrapping_add(place) & (u64::MAX >> 7) | tag << 57
 }
 
-/// By the page.
+/// Returns the hash of a mapped address, by its page.
 #[inline]
 pub(super) fn hash_of_address(address: u64) -> u64 {
     hash(address / PAGE)
@@ -66,7 +67,7 @@ impl Row for Named {
     }
 }
 
-/// Objects by handle. Who asks knows the handle's [`hash`].
+/// Objects by handle. The caller passes the handle's [`hash`].
 #[derive(Debug, Default)]
 pub(super) struct Handles(Fresh<Named, 3>);
 
@@ -76,20 +77,20 @@ impl Handles {
         Some(self.0.find(hash, handle)?.number)
     }
 
-    /// What had the handle before.
+    /// Inserts a handle; returns the object that had it before.
     #[inline(always)]
     pub(super) fn insert(&mut self, hash: u64, handle: u64, number: Number) -> Option<Number> {
         let handle = Word::of(handle);
         Some(self.0.insert(hash, Named { handle, number })?.number)
     }
 
-    /// Forgets a handle if its object `is_over`.
+    /// Removes a handle if `is_over` returns true for its object.
     #[inline(always)]
     pub(super) fn remove_if(&mut self, hash: u64, handle: u64, is_over: impl FnOnce(Number) -> bool) {
         self.0.remove_if(hash, handle, |named| is_over(named.number));
     }
 
-    /// Forgets every handle of an object.
+    /// Removes every handle of an object.
     pub(super) fn remove_all(&mut self, number: Number) {
         self.0.take_all(|named| named.number == number, drop);
     }
@@ -129,12 +130,12 @@ impl Row for Mapping {
     }
 }
 
-/// Objects by where they are mapped. Who asks knows the address's hash ([`hash_of_address`]).
+/// Objects by mapped address. The caller passes the address's hash ([`hash_of_address`]).
 #[derive(Debug, Default)]
 pub(super) struct Mappings(Fresh<Mapping, 3>);
 
 impl Mappings {
-    /// What was mapped there before.
+    /// Inserts a mapping; returns the object that was mapped there before.
     #[inline(always)]
     pub(super) fn insert(&mut self, hash: u64, (address, length, number): Place) -> Option<Number> {
         let mapping = Mapping {
@@ -145,24 +146,24 @@ impl Mappings {
         Some(self.0.insert(hash, mapping)?.number)
     }
 
-    /// The object whose mapping begins at an address.
+    /// Returns the object whose mapping begins at an address.
     pub(super) fn beginning_at(&self, hash: u64, address: u64) -> Option<Number> {
         Some(self.0.find(hash, address)?.number)
     }
 
-    /// The object that is mapped at an address, for who looks at all.
+    /// Returns the object mapped at an address, by searching all mappings.
     pub(super) fn around(&self, address: u64) -> Option<Number> {
         let found = self.0.iter().find(|mapping| mapping.has(address));
         Some(found?.number)
     }
 
-    /// Takes out the mapping that begins at an address.
+    /// Removes the mapping that begins at an address.
     #[inline(always)]
     pub(super) fn take_one(&mut self, hash: u64, address: u64) -> Option<Place> {
         Some(self.0.remove(hash, address)?.place())
     }
 
-    /// Takes out every mapping that begins within a range, and shows it.
+    /// Removes every mapping that begins within a range and passes it to `show`.
     pub(super) fn take_within(&mut self, range: Range<u64>, mut show: impl FnMut(Place)) {
         let is_within = |mapping: &Mapping| range.contains(&mapping.key());
         self.0.take_all(is_within, |mapping| show(mapping.place()));
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mapped_is_found_from_its_first_byte_to_its_last() {
+    fn mapping_is_found_from_its_first_to_its_last_byte() {
         let mut mappings = Mappings::default();
         assert_eq!(insert(&mut mappings, 0x7f00_0020_0000, 0x20_0000, 1), None);
         assert_eq!(insert(&mut mappings, 0x7f00_0040_0000, 1, 2), None);
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_takes_what_begins_in_it() {
+    fn take_within_removes_mappings_that_begin_in_range() {
         let mut mappings = Mappings::default();
         let at = |page: u64| 0x10_0000 + page * PAGE;
         for (number, page) in [(1, 0), (2, 2), (3, 3), (4, 9), (5, 20), (6, 21)] {
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn small_numbers_and_large_ones_are_spread() {
+    fn hash_spreads_small_and_large_keys() {
         for step in [1_u64, 8, 64, 4096, 2 << 20, 1 << 32] {
             let mut places = [0_u32; 256];
             for number in 0..25_600 {
@@ -237,9 +238,9 @@ mod tests {
         }
     }
 
-    /// Threads are not to meet at one lock because their handles are alike.
+    /// Threads must not contend for one shard because their handles are similar.
     #[test]
-    fn numbers_of_all_sizes_spread_over_the_shards() {
+    fn keys_of_all_sizes_spread_over_the_shards() {
         for step in [1_u64, 8, 64, 512, 4096, 2 << 20, 1 << 32] {
             let mut shards = [0_u32; super::super::SHARDS];
             for number in 1..=25_600 {

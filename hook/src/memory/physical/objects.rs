@@ -1,4 +1,4 @@
-//! The pieces of physical memory and the multicast objects that there are, by a number of ours: 20 bytes each.
+//! Table of physical memory and multicast objects by place: 20 bytes each.
 
 use gcgroup_abi::Kind;
 
@@ -7,19 +7,19 @@ use crate::memory::ledger::{Entry, Unowned};
 #[derive(Debug)]
 pub(super) struct Object {
     entry: Unowned,
-    /// Holds by handle, and [`OTHERS`].
+    /// Number of holds by handles, with the flag [`OTHERS`].
     handles: u32,
-    /// Mappings and bindings. In a place that is free, the next such.
+    /// Number of mappings and bindings. In a free place: the next free place.
     holds: u32,
 }
 
 const _: () = assert!(size_of::<Object>() == 20);
 
-/// In `handles`: it has been had by several handles at once.
+/// Flag in `handles`: several handles have referred to it at once.
 const OTHERS: u32 = 1 << 31;
-/// In `handles`: the place is free.
+/// Value of `handles` in a free place.
 const FREE: u32 = u32::MAX;
-/// The number that nothing has.
+/// Number of no place.
 const NONE: u32 = u32::MAX;
 
 impl Object {
@@ -35,9 +35,9 @@ impl Object {
         self.handles & !OTHERS
     }
 
-    /// One more hold by a handle; `is_other` if it is also had by another.
+    /// Adds a hold by a handle; `is_other` if another handle holds it too.
     pub(super) fn take_handle(&mut self, is_other: bool) {
-        // One that is held that often is held for good.
+        // The count saturates.
         if self.handles() < OTHERS - 2 {
             self.handles += 1;
         }
@@ -46,12 +46,12 @@ impl Object {
         }
     }
 
-    /// One less.
+    /// Drops a hold by a handle.
     pub(super) fn drop_handle(&mut self) {
         self.handles -= u32::from(self.handles() != 0);
     }
 
-    /// Its handles are another's.
+    /// Drops all holds by handles, which refer to another object now.
     pub(super) fn drop_handles(&mut self) {
         self.handles &= OTHERS;
     }
@@ -60,13 +60,14 @@ impl Object {
         self.handles & OTHERS != 0
     }
 
-    /// One more hold by a mapping or a binding; whether it was imported.
+    /// Adds a hold by a mapping or binding; returns whether the memory was imported.
     pub(super) fn hold(&mut self) -> bool {
         self.holds = self.holds.saturating_add(1);
         self.entry.is(Kind::Ipc)
     }
 
-    /// It is at least that long: by how much that is more than was known.
+    /// Enlarges the entry to `length` bytes; returns an entry with the bytes added, `None` if it was as large
+    /// already.
     pub(super) fn grow(&mut self, length: u64) -> Option<Entry> {
         let mut entry = self.entry();
         let missing = length.checked_sub(entry.size).filter(|missing| *missing != 0)?;
@@ -80,7 +81,7 @@ impl Object {
         self.entry.is(Kind::Multicast)
     }
 
-    /// Whether it has but one handle, and holds nothing itself.
+    /// Returns whether it has a single handle and holds nothing itself.
     pub(super) fn is_simple(&self) -> bool {
         !self.has_others() && !self.is_multicast()
     }
@@ -94,7 +95,7 @@ impl Object {
     }
 }
 
-/// In pieces, so that growing copies nothing and leaves no room to spare.
+/// Objects in pieces of 128, so that growing copies nothing and wastes little.
 const PIECE: usize = 128;
 
 #[derive(Debug)]
@@ -123,7 +124,7 @@ impl Objects {
         self.place(number).filter(|object| object.handles != FREE)
     }
 
-    /// Enters something that one handle holds; its number.
+    /// Inserts an object held by one handle; returns its place.
     pub(super) fn insert(&mut self, entry: Entry) -> u32 {
         let object = Object {
             entry: Unowned::of(entry),
@@ -157,7 +158,7 @@ impl Objects {
         Some(entry)
     }
 
-    /// Shows every entry, which may be changed.
+    /// Calls `change` with every entry.
     pub(super) fn each(&mut self, mut change: impl FnMut(&mut Entry)) {
         let all = self.pieces.iter_mut().flatten();
         for object in all.filter(|object| object.handles != FREE) {
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_given_again_and_what_is_there_stays() {
+    fn freed_places_are_reused_and_others_unchanged() {
         let mut objects = Objects::default();
         let numbers: Vec<u32> = (0..3000).map(|size| objects.insert(entry(size))).collect();
         assert_eq!(objects.remove(numbers[5]), Some(entry(5)));
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_over_when_neither_handle_nor_mapping_holds_it() {
+    fn object_is_over_without_handles_and_mappings() {
         let mut objects = Objects::default();
         let number = objects.insert(entry(1));
         let object = objects.get_mut(number).unwrap();

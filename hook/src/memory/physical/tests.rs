@@ -14,7 +14,7 @@ fn entry(size: u64) -> Entry {
     of(Kind::Vmm, size)
 }
 
-/// As the calls do it that are around this: what concerns several shards, with the locks of all.
+/// The sequences of calls that handlers make, with all shards locked where an operation is rare.
 impl Physical {
     fn created(&self, handle: u64, entry: Entry) -> Gone {
         let mut gone = Gone::default();
@@ -86,7 +86,7 @@ fn region(start: u64, extent: u64) -> Region {
 }
 
 #[test]
-fn memory_lives_as_long_as_a_handle_or_a_mapping_holds_it() {
+fn memory_is_freed_with_its_last_handle_or_mapping() {
     let physical = Physical::default();
     physical.created(7, entry(100));
     physical.maps(0x1_0000, 0x1000, 7);
@@ -96,7 +96,7 @@ fn memory_lives_as_long_as_a_handle_or_a_mapping_holds_it() {
     assert_eq!(
         freed(&physical, 7),
         Some(entry(200)),
-        "the number was another's by then"
+        "the handle referred to other memory by then"
     );
     assert_eq!(unmap(&physical, 0x1_0000, 0x1000), []);
     assert_eq!(unmap(&physical, 0x2_0000, 0x1000), [entry(100)]);
@@ -104,7 +104,7 @@ fn memory_lives_as_long_as_a_handle_or_a_mapping_holds_it() {
 }
 
 #[test]
-fn a_retained_handle_is_one_more_hold() {
+fn retained_handle_is_another_hold() {
     let physical = Physical::default();
     physical.created(7, entry(100));
     physical.maps(0x1_0000, 0x1000, 7);
@@ -118,7 +118,7 @@ fn a_retained_handle_is_one_more_hold() {
 }
 
 #[test]
-fn what_is_retained_after_its_last_handle_is_had_by_the_new_one() {
+fn memory_retained_after_its_last_handle_has_a_new_one() {
     let physical = Physical::default();
     physical.created(7, entry(100));
     physical.maps(0x1_0000, 0x1000, 7);
@@ -130,7 +130,7 @@ fn what_is_retained_after_its_last_handle_is_had_by_the_new_one() {
 }
 
 #[test]
-fn a_call_that_the_driver_refused_changed_nothing() {
+fn undone_calls_change_nothing() {
     let physical = Physical::default();
     physical.created(7, entry(100));
     let released = physical.releases(7).unwrap();
@@ -151,7 +151,7 @@ fn a_call_that_the_driver_refused_changed_nothing() {
 }
 
 #[test]
-fn a_handle_that_is_given_out_anew_ends_what_had_it() {
+fn reused_handle_frees_its_former_object() {
     let physical = Physical::default();
     assert_eq!(physical.created(7, entry(100)), Gone::default());
     assert_eq!(all(&physical.created(7, entry(200)).freed), [entry(100)]);
@@ -159,7 +159,7 @@ fn a_handle_that_is_given_out_anew_ends_what_had_it() {
 }
 
 #[test]
-fn one_unmapping_may_end_several_mappings() {
+fn one_unmap_may_end_several_mappings() {
     let physical = Physical::default();
     physical.created(1, entry(10));
     physical.created(2, entry(20));
@@ -171,7 +171,7 @@ fn one_unmapping_may_end_several_mappings() {
 }
 
 #[test]
-fn imported_memory_is_as_large_as_its_largest_mapping() {
+fn imported_memory_has_the_size_of_its_largest_mapping() {
     let physical = Physical::default();
     physical.created(7, of(Kind::Ipc, 0));
     assert_eq!(physical.maps(0x1_0000, 0x1000, 7), Some(of(Kind::Ipc, 0x1000)));
@@ -182,7 +182,7 @@ fn imported_memory_is_as_large_as_its_largest_mapping() {
 }
 
 #[test]
-fn what_a_multicast_object_binds_is_held_until_that_is_gone() {
+fn multicast_object_holds_bound_memory_until_freed() {
     let physical = Physical::default();
     physical.created(1, of(Kind::Multicast, 0));
     physical.created(2, entry(100));
@@ -199,7 +199,7 @@ fn what_a_multicast_object_binds_is_held_until_that_is_gone() {
     );
     assert_eq!(freed(&physical, 2), None);
     physical.maps(0x1_0000, 0x1000, 1);
-    assert_eq!(freed(&physical, 1), None, "mapped still");
+    assert_eq!(freed(&physical, 1), None, "still mapped");
     let gone = physical.unmaps(0x1_0000, 0x1000);
     assert_eq!(all(&gone.freed), [of(Kind::Multicast, 0), entry(100)]);
     assert_eq!(all(&gone.hidden), [shown]);
@@ -207,7 +207,7 @@ fn what_a_multicast_object_binds_is_held_until_that_is_gone() {
 }
 
 #[test]
-fn tiles_of_a_sparse_array_hold_their_memory_until_a_stream_has_unmapped_them() {
+fn sparse_tiles_hold_memory_until_the_stream_unmaps_them() {
     let physical = Physical::default();
     let mut gone = Gone::default();
     physical.created(1, entry(10));
@@ -222,7 +222,7 @@ fn tiles_of_a_sparse_array_hold_their_memory_until_a_stream_has_unmapped_them() 
     }
     physical.all().unbind_after(5, array, &region(0, 32));
     physical.all().passed(5, &mut gone);
-    assert_eq!(gone, Gone::default(), "half of it is there still");
+    assert_eq!(gone, Gone::default(), "half of it is still bound");
     physical.all().unbind_after(5, array, &region(0, 32));
     physical.all().unbind_after(5, array, &region(32, 32));
     physical.all().passed(6, &mut gone);
@@ -234,7 +234,7 @@ fn tiles_of_a_sparse_array_hold_their_memory_until_a_stream_has_unmapped_them() 
     physical
         .all()
         .bind(array, region(64, 64), memory, None, &mut gone);
-    assert_eq!(all(&gone.freed), [entry(10), entry(20)], "another in its place");
+    assert_eq!(all(&gone.freed), [entry(10), entry(20)], "replaced by another");
     physical.all().unbind_all(array, &mut gone);
     assert_eq!(freed(&physical, 3), Some(entry(30)));
     assert!(physical.is_empty());
@@ -260,14 +260,14 @@ fn handles_of_different_shards_hold_one_object() {
         assert_eq!(unmap(&physical, 0x10_0000 + handle, 0x1000), []);
     }
     assert_eq!(freed(&physical, 7), None);
-    assert_eq!(freed(&physical, others[0]), None, "all of its handles are gone");
+    assert_eq!(freed(&physical, others[0]), None, "all handles are gone");
     assert_eq!(unmap(&physical, 0x1_0000, 0x1000), [entry(100)]);
     assert!(physical.is_empty());
 }
 
-/// Handles and addresses go from thread to thread, and each is given out again as soon as it is free.
+/// Handles and addresses pass from thread to thread and are reused as soon as they are free.
 #[test]
-fn whatever_threads_do_at_once_each_object_is_freed_once() {
+fn racing_threads_free_each_object_once() {
     const EACH: u64 = 4000;
     let physical = Physical::default();
     let names = Mutex::new((1..=80_u64).map(|number| number << 14).collect::<Vec<_>>());

@@ -1,5 +1,5 @@
-//! The pool that a thread has used last, and the list of all: to find them anew takes locks that all threads want, and to hold
-//! them meanwhile takes counts that they all write.
+//! Per-thread cache of the pool used last and of the list of all reserves. Finding them otherwise takes locks
+//! and reference counts that all threads write.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -10,20 +10,20 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use super::Reserve;
 use crate::compute::slots::Own;
 
-/// Part of a thread's slot, in cache lines of its own: it is written with each use.
+/// Part of a thread's slot, in cache lines of its own, since each use writes it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Kept {
-    /// One hold of an `Arc`, or null.
+    /// One reference of an `Arc`, or null.
     pool: AtomicPtr<Reserve>,
-    /// By what it was found, and when: [`Reserves::changes`](super::Reserves).
+    /// The key by which it was found, and [`Reserves::changes`](super::Reserves) at that time.
     key: AtomicU64,
     changes: AtomicUsize,
-    /// Another hold, or null.
+    /// Another reference, or null.
     all: AtomicPtr<All>,
 }
 
-/// All reserves, as they were after so many changes.
+/// All reserves as of a number of changes.
 #[derive(Debug)]
 pub(super) struct All {
     pub(super) changes: usize,
@@ -41,33 +41,33 @@ impl Kept {
     }
 }
 
-/// The list that the thread has kept, if there were no changes since. It has none meanwhile, as above.
+/// Takes the list that the thread has cached, if it is up to date. The slot is empty until it is put back.
 #[inline]
 pub(super) fn kept_list(place: Option<&Own<'_, Kept>>, changes: usize) -> Option<Arc<All>> {
     let kept = place?;
     let all = kept.all.load(Relaxed);
-    // SAFETY: null, or what `keep_list` left here, a hold that nobody drops but this thread, whose own this is.
+    // SAFETY: null, or a reference that `keep_list` stored. Only this thread, the slot's owner, can drop it.
     if unsafe { all.as_ref() }?.changes != changes {
         return None;
     }
     kept.all.store(null_mut(), Relaxed);
-    // SAFETY: the hold that was left here.
+    // SAFETY: the stored reference, whose ownership passes to the caller.
     Some(unsafe { Arc::from_raw(all) })
 }
 
-/// Leaves a list for the thread's next call.
+/// Stores a list for the thread's next call.
 #[inline]
 pub(super) fn keep_list(place: Option<&Own<'_, Kept>>, all: Arc<All>) {
     let Some(kept) = place else { return };
     let before = kept.all.load(Relaxed);
     kept.all.store(Arc::into_raw(all).cast_mut(), Relaxed);
     if !before.is_null() {
-        // SAFETY: a hold that was left here, as above.
+        // SAFETY: a stored reference, whose ownership passes here.
         drop(unsafe { Arc::from_raw(before) });
     }
 }
 
-/// A pool in use, which its thread has for the next call after.
+/// A pool in use; stored for the thread's next call when dropped.
 #[derive(Debug)]
 pub(crate) struct Used<'a> {
     pool: ManuallyDrop<Arc<Reserve>>,
@@ -75,7 +75,8 @@ pub(crate) struct Used<'a> {
 }
 
 impl<'a> Used<'a> {
-    /// The pool that the thread has kept if `is_it`, by the key that it was found by; `changes` are those until now.
+    /// Takes the pool that the thread has cached, if it is up to date and `is_it` accepts its key and the
+    /// pool. `changes`: the present number of changes.
     #[inline]
     pub(super) fn kept(
         place: Option<Own<'a, Kept>>,
@@ -84,21 +85,21 @@ impl<'a> Used<'a> {
     ) -> Option<Self> {
         let kept = place.as_deref()?;
         let pool = kept.pool.load(Relaxed);
-        // SAFETY: null, or what `keep` left here, a hold that nobody drops but this thread, whose own this is.
+        // SAFETY: null, or a reference that `drop` stored. Only this thread, the slot's owner, can drop it.
         let reserve = unsafe { pool.as_ref() }?;
         if kept.changes.load(Relaxed) != changes || !is_it(kept.key.load(Relaxed), reserve) {
             return None;
         }
-        // Nothing is here meanwhile: a call from a signal's handler finds its own.
+        // The slot stays empty meanwhile: a call from a signal handler searches for itself.
         kept.pool.store(null_mut(), Relaxed);
         Some(Self {
-            // SAFETY: the hold that was left here.
+            // SAFETY: the stored reference, whose ownership passes here.
             pool: ManuallyDrop::new(unsafe { Arc::from_raw(pool) }),
             place,
         })
     }
 
-    /// One that was found by that key, before which there were so many `changes`.
+    /// Wraps a pool that was found by `key`, with the number of `changes` before the search.
     pub(super) fn found(place: Option<Own<'a, Kept>>, changes: usize, key: u64, pool: Arc<Reserve>) -> Self {
         if let Some(kept) = place.as_deref() {
             kept.key.store(key, Relaxed);
@@ -123,7 +124,7 @@ impl Deref for Used<'_> {
 impl Drop for Used<'_> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: not used any more.
+        // SAFETY: `self.pool` is not used again.
         let mut pool = unsafe { ManuallyDrop::take(&mut self.pool) };
         if let Some(kept) = self.place.as_deref() {
             let before = kept.pool.load(Relaxed);
@@ -131,7 +132,7 @@ impl Drop for Used<'_> {
             if before.is_null() {
                 return;
             }
-            // SAFETY: a hold that was left here, as above.
+            // SAFETY: a stored reference, whose ownership passes here.
             pool = unsafe { Arc::from_raw(before) };
         }
         drop(pool);

@@ -1,4 +1,4 @@
-//! Every reserve of the process: found by handle and number, measured and trimmed together.
+//! All reserves of the process: lookup by handle and number, and operations on all of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -17,20 +17,21 @@ use crate::process::Process;
 #[derive(Debug, Default)]
 pub(crate) struct Reserves {
     list: Lock<Vec<Arc<Reserve>>>,
-    /// The same for who looks at all of them, as it was when somebody did last.
+    /// Copy of the list for iteration, as of the last request.
     all: Lock<Option<Arc<All>>>,
-    /// The pools that devices allocate from, as far as the driver has been asked.
+    /// Current pools of devices, as far as the driver has been asked.
     current: Lock<Vec<(LocalDevice, Arc<Reserve>)>>,
-    /// Times that they may have become others, or that a pool came or went: which of them a thread has found says nothing then.
+    /// Number of events after which a thread's cached pool may be wrong: a pool came or went, or a current
+    /// pool may have changed.
     changes: AtomicUsize,
-    /// Destroyed pools of which nothing is allocated any more, with the streams that they wait for.
+    /// Destroyed pools without live allocations, with the streams that they wait for.
     over: Lock<Vec<(Vec<Stream>, Arc<Reserve>)>>,
-    /// How many there are, for who does not hold them.
+    /// Length of `over`, readable without the lock.
     nr_over: AtomicUsize,
 }
 
 impl Reserves {
-    /// The pool that has that key: what the thread has kept, or what `find` does.
+    /// Returns the pool for a key: the thread's cached one, or the result of `find`.
     #[inline]
     pub(crate) fn of_key<'a>(
         &self,
@@ -46,7 +47,7 @@ impl Reserves {
         })
     }
 
-    /// The pool of that handle.
+    /// Returns the pool of a handle.
     pub(crate) fn find(&self, handle: CUmemoryPool) -> Option<Arc<Reserve>> {
         let wanted = Source::Pool(handle.0.addr());
         let list = self.list.lock();
@@ -55,7 +56,7 @@ impl Reserves {
             .cloned()
     }
 
-    /// Enters a pool.
+    /// Inserts a pool.
     pub(crate) fn enter(
         &self,
         handle: CUmemoryPool,
@@ -68,7 +69,7 @@ impl Reserves {
         self.add(&mut list, source, local, index, is_elsewhere)
     }
 
-    /// What graphs have on a device.
+    /// Returns the reserve of graphs on a device.
     pub(crate) fn of_graphs(&self, local: LocalDevice, index: usize) -> Arc<Reserve> {
         let mut list = self.list.lock();
         let known = list
@@ -86,7 +87,7 @@ impl Reserves {
         index: usize,
         is_elsewhere: bool,
     ) -> Arc<Reserve> {
-        // The handle may have been another pool's.
+        // The handle may have belonged to another pool.
         self.changes.fetch_add(1, Release);
         let id = list
             .iter()
@@ -106,7 +107,7 @@ impl Reserves {
         pool
     }
 
-    /// The pool that a device allocates from. `ask` says which, where nobody has asked since it may have become another.
+    /// Returns the current pool of a device; `ask` queries the driver where the answer is not cached.
     pub(crate) fn current(
         &self,
         local: LocalDevice,
@@ -128,15 +129,15 @@ impl Reserves {
         Some(pool)
     }
 
-    /// Some device may allocate from another pool from here on.
+    /// Drops the cached current pools: one may have changed.
     pub(crate) fn forget_current(&self) {
         let mut current = self.current.lock();
         self.changes.fetch_add(1, Release);
         current.clear();
     }
 
-    /// The program has waited for that stream, or for who knows which: measures what may have given something back, which
-    /// the driver does then.
+    /// Settles after the program waited for `stream`, or for an unknown set of streams (`None`): measures the
+    /// reserves that may have shrunk.
     pub(crate) fn synchronized(&self, process: &Process, stream: Option<usize>) {
         let changes = self.changes.load(Acquire);
         if changes == 0 {
@@ -151,13 +152,13 @@ impl Reserves {
         keep_list(place.as_ref(), all);
     }
 
-    /// The list as it is now.
+    /// Returns an up-to-date copy of the list.
     #[cold]
     #[inline(never)]
     fn all(&self) -> Arc<All> {
         let mut last = self.all.lock();
         let list = self.list.lock();
-        // Whoever changes it holds it.
+        // Changes are made with this lock held.
         let changes = self.changes.load(Relaxed);
         match &*last {
             Some(all) if all.changes == changes => Arc::clone(all),
@@ -172,11 +173,12 @@ impl Reserves {
         }
     }
 
-    /// Measures whatever has anything charged.
+    /// Measures every reserve with a charge.
     pub(crate) fn settle_all(&self, process: &Process) {
         let mut number = 0;
         loop {
-            // None is kept locked meanwhile; one that is missed since another went is measured the next time.
+            // Not locked meanwhile; a reserve that is skipped because another was removed is measured the
+            // next time.
             let Some(pool) = self.list.lock().get(number).cloned() else {
                 return;
             };
@@ -188,13 +190,13 @@ impl Reserves {
             if is_over {
                 self.end_if_over(process, &pool);
             } else if is_wanted {
-                // A pool that is over the limit stays so until its memory is freed.
+                // A pool that exceeds the limit stays so until its memory is freed.
                 let _ = pool.settle(process, 0);
             }
         }
     }
 
-    /// Has every pool give back what it reserves beyond what is allocated; whether any had such.
+    /// Has every pool release what it reserves beyond its allocations; returns whether any could.
     pub(crate) fn trim(&self, process: &Process) -> bool {
         let all: Vec<_> = self.list.lock().iter().cloned().collect();
         let mut any = false;
@@ -209,7 +211,7 @@ impl Reserves {
         any
     }
 
-    /// An allocation of a pool is gone, or will be when that stream has come so far. Address zero: nobody knows where it was.
+    /// Ends an allocation of a pool, at once or when `stream` reaches the free. Address 0: unknown.
     #[inline(never)]
     pub(crate) fn freed(&self, process: &Process, entry: &Entry, address: u64, stream: Option<usize>) {
         let stream = stream.map(|stream| Stream::of(process, stream));
@@ -234,8 +236,8 @@ impl Reserves {
         }
     }
 
-    /// Ends a destroyed pool of which nothing is allocated, if what was is freed; else whoever waits for a stream does, or
-    /// the helper.
+    /// Removes a destroyed pool without live allocations if its streams have reached their frees; otherwise a
+    /// later wait for a stream or the helper does.
     pub(crate) fn end_if_over(&self, process: &Process, pool: &Arc<Reserve>) {
         let waits_for = {
             let account = pool.account.lock();
@@ -263,12 +265,12 @@ impl Reserves {
         }
     }
 
-    /// Whether any pool is there yet only for a stream that it waits for.
+    /// Returns whether any pool remains only for the streams that it waits for.
     pub(crate) fn is_any_over(&self) -> bool {
         self.nr_over.load(Relaxed) != 0
     }
 
-    /// Ends those of them that need wait no longer; whether there were such.
+    /// Removes such pools whose streams have reached their frees; returns whether there were any.
     pub(crate) fn settle_over(&self, process: &Process) -> bool {
         if !self.is_any_over() {
             return false;
@@ -279,7 +281,7 @@ impl Reserves {
             .iter()
             .map(|(_, pool)| Arc::clone(pool))
             .collect();
-        // With no lock held.
+        // Without a lock.
         over.iter().for_each(|pool| self.end_if_over(process, pool));
         self.nr_over.load(Relaxed) < over.len()
     }
@@ -292,7 +294,7 @@ impl Reserves {
         }
     }
 
-    /// A destroyed pool of which nothing is allocated any more.
+    /// Removes a destroyed pool and uncharges what is left of it.
     pub(crate) fn end(&self, process: &Process, pool: &Arc<Reserve>) {
         self.list.lock().retain(|other| !Arc::ptr_eq(other, pool));
         self.forget_over(pool);

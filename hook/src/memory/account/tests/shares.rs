@@ -1,4 +1,4 @@
-//! What shares have together is what the whole has.
+//! Sums over the shares of an account, compared with a simple model.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -32,11 +32,11 @@ impl Model {
     }
 }
 
-/// More streams than there are shares.
+/// More streams than shares.
 const STREAMS: u64 = 24;
 
 #[test]
-fn whichever_streams_they_are_on_what_is_to_spare_is_what_is_reserved_and_not_used() {
+fn spare_bytes_equal_reserved_minus_used_for_any_streams() {
     let one = Account::new(0);
     let mut model = Model::default();
     let mut state = 7;
@@ -69,7 +69,7 @@ fn whichever_streams_they_are_on_what_is_to_spare_is_what_is_reserved_and_not_us
 }
 
 #[test]
-fn nobody_relies_on_what_somebody_else_does() {
+fn concurrent_shares_never_use_the_same_spare_bytes() {
     const RESERVED: u64 = 100;
     let one = account(RESERVED, 0);
     let (used, served) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -95,12 +95,12 @@ fn nobody_relies_on_what_somebody_else_does() {
         }
     });
     assert!(served.load(SeqCst) > 1000);
-    assert!(one.on(on(1)).begin(RESERVED).may_do, "all is there again");
+    assert!(one.on(on(1)).begin(RESERVED).may_do, "everything is spare again");
 }
 
-/// What is told of an allocation that another stream frees.
+/// Frees on another stream than the one that allocated.
 #[test]
-fn what_is_new_is_new_on_whichever_stream_it_is_freed() {
+fn new_allocation_stays_new_when_freed_on_another_stream() {
     let one = account(100, 0);
     one.on(on(1)).know(1000, 10);
     for (allocated, freed) in [(1, Some(on(2))), (2, Some(on(1))), (2, None)] {
@@ -112,12 +112,12 @@ fn what_is_new_is_new_on_whichever_stream_it_is_freed() {
     allocate(&one, 1000, 1);
     measure(&one);
     one.end(1000, 10, Some(on(2)));
-    assert!(one.may_have_shrunk(), "it was there when the pool was measured");
+    assert!(one.may_have_shrunk(), "it existed when the pool was measured");
 }
 
 /// A program that frees much at once and then waits.
 #[test]
-fn however_much_waits_for_a_stream_all_of_it_is_there_again_when_that_has_ended() {
+fn all_waiting_bytes_are_spare_after_the_stream_was_waited_for() {
     let one = account(1000, 0);
     for number in 0..300 {
         assert!(one.on(on(1)).begin(1 + number % 3).may_do);
@@ -125,7 +125,10 @@ fn however_much_waits_for_a_stream_all_of_it_is_there_again_when_that_has_ended(
     for number in 0..300 {
         one.end(0, 1 + number % 3, Some(on(1)));
     }
-    assert!(one.on(on(1)).begin(3).may_do, "the latest are known one by one");
+    assert!(
+        one.on(on(1)).begin(3).may_do,
+        "the latest blocks are recorded individually"
+    );
     one.end(0, 3, Some(on(1)));
     measure(&one);
     assert!(one.may_have_shrunk() && !one.on(on(2)).begin(401).may_do);

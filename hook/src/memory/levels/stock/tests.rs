@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 
-/// A process with its own count of everything, and what a daemon says that knows of stocks.
+/// A process with its own counters, and a daemon that knows of stocks.
 struct World {
     process: &'static Process,
     control: &'static Control,
@@ -30,7 +30,7 @@ impl World {
         }
     }
 
-    /// One that has held so much at home, and has its stocks open.
+    /// Returns a world whose home device has reached `peak` bytes and whose stocks are open.
     fn after(peak: u64, limit: u64) -> Self {
         let world = Self::new(limit);
         world.as_thread(|thread| {
@@ -57,7 +57,7 @@ impl World {
         body(Thread { world: self, own })
     }
 
-    /// What is charged with all stocks, and without.
+    /// Returns the charged bytes with and without stocks.
     fn charged(&self) -> (u64, u64) {
         let usage = self.usage();
         let raw = usage.devices[0].memory_current.load(Relaxed);
@@ -71,7 +71,7 @@ impl World {
     }
 }
 
-/// The calling one.
+/// The calling thread.
 #[derive(Clone, Copy)]
 struct Thread<'a> {
     world: &'a World,
@@ -98,7 +98,7 @@ impl Thread<'_> {
 }
 
 #[test]
-fn what_a_thread_frees_it_charges_again_and_nobody_takes_it_for_used() {
+fn freed_bytes_are_charged_again_and_do_not_count_as_used() {
     let world = World::after(100, NO_LIMIT);
     world.as_thread(|thread| {
         thread.charge(100).unwrap();
@@ -118,7 +118,7 @@ fn what_a_thread_frees_it_charges_again_and_nobody_takes_it_for_used() {
 }
 
 #[test]
-fn what_others_keep_is_there_for_who_comes_to_the_limit_and_for_no_peak() {
+fn stocks_of_others_serve_a_charge_at_the_limit_or_peak() {
     for limit in [100, NO_LIMIT] {
         let world = World::after(100, limit);
         world.as_thread(|thread| {
@@ -138,7 +138,7 @@ fn what_others_keep_is_there_for_who_comes_to_the_limit_and_for_no_peak() {
 }
 
 #[test]
-fn a_limit_that_has_come_to_be_below_holds_also_for_what_is_kept() {
+fn lowered_limit_holds_for_charges_from_stocks() {
     let world = World::after(100, NO_LIMIT);
     world.as_thread(|thread| {
         thread.charge(100).unwrap();
@@ -152,7 +152,7 @@ fn a_limit_that_has_come_to_be_below_holds_also_for_what_is_kept() {
 }
 
 #[test]
-fn a_peak_begins_anew_from_what_is_charged_without_what_is_kept() {
+fn reset_peak_excludes_stocks() {
     let world = World::after(100, NO_LIMIT);
     world.as_thread(|thread| {
         thread.charge(100).unwrap();
@@ -172,7 +172,7 @@ fn a_peak_begins_anew_from_what_is_charged_without_what_is_kept() {
 }
 
 #[test]
-fn who_frees_often_opens_them_and_who_grows_closes_them() {
+fn frequent_frees_open_stocks_and_growth_closes_them() {
     let world = World::new(NO_LIMIT);
     world.as_thread(|thread| {
         thread.charge(10).unwrap();
@@ -190,7 +190,7 @@ fn who_frees_often_opens_them_and_who_grows_closes_them() {
 }
 
 #[test]
-fn with_a_second_device_nothing_is_kept_any_more() {
+fn second_device_ends_stocks() {
     let world = World::after(100, 100);
     let usage = world.usage();
     world.as_thread(|thread| {
@@ -211,7 +211,7 @@ fn with_a_second_device_nothing_is_kept_any_more() {
 }
 
 #[test]
-fn of_what_is_granted_nothing_is_kept() {
+fn granted_bytes_are_not_kept() {
     let world = World::after(100, NO_LIMIT);
     let granted = &world.usage().devices[0].memory_granted;
     world.as_thread(|thread| {
@@ -228,7 +228,7 @@ fn of_what_is_granted_nothing_is_kept() {
         thread.free(55);
         assert_eq!(world.charged(), (55, 0));
     });
-    // One that does nothing is told by its helper.
+    // A thread that makes no call is covered by the helper.
     world.levels.review_stocks(world.usage(), world.control);
     assert_eq!(world.charged(), (55, 0));
     granted.store(70, Relaxed);
@@ -237,7 +237,7 @@ fn of_what_is_granted_nothing_is_kept() {
 }
 
 #[test]
-fn a_daemon_that_does_not_know_of_stocks_sees_none() {
+fn stocks_stay_closed_for_a_daemon_without_them() {
     let world = World::after(100, NO_LIMIT);
     world.as_thread(|thread| {
         thread.charge(100).unwrap();
@@ -250,7 +250,7 @@ fn a_daemon_that_does_not_know_of_stocks_sees_none() {
 }
 
 #[test]
-fn what_a_thread_keeps_that_has_ended_is_not_used_and_goes_to_who_has_its_slot() {
+fn stock_of_an_ended_thread_passes_to_the_next_in_its_slot() {
     let world = World::after(100, NO_LIMIT);
     thread::scope(|scope| {
         let body = || {
@@ -268,7 +268,7 @@ fn what_a_thread_keeps_that_has_ended_is_not_used_and_goes_to_who_has_its_slot()
 }
 
 #[test]
-fn no_more_is_kept_than_may_be() {
+fn stock_never_exceeds_its_maximum() {
     let most = u64::from(MOST_STOCK);
     let world = World::after(4 * most, NO_LIMIT);
     world.as_thread(|thread| {
@@ -281,16 +281,16 @@ fn no_more_is_kept_than_may_be() {
     assert_eq!(world.usage().threads[0].stock.load(Relaxed), MOST_STOCK - 1);
 }
 
-/// Threads that charge and free what they like: at each moment what they have is within the limit and the peak, and what is
-/// told of the peak was there.
+/// Random charges and frees by several threads: at each moment the charged bytes are within the limit and the
+/// peak, and the reported peak was reached.
 #[test]
-fn racing_threads_keep_to_the_limit_and_have_the_peak_that_there_was() {
+fn racing_threads_keep_the_limit_and_an_exact_peak() {
     const LIMIT: u64 = 300;
     let mut nr_refused = 0;
     for round in 0..12 {
         let limit = if round % 3 == 0 { NO_LIMIT } else { LIMIT };
         let world = World::new(limit);
-        // What is charged at least and at most, and the highest of both.
+        // Lower and upper bound of what is charged, and the highest value of each.
         let (least, most) = (AtomicU64::new(0), AtomicU64::new(0));
         let peaks = [AtomicU64::new(0), AtomicU64::new(0)];
         let raise = |at: usize, sum: u64| peaks[at].fetch_max(sum, SeqCst);
@@ -341,7 +341,7 @@ fn racing_threads_keep_to_the_limit_and_have_the_peak_that_there_was() {
         );
         assert_eq!(world.charged().1, 0, "everything was freed");
         nr_refused += refused.load(Relaxed);
-        // All of it is there for one.
+        // One thread can use all of it.
         world.open();
         if limit == LIMIT {
             world.as_thread(|thread| {
@@ -351,13 +351,13 @@ fn racing_threads_keep_to_the_limit_and_have_the_peak_that_there_was() {
             assert_eq!(world.charged(), (LIMIT, LIMIT));
         }
     }
-    assert!(nr_refused > 0, "nobody came to the limit");
+    assert!(nr_refused > 0, "no charge reached the limit");
 }
 
-/// Threads free and charge while the stocks are opened and closed: not a byte is lost, nor there twice, and whoever is done
-/// keeps nothing when they are closed.
+/// Threads free and charge while stocks are opened and closed: no byte is lost or counted twice, and stocks
+/// are empty after they were closed.
 #[test]
-fn what_is_put_away_while_they_close_is_found_or_taken_out() {
+fn bytes_kept_while_stocks_close_are_not_lost() {
     let world = World::after(200, NO_LIMIT);
     let (rounds, done, barrier) = (
         [const { AtomicU64::new(0) }; 2],
@@ -403,7 +403,7 @@ fn what_is_put_away_while_they_close_is_found_or_taken_out() {
             pass(2);
             is_right &= kept() == 0 && world.charged().1 <= 200;
         }
-        // First, or the others would never end.
+        // Before the assertion, or the other threads would never end.
         done.store(true, SeqCst);
         assert!(is_right);
     });
