@@ -63,7 +63,7 @@ impl Client {
     /// Returns the contents of a control file, or the errno that reading it at the mount gives.
     ///
     /// # Errors
-    /// The daemon is gone, or its answer is not one.
+    /// No daemon answers, or its answer is invalid.
     pub fn try_get(&mut self, path: &str) -> anyhow::Result<Result<Vec<u8>, Errno>> {
         self.read(Operation::Get, path)
     }
@@ -109,7 +109,7 @@ impl Client {
     /// Returns whether a process of ours may begin in a group, or the errno of the refusal.
     ///
     /// # Errors
-    /// The daemon is gone, or its answer is not one.
+    /// No daemon answers, or its answer is invalid.
     pub fn may_begin(&mut self, group: &str) -> anyhow::Result<Result<(), Errno>> {
         Ok(self.read(Operation::MayBegin, group)?.map(drop))
     }
@@ -117,7 +117,7 @@ impl Client {
     /// Returns a JSON line for each process and device, with the contents of these files.
     ///
     /// # Errors
-    /// The daemon is gone, or its answer is not one.
+    /// No daemon answers, or its answer is invalid.
     pub fn list(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
         self.read(Operation::List, &names.join("\n"))?
             .map_err(|errno| anyhow!("{}", strerror(errno)))
