@@ -3,7 +3,7 @@
 //! For such a write the kernel locks a directory, for unbounded time, and the writing process cannot end
 //! meanwhile, not even by kill -9; the thread that holds the lock may be waiting for the daemon. So neither
 //! the daemon nor its supervisor writes, and both can always be killed. The helper outlives them briefly: if
-//! it is blocked then, it aborts the connection, so that all who wait for an answer get an error instead.
+//! it is blocked then, it aborts the connection, so that all waiting threads get an error instead.
 
 use std::io;
 use std::os::fd::AsFd;

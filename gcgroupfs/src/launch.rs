@@ -26,10 +26,10 @@ use parking_lot::Mutex;
 
 use crate::{process, sys};
 
-/// How long the launcher may take to start a process.
+/// Longest time that the launcher may take to start a process.
 const PATIENCE: TimeVal = TimeVal::new(5, 0);
 
-/// How long to wait for another thread's use of the launcher.
+/// Longest wait for another thread's use of the launcher.
 const SHORT_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Longest request, bytes.

@@ -3,7 +3,10 @@
 #![deny(unsafe_code)]
 #![cfg_attr(
     fuzzing,
-    allow(dead_code, reason = "items that only tests use are compiled for the fuzz targets too")
+    allow(
+        dead_code,
+        reason = "items that only tests use are compiled for the fuzz targets too"
+    )
 )]
 
 mod arbiter;

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// Time limit otherwise.
 const SHORT_PATIENCE: Duration = Duration::from_millis(5);
 
-/// How long it is remembered that a user has blocked a read.
+/// Time for which a blocked read is remembered against its user.
 const MEMORY: Duration = Duration::from_secs(10);
 
 /// Threads that processes of one user can block at the same time.

@@ -293,9 +293,21 @@ mod tests {
             .most()
         };
         assert_eq!(had(QUEUED, 0), QUEUED);
-        assert_eq!(had(QUEUED, QUEUED / 4), QUEUED * 3 / 4, "a quarter has been charged");
-        assert_eq!(had(2 * QUEUED + SLICE, QUEUED), 0, "slices of others explain the time");
-        assert_eq!(had(12 * QUEUED + SLICE, QUEUED), 5 * QUEUED, "more was queued than is known");
+        assert_eq!(
+            had(QUEUED, QUEUED / 4),
+            QUEUED * 3 / 4,
+            "a quarter has been charged"
+        );
+        assert_eq!(
+            had(2 * QUEUED + SLICE, QUEUED),
+            0,
+            "slices of others explain the time"
+        );
+        assert_eq!(
+            had(12 * QUEUED + SLICE, QUEUED),
+            5 * QUEUED,
+            "more was queued than is known"
+        );
         let unknown = Tail {
             busy: 10_000_000,
             ..Tail::default()

@@ -30,7 +30,7 @@ pub struct State {
     watches: BTreeMap<ProcessId, Time>,
 }
 
-/// What remains to be done when the tree's lock is released.
+/// Work that remains when the tree's lock is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Next {
     /// When to tick again; `None`: only when notified.

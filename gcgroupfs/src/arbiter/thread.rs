@@ -275,7 +275,10 @@ mod tests {
         play.begins(high);
         play.world.tree.rung(high);
         assert_eq!(play.gate(low), Gate::Throttled);
-        assert!(bell.slate.lock().next.is_some(), "the end of the work must be polled for");
+        assert!(
+            bell.slate.lock().next.is_some(),
+            "the end of the work must be polled for"
+        );
         assert!(!bell.slate.lock().told.has_news);
     }
 

@@ -51,7 +51,7 @@ pub(super) fn specification(socket: &Path) -> anyhow::Result<String> {
         socket.display(),
         default.display()
     );
-    // The directory, since a restarted daemon makes the socket anew.
+    // The directory, since a restarted daemon makes a new socket.
     if let (Some(here), Some(there)) = (socket.parent(), default.parent()) {
         mounts.push(mount(here, there)?);
     }

@@ -13,7 +13,7 @@ use nix::sys::time::TimeVal;
 use crate::protocol::{Answer, MAX_ANSWER, Operation, Request};
 use crate::server::new_socket;
 
-/// How long to wait for an answer.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]

@@ -24,7 +24,7 @@ const PRELOAD: &str = "../lib/libgcgroup.so";
 /// The library that the preload library loads, beside it.
 const HOOK: &str = "libgcgroup_hook.so";
 
-/// How long to wait for a daemon that is being restarted.
+/// Longest wait for a daemon that is being restarted.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Pause between two attempts to reach the daemon.
@@ -95,7 +95,9 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     let group = arguments.group.as_deref();
     if arguments.is_required() {
         if let Err(error) = wait_for_daemon(socket, group) {
-            eprintln!("gcgroupfs: {error:#}; the program is not started (use --best-effort to start it anyway)");
+            eprintln!(
+                "gcgroupfs: {error:#}; the program is not started (use --best-effort to start it anyway)"
+            );
             return ExitCode::from(125);
         }
     } else {

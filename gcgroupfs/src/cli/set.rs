@@ -89,9 +89,7 @@ fn set(socket: &Path, arguments: &Set) -> Result<()> {
     }
     let (path, name) = arguments.path.rsplit_once('/').unwrap_or(("", &arguments.path));
     let Some(slow) = SLOW.iter().find(|slow| slow.name == name) else {
-        bail!(
-            "{name} takes effect at once; --wait is for memory.limit, memory.reclaim and compute.freeze"
-        );
+        bail!("{name} takes effect at once; --wait is for memory.limit, memory.reclaim and compute.freeze");
     };
     let mut directory = Directory {
         client: &mut client,

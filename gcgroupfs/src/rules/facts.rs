@@ -98,7 +98,7 @@ pub fn user_name(uid: u32) -> Option<String> {
     Some(User::from_uid(Uid::from_raw(uid)).ok()??.name)
 }
 
-/// What /proc says about a process.
+/// Facts that are read from /proc.
 struct Proc {
     exe: Option<PathBuf>,
     cgroups: Vec<String>,

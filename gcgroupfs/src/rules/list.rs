@@ -103,7 +103,8 @@ impl<const GROUP: bool> Visitor<'_> for IdVisitor<GROUP> {
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Id<GROUP>, E> {
-        let number = u32::try_from(number).map_err(|_| E::custom(format!("{number} is not a user or group number")))?;
+        let number = u32::try_from(number)
+            .map_err(|_| E::custom(format!("{number} is not a user or group number")))?;
         Ok(Id { number, name: None })
     }
 

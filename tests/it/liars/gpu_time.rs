@@ -58,7 +58,7 @@ fn work_that_is_not_there_uses_up_nobodys_quota() {
     assert!(
         mount
             .log()
-            .contains("claims to use device 0, which nothing supports")
+            .contains("claims to use device 0 without evidence")
     );
     assert!(!is_reported(&mount, &honest));
 }

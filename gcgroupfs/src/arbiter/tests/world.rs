@@ -173,7 +173,10 @@ fn lower_priority_waits_while_higher_priority_is_busy() {
         play.world.control(low).devices[0].patience_usec.load(Relaxed),
         250_000
     );
-    assert!(next.at.is_some(), "the end of work is polled for while a process waits");
+    assert!(
+        next.at.is_some(),
+        "the end of work is polled for while a process waits"
+    );
     assert_eq!((play.bell(high), play.bell(low)), (BELL_AT_END, 0));
     play.ends(low);
     play.waits(low, 2);
@@ -220,7 +223,11 @@ fn tick_is_not_scheduled_while_no_process_waits() {
     let (high, low) = (play.join(100, 2), play.join(101, 10));
     play.begins(high);
     assert_eq!(play.tick().at, None);
-    assert_eq!(play.gate(low), Gate::Throttled, "held before it can queue anything");
+    assert_eq!(
+        play.gate(low),
+        Gate::Throttled,
+        "held before it can queue anything"
+    );
     assert!(play.wants_bell(low) && !play.wants_bell(high));
     play.ends(high);
     play.now += 50 * MSEC;
@@ -299,7 +306,11 @@ fn quota_throttles_until_period_ends_and_tracks_neighbour() {
     assert_eq!(next.at, Some(play.now + 25 * MSEC));
     let next = play.after(26 * MSEC);
     assert_eq!(play.gate(one), Gate::Throttled);
-    assert_eq!(next.at, Some(play.now + 74 * MSEC), "no tick before the period ends");
+    assert_eq!(
+        next.at,
+        Some(play.now + 74 * MSEC),
+        "no tick before the period ends"
+    );
     play.ends(one);
     play.waits(one, 1);
     play.after(74 * MSEC);
@@ -461,7 +472,11 @@ fn policy_is_writable_by_root_only() {
     assert_eq!(world.show("compute.policy"), "strict\n");
     assert_eq!(world.take_notices(), [Notice::RootChanged]);
     world.tree.set_default_policy(crate::arbiter::Policy::Weighted);
-    assert_eq!(world.show("compute.policy"), "strict\n", "the default does not replace a written policy");
+    assert_eq!(
+        world.show("compute.policy"),
+        "strict\n",
+        "the default does not replace a written policy"
+    );
 }
 
 #[test]
