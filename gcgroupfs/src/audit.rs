@@ -1,6 +1,7 @@
-//! Who uses the devices past the hooks: processes that have none, and those that hold more than their hooks account for.
+//! Detection of device use that hooks do not account for: by processes without a hook, and by processes that
+//! hold more than their ledger.
 //!
-//! It is not there to stop anybody, who could not be stopped, but to have them seen.
+//! Such use cannot be prevented; it is made visible in `unmanaged` and the log.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,14 +14,15 @@ use crate::log_limit::LogLimit;
 use crate::process;
 use crate::tree::{Reason, Unmanaged};
 
-/// How long after its start a daemon takes those without a hook for some that have not come back yet.
+/// Time after the daemon's start in which a process without a hook may be a governed one that has not
+/// registered again.
 const COMING_BACK: Duration = Duration::from_secs(2);
 
-/// Bytes that each context of a process is taken to explain: the context itself, and what the driver sets aside in it for
+/// Bytes that each context of a process explains: the context itself, and what the driver reserves in it for
 /// stacks, heaps and queues.
 const PER_CONTEXT: u64 = 2 << 30;
 
-/// One process on one device, by pid and start time.
+/// Pid, start time, device and reason.
 type Seen = (u32, u64, usize, Reason);
 
 #[derive(Debug)]
@@ -44,36 +46,36 @@ impl Default for Audit {
 }
 
 impl Audit {
-    /// Whether those who have a hook can be told from others yet.
+    /// Returns whether unmanaged processes can be told from governed ones that have not registered again.
     pub fn can_tell(&self) -> bool {
         self.began.elapsed() >= COMING_BACK
     }
 
-    /// Notes a process without a hook, which is on a device and holds so many bytes there.
+    /// Notes a process without a hook that is on a device and holds `bytes` there.
     pub fn no_hook(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
         self.note(pid, device, bytes, Reason::NoHook);
     }
 
-    /// Notes a process with a hook, which holds so many bytes on a device beyond its ledger, if its contexts do not
-    /// explain them.
+    /// Notes a governed process that holds `bytes` on a device beyond its ledger, unless its contexts explain
+    /// them.
     pub fn beyond_ledger(&mut self, pid: u32, device: usize, bytes: u64, contexts: u64) {
         if bytes > contexts.saturating_mul(PER_CONTEXT) {
             self.note(pid, device, Some(bytes), Reason::BeyondLedger);
         }
     }
 
-    /// Notes a process that claims to use a device, which nothing supports.
+    /// Notes a process whose claim to use a device is refuted.
     pub fn claims_use(&mut self, pid: u32, device: usize, bytes: Option<u64>) {
         self.note(pid, device, bytes, Reason::ClaimsUse);
     }
 
-    /// Notes a process that claims so many bytes on a device beyond what it holds there.
+    /// Notes a process that claims `bytes` on a device beyond what it holds there.
     pub fn claims_more(&mut self, pid: u32, device: usize, bytes: u64) {
         self.note(pid, device, Some(bytes), Reason::ClaimsMore);
     }
 
     fn note(&mut self, pid: u32, device: usize, bytes: Option<u64>, reason: Reason) {
-        // Gone since.
+        // It has ended since.
         let (Ok(stat), Ok(file)) = (process::stat(pid), fs::metadata(format!("/proc/{pid}"))) else {
             return;
         };
@@ -85,7 +87,7 @@ impl Audit {
                 Reason::BeyondLedger => format!("holds more on device {device} than it accounts for"),
                 Reason::ClaimsMore => format!("claims more on device {device} than NVML shows"),
                 Reason::ClaimsUse => {
-                    format!("claims to use device {device}, which nothing supports: it is ignored")
+                    format!("claims to use device {device} without evidence; the claim is ignored")
                 }
             };
             if self.log_limit.allows(uid, Instant::now()) {
@@ -106,7 +108,7 @@ impl Audit {
         });
     }
 
-    /// What was noted since the last call, by pid and device.
+    /// Returns what was noted since the last call, by pid and device.
     pub fn take(&mut self) -> Vec<Unmanaged> {
         self.log_limit.sum_up(Instant::now());
         let mut found = std::mem::take(&mut self.found);
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_found_again_is_there_since_the_first_time() {
+    fn found_again_keeps_its_first_time() {
         let mut audit = Audit::default();
         let me = std::process::id();
         audit.no_hook(me, 1, Some(7));
@@ -139,12 +141,12 @@ mod tests {
         audit.no_hook(me, 1, Some(8));
         assert_eq!(audit.take()[0].since, 3);
         audit.no_hook(me, 0, Some(8));
-        assert_ne!(audit.take()[0].since, 3, "it had gone");
+        assert_ne!(audit.take()[0].since, 3, "it was absent in between");
         assert!(audit.take().is_empty() && audit.since.is_empty());
     }
 
     #[test]
-    fn contexts_explain_so_much_and_no_more() {
+    fn contexts_explain_a_fixed_number_of_bytes() {
         let mut audit = Audit::default();
         let me = std::process::id();
         let mut is_noted = |bytes, contexts| {

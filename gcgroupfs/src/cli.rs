@@ -1,4 +1,4 @@
-//! The command line: one enum of commands, of which the help and the completions are made.
+//! The command line: one enum of commands, from which help and completions are generated.
 
 mod cdi;
 mod check_config;
@@ -24,26 +24,26 @@ use clap_complete::Shell;
 use self::client::Client;
 use crate::{forget, launch, manual, receive, sever, touch};
 
-/// Governs processes that use a GPU, by control files: limits of memory, freezing, counts.
+/// Cgroups for GPU processes: memory limits, freezing, scheduling and counts, by control files
 #[derive(Debug, Parser)]
 #[command(name = "gcgroupfs", version)]
 struct Cli {
-    /// The daemon's socket [default: that of the user's own daemon, if there is one, in $XDG_RUNTIME_DIR/gcgroupfs; else
-    /// /run/gcgroupfs/gcgroup.sock]
+    /// The daemon's socket [default: the user's own daemon's in $XDG_RUNTIME_DIR/gcgroupfs if it answers,
+    /// otherwise /run/gcgroupfs/gcgroup.sock]
     #[arg(long, global = true, value_name = "PATH", env = "GCGROUP_SOCKET")]
     socket: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
 
-/// The hook's own report. Its text and not its table, since daemon and hook never depend on each other.
+/// The hook's report of coverage. Included as text, since daemon and hook never depend on each other.
 const COVERAGE: &str = include_str!("../../hook/COVERAGE.md");
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Runs the daemon in the foreground and shows its control files at a mount point.
     Mount(mount::Arguments),
-    /// Prints what a control file shows, without the mount.
+    /// Prints a control file, without the mount.
     Get {
         /// Below the mount point, as 1234/memory.current
         path: String,
@@ -60,36 +60,36 @@ enum Command {
         /// Below the mount point, as team/a
         path: String,
     },
-    /// Waits until a control file says so: gcgroupfs wait 1234/gcgroup.events frozen=1
+    /// Waits until a control file satisfies expressions: gcgroupfs wait 1234/gcgroup.events frozen=1
     Wait(wait::Arguments),
     /// Lists the governed processes.
     Ls {
-        /// All there is to know, as JSON
+        /// Print everything, as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Runs a program governed, with settings that hold from its first use of the GPU.
+    /// Runs a program as a governed process, with settings that hold from its first use of the GPU.
     Run(run::Arguments),
-    /// Holds back the GPU work of processes, all at once.
+    /// Freezes the GPU work of processes and groups, all at once.
     Freeze(freeze::Freeze),
-    /// Lets processes go on.
+    /// Thaws processes and groups.
     Thaw(freeze::Thaw),
-    /// Says whether a configuration is right, and if not, what is wrong where; and which of its rules is for a process.
+    /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments),
-    /// Prints a CDI specification, by which containers are governed: podman run --device gcgroupfs/hook=all
+    /// Prints a CDI specification for governed containers: podman run --device gcgroupfs/hook=all
     Cdi,
     /// Prints the table of control files, in Markdown.
     Files,
     /// Prints the manual page of the control files, for man(1): gcgroupfs manual | man -l -
     Manual,
-    /// Prints what becomes of each function of the driver: counted, held, or passed, and why.
+    /// Prints how each driver function is treated: counted, held, or passed, and why.
     Coverage,
     /// Prints completions for a shell.
     Completions { shell: Shell },
-    /// The daemon's helper
+    /// Replays changes through the mount, for inotify
     #[command(hide = true)]
     Touch(touch::Arguments),
-    /// The daemon's other helper
+    /// Invalidates cached names
     #[command(hide = true)]
     Forget(forget::Arguments),
     /// Starts the daemon's helpers
@@ -98,12 +98,12 @@ enum Command {
     /// Receives descriptors for the daemon
     #[command(hide = true)]
     Receive,
-    /// Ends a killed daemon's connections
+    /// Shuts down a killed daemon's connections
     #[command(hide = true)]
     Sever(sever::Arguments),
 }
 
-/// Does what the arguments say; what goes wrong is said on standard error.
+/// Runs the command that the arguments name. Errors are printed on standard error.
 pub fn main() -> ExitCode {
     let Cli { socket, command } = Cli::parse();
     let socket = match socket {
@@ -159,7 +159,7 @@ fn finish(done: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Prints; a reader that has gone (`| head -1`) is no failure.
+/// Prints to standard output. A closed pipe (`| head -1`) is not an error.
 fn print(bytes: &[u8]) -> anyhow::Result<()> {
     match io::stdout().write_all(bytes) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_commands_fit_together() {
+    fn command_definitions_are_consistent() {
         Cli::command().debug_assert();
     }
 }

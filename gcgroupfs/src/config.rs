@@ -1,5 +1,5 @@
-//! The configuration file: TOML, read at start and again at SIGHUP. It knows what may be written there and no more
-//! than that; who uses it takes what is its own.
+//! The configuration file: TOML, read at start and at SIGHUP. This module knows the format only; each part of
+//! the daemon takes its own settings.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,10 +12,10 @@ use serde::{Deserialize, Deserializer};
 use crate::arbiter::Policy;
 use crate::rules::Rules;
 
-/// The machine's; read if there is one and no other is named.
+/// Default path of root's daemon; read if it exists and no other path is given.
 pub const DEFAULT_PATH: &str = "/etc/gcgroupfs.toml";
 
-/// All of it. What is not written is at its default; what is not known is refused.
+/// The whole configuration. Missing keys have their defaults; unknown keys are refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -24,23 +24,24 @@ pub struct Config {
     pub rules: Rules,
 }
 
-/// `[compute]`: whose turn it is on a GPU. Times are whole microseconds, as everywhere in the control files.
+/// `[compute]`: settings of the scheduler. Times are whole microseconds, as in the control files.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Compute {
-    /// Holds until `compute.policy` is written or `--policy` says otherwise.
+    /// Default policy, overridden by `--policy` and by a written `compute.policy`.
     pub policy: Policy,
-    /// Most GPU time that a process keeps queued where a more important one may come.
+    /// In-flight window of a process that may have to yield to one of higher priority.
     pub window_usec: Range<100, 100_000>,
-    /// A process counts as busy for this long after its last work has ended.
+    /// Time for which a process counts as busy after its last work has ended.
     pub linger_usec: Range<0, 1_000_000>,
-    /// In which every busy process has its turn, if its share of it is worth one.
+    /// Cycle in which every busy process has a turn, if its share of the cycle is at least a window.
     pub cycle_usec: Range<1_000, 1_000_000>,
-    /// Who waits has a window of GPU time at least this often; 0: only when its turn comes.
+    /// Interval at which a waiting process has a window of GPU time at least; 0: only in its turn.
     pub starvation_usec: Range<0, 60_000_000>,
-    /// Who waits for this long lets one batch through, whatever the daemon says: so no wait lasts for ever.
+    /// Longest wait of a thread for its turn, after which the hook submits one batch whatever the daemon
+    /// says.
     pub patience_usec: Range<5_000, 1_000_000>,
-    /// For how long GPU time is measured after somebody has read `compute.stat`.
+    /// Time for which GPU time is measured after a read of `compute.stat`.
     pub watch_usec: Range<0, 3_600_000_000>,
 }
 
@@ -80,11 +81,11 @@ impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Range<MIN, MAX> {
     }
 }
 
-/// Where the configuration is, and how it is read again.
+/// Path of the configuration, for reading it again.
 #[derive(Debug, Clone)]
 pub struct Source {
     named: Option<PathBuf>,
-    /// Otherwise; it need not exist.
+    /// Path if none was named; this file need not exist.
     default: PathBuf,
 }
 
@@ -93,10 +94,12 @@ impl Source {
         Self { named, default }
     }
 
-    /// What the file says, and its text; the defaults if none was named and there is none.
+    /// Returns the configuration and its text; the defaults if no path was named and the default file does
+    /// not exist.
     ///
     /// # Errors
-    /// It cannot be read, or is wrong: then the place, as PATH:LINE:COLUMN, and what is wrong there.
+    /// * The file cannot be read.
+    /// * It is wrong: PATH:LINE:COLUMN and what is wrong there.
     pub fn read(&self) -> anyhow::Result<(Config, String)> {
         match &self.named {
             Some(path) => read(path),
@@ -104,7 +107,7 @@ impl Source {
         }
     }
 
-    /// What a text says that was read earlier.
+    /// Parses a text that was read earlier.
     ///
     /// # Errors
     /// As [`Source::read`].
@@ -114,7 +117,7 @@ impl Source {
     }
 }
 
-/// Reads one file; gives its text too.
+/// Returns the configuration in a file, and its text.
 ///
 /// # Errors
 /// As [`Source::read`].
@@ -131,6 +134,8 @@ fn read_if_there(path: &Path) -> anyhow::Result<(Config, String)> {
     }
 }
 
+/// Parses a configuration; `path` is for messages.
+///
 /// # Errors
 /// As [`Source::read`].
 pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
@@ -146,7 +151,7 @@ pub fn parse(text: &str, path: &Path) -> anyhow::Result<Config> {
     )
 }
 
-/// The line and the column of a byte of a text, counting from 1.
+/// Returns line and column of a byte of a text, from 1.
 pub fn place(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
@@ -168,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_written_is_the_defaults() {
+    fn empty_configuration_has_the_defaults() {
         for text in ["", "[compute]\n", "# nothing\n"] {
             assert_eq!(parsed(text).unwrap(), Config::default(), "{text:?}");
         }
@@ -191,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_holds_and_the_rest_stays() {
+    fn written_keys_override_defaults_only() {
         let config = parsed("[compute]\npolicy = \"strict\"\nwindow_usec = 1_000\n").unwrap();
         assert_eq!(config.compute.policy, Policy::Strict);
         assert_eq!(config.compute.window_usec.get(), 1000);
@@ -199,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn errors_name_line_and_column() {
         for (text, place, about) in [
             ("[compute]\nwindow_usec = 5\n", ":2:15: ", "100 to 100000, got 5"),
             ("[compute]\n\n  cycle_usec = -1", ":3:16: ", "got -1"),
@@ -242,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_file_may_be_absent_and_a_named_one_may_not() {
+    fn named_file_must_exist_default_need_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("none.toml");
         let source = |named: Option<&Path>| Source::new(named.map(Path::to_owned), path.clone());

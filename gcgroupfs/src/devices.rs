@@ -1,4 +1,5 @@
-//! The GPUs of this machine, as NVML lists them. Without NVML or a GPU there are none, and the daemon runs on.
+//! The devices of this machine, as NVML lists them. Without NVML or a GPU there are none, and the daemon runs
+//! on.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -16,10 +17,10 @@ use tracing::{debug, info, warn};
 use crate::overhead::Source;
 use crate::tree::Device;
 
-/// Lists the GPUs in NVML's order (that of their PCI addresses). In the place of one in MIG mode stand its instances, in
-/// their order; nobody can use it as a whole. Whether it is in that mode is never changed by us.
+/// Lists the devices in NVML's order (that of PCI addresses). A GPU in MIG mode is replaced by its instances,
+/// in their order, since it cannot be used as a whole; the daemon never changes that mode.
 ///
-/// NVML stays initialised for the life of what asks it, which the daemon keeps.
+/// NVML stays initialised as long as the returned [`Holders`].
 pub fn find() -> (Option<Holders>, Vec<Device>) {
     let nvml = match Nvml::init() {
         Ok(nvml) => nvml,
@@ -40,7 +41,7 @@ fn log(device: &Device) {
     );
 }
 
-/// What there is now.
+/// Returns the present devices.
 fn list(nvml: &Nvml) -> Vec<Device> {
     let count = nvml.device_count().unwrap_or_else(|error| {
         warn!("no devices: {error}");
@@ -56,7 +57,8 @@ fn list(nvml: &Nvml) -> Vec<Device> {
         }
         for part in parts {
             let part = part.and_then(|handle| describe(found.len(), &handle, &pci));
-            // One that cannot be looked at (fallen off the bus) keeps its place, so that indexes mean the same as in NVML.
+            // A device that cannot be examined (fallen off the bus) keeps its index, so that indexes mean the
+            // same as in NVML.
             found.push(part.unwrap_or_else(|error| {
                 warn!("device {index} is not governed: {error}");
                 unknown(found.len())
@@ -69,19 +71,19 @@ fn list(nvml: &Nvml) -> Vec<Device> {
 /// `NVML_DEVICE_MIG_ENABLE`.
 const IN_MIG_MODE: u32 = 1;
 
-/// What a GPU offers to programs: itself, or its instances.
+/// Returns the devices that a GPU offers to programs: itself, or its MIG instances.
 fn parts(gpu: Handle<'_>) -> Result<Vec<Result<Handle<'_>, NvmlError>>, NvmlError> {
-    // Older drivers and other GPUs do not know the question.
+    // Older drivers and other GPUs do not support this query.
     if gpu.mig_mode().map_or(0, |mode| mode.current) != IN_MIG_MODE {
         return Ok(vec![Ok(gpu)]);
     }
     let instances = (0..gpu.mig_device_count()?).map(|number| gpu.mig_device_by_index(number));
-    // Numbers may be free between others.
+    // There may be gaps between the numbers.
     let there = |instance: &Result<_, _>| !matches!(instance, Err(NvmlError::NotFound));
     Ok(instances.filter(there).collect())
 }
 
-/// `pci` is the GPU's: an instance does not know it.
+/// Describes a device. `pci` is the address of the GPU, which an instance does not report.
 fn describe(index: usize, handle: &Handle<'_>, pci: &str) -> Result<Device, NvmlError> {
     let uuid_text = handle.uuid()?;
     Ok(Device {
@@ -94,7 +96,7 @@ fn describe(index: usize, handle: &Handle<'_>, pci: &str) -> Result<Device, Nvml
     })
 }
 
-/// A place in the list that is known to be taken, and no more. No process ever meets its UUID.
+/// Returns a device that only occupies its index. No process ever matches its UUID.
 fn unknown(index: usize) -> Device {
     let name = || "unknown".to_owned();
     Device {
@@ -107,19 +109,21 @@ fn unknown(index: usize) -> Device {
     }
 }
 
-/// Who holds how much on the devices, by NVML's account. Under MPS, and in some virtual machines, it does not say.
+/// Bytes that each process holds on each device, as NVML reports them. Under MPS, and in some virtual
+/// machines, NVML does not report them.
 #[derive(Debug)]
 pub struct Holders {
     nvml: Nvml,
-    /// As NVML spells the UUID of each device.
+    /// UUID of each device, as NVML spells it.
     uuids: Vec<String>,
-    /// Whether every pid there is means the same to us as to the driver.
+    /// Whether the daemon is in the first pid namespace, so that every pid of the driver means the same
+    /// process here.
     sees_everybody: bool,
 }
 
 impl Holders {
     fn new(nvml: Nvml, devices: &[Device]) -> Self {
-        // The first pid namespace has a number of its own, PROC_PID_INIT_INO of the kernel.
+        // The first pid namespace has a fixed inode number, PROC_PID_INIT_INO of the kernel.
         let sees_everybody = fs::read_link("/proc/self/ns/pid")
             .is_ok_and(|namespace| namespace == Path::new("pid:[4026531836]"));
         let uuids = devices.iter().map(|device| device.uuid_text.clone()).collect();
@@ -134,8 +138,9 @@ impl Holders {
         let uuid = self.uuids.get(device).ok_or(NvmlError::NotFound)?;
         let handle = self.nvml.device_by_uuid(uuid.as_str())?;
         let mut held = HashMap::new();
-        // Not the third version of these: drivers 535.43 to 535.86 have longer entries in it, and those that follow and
-        // those before 510 have none. A process that also draws is in both lists, with all that it has in each.
+        // Not version 3 of these functions: drivers 535.43 to 535.86 have longer entries in it, and drivers
+        // after those and before 510 have none. A process that also draws is in both lists, with its total in
+        // each.
         for list in [
             handle.running_compute_processes_v2()?,
             handle.running_graphics_processes_v2().unwrap_or_default(),
@@ -169,7 +174,7 @@ impl Source for Holders {
         let handle = self.nvml.device_by_uuid(self.uuids.get(device)?.as_str());
         let memory = handle.and_then(|handle| handle.memory_info());
         memory
-            .inspect_err(|error| debug!("device {device} does not say what is free: {error}"))
+            .inspect_err(|error| debug!("device {device} does not report free memory: {error}"))
             .ok()
             .map(|memory| memory.free)
     }
@@ -177,9 +182,10 @@ impl Source for Holders {
     fn held(&self, device: usize) -> Option<HashMap<u32, Option<u64>>> {
         let held = self
             .ask(device)
-            .inspect_err(|error| debug!("device {device} does not say who holds what: {error}"))
+            .inspect_err(|error| debug!("device {device} does not report memory by process: {error}"))
             .ok()?;
-        // In a container the driver may give us pids of outside, which may be those of others here.
+        // In a container the driver may report pids of the outer namespace, which may belong to other
+        // processes here.
         (self.sees_everybody || held.keys().all(|pid| exists(*pid))).then_some(held)
     }
 
@@ -191,10 +197,10 @@ impl Source for Holders {
         let since = SystemTime::now().checked_sub(since)?;
         let since = since.duration_since(UNIX_EPOCH).ok()?.as_micros();
         let handle = self.nvml.device_by_uuid(self.uuids.get(device)?.as_str()).ok()?;
-        // Not for instances of a GPU, and with no sample at all an error too.
+        // Fails for MIG instances, and also if there is no sample at all.
         let samples = handle.process_utilization_stats(u64::try_from(since).ok()?);
         let samples = samples
-            .inspect_err(|error| debug!("device {device} does not say who works: {error}"))
+            .inspect_err(|error| debug!("device {device} does not report utilisation by process: {error}"))
             .ok()?;
         let works = samples
             .iter()
@@ -207,7 +213,7 @@ fn exists(pid: u32) -> bool {
     i32::try_from(pid).is_ok_and(|pid| pid > 0 && kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH))
 }
 
-/// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` (or `MIG-…`).
+/// Parses `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` (or `MIG-…`).
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let (_, digits) = text.split_once('-')?;
     let groups: Vec<usize> = digits.split('-').map(str::len).collect();
@@ -223,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_is_its_digits_in_order() {
+    fn uuid_is_its_digits_in_order() {
         let uuid = parse_uuid("GPU-00112233-4455-6677-8899-aabbccddeeff");
         let bytes = [
             0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff,
@@ -232,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_no_uuid() {
+    fn uuid_in_another_format_is_refused() {
         for text in [
             "",
             "GPU-",

@@ -1,16 +1,16 @@
-//! What can be wrong with a request to the tree, and which errno says so.
+//! Errors of requests to the tree, and their errnos.
 
 use std::borrow::Cow;
 
-/// One variant for each reason that a caller could act on. The text goes into the log and to clients of the
-/// socket; clients of the mount see the errno.
+/// Error of a request; one variant for each reason that a caller could act on. The text goes into the log and
+/// to clients of the socket; clients of the mount see the errno.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("no such file or directory")]
     NotFound,
     #[error("the process or the group is gone")]
     Gone,
-    #[error("what the path led to is gone: it may lead to another now")]
+    #[error("the path's target is gone; resolve the path again")]
     Stale,
     #[error("no such process is governed")]
     NoProcess,
@@ -18,17 +18,17 @@ pub enum Error {
     NotDirectory,
     #[error("is a directory")]
     IsDirectory,
-    #[error("the tree's shape cannot be changed this way")]
+    #[error("the tree cannot be changed this way")]
     FixedShape,
-    #[error("there is one already")]
+    #[error("it exists already")]
     Exists,
-    #[error("there are processes or groups in it")]
+    #[error("it has processes or groups in it")]
     NotEmpty,
     #[error("too many groups, or too deep")]
     TooMany,
     #[error("too many open files")]
     TooManyOpen,
-    #[error("no name for a group: {0}")]
+    #[error("invalid group name: {0}")]
     BadName(&'static str),
     #[error("the name is too long")]
     LongName,
@@ -36,9 +36,9 @@ pub enum Error {
     NotYours(&'static str),
     #[error("files cannot be created here")]
     NoCreate,
-    #[error("the file is not open to this")]
+    #[error("the file does not permit this access")]
     WrongAccess,
-    #[error("would go beyond what root has set: {0}")]
+    #[error("beyond the bound that root has set: {0}")]
     BeyondRoot(&'static str),
     #[error("expected {expected}, got {got:?}")]
     BadValue { expected: &'static str, got: String },
@@ -53,7 +53,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// A value that is not of the file's format. Of an overlong one the beginning is kept.
+    /// Returns the error for a value in the wrong format; a long value is abridged.
     pub fn bad(expected: &'static str, got: &str) -> Self {
         Self::BadValue {
             expected,
@@ -61,7 +61,7 @@ impl Error {
         }
     }
 
-    /// A number of the right format that the file cannot hold.
+    /// Returns the error for a number that the file does not accept.
     pub fn range(expected: &'static str, got: &str) -> Self {
         Self::OutOfRange {
             expected,
@@ -69,18 +69,18 @@ impl Error {
         }
     }
 
-    /// No catch-all arm: a new variant does not compile until it has an errno.
+    /// Returns the errno. There is no catch-all arm, so a new variant does not compile without one.
     pub fn errno(&self) -> i32 {
         match self {
             Self::NotFound => libc::ENOENT,
-            // As a removed cgroup's files answer.
+            // As files of a removed cgroup.
             Self::Gone => libc::ENODEV,
-            // Who walks a path for a program then walks it anew, without what is remembered (path_lookup, fs/namei.c).
+            // The kernel then resolves the path again without its cache (path_lookup, fs/namei.c).
             Self::Stale => libc::ESTALE,
             Self::NoProcess => libc::ESRCH,
             Self::Exists => libc::EEXIST,
             Self::NotEmpty => libc::EBUSY,
-            // As cgroup.max.depth and cgroup.max.descendants answer.
+            // As with cgroup.max.depth and cgroup.max.descendants.
             Self::TooMany => libc::EAGAIN,
             Self::TooManyOpen => libc::EMFILE,
             Self::BadName(_) => libc::EINVAL,
@@ -88,9 +88,9 @@ impl Error {
             Self::NotYours(_) => libc::EPERM,
             Self::NotDirectory => libc::ENOTDIR,
             Self::IsDirectory => libc::EISDIR,
-            // As cgroup v2 answers unlink, rename, link and the like.
+            // As cgroup v2 for unlink, rename, link and the like.
             Self::FixedShape => libc::EPERM,
-            // kernfs has no create operation, for which the kernel says EACCES.
+            // kernfs has no create operation, for which the kernel returns EACCES.
             Self::NoCreate => libc::EACCES,
             Self::WrongAccess => libc::EACCES,
             Self::BeyondRoot(_) => libc::EPERM,
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_value_is_quoted_in_part() {
+    fn bad_long_value_is_abridged() {
         let error = Error::bad("a number", &"x".repeat(4000)).to_string();
         assert!(error.len() < 200, "{error}");
     }

@@ -1,5 +1,5 @@
-//! What a control file is, and how a path or a name leads to one. Adapters (the mount, the socket) speak to the tree
-//! through this module and know no file by name.
+//! Control files, and how a path or name leads to one. Adapters (the mount, the socket) use the tree through
+//! this module and know no file by name.
 
 mod node;
 
@@ -16,16 +16,16 @@ pub use node::{
 #[cfg(any(test, fuzzing))]
 pub use node::resolve;
 
-/// Most bytes of one write, and the constant size of every file whose contents have a bound.
+/// Longest write in bytes, and the constant size of every file whose contents are bounded.
 pub const PAGE: usize = 4096;
 
 /// Renders the file's whole contents.
 pub type Show = fn(&View<'_>) -> Result<String>;
 
-/// Takes one write, blanks around it stripped.
+/// Applies one write, with surrounding blanks stripped.
 pub type Store = fn(&mut Edit<'_>, &str) -> Result<()>;
 
-/// What may be done with the file. The mode follows from it and is written nowhere.
+/// Access to the file. Its mode follows from this alone.
 #[derive(Debug, Clone, Copy)]
 pub enum Io {
     /// 0444
@@ -36,13 +36,13 @@ pub enum Io {
     Write(Store),
 }
 
-/// Which directories have the file.
+/// Directories that have the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct On {
     pub root: bool,
     pub process: bool,
     pub group: bool,
-    /// The directories of processes and groups on one device.
+    /// Directories of processes and groups on one device, too.
     pub device: bool,
 }
 
@@ -83,45 +83,45 @@ impl On {
     }
 }
 
-/// What the contents are like.
+/// Kind of contents.
 #[derive(Debug, Clone, Copy)]
 pub enum Contents {
     /// At most [`PAGE`] bytes.
     Page,
-    /// As long as there are entries.
+    /// Unbounded: grows with the number of entries.
     List,
-    /// What is asked for when it is read; a reader is kept waiting for the answer, a little.
+    /// Requested from processes at each read; the reader waits for the answers, [`Asked::patience`] at most.
     Asked(Asked),
-    /// At most [`PAGE`] bytes, and poll(2) waits for changes. The function counts them.
+    /// At most [`PAGE`] bytes, and poll(2) waits for changes. The function counts the changes.
     Events(fn(&View<'_>) -> Result<u64>),
 }
 
 impl Contents {
-    /// Whether they are as long as there are entries; else they are at most [`PAGE`] bytes.
+    /// Returns whether they are unbounded; otherwise they are at most [`PAGE`] bytes.
     pub fn are_list(&self) -> bool {
         matches!(self, Self::List | Self::Asked(Asked { is_list: true, .. }))
     }
 }
 
-/// How contents that others must tell are asked for.
+/// How to request contents that processes must provide.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked {
     pub is_list: bool,
     pub ask: fn(&View<'_>),
-    /// Whether those that were asked have answered.
+    /// Whether all processes that were asked have answered.
     pub is_answered: fn(&View<'_>) -> bool,
-    /// The longest that a reader waits. Then it is shown what was told last.
+    /// Longest wait of a reader, after which the last known values are shown.
     pub patience: Duration,
 }
 
-/// One row of the table of control files.
+/// Row of the table of control files.
 #[derive(Debug)]
 pub struct ControlFile {
     pub name: &'static str,
     pub on: On,
     pub contents: Contents,
     pub io: Io,
-    /// The entry in the manual page gcgroupfs(5).
+    /// Entry in the manual page gcgroupfs(5).
     pub doc: &'static str,
 }
 
@@ -134,15 +134,17 @@ impl ControlFile {
         }
     }
 
-    /// The file's contents, whole.
+    /// Returns the file's whole contents.
     ///
     /// # Errors
-    /// `ENODEV` if its directory is gone.
+    /// * `ENODEV`: its directory is gone.
+    /// * `EACCES`: the file is write-only.
     pub fn show(&self, tree: &Tree, place: Place) -> Result<String> {
         self.show_and_count(tree, place).map(|(text, _)| text)
     }
 
-    /// The file's contents, and the number of changes up to these; always zero if they are not [`Contents::Events`].
+    /// Returns the file's contents and the number of changes up to them; 0 unless they are
+    /// [`Contents::Events`].
     ///
     /// # Errors
     /// As [`show`](Self::show).
@@ -157,7 +159,8 @@ impl ControlFile {
         }
     }
 
-    /// Asks, where the contents are others' to tell. For how long a reader should wait for the answer.
+    /// Requests the contents from the processes that provide them. Returns how long a reader should wait for
+    /// the answer; `None` if it need not.
     ///
     /// # Errors
     /// As [`show`](Self::show).
@@ -173,7 +176,7 @@ impl ControlFile {
             .map(|answered| (!answered).then_some(patience))
     }
 
-    /// Whether everybody who was asked has answered.
+    /// Returns whether all processes that were asked have answered.
     ///
     /// # Errors
     /// As [`show`](Self::show).
@@ -184,7 +187,7 @@ impl ControlFile {
         tree.view(place, |view| Ok(is_answered(view)))
     }
 
-    /// The number of changes so far.
+    /// Returns the number of changes so far; 0 unless the contents are [`Contents::Events`].
     ///
     /// # Errors
     /// As [`show`](Self::show).
@@ -199,12 +202,16 @@ impl ControlFile {
         }
     }
 
-    /// Takes one write as one command: blanks around it and the newline that ends it do not count, and it holds
-    /// as a whole or not at all. Only a file that takes anything takes a newline alone, as cgroup v2's `memory.peak` does.
+    /// Applies one write as one command, as a whole or not at all. Surrounding blanks and the final newline
+    /// are ignored. A newline alone is accepted only by a file that accepts anything, as cgroup v2's
+    /// `memory.peak`.
     ///
     /// # Errors
-    /// `EACCES` if the file or the directory's owner does not let the caller write; `E2BIG` beyond [`PAGE`] bytes;
-    /// `EINVAL` for an empty one or a wrong format; `ERANGE`, `EPERM` as the file says; `ENODEV` if it is gone.
+    /// * `EACCES`: the file is read-only, or the caller is neither the directory's owner nor root.
+    /// * `E2BIG`: more than [`PAGE`] bytes.
+    /// * `EINVAL`: empty, or in a wrong format.
+    /// * `ERANGE`, `EPERM`: as documented for the file.
+    /// * `ENODEV`: its directory is gone.
     pub fn store(&self, tree: &Tree, place: Place, caller: Caller, data: &[u8]) -> Result<()> {
         let (Io::ReadWrite(_, store) | Io::Write(store)) = self.io else {
             return Err(Error::WrongAccess);
@@ -218,7 +225,7 @@ impl ControlFile {
         if data.len() > PAGE {
             return Err(Error::TooLong(PAGE));
         }
-        let text = std::str::from_utf8(data).map_err(|_| Error::bad("text", "bytes that are none"))?;
+        let text = std::str::from_utf8(data).map_err(|_| Error::bad("text", "bytes that are not UTF-8"))?;
         let text = text.trim_matches([' ', '\t', '\n']);
         tree.edit(place, caller, |edit| store(edit, text))
     }
@@ -300,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn one_write_is_one_command_without_the_blanks_around_it() {
+    fn store_ignores_surrounding_blanks() {
         let world = World::new(1);
         world.join(100);
         for data in ["4096", "4096\n", " 4096 \n", "\t4K\n"] {
@@ -323,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newline_alone_is_no_value_but_starts_a_peak_anew() {
+    fn store_newline_alone_resets_peaks_only() {
         let world = World::new(1);
         world.join(100);
         let places = [
@@ -346,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_owner_and_root_write() {
+    fn store_is_permitted_to_owner_and_root_only() {
         let world = World::new(1);
         world.join(100);
         assert_eq!(

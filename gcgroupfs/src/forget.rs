@@ -1,7 +1,9 @@
-//! The helper that writes to the kernel what it is to forget. The kernel locks a directory for that, however long it
-//! takes, and keeps what writes from ending meanwhile, also by kill -9; who holds the lock may be waiting for the daemon.
-//! So the daemon does not write, nor its supervisor, and can always be killed. The helper outlives them by a moment: should it be held up then, it
-//! breaks the connection, so that all who wait for an answer have an error instead.
+//! The helper that writes cache invalidations to the kernel.
+//!
+//! For such a write the kernel locks a directory, for unbounded time, and the writing process cannot end
+//! meanwhile, not even by kill -9; the thread that holds the lock may be waiting for the daemon. So neither
+//! the daemon nor its supervisor writes, and both can always be killed. The helper outlives them briefly: if
+//! it is blocked then, it aborts the connection, so that all waiting threads get an error instead.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,7 +20,7 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::{fuse, mount, sys};
 
-/// Between two looks whether it is held up.
+/// Interval of the checks whether the writer is blocked.
 const PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Args)]
@@ -28,16 +30,16 @@ pub struct Arguments {
     device: u64,
 }
 
-/// Serves until there is no daemon any more: writes what comes over standard input, a socket, to standard output, an
-/// open /dev/fuse, and answers each packet with a byte.
+/// Serves until the daemon has ended: writes the messages that arrive on standard input, a socket, to
+/// standard output, an open /dev/fuse, and answers each packet with a byte.
 ///
 /// # Errors
 /// The daemon's socket is gone.
 pub fn run(Arguments { point, device }: &Arguments) -> anyhow::Result<()> {
-    // A service manager ends all of a service at once, but the helper is for what the daemon leaves.
+    // A service manager signals all processes of a service, but the helper must outlive the daemon.
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
     SigSet::from_iter(signals).thread_block()?;
-    // What the daemon was started with is not the helper's to keep open, where the kernel can say so (Linux 5.9).
+    // Descriptors inherited from the daemon's starter (Linux 5.9).
     let _ = sys::close_from(3);
     let is_writing = Arc::new(AtomicBool::new(false));
     let (of_writer, point, device) = (is_writing.clone(), point.clone(), *device);
@@ -59,8 +61,8 @@ pub fn run(Arguments { point, device }: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for the daemon's end, and sees to it that the writer is not held up by those that the daemon has left
-/// unanswered. It ends with the process.
+/// Waits for the daemon's end; then aborts the connection whenever the writer is blocked by processes that
+/// the daemon has left unanswered. Ends with the process.
 fn watch(relay: &impl AsFd, is_writing: &AtomicBool, break_connection: impl Fn()) {
     let mut watched = [PollFd::new(relay.as_fd(), PollFlags::empty())];
     while !matches!(poll(&mut watched, PollTimeout::NONE), Ok(1..)) {}

@@ -1,8 +1,10 @@
-//! The launcher: a process that starts the daemon's helpers. The daemon starts it before it serves anybody.
+//! The launcher: a process that starts the daemon's helpers. The daemon starts it before it serves any
+//! client.
 //!
-//! A process that is forked has a copy of every open descriptor until it executes another program. A copy of a client's
-//! connection could be the last one, and its close wait for that client: in execve(2), where it holds up everybody who reads
-//! the process's files in /proc. The launcher has never had a client's connection, so what it forks has none.
+//! A forked process has copies of all open descriptors until it executes another program. A copy of a
+//! client's connection could be the last one, and closing it could wait for that client: in execve(2), where
+//! it blocks every reader of the process's files in /proc. The launcher has never had a client's connection,
+//! so its children have none.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -24,23 +26,23 @@ use parking_lot::Mutex;
 
 use crate::{process, sys};
 
-/// How long the launcher may take to start a process.
+/// Longest time that the launcher may take to start a process.
 const PATIENCE: TimeVal = TimeVal::new(5, 0);
 
-/// How long a process is waited for that another thread has started.
+/// Longest wait for another thread's use of the launcher.
 const SHORT_PATIENCE: Duration = Duration::from_millis(20);
 
-/// The longest request, bytes.
+/// Longest request, bytes.
 const MAX_REQUEST: usize = 8192;
 
-/// What a request begins with.
+/// First byte of a request: start a helper and answer with its pid.
 const START: u8 = b's';
-/// Like [`START`], and nobody wants an answer.
+/// First byte of a request: start a helper without an answer.
 const START_UNWATCHED: u8 = b'u';
-/// A process that was started is not waited for any more.
+/// First byte of a request: stop tracking a helper, and reap it when it ends.
 const RELEASE: u8 = b'r';
 
-/// The daemon's end.
+/// The daemon's end of the connection to the launcher.
 #[derive(Debug)]
 pub struct Launcher {
     running: Mutex<Option<Running>>,
@@ -52,7 +54,7 @@ struct Running {
     socket: OwnedFd,
 }
 
-/// A helper. Dropping it kills the process.
+/// A running helper. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Helper {
     launcher: Arc<Launcher>,
@@ -61,8 +63,8 @@ pub struct Helper {
 }
 
 impl Launcher {
-    /// Starts the process. To be called before the daemon has any client's descriptor, and after it has marked what it has
-    /// inherited as closed on exec.
+    /// Starts the process. Must be called before the daemon has any client's descriptor, and after it has
+    /// marked inherited descriptors as closed on exec.
     ///
     /// # Errors
     /// Out of processes or descriptors.
@@ -89,7 +91,7 @@ impl Launcher {
         })?;
         drop(running);
         let pid = Pid::from_raw(answer);
-        // It is not reaped before it is released, so the pid is its own.
+        // It is not reaped before it is released, so the pid is still its own.
         match sys::pidfd_open(answer) {
             Ok(pidfd) => Ok(Helper {
                 launcher: self.clone(),
@@ -104,10 +106,10 @@ impl Launcher {
         }
     }
 
-    /// As [`launch`](Self::launch), but nobody waits: not for its start, nor for its end.
+    /// Runs `gcgroupfs ARGUMENTS` without waiting for its start or its end.
     ///
     /// # Errors
-    /// The launcher has ended, or has too much to do.
+    /// The launcher has ended, or is busy.
     pub fn launch_unwatched(&self, arguments: &[&OsStr], input: &impl AsFd) -> io::Result<()> {
         let running = self.running.try_lock_for(SHORT_PATIENCE);
         let mut running = running.ok_or(io::ErrorKind::WouldBlock)?;
@@ -125,10 +127,10 @@ impl Launcher {
     }
 }
 
-/// Does it with the launcher that runs, or with another if that has ended.
+/// Calls `ask` with the running launcher, or with a new one if that has ended.
 ///
-/// The other one is forked from the daemon as it is then. What it inherits it closes at once, and only in that instant could a
-/// copy be the last; the daemon would have to be without a launcher otherwise.
+/// A new launcher is forked from the daemon in its present state. It closes what it inherits at once; only in
+/// that instant could a copy be the last one. Without a launcher the daemon could start no helper.
 fn with<T>(running: &mut Option<Running>, mut ask: impl FnMut(&Running) -> io::Result<T>) -> io::Result<T> {
     if let Some(before) = &*running {
         match ask(before) {
@@ -183,13 +185,13 @@ impl Running {
         Ok(())
     }
 
-    /// The pid of what was started last.
+    /// Returns the pid of the helper started last.
     fn answer(&self) -> io::Result<i32> {
         let mut bytes = [0; 4];
         let length = loop {
             match nix::unistd::read(&self.socket, &mut bytes) {
                 Err(Errno::EINTR) => {}
-                // What it answers later would be taken for the next answer.
+                // A late answer would be taken for the next one, so the launcher is replaced.
                 Err(Errno::EAGAIN) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 result => break result?,
             }
@@ -204,7 +206,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Its socket is closed after this, and then it ends by itself; one that has ended is reaped here.
+        // Its socket is closed after this, so it ends by itself; one that has ended already is reaped here.
         let _ = self.child.try_wait();
     }
 }
@@ -214,7 +216,7 @@ impl Helper {
         self.pid.as_raw().unsigned_abs()
     }
 
-    /// Waits until it has ended, but not for longer than `patience`. Says whether it has.
+    /// Waits until it has ended, `patience` at most. Returns whether it has ended.
     pub fn wait(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         loop {
@@ -233,14 +235,14 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Until it is released, nobody else can have its pid.
+        // Until it is released, no other process can have its pid.
         let _ = kill(self.pid, Signal::SIGKILL);
         self.launcher.release(self.pid);
     }
 }
 
-/// A helper's command: this program, without environment, in a process group of its own, so that who stops the daemon from
-/// the keyboard does not mean it.
+/// Returns a helper's command: this program, without environment, in its own process group, so that stopping
+/// the daemon from the keyboard does not stop the helper.
 pub fn command(arguments: &[&OsStr]) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command
@@ -252,18 +254,20 @@ pub fn command(arguments: &[&OsStr]) -> Command {
     command
 }
 
-/// The launcher itself: starts what the daemon at the other end of standard input asks for, until the daemon has ended.
+/// Runs the launcher: starts what the daemon at the other end of standard input asks for, until the daemon
+/// has ended.
 ///
 /// # Errors
 /// Standard input is not a socket of the daemon's.
 pub fn run() -> anyhow::Result<()> {
-    // A service manager ends all of a service at once, but helpers are for as long as the daemon.
+    // A service manager signals all processes of a service, but helpers live as long as the daemon.
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
     SigSet::from_iter(signals).thread_block()?;
-    // Before anything else is executed from here (Linux 5.9; before that, what the daemon has is closed on exec).
+    // Before anything else is executed from here (Linux 5.9; before that, the daemon's descriptors are closed
+    // on exec).
     let _ = sys::close_from(3);
     let daemon = io::stdin();
-    // Those that are watched, until they are released; and those that are to be reaped.
+    // Helpers that are tracked until they are released, and helpers to reap.
     let mut watched: HashMap<u32, Child> = HashMap::new();
     let mut released: Vec<Child> = Vec::new();
     loop {
@@ -272,7 +276,7 @@ pub fn run() -> anyhow::Result<()> {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
-        // Waited for by nobody: what hangs is tried again the next time.
+        // Never waited for: one that hangs is tried again the next time.
         released.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         let mut buffer = [0; MAX_REQUEST];
         let received = match sys::receive(&daemon, &mut buffer) {
@@ -296,7 +300,7 @@ pub fn run() -> anyhow::Result<()> {
                 };
                 nix::unistd::write(&daemon, &answer.to_le_bytes())?;
             }
-            // The other end of its input is closed if it cannot be started: that is the answer.
+            // If it cannot be started, the other end of its input is closed: that is the answer.
             Some((&START_UNWATCHED, words)) => released.extend(spawn(words, received.descriptors).ok()),
             _ => return Ok(()),
         }

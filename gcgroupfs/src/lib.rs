@@ -1,9 +1,12 @@
-//! gcgroupfs: a daemon that shows GPU processes as control files, and the command line that speaks to it.
+//! gcgroupfs: a daemon that shows GPU processes as control files, and its command line.
 
 #![deny(unsafe_code)]
 #![cfg_attr(
     fuzzing,
-    allow(dead_code, reason = "what only tests use is there for the fuzz targets too")
+    allow(
+        dead_code,
+        reason = "items that only tests use are compiled for the fuzz targets too"
+    )
 )]
 
 mod arbiter;

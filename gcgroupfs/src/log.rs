@@ -1,8 +1,8 @@
-//! The daemon's log, on standard error, whose reader is never waited for.
+//! The daemon's log on standard error, which never waits for the reader.
 //!
-//! The loop that serves the socket logs who comes and goes. A reader that reads no more (a pipe that nobody empties, a terminal
-//! that is stopped, a journal that is being restarted) would stop that loop, and with it everybody's requests. Lines that the
-//! reader has no room for are lost instead, and counted.
+//! The loop that serves the socket logs registrations and exits. A reader that stops reading (a pipe that is
+//! not emptied, a stopped terminal, a journal that is restarting) would stop that loop and thus all requests.
+//! Lines for which the reader has no room are dropped and counted instead.
 
 use std::io::{self, Stderr, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -12,10 +12,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, send};
 use nix::unistd::write;
 
-/// Bytes that a pipe takes at once wherever it takes any: PIPE_BUF, pipe(7).
+/// Bytes that a pipe with any room accepts at once: PIPE_BUF, pipe(7).
 const PART: usize = 4096;
 
-/// A line for each write.
+/// A log with one line for each write.
 #[derive(Debug)]
 pub struct Log<F> {
     file: F,
@@ -33,7 +33,7 @@ impl<F: AsFd> Log<F> {
         Self { file, nr_lost: 0 }
     }
 
-    /// Whether the reader has taken it.
+    /// Writes a line. Returns whether the reader has accepted it.
     fn put(&self, line: &[u8]) -> bool {
         line.chunks(PART).all(|part| self.put_part(part))
     }
@@ -53,7 +53,7 @@ impl<F: AsFd> Log<F> {
 }
 
 impl<F: AsFd> Write for Log<F> {
-    /// Never fails: there is nowhere to tell of it.
+    /// Never fails: there is nowhere to report it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.nr_lost > 0 {
             let gap = format!(
@@ -86,9 +86,9 @@ mod tests {
 
     const LINE: &[u8] = b"a line of some length, as there are many\n";
 
-    /// Logs more than the reader has room for, and then reads: the reader has the beginning, how many lines are missing, and
-    /// what comes after.
-    fn nobody_reads(near: OwnedFd, far: OwnedFd) {
+    /// Logs more than the reader has room for, and then reads. Checks that the reader gets the beginning, the
+    /// number of missing lines, and what comes after.
+    fn check_unread(near: OwnedFd, far: OwnedFd) {
         let (mut log, mut reader) = (Log::on(near), File::from(far));
         let mut nr_written = 0_u64;
         while log.nr_lost < 1000 {
@@ -108,19 +108,19 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_of_a_pipe_who_reads_no_more_is_not_waited_for() {
+    fn log_does_not_wait_for_a_full_pipe() {
         let (far, near) = io::pipe().unwrap();
-        nobody_reads(near.into(), far.into());
+        check_unread(near.into(), far.into());
     }
 
     #[test]
-    fn a_reader_of_a_socket_who_reads_no_more_is_not_waited_for() {
+    fn log_does_not_wait_for_a_full_socket() {
         let (far, near) = UnixStream::pair().unwrap();
-        nobody_reads(near.into(), far.into());
+        check_unread(near.into(), far.into());
     }
 
     #[test]
-    fn a_reader_who_has_gone_is_no_error() {
+    fn log_closed_by_the_reader_is_no_error() {
         let (far, near) = io::pipe().unwrap();
         drop(far);
         Log::on(near).write_all(LINE).unwrap();

@@ -1,12 +1,12 @@
-//! How many lines of the log are about each user: one that makes thousands of processes a second has the first few of them
-//! told, and then how many more there were.
+//! Limit on log lines about each user. If a user makes thousands of processes a second, the first few are
+//! logged, and then the number of further ones.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use tracing::info;
 
-/// So many lines in so long are about one user.
+/// Lines about one user within [`PERIOD`].
 const MOST: u32 = 64;
 const PERIOD: Duration = Duration::from_secs(10);
 
@@ -24,7 +24,7 @@ struct Lines {
 }
 
 impl LogLimit {
-    /// Whether another line may be about that user now. If not, it is counted.
+    /// Returns whether another line about that user may be logged now. If not, it is counted.
     pub fn allows(&mut self, uid: u32, now: Instant) -> bool {
         self.sum_up(now);
         let lines = self.users.entry(uid).or_insert(Lines {
@@ -41,7 +41,8 @@ impl LogLimit {
         is_allowed
     }
 
-    /// Tells how many lines were kept back of users whose time is over. Returns when to look again, if any are.
+    /// Logs how many lines were suppressed for users whose period has ended. Returns the time until the next
+    /// period with suppressed lines ends; `None` if there is none.
     pub fn sum_up(&mut self, now: Instant) -> Option<Duration> {
         for (uid, nr) in self.take_over(now) {
             info!(
@@ -54,7 +55,7 @@ impl LogLimit {
         left.min()
     }
 
-    /// The users whose time is over, with how many lines were kept back.
+    /// Removes users whose period has ended. Returns those with suppressed lines, and the numbers.
     fn take_over(&mut self, now: Instant) -> Vec<(u32, u64)> {
         let is_over = |lines: &Lines| now.saturating_duration_since(lines.since) >= PERIOD;
         let over = self.users.extract_if(|_, lines| is_over(lines));
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_told_of_so_often_and_others_as_if_it_were_not_there() {
+    fn lines_are_limited_by_user_and_period() {
         let (mut limit, start) = (LogLimit::default(), Instant::now());
         let mut allowed = |uid, times, seconds| {
             let now = start + Duration::from_secs(seconds);
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_back_is_counted() {
+    fn suppressed_lines_are_counted() {
         let (mut limit, start) = (LogLimit::default(), Instant::now());
         (0..100).for_each(|_| {
             limit.allows(1, start);

@@ -1,4 +1,4 @@
-//! The program: all of it is in the library, where fuzz targets reach it.
+//! The program. All of its code is in the library, where fuzz targets reach it.
 
 fn main() -> std::process::ExitCode {
     gcgroupfs::main()

@@ -1,9 +1,10 @@
-//! Reads of /proc/PID that the process itself can hold up.
+//! Bounded reads of those files in /proc/PID whose reads the process itself can block.
 //!
-//! The kernel holds a lock (`exec_update_lock`) while a process executes another program, also while it closes the
-//! descriptors that are to be closed then. If one of these is a file on a FUSE mount whose server never answers, every reader
-//! of that process's `stat`, `exe` and `ns` waits until the server does. Any user can arrange that. So these files are read by
-//! threads that nobody needs, and waited for with a limit. Such a wait ends with the daemon: SIGKILL interrupts it.
+//! The kernel holds a lock (`exec_update_lock`) while a process executes another program, also while it
+//! closes the descriptors that are closed on exec. If one of these is a file on a FUSE mount whose server
+//! never answers, every reader of that process's `stat`, `exe` and `ns` waits until the server does. Any user
+//! can arrange that. So these files are read by expendable threads, with a time limit. A blocked read ends
+//! with the daemon: SIGKILL interrupts it.
 //!
 //! `status`, `comm` and `cgroup` take no such lock and are read directly.
 
@@ -18,19 +19,19 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use parking_lot::Mutex;
 
-/// How long a read may take, of a process whose user has held up no other for [`MEMORY`].
+/// Time limit of a read, for a process whose user has blocked no read within [`MEMORY`].
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How long it may take otherwise.
+/// Time limit otherwise.
 const SHORT_PATIENCE: Duration = Duration::from_millis(5);
 
-/// How long a user is known to have held up a read.
+/// Time for which a blocked read is remembered against its user.
 const MEMORY: Duration = Duration::from_secs(10);
 
-/// Threads that the processes of one user can hold up at the same time.
+/// Threads that processes of one user can block at the same time.
 const MAX_STUCK_PER_UID: usize = 16;
 
-/// Stack of a thread that reads, bytes.
+/// Stack size of a reading thread, bytes.
 const STACK: usize = 128 << 10;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -41,21 +42,23 @@ static READERS: LazyLock<Mutex<Readers>> = LazyLock::new(Mutex::default);
 struct Readers {
     /// Threads that wait for a job.
     idle: Vec<Sender<Job>>,
-    /// Processes that hold up a thread, with their users.
+    /// Processes that block a thread, with their users.
     stuck: HashMap<u32, u32>,
-    /// Users that have held up a read, and when they last did.
+    /// Users that have blocked a read, and when they last did.
     offenders: BTreeMap<u32, Instant>,
 }
 
-/// The contents of `/proc/PID/NAME`.
+/// Reads `/proc/PID/NAME`.
 ///
 /// # Errors
-/// `ETIMEDOUT` if the process holds up the read; `ESRCH` if there is no such process; else what open(2) or read(2) says.
+/// * `ETIMEDOUT`: the process blocks the read.
+/// * `ESRCH`: there is no such process.
+/// * Otherwise that of open(2) or read(2).
 pub fn read(pid: u32, name: &'static str) -> nix::Result<Vec<u8>> {
     bounded(pid, move || fs::read(format!("/proc/{pid}/{name}")))
 }
 
-/// The target of the link `/proc/PID/NAME`.
+/// Returns the target of the link `/proc/PID/NAME`.
 ///
 /// # Errors
 /// As for [`read`].
@@ -63,13 +66,14 @@ pub fn read_link(pid: u32, name: &'static str) -> nix::Result<PathBuf> {
     bounded(pid, move || fs::read_link(format!("/proc/{pid}/{name}")))
 }
 
-/// The values of a key of `/proc/PID/status`: what follows `KEY:` in its line. This file is never held up.
+/// Returns the values of a key of `/proc/PID/status`: the words after `KEY:`. Reads of this file cannot be
+/// blocked.
 pub fn status(pid: u32, key: &str) -> Option<Vec<u32>> {
     let text = fs::read(format!("/proc/{pid}/status")).ok()?;
     status_values(&String::from_utf8_lossy(&text), key)
 }
 
-/// The values of a key in the text of /proc/PID/status.
+/// Returns the values of a key in the text of /proc/PID/status.
 pub fn status_values(text: &str, key: &str) -> Option<Vec<u32>> {
     let is_key = |line: &&str| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'));
     let line = text.lines().find(is_key)?;
@@ -77,7 +81,7 @@ pub fn status_values(text: &str, key: &str) -> Option<Vec<u32>> {
     values.map(|word| word.parse().ok()).collect()
 }
 
-/// The effective uid of a process; root's if there is no such process.
+/// Returns the effective uid of a process; 0 if there is no such process.
 fn uid(pid: u32) -> u32 {
     let uids = status(pid, "Uid");
     uids.and_then(|uids| uids.get(1).copied()).unwrap_or(0)
@@ -95,7 +99,7 @@ fn bounded<T: Send + 'static>(
     run(job, pid)?;
     let Ok(answer) = answered.recv_timeout(patience) else {
         READERS.lock().is_held_up(pid);
-        // It may have come meanwhile.
+        // The answer may have come meanwhile.
         return match answered.try_recv() {
             Ok(answer) => {
                 READERS.lock().stuck.remove(&pid);
@@ -109,14 +113,14 @@ fn bounded<T: Send + 'static>(
 
 fn errno(error: std::io::Error) -> Errno {
     match error.raw_os_error() {
-        // It has never been there, or has gone meanwhile.
+        // It never existed, or has ended meanwhile.
         Some(libc::ENOENT) => Errno::ESRCH,
         Some(errno) => Errno::from_raw(errno),
         None => Errno::EIO,
     }
 }
 
-/// Has a thread do the job: an idle one, or another.
+/// Runs the job on an idle thread, or on a new one.
 fn run(job: Job, pid: u32) -> nix::Result<()> {
     let job: Job = Box::new(move || {
         job();
@@ -146,7 +150,10 @@ fn run(job: Job, pid: u32) -> nix::Result<()> {
 }
 
 impl Readers {
-    /// How long a read of the process's files may take.
+    /// Returns the time limit of a read of the process's files.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT` if the process, or 16 processes of its user, block reads now.
     fn patience(&mut self, pid: u32) -> nix::Result<Duration> {
         let now = Instant::now();
         self.offenders
@@ -170,7 +177,7 @@ impl Readers {
         let uid = uid(pid);
         self.stuck.insert(pid, uid);
         if self.offenders.insert(uid, Instant::now()).is_none() {
-            tracing::warn!("{pid} of user {uid} holds up reading its files in /proc");
+            tracing::warn!("{pid} of user {uid} blocks reads of its files in /proc");
         }
     }
 }
@@ -183,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_gives_contents_or_the_reason() {
+    fn read_returns_contents_or_errno() {
         let me = std::process::id();
         assert!(read(me, "stat").unwrap().starts_with(me.to_string().as_bytes()));
         assert_eq!(read_link(me, "exe").unwrap(), std::env::current_exe().unwrap());
@@ -192,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn status_values_are_those_of_the_whole_key() {
+    fn status_values_match_the_whole_key() {
         let text = "Uid:\t1\t2\t3\t4\nNSpid:\t7 8\nUidX:\t9\nName:\tx\n";
         assert_eq!(status_values(text, "Uid"), Some(vec![1, 2, 3, 4]));
         assert_eq!(status_values(text, "NSpid"), Some(vec![7, 8]));
@@ -204,9 +211,9 @@ mod tests {
         );
     }
 
-    /// Pids that no process has, so that other tests do not share their users' state: root's.
+    /// Pids that no process has, so that other tests do not share their user's (root's) state.
     #[test]
-    fn a_read_that_is_held_up_times_out_and_the_next_one_at_once() {
+    fn blocked_read_times_out_and_the_next_at_once() {
         let gate = Arc::new((std::sync::Mutex::new(false), Condvar::new()));
         let of_reader = gate.clone();
         let pid = (1 << 23) + 1;
@@ -225,7 +232,7 @@ mod tests {
             })
         };
         assert_eq!(ask(), Err(Errno::ETIMEDOUT));
-        assert!(!asked.load(SeqCst), "no other thread is spent on it");
+        assert!(!asked.load(SeqCst), "no second thread is used for it");
         *gate.0.lock().unwrap() = true;
         gate.1.notify_all();
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,34 +1,39 @@
-//! Requests of the command line to the daemon, for places without the mount.
+//! Requests of the command line to the daemon, for use without the mount.
 //!
-//! They go over the socket that hooks register on, as packets of [`Tag::Request`]; one answer to each. After the
-//! eight bytes of header, little-endian:
+//! Requests are packets with [`Tag::Request`] on the socket that hooks register on; each has one answer.
+//! After the eight bytes of header, little-endian:
 //!
 //! ```text
 //! request:  operation u32, offset u32, length of name u32, name, value
 //! answer:   status u32 (an errno, or 0), total length of the text u32, the text from `offset` on
 //! ```
 //!
-//! | operation | name | value | answers |
+//! | operation | name | value | answer |
 //! |---|---|---|---|
 //! | get | a control file's path below the mount point | | its text |
-//! | set | likewise | one write | |
-//! | list | names of control files, one a line | | a JSON line for each process and each of its devices: `{"pid", "device", "uid", "comm", "group", "files": {name: text}}` |
+//! | set | a control file's path below the mount point | one write | |
+//! | list | names of control files, one per line | | JSON, one line for each process and each of its devices
+//! |
 //! | make | a group's path | | |
-//! | remove | likewise | | |
-//! | may begin | likewise | | whether a process of the asker's may begin there; yes where there are rules, which decide later |
+//! | remove | a group's path | | |
+//! | may begin | a group's path | | status 0 if a process of the client's may begin there, or if rules decide
+//! later |
 //!
-//! A text longer than a packet comes in parts: it is made anew at offset 0 and kept by the connection, as an open file
-//! keeps it; ask on from where the last part ended. Refusals come with an errno, as from the mount.
+//! A line of `list` is `{"pid", "device", "uid", "comm", "group", "files": {name: text}}`.
+//!
+//! A text longer than a packet is read in parts: it is rendered at offset 0 and kept by the connection, as an
+//! open file keeps it; the next request names the offset at which the last part ended. Refusals carry the
+//! errno of the mount.
 
 use gcgroup_abi::message::{self, Malformed, Tag};
 
-/// Bytes of a header.
+/// Length of a header, bytes.
 const HEADER: usize = 8;
 
-/// The longest packet of a request.
+/// Longest packet of a request, bytes.
 pub const MAX_REQUEST: usize = 16 << 10;
 
-/// The longest packet of an answer; the socket's send buffer has room for several.
+/// Longest packet of an answer, bytes; the socket's send buffer has room for several.
 pub const MAX_ANSWER: usize = 32 << 10;
 
 #[repr(u32)]
@@ -52,9 +57,9 @@ pub struct Request<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer<'a> {
-    /// Zero or an errno.
+    /// 0 or an errno.
     pub status: u32,
-    /// Bytes of the whole text.
+    /// Length of the whole text, bytes.
     pub total: u32,
     pub part: &'a [u8],
 }
@@ -70,6 +75,8 @@ impl<'a> Request<'a> {
         out
     }
 
+    /// Parses a packet.
+    ///
     /// # Errors
     /// What is wrong with the packet.
     pub fn from_bytes(packet: &'a [u8]) -> Result<Self, Malformed> {
@@ -96,7 +103,7 @@ impl<'a> Request<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// The part of `text` that begins at `offset`, as much of it as a packet takes.
+    /// Returns the answer with the part of `text` from `offset` on that fits in a packet.
     pub fn part(text: &'a [u8], offset: u32) -> Self {
         let rest = usize::try_from(offset)
             .ok()
@@ -127,6 +134,8 @@ impl<'a> Answer<'a> {
         out
     }
 
+    /// Parses a packet.
+    ///
     /// # Errors
     /// What is wrong with the packet.
     pub fn from_bytes(packet: &'a [u8]) -> Result<Self, Malformed> {
@@ -135,7 +144,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// Checks the header and takes the first words of the body.
+/// Checks the header, and returns the first words of the body and the rest.
 fn words<const N: usize>(packet: &[u8]) -> Result<([u32; N], &[u8]), Malformed> {
     if message::tag(packet)? != Tag::Request {
         return Err(Malformed::Tag);
@@ -159,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_and_answers_come_back_as_they_went() {
+    fn requests_and_answers_round_trip() {
         let request = Request {
             operation: Operation::Set,
             offset: 7,
@@ -176,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_of_a_request_is_an_error_or_loses_value_only() {
+    fn truncated_request_is_error_or_loses_value_only() {
         let request = Request {
             operation: Operation::Set,
             offset: 0,
@@ -193,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_words_are_errors() {
+    fn request_with_hostile_words_is_error() {
         let good = Request {
             operation: Operation::Get,
             offset: 0,
@@ -213,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_comes_in_parts_that_fit_packets() {
+    fn long_text_is_read_in_parts_that_fit_packets() {
         let text: Vec<u8> = (0..100_000_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
         let mut got: Vec<u8> = Vec::new();
         while got.len() < text.len() {

@@ -1,10 +1,10 @@
 //! The receiver: a disposable process that takes descriptors out of clients' messages.
 //!
-//! A client can send any descriptor, also one that nobody can close without waiting for that client for ever: a file on its own
-//! FUSE mount. The daemon therefore never receives a descriptor from a client. It passes the client's connection to this
-//! process, which receives the message and forwards the descriptor only if it is a memfd, whose close waits for nobody. When
-//! anything else has come, the receiver says so and ends, which may take it for ever; nobody waits for it, and the daemon
-//! starts another. It holds nothing but what it is working on.
+//! A client can send any descriptor, even one whose close waits for that client for ever: a file on its own
+//! FUSE mount. The daemon therefore never receives a descriptor from a client. It passes the client's
+//! connection to this process, which receives the message and forwards the descriptor only if it is a memfd,
+//! whose close never waits. After anything else the receiver reports that and ends, which may take for ever;
+//! no process waits for it, and the daemon starts another. It holds nothing but its current task.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,26 +16,26 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use crate::block;
 use crate::sys::{self, Received};
 
-/// Room for a message that introduces a process; the daemon has looked at it already.
+/// Room for a registration message, bytes; the daemon has examined it already.
 const MAX_MESSAGE: usize = 512;
 
-/// What the daemon asks for.
+/// Request of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
-    /// Receive a message over the connection that comes along, and answer with its descriptor.
+    /// Receive a message over the attached connection, and answer with its descriptor.
     Take(u64),
-    /// Close the descriptors that come along, and end. There is no answer.
+    /// Close the attached descriptors, and end. There is no answer.
     Close,
 }
 
-/// What the receiver answers to [`Task::Take`]. A usage block's descriptor comes along if there is no error.
+/// Answer to [`Task::Take`]. A usage block's descriptor is attached if there is no error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// The number in the task.
+    /// Number of the task.
     pub number: u64,
-    /// 0; `EINVAL` if the message did not carry one memfd; what recvmsg(2) says.
+    /// 0; `EINVAL` if the message did not carry exactly one memfd; otherwise the errno of recvmsg(2).
     pub error: i32,
-    /// The receiver ends.
+    /// Whether the receiver ends.
     pub is_last: bool,
 }
 
@@ -83,18 +83,19 @@ impl Taken {
     }
 }
 
-/// Serves the daemon at the other end of standard input until that is closed, or until a client has sent what may never
-/// close.
+/// Serves the daemon at the other end of standard input until that is closed, or until a client has sent a
+/// descriptor whose close may never return.
 ///
 /// # Errors
 /// Standard input is not a socket of the daemon's.
 pub fn run() -> anyhow::Result<()> {
-    // Descriptors that the daemon's starter had open (Linux 5.9; before that, the daemon's own are closed on exec).
+    // Descriptors that the daemon's starter had open (Linux 5.9; before that, the daemon's own are closed on
+    // exec).
     let _ = sys::close_from(3);
     Ok(serve(&io::stdin())?)
 }
 
-/// As [`run`], over any socket.
+/// Serves as [`run`], over any socket.
 ///
 /// # Errors
 /// The socket fails.
@@ -118,7 +119,7 @@ pub fn serve(daemon: &impl AsFd) -> nix::Result<()> {
             return Ok(());
         };
         let (taken, others) = take(&connection);
-        // Before the answer, while the daemon still has it: so this is not the last close, which could wait.
+        // Before the answer, while the daemon still has it, so this is not the last close, which could wait.
         drop(connection);
         let error = taken.as_ref().map_or_else(|errno| *errno as i32, |_| 0);
         let is_last = !others.is_empty();
@@ -129,13 +130,13 @@ pub fn serve(daemon: &impl AsFd) -> nix::Result<()> {
         };
         send(daemon, &answer.to_bytes(), taken.ok().as_ref())?;
         if is_last {
-            // Here they are closed, which may take for ever.
+            // They are closed here, which may take for ever.
             return Ok(());
         }
     }
 }
 
-/// The memfd of the next message; and what else has come and may never close.
+/// Receives the next message. Returns its memfd, and other descriptors whose close may never return.
 fn take(connection: &OwnedFd) -> (nix::Result<OwnedFd>, Vec<OwnedFd>) {
     let mut buffer = [0; MAX_MESSAGE];
     let descriptors = match sys::receive(connection, &mut buffer) {
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_and_answers_are_read_as_they_are_written() {
+    fn tasks_and_answers_round_trip() {
         for task in [Task::Take(7), Task::Take(u64::MAX), Task::Close] {
             assert_eq!(Task::from_bytes(&task.to_bytes()), Some(task));
         }

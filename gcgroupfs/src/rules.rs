@@ -1,7 +1,7 @@
-//! Rules: which group a process belongs to when it registers, and what is set for it then. The first rule that is for
-//! a process holds, and no other.
+//! Rules: the group of a process that registers, and what is set for it then. Only the first rule that
+//! matches a process applies.
 //!
-//! They are read from the configuration and know no tree: what they say is carried out by whoever asks.
+//! Rules are read from the configuration and know no tree: the caller carries out their verdict.
 
 mod facts;
 mod given;
@@ -19,28 +19,28 @@ use self::template::Template;
 pub use self::facts::{Facts, user_name};
 pub use self::given::Given;
 
-/// `[[rule]]`, all of them, in the order in which they are asked.
+/// All `[[rule]]` tables, in the order in which they are evaluated.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Rules(Vec<Spanned<Rule>>);
 
-/// One rule.
+/// One rule of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rule {
-    /// For people.
+    /// For people only.
     name: Option<String>,
     r#match: Match,
     group: Option<GroupOf>,
     process: ProcessOf,
 }
 
-/// `group.*`: where the process goes, and what is set for that group when it is made.
+/// `group.*`: the group that the process joins, and what is set when that group is made.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GroupOf {
     name: Template,
-    /// Whether it is made as the process's user's.
+    /// Whether the group is made with the process's user as its owner.
     #[serde(default)]
     delegate: bool,
     #[serde(default)]
@@ -57,12 +57,12 @@ struct ProcessOf {
     compute: Compute,
 }
 
-/// What is to become of a process.
+/// Verdict of the rules on a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// None: no rule says.
+    /// `None`: no rule names one.
     pub group: Option<Group>,
-    /// Whether the rule has looked at what the process wishes, and so its word on it is the last.
+    /// Whether the rule examined the group that the process asks for, and so decides about it.
     pub heeds_wish: bool,
     pub process: Given,
 }
@@ -70,25 +70,26 @@ pub struct Verdict {
 /// The group that a rule names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Below the root, as `a/b`.
+    /// Path below the root, as `a/b`.
     pub path: String,
-    /// How many names of it are the rule's own; those that follow are the wish's, and made in its user's account.
+    /// Number of leading directories that the rule names. The others come from the process's wish and are
+    /// made on its user's account.
     pub nr_ruled: usize,
-    /// Made as the process's user's.
+    /// Whether the group is made with the process's user as its owner.
     pub delegate: bool,
-    /// Set when it is made.
+    /// Settings of the group when it is made.
     pub given: Given,
 }
 
-/// What one rule says of a process.
+/// Verdict of one rule on a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judgement<'a> {
-    /// Beginning with 1.
+    /// Number of the rule, from 1.
     pub number: usize,
     pub name: Option<&'a str>,
-    /// Where in the text it begins, in bytes.
+    /// Offset of the rule in the configuration's text, bytes.
     pub offset: usize,
-    /// Why it is not for the process, for people to read.
+    /// The verdict, or why the rule does not match, for people to read.
     pub verdict: Result<Verdict, String>,
 }
 
@@ -97,19 +98,19 @@ impl Rules {
         self.0.is_empty()
     }
 
-    /// Whether any of them needs [`Facts::user`].
+    /// Returns whether any rule needs [`Facts::user`].
     pub fn want_user(&self) -> bool {
         let groups = self.0.iter().filter_map(|rule| rule.get_ref().group.as_ref());
         groups.into_iter().any(|group| group.name.wants_user())
     }
 
-    /// What the first rule says that is for the process; nothing if none is.
+    /// Returns the verdict of the first rule that matches; an empty verdict if none does.
     pub fn verdict(&self, facts: &Facts) -> Verdict {
         let verdicts = self.0.iter().map(|rule| rule.get_ref().judge(facts));
         verdicts.into_iter().find_map(Result::ok).unwrap_or_default()
     }
 
-    /// What each rule says of the process by itself.
+    /// Returns the verdict of each rule, regardless of the rules before it.
     pub fn judgements(&self, facts: &Facts) -> impl Iterator<Item = Judgement<'_>> {
         self.0.iter().zip(1..).map(|(rule, number)| Judgement {
             number,

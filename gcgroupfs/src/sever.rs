@@ -1,8 +1,8 @@
-//! Ends the connections of a daemon that was killed and cannot end: its clients would take it for alive and not look for its
-//! successor.
+//! Shuts down the connections of a killed daemon that cannot end: otherwise its clients would take it for
+//! alive and not look for its successor.
 //!
-//! A disposable process does this for the supervisor: should the daemon end meanwhile, the last reference to what clients have
-//! sent is dropped here.
+//! The supervisor runs this in a disposable process: if the daemon ends meanwhile, the last reference to what
+//! clients have sent is dropped here.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -15,9 +15,9 @@ use crate::sys;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The daemon
+    /// The daemon's pid
     pid: i32,
-    /// The socket that it accepted connections on
+    /// The socket on which it accepted connections
     socket: PathBuf,
 }
 
@@ -27,7 +27,7 @@ pub struct Arguments {
 /// The process has ended.
 pub fn run(Arguments { pid, socket }: &Arguments) -> anyhow::Result<()> {
     let _ = sys::close_from(3);
-    // Threads share their descriptors, but one that has ended has none any more.
+    // Threads share their descriptors, but a thread that has ended has none.
     for thread in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
         let Some(tid) = thread.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
@@ -58,7 +58,7 @@ pub fn run(Arguments { pid, socket }: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether it is a connection that was accepted on the socket, and not the socket itself.
+/// Returns whether the descriptor is a connection that was accepted on the socket, and not the socket itself.
 fn is_connection(descriptor: &impl std::os::fd::AsFd, socket: &Path) -> bool {
     let name = getsockname::<UnixAddr>(descriptor.as_fd().as_raw_fd());
     let listens = getsockopt(&descriptor.as_fd(), sockopt::AcceptConn);

@@ -1,28 +1,28 @@
-//! How much of a loop's time the requests of each user may take: one that lists a thousand processes on the socket takes a
-//! tenth of a second, and nobody may keep the others waiting with many of them.
+//! Shares of a loop's time by user. Listing a thousand processes on the socket takes a tenth of a second;
+//! many such requests of one user must not delay those of others.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Of the time that passes, so much is each user's: one part in this many.
+/// Each user may take one part in this many of the passing time.
 const PARTS: u32 = 4;
 
-/// What is held against a user at most. So nobody waits for longer than [`PARTS`] times this.
+/// Most time that is held against a user. So a user waits for at most [`PARTS`] times this.
 const MOST: Duration = Duration::from_secs(1);
 
-/// A user, and whether in a container: root there is not root here.
+/// Uid, and whether in a container: root in there is not the machine's root.
 pub type User = (u32, bool);
 
 #[derive(Debug)]
 pub struct Shares {
     taken: HashMap<User, Taken>,
-    /// What a user may have taken beyond that and goes on.
+    /// Time that a user may have taken beyond its share before it has to wait.
     advance: Duration,
 }
 
 #[derive(Debug)]
 struct Taken {
-    /// As it was then.
+    /// Time held against the user at `then`.
     time: Duration,
     then: Instant,
 }
@@ -42,21 +42,21 @@ impl Shares {
         }
     }
 
-    /// Whether anything is held against users of this number.
+    /// Returns whether any time is held against users with this uid.
     pub fn concern(&self, uid: u32) -> bool {
         [false, true]
             .iter()
             .any(|there| self.taken.contains_key(&(uid, *there)))
     }
 
-    /// Whether the user may take more now.
+    /// Returns whether the user may take more time now.
     pub fn allows(&self, user: User, now: Instant) -> bool {
         self.taken
             .get(&user)
             .is_none_or(|taken| taken.left(now) <= self.advance)
     }
 
-    /// The user has taken so much.
+    /// Charges time to a user.
     pub fn take(&mut self, user: User, time: Duration, now: Instant) {
         let before = self.taken.get(&user);
         let before = before.map_or(Duration::ZERO, |taken| taken.left(now));
@@ -64,7 +64,7 @@ impl Shares {
         self.taken.insert(user, Taken { time, then: now });
     }
 
-    /// Forgets those who have nothing held against them.
+    /// Removes users against whom no time is held.
     pub fn tidy(&mut self, now: Instant) {
         self.taken.retain(|_, taken| !taken.left(now).is_zero());
     }
@@ -77,7 +77,7 @@ mod tests {
     const ADVANCE: Duration = Duration::from_millis(25);
 
     #[test]
-    fn who_takes_all_the_time_has_a_part_of_it_and_others_wait_for_nobody() {
+    fn greedy_user_gets_a_quarter_and_others_never_wait() {
         let (greedy, other) = ((7, false), (7, true));
         let start = Instant::now();
         let (mut shares, mut now, mut taken) = (Shares::new(ADVANCE), start, Duration::ZERO);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_took_much_at_once_is_let_go_on_after_a_while_and_forgotten() {
+    fn large_charge_is_capped_and_decays() {
         let (mut shares, user, start) = (Shares::new(ADVANCE), (7, false), Instant::now());
         shares.take(user, Duration::from_secs(60), start);
         assert!(!shares.allows(user, start + Duration::from_secs(3)));

@@ -1,5 +1,5 @@
-//! The value formats that control files read and write: cgroup v2's, without the kernel parser's surprises
-//! (an empty write is not 0, a leading zero is not octal, an overflow is not wrapped).
+//! Value formats of control files: those of cgroup v2, except that an empty write is not 0, a leading zero is
+//! not octal, and an overflow does not wrap.
 
 use std::fmt::{self, Display, Write};
 use std::ops::Deref;
@@ -10,17 +10,17 @@ use crate::arbiter::{POLICIES, Policy};
 use crate::error::{Error, Result};
 use crate::tree::Quota;
 
-/// One value and the newline that ends it.
+/// Formats a value, with a newline.
 pub fn value(value: impl Display) -> String {
     format!("{value}\n")
 }
 
-/// A truth value as files show it: 0 or 1.
+/// Formats a flag as 0 or 1.
 pub fn flag(on: bool) -> String {
     value(u8::from(on))
 }
 
-/// Bytes, or `max` for no limit.
+/// Formats bytes, or `max` for no limit.
 pub fn bytes(bytes: u64) -> String {
     if bytes == NO_LIMIT {
         value("max")
@@ -29,12 +29,12 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
-/// A quota and its period in microseconds, as `cpu.max` shows them.
+/// Formats a quota and its period in microseconds, as in `cpu.max`.
 pub fn quota(quota: Quota) -> String {
     format!("{} {}\n", bytes(quota.usec).trim_end(), quota.period_usec)
 }
 
-/// `KEY VALUE` lines.
+/// Formats `KEY VALUE` lines.
 pub fn flat_keyed<V: Display>(pairs: impl IntoIterator<Item = (&'static str, V)>) -> String {
     let mut out = String::new();
     for (key, value) in pairs {
@@ -44,15 +44,15 @@ pub fn flat_keyed<V: Display>(pairs: impl IntoIterator<Item = (&'static str, V)>
     out
 }
 
-/// Shows text that another program chose (a process's comm, a path, a group's name) as one word that a terminal, a log and
-/// a script can take as it is: each byte but printable ASCII becomes `\ooo` (octal, as in /proc/self/mountinfo), and so do the
-/// blank, `=` and the backslash. Letters of other alphabets too, since those written from right to left reorder the numbers
-/// beside them.
+/// Returns text that another program chose (a process's comm, a path, a group's name) as one word that is
+/// safe in terminals, logs and scripts. Each byte other than printable ASCII becomes `\ooo` (octal, as in
+/// /proc/self/mountinfo), and so do the blank, `=` and the backslash. Letters of other alphabets are escaped
+/// too, since right-to-left ones reorder the numbers beside them.
 pub fn word(text: &str) -> Word<'_> {
     Word(text)
 }
 
-/// See [`word`].
+/// Result of [`word`].
 #[derive(Debug, Clone, Copy)]
 pub struct Word<'a>(&'a str);
 
@@ -65,7 +65,7 @@ impl Display for Word<'_> {
     }
 }
 
-/// A process's short name, which it may choose freely. Shown as one word: [`word`].
+/// A process's short name, which the process may choose freely. Displayed as one [`word`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Comm(Box<str>);
 
@@ -89,11 +89,12 @@ impl Display for Comm {
     }
 }
 
-/// Bytes: decimal, with an optional binary suffix (`K` `M` `G` `T` `P`, also `Ki` and `KiB`, any case), or `max`.
-/// 2^64 - 1 is `max` too: tools written for GVM use it so.
+/// Parses bytes: decimal, with an optional binary suffix (`K` `M` `G` `T` `P`, also `Ki` and `KiB`, any
+/// case), or `max`. 2^64 - 1 means `max` too, as tools written for GVM use it.
 ///
 /// # Errors
-/// `EINVAL` for anything else, `ERANGE` beyond 2^64 - 1.
+/// * `ERANGE`: beyond 2^64 - 1.
+/// * `EINVAL`: anything else.
 pub fn parse_bytes(text: &str) -> Result<u64> {
     const EXPECTED: &str = "bytes (as 8589934592 or 8G) or max";
     if text == "max" {
@@ -115,10 +116,11 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         .ok_or_else(|| Error::range("at most 18446744073709551615 bytes", text))
 }
 
-/// `0` or `1`.
+/// Parses `0` or `1`.
 ///
 /// # Errors
-/// `EINVAL` for what is not a number, `ERANGE` for other numbers.
+/// * `EINVAL`: not a number.
+/// * `ERANGE`: another number.
 pub fn parse_flag(text: &str) -> Result<bool> {
     const EXPECTED: &str = "0 or 1";
     match decimal(text, EXPECTED, text)? {
@@ -128,10 +130,11 @@ pub fn parse_flag(text: &str) -> Result<bool> {
     }
 }
 
-/// A number from 0 to 15.
+/// Parses a priority from 0 to 15.
 ///
 /// # Errors
-/// `EINVAL` for what is not a number, `ERANGE` for other numbers.
+/// * `EINVAL`: not a number.
+/// * `ERANGE`: another number.
 pub fn parse_priority(text: &str) -> Result<u32> {
     const EXPECTED: &str = "a number from 0 to 15";
     decimal(text, EXPECTED, text)?
@@ -141,22 +144,23 @@ pub fn parse_priority(text: &str) -> Result<u32> {
         .ok_or_else(|| Error::range(EXPECTED, text))
 }
 
-/// A process's number.
+/// Parses a pid.
 ///
 /// # Errors
-/// `EINVAL` for what is not a number, `ESRCH` for one that no process can have.
+/// * `EINVAL`: not a number.
+/// * `ESRCH`: a number that no process can have.
 pub fn parse_pid(text: &str) -> Result<u32> {
     let number = decimal(text, "a pid", text)?;
     number.try_into().map_err(|_| Error::NoProcess)
 }
 
-/// A quota in microseconds, or `max`, and perhaps a period, as `cpu.max` takes them.
+/// Parses a quota in microseconds or `max`, and an optional period in microseconds, as in `cpu.max`.
 ///
 /// # Errors
-/// `EINVAL` for anything else, `ERANGE` for a quota below 1000 or beyond [`Quota::MOST`], or a period that is not from
-/// 1000 to 1000000.
+/// * `ERANGE`: a quota below 1000 or above [`Quota::MOST`], or a period outside 1000 to 1000000.
+/// * `EINVAL`: anything else.
 pub fn parse_quota(text: &str) -> Result<(u64, Option<u64>)> {
-    const EXPECTED: &str = "microseconds or max, and perhaps a period (as 25000 100000)";
+    const EXPECTED: &str = "microseconds or max, optionally with a period (as 25000 100000)";
     let mut words = text.split_ascii_whitespace();
     let (Some(first), period, None) = (words.next(), words.next(), words.next()) else {
         return Err(Error::bad(EXPECTED, text));
@@ -177,7 +181,7 @@ pub fn parse_quota(text: &str) -> Result<(u64, Option<u64>)> {
     Ok((usec, period))
 }
 
-/// The name of a policy.
+/// Parses the name of a policy.
 ///
 /// # Errors
 /// `EINVAL` for anything else.
@@ -189,12 +193,12 @@ pub fn parse_policy(text: &str) -> Result<Policy> {
         .ok_or_else(|| Error::bad("weighted or strict", text))
 }
 
-/// Decimal digits and nothing else: no sign, no prefix, no blank. Leading zeros mean nothing.
+/// Parses decimal digits only: no sign, no prefix, no blank; leading zeros are ignored.
 fn decimal(digits: &str, expected: &'static str, text: &str) -> Result<u64> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(Error::bad(expected, text));
     }
-    // Digits alone can only fail by being too many.
+    // Digits can only fail by overflow.
     digits.parse().map_err(|_| Error::range(expected, text))
 }
 
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_bytes_is_einval() {
+    fn bytes_in_wrong_format_are_einval() {
         for text in [
             "",
             " ",
@@ -273,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_shown_are_bytes_taken() {
+    fn bytes_formatted_parse_back() {
         for number in [0, 1, 4096, NO_LIMIT - 1, NO_LIMIT] {
             assert_eq!(parse_bytes(bytes(number).trim_end()), Ok(number));
         }
@@ -281,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_0_and_1_alone() {
+    fn flags_are_0_and_1_only() {
         assert_eq!(parse_flag("0"), Ok(false));
         assert_eq!(parse_flag("1"), Ok(true));
         assert_eq!(parse_flag("01"), Ok(true));
@@ -307,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn quotas_are_those_of_cpu_max() {
+    fn quotas_parse_like_cpu_max() {
         for (text, expected) in [
             ("max", (NO_LIMIT, None)),
             ("max 50000", (NO_LIMIT, Some(50_000))),
@@ -341,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_has_its_name_and_its_row() {
+    fn policies_have_names_and_rows() {
         for entry in POLICIES {
             assert_eq!(parse_policy(entry.name), Ok(entry.policy));
             assert_eq!(entry.policy.entry().name, entry.name);
@@ -355,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_stays_one_word() {
+    fn word_escapes_all_but_printable_ascii() {
         let word = |text| word(text).to_string();
         assert_eq!(word("python3"), "python3");
         assert_eq!(word("a b\nc=d\\"), "a\\040b\\012c\\075d\\134");

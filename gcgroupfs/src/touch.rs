@@ -1,8 +1,8 @@
-//! The helper that has the kernel tell inotify(7) of what the daemon did: it does the same once more, through the
-//! mount. It is started by the daemon, knows nothing of what it touches, and ends with the daemon.
+//! The inotify replay helper: repeats the daemon's changes through the mount, so that the kernel reports them
+//! to inotify(7). The daemon starts it; it knows nothing of what it touches, and ends with the daemon.
 //!
-//! Nothing on the mount stays open between two commands, so that it can be unmounted at any time; and each command
-//! looks first whether the mount is still there, so that what lies under it is never touched.
+//! Nothing on the mount stays open between two commands, so that it can be unmounted at any time. Each
+//! command first checks that the mount is still there, so that the directory below it is never touched.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Write};
@@ -19,8 +19,8 @@ use nix::unistd::{UnlinkatFlags, truncate, unlinkat};
 
 use crate::file::PAGE;
 
-/// What the daemon has it do, one line each: the command's letter, a blank, and a path below the mount point. It
-/// answers each with a line, an errno or 0.
+/// Commands, one per line: the letter, a blank, and a path below the mount point. Each is answered with a
+/// line: an errno or 0.
 pub const MODIFY: &str = "m";
 pub const CREATE: &str = "c";
 pub const DELETE: &str = "d";
@@ -32,12 +32,12 @@ pub struct Arguments {
     device: u64,
 }
 
-/// Serves until there is no daemon any more.
+/// Serves until the daemon has ended.
 ///
 /// # Errors
 /// The daemon's pipes are gone.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    // Where a command hangs, the end of the pipe would not be seen.
+    // A command that hangs would not see the end of the pipe.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     let mut out = io::stdout();
     for line in io::stdin().lock().lines() {
@@ -55,7 +55,7 @@ fn act(arguments: &Arguments, line: &str) -> nix::Result<()> {
     let (command, path) = line.split_once(' ').ok_or(Errno::EINVAL)?;
     let root = root(arguments)?;
     match command {
-        // The size that all of them have: IN_MODIFY, and nothing else happens.
+        // Truncates to the size that the file has: only IN_MODIFY results.
         MODIFY => truncate(
             format!("/proc/self/fd/{}/{path}", root.as_raw_fd()).as_str(),
             i64::try_from(PAGE).map_err(|_| Errno::EFBIG)?,

@@ -1,17 +1,19 @@
-//! How time in which several processes had work is divided among them.
+//! Division of time in which several processes had work.
 //!
-//! The hardware gives the contexts that have work slices of time by turns, so such time is divided equally; but whose gate
-//! has closed has no more than what it had queued then, however long that took among the others' work.
+//! The hardware gives contexts with work equal time slices, so such time is divided equally. A process whose
+//! gate is closed is charged at most what it had queued when the gate closed, however long that took beside
+//! other processes' work.
 
-/// For how long a process had work, nanoseconds.
+/// Time for which a process had work, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     pub busy: u64,
-    /// The most that can have been its own, where that is known.
+    /// Upper bound of the part that can have been its own GPU time; `None` if unknown.
     pub most: Option<u64>,
 }
 
-/// What each has had of the time that has passed: together no more than that, and no less if there was always work.
+/// Returns each claim's share of the `passed` nanoseconds. The sum never exceeds `passed`, and equals it (up
+/// to rounding) if the claims cover all of it.
 pub fn divide(passed: u64, claims: &[Claim]) -> Vec<u64> {
     let mut had: Vec<u64> = claims.iter().map(|claim| claim.busy).collect();
     if sum(&had) <= u128::from(passed) {
@@ -25,7 +27,7 @@ pub fn divide(passed: u64, claims: &[Claim]) -> Vec<u64> {
     let mut others: Vec<u64> = claims.iter().map(rest).collect();
     scale(&mut others, left);
     left = left.saturating_sub(total(&others));
-    // There was more of it than was known.
+    // Time left over: bounded claims had more queued than their bound says.
     let more = |(claim, first): (&Claim, &u64)| claim.most.map_or(0, |_| claim.busy.saturating_sub(*first));
     let mut last: Vec<u64> = claims.iter().zip(&first).map(more).collect();
     scale(&mut last, left);
@@ -35,7 +37,7 @@ pub fn divide(passed: u64, claims: &[Claim]) -> Vec<u64> {
     had
 }
 
-/// Cuts times down, each in proportion, to what there is for all of them.
+/// Scales times down proportionally so that their sum is at most `there_is`.
 fn scale(times: &mut [u64], there_is: u64) {
     let sum = sum(times);
     if sum <= u128::from(there_is) {
@@ -64,26 +66,26 @@ mod tests {
     }
 
     #[test]
-    fn times_that_do_not_overlap_are_had_in_full() {
+    fn divide_without_overlap_returns_claims_unchanged() {
         assert_eq!(divided(100, &[(40, None), (60, None)]), [40, 60]);
         assert_eq!(divided(100, &[(40, Some(10)), (20, None)]), [40, 20]);
         assert!(divided(100, &[]).is_empty());
     }
 
     #[test]
-    fn overlaps_are_halved_where_nothing_is_known() {
+    fn divide_unbounded_overlap_is_shared_equally() {
         assert_eq!(divided(100, &[(100, None), (100, None)]), [50, 50]);
         assert_eq!(divided(90, &[(60, None), (60, None), (60, None)]), [30, 30, 30]);
     }
 
     #[test]
-    fn who_is_held_has_what_was_queued_whether_it_went_first_or_by_slices() {
+    fn divide_bounded_claim_gets_what_it_had_queued() {
         assert_eq!(divided(100, &[(30, Some(30)), (100, None)]), [30, 70]);
         assert_eq!(divided(100, &[(60, Some(30)), (100, None)]), [30, 70]);
         assert_eq!(
             divided(100, &[(100, Some(0)), (80, None)]),
             [20, 80],
-            "nobody else had work"
+            "no other process had work in the remaining time"
         );
         assert_eq!(
             divided(100, &[(100, Some(200)), (100, None)]),
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_claimed_no_more_is_had_than_has_passed() {
+    fn divide_huge_claims_never_exceed_passed_time() {
         let most = u64::MAX;
         for claims in [
             [(most, None), (most, None)],

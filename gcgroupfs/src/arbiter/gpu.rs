@@ -1,6 +1,6 @@
-//! One GPU: what its processes have used of it, who has the turn, and what their gates are to be.
+//! One GPU: charges its processes, remembers whose turn it is, and decides their gates.
 //!
-//! It knows no block and no clock: what was seen goes in, what is to hold comes out.
+//! This module reads no block and no clock: observations go in, orders come out.
 
 use gcgroup_abi::Gate;
 
@@ -9,26 +9,26 @@ use super::division::{Claim, divide};
 use super::member::{Member, Seen};
 use super::policy::{Decision, Policy, Time, Turns, View};
 
-/// How often time is divided among several that are busy, where somebody wants to know.
+/// Nanoseconds between ticks while several processes are busy and their time is measured.
 const DIVISION: u64 = 2_000_000;
 
-/// What a gate is to be.
+/// The state that a gate is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order {
     pub gate: Gate,
-    /// While it is arbitrated: the most that may be queued, nanoseconds.
+    /// With [`Gate::Arbitrate`]: the in-flight window, nanoseconds.
     pub window: u64,
-    /// While it is throttled: the longest wait, nanoseconds.
+    /// With [`Gate::Throttled`]: the longest wait, nanoseconds.
     pub patience: u64,
-    /// Whether the beginning of work there must be told.
+    /// Whether the process must ring when its work begins.
     pub wants_bell: bool,
-    /// Whether its end must.
+    /// Whether the process must ring when its work ends.
     pub wants_end: bool,
 }
 
 #[cfg(test)]
 impl Order {
-    /// For a process that has nothing on the GPU.
+    /// The order for a process without a context on the GPU.
     pub const OPEN: Self = Self {
         gate: Gate::Run,
         window: 0,
@@ -38,32 +38,35 @@ impl Order {
     };
 }
 
-/// A process's quotas, as they stand for one GPU.
+/// State of the quotas that apply to a process on one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quotas {
     pub has_any: bool,
-    /// Something is used up: until when that is so at least.
+    /// End of the period of a quota that is used up, the latest one if there are several; `None` if none is
+    /// used up.
     pub over_until: Option<Time>,
-    /// The least of them, nanoseconds.
+    /// The smallest of these quotas, nanoseconds.
     pub least: Option<u64>,
 }
 
-/// What holds until the next tick, and when that is to be; none: when a bell rings or a setting changes.
+/// Orders that hold until the next tick, and the time of that tick; `next` is `None` if only a bell or a
+/// changed setting leads to one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// For each that was seen.
+    /// One for each observed process, in the same order.
     pub orders: Vec<Order>,
     pub next: Option<Time>,
 }
 
 #[derive(Debug)]
 pub struct Gpu<Id> {
-    /// Those that were seen last, in the order of their ids.
+    /// Processes of the last observation, sorted by id.
     members: Vec<(Id, Member)>,
     turns: Turns,
-    /// When it was last looked at.
+    /// Time of the last measurement.
     last: Time,
-    /// The least virtual time of those with demand, so far: where a newcomer begins.
+    /// Highest minimum of the virtual times of processes with demand so far: a process that starts is placed
+    /// at least here.
     floor: u128,
 }
 
@@ -77,7 +80,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         }
     }
 
-    /// Nanoseconds of GPU time to charge to each that was seen, in the order of their ids.
+    /// Returns the nanoseconds of GPU time to charge to each observed process, in the order of ids.
     pub fn measure(&mut self, now: Time, seen: &[Seen<Id>]) -> Vec<u64> {
         self.meet(seen);
         let last = std::mem::replace(&mut self.last, now);
@@ -98,7 +101,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         had
     }
 
-    /// Brings the members into line with who was seen: from here on, one belongs to the other by its place.
+    /// Aligns `members` with `seen`: from here on the same index means the same process.
     fn meet(&mut self, seen: &[Seen<Id>]) {
         let is_same = self.members.len() == seen.len()
             && self.members.iter().zip(seen).all(|((id, _), one)| *id == one.id);
@@ -113,8 +116,8 @@ impl<Id: Copy + Ord> Gpu<Id> {
         self.members = seen.iter().map(member).collect();
     }
 
-    /// Who had the turn and left the GPU idle while others waited has had that time too, though only as far as turns
-    /// are concerned.
+    /// Charges the processes that have the turn for `nsec` in which they left the GPU idle while others
+    /// waited. Counts for turns only, not for quotas.
     fn charge_idle(&mut self, nsec: u64) {
         let Some(turn) = self.turns.regular else { return };
         if !self.members().any(Member::waits) {
@@ -127,7 +130,8 @@ impl<Id: Copy + Ord> Gpu<Id> {
         }
     }
 
-    /// Decides. `seen` is what [`measure`](Self::measure) was given, `quotas` what came of it.
+    /// Decides the gates. `seen` is the argument of [`measure`](Self::measure); `quotas` is the state after
+    /// charging its result.
     pub fn decide(
         &mut self,
         now: Time,
@@ -185,14 +189,15 @@ impl<Id: Copy + Ord> Gpu<Id> {
         }
     }
 
-    /// Whether it has work, or may have any moment, as of the last decision.
+    /// Returns whether the process had work at the last decision, or counted as busy.
     pub fn has_demand(&self, id: Id) -> bool {
         let place = self.members.binary_search_by_key(&id, |(id, _)| *id);
         place.is_ok_and(|place| self.members[place].1.has_demand)
     }
 
-    /// Finds out who wants the GPU, and sets those who begin to beside those who do already: neither does one come
-    /// with a claim to time that it did not want, nor does one who had the GPU alone pay for that.
+    /// Determines which processes want the GPU, and raises the virtual time of each that starts to want it to
+    /// that of the busy ones. So a process brings no claim to time that it did not want, and a process that
+    /// had the GPU alone does not pay for that.
     fn judge(&mut self, now: Time, seen: &[Seen<Id>], quotas: &[Quotas], settings: &Settings) {
         for (((_, member), one), quotas) in self.members.iter_mut().zip(seen).zip(quotas) {
             member.judge(now, one, quotas.over_until.is_some(), settings);
@@ -214,9 +219,10 @@ impl<Id: Copy + Ord> Gpu<Id> {
         self.members.iter().map(|(_, member)| member)
     }
 
-    /// When the policy would decide otherwise, and when that is soon; and while somebody waits, when those who pause have
-    /// done so for too long, and soon, since the end of the others' work may not have been told; and while several are busy
-    /// whose time is measured, often enough to divide it well. Nothing else can happen that is not told.
+    /// Returns when to tick next: when the policy's decision changes, and `wide` before that if turns change
+    /// (windows become narrow). While a process waits: when the linger of idle processes ends, and after
+    /// [`Settings::tick`], since the end of work may not have been rung. While several measured processes are
+    /// busy: after [`DIVISION`]. Every other event is rung.
     fn next(&self, now: Time, decision: &Decision, is_measured: bool, settings: &Settings) -> Option<Time> {
         let waits = self.members().any(Member::waits);
         let is_shared = is_measured && self.members().filter(|member| member.is_busy).count() > 1;
@@ -249,9 +255,10 @@ fn view(member: &Member) -> View {
     }
 }
 
-/// Where a more important process may come, the window is how long that one waits. Where a turn is about to end, what is
-/// queued then is done in the next one's time, and nobody can tell whose it was. Else what goes beyond a turn or a quota is
-/// paid back, so there may be more, and the GPU need not wait for the program.
+/// Returns the in-flight window of a process. `is_narrow`: a process of higher priority would wait for what
+/// is queued, or what is queued when the turn ends would run in the next turn and could not be attributed.
+/// Otherwise what exceeds a turn or quota is paid back later, so the window is wider and the GPU need not
+/// wait for the program.
 fn window(is_narrow: bool, quotas: &Quotas, settings: &Settings) -> u64 {
     if is_narrow {
         return settings.window;
@@ -261,12 +268,13 @@ fn window(is_narrow: bool, quotas: &Quotas, settings: &Settings) -> u64 {
     wide.max(settings.window)
 }
 
-/// The most that is queued anywhere.
+/// Returns the largest in-flight window, nanoseconds.
 fn wide(settings: &Settings) -> u64 {
     (4 * settings.window).min(settings.cycle / 8)
 }
 
-/// A wait for the next period is as long as it takes; one for a turn is as long as the settings say.
+/// Returns the longest wait at a closed gate, nanoseconds: until the next period for a quota, otherwise
+/// [`Settings::patience`].
 fn patience(now: Time, quotas: &Quotas, settings: &Settings) -> u64 {
     const LONGEST: u64 = 1_000_000_000;
     match quotas.over_until {

@@ -1,70 +1,75 @@
-//! One process on one GPU, as the arbiter has seen it over time: what it has used, and whether it wants more.
+//! One process on one GPU, as the arbiter remembers it from tick to tick: its GPU time, and whether it wants
+//! more.
 
 use super::Settings;
 use super::division::Claim;
 use super::policy::{Time, virtual_time};
 
-/// What the blocks of a process say now. It may lie: nothing here is an index, and every difference is bounded.
+/// One reading of a process's blocks. Untrusted: nothing here is used as an index, and every difference is
+/// bounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen<Id> {
     pub id: Id,
     pub priority: u32,
-    /// Nanoseconds for which there was work.
+    /// Nanoseconds for which there was work, in all.
     pub busy_nsec: u64,
-    /// Whether there is some.
+    /// Whether there is work now.
     pub is_busy: bool,
-    /// Nanoseconds of GPU time that it has submitted, as it reckons; zero: it does not say.
+    /// Nanoseconds of GPU time that it has submitted, by its own estimate; 0 if it publishes none.
     pub submitted_nsec: u64,
-    /// When that will have ended, if nobody else has the GPU.
+    /// When that will have completed if no other process uses the GPU.
     pub queued_until: Time,
     /// Threads at a closed gate.
     pub nr_waiting: u32,
     pub is_frozen: bool,
-    /// Whether somebody has read its GPU time of late.
+    /// Whether its `compute.stat` was read within the last [`Settings::watch`].
     pub is_watched: bool,
 }
 
-/// How long a process that has been let go on may take to show work: its threads must be scheduled first.
+/// Nanoseconds within which a process whose gate was opened must show work: its threads have to be scheduled
+/// first.
 const RESPONSE: u64 = 5_000_000;
 
-/// By no more than this is a process's account of its work taken back.
+/// Largest backward step of `busy_nsec`, in nanoseconds, that is taken for a correction of the end of work.
 const CORRECTION: u64 = 10_000_000;
 
-/// No more than this is taken to be queued.
+/// Upper bound of the queued GPU time, nanoseconds.
 const MOST_QUEUED: u64 = 1_000_000_000;
 
-/// Who has had the GPU alone for so long knows what it has queued: its marks have passed since.
+/// Nanoseconds alone on the GPU after which a process's own estimate of its queue is exact: its markers have
+/// passed since.
 const ALONE: u64 = 4_000_000;
 
-/// A slice of the hardware's, about, as drivers set it by default: so long another may have the GPU before what is queued.
+/// Approximate time slice of the hardware by the driver's default, nanoseconds: for this long another context
+/// may run before queued work.
 const SLICE: u64 = 2_000_000;
 
-/// Work that was queued when a gate closed, and since.
+/// Work that was queued when a gate closed, and what has become of it since.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tail {
-    /// GPU time, as far as is known.
+    /// Queued GPU time as far as is known, nanoseconds.
     queued: u64,
-    /// For how long there was some of it.
+    /// Time for which some of it was left, nanoseconds.
     busy: u64,
-    /// What has been charged for it.
+    /// GPU time charged for it, nanoseconds.
     had: u64,
 }
 
-/// One bit for each of the last pauses between work: whether it was so short that lingering would have bridged it. At
-/// first they are taken to be.
+/// Initial value of `Member::pauses`, one bit for each of the last 16 pauses between work: whether lingering
+/// would have bridged it. Initially all count as short.
 const SHORT: u16 = u16::MAX;
 
-/// Who has always paused for longer is waited for by so small a part of the time: for a moment of its program's, not of
-/// its user's.
+/// Divisor of the linger time for a process whose last 16 pauses were all longer: this waits for a pause of
+/// the program, not of its user.
 const BRIEFLY: u64 = 4;
 
-/// Remembered from tick to tick.
+/// State of one process on one GPU from tick to tick.
 #[derive(Debug, Clone, Copy)]
 pub struct Member {
     pub priority: u32,
-    /// GPU time had, by its weight; see [`virtual_time`].
+    /// GPU time used, scaled by its weight; see [`virtual_time`].
     pub virtual_time: u128,
-    /// Whether it was told to publish what it does when it was last looked at.
+    /// Whether it was told at the last decision to publish its work.
     pub is_tracked: bool,
     pub is_held: bool,
     pub has_demand: bool,
@@ -74,21 +79,21 @@ pub struct Member {
     pub is_busy: bool,
     busy_nsec: u64,
     last_busy: Option<Time>,
-    /// The pause that has ended with the last look, and which of those before were short.
+    /// The pause that ended with the last look, and one bit for each earlier one (see [`SHORT`]).
     pause: Option<u64>,
     pauses: u16,
-    /// When it was let go on with threads that waited, and no work of theirs has been seen since.
+    /// When its gate opened with threads waiting, if it has shown no work since.
     opened: Option<Time>,
-    /// Whether its waiting threads did not go on when they could: they are not believed before it has shown work.
+    /// Whether its waiting threads did not go on when they could: they are ignored until it has shown work.
     is_deaf: bool,
-    /// While its gate is closed: what it has queued is all that it can have of the GPU.
+    /// While its gate is closed: its queued work, which bounds its GPU time.
     tail: Option<Tail>,
-    /// Nanoseconds of GPU time that it has queued, and what it had submitted in all.
+    /// Nanoseconds of GPU time that it has queued, and `Seen::submitted_nsec` of the last look.
     queued: u64,
     submitted_nsec: u64,
-    /// Since when nobody else had work.
+    /// Since when no other process had work.
     alone_since: Option<Time>,
-    /// For how long others had work beside what it has queued.
+    /// Time for which others had work beside its queued work, nanoseconds.
     beside: u64,
 }
 
@@ -117,14 +122,15 @@ impl Member {
         }
     }
 
-    /// For how long there was work since the last look, which was at `last`.
+    /// Returns the time for which it had work since the last look, which was at `last`.
     pub fn look<Id>(&mut self, now: Time, last: Time, seen: &Seen<Id>) -> Claim {
         let passed = now.saturating_sub(last);
         let busy = match self.is_tracked {
             true => seen.busy_nsec.saturating_sub(self.busy_nsec).min(passed),
             false => 0,
         };
-        // The end of work is set a little before the moment in which it was seen: what has been counted stays counted.
+        // The hook sets the end of work slightly before the moment in which it was seen, so the counter can
+        // step back. What was counted stays counted.
         if seen.busy_nsec >= self.busy_nsec
             || self.busy_nsec - seen.busy_nsec > CORRECTION
             || !self.is_tracked
@@ -140,7 +146,7 @@ impl Member {
         if seen.is_busy {
             self.last_busy = Some(now);
         } else if busy > 0 {
-            // Exactly so if it was busy at the last look and then ended; else a little early.
+            // Exact if it was busy at the last look and then ended; otherwise slightly early.
             self.last_busy = Some(last + busy);
         }
         let more = seen.submitted_nsec.saturating_sub(self.submitted_nsec);
@@ -158,7 +164,8 @@ impl Member {
         Claim { busy, most }
     }
 
-    /// It has had so much of the GPU since the last look, and others had work for so long beside it.
+    /// Charges `nsec` of GPU time since the last look; others had work for `beside` nanoseconds at the same
+    /// time.
     pub fn charge<Id>(&mut self, now: Time, nsec: u64, beside: u64, seen: &Seen<Id>) {
         self.alone_since = (beside == 0).then(|| self.alone_since.unwrap_or(now));
         let knows = self.alone_since.is_some_and(|since| now >= since + ALONE);
@@ -167,7 +174,7 @@ impl Member {
         } else {
             self.beside = self.beside.saturating_add(beside);
         }
-        // Right if all the time was its own. It has had no more than that.
+        // Exact if it had the GPU alone; otherwise too low, as it had less than all the time.
         let least = seen.queued_until.saturating_sub(now).min(MOST_QUEUED);
         self.queued = match seen.is_busy {
             true => self
@@ -185,25 +192,27 @@ impl Member {
         self.owe(nsec);
     }
 
-    /// Its turn has cost so much.
+    /// Advances the virtual time by `nsec` of GPU time.
     pub fn owe(&mut self, nsec: u64) {
         self.virtual_time = self
             .virtual_time
             .saturating_add(virtual_time(nsec, self.priority));
     }
 
-    /// Finds out whether it wants the GPU. One that is frozen, or has used up its quota, does not count.
+    /// Determines whether it wants the GPU. A frozen process, or one whose quota is used up (`is_over`), does
+    /// not count.
     pub fn judge<Id>(&mut self, now: Time, seen: &Seen<Id>, is_over: bool, settings: &Settings) {
         if let Some(pause) = self.pause.take() {
             self.pauses = self.pauses << 1 | u16::from(pause <= settings.linger);
         }
         if self.awaited_until().is_some_and(|end| now >= end) {
-            // However many of them it says there are now: otherwise a number that changes would be believed for ever.
+            // Also if `nr_waiting` changes: otherwise a number that keeps changing would be believed for
+            // ever.
             (self.opened, self.is_deaf) = (None, true);
         }
         let waits = seen.nr_waiting > 0 && !self.is_deaf;
         if waits && !self.is_held && !seen.is_busy {
-            // There is room in its window, and its thread has not come to know.
+            // There is room in its window, and its thread has not noticed yet.
             self.opened = self.opened.or(Some(now));
         }
         let had = self.has_demand;
@@ -213,13 +222,14 @@ impl Member {
         self.has_woken = self.has_demand && !had;
     }
 
-    /// Whether it is held although it has work.
+    /// Returns whether it is held although it has work.
     pub fn waits(&self) -> bool {
         self.is_held && self.has_demand
     }
 
-    /// Until when it counts as busy without being so. One that has always paused for longer of late is waited for briefly:
-    /// the GPU stands idle each time.
+    /// Returns until when it counts as busy without having work: for the linger time, a quarter of it if its
+    /// last 16 pauses were all longer (the GPU stands idle meanwhile), or until
+    /// [`awaited_until`](Self::awaited_until).
     pub fn lease(&self, settings: &Settings) -> Option<Time> {
         let linger = if self.pauses == 0 {
             settings.linger / BRIEFLY
@@ -230,12 +240,13 @@ impl Member {
         lingers.max(self.awaited_until())
     }
 
-    /// It was let go on with threads that waited, and has shown no work since: until when it may.
+    /// Returns until when it may show work after its gate opened with threads waiting; `None` if that is not
+    /// pending.
     pub fn awaited_until(&self) -> Option<Time> {
         self.opened.map(|when| when + RESPONSE)
     }
 
-    /// Notes what was decided.
+    /// Records the decision.
     pub fn hold<Id>(&mut self, now: Time, seen: &Seen<Id>, holds: bool) {
         if self.is_held && !holds && seen.nr_waiting > 0 && !self.is_deaf {
             self.opened = Some(now);
@@ -255,9 +266,9 @@ impl Member {
 }
 
 impl Tail {
-    /// The most that can still have been its own. Who has been at it for longer than all of it can take beside others, by
-    /// slices of the same length, has queued more than is known, and has half of the rest. What is nearly over has little
-    /// to wait for.
+    /// Returns the most that can still have been its own GPU time, nanoseconds. If it was busy for longer
+    /// than its known queue takes beside others with slices of equal length, it has queued more than is
+    /// known, and gets half of the excess. Work that is nearly done waits for less than a slice.
     fn most(&self) -> u64 {
         let waited = SLICE.min(self.queued.saturating_mul(4));
         let explained = self.queued.saturating_mul(2).saturating_add(waited);
@@ -271,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_held_has_what_was_queued_and_half_of_what_that_does_not_explain() {
+    fn tail_most_is_queued_plus_half_of_unexplained_time() {
         const QUEUED: u64 = 1_000_000;
         let had = |busy: u64, had: u64| {
             Tail {
@@ -282,9 +293,21 @@ mod tests {
             .most()
         };
         assert_eq!(had(QUEUED, 0), QUEUED);
-        assert_eq!(had(QUEUED, QUEUED / 4), QUEUED * 3 / 4, "some has been charged");
-        assert_eq!(had(2 * QUEUED + SLICE, QUEUED), 0, "the others had slices");
-        assert_eq!(had(12 * QUEUED + SLICE, QUEUED), 5 * QUEUED, "it must be longer");
+        assert_eq!(
+            had(QUEUED, QUEUED / 4),
+            QUEUED * 3 / 4,
+            "a quarter has been charged"
+        );
+        assert_eq!(
+            had(2 * QUEUED + SLICE, QUEUED),
+            0,
+            "slices of others explain the time"
+        );
+        assert_eq!(
+            had(12 * QUEUED + SLICE, QUEUED),
+            5 * QUEUED,
+            "more was queued than is known"
+        );
         let unknown = Tail {
             busy: 10_000_000,
             ..Tail::default()

@@ -1,12 +1,11 @@
-//! The arbiter: whose turn it is on each GPU, and who has used up its quota. It reads what processes publish, and
-//! sets gates.
+//! The arbiter: decides which process has the turn on each GPU and whose quota is used up. It reads what
+//! processes publish and sets gates.
 //!
 //! * `policy`: the table of policies, pure functions.
-//! * `division`: how time is divided in which several had work.
-//! * `member`, `gpu`, `quota`: what is remembered of a process on a GPU, of a GPU, of a quota. They know no clock.
+//! * `division`: divides time in which several processes had work.
+//! * `member`, `gpu`, `quota`: state kept for a process on a GPU, for a GPU, for a quota. They read no clock.
 //! * `state`: one tick over the whole tree.
-//! * `thread`: when there is to be a tick.
-//!
+//! * `thread`: when to tick.
 #![doc = include_str!("scheduling.md")]
 
 mod division;

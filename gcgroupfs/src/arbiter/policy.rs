@@ -1,8 +1,8 @@
-//! The policies: whose turn it is among processes of different priorities on one GPU.
+//! Scheduling policies: which process has the turn among processes of different priorities on one GPU.
 //!
-//! A policy is a pure function of the time, of what there is to know of the processes, and of the turns so far. It
-//! knows no clock, no process and no gate. Processes of one priority are one class: they have their turn together,
-//! and the hardware slices time among them.
+//! A policy is a pure function of the time, of a view of each process, and of the turns so far. It reads no
+//! clock, no process and no gate. Processes of one priority form one class: they share a turn, and the
+//! hardware slices time among them.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -13,18 +13,18 @@ use crate::tree::MAX_PRIORITY;
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub type Time = u64;
 
-/// By its name: in `compute.policy`, in the configuration, on the command line.
+/// Name of a policy in `compute.policy`, in the configuration and on the command line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// GPU time in proportion 2^(8-priority) among those that are busy
+    /// GPU time in proportion 2^(8-priority) among busy processes
     #[default]
     Weighted,
-    /// The most important busy one runs, the others have the gaps
+    /// The busy process of the highest priority runs, the others fill the gaps
     Strict,
 }
 
-/// One row of the table of policies.
+/// Row of the table of policies.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     pub policy: Policy,
@@ -32,10 +32,10 @@ pub struct Entry {
     pub tick: Tick,
 }
 
-/// Decides, once a tick, from the time, a view of each process with a context on the GPU, and the turns so far.
+/// Decides once a tick from the time, a view of each process with a context on the GPU, and the turns so far.
 pub type Tick = fn(Time, &[View], Turns, &Settings) -> Decision;
 
-/// Every policy there is.
+/// Table of all policies.
 pub const POLICIES: &[Entry] = &[
     Entry {
         policy: Policy::Weighted,
@@ -51,7 +51,7 @@ pub const POLICIES: &[Entry] = &[
 
 impl Policy {
     pub fn entry(self) -> &'static Entry {
-        // A test asks that every policy has its row.
+        // A test checks that every policy has its row.
         POLICIES
             .iter()
             .find(|entry| entry.policy == self)
@@ -59,51 +59,51 @@ impl Policy {
     }
 }
 
-/// What a policy may know of one process.
+/// A process as a policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
     /// `compute.priority`: lower is more important.
     pub priority: u32,
-    /// Whether it has work for the GPU, or has had until a moment ago.
+    /// Whether it has work for the GPU, or counts as busy (linger).
     pub has_demand: bool,
-    /// Whether it had none at the last tick.
+    /// Whether it had no demand at the last tick.
     pub has_woken: bool,
-    /// The GPU time it has had, divided by its weight.
+    /// GPU time used, divided by its weight.
     pub virtual_time: u128,
     /// Since when it has been held although it has demand.
     pub held_since: Option<Time>,
-    /// It was let go on and has not begun: until then it may.
+    /// Its gate was opened and it has not begun: until when it may.
     pub awaited_until: Option<Time>,
 }
 
-/// Which class runs, and since when.
+/// The class that runs, by priority, and since when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
     pub priority: u32,
     pub began: Time,
 }
 
-/// Whose turn it is.
+/// The classes that have a turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Turns {
     pub regular: Option<Turn>,
-    /// One window beside it, for those who have waited for too long.
+    /// One in-flight window beside the regular turn, for a class that has waited for the starvation interval.
     pub extra: Option<Turn>,
 }
 
-/// What a policy asks for.
+/// Result of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// For each view, whether it is to wait.
+    /// For each view, whether it must wait.
     pub holds: Vec<bool>,
     pub turns: Turns,
-    /// Whether everybody may be held soon, and so should keep little queued.
+    /// Whether every process may be held soon, and so should keep little queued.
     pub takes_turns: bool,
-    /// When it would decide otherwise, if nobody's demand changes; none: never.
+    /// When the decision changes if no process's demand changes; `None`: never.
     pub next: Option<Time>,
 }
 
-/// GPU time as it counts for one priority: nanoseconds times 2^priority, which is in proportion to nanoseconds
+/// Returns GPU time scaled for a priority: nanoseconds times 2^priority, which is proportional to nanoseconds
 /// divided by the weight 2^(8-priority).
 pub fn virtual_time(nsec: u64, priority: u32) -> u128 {
     u128::from(nsec) << priority.min(MAX_PRIORITY)
@@ -138,17 +138,18 @@ impl Class {
 
     fn add(&mut self, view: &View) {
         self.weight += weight(view.priority);
-        // One that uses little of the common turns must not draw them out for the others.
+        // The maximum, so that a process that uses little of the common turns does not prolong them for the
+        // others.
         self.virtual_time = self.virtual_time.max(view.virtual_time);
         self.has_woken |= view.has_woken;
         self.held_since = [self.held_since, view.held_since].into_iter().flatten().min();
-        // One that has begun is enough.
+        // Pending only while no process of the class has begun.
         self.awaited_until = self
             .awaited_until
             .and_then(|one| Some(one.max(view.awaited_until?)));
     }
 
-    /// How long `other` runs until a `window` is owed to this class beside it.
+    /// Returns how many nanoseconds `other` runs until a `window` is owed to this class.
     fn until_owed(&self, window: u64, other: &Self) -> u64 {
         let owed = self
             .virtual_time
@@ -157,13 +158,13 @@ impl Class {
         u64::try_from(until).unwrap_or(u64::MAX)
     }
 
-    /// When a turn is over that is to last for `length`: not before there was time to begin.
+    /// Returns when a turn of `length` nanoseconds ends: not before its processes had time to begin.
     fn ends(&self, turn: &Turn, length: u64) -> Time {
         (turn.began + length).max(self.awaited_until.unwrap_or(0))
     }
 }
 
-/// The most important first.
+/// Returns the classes with demand, highest priority (lowest number) first.
 fn classes(views: &[View]) -> Vec<Class> {
     let mut classes: Vec<Class> = Vec::new();
     for view in views.iter().filter(|view| view.has_demand) {
@@ -185,8 +186,8 @@ fn class(classes: &[Class], turn: Option<Turn>) -> Option<(Turn, Class)> {
     Some((turn, *class))
 }
 
-/// The extra turn at `now`, beside a regular one of the priority `regular`: the one there is until it is over, or that
-/// of who has waited for too long. And when that changes.
+/// Returns the extra turn at `now` beside a regular turn of priority `regular`, and when it changes: the
+/// current extra turn until it ends, then one for the class that has waited for the starvation interval.
 fn extra(
     now: Time,
     classes: &[Class],
@@ -218,7 +219,7 @@ fn extra(
     }
 }
 
-/// The most important busy class runs freely. The others have the gaps.
+/// Policy `strict`: the busy class of the highest priority runs; the others fill the gaps.
 fn strict(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decision {
     let classes = classes(views);
     let Some(best) = classes.first().map(|class| class.priority) else {
@@ -236,9 +237,10 @@ fn strict(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decis
     }
 }
 
-/// Classes take turns. Turns are as long as their shares of the cycle, and who has had least for its weight is next;
-/// so what a turn ran over, or a wake-up ran ahead, is paid back. Whose share is less than a window has no turn until
-/// it is owed one: a burst that is shorter than it takes to owe it is not interrupted, nor kept short in its queue.
+/// Policy `weighted`: classes take turns. A turn lasts for the class's share of the cycle, and the class with
+/// the least virtual time is next, so an overrun or an early start after waking is paid back. A class whose
+/// share is less than a window has no turn until it is owed a window; until then a shorter burst of another
+/// class is neither interrupted nor kept short in its queue.
 fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Decision {
     let classes = classes(views);
     let current = class(&classes, turns.regular);
@@ -248,7 +250,7 @@ fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Dec
         u64::try_from(share).unwrap_or(settings.cycle)
     };
     let slice = |class: &Class| share(class).max(settings.window);
-    // How long the class runs, from now on, until another is due.
+    // How long `class` still runs until `other` is due.
     let until_due = |class: &Class, other: &Class| {
         if other.priority == class.priority || share(other) >= settings.window {
             0
@@ -265,7 +267,8 @@ fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Dec
     };
     let is_alone = classes.len() == 1;
     let cycle = (u128::from(settings.cycle) << MAX_PRIORITY) / u128::from(sum);
-    // Who wakes and is more important goes first, unless it has had a cycle's share more than who runs.
+    // A class of higher priority that wakes goes first, unless it has had a cycle's share more than the
+    // running class.
     let woken = current.and_then(|(_, class)| {
         classes.iter().find(|other| {
             other.has_woken
@@ -291,7 +294,7 @@ fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Dec
         let end = class.ends(&turn, slice(&class));
         end.max(now.saturating_add(until))
     });
-    // Until shortly before it ends, a long turn is as if there were no others.
+    // Until a cycle before its end, a long turn is treated as if there were no other classes.
     let is_last = |end: &Time| *end <= now.saturating_add(settings.cycle);
     let changes = end.map(|end| if is_last(&end) { end } else { end - settings.cycle });
     Decision {
@@ -309,7 +312,7 @@ fn weighted(now: Time, views: &[View], turns: Turns, settings: &Settings) -> Dec
 }
 
 impl Decision {
-    /// Nobody waits.
+    /// Returns the decision in which no process waits.
     pub fn open(nr_views: usize) -> Self {
         Self {
             holds: vec![false; nr_views],

@@ -1,37 +1,37 @@
-//! One quota and how much of it is used: at most so much GPU time in each period.
+//! One quota and its use: an amount of GPU time in each period.
 //!
-//! What a process runs over is taken off the periods that follow, so that over several periods the quota holds to the
-//! nanosecond although a kernel that runs is not interrupted. Nothing is saved up: an idle period is lost.
+//! An overrun is subtracted from the following periods, so that over several periods the quota is exact to
+//! the nanosecond although a running kernel is not interrupted. Unused quota is not saved.
 //!
-//! A meter charges the quotas above it with no more than its own quota in each period. What was used beyond that is charged
-//! there in the periods that follow, as it is paid back here. So the members of an outer quota lose no more by one of them
-//! than its own quota, whatever it says and however long its kernels are.
+//! A meter charges the quotas above it with no more than its own quota in each period; the rest is charged
+//! there in the following periods. So members of an outer quota lose by one of them no more than that one's
+//! own quota, whatever it claims and however long its kernels are.
 
 use super::policy::Time;
 use super::state::Key;
 use crate::tree::Quota;
 
-/// Time that quotas above are charged with when a meter goes while it still owes them time: no more than a process may have
-/// queued when its gate closes.
+/// Nanoseconds that the quotas above are charged with at most when a meter is removed while it still owes
+/// them time: a process cannot have more queued when its gate closes.
 const MOST_LEFT: u64 = 1_000_000_000;
 
-/// How much of a quota is used.
+/// Use of one quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Meter {
     quota: Quota,
     /// When the current period began.
     began: Time,
-    /// Nanoseconds in the current period, with what is owed from earlier ones.
+    /// Nanoseconds used in the current period, including debt from earlier ones.
     used: u64,
-    /// Nanoseconds that the quotas above were charged with for the current period.
+    /// Nanoseconds charged to the quotas above in the current period.
     passed: u64,
-    /// Nanoseconds that they have not been charged with yet, by device.
+    /// Nanoseconds not yet charged to the quotas above, by device.
     deferred: Vec<(usize, u64)>,
-    /// The meters above, the nearest first, as of the last charge.
+    /// The meters above, nearest first, as of the last charge.
     above: Vec<Key>,
 }
 
-/// GPU time on a device that meters are to be charged with, each with what the one before passes on.
+/// GPU time on a device to charge to meters, each with what the one before passes on.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Passed {
     pub device: usize,
@@ -55,12 +55,12 @@ impl Meter {
         self.quota
     }
 
-    /// Another quota from now on. What is used stays used.
+    /// Changes the quota. What is used stays used.
     pub fn set(&mut self, quota: Quota) {
         self.quota = quota;
     }
 
-    /// Counts GPU time up to `now`, and begins the period that `now` is in.
+    /// Charges `nsec` of GPU time up to `now`, and advances to the period that contains `now`.
     pub fn charge(&mut self, now: Time, nsec: u64) {
         self.used = self.used.saturating_add(nsec);
         let (quota, period) = (self.quota_nsec(), self.period_nsec());
@@ -72,7 +72,7 @@ impl Meter {
         }
     }
 
-    /// Returns how much of a charge the meters above are to be charged with now; the rest is deferred.
+    /// Returns how many nanoseconds of a charge the meters above are charged with now; the rest is deferred.
     pub fn pass(&mut self, device: usize, nsec: u64, above: &[Key]) -> u64 {
         if self.above != above {
             self.above = above.to_vec();
@@ -89,7 +89,7 @@ impl Meter {
         now
     }
 
-    /// Takes out what was deferred and the current period has room for.
+    /// Returns the deferred charges for which the current period has room, and removes them.
     pub fn release(&mut self) -> Vec<Passed> {
         let room = self.quota_nsec().saturating_sub(self.passed);
         let released = self.take(room);
@@ -97,12 +97,12 @@ impl Meter {
         released
     }
 
-    /// What the meters above are to be charged with when there is no such quota any more.
+    /// Returns what the meters above are charged with when this quota is removed.
     pub fn settle(mut self) -> Vec<Passed> {
         self.take(MOST_LEFT)
     }
 
-    /// Takes out what was deferred, `most` nanoseconds at most.
+    /// Removes and returns deferred charges, `most` nanoseconds in all.
     fn take(&mut self, mut most: u64) -> Vec<Passed> {
         let mut taken = Vec::new();
         for (device, sum) in &mut self.deferred {
@@ -121,17 +121,18 @@ impl Meter {
         taken
     }
 
-    /// Whether nothing is left of this period's quota.
+    /// Returns whether this period's quota is used up.
     pub fn is_over(&self) -> bool {
         self.used >= self.quota_nsec()
     }
 
-    /// When there will be something again, if it is over. At the end of the period it is looked at anew.
+    /// Returns the end of the current period. A quota that is used up is checked again then.
     pub fn ends(&self) -> Time {
         self.began + self.period_nsec()
     }
 
-    /// When it can be used up at the earliest, if it is used from `now` on without pause; not beyond the period's end.
+    /// Returns when the quota is used up at the earliest, if used from `now` on without pause; not beyond the
+    /// period's end.
     pub fn lasts(&self, now: Time) -> Time {
         let left = self.quota_nsec().saturating_sub(self.used);
         now.saturating_add(left).min(self.ends())
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_over_when_the_quota_is_used_and_not_before() {
+    fn meter_is_over_exactly_when_quota_is_used() {
         let mut meter = meter(25_000, 100_000);
         meter.charge(24 * MSEC, 24 * MSEC);
         assert!(!meter.is_over());
@@ -170,18 +171,18 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_over_is_owed_to_the_periods_that_follow() {
+    fn meter_overrun_is_charged_to_following_periods() {
         let mut meter = meter(25_000, 100_000);
         meter.charge(60 * MSEC, 60 * MSEC);
         meter.charge(100 * MSEC, 0);
-        assert!(meter.is_over(), "35 ms are owed, 25 are given");
+        assert!(meter.is_over(), "a debt of 35 ms exceeds the quota of 25 ms");
         meter.charge(200 * MSEC, 0);
         assert!(!meter.is_over());
         assert_eq!(meter.lasts(200 * MSEC), 215 * MSEC);
     }
 
     #[test]
-    fn nothing_is_saved_up() {
+    fn meter_idle_period_saves_nothing() {
         let mut meter = meter(25_000, 100_000);
         meter.charge(950 * MSEC, 0);
         assert_eq!(meter.ends(), 1000 * MSEC);
@@ -190,13 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_lasts_to_the_end_of_its_period_at_most() {
+    fn meter_lasts_no_longer_than_its_period() {
         let meter = meter(400_000, 100_000);
         assert_eq!(meter.lasts(0), 100 * MSEC);
     }
 
     #[test]
-    fn what_is_beyond_the_quota_is_passed_up_in_the_periods_that_follow() {
+    fn meter_passes_excess_up_in_following_periods() {
         let (mut meter, above) = (meter(10_000, 100_000), [(7, None)]);
         let charge = |meter: &mut Meter, now, nsec| {
             meter.charge(now, nsec);
@@ -204,7 +205,7 @@ mod tests {
         };
         assert_eq!(charge(&mut meter, 4 * MSEC, 4 * MSEC), 4 * MSEC);
         assert_eq!(charge(&mut meter, 29 * MSEC, 25 * MSEC), 6 * MSEC);
-        assert_eq!(meter.release(), [], "not in this period");
+        assert_eq!(meter.release(), [], "this period has no room");
         for left in [10 * MSEC, 9 * MSEC] {
             let next = meter.ends();
             meter.charge(next, 0);
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_charges_do_no_harm() {
+    fn meter_huge_charges_saturate() {
         let mut meter = meter(1_000, 1_000);
         meter.charge(u64::MAX, u64::MAX);
         meter.charge(0, u64::MAX);

@@ -1,4 +1,4 @@
-//! The arbiter's settings, as the configuration has them, in nanoseconds.
+//! Settings of the arbiter: those of the configuration, in nanoseconds.
 
 use crate::config::Compute;
 
@@ -7,7 +7,7 @@ pub struct Settings {
     pub window: u64,
     pub linger: u64,
     pub cycle: u64,
-    /// None: nobody runs out of turn.
+    /// `None`: no process gets an extra turn.
     pub starvation: Option<u64>,
     pub patience: u64,
     pub watch: u64,
@@ -26,13 +26,14 @@ impl Settings {
         }
     }
 
-    /// How soon the end of somebody's work is noticed while somebody else waits for it, if it is not told.
+    /// Returns the interval of ticks while a process waits for others' work, in case the end of that work is
+    /// not rung.
     pub fn tick(&self) -> u64 {
         (4 * self.window).clamp(500_000, 2_000_000)
     }
 }
 
-/// Microseconds, as control blocks have them.
+/// Returns `nsec` in microseconds, the unit of control blocks.
 pub fn usec(nsec: u64) -> u32 {
     u32::try_from(nsec / 1000).unwrap_or(u32::MAX)
 }

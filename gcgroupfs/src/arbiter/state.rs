@@ -1,4 +1,4 @@
-//! One tick: looks at every process on every GPU, charges what was used, decides, and sets the gates.
+//! One tick: reads every process on every GPU, charges what was used, decides, and sets the gates.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,16 +10,16 @@ use super::quota::{Meter, Passed};
 use super::settings::usec;
 use crate::tree::{Arbitration, GateOrder, ProcessId};
 
-/// How often GPU time is measured while somebody looks at it and nothing else makes a tick.
+/// Nanoseconds between ticks while a busy process's GPU time is being watched and nothing else causes a tick.
 const MEASURE: u64 = 10_000_000;
 
-/// No tick sooner than this after another for the sake of a quota.
+/// Shortest interval, in nanoseconds, between ticks for the sake of a quota.
 const SHORTEST: u64 = 200_000;
 
-/// The slot of a meter: of the process or group as a whole, or of it on a device.
+/// Scope of a meter: `None` for the whole process or group, or one device.
 type Slot = Option<usize>;
 
-/// Whose meter it is, by the number of the process or group, and for what.
+/// Key of a meter: number of the process or group, and scope.
 pub(super) type Key = (u64, Slot);
 
 #[derive(Debug)]
@@ -30,12 +30,12 @@ pub struct State {
     watches: BTreeMap<ProcessId, Time>,
 }
 
-/// What is left to do when the tree's lock is released.
+/// Work that remains when the tree's lock is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Next {
-    /// When to tick again; none: when something is told.
+    /// When to tick again; `None`: only when notified.
     pub at: Option<Time>,
-    /// Something began while it was not yet asked to be told: tick again at once.
+    /// Work began before its process saw that it must ring: tick again at once.
     pub again: bool,
 }
 
@@ -57,7 +57,7 @@ impl State {
         &self.settings
     }
 
-    /// Measures a process's GPU time for a while.
+    /// Measures a process's GPU time for [`Settings::watch`] nanoseconds from `now`.
     pub fn watch(&mut self, now: Time, id: ProcessId) {
         self.watches.insert(id, now + self.settings.watch);
     }
@@ -125,7 +125,7 @@ impl State {
         }
     }
 
-    /// A meter for each quota, and none for those that are gone.
+    /// Creates, updates and removes meters so that each quota has one.
     fn set_meters(&mut self, now: Time, tree: &Arbitration<'_>) {
         let quotas: BTreeMap<Key, _> = tree
             .quotas()
@@ -144,7 +144,7 @@ impl State {
         }
     }
 
-    /// The process's own quotas and those of all groups that it is in, as they stand for one GPU.
+    /// Returns the state on one GPU of the process's own quotas and those of all groups that it is in.
     fn quotas(&self, tree: &Arbitration<'_>, id: ProcessId, device: usize) -> Quotas {
         let mut quotas = Quotas::default();
         for key in keys(&self.meters, tree, id, device) {
@@ -161,8 +161,8 @@ impl State {
         quotas
     }
 
-    /// When a quota may be used up, or there is something of one again; when GPU time is to be measured, and when no
-    /// more.
+    /// Returns when to tick next: when a quota in use may be used up or a used-up one's period ends, when GPU
+    /// time is to be measured, and when a watch ends.
     fn next(&self, now: Time, tree: &Arbitration<'_>, seen: &[Vec<Seen<ProcessId>>]) -> Option<Time> {
         let mut used = BTreeSet::new();
         for (device, (gpu, seen)) in self.gpus.iter().zip(seen).enumerate() {
@@ -198,7 +198,7 @@ fn charge(meters: &mut BTreeMap<Key, Meter>, now: Time, passed: &Passed) {
     }
 }
 
-/// The meters that count what a process uses on a device, the innermost first.
+/// Returns the keys of the meters that a process on a device is charged to, innermost first.
 fn keys(meters: &BTreeMap<Key, Meter>, tree: &Arbitration<'_>, id: ProcessId, device: usize) -> Vec<Key> {
     if meters.is_empty() {
         return Vec::new();

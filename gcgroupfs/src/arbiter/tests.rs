@@ -1,4 +1,4 @@
-//! Policies as tables, and whole GPUs played through without clocks.
+//! Tests of policies as tables, and simulations of whole GPUs without clocks.
 
 mod groups;
 mod played;

@@ -1,7 +1,8 @@
-//! The arbiter's thread: it sleeps until something is told, or until what it has decided is over.
+//! The arbiter's thread. It sleeps until it is notified, or until the time of the next tick.
 //!
-//! When work has begun, others' gates must close at once, since what passes them meanwhile is in the way of that work.
-//! So whoever hears of it has the arbiter tick there and then, and only the time of the next tick is left to the thread.
+//! When work begins, the gates of other processes must close at once, because what passes them meanwhile
+//! delays that work. So the thread that receives a ring runs the tick itself, and only timed ticks are left
+//! to the arbiter's thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -19,14 +20,14 @@ use super::state::{Next, State};
 use crate::sys::wake_all;
 use crate::tree::{Listener, Notice, Opened, ProcessId, Tree};
 
-/// After a failure.
+/// Nanoseconds until the next tick after a panic.
 const PAUSE: u64 = 1_000_000_000;
 
-/// Who hears of work leaves it to the thread if the last tick was so shortly before: however often processes ring, it
-/// keeps its hearer busy for a part of the time only.
+/// Nanoseconds since the last tick within which a ring is left to the arbiter's thread. So processes that
+/// ring often occupy the receiving thread for only part of its time.
 const OFTEN: u64 = 200_000;
 
-/// What has been told since the last tick.
+/// Notifications since the last tick.
 #[derive(Debug, Default)]
 struct Told {
     has_news: bool,
@@ -38,22 +39,22 @@ struct Told {
 #[derive(Debug, Default)]
 struct Slate {
     told: Told,
-    /// When there is to be a tick if nothing is told. Written with the desk locked.
+    /// Time of the next tick without notification. Written with the desk locked.
     next: Option<Time>,
 }
 
-/// What is kept from tick to tick.
+/// State kept from tick to tick.
 #[derive(Debug)]
 struct Desk {
     state: State,
     last: Time,
 }
 
-/// How the arbiter is told of something.
+/// Notifies the arbiter.
 #[derive(Debug)]
 pub struct Bell {
     tree: Weak<Tree>,
-    /// None when there is to be no more tick.
+    /// `None` once the arbiter has stopped.
     desk: Mutex<Option<Desk>>,
     slate: Mutex<Slate>,
     rung: Condvar,
@@ -73,7 +74,7 @@ impl Bell {
         }
     }
 
-    /// Other settings from now on.
+    /// Replaces the settings.
     pub fn set(&self, settings: Settings) {
         self.tell(|told| told.settings = Some(settings));
     }
@@ -86,7 +87,7 @@ impl Bell {
         self.rung.notify_one();
     }
 
-    /// Waits for news, or until it is time for a tick.
+    /// Waits for a notification, or until it is time for a tick.
     fn wait(&self) -> Told {
         let mut slate = self.slate.lock();
         while !slate.told.has_news {
@@ -102,10 +103,11 @@ impl Bell {
         std::mem::take(&mut slate.told)
     }
 
-    /// Ticks here and now, or has the thread do so.
+    /// Ticks on this thread, or leaves the tick to the arbiter's thread if one is running or was [`OFTEN`]
+    /// ago or less.
     fn tick_at_once(&self) {
         let Some(tree) = self.tree.upgrade() else { return };
-        // Who holds the desk may have seen all but this.
+        // The tick that is running may have missed this ring.
         let Some(mut desk) = self.desk.try_lock() else {
             return self.tell(|_| {});
         };
@@ -115,20 +117,20 @@ impl Bell {
         }
     }
 
-    /// The desk is locked.
+    /// Runs one tick. The desk is locked by the caller.
     fn tick(&self, tree: &Tree, desk: &mut Desk) {
         desk.last = now();
-        // A fault of ours must not leave gates closed: whoever waits there can do nothing about it.
+        // A panic must not leave gates closed: threads that wait there could do nothing about it.
         let next = match catch_unwind(AssertUnwindSafe(|| tick(tree, &mut desk.state))) {
             Ok(next) => next,
             Err(_) => {
-                error!("the arbiter has failed and begins anew");
+                error!("the arbiter panicked; it starts again with empty state");
                 desk.state = State::new(*desk.state.settings());
                 Some(now() + PAUSE)
             }
         };
         let before = std::mem::replace(&mut self.slate.lock().next, next);
-        // Who sleeps for too long is woken; who wakes too early sleeps again.
+        // Woken only if the new time is earlier; after waking too early it sleeps again.
         if next.is_some_and(|next| before.is_none_or(|before| next < before)) {
             self.rung.notify_one();
         }
@@ -159,7 +161,7 @@ impl Listener for Bell {
     }
 }
 
-/// The running thread; ends when dropped.
+/// Handle of the running thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Thread {
     bell: Arc<Bell>,
@@ -167,10 +169,10 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Begins to arbitrate.
+    /// Starts the arbiter.
     ///
     /// # Errors
-    /// Out of threads.
+    /// The thread cannot be started.
     pub fn start(tree: Arc<Tree>, settings: Settings) -> anyhow::Result<Self> {
         let bell = Arc::new(Bell::new(&tree, settings));
         tree.listen(bell.clone());
@@ -179,7 +181,7 @@ impl Thread {
             std::thread::Builder::new()
                 .name("arbiter".to_owned())
                 .spawn(move || run(&tree, &bell))
-                .context("cannot start the arbiter")?
+                .context("cannot start the arbiter's thread")?
         };
         Ok(Self {
             bell,
@@ -202,7 +204,8 @@ impl Drop for Thread {
 }
 
 fn run(tree: &Tree, bell: &Bell) {
-    // Turns are short beside the 50 microseconds by which the kernel may round a sleep up; a failure costs only that.
+    // A turn can be shorter than the 50 microseconds by which the kernel may round a sleep up. Failure only
+    // loses precision.
     let _ = prctl::set_timerslack(1000);
     loop {
         let told = bell.wait();
@@ -219,12 +222,12 @@ fn run(tree: &Tree, bell: &Bell) {
         told.watched.into_iter().for_each(|id| desk.state.watch(now, id));
         bell.tick(tree, desk);
     }
-    // Nobody is to wait for an arbiter that is no more; a new daemon begins anew.
+    // No thread may wait for a stopped arbiter; the next daemon decides again.
     let ((), opened) = tree.arbitrate(|tree| tree.open_all());
     wake(&opened);
 }
 
-/// Ticks until nothing has begun meanwhile, or seems to for ever; returns when to tick again.
+/// Ticks until no work began meanwhile, 8 times at most. Returns when to tick again.
 fn tick(tree: &Tree, state: &mut State) -> Option<Time> {
     const MOST: u32 = 8;
     for _ in 0..MOST {
@@ -237,7 +240,7 @@ fn tick(tree: &Tree, state: &mut State) -> Option<Time> {
     Some(now() + state.settings().tick())
 }
 
-/// Wakes whoever waits at gates that hold no more.
+/// Wakes threads that wait at gates that were opened.
 fn wake(opened: &Opened) {
     for (blocks, device) in opened {
         if let Some(device) = blocks.control().devices.get(*device) {
@@ -246,9 +249,9 @@ fn wake(opened: &Opened) {
     }
 }
 
-/// `CLOCK_MONOTONIC` in nanoseconds, as usage blocks have it.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of usage blocks.
 fn now() -> Time {
-    // It cannot fail for this clock.
+    // Cannot fail for this clock.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -261,9 +264,9 @@ mod tests {
     use crate::arbiter::tests::world::Play;
     use crate::tree::fixture::ROOT;
 
-    /// There is no thread that could do it.
+    /// No arbiter thread runs in this test.
     #[test]
-    fn when_a_ring_has_been_heard_the_gates_are_as_they_must_be() {
+    fn rung_sets_gates_before_it_returns() {
         let play = Play::new(1);
         let (high, low) = (play.join(100, 2), play.join(101, 10));
         play.world.store("compute.policy", ROOT, "strict").unwrap();
@@ -273,23 +276,26 @@ mod tests {
         play.begins(high);
         play.world.tree.rung(high);
         assert_eq!(play.gate(low), Gate::Throttled);
-        assert!(bell.slate.lock().next.is_some(), "its end must be noticed");
+        assert!(
+            bell.slate.lock().next.is_some(),
+            "the end of the work must be polled for"
+        );
         assert!(!bell.slate.lock().told.has_news);
     }
 
     #[test]
-    fn who_rings_often_is_left_to_the_thread() {
+    fn frequent_ring_is_left_to_the_thread() {
         let play = Play::new(1);
         let id = play.join(100, 2);
         let bell = Arc::new(Bell::new(&play.world.tree, Settings::default()));
         play.world.tree.listen(bell.clone());
-        // Not at the time of a clock that a test may be too slow for.
+        // A fixed time instead of the clock, which a slow test could outrun.
         bell.desk.lock().as_mut().unwrap().last = Time::MAX;
         play.world.tree.rung(id);
         assert!(bell.slate.lock().told.has_news);
         *bell.desk.lock() = None;
         bell.slate.lock().told.has_news = false;
         play.world.tree.rung(id);
-        assert!(bell.slate.lock().next.is_none(), "there is no arbiter any more");
+        assert!(bell.slate.lock().next.is_none(), "the arbiter has stopped");
     }
 }

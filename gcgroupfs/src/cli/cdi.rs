@@ -1,7 +1,8 @@
-//! `gcgroupfs cdi`: what a container must be given to be governed, as the tools that run containers want to be told:
+//! `gcgroupfs cdi`: prints what a container needs to be governed, in the format of container tools:
 //! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
 //!
-//! Mounts alone. A variable in the environment would not reach a program that is started in a running container.
+//! Only mounts are used: an environment variable would not reach a program that is started in a running
+//! container.
 
 use std::env;
 use std::path::Path;
@@ -9,13 +10,14 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 
-/// The oldest version that has all that is said here, for tools as old.
+/// The oldest version of the format that has all keys used here.
 const VERSION: &str = "0.3.0";
 
 /// Vendor and class: a device is named gcgroupfs/hook=all.
 const KIND: &str = "gcgroupfs/hook";
 
-/// From the directory of this program, and where a container has it. The list is what makes the loader load the library.
+/// Paths relative to the directory of this program, and in the container. The list makes the loader load the
+/// library.
 const MOUNTS: [(&str, &str); 3] = [
     ("../lib/libgcgroup.so", "/usr/lib/gcgroupfs/libgcgroup.so"),
     (
@@ -25,8 +27,11 @@ const MOUNTS: [(&str, &str); 3] = [
     ("../share/gcgroupfs/ld.so.preload", "/etc/ld.so.preload"),
 ];
 
+/// Returns the specification as JSON.
+///
 /// # Errors
-/// A file to be mounted is not there; the socket has another name than a process in a container looks for.
+/// A file to be mounted does not exist, or the socket's file name differs from the one that a process in a
+/// container looks for.
 pub(super) fn specification(socket: &Path) -> anyhow::Result<String> {
     let program = env::current_exe().context("cannot tell where this program is")?;
     let directory = program.parent().unwrap_or(Path::new("/"));
@@ -42,11 +47,11 @@ pub(super) fn specification(socket: &Path) -> anyhow::Result<String> {
     let default = Path::new(gcgroup_abi::DEFAULT_SOCKET);
     ensure!(
         socket.file_name() == default.file_name(),
-        "{}: in a container the socket is looked for as {}, so it must have that name",
+        "{}: a container expects the socket as {}, so it must have that file name",
         socket.display(),
         default.display()
     );
-    // The directory, since a daemon that is started again makes the socket anew.
+    // The directory, since a restarted daemon makes a new socket.
     if let (Some(here), Some(there)) = (socket.parent(), default.parent()) {
         mounts.push(mount(here, there)?);
     }

@@ -1,5 +1,5 @@
-//! `gcgroupfs check-config`: says whether a configuration can be read, before a daemon is told to; and which of its
-//! rules is for a process, and why the others are not.
+//! `gcgroupfs check-config`: checks a configuration before a daemon reads it, and shows which of its rules
+//! matches a process and why the others do not.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -13,15 +13,19 @@ use crate::text::word;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The configuration [default: that of a daemon that you would start]
+    /// The configuration [default: that of a daemon started by you]
     file: Option<PathBuf>,
-    /// Say which rule would be for this process, governed or not, and why the others would not
+    /// Show which rule matches this process, governed or not, and why the others do not
     #[arg(long)]
     pid: Option<u32>,
 }
 
+/// Checks the configuration.
+///
 /// # Errors
-/// The file cannot be read, or is wrong: then PATH:LINE:COLUMN and what is wrong there. No such process.
+/// * The file cannot be read.
+/// * It is wrong: PATH:LINE:COLUMN and what is wrong there.
+/// * There is no such process.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let file = arguments
         .file
@@ -33,7 +37,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     super::print(explain(&config.rules, &text, &facts)?.as_bytes())
 }
 
-/// What each rule says of the process.
+/// Returns the verdict of each rule on the process.
 fn explain(rules: &Rules, text: &str, facts: &Facts) -> Result<String, std::fmt::Error> {
     let mut out = describe(facts)?;
     let mut holds = None;
@@ -45,7 +49,7 @@ fn explain(rules: &Rules, text: &str, facts: &Facts) -> Result<String, std::fmt:
         }
         match (judgement.verdict, holds) {
             (Err(why), _) => writeln!(out, ": no: {why}")?,
-            (Ok(_), Some(first)) => writeln!(out, ": would be, but rule {first} comes first")?,
+            (Ok(_), Some(first)) => writeln!(out, ": matches, but rule {first} comes first")?,
             (Ok(verdict), None) => {
                 writeln!(out, ": yes")?;
                 out.push_str(&consequences(&verdict)?);
@@ -114,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_rule_says_why_and_the_first_that_is_for_it_says_what() {
+    fn explain_gives_reasons_and_first_matching_verdict() {
         let text = "\
 [[rule]]
 name = \"slurm\"
@@ -155,7 +159,7 @@ rule 2, line 6: yes
     memory.limit 1024
   process
     compute.priority 9
-rule 3, line 10: would be, but rule 2 comes first
+rule 3, line 10: matches, but rule 2 comes first
 "
         );
         let hostile = Facts {

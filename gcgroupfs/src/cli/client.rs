@@ -1,4 +1,4 @@
-//! The command line's end of the socket.
+//! Client of the daemon's socket, for the command line.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -13,7 +13,7 @@ use nix::sys::time::TimeVal;
 use crate::protocol::{Answer, MAX_ANSWER, Operation, Request};
 use crate::server::new_socket;
 
-/// How long to wait for an answer.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -22,16 +22,18 @@ pub struct Client {
 }
 
 impl Client {
+    /// Connects with a timeout of 10 seconds.
+    ///
     /// # Errors
-    /// Nobody listens there.
+    /// No daemon listens there.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
         Self::connect_with(path, PATIENCE)
     }
 
-    /// Connects; the connection and each answer take no longer than `patience`, which is not zero.
+    /// Connects. The connection and each answer take at most `patience`, which is not zero.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// No daemon listens there.
     pub fn connect_with(path: &Path, patience: Duration) -> anyhow::Result<Self> {
         let connected = || {
             let socket = new_socket(SockFlag::empty())?;
@@ -49,7 +51,7 @@ impl Client {
         Ok(Self { socket })
     }
 
-    /// What a control file shows.
+    /// Reads a control file.
     ///
     /// # Errors
     /// As reading it at the mount.
@@ -58,10 +60,10 @@ impl Client {
             .map_err(|errno| anyhow!("{path}: {}", strerror(errno)))
     }
 
-    /// What a control file shows, or the errno that reading it at the mount gives.
+    /// Returns the contents of a control file, or the errno that reading it at the mount gives.
     ///
     /// # Errors
-    /// The daemon is gone, or is none.
+    /// No daemon answers, or its answer is invalid.
     pub fn try_get(&mut self, path: &str) -> anyhow::Result<Result<Vec<u8>, Errno>> {
         self.read(Operation::Get, path)
     }
@@ -104,18 +106,18 @@ impl Client {
         }
     }
 
-    /// Whether a process of ours may begin in a group, or the errno of the refusal.
+    /// Returns whether a process of ours may begin in a group, or the errno of the refusal.
     ///
     /// # Errors
-    /// The daemon is gone, or is none.
+    /// No daemon answers, or its answer is invalid.
     pub fn may_begin(&mut self, group: &str) -> anyhow::Result<Result<(), Errno>> {
         Ok(self.read(Operation::MayBegin, group)?.map(drop))
     }
 
-    /// A JSON line for each process and device, with these files' contents.
+    /// Returns a JSON line for each process and device, with the contents of these files.
     ///
     /// # Errors
-    /// The daemon is gone, or is none.
+    /// No daemon answers, or its answer is invalid.
     pub fn list(&mut self, names: &[&str]) -> anyhow::Result<Vec<u8>> {
         self.read(Operation::List, &names.join("\n"))?
             .map_err(|errno| anyhow!("{}", strerror(errno)))
@@ -152,11 +154,11 @@ impl Client {
             &request.to_bytes(),
             MsgFlags::MSG_NOSIGNAL,
         )
-        .context("the daemon does not listen")?;
+        .context("cannot send to the daemon")?;
         let length =
             recv(self.socket.as_raw_fd(), buffer, MsgFlags::empty()).context("the daemon does not answer")?;
         let packet = buffer.get(..length).unwrap_or_default();
-        Answer::from_bytes(packet).map_err(|_| anyhow!("the daemon does not answer such requests"))
+        Answer::from_bytes(packet).map_err(|_| anyhow!("the daemon's answer is invalid"))
     }
 }
 
@@ -164,7 +166,7 @@ fn errno(status: u32) -> Errno {
     Errno::from_raw(i32::try_from(status).unwrap_or(libc::EIO))
 }
 
-/// The errno in the C library's words, as a shell shows them.
+/// Returns the errno's text in the C library's words, as a shell shows it.
 pub fn strerror(errno: Errno) -> String {
     let text = std::io::Error::from(errno).to_string();
     // The standard library adds " (os error N)".

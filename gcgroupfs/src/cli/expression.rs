@@ -1,14 +1,15 @@
-//! What `gcgroupfs wait` waits for: a comparison with a value that a control file shows. It knows no file.
+//! Expressions of `gcgroupfs wait`: a comparison with a value of a control file. No file is known here by
+//! name.
 
 use std::cmp::Ordering;
 use std::str::FromStr;
 
 use crate::text::parse_bytes;
 
-/// Which orders of what is shown and what is asked for an operator accepts.
+/// Whether an operator accepts the order of the shown value relative to the given one.
 type Accepts = fn(Ordering) -> bool;
 
-/// In the order in which they are looked for: of two that begin alike the longer first.
+/// Operators, in the order of the search: a longer one precedes its prefix.
 const OPERATORS: &[(&str, Accepts)] = &[
     ("!=", Ordering::is_ne),
     ("<=", Ordering::is_le),
@@ -18,7 +19,7 @@ const OPERATORS: &[(&str, Accepts)] = &[
     (">", Ordering::is_gt),
 ];
 
-/// `KEY OPERATOR VALUE`; without a key, of a file with a single value.
+/// `KEY OPERATOR VALUE`; without a key for a file with a single value.
 #[derive(Debug, Clone)]
 pub struct Expression {
     text: String,
@@ -28,12 +29,12 @@ pub struct Expression {
     value: String,
 }
 
-/// What comes of looking.
+/// Result of an evaluation.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Holds,
     Not,
-    /// It never can, with such a file.
+    /// The expression cannot hold for such a file; the text says why.
     Senseless(String),
 }
 
@@ -57,20 +58,20 @@ impl FromStr for Expression {
             value: value.to_owned(),
         };
         if expression.is_ordering() && number(value).is_none() {
-            return Err(format!("{value} is not a number, which {operator} needs"));
+            return Err(format!("{operator} needs a number, got {value}"));
         }
         Ok(expression)
     }
 }
 
 impl Expression {
-    /// Whether it holds of a file's contents.
+    /// Evaluates the expression on a file's contents.
     pub fn judge(&self, text: &str) -> Verdict {
         let Some(shown) = self.shown(text) else {
             return Verdict::Senseless(if self.key.is_empty() {
-                format!("{}: it has keys, and none is given", self.text)
+                format!("{}: the file has keys, so the expression needs one", self.text)
             } else {
-                format!("it has no key {}", self.key)
+                format!("the file has no key {}", self.key)
             });
         };
         let order = match (number(shown), number(&self.value)) {
@@ -91,7 +92,7 @@ impl Expression {
         !matches!(self.operator, "=" | "!=")
     }
 
-    /// The key's value; without a key, all there is, which must be one word.
+    /// Returns the key's value; without a key, the whole contents, which must be one word.
     fn shown<'a>(&self, text: &'a str) -> Option<&'a str> {
         if self.key.is_empty() {
             let mut words = text.split_ascii_whitespace();
@@ -99,13 +100,13 @@ impl Expression {
         }
         text.lines().find_map(|line| {
             let (key, value) = line.split_once(' ')?;
-            // GVM's file has colons.
+            // Lines of nr_pending_kernels have a colon.
             (key.trim_end_matches(':') == self.key).then(|| value.trim())
         })
     }
 }
 
-/// As control files write and take them: `8G`, and `max` above all others.
+/// Parses a number in the control files' format: `8G`, or `max`, which is above all others.
 fn number(text: &str) -> Option<u64> {
     parse_bytes(text).ok()
 }
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_compared_as_numbers_or_words() {
+    fn judge_compares_numbers_or_words() {
         for (expression, text, want) in [
             ("frozen=0", EVENTS, true),
             ("frozen=1", EVENTS, false),
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_hold_is_said_so() {
+    fn judge_impossible_expression_is_senseless() {
         for (expression, text) in [
             ("frozn=1", EVENTS),
             ("=1", EVENTS),
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_expression_is_refused() {
+    fn parse_refuses_malformed_expressions() {
         for text in ["", "frozen", "frozen 1", "=", "frozen=", "a!b", "x<y", "hook>=ok"] {
             assert!(text.parse::<Expression>().is_err(), "{text}");
         }

@@ -1,5 +1,5 @@
-//! `gcgroupfs freeze` and `gcgroupfs thaw`: several processes or groups at once, as the ranks of one job need it. All are
-//! told before any is waited for.
+//! `gcgroupfs freeze` and `gcgroupfs thaw`, for several processes or groups at once, such as the ranks of a
+//! job. All are written before the first wait.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,28 +13,28 @@ use super::wait::{Failure, deadline, seconds, until};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit status: 0 done, and with --wait all of them stand still or have ended; 1 the time is over, or one of them could \
-not be told: the others have been.")]
+Exit status: 0 done, and with --wait all of them are drained or have ended; 1 timeout, or a write \
+failed; the others were written.")]
 pub struct Freeze {
-    /// Return when what was submitted has ended
+    /// Return when submitted work has completed
     #[arg(long)]
     wait: bool,
-    /// Give up waiting after so long, as 0.5; they stay frozen
+    /// Stop waiting after this time, as 0.5; they stay frozen
     #[arg(long, value_name = "SECONDS", requires = "wait", value_parser = seconds)]
     timeout: Option<Duration>,
-    /// Processes and groups, as their directories are named: 4242, team/a
+    /// Processes and groups by the names of their directories: 4242, team/a
     #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
     paths: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub struct Thaw {
-    /// Processes and groups, as their directories are named: 4242, team/a
+    /// Processes and groups by the names of their directories: 4242, team/a
     #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
     paths: Vec<String>,
 }
 
-/// A path without the slashes around it. The root cannot be frozen.
+/// Strips slashes at both ends. The root is refused, since it cannot be frozen.
 fn path(text: &str) -> Result<String, String> {
     match text.trim_matches('/') {
         "" => Err("a process or a group is expected".to_owned()),
@@ -42,7 +42,7 @@ fn path(text: &str) -> Result<String, String> {
     }
 }
 
-/// Freezes. What went wrong is said on standard error.
+/// Freezes. Errors are printed on standard error.
 pub fn freeze(socket: &Path, arguments: &Freeze) -> ExitCode {
     let deadline = arguments.timeout.and_then(deadline);
     let mut done = tell(socket, &arguments.paths, "1");
@@ -54,7 +54,7 @@ pub fn freeze(socket: &Path, arguments: &Freeze) -> ExitCode {
     status(done)
 }
 
-/// Thaws. What went wrong is said on standard error.
+/// Thaws. Errors are printed on standard error.
 pub fn thaw(socket: &Path, arguments: &Thaw) -> ExitCode {
     status(tell(socket, &arguments.paths, "0"))
 }
@@ -67,7 +67,7 @@ fn status(done: bool) -> ExitCode {
     }
 }
 
-/// Writes `compute.freeze` of each; whether all have taken it.
+/// Writes `compute.freeze` of each. Returns whether all writes succeeded.
 fn tell(socket: &Path, paths: &[String], value: &str) -> bool {
     let mut client = match Client::connect(socket) {
         Ok(client) => client,
@@ -86,7 +86,7 @@ fn tell(socket: &Path, paths: &[String], value: &str) -> bool {
     done
 }
 
-/// What keeps a process or a group from standing still, by its events file.
+/// Returns what keeps a process or a group from being drained, from its events file.
 fn obstacle(socket: &Path, events: &Path) -> Option<String> {
     let text = Client::connect(socket)
         .ok()?
@@ -108,7 +108,8 @@ fn obstacle(socket: &Path, events: &Path) -> Option<String> {
     })
 }
 
-/// Waits for one. A process that has ended does nothing any more either; of one whose daemon has gone nobody knows.
+/// Waits until a process or group is drained, and returns whether it is. A process that has ended counts as
+/// drained; without a daemon the state is unknown.
 fn stands_still(socket: &Path, place: &str, deadline: Option<Instant>) -> bool {
     let path = PathBuf::from(format!("{place}/gcgroup.events"));
     let frozen = "frozen=1".parse::<Expression>().map_err(Failure::Senseless);

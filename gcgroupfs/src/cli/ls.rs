@@ -1,4 +1,4 @@
-//! `gcgroupfs ls`: a table for the eye, made of what control files show.
+//! `gcgroupfs ls`: a table of governed processes, made from control files.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 use super::client::Client;
 use crate::text::word;
 
-/// A line of the daemon's answer: a process, or a process on one device.
+/// Line of the daemon's answer: a process, or a process on one device.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Line {
     pid: String,
     device: Option<String>,
     uid: u32,
     comm: String,
-    /// None if it is closed to who asks.
+    /// `None` if the client may not see it.
     #[serde(default)]
     group: Option<String>,
     files: BTreeMap<String, String>,
 }
 
-/// A row: a process on a device, and the process as a whole.
+/// Row of the table: a process on a device, with the process as a whole.
 #[derive(Debug, Clone, Copy)]
 struct Row<'a> {
     process: &'a Line,
-    /// None for a process that has not used any.
+    /// `None` for a process that has used no device.
     device: Option<&'a Line>,
 }
 
@@ -36,7 +36,7 @@ struct Column {
     cell: fn(&Row<'_>) -> String,
 }
 
-/// What `ls` shows; a new column is a row here.
+/// Columns of the table; a new column is a row here.
 const COLUMNS: &[Column] = &[
     Column {
         title: "PID",
@@ -93,7 +93,7 @@ const COLUMNS: &[Column] = &[
     },
 ];
 
-/// The control files that the columns are made of.
+/// Control files that the columns need.
 const FILES: &[&str] = &[
     "memory.current",
     "memory.limit",
@@ -103,7 +103,7 @@ const FILES: &[&str] = &[
     "gcgroup.events",
 ];
 
-/// The governed processes, as a table or as JSON.
+/// Returns the governed processes, as a table or as JSON.
 ///
 /// # Errors
 /// The daemon does not answer.
@@ -120,8 +120,8 @@ pub fn list(client: &mut Client, json: bool) -> anyhow::Result<Vec<u8>> {
     Ok(table(&rows(&lines)).into_bytes())
 }
 
-/// JSON in ASCII alone: other characters, which are in strings, by their escapes there. They are names that others chose, and a
-/// terminal must not obey them.
+/// Returns JSON with all other than printable ASCII characters escaped. Such characters occur only in
+/// strings; they are names that others chose, and must not control a terminal.
 fn ascii(json: &str) -> String {
     json.chars()
         .fold(String::with_capacity(json.len()), |mut out, c| {
@@ -137,7 +137,7 @@ fn ascii(json: &str) -> String {
         })
 }
 
-/// A row for each device that a process has used, or one if it has used none.
+/// Returns a row for each device that a process has used, or one row if it has used none.
 fn rows(lines: &[Line]) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for process in lines.iter().filter(|line| line.device.is_none()) {
@@ -199,7 +199,7 @@ impl Line {
         self.text(file).parse().unwrap_or(NO_LIMIT)
     }
 
-    /// The value of a key in a flat-keyed file.
+    /// Returns the value of a key in a flat keyed file; "-" without it.
     fn key(&self, file: &str, key: &str) -> String {
         let text = self.files.get(file).map_or("", String::as_str);
         let found = text
@@ -224,7 +224,7 @@ impl Row<'_> {
             .unwrap_or_else(|| "-".to_owned())
     }
 
-    /// The tighter one.
+    /// Returns the smaller of the process's limit and the device's.
     fn limit(&self) -> String {
         size(
             self.process
@@ -239,7 +239,7 @@ impl Row<'_> {
             asked(self.process) || asked(self.place()),
             self.place().key("gcgroup.events", "frozen") == "1",
         ) {
-            // For the process itself, or for a group that it is in.
+            // Asked for the process itself, or for a group that it is in.
             (_, true) => "yes",
             (true, false) => "soon",
             (false, false) => "no",
@@ -247,7 +247,7 @@ impl Row<'_> {
     }
 }
 
-/// Bytes in the largest unit that leaves a number of at least one.
+/// Formats bytes in the largest unit in which the number is at least one.
 fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["", "K", "M", "G", "T", "P"];
     if bytes == NO_LIMIT {
@@ -257,7 +257,7 @@ fn size(bytes: u64) -> String {
     let shift = 10 * unit;
     match (unit, bytes & ((1_u64 << shift) - 1)) {
         (_, 0) => format!("{}{}", bytes >> shift, UNITS[unit]),
-        // Tenths, cut off: never more than there is.
+        // Tenths, truncated: never more than there is.
         (_, rest) => format!(
             "{}.{}{}",
             bytes >> shift,
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_short_and_never_too_large() {
+    fn size_is_short_and_truncated() {
         for (bytes, expected) in [
             (0, "0"),
             (1023, "1023"),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_row_for_each_device_in_use_or_one_for_the_process() {
+    fn rows_has_one_per_used_device_or_one_per_process() {
         let idle = [("memory.current", "0\n"), ("compute.stat", "nr_launches 0\n")];
         let busy = [
             ("memory.current", "1024\n"),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_others_chose_moves_no_cursor() {
+    fn foreign_names_are_escaped_in_table_and_json() {
         let lines = [Line {
             comm: "\u{202e}0=1 \u{2028}\u{5d0}".into(),
             group: Some("a\u{1b}[2J\u{9b}1m\tb".into()),
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_that_is_asked_for_exists() {
+    fn files_of_columns_exist() {
         for file in FILES {
             assert!(crate::files::all().any(|row| row.name == *file), "{file}");
         }

@@ -1,4 +1,5 @@
-//! Where things are when nobody says: the machine's daemon, or one that a user runs for the user's own processes.
+//! Default paths: those of the machine's daemon, or of a daemon that a user runs for the user's own
+//! processes.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -9,13 +10,13 @@ use nix::unistd::geteuid;
 use super::client::Client;
 use crate::config;
 
-/// Where root's daemon shows its control files.
+/// Mount point of root's daemon.
 const POINT: &str = "/gcgroup";
 
-/// The socket of the daemon that is to be started.
+/// Returns the socket of the daemon that is to be started.
 ///
 /// # Errors
-/// There is no place for a user's own.
+/// No path for a user's own daemon: `XDG_RUNTIME_DIR` is not set.
 pub(super) fn new_socket() -> Result<PathBuf> {
     if geteuid().is_root() {
         return Ok(gcgroup_abi::DEFAULT_SOCKET.into());
@@ -23,17 +24,17 @@ pub(super) fn new_socket() -> Result<PathBuf> {
     own_socket().context("XDG_RUNTIME_DIR is not set: --socket must say where")
 }
 
-/// The socket of the daemon to speak to: of the user's own, if it answers; else of the machine's.
+/// Returns the socket of the daemon to connect to: the user's own if it answers, otherwise the machine's.
 pub(super) fn socket() -> PathBuf {
     let own = (!geteuid().is_root()).then(own_socket).flatten();
     own.filter(|socket| Client::connect(socket).is_ok())
         .unwrap_or_else(|| gcgroup_abi::DEFAULT_SOCKET.into())
 }
 
-/// Where the daemon that is to be started shows its control files.
+/// Returns the mount point of the daemon that is to be started.
 ///
 /// # Errors
-/// There is no place for a user's own.
+/// No path for a user's own daemon: `XDG_RUNTIME_DIR` is not set.
 pub(super) fn mount_point() -> Result<PathBuf> {
     if geteuid().is_root() {
         return Ok(POINT.into());
@@ -42,7 +43,7 @@ pub(super) fn mount_point() -> Result<PathBuf> {
     Ok(directory.join("gcgroup"))
 }
 
-/// The configuration of the daemon that is to be started.
+/// Returns the path of the configuration of the daemon that is to be started.
 pub(super) fn configuration() -> PathBuf {
     let own = || {
         let directory = env::var_os("XDG_CONFIG_HOME").filter(|path| Path::new(path).is_absolute());
@@ -61,7 +62,7 @@ fn own_socket() -> Option<PathBuf> {
     Some(runtime_directory()?.join("gcgroupfs/gcgroup.sock"))
 }
 
-/// As the XDG base directory specification has it: relative paths are none.
+/// Returns `XDG_RUNTIME_DIR`; a relative path counts as unset, by the XDG base directory specification.
 fn runtime_directory() -> Option<PathBuf> {
     let directory = PathBuf::from(env::var_os("XDG_RUNTIME_DIR")?);
     directory.is_absolute().then_some(directory)

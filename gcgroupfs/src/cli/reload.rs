@@ -1,4 +1,4 @@
-//! Reading the configuration again, when SIGHUP has asked for it.
+//! Reading the configuration again at SIGHUP.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,13 +13,13 @@ use crate::keep::Note;
 use crate::server::CurrentRules;
 use crate::tree::Tree;
 
-/// Where what the configuration says goes.
+/// Parts of the daemon that a configuration applies to.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) source: Source,
-    /// Where a successor finds what holds.
+    /// Where the next daemon finds the configuration in force.
     pub(super) note: Option<Arc<Note>>,
-    /// The command line's, which overrides the file's.
+    /// Policy of the command line, which overrides the file's.
     pub(super) policy: Option<Policy>,
     pub(super) tree: Arc<Tree>,
     pub(super) arbiter: Arc<arbiter::Bell>,
@@ -54,7 +54,7 @@ impl Parts {
 }
 
 impl Reload {
-    /// `asked` is set by the signal.
+    /// Creates the reader; `asked` is set by the signal handler.
     pub(super) fn new(asked: Arc<AtomicBool>, parts: Parts) -> Self {
         Self {
             asked,
@@ -62,8 +62,8 @@ impl Reload {
         }
     }
 
-    /// Reads it on a thread of its own, since the names in it may have to be looked up far away. One at a time: what is
-    /// read last was read after it was last asked for.
+    /// Reads the configuration on its own thread if SIGHUP asked for it, since names in it may be looked up
+    /// over a network. Reads are serialised, so the last one begins after the last request.
     pub(super) fn if_asked(&self) {
         if !self.asked.swap(false, Relaxed) {
             return;

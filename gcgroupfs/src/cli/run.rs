@@ -1,4 +1,4 @@
-//! `gcgroupfs run`: a program, preloaded, with wishes in its environment.
+//! `gcgroupfs run`: executes a program with the library preloaded and settings in its environment.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -18,44 +18,45 @@ use super::client::{Client, strerror};
 use crate::error::Error;
 use crate::text::{parse_bytes, parse_priority};
 
-/// The preload library, from the directory of this program.
+/// The preload library, relative to the directory of this program.
 const PRELOAD: &str = "../lib/libgcgroup.so";
 
 /// The library that the preload library loads, beside it.
 const HOOK: &str = "libgcgroup_hook.so";
 
-/// How long a daemon that is being started again is waited for.
+/// Longest wait for a daemon that is being restarted.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The pause between two attempts to reach the daemon.
+/// Pause between two attempts to reach the daemon.
 const RETRY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A program that is given a group, a limit or another setting here runs with it or not at all. Where no daemon answers within \
-5 seconds, or the group is refused, the program is not started. Where that happens later, its first CUDA call (cuInit) fails \
-with CUDA_ERROR_SYSTEM_NOT_READY. With --best-effort the program runs all the same.
+If a group, a limit or another setting is given, the program runs with it or not at all. If no daemon answers within \
+5 seconds, or the group is refused, the program is not started. If that happens later, its first CUDA call (cuInit) fails \
+with CUDA_ERROR_SYSTEM_NOT_READY. With --best-effort the program runs anyway.
 
-Exit status: the program's; 127 if there is none of that name, 126 if it cannot be run, 125 if what it is to be run with is \
+Exit status: the program's; 127 if it is not found, 126 if it cannot be run, 125 if a library, the daemon or the group is \
 missing or refused.")]
 pub struct Arguments {
-    /// Most bytes of device memory, as 8G, or max
+    /// Limit of device memory in bytes, as 8G, or max
     #[arg(long, value_name = "SIZE", value_parser = |text: &str| parse(parse_bytes, text))]
     memory_limit: Option<u64>,
-    /// 0 to 15, lower is more important
+    /// Priority, 0 to 15; a lower number is a higher priority
     #[arg(long, value_name = "N", value_parser = |text: &str| parse(parse_priority, text))]
     priority: Option<u32>,
-    /// Hold back all GPU work from the start
+    /// Start frozen
     #[arg(long)]
     freeze: bool,
-    /// Make large allocations such that they can be moved to host memory, at most as much as given, as 8G, or max
+    /// Make large allocations movable to host memory, up to SIZE bytes, as 8G, or max
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "max",
           value_parser = |text: &str| parse(parse_bytes, text))]
     swap: Option<u64>,
-    /// Begin in this group, as team/batch: made if it is not there, if you may
+    /// Start in this group, as team/batch; it is made if it does not exist and you may make it
     #[arg(long, value_name = "NAME", value_parser = group)]
     group: Option<String>,
-    /// Run the program also where no daemon governs it, or not in the group: then only --memory-limit and --swap hold
+    /// Run the program even if no daemon governs it, or not in the group: then only --memory-limit and --swap
+    /// hold
     #[arg(long)]
     best_effort: bool,
     /// The program and its arguments
@@ -81,8 +82,8 @@ fn group(text: &str) -> Result<String, String> {
     }
 }
 
-/// Becomes the program, so its exit status is the program's. If that fails: 127 if there is no such program, 126 if
-/// it cannot be run (as env(1) has it), 125 if the failure is ours.
+/// Executes the program in place of this process. Returns only on failure: 127 if there is no such program,
+/// 126 if it cannot be run (as in env(1)), 125 if the failure is ours.
 pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     let mut command = match prepare(socket, arguments) {
         Ok(command) => command,
@@ -94,7 +95,9 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     let group = arguments.group.as_deref();
     if arguments.is_required() {
         if let Err(error) = wait_for_daemon(socket, group) {
-            eprintln!("gcgroupfs: {error:#}; the program is not started (it would be with --best-effort)");
+            eprintln!(
+                "gcgroupfs: {error:#}; the program is not started (use --best-effort to start it anyway)"
+            );
             return ExitCode::from(125);
         }
     } else {
@@ -105,11 +108,11 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
         match asked {
             Ok(Ok(())) => {}
             Ok(Err(refusal)) => {
-                eprintln!("gcgroupfs: warning: {refusal}; the program begins where it would without");
+                eprintln!("gcgroupfs: warning: {refusal}; the program starts without --group");
             }
             Err(error) => {
                 eprintln!(
-                    "gcgroupfs: warning: {error:#}; until there is one, only the limit given here holds"
+                    "gcgroupfs: warning: {error:#}; until a daemon answers, only --memory-limit and --swap hold"
                 );
             }
         }
@@ -124,7 +127,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
 }
 
 impl Arguments {
-    /// Whether the program must not use a GPU without a daemon that governs it as is said here.
+    /// Returns whether the program may use a GPU only under a daemon that applies these settings.
     fn is_required(&self) -> bool {
         let is_any_given = self.memory_limit.is_some()
             || self.priority.is_some()
@@ -134,15 +137,18 @@ impl Arguments {
         is_any_given && !self.best_effort
     }
 
-    /// `GCGROUP_REQUIRED` for the program; none leaves it as it is.
+    /// Returns `GCGROUP_REQUIRED` for the program; `None` leaves the variable unchanged.
     fn requirement(&self) -> Option<String> {
         let word = if self.best_effort { "0" } else { "1" };
         (self.best_effort || self.is_required()).then(|| word.to_owned())
     }
 }
 
-/// Waits until the daemon says that a program of ours may begin in the group. For [`PATIENCE`]: it may be about to be
-/// started again. Whether the program then does begin there is for the library in it to see to.
+/// Waits until the daemon allows our program to begin in the group, for [`PATIENCE`], since the daemon may be
+/// restarting. Whether the program then does begin there is checked by its hook.
+///
+/// # Errors
+/// The daemon does not answer, or refuses.
 fn wait_for_daemon(socket: &Path, group: Option<&str>) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let mut left = PATIENCE;
@@ -160,7 +166,7 @@ fn wait_for_daemon(socket: &Path, group: Option<&str>) -> anyhow::Result<()> {
     }
 }
 
-/// Whether a program of ours may begin in the group, or why not.
+/// Returns whether our program may begin in the group, or the reason for the refusal.
 ///
 /// # Errors
 /// The daemon does not answer.
@@ -200,7 +206,7 @@ fn prepare(socket: &Path, arguments: &Arguments) -> anyhow::Result<Command> {
         ("GCGROUP_REQUIRED", arguments.requirement()),
     ];
     for (name, value) in wishes {
-        // Those not given here may have been given to a program around this one.
+        // A setting that is not given here may be inherited from an outer `gcgroupfs run`.
         value.map(|value| command.env(name, value));
     }
     Ok(command)
@@ -218,10 +224,13 @@ fn library() -> anyhow::Result<PathBuf> {
     Ok(library)
 }
 
-/// What was to be preloaded already, and ours.
+/// Returns the value of `LD_PRELOAD` with our library appended.
+///
+/// # Errors
+/// The path of our library contains a blank or colon.
 fn preload(existing: Option<&OsStr>, library: &Path) -> anyhow::Result<OsString> {
     let ours = library.as_os_str();
-    // ld.so splits at both, and knows no quoting.
+    // ld.so splits at both and has no quoting.
     if ours.as_bytes().iter().any(|byte| matches!(byte, b':' | b' ')) {
         bail!(
             "{}: a library with a blank or colon in its path cannot be preloaded",
@@ -249,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_preloaded_stays_and_nothing_is_preloaded_twice() {
+    fn preload_appends_once() {
         let ours = Path::new("/opt/lib/libgcgroup.so");
         let list = |existing: Option<&str>| preload(existing.map(OsStr::new), ours).unwrap();
         assert_eq!(list(None), "/opt/lib/libgcgroup.so");
@@ -265,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_ld_so_could_not_name_is_refused() {
+    fn preload_refuses_path_with_blank() {
         assert!(preload(None, Path::new("/my programs/libgcgroup.so")).is_err());
     }
 }

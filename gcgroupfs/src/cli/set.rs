@@ -1,4 +1,4 @@
-//! `gcgroupfs set`: writes a control file, and waits, if that is wanted, until what was asked for has come about.
+//! `gcgroupfs set`: writes a control file and, with `--wait`, waits until the write has taken effect.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -11,40 +11,40 @@ use super::client::Client;
 use super::wait::{deadline, seconds};
 use crate::text::{parse_bytes, parse_flag};
 
-/// Between two looks.
+/// Pause between two reads.
 const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit status: 0 written, and with --wait in effect; 1 refused, or not in effect in time; 2 the command line makes no sense.")]
+Exit status: 0 written, and with --wait in effect; 1 refused, or not in effect in time; 2 usage error.")]
 pub struct Set {
-    /// Return when it has come into effect: of memory.limit, memory.reclaim and compute.freeze
+    /// Return when the value has taken effect; for memory.limit, memory.reclaim and compute.freeze
     #[arg(long)]
     wait: bool,
-    /// Give up waiting after so long, as 0.5; what was written holds all the same
+    /// Stop waiting after this time, as 0.5; the written value stays
     #[arg(long, value_name = "SECONDS", requires = "wait", value_parser = seconds, default_value = "10")]
     timeout: Duration,
-    /// Below the mount point, as 1234/memory.limit
+    /// Path below the mount point, as 1234/memory.limit
     path: String,
-    /// As one would echo it
+    /// Value as written with echo
     #[arg(allow_hyphen_values = true)]
     value: String,
 }
 
-/// A file whose writes take time.
+/// A file whose writes take time to take effect.
 struct Slow {
     name: &'static str,
-    /// Before the write: what to look for after it.
+    /// Computes, before the write, the goal to wait for after it.
     goal: fn(&mut Directory<'_>, &str) -> Result<Goal>,
 }
 
-/// What has to be so, and how to say that it is not.
+/// Condition to wait for.
 enum Goal {
-    /// A file with a single number shows at most so much.
+    /// A file with a single number shows at most this.
     AtMost(&'static str, u64),
-    /// Bytes that have been moved to the host so far.
+    /// `swap_out_bytes` of `memory.stat` is at least this.
     Out(u64),
-    /// The device, or all of them, is drained, or is not.
+    /// `frozen` of `gcgroup.events` has this value.
     Frozen(u64),
 }
 
@@ -71,7 +71,7 @@ const SLOW: &[Slow] = &[
     },
 ];
 
-/// Writes. What went wrong is said on standard error.
+/// Writes the file. Errors are printed on standard error.
 pub fn run(socket: &Path, arguments: &Set) -> ExitCode {
     match set(socket, arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -89,9 +89,7 @@ fn set(socket: &Path, arguments: &Set) -> Result<()> {
     }
     let (path, name) = arguments.path.rsplit_once('/').unwrap_or(("", &arguments.path));
     let Some(slow) = SLOW.iter().find(|slow| slow.name == name) else {
-        bail!(
-            "{name}: in effect when it is written; --wait is for memory.limit, memory.reclaim and compute.freeze"
-        );
+        bail!("{name} takes effect at once; --wait is for memory.limit, memory.reclaim and compute.freeze");
     };
     let mut directory = Directory {
         client: &mut client,
@@ -108,7 +106,7 @@ fn set(socket: &Path, arguments: &Set) -> Result<()> {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             let why = match directory.fails().saturating_sub(fails) {
                 0 => "",
-                _ => ", and moves have failed",
+                _ => ", and moves to host memory have failed",
             };
             bail!("{}: {not}{why}", arguments.path);
         }
@@ -117,7 +115,7 @@ fn set(socket: &Path, arguments: &Set) -> Result<()> {
 }
 
 impl Goal {
-    /// What is not as it should be; nothing if all is.
+    /// Returns why the goal is not reached; `None` if it is.
     fn missed(&self, directory: &mut Directory<'_>) -> Result<Option<String>> {
         Ok(match *self {
             Self::AtMost(file, most) => {
@@ -126,7 +124,7 @@ impl Goal {
             }
             Self::Out(bytes) => {
                 let missing = bytes.saturating_sub(directory.number("memory.stat", "swap_out_bytes")?);
-                (missing != 0).then(|| format!("{missing} bytes are still there"))
+                (missing != 0).then(|| format!("{missing} bytes have not been moved"))
             }
             Self::Frozen(wanted) => {
                 let found = directory.number("gcgroup.events", "frozen")?;
@@ -136,14 +134,14 @@ impl Goal {
     }
 }
 
-/// A process's directory, or its directory for a device.
+/// The directory of a process, or of a process on a device.
 struct Directory<'a> {
     client: &'a mut Client,
     path: &'a str,
 }
 
 impl Directory<'_> {
-    /// The number of a key, or that is all of the file.
+    /// Returns the number of a key; with an empty key, the number that is the whole file.
     fn number(&mut self, file: &str, key: &str) -> Result<u64> {
         let path = format!("{}/{file}", self.path);
         let text = String::from_utf8_lossy(&self.client.get(&path)?).into_owned();
@@ -154,7 +152,7 @@ impl Directory<'_> {
         number.with_context(|| format!("{path}: no number {key}"))
     }
 
-    /// Moves that have failed so far.
+    /// Returns the number of failed moves so far.
     fn fails(&mut self) -> u64 {
         self.number("memory.events", "swap_fail").unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! `gcgroupfs wait`: sleeps until a control file says what a script waits for.
+//! `gcgroupfs wait`: waits until a control file satisfies expressions.
 
 use std::fs::File;
 use std::io;
@@ -17,28 +17,29 @@ use super::expression::{Expression, Verdict};
 use crate::file::PAGE;
 use crate::mount;
 
-/// Between two looks at what does not tell of changes: values that are no events, and everything by the socket.
+/// Pause between two reads of a file that does not notify of changes: one that is no events file, and any
+/// file over the socket.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Between two looks at an events file that has not told of a change. Only a lost wake-up would need it.
+/// Pause between two reads of an events file without a notification. Only a lost wake-up needs it.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a daemon may be away, and then a process that it governed: both come back after a restart.
+/// How long the daemon, and then a process that it governed, may be absent: both come back after a restart.
 const RESTART: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit status: 0 all expressions hold; 1 the time is over; 2 the command line makes no sense, or not for this file; \
-3 the file is gone (its process has ended), or never was there, or there is no daemon.
+Exit status: 0 all expressions hold; 1 timeout; 2 usage error, or the expression does not fit the file; \
+3 the file does not exist or is gone (its process has ended), or no daemon answers.
 
-Events files wake at once; other files, and all files where nothing is mounted, are looked at every 50 ms.")]
+Events files notify at once; other files, and all files without a mount, are read every 50 ms.")]
 pub struct Arguments {
-    /// Below the mount point, as 1234/gcgroup.events, or where it is mounted, as /gcgroup/1234/gcgroup.events
+    /// Path below the mount point, as 1234/gcgroup.events, or in the mount, as /gcgroup/1234/gcgroup.events
     path: PathBuf,
-    /// KEY=VALUE of a file of keys, or =VALUE of one with a single value; also != < <= > >=; all must hold
+    /// KEY=VALUE for a keyed file, =VALUE for a file with a single value; also != < <= > >=; all must hold
     #[arg(required = true, value_name = "EXPRESSION")]
     expressions: Vec<Expression>,
-    /// Give up after so long, as 0.5
+    /// Give up after this time, as 0.5
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
 }
@@ -50,12 +51,12 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
-/// When so long is over; never, if the clock does not go so far.
+/// Returns the time at which `timeout` ends; `None` (never) if the clock cannot represent it.
 pub(super) fn deadline(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }
 
-/// Waits. What went wrong is said on standard error.
+/// Waits. Errors are printed on standard error.
 pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     let deadline = arguments.timeout.and_then(deadline);
     match until(socket, &arguments.path, &arguments.expressions, deadline) {
@@ -74,19 +75,19 @@ pub fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Why it does not hold, with the words for it.
+/// Why the expressions do not hold, with the text to print.
 #[derive(Debug)]
 pub(super) enum Failure {
     TimedOut,
-    /// It never can, of this file.
+    /// They cannot hold for this file.
     Senseless(String),
-    /// The file is gone, or never was there.
+    /// The file is gone or never existed.
     Gone(String),
-    /// Nobody answers.
+    /// No daemon answers.
     NoDaemon(String),
 }
 
-/// Waits until all expressions hold of a control file.
+/// Waits until all expressions hold for a control file.
 pub(super) fn until(
     socket: &Path,
     path: &Path,
@@ -108,7 +109,7 @@ pub(super) fn until(
                 }
             }
             Err(trouble) => {
-                // Only who has seen the file once knows that it should come back.
+                // Only a file that was read before is expected to come back.
                 let was_open = source.take().is_some() || lost.is_some();
                 if let Trouble::Senseless(_) = trouble {
                     return Err(trouble.into_failure());
@@ -148,11 +149,11 @@ fn holds(expressions: &[Expression], text: &str) -> Result<bool, Failure> {
 
 /// Why a file cannot be read.
 enum Trouble {
-    /// It is not there, or not any more.
+    /// The file does not exist, or no longer exists.
     File(String),
-    /// It is there, and not to be read.
+    /// The file exists but cannot be read.
     Senseless(String),
-    /// Nobody answers for it: a daemon that is being restarted looks so.
+    /// The daemon does not answer; it may be restarting.
     Daemon(String),
 }
 
@@ -179,14 +180,14 @@ impl Trouble {
     }
 }
 
-/// Where the file is read.
+/// How the file is read.
 enum Source {
     Mounted { file: File, tells: bool },
     Socket { client: Client, path: String },
 }
 
 impl Source {
-    /// The mounted file; through the socket where nothing is mounted, or not for us.
+    /// Opens the mounted file, or connects to the socket if there is no mount that this user can use.
     fn open(socket: &Path, path: &Path) -> Result<Self, Trouble> {
         let is_mounted = || mount::has(path) || path.canonicalize().is_ok_and(|path| mount::has(&path));
         let mounted = if path.is_absolute() && is_mounted() {
@@ -224,7 +225,7 @@ impl Source {
         }
     }
 
-    /// Until there may be something new, and no longer than `left`.
+    /// Sleeps until the file may have changed, `left` at most.
     fn sleep(&self, left: Option<Duration>) {
         let pause = match self {
             Self::Mounted { tells: true, .. } => LONG_PAUSE,
@@ -233,7 +234,7 @@ impl Source {
         let pause = left.map_or(pause, |left| left.min(pause));
         match self {
             Self::Mounted { file, tells: true } => {
-                // Rounded up, or the last millisecond would be spent in a loop.
+                // Rounded up; otherwise the last millisecond would be a busy loop.
                 let timeout = PollTimeout::try_from(pause + Duration::from_millis(1));
                 let mut watched = [PollFd::new(file.as_fd(), PollFlags::POLLPRI)];
                 match poll(&mut watched, timeout.unwrap_or(PollTimeout::MAX)) {
@@ -246,7 +247,7 @@ impl Source {
     }
 }
 
-/// All of a mounted file. Reading from the start is what arms the next poll.
+/// Returns all of a mounted file. Reading from offset 0 arms the next poll.
 fn read(file: &File) -> io::Result<String> {
     let mut text = Vec::new();
     let mut buffer = [0; PAGE];

@@ -1,4 +1,4 @@
-//! Directories and files: what a path or a name leads to, and what stat(2) tells of it.
+//! Directories and files: resolution of paths and names, and attributes for stat(2).
 
 use super::{ControlFile, PAGE};
 use crate::error::{Error, Result};
@@ -12,27 +12,28 @@ pub enum Node {
     File(Place, &'static ControlFile),
 }
 
-/// What stat(2) tells of a node.
+/// Attributes of a node for stat(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
     pub owner: Owner,
     /// Permission bits.
     pub mode: u16,
     pub size: u64,
-    /// Whether all of it stays as it is for as long as the node exists.
+    /// Whether the attributes stay the same for as long as the node exists.
     pub constant: bool,
 }
 
-/// Makes a group. The caller's right to change the directory is checked by who asks.
+/// Makes a group. The adapter has checked the caller's right to change the parent.
 ///
 /// # Errors
-/// As [`Tree::make_group`]; `EEXIST` or `EINVAL` for the name of a control file.
+/// * `EEXIST`, `EINVAL`: the name of a control file.
+/// * As [`Tree::make_group`].
 pub fn make_group(tree: &Tree, parent: Place, name: &str, caller: Caller, mode: u16) -> Result<Place> {
     check_free(tree, parent, name)?;
     tree.make_group(parent, name, caller, mode).map(Place::group)
 }
 
-/// Makes a group that goes with the last that is in it; one that is there already is as good.
+/// Makes a group that is removed with its last member. An existing group is returned unchanged.
 ///
 /// # Errors
 /// As [`make_group`].
@@ -47,15 +48,16 @@ pub fn make_transient_group(
     tree.make_transient_group(parent, name, caller, transient)
 }
 
-/// Whether any directory has a control file of that name, so that no group can be called so.
+/// Returns whether any directory has a control file of that name, which no group can have then.
 pub fn is_taken(name: &str) -> bool {
     files::all().any(|file| file.name == name)
 }
 
-/// Checks that there could be a group of that path from the root.
+/// Checks that a group of that path from the root could exist.
 ///
 /// # Errors
-/// As [`make_group`].
+/// * `EAGAIN`: nested too deeply.
+/// * As [`make_group`].
 pub fn check_group_path(path: &str) -> Result<()> {
     for (depth, name) in path.split('/').enumerate() {
         if depth >= MAX_DEPTH {
@@ -63,7 +65,7 @@ pub fn check_group_path(path: &str) -> Result<()> {
         }
         check_name(name)?;
         if is_taken(name) {
-            return Err(Error::BadName("it is that of a control file"));
+            return Err(Error::BadName("a control file has this name"));
         }
     }
     Ok(())
@@ -76,11 +78,11 @@ fn check_free(tree: &Tree, parent: Place, name: &str) -> Result<()> {
     }
     Err(match lookup(tree, parent, name) {
         Ok(_) => Error::Exists,
-        Err(_) => Error::BadName("it is that of a control file"),
+        Err(_) => Error::BadName("a control file has this name"),
     })
 }
 
-/// The files of a directory, in the table's order.
+/// Returns the files of a directory, in the table's order.
 ///
 /// # Errors
 /// `ENODEV` if the directory is gone.
@@ -89,10 +91,11 @@ pub fn files_in(tree: &Tree, place: Place) -> Result<impl Iterator<Item = &'stat
     Ok(files::all().filter(move |file| file.on.has(level)))
 }
 
-/// Whether this directory has the file.
+/// Checks that this directory has the file.
 ///
 /// # Errors
-/// `ENODEV` if the directory is gone, `ENOENT` if it has no such file.
+/// * `ENODEV`: the directory is gone.
+/// * `ENOENT`: it has no such file.
 pub fn check(tree: &Tree, place: Place, file: &ControlFile) -> Result<()> {
     let level = tree.level(place)?;
     if file.on.has(level) {
@@ -102,7 +105,7 @@ pub fn check(tree: &Tree, place: Place, file: &ControlFile) -> Result<()> {
     }
 }
 
-/// What a name means in a directory.
+/// Looks a name up in a directory.
 ///
 /// # Errors
 /// `ENOENT`, also if the directory itself is gone.
@@ -115,11 +118,13 @@ pub fn lookup(tree: &Tree, place: Place, name: &str) -> Result<Node> {
     }
 }
 
-/// What a path from the root means, for who may look into some of the directories. Empty components and a leading slash do
-/// not count.
+/// Resolves a path from the root for a caller who may search some of the directories. Empty components and a
+/// leading slash are ignored.
 ///
 /// # Errors
-/// `ENOENT`, `ENOTDIR` below a file, and `EACCES` where `may_search` says no.
+/// * `ENOENT`: no such file or directory.
+/// * `ENOTDIR`: below a file.
+/// * `EACCES`: `may_search` is false.
 pub fn resolve_if(tree: &Tree, path: &str, may_search: impl Fn(Place) -> Result<bool>) -> Result<Node> {
     path.split('/')
         .filter(|name| !name.is_empty())
@@ -130,13 +135,13 @@ pub fn resolve_if(tree: &Tree, path: &str, may_search: impl Fn(Place) -> Result<
         })
 }
 
-/// Likewise, for who may look into all of them.
+/// Resolves a path from the root for a caller who may search all directories.
 #[cfg(any(test, fuzzing))]
 pub fn resolve(tree: &Tree, path: &str) -> Result<Node> {
     resolve_if(tree, path, |_| Ok(true))
 }
 
-/// What stat(2) tells of a node.
+/// Returns the attributes of a node for stat(2).
 ///
 /// # Errors
 /// `ENODEV` if it is gone.
@@ -176,7 +181,7 @@ mod tests {
     use crate::tree::fixture::{ROOT, World};
 
     #[test]
-    fn paths_lead_to_nodes() {
+    fn resolve_finds_existing_nodes_only() {
         let world = World::new(2);
         let id = world.join(100);
         for path in ["", "/", "100", "/100/", "100/0", "100//1"] {
@@ -204,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_whole_pages() {
+    fn attributes_sizes_are_whole_pages() {
         let world = World::new(1);
         for pid in 1..3000 {
             world.join(pid);

@@ -1,4 +1,4 @@
-//! Devices that nobody knew when the daemon began: instances of GPUs are made at any time.
+//! Devices that appear after the daemon's start, such as new MIG instances.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,12 +9,12 @@ use gcgroup_abi::OTHER_DEVICE;
 use super::{PERIOD, Source};
 use crate::tree::{ProcessId, Tree};
 
-/// Looks for new devices, when it is asked to and when a process has a context on one that nobody knows.
+/// Looks for new devices when asked, and when a process has a context on an unknown device.
 #[derive(Debug, Default)]
 pub(super) struct Newcomers {
-    /// How often it had been asked for when it was last looked.
+    /// Number of requests at the time of the last search.
     asked: u64,
-    /// When it was last looked, and who had contexts where nobody knows then, and how many.
+    /// Time of the last search, and the number of contexts that each process had on unknown devices then.
     looked: Option<Instant>,
     elsewhere: HashMap<ProcessId, u32>,
 }
@@ -31,7 +31,7 @@ impl Newcomers {
             .map(|(id, _, blocks)| (id, blocks.usage().devices[OTHER_DEVICE].nr_contexts.load(Relaxed)))
             .filter(|(_, nr_contexts)| *nr_contexts > 0)
             .collect();
-        // One that is still not known then is no device of ours.
+        // A device that is still unknown after a search is none of ours.
         let is_new = |(id, nr_contexts): (&ProcessId, &u32)| self.elsewhere.get(id) != Some(nr_contexts);
         if asked != self.asked || elsewhere.iter().any(is_new) {
             tree.add_devices(source.new_devices());

@@ -1,4 +1,5 @@
-//! What rules are asked about: a process, according to the kernel. Only the wish is the process's own word.
+//! Facts about a process that rules examine, as the kernel reports them. Only the wish is the process's own
+//! word.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use crate::procfs;
 use crate::sys;
 use crate::text::Comm;
 
-/// One process, as it was when it was looked at.
+/// One process at the time of the examination.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     pub pid: u32,
@@ -20,26 +21,27 @@ pub struct Facts {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// The name of `uid`, if it has one and somebody wants to know.
+    /// Name of `uid`, if it has one and a rule needs it.
     pub user: Option<String>,
-    /// Its short name, which it may choose freely.
+    /// Short name, which the process may choose freely.
     pub comm: Comm,
-    /// The program's file, as it is called where the process lives. None where we may not look.
+    /// The program's file, as the process's mount namespace names it; `None` without permission to read it.
     pub exe: Option<PathBuf>,
-    /// The paths of its kernel cgroups: of version 2 first, then of the hierarchies of version 1.
+    /// Paths of its kernel cgroups: of version 2 first, then of the hierarchies of version 1.
     pub cgroups: Vec<String>,
     /// The group that it asks for.
     pub wish: Option<String>,
 }
 
 impl Facts {
-    /// Of a process at the other end of a socket. The name of its user is not looked up.
+    /// Returns the facts about a process at the other end of a socket. The name of its user is not looked up.
     ///
     /// # Errors
-    /// `ESRCH` if it has ended; `ETIMEDOUT` if it holds up looking at it.
+    /// * `ESRCH`: it has ended.
+    /// * `ETIMEDOUT`: it blocks the reads of /proc.
     pub fn of_peer(peer: &Peer, wish: Option<&str>) -> nix::Result<Self> {
         let proc = Proc::read(peer.pid)?;
-        // Still alive after it was looked at: so what was seen is its own, and not of a successor to its pid.
+        // Alive after the reads, so they were about this process and not about a later one with its pid.
         if process::is_dead(&peer.pidfd) {
             return Err(Errno::ESRCH);
         }
@@ -56,11 +58,12 @@ impl Facts {
         })
     }
 
-    /// Of any process, with the name of its user. Its wish is taken from the environment that it was started with, where
-    /// we may look.
+    /// Returns the facts about any process, with the name of its user. Its wish is read from its initial
+    /// environment, if that is permitted.
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process; `ETIMEDOUT` if it holds up looking at it.
+    /// * `ESRCH`: there is no such process.
+    /// * `ETIMEDOUT`: it blocks the reads of /proc.
     pub fn of_pid(pid: u32) -> nix::Result<Self> {
         let of_pid = i32::try_from(pid).map_err(|_| Errno::ESRCH)?;
         let pidfd = sys::pidfd_open(of_pid).map_err(|_| Errno::ESRCH)?;
@@ -84,18 +87,18 @@ impl Facts {
         })
     }
 
-    /// Whether it is in the group, by its effective id or a supplementary one.
+    /// Returns whether it is in the group, by its effective id or a supplementary one.
     pub fn is_in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 }
 
-/// The name of a user. It may take its time: names can come over a network.
+/// Returns the name of a user. May block: names can come over a network.
 pub fn user_name(uid: u32) -> Option<String> {
     Some(User::from_uid(Uid::from_raw(uid)).ok()??.name)
 }
 
-/// What /proc says.
+/// Facts that are read from /proc.
 struct Proc {
     exe: Option<PathBuf>,
     cgroups: Vec<String>,
@@ -119,7 +122,7 @@ fn text(pid: u32, name: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A program whose file was replaced since is still that program.
+/// Strips the kernel's " (deleted)": a program whose file was replaced is still that program.
 fn undeleted(exe: PathBuf) -> PathBuf {
     match exe.to_str().and_then(|text| text.strip_suffix(" (deleted)")) {
         Some(text) => text.into(),
@@ -135,7 +138,7 @@ struct Status {
     groups: Vec<u32>,
 }
 
-/// The text of /proc/PID/status: `Uid:` and `Gid:` are followed by real, effective, saved and file system's.
+/// Parses /proc/PID/status: `Uid:` and `Gid:` are followed by the real, effective, saved and filesystem ids.
 fn parse_status(text: &str) -> Option<Status> {
     let numbers = |key: &str| procfs::status_values(text, key);
     Some(Status {
@@ -145,7 +148,8 @@ fn parse_status(text: &str) -> Option<Status> {
     })
 }
 
-/// The text of /proc/PID/cgroup: `NUMBER:CONTROLLERS:PATH`, number 0 without controllers for version 2.
+/// Parses /proc/PID/cgroup, lines of `NUMBER:CONTROLLERS:PATH`; version 2 has number 0 and no controllers.
+/// Returns the paths without duplicates, that of version 2 first.
 fn parse_cgroups(text: &str) -> Vec<String> {
     let (mut unified, mut others) = (Vec::new(), Vec::new());
     for line in text.lines() {
@@ -177,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn effective_ids_are_the_second_of_four() {
+    fn status_effective_ids_are_second_of_four() {
         let text = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t27 1001 \nNStgid:\t1\n";
         let status = parse_status(text).unwrap();
         assert_eq!((status.uid, status.gid, status.groups), (2, 6, vec![27, 1001]));
@@ -189,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn version_2_comes_first_and_nothing_twice() {
+    fn cgroups_v2_first_without_duplicates() {
         let text = "4:memory:/slurm/job_1\n3:cpu,cpuacct:/slurm/job_1\n1:name=systemd:/a:b\n0::/a:b\nodd\n";
         assert_eq!(parse_cgroups(text), ["/a:b", "/slurm/job_1"]);
     }
 
     #[test]
-    fn we_are_whom_the_kernel_says() {
+    fn facts_of_own_pid_match_own_process() {
         let me = Facts::of_pid(std::process::id()).unwrap();
         assert_eq!(me.uid, nix::unistd::geteuid().as_raw());
         assert_eq!(me.exe, std::env::current_exe().ok());
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_program_is_matched_by_its_name() {
+    fn undeleted_strips_suffix_of_replaced_program() {
         assert_eq!(undeleted("/bin/a (deleted)".into()), PathBuf::from("/bin/a"));
         assert_eq!(undeleted("/bin/a".into()), PathBuf::from("/bin/a"));
     }

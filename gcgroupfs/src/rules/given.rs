@@ -1,4 +1,4 @@
-//! What a rule sets, by the names of the control files.
+//! Settings that a rule makes, by the names of the control files.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ pub(super) struct Compute {
     max: Option<Quota>,
 }
 
-/// What is set in one directory.
+/// Settings for one directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Given {
     memory: Memory,
@@ -47,10 +47,10 @@ impl Given {
         }
     }
 
-    /// As if root had written it.
+    /// Returns the settings as if root had written them.
     pub fn settings(&self) -> Settings {
         let mut settings = Settings::default();
-        // Root is refused nothing.
+        // Settings by root are never refused.
         let _ = self.store(&mut settings);
         settings
     }
@@ -71,7 +71,7 @@ impl Given {
         Ok(())
     }
 
-    /// A line for each file, with what it will show.
+    /// Returns a line `FILE VALUE` for each file that is set, with the value that it will show.
     pub fn lines(&self) -> Vec<String> {
         let settings = self.settings();
         let lines = [
@@ -104,14 +104,14 @@ impl Given {
     }
 }
 
-/// As `memory.limit` takes it, or a plain number.
+/// Bytes in the format of `memory.limit`, or a plain number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bytes(u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Priority(u32);
 
-/// As `compute.max` takes it.
+/// Quota in the format of `compute.max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Quota {
     usec: u64,
@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for Quota {
     }
 }
 
-/// A value as a control file takes it: the text of it, or the number that is all of it.
+/// Deserializes a value in a control file's format: a string, or a number.
 fn written<'de, D: Deserializer<'de>, T>(
     from: D,
     expected: &'static str,

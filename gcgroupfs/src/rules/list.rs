@@ -1,4 +1,4 @@
-//! One value or a list of them, as TOML has it; and what a value of a list may be: a number or a name, a pattern.
+//! One value or a list of values in TOML, and the types of the values: a number or name, a pattern.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,7 +10,7 @@ use serde::de::value::{I64Deserializer, StrDeserializer};
 use serde::de::{Error, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// One or several. An empty list is an error: it would match nobody, which nobody means.
+/// One or several values. An empty list is an error: it would match nothing, which is never meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct List<T>(Vec<T>);
 
@@ -67,11 +67,11 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
     }
 }
 
-/// A user or a group of users. Names are looked up when the configuration is read.
+/// User or group of users. Names are looked up when the configuration is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Id<const GROUP: bool> {
     pub(super) number: u32,
-    /// As it was written, if it was a name.
+    /// The name, if one was written.
     name: Option<String>,
 }
 
@@ -103,7 +103,8 @@ impl<const GROUP: bool> Visitor<'_> for IdVisitor<GROUP> {
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Id<GROUP>, E> {
-        let number = u32::try_from(number).map_err(|_| E::custom(format!("{number} is nobody's number")))?;
+        let number = u32::try_from(number)
+            .map_err(|_| E::custom(format!("{number} is not a user or group number")))?;
         Ok(Id { number, name: None })
     }
 
@@ -126,7 +127,7 @@ impl<const GROUP: bool> Visitor<'_> for IdVisitor<GROUP> {
     }
 }
 
-/// A pattern as shells have it: `*` and `?` stop at slashes, `**` does not, `[...]` and `{a,b}` choose.
+/// Glob pattern as in shells: `*` and `?` stop at slashes, `**` does not, `[...]` and `{a,b}` choose.
 #[derive(Debug, Clone)]
 pub(super) struct Pattern {
     text: String,
@@ -134,8 +135,10 @@ pub(super) struct Pattern {
 }
 
 impl Pattern {
+    /// Compiles a pattern.
+    ///
     /// # Errors
-    /// What is wrong with it.
+    /// Syntax error in the pattern.
     pub(super) fn new(text: &str) -> Result<Self, globset::Error> {
         let glob = GlobBuilder::new(text).literal_separator(true).build()?;
         Ok(Self {
@@ -174,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stars_stop_at_slashes_and_two_do_not() {
+    fn pattern_star_stops_at_slashes_double_star_does_not() {
         for (pattern, text, matches) in [
             ("/usr/bin/python*", "/usr/bin/python3.11", true),
             ("/usr/*", "/usr/bin/python3", false),

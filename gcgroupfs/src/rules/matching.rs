@@ -1,4 +1,4 @@
-//! Which processes a rule is for.
+//! Conditions of a rule.
 
 use serde::Deserialize;
 
@@ -6,17 +6,17 @@ use super::Facts;
 use super::list::{Gid, List, Pattern, Uid};
 use crate::text::word;
 
-/// All that is given must hold, of a list any.
+/// Conditions that must all hold; of a list, one value must.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Match {
     uid: Option<List<Uid>>,
     /// Effective or supplementary.
     gid: Option<List<Gid>>,
-    /// The program's file, by its whole path.
+    /// Full path of the program's file.
     exe: Option<List<Pattern>>,
     comm: Option<List<Pattern>>,
-    /// The path of the kernel cgroup; of any hierarchy, where there are several.
+    /// Path of the kernel cgroup, in any of several hierarchies.
     cgroup: Option<List<Pattern>>,
     /// The group that it asks for.
     wish: Option<List<Pattern>>,
@@ -27,8 +27,10 @@ impl Match {
         self.wish.is_some()
     }
 
+    /// Checks the conditions against a process.
+    ///
     /// # Errors
-    /// Why it is not for this process.
+    /// Why the rule does not match, for people to read.
     pub(super) fn check(&self, facts: &Facts) -> Result<(), String> {
         if let Some(wanted) = &self.uid
             && !wanted.iter().any(|uid| uid.number == facts.uid)

@@ -1,4 +1,4 @@
-//! The name of a group, made for each process: text with `{uid}`, `{user}` and the like in it.
+//! Template of a group's name: text with fields like `{uid}` and `{user}`, filled in for each process.
 
 use std::fmt;
 
@@ -10,17 +10,17 @@ use super::list::Pattern;
 use crate::file::is_taken;
 use crate::tree::MAX_DEPTH;
 
-/// What may stand in braces, for people to read.
+/// Fields that braces may contain, for people to read.
 const FIELDS: &str = "{uid}, {user}, {gid}, {comm}, {exe}, {cgroup}, {cgroup:PATTERN} or {wish}";
 
-/// The longest name of a directory.
+/// Longest name of a directory, bytes.
 const LONGEST: usize = 255;
 
-/// The path of a group below the root, without a slash at either end.
+/// Path of a group below the root, without a slash at either end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Template {
     text: String,
-    /// By directory.
+    /// Parts of each directory's name.
     names: Vec<Vec<Part>>,
 }
 
@@ -31,15 +31,17 @@ enum Part {
     User,
     Gid,
     Comm,
-    /// The program's file name.
+    /// File name of the program.
     Exe,
-    /// The last part of the kernel cgroup's path, or its first one that matches.
+    /// Last component of the kernel cgroup's path, or the first component that matches.
     Cgroup(Option<Pattern>),
-    /// As a path of its own.
+    /// The process's wish, which is a path.
     Wish,
 }
 
 impl Template {
+    /// Parses a template.
+    ///
     /// # Errors
     /// What is wrong with it, for people to read.
     fn new(text: &str) -> Result<Self, String> {
@@ -57,15 +59,16 @@ impl Template {
         self.names.iter().flatten().any(|part| *part == Part::User)
     }
 
-    /// How many names come before the first that the process has chosen by its wish, if there is one.
+    /// Returns how many directories precede the one that is the process's wish; `None` if the template has no
+    /// `{wish}`.
     pub(super) fn nr_before_wish(&self) -> Option<usize> {
         self.names.iter().position(|parts| parts.contains(&Part::Wish))
     }
 
-    /// The group of a process.
+    /// Returns the path of a process's group.
     ///
     /// # Errors
-    /// Why there is none: what it is to be named by is not known.
+    /// A field is unknown for this process, or a name is too long; the text says which.
     pub(super) fn render(&self, facts: &Facts) -> Result<String, String> {
         let names = self.names.iter().map(|parts| {
             let name: String = parts
@@ -127,11 +130,11 @@ impl Part {
             Self::Wish => Ok(facts
                 .wish
                 .clone()
-                .ok_or("its group is named by its wish, and it has none")?),
+                .ok_or("its group is named by its wish, but it has none")?),
         }
     }
 
-    /// Whether it can only ever be digits.
+    /// Returns whether it can only be digits.
     fn is_number(&self) -> bool {
         match self {
             Self::Uid | Self::Gid => true,
@@ -141,13 +144,13 @@ impl Part {
     }
 }
 
-/// One directory's name.
+/// Parses one directory's name.
 fn parse_name(text: &str) -> Result<Vec<Part>, String> {
     if text.is_empty() {
         return Err("a group is named as a/b/c: without a slash at its ends, or two in a row".to_owned());
     }
     if matches!(text, "." | "..") {
-        return Err(format!("{text:?} is no name"));
+        return Err(format!("{text:?} cannot be a name"));
     }
     if is_taken(text) {
         return Err(format!("{text} is the name of a control file"));
@@ -171,11 +174,11 @@ fn parse_name(text: &str) -> Result<Vec<Part>, String> {
     }
     if parts.iter().all(Part::is_number) {
         return Err(format!(
-            "a group's name is not all digits, as {text} is: write user-{{uid}}"
+            "a group's name must not consist of digits only ({text}): write user-{{uid}}"
         ));
     }
     if parts.contains(&Part::Wish) && parts.len() > 1 {
-        return Err("{wish} is a path, and stands by itself between slashes".to_owned());
+        return Err("{wish} is a path and must stand by itself between slashes".to_owned());
     }
     Ok(parts)
 }
@@ -196,7 +199,7 @@ fn parse_field(field: &str) -> Result<Part, String> {
     })
 }
 
-/// What other programs chose, as a directory can be called.
+/// Returns text that other programs chose as a valid name of a directory.
 fn as_name(text: &str) -> String {
     let name: String = text.chars().map(|c| if may_name(c) { c } else { '_' }).collect();
     let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
@@ -207,8 +210,8 @@ fn as_name(text: &str) -> String {
     }
 }
 
-/// Whether it may stand in the name of a directory: beyond ASCII letters and digits alone, for there are blanks that end lines and
-/// marks that turn them around.
+/// Returns whether a character may stand in a directory's name. Beyond ASCII only letters and digits may:
+/// some blanks end lines, and some control characters reverse them.
 fn may_name(c: char) -> bool {
     match c {
         '/' => false,
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_made_of_what_is_known() {
+    fn render_fills_in_all_fields() {
         for (text, name) in [
             ("team", "team"),
             ("users/{user}", "users/alice"),
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_no_character_that_reorders_or_ends_a_line() {
+    fn render_replaces_bidi_and_line_separators() {
         for (comm, name) in [
             ("\u{202e}x\u{2028}", "_x_"),
             ("a\u{a0}\u{200b}b", "a__b"),
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_makes_no_name() {
+    fn render_fails_for_unknown_fields() {
         assert!(rendered("{cgroup:pod*}").unwrap_err().contains("pod*"));
         let nothing = Facts::default();
         for text in ["{exe}", "{cgroup}", "{wish}"] {
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_chose_is_made_a_name() {
+    fn as_name_makes_foreign_text_valid() {
         for (text, name) in [
             ("7", "_7"),
             ("", "_"),
@@ -302,12 +305,12 @@ mod tests {
     }
 
     #[test]
-    fn wrong_templates_say_why() {
+    fn invalid_templates_report_reason() {
         for (text, why) in [
             ("", "named as"),
             ("/a", "named as"),
             ("a//b", "named as"),
-            ("a/..", "no name"),
+            ("a/..", "cannot be a name"),
             ("a/memory.limit", "control file"),
             ("{uid}", "digits"),
             ("a/12", "digits"),

@@ -28,7 +28,7 @@ fn is_for(matching: &str, facts: &Facts) -> bool {
 }
 
 #[test]
-fn everything_that_is_given_must_hold_and_of_a_list_any() {
+fn match_needs_all_conditions_and_any_of_a_list() {
     for (matching, holds) in [
         ("", true),
         ("uid = 1000", true),
@@ -54,7 +54,7 @@ fn everything_that_is_given_must_hold_and_of_a_list_any() {
 }
 
 #[test]
-fn what_is_not_known_matches_nothing() {
+fn match_fails_for_unknown_facts() {
     let unknown = Facts::default();
     for matching in ["exe = \"**\"", "wish = \"**\"", "cgroup = \"**\""] {
         assert!(!is_for(matching, &unknown), "{matching}");
@@ -62,7 +62,7 @@ fn what_is_not_known_matches_nothing() {
 }
 
 #[test]
-fn the_first_rule_holds_and_no_other() {
+fn only_first_matching_rule_applies() {
     let rules = rules(
         "[[rule]]
          match.uid = 0
@@ -103,7 +103,7 @@ fn the_first_rule_holds_and_no_other() {
 }
 
 #[test]
-fn a_rule_whose_group_has_no_name_is_for_nobody() {
+fn rule_without_renderable_group_does_not_match() {
     let rules = rules(
         "[[rule]]
          group.name = \"pods/{cgroup:pod*}\"
@@ -117,7 +117,7 @@ fn a_rule_whose_group_has_no_name_is_for_nobody() {
 }
 
 #[test]
-fn what_a_rule_sets_counts_as_roots_word() {
+fn rule_settings_bound_users_like_roots() {
     let rules = rules("[[rule]]\nprocess = { memory.limit = 100, compute.priority = 10 }");
     let mut settings = rules.verdict(&alice()).process.settings();
     assert!(settings.set_memory_limit(None, 101, false).is_err());
@@ -126,12 +126,12 @@ fn what_a_rule_sets_counts_as_roots_word() {
 }
 
 #[test]
-fn without_rules_nothing_is_set() {
+fn no_rules_set_nothing() {
     assert_eq!(Rules::default().verdict(&alice()), Verdict::default());
     assert!(Verdict::default().process.settings().is_default());
 }
 
-/// What the example says of a process in a kernel cgroup.
+/// Returns the verdict of the example configuration on a process in a kernel cgroup.
 fn of_example(cgroup: &str) -> Verdict {
     let text = include_str!("../../../scripts/gcgroupfs.toml");
     let config = crate::config::parse(text, "gcgroupfs.toml".as_ref()).unwrap();
@@ -142,7 +142,7 @@ fn of_example(cgroup: &str) -> Verdict {
 }
 
 #[test]
-fn the_example_knows_jobs_pods_containers_and_services_by_their_cgroups() {
+fn example_groups_jobs_pods_containers_services() {
     let pod = "0f6b1a3e_55d1_4c2e_9b1e_0a51b0c7d9f2";
     for (cgroup, group) in [
         (

@@ -1,4 +1,4 @@
-//! Quotas of groups: one for all the processes in them.
+//! Quotas of groups, which all of their processes share.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -9,7 +9,7 @@ use crate::tree::ProcessId;
 use crate::tree::fixture::ROOT;
 
 #[test]
-fn a_groups_quota_is_used_up_by_all_of_its_processes_together() {
+fn group_quota_is_shared_by_all_processes() {
     let mut play = Play::new(1);
     let (one, other, outside) = (play.join(100, 8), play.join(101, 8), play.join(102, 8));
     play.world.group("a/b");
@@ -19,7 +19,7 @@ fn a_groups_quota_is_used_up_by_all_of_its_processes_together() {
     play.tick();
     let gates = |play: &Play| [one, other, outside].map(|id| play.gate(id));
     assert_eq!(gates(&play), [Gate::Arbitrate, Gate::Arbitrate, Gate::Track]);
-    // One after the other, each for half of it.
+    // One after the other, each for half of the quota.
     play.begins(one);
     let next = play.tick();
     assert_eq!(next.at, Some(play.now + 20 * MSEC));
@@ -36,14 +36,15 @@ fn a_groups_quota_is_used_up_by_all_of_its_processes_together() {
     play.now = next.at.unwrap();
     play.tick();
     assert_eq!(play.gate(one), Gate::Arbitrate);
-    // Who leaves is not held any more, and who has a quota of its own by both.
+    // A process that leaves the group is not held any more.
     play.world.store("gcgroup.procs", ROOT, "101").unwrap();
     play.tick();
     assert_eq!(play.gate(other), Gate::Track);
 }
 
-/// Plays ten seconds with a liar in a group of 10 % of the GPU, and somebody who is always busy beside it, both in one of
-/// 50 %. For how many milliseconds that one may go on.
+/// Simulates ten seconds of a lying process in a group with 10 % of the GPU and an honest, always busy one in
+/// a group beside it, both inside a group with 50 %. Returns the number of milliseconds in which the honest
+/// one's gate was open.
 fn open_beside(mut play: Play, lie: impl Fn(&Play, u64)) -> u64 {
     let honest = play.join(101, 8);
     play.world.group("a/liar");
@@ -70,7 +71,7 @@ fn open_beside(mut play: Play, lie: impl Fn(&Play, u64)) -> u64 {
 }
 
 #[test]
-fn a_lie_costs_no_more_than_the_quota_of_the_liars_own_group() {
+fn lie_costs_at_most_the_quota_of_the_liars_group() {
     let without = {
         let play = Play::new(1);
         play.join(100, 8);
@@ -80,7 +81,7 @@ fn a_lie_costs_no_more_than_the_quota_of_the_liars_own_group() {
     type Lie = fn(&Play, ProcessId, u64);
     let lies: [(&str, Lie); 3] = [
         ("always busy", |play, liar, _| play.begins_if_idle(liar)),
-        ("now and then", |play, liar, msec| match msec % 7 {
+        ("alternating", |play, liar, msec| match msec % 7 {
             0 => play.begins_if_idle(liar),
             3 => play.ends_if_busy(liar),
             _ => {}
@@ -96,7 +97,7 @@ fn a_lie_costs_no_more_than_the_quota_of_the_liars_own_group() {
         let play = Play::new(1);
         let liar = play.join(100, 8);
         let with = open_beside(play, |play, msec| lie(play, liar, msec));
-        // What the liar could have had honestly is a fifth of the common quota.
+        // The liar could have used a fifth of the common quota honestly.
         assert!(
             with * 100 >= without * 80 * 97 / 100,
             "{what}: {with} of {without}"
@@ -105,7 +106,7 @@ fn a_lie_costs_no_more_than_the_quota_of_the_liars_own_group() {
 }
 
 #[test]
-fn a_quota_above_is_charged_with_all_that_a_long_kernel_takes() {
+fn outer_quota_is_charged_for_all_of_a_long_kernel() {
     let mut play = Play::new(1);
     let id = play.join(100, 8);
     play.world.group("a/b");
@@ -117,22 +118,23 @@ fn a_quota_above_is_charged_with_all_that_a_long_kernel_takes() {
     play.after(100 * MSEC);
     play.ends(id);
     play.after(0);
-    // Ten milliseconds of the hundred count in each period. Then the inner quota goes, and the outer has the rest.
+    // Ten of the hundred milliseconds are charged in each period. Then the inner quota is removed, and the
+    // outer one is charged the rest.
     for _ in 0..4 {
         play.after(100 * MSEC);
         assert_eq!(play.gate(id), Gate::Throttled);
     }
     play.world.store("a/b/compute.max", ROOT, "max").unwrap();
     play.tick();
-    assert_eq!(play.gate(id), Gate::Throttled, "50 ms are left");
+    assert_eq!(play.gate(id), Gate::Throttled, "50 ms of debt are left");
     play.after(100 * MSEC);
-    assert_eq!(play.gate(id), Gate::Throttled, "30 ms are");
+    assert_eq!(play.gate(id), Gate::Throttled, "30 ms of debt are left");
     play.after(200 * MSEC);
     assert_eq!(play.gate(id), Gate::Arbitrate);
 }
 
 #[test]
-fn a_quota_on_a_device_counts_nothing_else() {
+fn device_quota_counts_only_its_device() {
     let mut play = Play::new(2);
     let id = play.join(100, 8);
     play.world.group("a");

@@ -1,5 +1,5 @@
-//! A GPU that divides its time among those with queued work, processes with habits, and the arbiter between them, in time
-//! that passes by itself.
+//! Simulation in virtual time of a GPU that divides its time among processes with queued work, of processes
+//! with fixed habits, and of the arbiter.
 
 use gcgroup_abi::Gate;
 
@@ -14,26 +14,26 @@ const USEC: u64 = 1_000;
 const MSEC: u64 = 1_000_000;
 const SEC: u64 = 1_000_000_000;
 
-/// The GPU is looked at this often.
+/// Step of the simulation, nanoseconds.
 const STEP: u64 = 20 * USEC;
 
-/// How the GPU divides its time.
+/// Division of GPU time among contexts with work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hardware {
     /// So finely that all advance at once.
     Evenly,
-    /// By turns of so many nanoseconds.
+    /// Round robin with slices of that many nanoseconds.
     Slices(u64),
 }
 
-/// As drivers set it by default, a fine one, and a longer one.
+/// The drivers' default, a fine division, and longer slices.
 const HARDWARE: [Hardware; 3] = [
     Hardware::Slices(2 * MSEC),
     Hardware::Evenly,
     Hardware::Slices(3 * MSEC),
 ];
 
-/// One process: it works for `on`, then pauses for `off`, in GPU time and in time.
+/// One process: it works for `on` nanoseconds of GPU time, then pauses for `off` nanoseconds.
 #[derive(Debug, Clone)]
 struct Player {
     priority: u32,
@@ -42,17 +42,17 @@ struct Player {
     /// GPU time of one kernel.
     kernel: u64,
     quota: Option<Meter>,
-    /// What is left of the burst, and when the next begins.
+    /// Rest of the burst, and when the next one begins.
     left: u64,
     resumes: u64,
     queued: u64,
     submitted: u64,
-    /// By its own reckoning, which is right where it was alone since the last kernel ended.
+    /// Its own estimate, exact if it was alone since the last kernel ended.
     queued_until: u64,
     busy_nsec: u64,
     used: u64,
     order: Order,
-    /// Says that threads wait, another number of them each time, and never goes on.
+    /// Claims waiting threads, in changing numbers, and never goes on.
     is_liar: bool,
 }
 
@@ -109,7 +109,7 @@ impl Player {
         self.wants(now) && self.queued == 0 && self.order.gate == Gate::Throttled
     }
 
-    /// Keeps a window queued, or two kernels, where the gate lets it.
+    /// Keeps a window queued (20 ms with an open gate), at least one kernel, if the gate lets it.
     fn submit(&mut self, now: u64) {
         let depth = match self.order.gate {
             Gate::Throttled | Gate::Frozen => return,
@@ -140,11 +140,11 @@ impl Player {
     }
 }
 
-/// What came of it.
+/// Result of a simulation.
 struct Played {
     used: Vec<u64>,
     nr_ticks: u64,
-    /// Of each, the longest time that it wanted the GPU and had none.
+    /// For each, the longest time in which it wanted the GPU and had none.
     hungriest: Vec<u64>,
 }
 
@@ -266,7 +266,7 @@ fn assert_near(got: f64, expected: f64, tolerance: f64, what: &str) {
 }
 
 #[test]
-fn busy_processes_have_time_in_proportion_to_their_weights() {
+fn busy_processes_share_in_proportion_to_weights() {
     let kernels = || [50 * USEC, MSEC, 5 * MSEC].into_iter();
     let each = HARDWARE
         .into_iter()
@@ -287,7 +287,7 @@ fn busy_processes_have_time_in_proportion_to_their_weights() {
 }
 
 #[test]
-fn three_classes_and_companions_share_as_their_weights_say() {
+fn four_processes_in_three_classes_share_by_weight() {
     let mut players = [
         Player::new(7, MSEC),
         Player::new(8, MSEC),
@@ -306,31 +306,32 @@ fn three_classes_and_companions_share_as_their_weights_say() {
 }
 
 #[test]
-fn the_least_important_have_the_gaps_and_little_else_under_strict() {
+fn strict_gives_lower_priority_only_the_gaps() {
     let mut players = [
         Player::new(2, MSEC / 2).bursts(60 * MSEC, 40 * MSEC),
         Player::new(10, MSEC / 2),
     ];
     let played = play(Policy::Strict, &mut players, 10 * SEC);
-    // A burst of 60 ms alone and a pause of 40: a hundred in ten seconds, but for what is in flight when one begins.
+    // A burst of 60 ms and a pause of 40: a hundred of each in ten seconds, less what is in flight when a
+    // burst begins.
     assert!(played.used[0] > 590 * 10 * MSEC, "{}", played.used[0]);
     assert!(played.used[1] > 370 * 10 * MSEC, "{}", played.used[1]);
 }
 
 #[test]
-fn the_more_important_is_hardly_slowed_and_the_gaps_are_used_under_weighted() {
+fn weighted_hardly_slows_higher_priority_and_uses_gaps() {
     let mut players = [
         Player::new(2, MSEC / 5).bursts(20 * MSEC, 20 * MSEC),
         Player::new(10, MSEC),
     ];
     let played = play(Policy::Weighted, &mut players, 10 * SEC);
-    // Alone it would have half the time; each of its bursts may begin a window and a kernel late.
+    // Alone it would have half of the time; each of its bursts may begin a window and a kernel late.
     assert!(played.used[0] > 465 * 10 * MSEC, "{}", played.used[0]);
     assert!(played.used[1] > 430 * 10 * MSEC, "{}", played.used[1]);
 }
 
 #[test]
-fn nobody_starves() {
+fn sixteen_priorities_none_starves() {
     for policy in [Policy::Weighted, Policy::Strict] {
         let mut players: Vec<_> = (0..16).map(|priority| Player::new(priority, MSEC / 4)).collect();
         let played = play(policy, &mut players, 5 * SEC);
@@ -341,7 +342,7 @@ fn nobody_starves() {
 }
 
 #[test]
-fn a_quota_is_kept_in_the_long_run_whatever_a_kernel_takes() {
+fn quota_is_exact_over_time_for_short_and_long_kernels() {
     for percent in [25, 50, 75] {
         for kernel in [100 * USEC, 10 * MSEC] {
             let mut players = [Player::new(8, kernel).quota(percent * 1000, 100_000)];
@@ -356,7 +357,7 @@ fn a_quota_is_kept_in_the_long_run_whatever_a_kernel_takes() {
 }
 
 #[test]
-fn a_quota_counts_the_time_of_its_process_and_not_of_its_neighbours() {
+fn quota_does_not_count_the_neighbours_time() {
     let mut players = [
         Player::new(8, MSEC / 5).quota(25_000, 100_000),
         Player::new(8, MSEC / 5),
@@ -366,7 +367,7 @@ fn a_quota_counts_the_time_of_its_process_and_not_of_its_neighbours() {
 }
 
 #[test]
-fn who_never_goes_on_costs_nobody_more_than_three_percent() {
+fn false_waiters_cost_others_at_most_three_percent() {
     for policy in [Policy::Weighted, Policy::Strict] {
         for nr_liars in [1, 10] {
             let mut players = vec![Player::new(8, MSEC / 2), Player::new(9, MSEC / 2)];
@@ -383,7 +384,7 @@ fn who_never_goes_on_costs_nobody_more_than_three_percent() {
 }
 
 #[test]
-fn without_contention_or_quota_nothing_ticks() {
+fn no_ticks_without_contention_or_quota() {
     for policy in [Policy::Weighted, Policy::Strict] {
         let mut alone = [Player::new(8, MSEC).bursts(7 * MSEC, 3 * MSEC)];
         assert!(play(policy, &mut alone, 10 * SEC).nr_ticks <= 2);

@@ -1,11 +1,11 @@
-//! What each policy decides, as tables.
+//! Tables of the decisions of each policy.
 
 use crate::arbiter::policy::{Decision, Policy, Turn, Turns, View, virtual_time};
 use crate::arbiter::settings::Settings;
 
 const MSEC: u64 = 1_000_000;
 
-/// Idle, of that priority.
+/// Returns the view of an idle process of that priority.
 fn idle(priority: u32) -> View {
     View {
         priority,
@@ -17,7 +17,7 @@ fn idle(priority: u32) -> View {
     }
 }
 
-/// Busy, with so many milliseconds of GPU time had.
+/// Returns the view of a busy process that has used `had` milliseconds of GPU time.
 fn busy(priority: u32, had: u64) -> View {
     View {
         has_demand: true,
@@ -42,7 +42,7 @@ fn holds(policy: Policy, views: &[View]) -> Vec<bool> {
 }
 
 #[test]
-fn only_the_most_important_busy_class_runs_under_strict() {
+fn strict_runs_highest_priority_busy_class() {
     for (views, expected) in [
         (vec![idle(2), idle(10)], vec![false, false]),
         (vec![busy(2, 0), idle(10)], vec![false, true]),
@@ -59,7 +59,7 @@ fn only_the_most_important_busy_class_runs_under_strict() {
 }
 
 #[test]
-fn who_has_had_least_for_its_weight_runs_under_weighted() {
+fn weighted_runs_class_with_least_virtual_time() {
     for (views, expected) in [
         (vec![idle(2), idle(10)], vec![false, false]),
         (vec![busy(2, 0), idle(10)], vec![false, true]),
@@ -67,10 +67,10 @@ fn who_has_had_least_for_its_weight_runs_under_weighted() {
         // One millisecond at 8 counts as two at 7.
         (vec![busy(7, 19), busy(8, 10)], vec![false, true]),
         (vec![busy(7, 21), busy(8, 10)], vec![true, false]),
-        // Who is idle and more important must be let in at once.
+        // An idle process of higher priority is not held.
         (vec![idle(2), busy(10, 0)], vec![false, false]),
         (vec![busy(7, 30), idle(5), busy(8, 10)], vec![true, false, false]),
-        // A class is as far as the one of it that has had most.
+        // A class has the virtual time of its process that has used most.
         (
             vec![busy(7, 21), busy(7, 0), busy(8, 10)],
             vec![true, true, false],
@@ -81,7 +81,7 @@ fn who_has_had_least_for_its_weight_runs_under_weighted() {
 }
 
 #[test]
-fn nobody_of_equal_priority_waits_for_another() {
+fn equal_priorities_never_wait_for_each_other() {
     for policy in [Policy::Weighted, Policy::Strict] {
         let views = [busy(8, 0), busy(8, 1000), idle(8)];
         assert_eq!(holds(policy, &views), [false; 3]);
@@ -90,7 +90,7 @@ fn nobody_of_equal_priority_waits_for_another() {
 }
 
 #[test]
-fn turns_are_as_long_as_the_shares_of_the_cycle_and_a_window_at_least() {
+fn turn_length_is_share_of_cycle_at_least_a_window() {
     let window = Settings::default().window;
     for (views, length) in [
         (vec![busy(7, 0), busy(8, 10)], 40 * MSEC / 3),
@@ -108,7 +108,7 @@ fn turns_are_as_long_as_the_shares_of_the_cycle_and_a_window_at_least() {
 }
 
 #[test]
-fn a_turn_lasts_until_its_end_or_until_its_class_is_idle() {
+fn turn_lasts_until_its_end_or_its_class_is_idle() {
     let views = [busy(7, 30), busy(8, 10)];
     let before = tick(Policy::Weighted, 13 * MSEC, &views, turn(7, 0));
     assert_eq!(before.turns, turn(7, 0));
@@ -122,7 +122,7 @@ fn a_turn_lasts_until_its_end_or_until_its_class_is_idle() {
 }
 
 #[test]
-fn whose_share_is_less_than_a_window_has_a_turn_when_it_is_owed_one() {
+fn share_below_a_window_gets_a_turn_when_owed_a_window() {
     // 0.5 ms at 10 count as 128 ms at 2.
     for (had, others, priority) in [(0, 0, 2), (127, 0, 2), (129, 0, 10), (380, 1, 2), (390, 1, 10)] {
         let decision = tick(
@@ -137,7 +137,7 @@ fn whose_share_is_less_than_a_window_has_a_turn_when_it_is_owed_one() {
 }
 
 #[test]
-fn a_long_turn_is_as_if_there_were_no_others_until_a_cycle_before_its_end() {
+fn long_turn_takes_turns_only_in_its_last_cycle() {
     let now = 1000 * MSEC;
     for (had, began, takes_turns, next) in [
         (0, now, false, 108 * MSEC),
@@ -161,7 +161,7 @@ fn a_long_turn_is_as_if_there_were_no_others_until_a_cycle_before_its_end() {
 }
 
 #[test]
-fn who_wakes_and_is_more_important_goes_first_unless_it_has_had_a_cycle_more() {
+fn woken_higher_priority_preempts_unless_a_cycle_ahead() {
     for (had, priority) in [(10, 7), (20, 7), (30, 7), (40, 8)] {
         let woken = View {
             has_woken: true,
@@ -177,7 +177,7 @@ fn who_wakes_and_is_more_important_goes_first_unless_it_has_had_a_cycle_more() {
 }
 
 #[test]
-fn who_waits_for_too_long_has_a_window() {
+fn starved_class_gets_an_extra_window() {
     let settings = Settings::default();
     let starved = View {
         held_since: Some(0),

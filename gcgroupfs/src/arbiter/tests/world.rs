@@ -1,4 +1,4 @@
-//! Ticks over a tree: what is read from usage blocks, and what stands in control blocks afterwards.
+//! Ticks over a tree: reads usage blocks and checks what control blocks contain afterwards.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,7 +11,7 @@ use crate::tree::{Evidence, Notice, ProcessId};
 
 pub(in crate::arbiter) const MSEC: u64 = 1_000_000;
 
-/// A tree, the arbiter over it, and its time.
+/// A tree, its arbiter, and simulated time.
 pub(in crate::arbiter) struct Play {
     pub(in crate::arbiter) world: World,
     state: State,
@@ -29,7 +29,7 @@ impl Play {
         }
     }
 
-    /// A process with a context on device 0.
+    /// Registers a process with a context on device 0.
     pub(in crate::arbiter) fn join(&self, pid: u32, priority: u32) -> ProcessId {
         let id = self.world.join(pid);
         self.world
@@ -103,7 +103,7 @@ impl Play {
 }
 
 #[test]
-fn alone_or_among_equals_nothing_is_asked_and_nothing_ticks() {
+fn equal_priorities_need_no_bell_and_no_tick() {
     let mut play = Play::new(1);
     let ids = [play.join(100, 8), play.join(101, 8)];
     play.begins(ids[0]);
@@ -116,7 +116,7 @@ fn alone_or_among_equals_nothing_is_asked_and_nothing_ticks() {
 }
 
 #[test]
-fn little_is_queued_when_a_turn_ends() {
+fn window_is_narrow_before_a_turn_ends() {
     let mut play = Play::new(1);
     let (high, low) = (play.join(100, 7), play.join(101, 8));
     play.tick();
@@ -137,7 +137,7 @@ fn little_is_queued_when_a_turn_ends() {
 }
 
 #[test]
-fn a_more_important_neighbour_puts_the_less_important_under_windows() {
+fn higher_priority_neighbour_sets_gate_arbitrate() {
     let mut play = Play::new(1);
     let (high, low) = (play.join(100, 2), play.join(101, 10));
     assert_eq!(
@@ -152,14 +152,14 @@ fn a_more_important_neighbour_puts_the_less_important_under_windows() {
     assert_eq!(device.window_usec.load(Relaxed), 500);
     assert!(play.wants_bell(high) && play.wants_bell(low));
     let rings = std::collections::BTreeSet::from_iter(play.rings());
-    assert_eq!(rings, [high, low].into(), "both must begin to watch themselves");
+    assert_eq!(rings, [high, low].into(), "both must begin to publish their work");
     play.world.usage(high).devices[0].nr_contexts.store(0, Relaxed);
     play.tick();
     assert_eq!((play.gate(high), play.gate(low)), (Gate::Run, Gate::Run));
 }
 
 #[test]
-fn the_less_important_waits_while_the_more_important_is_busy_and_goes_on_when_it_is_not() {
+fn lower_priority_waits_while_higher_priority_is_busy() {
     let mut play = Play::new(1);
     play.world.store("compute.policy", ROOT, "strict").unwrap();
     let (high, low) = (play.join(100, 2), play.join(101, 10));
@@ -173,7 +173,10 @@ fn the_less_important_waits_while_the_more_important_is_busy_and_goes_on_when_it
         play.world.control(low).devices[0].patience_usec.load(Relaxed),
         250_000
     );
-    assert!(next.at.is_some(), "its end must be noticed while somebody waits");
+    assert!(
+        next.at.is_some(),
+        "the end of work is polled for while a process waits"
+    );
     assert_eq!((play.bell(high), play.bell(low)), (BELL_AT_END, 0));
     play.ends(low);
     play.waits(low, 2);
@@ -183,16 +186,17 @@ fn the_less_important_waits_while_the_more_important_is_busy_and_goes_on_when_it
     assert_eq!(play.gate(low), Gate::Throttled, "it lingers");
     play.after(MSEC);
     assert_eq!(play.gate(low), Gate::Arbitrate);
-    assert_eq!(play.woken, [0], "who waits there is woken");
+    assert_eq!(play.woken, [0], "waiting threads are woken");
 }
 
 #[test]
-fn who_has_paused_for_long_each_time_is_waited_for_briefly_until_a_pause_is_short() {
+fn linger_is_short_after_sixteen_long_pauses() {
     let mut play = Play::new(1);
     let (high, low) = (play.join(100, 2), play.join(101, 10));
     play.begins(low);
     play.tick();
-    // A kernel of 5 ms, a pause; whether the other still waits right after the kernel's end.
+    // Runs a kernel of 5 ms and pauses. Returns whether the other process still waits half a millisecond
+    // after the kernel's end.
     let mut lingers = |pause: u64| {
         play.begins(high);
         play.after(5 * MSEC);
@@ -214,12 +218,16 @@ fn who_has_paused_for_long_each_time_is_waited_for_briefly_until_a_pause_is_shor
 }
 
 #[test]
-fn it_sleeps_when_who_could_wait_does_not_and_is_told_when_that_changes() {
+fn tick_is_not_scheduled_while_no_process_waits() {
     let mut play = Play::new(1);
     let (high, low) = (play.join(100, 2), play.join(101, 10));
     play.begins(high);
     assert_eq!(play.tick().at, None);
-    assert_eq!(play.gate(low), Gate::Throttled, "before it can queue anything");
+    assert_eq!(
+        play.gate(low),
+        Gate::Throttled,
+        "held before it can queue anything"
+    );
     assert!(play.wants_bell(low) && !play.wants_bell(high));
     play.ends(high);
     play.now += 50 * MSEC;
@@ -230,11 +238,11 @@ fn it_sleeps_when_who_could_wait_does_not_and_is_told_when_that_changes() {
 }
 
 #[test]
-fn what_begins_between_the_look_and_the_bell_is_not_missed() {
+fn work_begun_before_bell_is_requested_is_seen() {
     let mut play = Play::new(1);
     let (_, low) = (play.join(100, 2), play.join(101, 10));
     play.tick();
-    // Seen as idle a moment ago; the block says otherwise by the time that the bell is asked for.
+    // Read as idle; the block changes before the bell is requested.
     let (now, usage) = (play.now, play.world.usage(low));
     let device = &usage.devices[0];
     play.world.tree.arbitrate(|tree| {
@@ -250,7 +258,7 @@ fn what_begins_between_the_look_and_the_bell_is_not_missed() {
 }
 
 #[test]
-fn the_death_of_the_busy_one_frees_the_others_at_once() {
+fn death_of_busy_process_opens_other_gates() {
     let mut play = Play::new(1);
     let (high, low) = (play.join(100, 2), play.join(101, 10));
     play.begins(high);
@@ -264,7 +272,7 @@ fn the_death_of_the_busy_one_frees_the_others_at_once() {
 }
 
 #[test]
-fn a_frozen_one_counts_as_idle_and_thaws_into_what_holds_then() {
+fn frozen_process_counts_as_idle_and_is_held_after_thaw() {
     let mut play = Play::new(1);
     let (high, low) = (play.join(100, 2), play.join(101, 10));
     play.begins(high);
@@ -285,7 +293,7 @@ fn a_frozen_one_counts_as_idle_and_thaws_into_what_holds_then() {
 }
 
 #[test]
-fn a_quota_holds_until_the_period_ends_and_the_neighbour_is_measured_too() {
+fn quota_throttles_until_period_ends_and_tracks_neighbour() {
     let mut play = Play::new(1);
     let (one, other) = (play.join(100, 8), play.join(101, 8));
     play.world
@@ -298,7 +306,11 @@ fn a_quota_holds_until_the_period_ends_and_the_neighbour_is_measured_too() {
     assert_eq!(next.at, Some(play.now + 25 * MSEC));
     let next = play.after(26 * MSEC);
     assert_eq!(play.gate(one), Gate::Throttled);
-    assert_eq!(next.at, Some(play.now + 74 * MSEC), "nothing happens before");
+    assert_eq!(
+        next.at,
+        Some(play.now + 74 * MSEC),
+        "no tick before the period ends"
+    );
     play.ends(one);
     play.waits(one, 1);
     play.after(74 * MSEC);
@@ -310,7 +322,7 @@ fn a_quota_holds_until_the_period_ends_and_the_neighbour_is_measured_too() {
 }
 
 #[test]
-fn a_quota_of_the_process_counts_all_its_devices() {
+fn process_quota_counts_all_devices() {
     let mut play = Play::new(2);
     let id = play.join(100, 8);
     let usage = play.world.usage(id);
@@ -328,7 +340,7 @@ fn a_quota_of_the_process_counts_all_its_devices() {
 }
 
 #[test]
-fn gpu_time_is_divided_where_it_overlaps_and_kept_in_totals() {
+fn gpu_time_overlap_is_divided_and_kept_in_totals() {
     let mut play = Play::new(1);
     let (one, other) = (play.join(100, 8), play.join(101, 8));
     assert!(play.world.show("compute.stat").starts_with("usage_usec 0\n"));
@@ -338,7 +350,7 @@ fn gpu_time_is_divided_where_it_overlaps_and_kept_in_totals() {
         }
     }
     play.tick();
-    assert_eq!(play.gate(one), Gate::Track, "somebody looks");
+    assert_eq!(play.gate(one), Gate::Track, "compute.stat was read");
     play.begins(one);
     assert!(play.tick().at.is_some());
     play.after(10 * MSEC);
@@ -357,11 +369,11 @@ fn gpu_time_is_divided_where_it_overlaps_and_kept_in_totals() {
     assert!(play.world.show("compute.stat").starts_with("usage_usec 20000\n"));
     play.ends(one);
     play.after(11_000 * MSEC);
-    assert_eq!(play.gate(one), Gate::Run, "nobody looks any more");
+    assert_eq!(play.gate(one), Gate::Run, "the watch has ended");
 }
 
 #[test]
-fn gpu_time_goes_on_from_where_an_earlier_daemon_left_it() {
+fn gpu_time_continues_from_an_earlier_daemon() {
     let world = World::new(1);
     let blocks = crate::tree::fixture::blocks();
     let before = &blocks.usage().devices[0].usage_nsec_before;
@@ -371,7 +383,7 @@ fn gpu_time_goes_on_from_where_an_earlier_daemon_left_it() {
 }
 
 #[test]
-fn a_hostile_block_holds_nobody_for_ever_and_is_charged_no_more_than_time_has_passed() {
+fn hostile_block_is_charged_at_most_the_passed_time() {
     let mut play = Play::new(1);
     let (liar, honest) = (play.join(100, 10), play.join(101, 2));
     play.tick();
@@ -393,28 +405,29 @@ fn a_hostile_block_holds_nobody_for_ever_and_is_charged_no_more_than_time_has_pa
 }
 
 #[test]
-fn waiters_that_never_go_on_do_not_keep_the_turn() {
+fn waiters_that_never_go_on_lose_the_turn() {
     let mut play = Play::new(1);
     let (stuck, busy) = (play.join(100, 2), play.join(101, 10));
     play.begins(busy);
     play.waits(stuck, 1);
-    // Twenty seconds of ticks: whoever says that it waits, and then does nothing, must not cost the other much.
+    // Twenty seconds of ticks: a process that claims waiting threads and then does nothing must cost the
+    // other little.
     let mut held = 0;
     for tick in 0..40_000 {
         play.after(MSEC / 2);
         held += u64::from(play.gate(busy) == Gate::Throttled);
-        // However many they say they are.
+        // The claimed number of waiting threads changes.
         play.waits(stuck, 1 + tick / 3 % 2);
     }
     assert!(held < 20, "{held} of 40000");
-    // Who has shown work is believed again.
+    // A process that has shown work is believed again.
     play.begins(stuck);
     play.after(MSEC);
     assert_eq!(play.gate(busy), Gate::Throttled);
 }
 
 #[test]
-fn who_is_refuted_uses_nothing_and_is_looked_at_when_it_begins() {
+fn refuted_process_is_not_charged_until_confirmed() {
     let mut play = Play::new(1);
     let (liar, honest) = (play.join(100, 2), play.join(101, 10));
     play.world.take_notices();
@@ -445,7 +458,7 @@ fn who_is_refuted_uses_nothing_and_is_looked_at_when_it_begins() {
 }
 
 #[test]
-fn the_policy_is_roots_to_write() {
+fn policy_is_writable_by_root_only() {
     let world = World::new(1);
     assert_eq!(world.show("compute.policy"), "weighted\n");
     assert_eq!(
@@ -459,11 +472,15 @@ fn the_policy_is_roots_to_write() {
     assert_eq!(world.show("compute.policy"), "strict\n");
     assert_eq!(world.take_notices(), [Notice::RootChanged]);
     world.tree.set_default_policy(crate::arbiter::Policy::Weighted);
-    assert_eq!(world.show("compute.policy"), "strict\n", "what was written stays");
+    assert_eq!(
+        world.show("compute.policy"),
+        "strict\n",
+        "the default does not replace a written policy"
+    );
 }
 
 #[test]
-fn when_the_arbiter_goes_nobody_waits_for_it() {
+fn open_all_opens_every_gate_that_is_not_frozen() {
     let mut play = Play::new(2);
     let (high, low) = (play.join(100, 2), play.join(101, 10));
     play.begins(high);
@@ -472,7 +489,7 @@ fn when_the_arbiter_goes_nobody_waits_for_it() {
     assert_eq!(play.gate(low), Gate::Throttled);
     let ((), opened) = play.world.tree.arbitrate(|tree| tree.open_all());
     assert_eq!((play.gate(high), play.gate(low)), (Gate::Run, Gate::Run));
-    assert_eq!(opened.len(), 1, "who waits there is to be woken");
+    assert_eq!(opened.len(), 1, "threads that wait there must be woken");
     let frozen = play.world.control(high).devices[1].gate.load(Relaxed);
-    assert_eq!(frozen, Gate::Frozen as u32, "a freeze is another matter");
+    assert_eq!(frozen, Gate::Frozen as u32, "a frozen gate stays frozen");
 }
