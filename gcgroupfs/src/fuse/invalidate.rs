@@ -1,8 +1,8 @@
-//! Tells the kernel what it must forget. With lifetimes of an hour, a directory that has gone would seem alive
-//! without it.
+//! Invalidates directory entries in the kernel's cache. They are cached for an hour, so without this a
+//! removed directory would seem to exist.
 //!
-//! The kernel takes the directory's lock to forget an entry, and whoever holds that lock may be waiting for us: so
-//! this is done on a thread of its own, never on one that answers requests.
+//! The kernel locks the directory for that, and the thread that holds the lock may be waiting for the daemon.
+//! So this is done on a thread of its own, never on one that answers requests.
 
 use std::ffi::OsStr;
 use std::io;
@@ -18,7 +18,7 @@ use super::inode;
 use crate::file::Node;
 use crate::tree::{Listener, Notice, Place};
 
-/// A directory entry that the kernel is to forget.
+/// A directory entry to be invalidated.
 #[derive(Debug)]
 struct Forget {
     parent: INodeNo,
@@ -26,15 +26,16 @@ struct Forget {
     name: Box<OsStr>,
 }
 
-/// What the thread does, in order.
+/// Tasks of the thread, done in order.
 #[derive(Debug)]
 enum Task {
     Forget(Forget),
-    /// All of a directory has been forgotten: now its end can be announced.
+    /// Sent after all entries of a directory have been invalidated; then its removal can be announced.
     Announce(News),
 }
 
-/// Passes on what is to be forgotten. What comes before [`start`](Self::start) is dropped: the kernel cannot know it.
+/// Queues invalidations. Those before [`start`](Self::start) are dropped, since the kernel cannot know the
+/// entries.
 #[derive(Debug)]
 pub(super) struct Invalidator {
     announcer: Arc<Announcer>,
@@ -51,7 +52,7 @@ impl Invalidator {
         }
     }
 
-    /// Starts the thread that tells the kernel.
+    /// Starts the invalidating thread.
     pub(super) fn start(&self, forgetter: Forgetter, notifier: Notifier) -> io::Result<()> {
         let (sender, receiver) = channel();
         let announcer = self.announcer.clone();
@@ -71,22 +72,22 @@ impl Invalidator {
         Ok(())
     }
 
-    /// Has the kernel ask again whom these belong to. No lock of its own is in the way of that, so whoever answers a
-    /// request may do it.
+    /// Invalidates the attributes of these inodes. This takes no lock that a waiting process can hold, so any
+    /// thread may do it.
     pub(super) fn change(&self, nodes: Vec<INodeNo>) {
-        // A negative offset: the attributes alone.
+        // A negative offset invalidates the attributes only.
         const ATTRIBUTES: i64 = -1;
         for ino in nodes {
             let known = self
                 .notifier
                 .get()
                 .map(|notifier| notifier.inval_inode(ino, ATTRIBUTES, 0));
-            // Of most files the kernel knows nothing.
+            // Most files are unknown to the kernel.
             tracing::trace!(?ino, ?known, "attributes have changed");
         }
     }
 
-    /// Has an entry forgotten that had gone by the time the kernel was told of it: nothing would tell it again.
+    /// Invalidates an entry that went before the kernel was told of it, for which no further notice comes.
     pub(super) fn forget(&self, parent: INodeNo, name: &OsStr, node: Node) {
         self.push(Task::Forget(Forget {
             parent,
@@ -95,10 +96,10 @@ impl Invalidator {
         }));
     }
 
-    /// A directory has gone.
+    /// Invalidates a removed directory and its watched files.
     fn gone(&self, directory: Spelt) {
         let Spelt { place, parent, name } = &directory;
-        // First the files that may be watched: with the directory they would go unnoticed.
+        // Files first: after the directory, their removal would not be reported to watchers.
         for child in self.announcer.known.take(place.entity) {
             if let Ok((place, Some(file))) = inode::parts(child) {
                 self.push(Task::Forget(Forget {
@@ -139,7 +140,7 @@ impl Listener for Invalidator {
                 parent: *parent,
                 name: name.clone(),
             }),
-            // An absent name is never remembered, so a new one needs no announcement.
+            // Absent names are not cached, so a new one needs no invalidation.
             _ => {}
         }
     }
@@ -147,6 +148,6 @@ impl Listener for Invalidator {
 
 fn forget(forgetter: &Forgetter, Forget { parent, child, name }: &Forget) {
     if let Err(error) = forgetter.delete(*parent, *child, name) {
-        tracing::debug!(%error, ?name, "cannot have an entry forgotten");
+        tracing::debug!(%error, ?name, "cannot invalidate a directory entry");
     }
 }

@@ -77,7 +77,9 @@ impl Tree {
             return Err(Error::FixedShape);
         }
         if !is_root && (caller.uid != old.owner.uid || access.owner.uid != old.owner.uid) {
-            return Err(Error::NotYours("only the owner can change the directory, and only root its uid"));
+            return Err(Error::NotYours(
+                "only the owner can change the directory, and only root its uid",
+            ));
         }
         let notice = match place.whose() {
             Entity::Group(id) => {

@@ -5,7 +5,7 @@
 //! * Bytes of host memory: up to the host's memory.
 //! * Counts and times: up to what calls can have produced since the process was started.
 //!
-//! What a group passes on to the groups above it is bounded again: see [`Charge`](super::grants).
+//! The charge that a group passes on to the groups above is bounded again: see [`Charge`](super::grants).
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -33,7 +33,7 @@ pub struct Group {
     pub(super) parent: Option<GroupId>,
     /// The uid of the creator.
     pub(super) maker: u32,
-    /// Whether the group is removed with its last process and last child group.
+    /// True if the group is removed with its last process and last child group.
     pub(super) is_transient: bool,
     pub(super) access: Access,
     pub(super) settings: Settings,
@@ -55,7 +55,7 @@ pub struct Group {
     pub(super) inherited: Arc<Inherited>,
     /// Counts by device; `None` is the group as a whole.
     pub(super) counted: BTreeMap<Option<usize>, Box<Counted>>,
-    /// Whether a peak has grown that has not been written to the journal.
+    /// True if a peak has grown that has not been written to the journal.
     pub(super) has_grown: bool,
     pub(super) events: Events,
 }
@@ -73,7 +73,7 @@ pub(super) struct Counted {
     /// Highest `memory.current` seen since the last reset, or its value at the reset.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) peak: u64,
-    /// Whether the peak has been reset; then the processes' own peaks are not used.
+    /// True after the peak has been reset; then the processes' own peaks are not used.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) is_reset: bool,
 }

@@ -92,7 +92,7 @@ pub struct Process {
     pub(super) group: Option<GroupId>,
     /// Settings in force from the groups above.
     pub(super) inherited: Arc<Inherited>,
-    /// Whether the process has been moved between groups.
+    /// True if the process has been moved between groups.
     pub(super) has_moved: bool,
     /// Bytes last seen held, indexed as in [`Events`]; empty in the root.
     pub(super) observed: Vec<u64>,

@@ -21,7 +21,7 @@ pub struct Saved {
     /// Set for groups only; without it, the group does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub made: Option<Made>,
-    /// Whether a process has been moved between groups.
+    /// True if a process has been moved between groups.
     #[serde(skip_serializing_if = "is_default")]
     pub has_moved: bool,
     /// Owner and mode of the root or a group.
@@ -39,7 +39,7 @@ pub struct Saved {
     /// The program that has produced `counts`, as in [`Identity::image`](super::Identity::image).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) image: Option<(u64, u64)>,
-    /// Whether this is a process of the previous daemon that registers again. What it claims to hold is
+    /// True for a process of the previous daemon that registers again. What it claims to hold is
     /// trusted until NVML answers, since it may exceed the limits of now.
     #[serde(skip)]
     pub is_awaited: bool,
@@ -52,7 +52,7 @@ pub struct Made {
     pub name: String,
     /// The uid of the creator.
     pub by: u32,
-    /// Whether the group is removed with its last process and last child group.
+    /// True if the group is removed with its last process and last child group.
     #[serde(skip_serializing_if = "is_default")]
     pub is_transient: bool,
 }

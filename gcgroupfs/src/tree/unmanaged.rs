@@ -9,13 +9,13 @@ use crate::text::Comm;
 /// The reason why a process is listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// It has not registered.
+    /// Not registered.
     NoHook,
-    /// It holds more than its ledger and contexts explain.
+    /// Holds more than its ledger and contexts explain.
     BeyondLedger,
     /// Nothing supports its claim to use the device.
     ClaimsUse,
-    /// It claims to hold more than NVML shows.
+    /// Claims to hold more than NVML shows.
     ClaimsMore,
 }
 

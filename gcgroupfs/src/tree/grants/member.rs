@@ -22,11 +22,11 @@ pub(super) struct Member {
     resource: Resource,
     pub(super) blocks: Arc<dyn Blocks>,
     pub(super) group: Option<GroupId>,
-    /// What it holds, by place.
+    /// Bytes held, by place.
     pub(super) devices: Box<[Held]>,
 }
 
-/// What a process holds on one device, in bytes.
+/// Bytes held by a process on one device.
 #[derive(Debug)]
 pub(super) struct Held {
     slot: usize,
@@ -51,7 +51,8 @@ struct Granted {
     granted: u64,
     /// `granted`, and what was charged before there was a limit and is trusted.
     proven: u64,
-    /// Whether the word is `held`. Otherwise it is 0, and `held` is what was charged when last examined.
+    /// True if the word is `held`. Otherwise the word is 0, and `held` is what was charged when last
+    /// examined.
     is_open: bool,
 }
 

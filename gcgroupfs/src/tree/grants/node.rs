@@ -11,7 +11,7 @@ use gcgroup_abi::NO_LIMIT;
 use super::Place;
 use crate::tree::{GroupId, ProcessId};
 
-/// What groups allow on a device, and have left there, in bytes.
+/// Limit of the groups on a device and bytes left there.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Allowed {
     pub(super) limit: u64,

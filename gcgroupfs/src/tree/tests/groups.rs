@@ -168,7 +168,11 @@ fn move_needs_process_and_common_ancestor() {
     }
     world.join(100);
     let put = |path: &str, caller| world.store(&format!("{path}/gcgroup.procs"), caller, "100");
-    assert_eq!(errno(put("mine", OWNER)), libc::EPERM, "root owns the common ancestor");
+    assert_eq!(
+        errno(put("mine", OWNER)),
+        libc::EPERM,
+        "root owns the common ancestor"
+    );
     put("mine", ROOT).unwrap();
     put("mine/a", OWNER).unwrap();
     put("mine/b", OWNER).unwrap();
@@ -225,7 +229,11 @@ fn group_freeze_closes_all_gates_before_ringing() {
         ids.iter().all(|id| notices.contains(&Notice::Ring(*id))),
         "{notices:?}"
     );
-    assert_eq!(world.show("101/compute.freeze"), "0\n", "not set for the process itself");
+    assert_eq!(
+        world.show("101/compute.freeze"),
+        "0\n",
+        "not set for the process itself"
+    );
     world.store("101/compute.freeze", OWNER, "0").unwrap();
     assert_eq!(gate(ids[1], 0), Gate::Frozen);
     let acknowledge = |id| {
@@ -301,7 +309,11 @@ fn root_group_priority_bounds_users_whole_and_per_device() {
     world.store("a/compute.priority", ROOT, "12").unwrap();
     assert_eq!(in_force(), [12, 4], "raised to the bound in force");
     world.store("gcgroup.procs", ROOT, "100").unwrap();
-    assert_eq!(in_force(), [10, 8], "raised to the default where root has set none");
+    assert_eq!(
+        in_force(),
+        [10, 8],
+        "raised to the default where root has set none"
+    );
     world.store("100/compute.priority", ROOT, "2").unwrap();
     world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
     assert_eq!(

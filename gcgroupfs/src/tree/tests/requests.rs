@@ -156,7 +156,11 @@ fn request_waits_until_stocks_of_others_are_closed() {
         world.store("a/gcgroup.procs", ROOT, pid).unwrap();
     }
     assert_eq!(world.show("a/memory.current"), "850\n");
-    assert_eq!(ask(&world, asks, 0, 50), (1, Some(true)), "there is room without the stock");
+    assert_eq!(
+        ask(&world, asks, 0, 50),
+        (1, Some(true)),
+        "there is room without the stock"
+    );
     world.take_notices();
     assert_eq!(ask(&world, asks, 0, 150), (2, None));
     assert!(world.take_notices().contains(&Notice::Ring(keeps)));
