@@ -88,7 +88,7 @@ impl Filesystem for Adapter {
                 reply.entry_with_ttls(&ttl, remembered, &attr, Generation(0));
                 // If the directory went between lookup and reply, no other notice tells the kernel again.
                 if self.nodes.is_gone(node) {
-                    self.invalidator.forget(parent, name, node);
+                    self.invalidator.invalidate_entry(parent, name, node);
                 }
             }
             Err(errno) => reply.error(errno),
@@ -137,7 +137,7 @@ impl Filesystem for Adapter {
             match changed {
                 Ok((ttl, attr)) => {
                     // Before the answer: the caller may open the files of the directory next.
-                    invalidator.change(nodes.below(ino));
+                    invalidator.invalidate_attributes(nodes.below(ino));
                     reply.attr(&ttl, &attr);
                 }
                 Err(errno) => reply.error(errno),

@@ -50,7 +50,7 @@ pub struct Spot {
 
 /// A directory with its parent and name.
 #[derive(Debug)]
-pub(super) struct Spelt {
+pub(super) struct Directory {
     pub(super) place: Place,
     pub(super) parent: Place,
     pub(super) name: String,
@@ -59,8 +59,8 @@ pub(super) struct Spelt {
 /// A change to be replayed.
 #[derive(Debug)]
 pub(super) enum News {
-    Appeared(Spelt),
-    Gone(Spelt),
+    Appeared(Directory),
+    Gone(Directory),
     /// Events files of the entity with that number have changed.
     Changed(u64),
 }
@@ -184,7 +184,7 @@ impl Listener for Announcer {
                 if !self.is_inherited(id.0) {
                     self.fresh.lock().insert(id.0);
                 }
-                self.tell(News::Appeared(Spelt {
+                self.tell(News::Appeared(Directory {
                     place: Place::process(*id),
                     parent: Place::ROOT,
                     name: pid.to_string(),
@@ -192,7 +192,7 @@ impl Listener for Announcer {
             }
             Notice::Made { id, parent, name } if !is_told() => {
                 self.fresh.lock().insert(id.0);
-                self.tell(News::Appeared(Spelt {
+                self.tell(News::Appeared(Directory {
                     place: Place::group(*id),
                     parent: *parent,
                     name: name.clone(),
@@ -234,8 +234,8 @@ impl Worker {
         }
     }
 
-    fn appeared(&mut self, directory: &Spelt) {
-        let Spelt { place, parent, name } = directory;
+    fn appeared(&mut self, directory: &Directory) {
+        let Directory { place, parent, name } = directory;
         let entity = place.entity;
         if let (Entity::Process(_), Ok(pid)) = (place.whose(), name.parse()) {
             if self.pids.insert(entity, pid).is_some() {
@@ -264,8 +264,8 @@ impl Worker {
         self.announcer.fresh.lock().remove(&entity);
     }
 
-    fn gone(&mut self, directory: &Spelt) {
-        let Spelt { place, parent, name } = directory;
+    fn gone(&mut self, directory: &Directory) {
+        let Directory { place, parent, name } = directory;
         self.pids.remove(&place.entity);
         let was_announced = !self.announcer.fresh.lock().remove(&place.entity);
         // If the name has a new owner, it stays.
@@ -300,8 +300,8 @@ impl Worker {
     }
 
     /// Makes the helper execute a command on a directory while its lookup is answered by `disguise`.
-    fn ask(&mut self, command: &str, directory: &Spelt, disguise: Disguise) -> nix::Result<()> {
-        let Spelt { parent, name, .. } = directory;
+    fn ask(&mut self, command: &str, directory: &Directory, disguise: Disguise) -> nix::Result<()> {
+        let Directory { parent, name, .. } = directory;
         let path = match self.nodes.path(*parent) {
             above if above.is_empty() => name.clone(),
             above => format!("{above}/{name}"),

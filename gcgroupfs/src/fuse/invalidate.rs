@@ -12,7 +12,7 @@ use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
-use super::announce::{Announcer, News, Spelt, is_told};
+use super::announce::{Announcer, Directory, News, is_told};
 use super::forget::Forgetter;
 use super::inode;
 use crate::file::Node;
@@ -20,7 +20,7 @@ use crate::tree::{Listener, Notice, Place};
 
 /// A directory entry to be invalidated.
 #[derive(Debug)]
-struct Forget {
+struct Entry {
     parent: INodeNo,
     child: INodeNo,
     name: Box<OsStr>,
@@ -29,7 +29,7 @@ struct Forget {
 /// Tasks of the thread, done in order.
 #[derive(Debug)]
 enum Task {
-    Forget(Forget),
+    Invalidate(Entry),
     /// Sent after all entries of a directory have been invalidated; then its removal can be announced.
     Announce(News),
 }
@@ -57,11 +57,11 @@ impl Invalidator {
         let (sender, receiver) = channel();
         let announcer = self.announcer.clone();
         thread::Builder::new()
-            .name("fuse-forget".to_owned())
+            .name("fuse-invalidate".to_owned())
             .spawn(move || {
                 for task in receiver {
                     match task {
-                        Task::Forget(entry) => forget(&forgetter, &entry),
+                        Task::Invalidate(entry) => invalidate(&forgetter, &entry),
                         Task::Announce(news) => announcer.tell(news),
                     }
                 }
@@ -74,7 +74,7 @@ impl Invalidator {
 
     /// Invalidates the attributes of these inodes. This takes no lock that a waiting process can hold, so any
     /// thread may do it.
-    pub(super) fn change(&self, nodes: Vec<INodeNo>) {
+    pub(super) fn invalidate_attributes(&self, nodes: Vec<INodeNo>) {
         // A negative offset invalidates the attributes only.
         const ATTRIBUTES: i64 = -1;
         for ino in nodes {
@@ -88,8 +88,8 @@ impl Invalidator {
     }
 
     /// Invalidates an entry that went before the kernel was told of it, for which no further notice comes.
-    pub(super) fn forget(&self, parent: INodeNo, name: &OsStr, node: Node) {
-        self.push(Task::Forget(Forget {
+    pub(super) fn invalidate_entry(&self, parent: INodeNo, name: &OsStr, node: Node) {
+        self.push(Task::Invalidate(Entry {
             parent,
             child: inode::number(node),
             name: name.into(),
@@ -97,19 +97,19 @@ impl Invalidator {
     }
 
     /// Invalidates a removed directory and its watched files.
-    fn gone(&self, directory: Spelt) {
-        let Spelt { place, parent, name } = &directory;
+    fn gone(&self, directory: Directory) {
+        let Directory { place, parent, name } = &directory;
         // Files first: after the directory, their removal would not be reported to watchers.
         for child in self.announcer.known.take(place.entity) {
             if let Ok((place, Some(file))) = inode::parts(child) {
-                self.push(Task::Forget(Forget {
+                self.push(Task::Invalidate(Entry {
                     parent: inode::number(Node::Dir(place)),
                     child,
                     name: OsStr::new(file.name).into(),
                 }));
             }
         }
-        self.push(Task::Forget(Forget {
+        self.push(Task::Invalidate(Entry {
             parent: inode::number(Node::Dir(*parent)),
             child: inode::number(Node::Dir(*place)),
             name: OsStr::new(name).into(),
@@ -130,12 +130,12 @@ impl Invalidator {
 impl Listener for Invalidator {
     fn notice(&self, notice: &Notice) {
         match notice {
-            Notice::Left { id, pid, .. } => self.gone(Spelt {
+            Notice::Left { id, pid, .. } => self.gone(Directory {
                 place: Place::process(*id),
                 parent: Place::ROOT,
                 name: pid.to_string(),
             }),
-            Notice::Removed { id, parent, name } => self.gone(Spelt {
+            Notice::Removed { id, parent, name } => self.gone(Directory {
                 place: Place::group(*id),
                 parent: *parent,
                 name: name.clone(),
@@ -146,7 +146,7 @@ impl Listener for Invalidator {
     }
 }
 
-fn forget(forgetter: &Forgetter, Forget { parent, child, name }: &Forget) {
+fn invalidate(forgetter: &Forgetter, Entry { parent, child, name }: &Entry) {
     if let Err(error) = forgetter.delete(*parent, *child, name) {
         tracing::debug!(%error, ?name, "cannot invalidate a directory entry");
     }

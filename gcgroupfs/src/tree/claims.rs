@@ -99,7 +99,7 @@ impl Counts {
     }
 }
 
-/// Returns the age of a process, at most.
+/// Returns an upper bound of the age of a process.
 fn age(start_time: u64) -> Duration {
     static TICKS_PER_SECOND: OnceLock<u64> = OnceLock::new();
     let per_second = *TICKS_PER_SECOND.get_or_init(|| {

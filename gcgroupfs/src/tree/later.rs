@@ -1,4 +1,5 @@
-//! Deferred notices: listeners that may wait for a disk are told after the change, off the calling thread.
+//! Deferred notices: listeners that may wait for a disk are told after a change, by a call of
+//! [`Tree::tell_later`].
 
 use std::cell::RefCell;
 

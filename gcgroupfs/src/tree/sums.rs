@@ -374,7 +374,7 @@ pub(super) fn overhead(process: &Process, slot: usize, devices: &[Device]) -> u6
 
 /// Returns the highest `memory.current` since the last reset, in bytes, as far as the daemon knows.
 ///
-/// Until the process has seen the reset, its own peak is from before. Then the highest of the bytes charged
+/// Until the process has seen the reset, its own peak is from before. Then the higher of the bytes held
 /// at the reset and now is returned.
 pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
     let (usage, control) = (process.usage(), process.control());

@@ -1,7 +1,7 @@
 //! `memory.swap.max` of groups. Processes are granted parts of it, as of `memory.limit`. Hooks of earlier
 //! versions do not ask; they may use all that a group had left when last computed. It is computed again when
 //! memory has been swapped, and when a process comes or goes. Two such processes that swap at the same moment
-//! may together exceed the bound by one move each.
+//! may together exceed the bound by what each is moving.
 
 use gcgroup_abi::NO_LIMIT;
 
