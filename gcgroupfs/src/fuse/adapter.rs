@@ -352,7 +352,7 @@ impl Filesystem for Adapter {
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         match self.announcer.disguise(request, parent, name) {
-            // If the name belongs to a new directory, the kernel would remove that one.
+            // If a new directory has the name, the kernel would take this for its removal.
             Some(Disguise::Present(_)) if self.nodes.is_absent(parent, name) => return reply.ok(),
             Some(_) => return reply.error(errno(&Error::FixedShape)),
             None => {}

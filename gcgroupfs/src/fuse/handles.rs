@@ -95,7 +95,7 @@ impl Handles {
     /// Adds an open file and returns its handle.
     ///
     /// # Errors
-    /// `TooManyOpen` if the opener has too many.
+    /// `EMFILE` if the opener has too many.
     pub(super) fn open_file(&self, file: OpenFile) -> Result<FileHandle> {
         self.files.lock().open(file.opener.uid, 1, file).map(FileHandle)
     }
@@ -134,7 +134,7 @@ impl Handles {
     /// Stores what was read, and the number of changes up to then.
     ///
     /// # Errors
-    /// `TooManyOpen` if the opener has too much open.
+    /// `EMFILE` if the opener has too much open.
     pub(super) fn keep_text(
         &self,
         handle: FileHandle,
@@ -193,7 +193,7 @@ impl Handles {
     /// Adds an open directory and returns its handle.
     ///
     /// # Errors
-    /// `TooManyOpen` if the opener has too many.
+    /// `EMFILE` if the opener has too many.
     pub(super) fn open_dir(&self, uid: u32, ino: INodeNo, entries: Vec<Entry>) -> Result<FileHandle> {
         let dir = OpenDir {
             ino,
@@ -227,7 +227,7 @@ impl Handles {
     /// Replaces the snapshot.
     ///
     /// # Errors
-    /// `TooManyOpen` if the opener has too much open.
+    /// `EMFILE` if the opener has too much open.
     pub(super) fn keep_entries(
         &self,
         FileHandle(handle): FileHandle,

@@ -49,7 +49,7 @@ impl<T> Table<T> {
     /// Adds an open object of a user and returns its handle.
     ///
     /// # Errors
-    /// `TooManyOpen` if the user has too much open.
+    /// `EMFILE` if the user has too much open.
     pub(super) fn open(&mut self, uid: u32, weight: usize, what: T) -> Result<u64> {
         self.check(uid, weight)?;
         let handle = loop {
@@ -78,7 +78,7 @@ impl<T> Table<T> {
     /// Sets the weight of a handle in pages.
     ///
     /// # Errors
-    /// `TooManyOpen` if the user has too much open.
+    /// `EMFILE` if the user has too much open.
     pub(super) fn weigh(&mut self, handle: u64, weight: usize) -> Result<()> {
         let Some(old) = self.open.get(&handle).map(|open| open.weight) else {
             return Ok(());
