@@ -74,7 +74,7 @@ impl Relay {
     /// be killed next, so another helper writes; the daemon itself only if none can be started.
     ///
     /// # Errors
-    /// `EPIPE` if the daemon is about to end.
+    /// `BrokenPipe` if the daemon is about to end.
     pub(super) fn pass(&mut self, messages: &[u8]) -> io::Result<()> {
         if self.is_over {
             return Err(io::ErrorKind::BrokenPipe.into());
