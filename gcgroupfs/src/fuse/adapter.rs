@@ -1,6 +1,7 @@
-//! The kernel's requests, one callback each.
+//! Callbacks for the kernel's requests.
 //!
-//! None waits for anything but the tree's lock, and none touches the mount: it would wait for itself.
+//! No callback waits for anything but the tree's lock, and none accesses the mount, which would wait for this
+//! very loop.
 
 use std::ffi::OsStr;
 use std::io;
@@ -25,15 +26,15 @@ use super::queue::Queue;
 use crate::error::Error;
 use crate::tree::{Caller, put_off};
 
-/// Longest write(2) that reaches us in one piece, bytes. Must exceed the longest command, or the kernel would cut an
-/// overlong one into several that are not.
+/// Longest write(2) that arrives in one piece, in bytes. Must exceed the longest command: otherwise the
+/// kernel would split one that is too long into several that are not.
 const MAX_WRITE: u32 = 128 << 10;
 
 pub(super) struct Adapter {
     pub(super) nodes: Arc<Nodes>,
     pub(super) invalidator: Arc<Invalidator>,
     pub(super) announcer: Arc<Announcer>,
-    /// What is put on file before it is answered: nobody who only reads is to wait for a disk.
+    /// Stores changes before their writes are answered, so that reads do not wait for a disk.
     pub(super) stores: Queue,
     pub(super) long: Arc<Long>,
     pub(super) asks: Asks,
@@ -47,20 +48,20 @@ fn caller(request: &Request) -> Caller {
     }
 }
 
-/// Whether the kernel has sent the request before, to a daemon that has left it unanswered: `FUSE_UNIQUE_RESEND` in
-/// include/uapi/linux/fuse.h.
+/// Returns whether the kernel sends this request again, because an earlier daemon did not answer it:
+/// `FUSE_UNIQUE_RESEND` in include/uapi/linux/fuse.h.
 fn is_again(request: &Request) -> bool {
     u64::from(request.unique()) >> 63 != 0
 }
 
 impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Each is an optimisation, and a kernel without it does without.
+        // Optimisations; without them everything works.
         for capability in [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_ATOMIC_O_TRUNC] {
             let _ = config.add_capabilities(capability);
         }
-        // Closing is background work to the kernel. What is beyond this it keeps back, though the reads and the opens that
-        // follow go on: many threads at once would close less than they open.
+        // The kernel treats RELEASE as background work and keeps back what exceeds this number, while reads
+        // and opens go on: many threads at once would close fewer files than they open.
         let _ = config.set_max_background(u16::MAX);
         config
             .set_max_write(MAX_WRITE)
@@ -85,9 +86,9 @@ impl Filesystem for Adapter {
                 let is_fresh = self.announcer.is_fresh(node);
                 let remembered = if is_fresh { &Duration::ZERO } else { &LONG };
                 reply.entry_with_ttls(&ttl, remembered, &attr, Generation(0));
-                // Had the directory gone between look-up and reply, nothing would tell the kernel a second time.
+                // If the directory went between lookup and reply, no other notice tells the kernel again.
                 if self.nodes.is_gone(node) {
-                    self.invalidator.forget(parent, name, node);
+                    self.invalidator.invalidate_entry(parent, name, node);
                 }
             }
             Err(errno) => reply.error(errno),
@@ -107,8 +108,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    /// Size and times are accepted and nothing is done: `echo 1 > file` truncates first. Mode and owner are changed of
-    /// the root's and of groups' directories alone.
+    /// Accepts and ignores size and times, since `echo 1 > file` truncates first. Mode and owner can be
+    /// changed for the directories of the root and of groups only.
     fn setattr(
         &self,
         request: &Request,
@@ -135,8 +136,8 @@ impl Filesystem for Adapter {
             let changed = guarded(|| nodes.set_access(caller, ino, (uid, gid), mode));
             match changed {
                 Ok((ttl, attr)) => {
-                    // Before the answer: who gives a directory away may open its files next.
-                    invalidator.change(nodes.below(ino));
+                    // Before the answer: the caller may open the files of the directory next.
+                    invalidator.invalidate_attributes(nodes.below(ino));
                     reply.attr(&ttl, &attr);
                 }
                 Err(errno) => reply.error(errno),
@@ -146,7 +147,7 @@ impl Filesystem for Adapter {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         match guarded(|| self.nodes.open(caller(request), ino, flags)) {
-            // Contents change at any time, so no page is kept; nothing is ever committed by close(2).
+            // Contents change at any time, so no page is cached; close(2) never commits anything.
             Ok(handle) => reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH),
             Err(errno) => reply.error(errno),
         }
@@ -175,7 +176,7 @@ impl Filesystem for Adapter {
         self.long
             .run(read.uid, move |nodes| match guarded(|| nodes.ask(ino, offset)) {
                 Ok(Some(patience)) => asks.push(read, patience),
-                // What is wrong, reading says too.
+                // An error here is reported again by the read.
                 Ok(None) | Err(_) => read.answer(nodes),
             });
     }
@@ -192,10 +193,10 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // It holds at once: a thaw does not wait for the thread that puts it on file.
+        // In force at once: a thaw does not wait for the thread that stores it.
         let caller = caller(request);
         let (written, later) = put_off(|| guarded(|| self.nodes.write(caller, ino, handle, data)));
-        // Not longer than a page, or it would have been refused.
+        // At most a page, or it would have been refused.
         let length = u32::try_from(data.len()).unwrap_or(0);
         let answer = move || match written {
             Ok(()) => reply.written(length),
@@ -262,7 +263,7 @@ impl Filesystem for Adapter {
         });
     }
 
-    /// Cookies are positions in the snapshot, so no entry comes twice and none is missed.
+    /// Uses positions in the snapshot as cookies, so that no entry is repeated or missed.
     fn readdir(
         &self,
         request: &Request,
@@ -274,7 +275,7 @@ impl Filesystem for Adapter {
         self.long.run(request.uid(), move |nodes| {
             let entries = guarded(|| match nodes.handles.entries(handle, ino, offset == 0) {
                 Some(entries) => Ok(entries),
-                // Rewound: a new snapshot.
+                // Rewound: take a new snapshot.
                 None => nodes.handles.keep_entries(handle, ino, nodes.entries(ino)?),
             });
             let entries = match entries {
@@ -351,7 +352,7 @@ impl Filesystem for Adapter {
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         match self.announcer.disguise(request, parent, name) {
-            // Had the name a new owner, the kernel would take this to be about that one.
+            // If a new directory has the name, the kernel would take this for its removal.
             Some(Disguise::Present(_)) if self.nodes.is_absent(parent, name) => return reply.ok(),
             Some(_) => return reply.error(errno(&Error::FixedShape)),
             None => {}

@@ -1,10 +1,12 @@
-//! Has inotify(7) see what the daemon does: IN_MODIFY of events files, IN_CREATE and IN_DELETE of the directories of
-//! processes, and of groups that nobody has made or removed through the mount. The kernel tells watchers only of what somebody does through the mount, and the daemon never touches
-//! its mount; so a helper process does it once more, and is recognised by its pid. To it a new directory is not there
-//! yet and one that has gone still is, so the kernel lets it make the one and remove the other.
+//! inotify replay: makes inotify(7) report what the daemon does. IN_MODIFY of events files; IN_CREATE and
+//! IN_DELETE of the directories of processes, and of groups that were not made or removed through the mount.
+//! The kernel reports only what is done through the mount, and the daemon never accesses its mount; so a
+//! helper process repeats the change, recognised by its pid. For the helper alone a new directory is absent
+//! and a removed one present, so that it can make the one and remove the other.
 //!
-//! Nobody can know whether anybody watches. So it is cheap: a batch each 10 ms at most, on a thread that nobody waits
-//! for, and of files only those that the kernel knows. Without the helper everything works but inotify.
+//! The daemon cannot know whether anything is watched, so this is cheap: at most one batch in 10 ms, on a
+//! thread of its own, and of files only those that the kernel knows. Without the helper everything but
+//! inotify works.
 
 mod helper;
 
@@ -34,10 +36,10 @@ use crate::launch::Launcher;
 use crate::touch;
 use crate::tree::{Entity, Listener, Notice, Place};
 
-/// The least time between two batches: what changes several times meanwhile is told once.
+/// Least time between two batches; several changes of one file in between are reported once.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Where the helper finds what it is to touch.
+/// Identifies the mount for the helper.
 #[derive(Debug, Clone)]
 pub struct Spot {
     /// The mount point.
@@ -46,20 +48,20 @@ pub struct Spot {
     pub device: u64,
 }
 
-/// A directory in another.
+/// A directory with its parent and name.
 #[derive(Debug)]
-pub(super) struct Spelt {
+pub(super) struct Directory {
     pub(super) place: Place,
     pub(super) parent: Place,
     pub(super) name: String,
 }
 
-/// What is to be told.
+/// A change to be replayed.
 #[derive(Debug)]
 pub(super) enum News {
-    Appeared(Spelt),
-    Gone(Spelt),
-    /// Events files of that entity's.
+    Appeared(Directory),
+    Gone(Directory),
+    /// Events files of the entity with that number have changed.
     Changed(u64),
 }
 
@@ -67,9 +69,9 @@ thread_local! {
     static IS_TOLD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes or removes a directory for who has asked the kernel to: then the kernel tells of it by itself.
+/// Runs a change that was requested through the mount, which the kernel itself reports to watchers.
 pub(super) fn told_by_kernel<T>(change: impl FnOnce() -> T) -> T {
-    /// Also when the change panics.
+    /// Ends the scope, also when the change panics.
     struct Until;
     impl Drop for Until {
         fn drop(&mut self) {
@@ -81,38 +83,38 @@ pub(super) fn told_by_kernel<T>(change: impl FnOnce() -> T) -> T {
     change()
 }
 
-/// Whether what this thread does now, the kernel tells of.
+/// Returns whether the kernel itself reports what this thread does now.
 pub(super) fn is_told() -> bool {
     IS_TOLD.get()
 }
 
-/// What the kernel is told when it asks on behalf of the helper.
+/// Answer to the helper's lookup of the directory that it repeats a change of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Disguise {
-    /// There is no such directory.
+    /// The directory does not exist.
     Absent,
-    /// There is a directory of this number.
+    /// The directory exists with this inode number.
     Present(INodeNo),
 }
 
-/// Passes on what has happened. What comes before [`start`](Self::start) is dropped: nobody can watch yet.
+/// Replays changes. Changes before [`start`](Self::start) are dropped, since nothing can be watched yet.
 #[derive(Debug, Default)]
 pub(super) struct Announcer {
     pub(super) known: Known,
     queue: OnceLock<Sender<News>>,
-    /// The helper's pid; zero if there is none.
+    /// The helper's pid; 0 if there is none.
     helper: AtomicU32,
-    /// The directory and the name in it that the helper is at, and what it is to find there.
+    /// Parent and name that the helper is working on, and the answer to its lookup.
     disguise: Mutex<Option<(INodeNo, String, Disguise)>>,
-    /// Entities whose directory watchers have not been told of. The kernel must not hold on to their names, or the
-    /// helper could not make them.
+    /// Entities whose directory has not been announced to watchers. The kernel must not cache their names, or
+    /// the helper could not make them.
     fresh: Mutex<HashSet<u64>>,
-    /// Entities that the kernel knows, and watchers may watch, from the time of a predecessor.
+    /// Entities from the previous daemon, which the kernel may know and watchers may watch.
     inherited: OnceLock<HashSet<u64>>,
 }
 
 impl Announcer {
-    /// Starts the thread that tells.
+    /// Starts the replaying thread.
     pub(super) fn start(
         self: &Arc<Self>,
         launcher: Arc<Launcher>,
@@ -136,7 +138,7 @@ impl Announcer {
         Ok(())
     }
 
-    /// What the kernel is to be told of a name in a directory, if it asks for the helper.
+    /// Returns the answer to a lookup of `name` in `parent` if the helper asks and is working on that name.
     pub(super) fn disguise(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Option<Disguise> {
         let is_helper = request.pid() != 0 && request.pid() == self.helper.load(Relaxed);
         if !is_helper {
@@ -149,7 +151,7 @@ impl Announcer {
             .map(|(.., disguise)| *disguise)
     }
 
-    /// These are not new to the kernel.
+    /// Sets the entities of the previous daemon, which need no announcement.
     pub(super) fn inherit(&self, entities: HashSet<u64>) {
         // Called once.
         let _ = self.inherited.set(entities);
@@ -161,7 +163,7 @@ impl Announcer {
             .is_some_and(|entities| entities.contains(&entity))
     }
 
-    /// Of a directory that has gone, only once the kernel has forgotten it.
+    /// Queues a change. For a removed directory, only after its entry has been invalidated.
     pub(super) fn tell(&self, news: News) {
         if let Some(queue) = self.queue.get() {
             // The thread ends with the daemon.
@@ -169,7 +171,7 @@ impl Announcer {
         }
     }
 
-    /// Whether watchers are still to be told of the directory.
+    /// Returns whether the directory is still to be announced.
     pub(super) fn is_fresh(&self, node: Node) -> bool {
         matches!(node, Node::Dir(Place { entity, device: None }) if self.fresh.lock().contains(&entity))
     }
@@ -182,7 +184,7 @@ impl Listener for Announcer {
                 if !self.is_inherited(id.0) {
                     self.fresh.lock().insert(id.0);
                 }
-                self.tell(News::Appeared(Spelt {
+                self.tell(News::Appeared(Directory {
                     place: Place::process(*id),
                     parent: Place::ROOT,
                     name: pid.to_string(),
@@ -190,7 +192,7 @@ impl Listener for Announcer {
             }
             Notice::Made { id, parent, name } if !is_told() => {
                 self.fresh.lock().insert(id.0);
-                self.tell(News::Appeared(Spelt {
+                self.tell(News::Appeared(Directory {
                     place: Place::group(*id),
                     parent: *parent,
                     name: name.clone(),
@@ -199,18 +201,18 @@ impl Listener for Announcer {
             Notice::Events(id) => self.tell(News::Changed(id.0)),
             Notice::GroupEvents(id) => self.tell(News::Changed(id.0)),
             Notice::RootEvents => self.tell(News::Changed(Place::ROOT.entity)),
-            // What has gone comes by way of the invalidator.
+            // Removals come from the invalidator.
             _ => {}
         }
     }
 }
 
-/// The thread's own.
+/// State of the replaying thread.
 struct Worker {
     announcer: Arc<Announcer>,
     nodes: Arc<Nodes>,
     forgetter: Forgetter,
-    /// Of processes: what their directories are named by.
+    /// Pids of processes, the names of their directories.
     pids: HashMap<u64, u32>,
     helper: Helper,
 }
@@ -233,28 +235,28 @@ impl Worker {
         }
     }
 
-    fn appeared(&mut self, directory: &Spelt) {
-        let Spelt { place, parent, name } = directory;
+    fn appeared(&mut self, directory: &Directory) {
+        let Directory { place, parent, name } = directory;
         let entity = place.entity;
         if let (Entity::Process(_), Ok(pid)) = (place.whose(), name.parse()) {
             if self.pids.insert(entity, pid).is_some() {
-                // It has only registered again.
+                // The process has only registered again.
                 self.announcer.fresh.lock().remove(&entity);
                 return;
             }
             if self.announcer.is_inherited(entity) {
-                // What of it is watched is not known, so everything may be.
+                // Which of its files are watched is not known, so all may be.
                 self.nodes.know_events(&self.announcer.known, *place);
                 return;
             }
         }
         if self.nodes.is_gone(Node::Dir(*place)) {
-            // It stays fresh: of its end nobody need be told either.
+            // It stays fresh, so its removal is not announced either.
             return;
         }
         let mut done = self.ask(touch::CREATE, directory, Disguise::Absent);
         if done == Err(Errno::EEXIST) {
-            // The name's last owner has not been forgotten yet.
+            // The name's previous owner has not been invalidated yet.
             let parent = inode::number(Node::Dir(*parent));
             let _ = self.forgetter.inval_entry(parent, OsStr::new(name));
             done = self.ask(touch::CREATE, directory, Disguise::Absent);
@@ -263,11 +265,11 @@ impl Worker {
         self.announcer.fresh.lock().remove(&entity);
     }
 
-    fn gone(&mut self, directory: &Spelt) {
-        let Spelt { place, parent, name } = directory;
+    fn gone(&mut self, directory: &Directory) {
+        let Directory { place, parent, name } = directory;
         self.pids.remove(&place.entity);
         let was_announced = !self.announcer.fresh.lock().remove(&place.entity);
-        // Where the name has a new owner, it stays.
+        // If the name has a new owner, it stays.
         if was_announced && self.nodes.has_no_directory(*parent, name) {
             let dead = inode::number(Node::Dir(*place));
             let done = self.ask(touch::DELETE, directory, Disguise::Present(dead));
@@ -275,7 +277,7 @@ impl Worker {
         }
     }
 
-    /// Touches those of an entity's events files that show something new.
+    /// Makes the helper modify those of an entity's events files that have changed.
     fn changed(&mut self, entity: u64) {
         for ino in self.announcer.known.of(entity) {
             let Ok(Node::File(place, file)) = self.nodes.node(ino) else {
@@ -299,9 +301,9 @@ impl Worker {
         }
     }
 
-    /// Has the helper do something with a directory, which looks to it as `disguise` says.
-    fn ask(&mut self, command: &str, directory: &Spelt, disguise: Disguise) -> nix::Result<()> {
-        let Spelt { parent, name, .. } = directory;
+    /// Makes the helper execute a command on a directory while its lookup is answered by `disguise`.
+    fn ask(&mut self, command: &str, directory: &Directory, disguise: Disguise) -> nix::Result<()> {
+        let Directory { parent, name, .. } = directory;
         let path = match self.nodes.path(*parent) {
             above if above.is_empty() => name.clone(),
             above => format!("{above}/{name}"),
@@ -315,7 +317,7 @@ impl Worker {
 }
 
 impl Disguise {
-    /// What the helper's look-up finds: a directory's number.
+    /// Returns the result of the helper's lookup: an inode number.
     pub(super) fn found(self) -> crate::error::Result<INodeNo> {
         match self {
             Self::Absent => Err(Error::NotFound),

@@ -1,5 +1,5 @@
-//! Reads whose contents the processes must be asked for. Such a reader waits, on a thread of ours that keeps nobody
-//! else waiting, until they have answered or for as long as an answer may take.
+//! Reads for which processes must be asked. They wait on a thread of their own until the processes have
+//! answered, for a limited time.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +14,8 @@ use super::long::Long;
 use super::nodes::Nodes;
 use super::outcome::{guarded, slice};
 
-/// Between two looks for an answer: it takes a process about that long. For as long as a look takes, if that is longer.
+/// Least pause between two checks for answers, about the time that a process takes. At least as long as a
+/// check takes.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// A read(2).
@@ -28,7 +29,7 @@ pub(super) struct Read {
 }
 
 impl Read {
-    /// Answers with what the file shows now.
+    /// Replies with the current contents.
     pub(super) fn answer(self, nodes: &Nodes) {
         match guarded(|| nodes.read(self.ino, self.handle, self.offset, self.size)) {
             Ok(text) => self.reply.data(slice(text.as_bytes(), self.offset, self.size)),
@@ -37,18 +38,18 @@ impl Read {
     }
 }
 
-/// One from the start of a file, and until when it waits.
+/// A waiting read from the start of a file, and its deadline.
 struct Ask {
     read: Read,
     until: Instant,
 }
 
-/// Takes reads that wait for an answer.
+/// Queue of reads that wait for answers.
 #[derive(Debug, Clone)]
 pub(super) struct Asks(Sender<Ask>);
 
 impl Asks {
-    /// Starts the thread that waits. It sleeps while nobody asks.
+    /// Starts the waiting thread, which sleeps while no read waits.
     pub(super) fn start(nodes: Arc<Nodes>, long: Arc<Long>) -> io::Result<Self> {
         let (sender, receiver) = channel::<Ask>();
         thread::Builder::new()
@@ -84,10 +85,10 @@ impl Asks {
         Ok(Self(sender))
     }
 
-    /// Answers when there is something to show, or when `patience` is over.
+    /// Replies when the processes have answered, or after `patience`.
     pub(super) fn push(&self, read: Read, patience: Duration) {
         let until = Instant::now() + patience;
-        // Without the thread, the read is dropped with its reply, which then says EIO.
+        // Without the thread, the read is dropped and fuser replies EIO.
         let _ = self.0.send(Ask { read, until });
     }
 }

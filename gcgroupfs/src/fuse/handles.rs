@@ -1,7 +1,7 @@
-//! What is kept for each open file and directory: who opened it, and the snapshot it is being read from.
+//! Open files and directories: opener, and the snapshot that is being read.
 //!
-//! Nothing of it is needed to answer: of a handle that is not known, because a predecessor gave it, only the opener
-//! matters, and that is in its number.
+//! All of it is optional. For an unknown handle, given by a previous daemon, only the opener matters, and its
+//! uid is in the number.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
@@ -21,17 +21,16 @@ use crate::tree::Caller;
 pub(super) struct OpenFile {
     opener: Caller,
     ino: INodeNo,
-    /// What the last read at offset 0 rendered; later offsets are slices of it.
+    /// Contents rendered by the last read at offset 0; reads at later offsets are slices of it.
     text: Option<Arc<str>>,
-    /// The number of changes up to that read. None before it, so that the first poll is answered at once, as kernfs
-    /// does.
+    /// Number of changes up to that read. `None` before it, so that the first poll is answered at once, as
+    /// with kernfs.
     seen: Option<u64>,
-    /// The number of changes that pollers have been told of. What has changed beyond that they will be told when
-    /// their pause is over.
+    /// Number of changes announced to pollers. Further changes are announced after their pause.
     announced: u64,
-    /// How to wake who polls.
+    /// Wakes the pollers.
     waiting: Option<PollNotifier>,
-    /// The kernel's number for that, once somebody has polled.
+    /// The kernel's poll handle, once the file has been polled.
     polled: Option<u64>,
 }
 
@@ -53,7 +52,7 @@ impl OpenFile {
     }
 }
 
-/// One line of a listing.
+/// One entry of a listing.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) ino: INodeNo,
@@ -66,35 +65,37 @@ pub(super) struct Entry {
 struct OpenDir {
     ino: INodeNo,
     entries: Arc<[Entry]>,
-    /// Whether reading has begun, so that offset 0 means a rewind.
+    /// True once reading has begun, so that offset 0 means a rewind.
     begun: bool,
 }
 
 impl OpenDir {
     fn weight(&self) -> usize {
-        // An entry takes 32 bytes, and its name as much.
+        // 32 bytes for an entry, and as much for its name.
         (self.entries.len() * 64).div_ceil(PAGE).max(1)
     }
 }
 
-/// All that is open.
+/// All open files and directories.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     files: Mutex<Table<OpenFile>>,
     dirs: Mutex<Table<OpenDir>>,
-    /// Where a successor finds who was asleep.
+    /// Memory in which the next daemon finds the sleeping pollers.
     pollers: OnceLock<Arc<Slots<8>>>,
 }
 
 impl Handles {
-    /// Has those who poll written down.
+    /// Records pollers in `pollers` from now on.
     pub(super) fn note_pollers(&self, pollers: Arc<Slots<8>>) {
         // Called once.
         let _ = self.pollers.set(pollers);
     }
 
+    /// Adds an open file and returns its handle.
+    ///
     /// # Errors
-    /// The opener has too many.
+    /// `EMFILE` if the opener has too many.
     pub(super) fn open_file(&self, file: OpenFile) -> Result<FileHandle> {
         self.files.lock().open(file.opener.uid, 1, file).map(FileHandle)
     }
@@ -106,7 +107,7 @@ impl Handles {
         }
     }
 
-    /// Who opened the file, when `caller` uses it.
+    /// Returns the opener of the file that `caller` uses.
     pub(super) fn opener(&self, handle: FileHandle, caller: Caller) -> Caller {
         let FileHandle(handle) = handle;
         let opener = self.files.lock().get(handle).map(|file| file.opener);
@@ -121,18 +122,19 @@ impl Handles {
         files.get(handle).filter(|file| file.ino == ino)?.text.clone()
     }
 
-    /// Whether a predecessor gave it, so that what was read from it is not known.
+    /// Returns whether a previous daemon gave the handle, so that what was read from it is not known.
     pub(super) fn is_inherited(&self, FileHandle(handle): FileHandle, ino: INodeNo) -> bool {
         let files = self.files.lock();
         let own = files.get(handle).filter(|file| file.ino == ino);
-        // Openers have pids, but for those that [`adopt`] makes up, and those of namespaces that we do not see.
+        // Openers have pids, except those made up by [`adopt`] and those in pid namespaces that are not
+        // visible.
         own.is_none_or(|file| file.opener.pid == 0)
     }
 
-    /// Notes what was read, and the number of changes up to it.
+    /// Stores what was read, and the number of changes up to then.
     ///
     /// # Errors
-    /// The opener has too much open.
+    /// `EMFILE` if the opener has too much open.
     pub(super) fn keep_text(
         &self,
         handle: FileHandle,
@@ -150,8 +152,8 @@ impl Handles {
         Ok(())
     }
 
-    /// Has `notifier` woken by the next [`announce`](Self::announce) of something new. Returns whether there is
-    /// something already.
+    /// Registers `notifier` for the next [`announce`](Self::announce) of something new. Returns whether there
+    /// is something new already.
     pub(super) fn wait(&self, handle: FileHandle, ino: INodeNo, notifier: PollNotifier) -> bool {
         let mut files = self.files.lock();
         let file = adopt(&mut files, handle, ino);
@@ -163,7 +165,7 @@ impl Handles {
         file.has_news()
     }
 
-    /// What the open files of these entities show.
+    /// Returns the inodes of the open files of these entities.
     pub(super) fn of(&self, entities: &BTreeSet<u64>) -> BTreeSet<INodeNo> {
         let files = self.files.lock();
         let inos = files.iter().map(|(_, file)| file.ino);
@@ -171,8 +173,8 @@ impl Handles {
             .collect()
     }
 
-    /// There have been so many changes, by inode. Gives who must be told: a thousand, perhaps, and who is woken has the loop
-    /// take this lock, so it is taken once.
+    /// Announces numbers of changes by inode. Returns the notifiers to be woken, possibly a thousand; all
+    /// under one lock, which the request loop needs for each woken poller.
     pub(super) fn announce(&self, nr_changes: &HashMap<INodeNo, u64>) -> Vec<PollNotifier> {
         let mut files = self.files.lock();
         let mut told = Vec::new();
@@ -188,8 +190,10 @@ impl Handles {
         told
     }
 
+    /// Adds an open directory and returns its handle.
+    ///
     /// # Errors
-    /// The opener has too many.
+    /// `EMFILE` if the opener has too many.
     pub(super) fn open_dir(&self, uid: u32, ino: INodeNo, entries: Vec<Entry>) -> Result<FileHandle> {
         let dir = OpenDir {
             ino,
@@ -204,7 +208,7 @@ impl Handles {
         self.dirs.lock().close(handle);
     }
 
-    /// The snapshot to read from; nothing if a new one is due, because reading starts `from_start` again.
+    /// Returns the snapshot to read from; `None` if reading starts over, which needs a new one.
     pub(super) fn entries(
         &self,
         FileHandle(handle): FileHandle,
@@ -223,7 +227,7 @@ impl Handles {
     /// Replaces the snapshot.
     ///
     /// # Errors
-    /// The opener has too much open.
+    /// `EMFILE` if the opener has too much open.
     pub(super) fn keep_entries(
         &self,
         FileHandle(handle): FileHandle,
@@ -243,11 +247,11 @@ impl Handles {
     }
 }
 
-/// The open file of a handle, which a predecessor may have given.
+/// Returns the open file of a handle; adds it if a previous daemon gave the handle.
 fn adopt(files: &mut Table<OpenFile>, FileHandle(handle): FileHandle, ino: INodeNo) -> &mut OpenFile {
     let opener = match files.get(handle) {
         Some(file) if file.ino == ino => None,
-        // Ours and a predecessor's have the same number. They share what can be made anew at any time.
+        // Two daemons gave the same number. The handles share state that can be rebuilt at any time.
         Some(file) => Some(file.opener),
         None => Some(Caller {
             uid: uid(handle),
@@ -258,7 +262,7 @@ fn adopt(files: &mut Table<OpenFile>, FileHandle(handle): FileHandle, ino: INode
     if let Some(opener) = opener {
         files.put(handle, 1, OpenFile::new(opener, ino));
     }
-    files.get_mut(handle).expect("there is one by now")
+    files.get_mut(handle).expect("it was just added")
 }
 
 #[cfg(test)]
@@ -279,7 +283,7 @@ mod tests {
     const INO: INodeNo = INodeNo(5 << 15);
 
     #[test]
-    fn a_handle_of_a_predecessor_tells_its_opener_and_is_taken_up_by_reading() {
+    fn inherited_handle_has_uid_and_is_adopted_by_read() {
         let before = Handles::default();
         let handle = before.open_file(OpenFile::new(OPENER, INO)).unwrap();
         assert_eq!(before.opener(handle, OTHER), OPENER);
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn two_files_with_one_number_do_not_show_each_others_text() {
+    fn files_with_same_handle_do_not_share_text() {
         let handles = Handles::default();
         let handle = handles.open_file(OpenFile::new(OPENER, INO)).unwrap();
         handles.keep_text(handle, INO, "one".into(), 0).unwrap();
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_and_listings_take_the_room_of_many() {
+    fn long_texts_and_listings_count_by_pages() {
         let handles = Handles::default();
         let long: Arc<str> = "x".repeat(1 << 20).into();
         let mut nr_read = 0;
@@ -333,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_in_use_are_not_given_again() {
+    fn handles_in_use_are_not_reused() {
         let handles = Handles::default();
         let first = handles.open_file(OpenFile::new(OPENER, INO)).unwrap();
         handles.files.lock().wrap();

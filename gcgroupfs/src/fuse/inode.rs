@@ -1,8 +1,9 @@
-//! Inode numbers: a node's position in the tree, and nothing else. There is no inode map, no reference count and
-//! nothing to leak; entities are never numbered twice, so a stale inode reaches nobody.
+//! Inode numbers, computed from a node's position in the tree. There is no inode map and no reference count.
+//! Numbers of entities are not reused, so a stale inode finds nothing.
 //!
-//! From the top: the entity, seven bits for the device (zero: none), eight bits for the slot. Slot 1 is the directory
-//! itself, slot `2 + n` the n-th file of the table. The root is entity 0, and so inode 1, as FUSE wants it.
+//! From the top bit: the entity, seven bits for the device (0: none), eight bits for the slot. Slot 1 is the
+//! directory itself, slot `2 + n` the n-th file of the table. The root is entity 0, so its inode is 1, as
+//! FUSE requires.
 
 use fuser::INodeNo;
 
@@ -15,7 +16,7 @@ const SLOT_BITS: u32 = 8;
 const DEVICE_BITS: u32 = 7;
 const DIRECTORY: u64 = 1;
 
-/// The inode number of a node.
+/// Returns the inode number of a node.
 pub(super) fn number(node: Node) -> INodeNo {
     let (place, slot) = match node {
         Node::Dir(place) => (place, DIRECTORY),
@@ -25,15 +26,16 @@ pub(super) fn number(node: Node) -> INodeNo {
     INodeNo(((place.entity << DEVICE_BITS | device) << SLOT_BITS) | slot)
 }
 
-/// The entity that an inode number is of.
+/// Returns the entity of an inode number.
 pub(super) fn entity(INodeNo(number): INodeNo) -> u64 {
     number >> (SLOT_BITS + DEVICE_BITS)
 }
 
-/// The place that an inode number is of, and the file if it is not a directory's; whether or not they exist.
+/// Returns the directory of an inode number, and the file unless it is the directory itself; whether or not
+/// they exist.
 ///
 /// # Errors
-/// `ENOENT` if there can be no such node.
+/// `ENOENT` if no node can have this number.
 pub(super) fn parts(INodeNo(number): INodeNo) -> Result<(Place, Option<&'static ControlFile>)> {
     let (directory, slot) = (number >> SLOT_BITS, number & ((1 << SLOT_BITS) - 1));
     let device = directory & ((1 << DEVICE_BITS) - 1);
@@ -51,10 +53,10 @@ pub(super) fn parts(INodeNo(number): INodeNo) -> Result<(Place, Option<&'static 
     Ok((place, file))
 }
 
-/// The node of an inode number.
+/// Returns the node of an inode number.
 ///
 /// # Errors
-/// `ENODEV` if it is gone, `ENOENT` if there never was one.
+/// `ENODEV` if the node no longer exists, `ENOENT` if it never did.
 pub(super) fn node(tree: &Tree, number: INodeNo) -> Result<Node> {
     match parts(number)? {
         (place, None) => tree.level(place).map(|_| Node::Dir(place)),
@@ -73,12 +75,12 @@ mod tests {
     use crate::tree::fixture::World;
 
     #[test]
-    fn the_root_is_inode_1() {
+    fn root_is_inode_1() {
         assert_eq!(number(Node::Dir(Place::ROOT)), INodeNo::ROOT);
     }
 
     #[test]
-    fn numbers_lead_back_to_their_nodes_and_no_two_are_the_same() {
+    fn numbers_are_unique_and_lead_back_to_nodes() {
         let world = World::new(3);
         world.join(100);
         world.join(101);
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_numbers_are_errors() {
+    fn invalid_numbers_are_errors() {
         let world = World::new(1);
         let id = world.join(100);
         let process = number(Node::Dir(Place::process(id))).0;

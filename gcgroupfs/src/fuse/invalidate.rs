@@ -1,8 +1,8 @@
-//! Tells the kernel what it must forget. With lifetimes of an hour, a directory that has gone would seem alive
-//! without it.
+//! Invalidates directory entries in the kernel's cache. They are cached for an hour, so without this a
+//! removed directory would seem to exist.
 //!
-//! The kernel takes the directory's lock to forget an entry, and whoever holds that lock may be waiting for us: so
-//! this is done on a thread of its own, never on one that answers requests.
+//! The kernel locks the directory for that, and the thread that holds the lock may be waiting for the daemon.
+//! So this is done on a thread of its own, never on one that answers requests.
 
 use std::ffi::OsStr;
 use std::io;
@@ -12,29 +12,30 @@ use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
-use super::announce::{Announcer, News, Spelt, is_told};
+use super::announce::{Announcer, Directory, News, is_told};
 use super::forget::Forgetter;
 use super::inode;
 use crate::file::Node;
 use crate::tree::{Listener, Notice, Place};
 
-/// A directory entry that the kernel is to forget.
+/// A directory entry to be invalidated.
 #[derive(Debug)]
-struct Forget {
+struct Entry {
     parent: INodeNo,
     child: INodeNo,
     name: Box<OsStr>,
 }
 
-/// What the thread does, in order.
+/// Tasks of the thread, done in order.
 #[derive(Debug)]
 enum Task {
-    Forget(Forget),
-    /// All of a directory has been forgotten: now its end can be announced.
+    Invalidate(Entry),
+    /// Sent after all entries of a directory have been invalidated; then its removal can be announced.
     Announce(News),
 }
 
-/// Passes on what is to be forgotten. What comes before [`start`](Self::start) is dropped: the kernel cannot know it.
+/// Queues invalidations. Those before [`start`](Self::start) are dropped, since the kernel cannot know the
+/// entries.
 #[derive(Debug)]
 pub(super) struct Invalidator {
     announcer: Arc<Announcer>,
@@ -51,16 +52,16 @@ impl Invalidator {
         }
     }
 
-    /// Starts the thread that tells the kernel.
+    /// Starts the invalidating thread.
     pub(super) fn start(&self, forgetter: Forgetter, notifier: Notifier) -> io::Result<()> {
         let (sender, receiver) = channel();
         let announcer = self.announcer.clone();
         thread::Builder::new()
-            .name("fuse-forget".to_owned())
+            .name("fuse-invalidate".to_owned())
             .spawn(move || {
                 for task in receiver {
                     match task {
-                        Task::Forget(entry) => forget(&forgetter, &entry),
+                        Task::Invalidate(entry) => invalidate(&forgetter, &entry),
                         Task::Announce(news) => announcer.tell(news),
                     }
                 }
@@ -71,44 +72,44 @@ impl Invalidator {
         Ok(())
     }
 
-    /// Has the kernel ask again whom these belong to. No lock of its own is in the way of that, so whoever answers a
-    /// request may do it.
-    pub(super) fn change(&self, nodes: Vec<INodeNo>) {
-        // A negative offset: the attributes alone.
+    /// Invalidates the attributes of these inodes. This takes no lock that a waiting process can hold, so any
+    /// thread may do it.
+    pub(super) fn invalidate_attributes(&self, nodes: Vec<INodeNo>) {
+        // A negative offset invalidates the attributes only.
         const ATTRIBUTES: i64 = -1;
         for ino in nodes {
             let known = self
                 .notifier
                 .get()
                 .map(|notifier| notifier.inval_inode(ino, ATTRIBUTES, 0));
-            // Of most files the kernel knows nothing.
+            // Most files are unknown to the kernel.
             tracing::trace!(?ino, ?known, "attributes have changed");
         }
     }
 
-    /// Has an entry forgotten that had gone by the time the kernel was told of it: nothing would tell it again.
-    pub(super) fn forget(&self, parent: INodeNo, name: &OsStr, node: Node) {
-        self.push(Task::Forget(Forget {
+    /// Invalidates an entry that went before the kernel was told of it, for which no further notice comes.
+    pub(super) fn invalidate_entry(&self, parent: INodeNo, name: &OsStr, node: Node) {
+        self.push(Task::Invalidate(Entry {
             parent,
             child: inode::number(node),
             name: name.into(),
         }));
     }
 
-    /// A directory has gone.
-    fn gone(&self, directory: Spelt) {
-        let Spelt { place, parent, name } = &directory;
-        // First the files that may be watched: with the directory they would go unnoticed.
+    /// Invalidates a removed directory and its watched files.
+    fn gone(&self, directory: Directory) {
+        let Directory { place, parent, name } = &directory;
+        // Files first: after the directory, their removal would not be reported to watchers.
         for child in self.announcer.known.take(place.entity) {
             if let Ok((place, Some(file))) = inode::parts(child) {
-                self.push(Task::Forget(Forget {
+                self.push(Task::Invalidate(Entry {
                     parent: inode::number(Node::Dir(place)),
                     child,
                     name: OsStr::new(file.name).into(),
                 }));
             }
         }
-        self.push(Task::Forget(Forget {
+        self.push(Task::Invalidate(Entry {
             parent: inode::number(Node::Dir(*parent)),
             child: inode::number(Node::Dir(*place)),
             name: OsStr::new(name).into(),
@@ -129,24 +130,24 @@ impl Invalidator {
 impl Listener for Invalidator {
     fn notice(&self, notice: &Notice) {
         match notice {
-            Notice::Left { id, pid, .. } => self.gone(Spelt {
+            Notice::Left { id, pid, .. } => self.gone(Directory {
                 place: Place::process(*id),
                 parent: Place::ROOT,
                 name: pid.to_string(),
             }),
-            Notice::Removed { id, parent, name } => self.gone(Spelt {
+            Notice::Removed { id, parent, name } => self.gone(Directory {
                 place: Place::group(*id),
                 parent: *parent,
                 name: name.clone(),
             }),
-            // An absent name is never remembered, so a new one needs no announcement.
+            // Absent names are not cached, so a new one needs no invalidation.
             _ => {}
         }
     }
 }
 
-fn forget(forgetter: &Forgetter, Forget { parent, child, name }: &Forget) {
+fn invalidate(forgetter: &Forgetter, Entry { parent, child, name }: &Entry) {
     if let Err(error) = forgetter.delete(*parent, *child, name) {
-        tracing::debug!(%error, ?name, "cannot have an entry forgotten");
+        tracing::debug!(%error, ?name, "cannot invalidate a directory entry");
     }
 }

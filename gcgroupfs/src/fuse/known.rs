@@ -1,5 +1,5 @@
-//! The events files that the kernel has looked up and not forgotten. Whoever watches a file has had it looked up
-//! first, and keeps the kernel from forgetting it: so of no other file anybody need be told.
+//! The events files whose inodes the kernel has looked up and not forgotten. A watched file has been looked
+//! up and is not forgotten by the kernel, so changes of other files need no replay.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,14 @@ pub(super) struct Known(Mutex<HashMap<u64, File>>);
 
 #[derive(Debug, Default)]
 struct File {
-    /// Look-ups that the kernel has not taken back.
+    /// Lookups not yet undone by FORGET.
     nr_lookups: u64,
-    /// The number of changes that watchers know of.
+    /// Number of changes that watchers know of.
     told: u64,
 }
 
 impl Known {
-    /// The kernel is being told of the file, after so many changes.
+    /// Counts a lookup of the file, whose number of changes is `nr_changes`.
     pub(super) fn look_up(&self, INodeNo(ino): INodeNo, nr_changes: u64) {
         let mut files = self.0.lock();
         let file = files.entry(ino).or_insert(File {
@@ -30,7 +30,7 @@ impl Known {
         file.nr_lookups = file.nr_lookups.saturating_add(1);
     }
 
-    /// The kernel takes so many look-ups back.
+    /// Undoes lookups, for FORGET.
     pub(super) fn forget(&self, INodeNo(ino): INodeNo, nr_lookups: u64) {
         let mut files = self.0.lock();
         let Some(file) = files.get_mut(&ino) else { return };
@@ -40,21 +40,21 @@ impl Known {
         }
     }
 
-    /// The files of an entity.
+    /// Returns the known files of an entity.
     pub(super) fn of(&self, entity: u64) -> Vec<INodeNo> {
         let files = self.0.lock();
         let inos = files.keys().copied().map(INodeNo);
         inos.filter(|ino| inode::entity(*ino) == entity).collect()
     }
 
-    /// Notes that watchers will be told of so many changes; whether these are more than they knew of.
+    /// Stores the number of changes that watchers will know. Returns whether it is new to them.
     pub(super) fn tell(&self, INodeNo(ino): INodeNo, nr_changes: u64) -> bool {
         let mut files = self.0.lock();
         let file = files.get_mut(&ino).filter(|file| file.told < nr_changes);
         file.map(|file| file.told = nr_changes).is_some()
     }
 
-    /// The files of an entity that has gone, which are not kept in mind any longer.
+    /// Removes and returns the files of an entity that is gone.
     pub(super) fn take(&self, entity: u64) -> Vec<INodeNo> {
         let of = |ino: &u64| inode::entity(INodeNo(*ino)) == entity;
         let mut files = self.0.lock();
@@ -70,12 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_known_from_the_first_look_up_until_the_last_is_taken_back() {
+    fn file_is_known_from_first_lookup_to_last_forget() {
         let (known, ino) = (Known::default(), INodeNo(5 << 15 | 3));
         assert!(!known.tell(ino, 1));
         known.look_up(ino, 1);
         known.look_up(ino, 2);
-        assert!(!known.tell(ino, 1), "it was so when it was looked up");
+        assert!(!known.tell(ino, 1), "known since the lookup");
         assert!(known.tell(ino, 2));
         assert!(!known.tell(ino, 2));
         assert_eq!(known.of(5), [ino]);

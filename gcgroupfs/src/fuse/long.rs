@@ -1,6 +1,5 @@
-//! Requests that may take long, since they look at everything there is: at the totals of thousands of processes, or at their
-//! names. Nobody else is to wait for many of them, so whoever has taken too much of the loop's time with such goes on behind
-//! the loop, for a while.
+//! Deferral of long requests: those that read totals or names of thousands of processes. A user that has
+//! taken too much of the loop's time with them continues on a deferred thread, so that others do not wait.
 
 use std::io;
 use std::sync::Arc;
@@ -13,10 +12,10 @@ use super::nodes::Nodes;
 use super::queue::Queue;
 use crate::share::Shares;
 
-/// What is answered faster than this counts for nothing: to hand it over would cost the loop about as much.
+/// Requests answered faster than this do not count: deferring would cost the loop about as much.
 const SHORT: Duration = Duration::from_micros(30);
 
-/// What a user may take of the loop's time at once.
+/// Loop time that a user may take at once.
 const ADVANCE: Duration = Duration::from_millis(1);
 
 pub(super) struct Long {
@@ -34,7 +33,7 @@ impl Long {
         })
     }
 
-    /// Carries out a user's request, here and now unless the user has had too much of that.
+    /// Runs a user's request now, or defers it if the user has taken too much time.
     pub(super) fn run(&self, uid: u32, request: impl FnOnce(&Nodes) + Send + 'static) {
         let (user, begun) = ((uid, false), Instant::now());
         if !self.shares.lock().allows(user, begun) {
@@ -50,7 +49,8 @@ impl Long {
         }
     }
 
-    /// Carries out a user's request behind the loop. At least half of the time nobody there has the tree's lock.
+    /// Runs a user's request on the deferred thread, followed by a pause of the same length without the
+    /// tree's lock.
     pub(super) fn behind(&self, uid: u32, request: impl FnOnce(&Nodes) + Send + 'static) {
         self.queue.push(uid, |nodes| {
             let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! What a callback's body comes to, in the kernel's terms.
+//! Results of callbacks as errno values and slices.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,7 +6,7 @@ use fuser::Errno;
 
 use crate::error::{Error, Result};
 
-/// Runs the body of a callback. A panic in it must not take the loop down: it is the client's EIO.
+/// Runs the body of a callback. A panic in it becomes EIO for the client and does not end the loop.
 pub(super) fn guarded<T>(body: impl FnOnce() -> Result<T>) -> std::result::Result<T, Errno> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result.map_err(|error| Errno::from_i32(error.errno())),
@@ -18,7 +18,7 @@ pub(super) fn errno(error: &Error) -> Errno {
     Errno::from_i32(error.errno())
 }
 
-/// At most `size` bytes from `offset` on; past the end there are none.
+/// Returns at most `size` bytes from `offset` on; empty past the end.
 pub(super) fn slice(text: &[u8], offset: u64, size: u32) -> &[u8] {
     let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
     let end = start.saturating_add(size as usize).min(text.len());
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slice_past_the_end_is_empty() {
+    fn slice_past_the_end_is_empty() {
         assert_eq!(slice(b"hello", 0, 4096), b"hello");
         assert_eq!(slice(b"hello", 1, 3), b"ell");
         assert_eq!(slice(b"hello", 5, 4096), b"");
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_input_output_error() {
+    fn panic_in_callback_is_eio() {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
         let result = guarded(|| -> Result<()> { panic!("on purpose") });

@@ -1,5 +1,5 @@
-//! Requests that are carried out on a thread of its own, since others are not to wait for them: one of each user in turn, a
-//! user's own in order. The hand-over costs a request about 8 us.
+//! Deferred queue: requests run on a thread of its own, one of each user in turn, a user's own in order.
+//! Deferring costs a request about 8 us.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -10,10 +10,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::nodes::Nodes;
 
-/// What one request asks for, up to the answer.
+/// A request with its reply.
 type Task = Box<dyn FnOnce(&Nodes) + Send>;
 
-/// Takes tasks. There are never more than there are threads that wait for their answers.
+/// A queue of tasks. It holds at most one per thread that waits for a reply.
 pub(super) struct Queue(Arc<Shared>);
 
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Drop for Queue {
 }
 
 impl Shared {
-    /// Waits for the next; none when all has been done and there will be no more.
+    /// Waits for the next task; `None` when the queue is closed and empty.
     fn next(&self) -> Option<Task> {
         let mut turns = self.turns.lock();
         loop {
@@ -61,11 +61,11 @@ impl Shared {
     }
 }
 
-/// Whose turn it is.
+/// Order of users and tasks.
 struct Turns<T> {
-    /// What is left to be done for each user; for nobody nothing.
+    /// Tasks by user; never an empty list.
     left: HashMap<u32, VecDeque<T>>,
-    /// Those users, the next first.
+    /// Users with tasks, the next first.
     order: VecDeque<u32>,
     is_over: bool,
 }
@@ -107,13 +107,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_user_has_a_turn_and_what_one_asks_for_keeps_its_order() {
+    fn users_take_turns_and_keep_their_own_order() {
         let mut turns = Turns::default();
         for (uid, what) in [(7, 1), (7, 2), (7, 3), (8, 4), (8, 5), (9, 6)] {
             turns.push(uid, what);
         }
         let mut done: Vec<i32> = (0..4).filter_map(|_| turns.next()).collect();
-        // Who comes again waits for those who are there, and no longer.
+        // A user that returns waits for one task of each user already there.
         turns.push(9, 7);
         done.extend(std::iter::from_fn(|| turns.next()));
         assert_eq!(done, [1, 4, 6, 2, 5, 3, 7]);

@@ -1,5 +1,5 @@
-//! The helper that writes to the kernel what it is to forget, as the daemon sees it: started at once, and again after its
-//! death.
+//! The daemon's end of the invalidation helper, which writes invalidations to the kernel: started at once,
+//! and restarted after its death.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -20,17 +20,17 @@ use super::forget::deliver;
 use crate::launch::{self, Helper, Launcher};
 use crate::sys;
 
-/// How long it may take to end.
+/// Time limit for its exit.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long it may take to write one message. The kernel has it wait for whoever holds a directory's lock, and that one may
-/// wait for the daemon, which goes on meanwhile.
+/// Time limit for one message. The kernel makes the helper wait for the holder of a directory's lock, which
+/// may wait for the daemon, whose request loop goes on meanwhile.
 const ANSWER_PATIENCE: TimeVal = TimeVal::new(10, 0);
 
-/// The least time between two starts.
+/// Least time between two starts.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How many helpers may end over one message.
+/// Most helpers that may end during one message.
 const ATTEMPTS: usize = 32;
 
 #[derive(Debug)]
@@ -46,12 +46,12 @@ pub struct Relay {
 #[derive(Debug)]
 struct Running {
     helper: Helper,
-    /// In no other process, and so closed exactly when we have ended.
+    /// Exists in no other process, so it closes exactly when this process has ended.
     socket: Option<OwnedFd>,
 }
 
 impl Relay {
-    /// With a helper, if one can be had.
+    /// Starts a helper, if possible.
     pub(super) fn new(launcher: Arc<Launcher>, device: OwnedFd, spot: Spot) -> Self {
         let mut relay = Self {
             launcher,
@@ -64,17 +64,17 @@ impl Relay {
         relay.running = relay
             .start()
             .inspect_err(
-                |error| tracing::warn!(%error, "no helper has the kernel forget: killed, we may hang"),
+                |error| tracing::warn!(%error, "no helper for invalidations: if killed, the daemon may hang"),
             )
             .ok();
         relay
     }
 
-    /// Has notifications written, and waits until they are. Where the helper has been killed, the daemon may be about to
-    /// be, so another writes; we do only if none can be had.
+    /// Makes a helper write invalidations, and waits until it has. If the helper was killed, the daemon may
+    /// be killed next, so another helper writes; the daemon itself only if none can be started.
     ///
     /// # Errors
-    /// The daemon is about to end.
+    /// `BrokenPipe` if the daemon is about to end.
     pub(super) fn pass(&mut self, messages: &[u8]) -> io::Result<()> {
         if self.is_over {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -85,7 +85,7 @@ impl Relay {
                 None => match self.start() {
                     Ok(running) => running,
                     Err(error) => {
-                        tracing::debug!(%error, "no helper has the kernel forget");
+                        tracing::debug!(%error, "no helper for invalidations");
                         break;
                     }
                 },
@@ -95,21 +95,21 @@ impl Relay {
                     self.running = Some(running);
                     return Ok(());
                 }
-                Err(error) => tracing::warn!(%error, "the helper that has the kernel forget has ended"),
+                Err(error) => tracing::warn!(%error, "the helper for invalidations has ended"),
             }
         }
-        // Better than to show for ever what has gone.
+        // Without this, removed entries would stay visible.
         deliver(messages, &self.device);
         Ok(())
     }
 
-    /// Ends the helper, for good.
+    /// Ends the helper for good.
     pub(super) fn stop(&mut self) {
         self.is_over = true;
         self.running = None;
     }
 
-    /// Another helper, a while after the one before.
+    /// Starts another helper, at least [`RETRY`] after the last start.
     fn start(&mut self) -> io::Result<Running> {
         thread::sleep(self.next_start.saturating_duration_since(Instant::now()));
         self.next_start = Instant::now() + RETRY;
@@ -145,19 +145,19 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It ends by itself, having broken the connection if it is held up.
+        // It ends by itself, and aborts the connection if it is blocked.
         self.socket = None;
         self.helper.wait(PATIENCE);
     }
 }
 
-/// What the helper is started with.
+/// Returns the arguments of the helper.
 fn arguments(spot: &Spot) -> [OsString; 3] {
     let number = spot.device.to_string();
     ["forget".into(), spot.point.clone().into(), number.into()]
 }
 
-/// Starts a helper that writes what comes over `from`, from a process that has no client's descriptor.
+/// Starts a helper that writes what it receives from `from`, in a process that has no client's descriptor.
 fn helper(from: OwnedFd, device: &OwnedFd, spot: &Spot) -> io::Result<Child> {
     let words = arguments(spot);
     let words: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
@@ -167,7 +167,7 @@ fn helper(from: OwnedFd, device: &OwnedFd, spot: &Spot) -> io::Result<Child> {
         .spawn()
 }
 
-/// The supervisor's part: there is always a helper that writes what daemons send over a socket's other end.
+/// The supervisor's end: keeps a helper running that writes what daemons send through a socket.
 #[derive(Debug)]
 pub struct Attended {
     is_over: Arc<AtomicBool>,
@@ -175,10 +175,10 @@ pub struct Attended {
 }
 
 impl Attended {
-    /// Helpers read `from` and write to `device`, until nobody has the other end any more.
+    /// Starts helpers that read `from` and write to `device` until the other end is closed everywhere.
     ///
     /// # Errors
-    /// The first cannot be started.
+    /// The first helper cannot be started.
     pub fn start(from: OwnedFd, device: OwnedFd, spot: Spot) -> io::Result<Self> {
         let start = move || helper(from.try_clone()?, &device, &spot);
         let mut running = Some(start()?);
@@ -192,25 +192,25 @@ impl Attended {
                 if over.load(SeqCst) {
                     break;
                 }
-                tracing::warn!("the helper that has the kernel forget has ended; starting another");
+                tracing::warn!("the helper for invalidations has ended; starting another");
                 thread::sleep(RETRY);
                 running = start()
-                    .inspect_err(|error| tracing::warn!(%error, "no helper has the kernel forget"))
+                    .inspect_err(|error| tracing::warn!(%error, "no helper for invalidations"))
                     .ok();
             }
-            // It may not be waited for.
+            // The receiver may be gone.
             let _ = sender.send(());
         })?;
         Ok(Self { is_over, ended })
     }
 
-    /// Waits until the helper has ended, which it does once the other end of its socket is closed: `close` is to do that.
-    /// To be called before it is unmounted, while the helper can find the mount.
+    /// Waits until the helper has ended; `close` must close the other end of its socket. Must be called
+    /// before unmounting, while the helper can find the mount.
     pub fn stop(self, close: impl FnOnce()) {
         self.is_over.store(true, SeqCst);
         close();
         if self.ended.recv_timeout(PATIENCE).is_err() {
-            tracing::warn!("the kernel still has not forgotten what has gone");
+            tracing::warn!("not all removed directories have been invalidated in the kernel");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! What is open, by handle, and how much of it is each user's. A handle is the opener's uid, and a number that no other open
-//! handle of that user has in the table. What is open weighs as many pages as are kept for it, and one at least.
+//! Open handles, counted by user. A handle consists of the opener's uid and a number that is unique among the
+//! user's open handles. Its weight is the number of pages kept for it, at least one.
 
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 
-/// The most that all that a user who is not root has open in a table may weigh.
+/// Most pages of a user other than root in one table.
 const MAX_PER_UID: usize = 16 << 10;
 
 #[derive(Debug)]
@@ -18,7 +18,7 @@ struct Open<T> {
 #[derive(Debug)]
 pub(super) struct Table<T> {
     open: HashMap<u64, Open<T>>,
-    /// What all that a user has open weighs.
+    /// Pages by user.
     by_uid: HashMap<u32, usize>,
     last: u32,
 }
@@ -33,23 +33,23 @@ impl<T> Default for Table<T> {
     }
 }
 
-/// Where the numbers begin: in each daemon somewhere else, or one would be given that a predecessor gave, and that somebody
-/// has open whom we have not heard of yet. What closes the one would close the other.
+/// Returns the start of the numbers, different in each daemon: otherwise one could be given that a previous
+/// daemon gave and that is still open. Closing one would close the other.
 fn beginning() -> u32 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u32::try_from(since.as_micros() & u128::from(u32::MAX)).unwrap_or_default()
 }
 
-/// Whose a handle is.
+/// Returns the uid in a handle.
 pub(super) fn uid(handle: u64) -> u32 {
     u32::try_from(handle >> 32).unwrap_or(u32::MAX)
 }
 
 impl<T> Table<T> {
-    /// Adds something that a user opens.
+    /// Adds an open object of a user and returns its handle.
     ///
     /// # Errors
-    /// The user has too much open.
+    /// `EMFILE` if the user has too much open.
     pub(super) fn open(&mut self, uid: u32, weight: usize, what: T) -> Result<u64> {
         self.check(uid, weight)?;
         let handle = loop {
@@ -69,16 +69,16 @@ impl<T> Table<T> {
         Some(what)
     }
 
-    /// Has a handle stand for something else. It may be one that a predecessor gave, and is then added.
+    /// Replaces the object of a handle. An unknown handle, given by a previous daemon, is added.
     pub(super) fn put(&mut self, handle: u64, weight: usize, what: T) {
         let old = self.open.insert(handle, Open { what, weight });
         self.count(uid(handle), old.map_or(0, |old| old.weight), weight);
     }
 
-    /// Has what is open there weigh so much.
+    /// Sets the weight of a handle in pages.
     ///
     /// # Errors
-    /// The user has too much open for that.
+    /// `EMFILE` if the user has too much open.
     pub(super) fn weigh(&mut self, handle: u64, weight: usize) -> Result<()> {
         let Some(old) = self.open.get(&handle).map(|open| open.weight) else {
             return Ok(());
@@ -134,14 +134,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_user_but_root_has_so_many_and_closing_gives_room() {
+    fn users_but_not_root_have_a_bound_on_open_handles() {
         let mut table = Table::default();
         let handles: Vec<_> = (0..MAX_PER_UID).map(|_| table.open(7, 1, ()).unwrap()).collect();
         assert_eq!(table.open(7, 1, ()), Err(Error::TooManyOpen));
-        assert_eq!(uid(table.open(8, 1, ()).unwrap()), 8, "another has room");
+        assert_eq!(uid(table.open(8, 1, ()).unwrap()), 8, "another user has room");
         assert!(
             (0..=MAX_PER_UID).all(|_| table.open(0, 1, ()).is_ok()),
-            "root has no such bound"
+            "root is not bounded"
         );
         table.put(handles[0], 1, ());
         assert_eq!(table.close(handles[0]), Some(()));
@@ -151,12 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_heavy_takes_the_room_of_many() {
+    fn weight_counts_towards_bound() {
         let mut table = Table::default();
         let heavy = table.open(7, MAX_PER_UID - 2, ()).unwrap();
         let light = table.open(7, 1, ()).unwrap();
         assert_eq!(table.weigh(light, 3), Err(Error::TooManyOpen));
-        assert_eq!(table.by_uid[&7], MAX_PER_UID - 1, "nothing has changed");
+        assert_eq!(table.by_uid[&7], MAX_PER_UID - 1, "unchanged");
         table.weigh(light, 2).unwrap();
         assert_eq!(table.open(7, 1, ()), Err(Error::TooManyOpen));
         table.weigh(heavy, 1).unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_predecessors_handle_counts_like_any() {
+    fn inherited_handle_counts_like_others() {
         let mut table = Table::default();
         table.put(7 << 32 | 5, 1, ());
         assert_eq!(table.by_uid[&7], 1);

@@ -1,6 +1,6 @@
-//! A daemon that takes over a mount which another has served. The kernel's first message has been read long ago: it
-//! is said once more to our own ears, and then the real device is put in the place of the one that said it. What the
-//! predecessor had read and not answered, the kernel is asked to send again (Linux 6.9).
+//! Takes over a mount that another daemon has served. The kernel's FUSE_INIT was read long ago: it is
+//! replayed over a socket pair, and then the device takes the socket pair's place. Requests that the
+//! predecessor read and did not answer are sent again by the kernel (Linux 6.9).
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -22,13 +22,14 @@ use crate::process;
 use crate::sys;
 use crate::tree::{Listener, Notice, Tree};
 
-/// How long processes have to come back before it is answered as if they had gone.
+/// Time for processes to register again before requests are answered without them.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two looks whether they have.
+/// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A session on `device`, whose first message was `init`. Whoever gets there first answers it.
+/// Makes a session on `device` from the FUSE_INIT message `init`. The kernel takes the first reply to it
+/// only.
 pub(super) fn session(
     adapter: Adapter,
     device: &OwnedFd,
@@ -55,12 +56,12 @@ pub(super) fn session(
     Ok(session)
 }
 
-/// The kernel's first message: a `struct fuse_in_header` (40 bytes; the second word says what is asked), and a `struct
-/// fuse_init_in`, whose fifth word has the flags from the 32nd on.
+/// Reads the kernel's FUSE_INIT: a `struct fuse_in_header` (40 bytes; the second word is the opcode), and a
+/// `struct fuse_init_in`, whose fifth word has the flags from bit 32 on.
 pub(super) fn first_message(device: &OwnedFd) -> io::Result<Vec<u8>> {
     const INIT: u32 = 26;
     const HAS_RESEND: u32 = 1 << (39 - 32);
-    // The kernel refuses to fill less than 8 KiB.
+    // The kernel refuses buffers below 8 KiB.
     let mut message = vec![0; 64 << 10];
     let length = loop {
         match nix::unistd::read(device, &mut message) {
@@ -76,21 +77,21 @@ pub(super) fn first_message(device: &OwnedFd) -> io::Result<Vec<u8>> {
     if word(4) != Some(INIT) || word(40 + 16).is_none_or(|flags| flags & HAS_RESEND == 0) {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            "the kernel cannot have one daemon take over from another (Linux 6.9 can)",
+            "the kernel does not support taking over a mount (Linux 6.9 or newer does)",
         ));
     }
     Ok(message)
 }
 
-/// What is left to do when a daemon has found its way to the device, and before it answers.
+/// Remaining steps of a takeover, before the first request is answered.
 #[derive(Debug)]
 pub(super) struct Takeover {
     device: OwnedFd,
     roster: Arc<Slots<24>>,
     pollers: Arc<Slots<8>>,
-    /// Whom the predecessor governed.
+    /// Processes that the predecessor governed.
     before: Vec<Entry>,
-    /// Who was asleep.
+    /// Poll handles of sleeping pollers.
     sleepers: Vec<[u8; 8]>,
 }
 
@@ -107,7 +108,7 @@ impl Takeover {
         })
     }
 
-    /// Writes down who comes and goes.
+    /// Returns the listener that records processes for the next daemon.
     pub(super) fn roster(&self) -> Arc<Roster> {
         Arc::new(Roster(self.roster.clone()))
     }
@@ -120,13 +121,14 @@ impl Takeover {
         self.before.iter().map(|(_, entity, _)| *entity).collect()
     }
 
-    /// Waits for the processes, has those forgotten that do not come back, and asks for what was left unanswered.
+    /// Waits for the processes, invalidates the names of those that do not return, and has requests sent
+    /// again.
     pub(super) fn finish(self, tree: &Tree, forgetter: Forgetter, notifier: &Notifier) {
         let gone = wait_for(tree, &self.before);
         for entry in &gone {
             self.roster.remove(record(*entry));
         }
-        // Who holds the directory's lock may wait for us: so not here, and not now.
+        // The holder of the directory's lock may wait for the daemon, so on a thread of its own.
         let forgotten = thread::Builder::new()
             .name("fuse-takeover".to_owned())
             .spawn(move || {
@@ -135,25 +137,25 @@ impl Takeover {
                 }
             });
         if let Err(error) = forgotten {
-            warn!("directories of processes that have ended stay for a while: {error}");
+            warn!("names of processes that have ended stay cached: {error}");
         }
         if let Err(error) = nix::unistd::write(&self.device, &notification(RESEND, &[])) {
-            warn!("what the last daemon left unanswered stays so: {error}");
+            warn!("the kernel does not send unanswered requests again: {error}");
         }
-        // They ask again, and are told.
+        // They poll again and get the current state.
         for sleeper in self.sleepers {
             self.pollers.remove(sleeper);
             let woken = notifier.poll(PollHandle(u64::from_le_bytes(sleeper)));
-            debug!(?woken, "woke a poller of the last daemon's");
+            debug!(?woken, "woke a poller of the previous daemon");
         }
     }
 }
 
-/// Notes for a successor which processes' directories the kernel may know.
+/// Records for the next daemon which processes' directories the kernel may know.
 #[derive(Debug)]
 pub(super) struct Roster(pub(super) Arc<Slots<24>>);
 
-/// An entry: pid, entity, start time.
+/// One record: pid, entity, start time.
 type Entry = (u32, u64, u64);
 
 fn record((pid, entity, start_time): Entry) -> [u8; 24] {
@@ -183,7 +185,7 @@ impl Listener for Roster {
     }
 }
 
-/// Waits for the processes that the predecessor governed. Gives those that do not come back.
+/// Waits for the processes that the predecessor governed. Returns those that do not register again.
 fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
     let deadline = Instant::now() + PATIENCE;
     let mut missing = before.to_vec();
@@ -191,10 +193,10 @@ fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
     while !missing.is_empty() && Instant::now() < deadline {
         missing.retain(|entry| {
             let (pid, entity, start_time) = *entry;
-            // Asked once: who comes between two questions would seem to have come as another.
+            // One lookup: a process that registers between two would seem to be another.
             let is_over = match tree.find(pid) {
                 Some(found) if found.0 == entity => return false,
-                // It has executed another program since: its directory is another.
+                // It runs another program now, with another directory.
                 Some(_) => true,
                 None => !process::is_alive(pid, start_time),
             };
@@ -218,7 +220,7 @@ mod tests {
     use crate::tree::fixture::{World, blocks, identity};
 
     #[test]
-    fn who_comes_while_it_is_looked_for_has_come_back() {
+    fn process_that_registers_during_wait_is_not_gone() {
         let me = std::process::id();
         let start_time = process::stat(me).unwrap().start_time;
         for _ in 0..200 {
@@ -228,22 +230,22 @@ mod tests {
             let join = || world.tree.join(identity.clone(), blocks(), Settings::default());
             let id = join();
             let before = [(me, id.0, start_time)];
-            assert!(wait_for(&world.tree, &before).is_empty(), "it is there");
+            assert!(wait_for(&world.tree, &before).is_empty(), "registered");
             world.tree.leave(id, 0);
             thread::scope(|scope| {
                 let found = scope.spawn(|| wait_for(&world.tree, &before));
                 assert_eq!(join(), id);
-                assert_eq!(found.join().unwrap(), [], "it has come");
+                assert_eq!(found.join().unwrap(), [], "registered again");
             });
             identity.image = Some((1, 1));
             let join = || world.tree.join(identity.clone(), blocks(), Settings::default());
             join();
-            assert_eq!(wait_for(&world.tree, &before), before, "it runs another program");
+            assert_eq!(wait_for(&world.tree, &before), before, "runs another program");
         }
     }
 
     #[test]
-    fn who_is_dead_is_not_waited_for() {
+    fn dead_process_is_not_waited_for() {
         let world = World::new(1);
         // No process has this pid: kernel.pid_max is 2^22 at most.
         let before = [(u32::MAX, 7, 5)];
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_read_as_it_is_written() {
+    fn entry_reads_back_its_record() {
         let one = (4711, 1 << 47, 123_456);
         assert_eq!(entry(record(one)), Some(one));
     }

@@ -1,10 +1,10 @@
-//! Whom directories belong to, and what they let others do.
+//! Owners and modes of directories.
 
 use super::{Access, Caller, DIRECTORY_MODE, Entity, Notice, Owner, Place, State, Tree};
 use crate::error::{Error, Result};
 
 impl Tree {
-    /// Whom a directory belongs to, and what it lets others do.
+    /// Returns the owner and mode of a directory.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -12,7 +12,7 @@ impl Tree {
         self.state.lock().access(place)
     }
 
-    /// Whether the caller may make and remove groups in a directory, as far as its owner, its group and its mode say.
+    /// Returns whether the caller may make and remove groups in a directory, by its owner, group and mode.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -20,7 +20,7 @@ impl Tree {
         self.lets(place, caller, 0o3)
     }
 
-    /// Whether the caller may open what is in a directory, likewise.
+    /// Returns whether the caller may open entries of a directory, by its owner, group and mode.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -28,7 +28,8 @@ impl Tree {
         self.lets(place, caller, 0o1)
     }
 
-    /// Whether the caller may both read the names in a directory and open them, likewise.
+    /// Returns whether the caller may list the names in a directory and open them, by its owner, group and
+    /// mode.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -49,12 +50,12 @@ impl Tree {
         Ok(state.is_root(caller) || bits & wanted == wanted)
     }
 
-    /// Gives a directory away, or changes what it lets others do; its control files belong to whom it belongs to. Of the
-    /// root, the directory alone is given away.
+    /// Changes owner and mode of a directory. Its control files belong to the owner too, except in the root,
+    /// whose files keep theirs.
     ///
     /// # Errors
-    /// `EPERM` for a process's or a device's directory, to change the uid if the caller is not root, and to change
-    /// anything for who does not own it; [`Error::Gone`].
+    /// `EPERM` for a process's or a device's directory, for a caller other than root that does not own the
+    /// directory, or that changes the uid; [`Error::Gone`].
     pub fn set_access(
         &self,
         place: Place,
@@ -76,7 +77,9 @@ impl Tree {
             return Err(Error::FixedShape);
         }
         if !is_root && (caller.uid != old.owner.uid || access.owner.uid != old.owner.uid) {
-            return Err(Error::NotYours("the directory is its owner's to give"));
+            return Err(Error::NotYours(
+                "only the owner can change the directory, and only root its uid",
+            ));
         }
         let notice = match place.whose() {
             Entity::Group(id) => {

@@ -1,4 +1,4 @@
-//! What the arbiter sees of the tree and can change in it: usage blocks to look at, gates to set, GPU time to charge.
+//! The arbiter's interface to the tree: reads usage blocks, sets gates, charges GPU time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,7 +8,7 @@ use gcgroup_abi::{ControlDevice, Gate};
 use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, Quota, State, Tree, enforce};
 use crate::arbiter::{Policy, Seen};
 
-/// What a gate is to be, as long as nobody freezes it.
+/// The state that a gate shall have while it is not frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateOrder {
     pub gate: Gate,
@@ -28,10 +28,11 @@ impl GateOrder {
     };
 }
 
-/// Gates that hold no more: whoever waits there is to be woken once the tree's lock is released.
+/// Gates that have opened, as (blocks, device): the waiting threads are to be woken once the tree's lock is
+/// released.
 pub type Opened = Vec<(Arc<dyn Blocks>, usize)>;
 
-/// The tree for one tick.
+/// The tree during one tick.
 #[derive(Debug)]
 pub struct Arbitration<'a> {
     state: &'a mut State,
@@ -40,7 +41,7 @@ pub struct Arbitration<'a> {
 }
 
 impl Tree {
-    /// Lets the arbiter look and decide. The caller wakes those that wait at the gates returned.
+    /// Runs one tick of the arbiter. The caller wakes the threads waiting at the returned gates.
     pub fn arbitrate<T>(&self, tick: impl FnOnce(&mut Arbitration<'_>) -> T) -> (T, Opened) {
         let mut state = self.state.lock();
         let mut arbitration = Arbitration {
@@ -61,7 +62,7 @@ impl Arbitration<'_> {
         self.state.devices.len()
     }
 
-    /// What `compute.policy` shows.
+    /// Returns the policy that `compute.policy` shows.
     pub fn policy(&self) -> Policy {
         self.state.policy()
     }
@@ -70,12 +71,12 @@ impl Arbitration<'_> {
         self.state.processes.contains_key(&id)
     }
 
-    /// Every quota there is, by the entity's number: of processes and groups, as a whole and on devices.
+    /// Returns every quota as (entity number, device or whole, quota), of processes and groups.
     pub fn quotas(&self) -> impl Iterator<Item = (u64, Option<usize>, Quota)> {
         let devices = &self.state.devices;
         let slot = move |device: Option<&str>| match device {
             None => Some(None),
-            // One that is not there now may be again.
+            // A device that is missing now may return.
             Some(uuid) => devices
                 .iter()
                 .position(|device| device.uuid_text == uuid)
@@ -91,7 +92,7 @@ impl Arbitration<'_> {
         })
     }
 
-    /// The numbers of a process and of all groups that it is in.
+    /// Returns the numbers of a process and of all groups that it is in.
     pub fn entities(&self, id: ProcessId) -> impl Iterator<Item = u64> {
         let group = self.state.processes.get(&id).and_then(|process| process.group);
         let find = |id: Option<GroupId>| self.state.groups.get(&id?);
@@ -99,8 +100,8 @@ impl Arbitration<'_> {
         [id.0].into_iter().chain(groups.map(|group| group.id.0))
     }
 
-    /// What the processes that use a device say of themselves; one whose claims are refuted does not use it. Has the daemon
-    /// look for evidence of those that begin to claim that they do.
+    /// Returns what the processes that use a device claim, without those whose claims are refuted. Requests a
+    /// scan for evidence when a process begins to claim that it uses the device. `now` is in nanoseconds.
     pub fn seen(
         &mut self,
         now: u64,
@@ -139,14 +140,14 @@ impl Arbitration<'_> {
         processes.filter_map(|process| look(process)).collect()
     }
 
-    /// Adds GPU time to what the process has had on a device.
+    /// Charges GPU time in nanoseconds to a process on a device.
     pub fn charge(&mut self, id: ProcessId, device: usize, nsec: u64) {
         if let Some(process) = self.state.processes.get(&id) {
             enforce::charge(process, device, nsec);
         }
     }
 
-    /// Sets a gate.
+    /// Sets the gate of a process on a device.
     pub fn order(&mut self, id: ProcessId, device: usize, order: &GateOrder) {
         let Some(process) = self.state.processes.get_mut(&id) else {
             return;
@@ -160,7 +161,8 @@ impl Arbitration<'_> {
         }
     }
 
-    /// Opens the gates of those that have nothing on the device any more.
+    /// Opens the gates of the processes that are not among `present` on the device, which is sorted by
+    /// process.
     pub fn open_absent(&mut self, device: usize, present: &[Seen<ProcessId>]) {
         let is_absent = |process: &Process| {
             process.gate(device) != Gate::Run
@@ -178,20 +180,20 @@ impl Arbitration<'_> {
         }
     }
 
-    /// Opens every gate that is not frozen: there is to be no arbiter for a while.
+    /// Opens every gate that is not frozen, because no arbiter runs for now.
     pub fn open_all(&mut self) {
         for device in 0..self.nr_devices() {
             self.open_absent(device, &[]);
         }
     }
 
-    /// Stands between asking for the bell and looking once more; a process publishes, fences, and then looks whether
-    /// the bell is wanted. So one of both sees the other.
+    /// Separates storing `wants_bell` from the last look before sleeping. The process publishes, fences, and
+    /// then looks at `wants_bell`, so at least one side sees the other.
     pub fn fence(&self) {
         ControlDevice::fence_bells();
     }
 
-    /// Whether work has begun, or a thread begun to wait, since the process was seen.
+    /// Returns whether work has begun, or another thread waits, since the process was seen.
     pub fn has_begun(&self, device: usize, seen: &Seen<ProcessId>) -> bool {
         let usage = self
             .state

@@ -1,11 +1,11 @@
-//! What a process claims in its usage block, and the most of it that is believed. A process writes there what it likes:
-//! what it claims must not cost others more than it could have had honestly.
+//! Bounds on what a process claims in its usage block. A process can write anything there; it must not cost
+//! others more than what it could have had honestly.
 //!
-//! * Bytes on a device: what the device has, or what NVML shows the process to hold.
-//! * Bytes of host memory: what the host has.
-//! * Counts and times: what calls can have been made since the process was started.
+//! * Bytes on a device: up to the device's size, or what NVML shows the process to hold.
+//! * Bytes of host memory: up to the host's memory.
+//! * Counts and times: up to what calls can have produced since the process was started.
 //!
-//! What a group passes on to the groups above it is bounded once more: see [`Charge`](super::grants).
+//! The charge that a group passes on to the groups above is bounded again: see [`Charge`](super::grants).
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -16,26 +16,27 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use super::Device;
 
-/// Bytes of a device that does not say how many it has. No GPU has as many.
+/// Bytes assumed for a device that does not report its size; more than any GPU has.
 const UNKNOWN_TOTAL: u64 = 4 << 40;
 
-/// Driver calls that one CPU makes in a second at most: the shortest takes more than 100 ns.
+/// Upper bound of the driver calls per second on one CPU: the shortest takes more than 100 ns.
 const CALLS_PER_SECOND: u64 = 10_000_000;
 
-/// Clock ticks are 10 ms: a process is up to two older than they say.
+/// Allowance for the resolution of start times: clock ticks are 10 ms, and a process may be two older than
+/// they say.
 const TICKS: Duration = Duration::from_millis(20);
 
-/// Kernels of one graph launch, on average over all of a process's calls.
+/// Kernels per graph launch, on average over all of a process's calls.
 const KERNELS_PER_CALL: u64 = 64;
 
-/// Threads that wait at once.
+/// Upper bound of the threads that wait at once.
 const MAX_WAITING: u64 = 4096;
 
-/// Bytes that are moved between a device and the host in a second at most.
+/// Upper bound of the bytes moved between devices and the host per second.
 const MOVED_PER_SECOND: u64 = 1 << 40;
 
-/// The most bytes that can be on the device of a slot. Behind [`OTHER_DEVICE`] may be any of the devices, and others:
-/// before a daemon tells a process which is which, it charges there what it has on all of them.
+/// Returns the most bytes that can be on the device of a slot. [`OTHER_DEVICE`] stands for any device, known
+/// or not: until a daemon numbers its devices, a process charges there what it has on all of them.
 pub(super) fn device_total(slot: usize, devices: &[Device]) -> u64 {
     let total = |device: &Device| match device.total {
         0 => UNKNOWN_TOTAL,
@@ -50,7 +51,7 @@ pub(super) fn device_total(slot: usize, devices: &[Device]) -> u64 {
     }
 }
 
-/// Bytes of memory that the host has.
+/// Returns the host's memory in bytes.
 pub(super) fn host_memory() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -65,21 +66,21 @@ pub(super) fn host_memory() -> u64 {
     })
 }
 
-/// The most that a process can have counted since it was started.
+/// Upper bounds of what a process can have counted since it was started.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counts {
-    /// Calls of any sort.
+    /// Calls of any kind.
     pub(super) calls: u64,
-    /// Kernels in the graphs that it launched.
+    /// Kernels in launched graphs.
     pub(super) kernels: u64,
-    /// Microseconds that its threads have waited, together.
+    /// Microseconds that its threads have waited, summed up.
     pub(super) waited_usec: u64,
-    /// Bytes that swapping has moved one way.
+    /// Bytes that swapping has moved in one direction.
     pub(super) moved: u64,
 }
 
 impl Counts {
-    /// Of a process that was started at `start_time` (clock ticks since boot).
+    /// Returns the bounds for a process started at `start_time` (clock ticks since boot).
     pub(super) fn since(start_time: u64) -> Self {
         Self::within(age(start_time))
     }
@@ -98,7 +99,7 @@ impl Counts {
     }
 }
 
-/// How long ago a process was started, at most.
+/// Returns an upper bound of the age of a process.
 fn age(start_time: u64) -> Duration {
     static TICKS_PER_SECOND: OnceLock<u64> = OnceLock::new();
     let per_second = *TICKS_PER_SECOND.get_or_init(|| {
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_holds_what_it_has_and_the_other_slot_what_all_have() {
+    fn device_total_other_slot_is_sum_of_all() {
         let devices = [
             device(0),
             Device {
@@ -139,13 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn counts_grow_with_the_age_of_the_process() {
+    fn counts_grow_with_process_age() {
         let [short, long] = [1, 1000].map(|msec| Counts::within(Duration::from_millis(msec)));
         assert_eq!(short.calls, 10_000 * nr_cpus());
         assert_eq!(long.calls, 1000 * short.calls);
         assert_eq!(long.kernels, 64 * long.calls);
         assert_eq!(Counts::within(Duration::MAX).kernels, u64::MAX);
-        assert_eq!(age(u64::MAX), TICKS, "it begins later");
+        assert_eq!(age(u64::MAX), TICKS, "starts in the future");
         assert!(age(0) > age(1000));
         assert!(host_memory() > 0);
     }

@@ -1,24 +1,24 @@
-//! Devices that appear while there are processes: MIG instances are made at any time. None ever goes: its number may mean
-//! something to somebody.
+//! Devices that appear while processes run: MIG instances can be made at any time. No device is removed,
+//! since its number may be in use.
 
 use gcgroup_abi::OTHER_DEVICE;
 
 use super::{Device, GroupId, Notice, ProcessId, State, Tree, enforce};
 
 impl Tree {
-    /// Has whoever finds devices look for new ones.
+    /// Requests a search for new devices.
     pub fn ask_devices(&self) {
         self.state.lock().nr_devices_asked += 1;
         self.tell(&[Notice::DevicesAsked]);
     }
 
-    /// How often that was asked.
+    /// Returns how often a search was requested.
     pub fn nr_devices_asked(&self) -> u64 {
         self.state.lock().nr_devices_asked
     }
 
-    /// Adds devices, but for those that are there already and those for which the blocks have no slot. All processes are told
-    /// of them, and what was set for them before holds.
+    /// Adds devices that are not yet known, as far as the blocks have slots. All processes are told, and
+    /// earlier settings for these devices come into force.
     pub fn add_devices(&self, found: impl IntoIterator<Item = Device>) {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
@@ -42,7 +42,7 @@ impl State {
         for process in self.processes.values_mut() {
             process.add_device();
             enforce::prepare_device(process, &self.devices);
-            // Its own limit bounds what it is believed to have charged there.
+            // The process's own limit bounds what it is believed to have charged there.
             enforce::settings(process, &self.devices);
         }
         self.grants.add_slot(slot, &self.devices);

@@ -1,4 +1,4 @@
-//! Directories: what is where, by number and by name.
+//! Lookup and listing of directories.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,15 @@ use super::{Entity, GroupId, Level, Owner, Place, Scope, State, Tree};
 use crate::error::{Error, Result};
 
 impl Tree {
-    /// What kind of directory a place is.
+    /// Returns the kind of a directory.
     ///
     /// # Errors
-    /// [`Error::Gone`] if it is none any more.
+    /// [`Error::Gone`] if the directory no longer exists.
     pub fn level(&self, place: Place) -> Result<Level> {
         self.state.lock().level(place)
     }
 
-    /// Whom the control files of a directory belong to.
+    /// Returns the owner of the control files of a directory.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -27,7 +27,7 @@ impl Tree {
         }
     }
 
-    /// The directories in a directory, with their names, by number.
+    /// Returns the subdirectories with their names: those named by numbers first, in order.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -53,10 +53,10 @@ impl Tree {
         })
     }
 
-    /// The directory of that name in a directory.
+    /// Returns the subdirectory `name` of a directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`], also if `place` itself is gone.
+    /// [`Error::NotFound`], also if `place` itself no longer exists.
     pub fn directory(&self, place: Place, name: &str) -> Result<Place> {
         let state = self.state.lock();
         let number = canonical_number(name);
@@ -111,7 +111,7 @@ impl State {
     }
 }
 
-/// A number spelt as we spell it: `007` is no directory's name.
+/// Returns the number if `name` is its canonical spelling; `007` names no directory.
 fn canonical_number(name: &str) -> Option<u32> {
     let number: u32 = name.parse().ok()?;
     (number.to_string() == name).then_some(number)

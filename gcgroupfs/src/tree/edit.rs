@@ -1,4 +1,4 @@
-//! What a control file can change.
+//! Write access of control files to the tree.
 
 use super::process::{Process, slots};
 use super::{Caller, Entity, GroupId, Notice, Place, ProcessId, Settings, State, Sums, enforce};
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 const CANNOT_SWAP: &str = "the process was not started with --swap";
 
-/// What can be changed in one directory, in a caller's name.
+/// Changes to one directory on behalf of a caller.
 #[derive(Debug)]
 pub struct Edit<'a> {
     state: &'a mut State,
@@ -16,7 +16,7 @@ pub struct Edit<'a> {
     notices: Vec<Notice>,
 }
 
-/// Of whom something is asked.
+/// The process or group that is changed.
 #[derive(Debug, Clone, Copy)]
 enum Target {
     Process(ProcessId),
@@ -37,8 +37,10 @@ impl<'a> Edit<'a> {
         self.notices
     }
 
+    /// Sets `memory.limit` in bytes. Counts it if usage is above.
+    ///
     /// # Errors
-    /// `EPERM` beyond what root has set.
+    /// `EPERM` beyond root's setting.
     pub fn set_memory_limit(&mut self, limit: u64) -> Result<()> {
         self.set(|settings, device, by_root| settings.set_memory_limit(device, limit, by_root))?;
         let device = self.device();
@@ -64,8 +66,11 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
+    /// Sets `memory.swap.max` in bytes.
+    ///
     /// # Errors
-    /// `EOPNOTSUPP` for more than nothing, if the process was not started for it; `EPERM` beyond what root has set.
+    /// `EOPNOTSUPP` for more than 0 bytes if the process was not started with `--swap`; `EPERM` beyond root's
+    /// setting.
     pub fn set_memory_swap_max(&mut self, bytes: u64) -> Result<()> {
         if let Target::Process(id) = self.target()?
             && bytes != 0
@@ -86,11 +91,11 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    /// Asks for that many bytes to be swapped out; of a process as a whole, on each device as far as it goes, and of a
-    /// group from those first that have most to move.
+    /// Asks for `bytes` to be swapped out: for a process as a whole, on each device as far as needed; for a
+    /// group, from the processes with the most swappable memory first.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if no process here was started for it.
+    /// `EOPNOTSUPP` if no process here was started with `--swap`.
     pub fn reclaim(&mut self, bytes: u64) -> Result<()> {
         let (device, target) = (self.device(), self.target()?);
         let wanted: Vec<usize> = match device {
@@ -127,9 +132,11 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
+    /// Sets `compute.priority`.
+    ///
     /// # Errors
-    /// `EPERM` if another user than root asks for a lower number than root has set here or above; where root has set none,
-    /// for a lower one than the default.
+    /// `EPERM` if a user other than root sets a lower number than root has set here or above, or, where root
+    /// has set none, than the default.
     pub fn set_priority(&mut self, priority: u32) -> Result<()> {
         let above = match self.target()? {
             Target::Process(id) => self.state.processes.get(&id).and_then(|process| process.group),
@@ -143,13 +150,15 @@ impl<'a> Edit<'a> {
         self.set(|settings, device, by_root| settings.set_priority(device, priority, by_root))
     }
 
+    /// Sets `compute.max` in microseconds.
+    ///
     /// # Errors
-    /// `EPERM` beyond what root has set.
+    /// `EPERM` beyond root's setting.
     pub fn set_compute_max(&mut self, usec: u64, period_usec: Option<u64>) -> Result<()> {
         self.set(|settings, device, by_root| settings.set_compute_max(device, usec, period_usec, by_root))
     }
 
-    /// Sets the policy for all GPUs.
+    /// Sets the scheduling policy of all GPUs.
     pub fn set_policy(&mut self, policy: Policy) {
         let mut settings = self.state.root.clone();
         settings.set_policy(policy);
@@ -159,8 +168,10 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// Sets `compute.freeze`.
+    ///
     /// # Errors
-    /// `EPERM` against root's freeze.
+    /// `EPERM` to thaw what root froze.
     pub fn set_freeze(&mut self, freeze: bool) -> Result<()> {
         self.set(|settings, device, by_root| settings.set_freeze(device, freeze, by_root))?;
         if let Target::Process(id) = self.target()? {
@@ -169,10 +180,10 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    /// Begins a new peak at what is charged now.
+    /// Restarts `memory.peak` at the bytes held now.
     ///
     /// # Errors
-    /// At the root, which has none.
+    /// [`Error::NotFound`] at the root.
     pub fn reset_peak(&mut self) -> Result<()> {
         let device = self.device();
         match self.target()? {
@@ -197,20 +208,20 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    /// Moves the process of that pid here.
+    /// Moves the process with that pid into this directory.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where processes cannot be put; `ESRCH`, `EPERM` as moves have them.
+    /// `EOPNOTSUPP` except in the root and in groups; `ESRCH`, `EPERM` as for a move.
     pub fn take_in(&mut self, pid: u32) -> Result<()> {
         let to = match (self.place.whose(), self.place.device) {
             (Entity::Root, None) => None,
             (Entity::Group(id), None) => Some(id),
-            _ => return Err(Error::NotSupported("processes are put into groups")),
+            _ => return Err(Error::NotSupported("processes can only be put into groups")),
         };
         self.state.relocate(pid, to, self.caller, &mut self.notices)
     }
 
-    /// Counts something that has happened to a group, there and above, and writes it down.
+    /// Counts an event of a group, there and above, and has the counts written to the journal.
     fn count_in_group(&mut self, id: GroupId, count: impl Fn(&mut Sums)) {
         let device = self.device();
         self.state.count_in_group(id, device, count, &mut self.notices);
@@ -218,7 +229,8 @@ impl<'a> Edit<'a> {
         self.notices.extend(groups.map(Notice::GroupChanged));
     }
 
-    /// Changes the settings and makes them hold; tells the journal, and the processes that must act on them.
+    /// Changes the settings and applies them. Adds the notices for the journal and for processes that must be
+    /// rung.
     fn set(&mut self, change: impl FnOnce(&mut Settings, Option<&str>, bool) -> Result<()>) -> Result<()> {
         let (target, by_root) = (self.target()?, self.state.is_root(self.caller));
         let uuid = self.device().and_then(|index| self.state.devices.get(index));
@@ -243,7 +255,7 @@ impl<'a> Edit<'a> {
                 }
             }
             Target::Group(id) => {
-                // What the processes must act on is told first: that is not to wait for the disk.
+                // Processes are told first, so that they do not wait for the disk.
                 self.state.hand_down(id, &mut self.notices);
                 self.notices.push(Notice::GroupChanged(id));
             }

@@ -1,4 +1,4 @@
-//! What is remembered of a process that has left.
+//! Record of processes that have left.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
@@ -8,18 +8,18 @@ use gcgroup_abi::Submission;
 use super::process::Process;
 use super::{Device, Identity, Sums, sums};
 
-/// How many of those that left are remembered in `exited`.
+/// Number of lines of `exited`.
 const NR_EXITED: usize = 64;
 
-/// Remembers a process that has left, as the latest. If there are too many, the oldest is forgotten of the user who has most:
-/// so nobody can push out all that others have there.
+/// Adds a process that has left. If there are too many, the user with the most loses the oldest, so that no
+/// user can displace all entries of others.
 pub(super) fn remember(all: &mut VecDeque<Exited>, one: Exited) {
     all.push_front(one);
     if all.len() <= NR_EXITED {
         return;
     }
     let nr_of = |uid: u32| all.iter().filter(|exited| exited.identity.uid == uid).count();
-    // Of several with as many, the one with the oldest.
+    // Among users with equally many, the one with the oldest entry.
     let most = all
         .iter()
         .map(|exited| exited.identity.uid)
@@ -33,7 +33,7 @@ pub(super) fn remember(all: &mut VecDeque<Exited>, one: Exited) {
 #[derive(Debug)]
 pub struct Exited {
     identity: Identity,
-    /// Seconds since 1970.
+    /// Time of the exit, seconds since 1970.
     end: u64,
     peak: u64,
     pub(super) sums: Sums,

@@ -1,4 +1,4 @@
-//! A tree with processes that tests play themselves.
+//! A tree with simulated processes, for tests.
 
 #![allow(clippy::unwrap_used, reason = "for tests")]
 
@@ -17,14 +17,14 @@ use crate::error::Result;
 use crate::file::{Node, resolve};
 use crate::sys::{ControlMap, UsageMap};
 
-/// Bytes that each test device has.
+/// Memory of each test device in bytes.
 pub const TOTAL: u64 = 8 << 30;
 pub const ROOT: Caller = Caller {
     uid: 0,
     gid: 0,
     pid: 1,
 };
-/// Whom every test process belongs to.
+/// Owner of every test process.
 pub const OWNER: Caller = Caller {
     uid: 1000,
     gid: 1000,
@@ -36,7 +36,7 @@ pub const STRANGER: Caller = Caller {
     pid: 3,
 };
 
-/// Both blocks, both writable.
+/// Both blocks, writable.
 #[derive(Debug)]
 struct Pair {
     control: ControlMap,
@@ -53,7 +53,7 @@ impl Blocks for Pair {
     }
 }
 
-/// Blocks as of a process that has just started.
+/// Returns blocks as of a process that has just started.
 pub fn blocks() -> Arc<dyn Blocks> {
     let (control, _) = block::new_control().unwrap();
     let usage = UsageMap::new(&block::theirs::good_usage_file()).unwrap();
@@ -61,10 +61,10 @@ pub fn blocks() -> Arc<dyn Blocks> {
     Arc::new(Pair { control, usage })
 }
 
-/// So that each runs a program of its own.
+/// Gives each identity a program of its own.
 static NR_IDENTITIES: AtomicU64 = AtomicU64::new(1);
 
-/// Identity of a test process.
+/// Returns the identity of a test process.
 pub fn identity(pid: u32) -> Identity {
     let comm = "a program".into();
     Identity {
@@ -78,7 +78,7 @@ pub fn identity(pid: u32) -> Identity {
     }
 }
 
-/// A device of that index.
+/// Returns a test device with that index.
 pub fn device(index: usize) -> Device {
     Device {
         index,
@@ -90,7 +90,7 @@ pub fn device(index: usize) -> Device {
     }
 }
 
-/// Keeps what it is told.
+/// Records notices.
 #[derive(Default)]
 struct Recorder(Mutex<Vec<Notice>>);
 
@@ -100,7 +100,7 @@ impl Listener for Recorder {
     }
 }
 
-/// A tree, and whoever listens to it.
+/// A tree with a recording listener.
 pub struct World {
     pub tree: Arc<Tree>,
     recorder: Arc<Recorder>,
@@ -123,7 +123,7 @@ impl World {
         self.tree.join(identity(pid), blocks, saved)
     }
 
-    /// Makes the group of that path, and those above that are not there.
+    /// Makes the group at `path` and missing ones above; returns its number.
     pub fn group(&self, path: &str) -> GroupId {
         let mut at = None;
         for name in path.split('/') {
@@ -135,7 +135,7 @@ impl World {
         at.unwrap()
     }
 
-    /// What listeners were told since the last call.
+    /// Returns the notices since the last call.
     pub fn take_notices(&self) -> Vec<Notice> {
         std::mem::take(&mut self.recorder.0.lock())
     }
@@ -148,7 +148,7 @@ impl World {
         HeldUsage(self.tree.blocks(id).unwrap())
     }
 
-    /// Contents of the file at `path`.
+    /// Returns the contents of the file at `path`.
     pub fn show(&self, path: &str) -> String {
         match resolve(&self.tree, path).unwrap() {
             Node::File(place, file) => file.show(&self.tree, place).unwrap(),
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// Has the process submit kernels.
+    /// Lets the process submit `kernels` kernels.
     pub fn submit(&self, id: ProcessId, device: u32, kernels: u64) {
         let usage = self.usage(id);
         usage.nr_threads.store(1, Relaxed);
@@ -173,7 +173,7 @@ impl World {
             .fetch_add(kernels, Relaxed);
     }
 
-    /// Has the process write `word` wherever it can.
+    /// Lets the process write `word` to its counters.
     pub fn fill_usage(&self, id: ProcessId, word: u64) {
         let usage = self.usage(id);
         usage.nr_threads.store(u32::MAX, Relaxed);
@@ -219,7 +219,7 @@ impl World {
     }
 }
 
-/// A process's control block, held.
+/// Keeps a process's blocks alive, with access to the control block.
 pub struct Held(Arc<dyn Blocks>);
 
 impl std::ops::Deref for Held {
@@ -230,7 +230,7 @@ impl std::ops::Deref for Held {
     }
 }
 
-/// A process's usage block, held.
+/// Keeps a process's blocks alive, with access to the usage block.
 pub struct HeldUsage(Arc<dyn Blocks>);
 
 impl std::ops::Deref for HeldUsage {

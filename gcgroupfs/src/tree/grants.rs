@@ -1,11 +1,11 @@
-//! How much of the groups' limits each process has: the arithmetic of grants, of memory on devices and of what may be
-//! swapped out.
+//! Grants: the parts of group limits that each process may charge without asking, of device memory and of
+//! swap.
 //!
-//! A process charges itself, without asking, up to what it was granted on a device. What a group is charged is what its
-//! processes *hold*: at least what each has charged and at most what it may, and what contexts take beside. So the sum
-//! of what is charged never passes a limit, though nobody adds it up when memory is allocated.
+//! A process charges itself up to its grant on a device. A group is charged what its processes *hold*: at
+//! least what each has charged and at most what it may, and its contexts. So the sum of all charges never
+//! exceeds a limit, although no sum is computed when memory is allocated.
 //!
-//! Knows no files, no settings and no clock. Everything is loads and stores.
+//! This module knows no files, no settings and no clock, and does loads and stores only.
 
 mod member;
 mod membership;
@@ -26,33 +26,33 @@ use self::node::{Change, Node};
 pub(super) use self::resource::Resource;
 use super::{Device, GroupId, ProcessId};
 
-/// Where a limit is: on one device, by its place in [`Grants::slots`], or on all together.
+/// The scope of a limit: one device, by its index in [`Grants::slots`], or all together.
 type Place = Option<usize>;
 
-/// A group had no room.
+/// The limit that caused a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) group: GroupId,
-    /// The device's slot whose limit it was; none, if it was that on all devices together.
+    /// The slot of the device whose limit it was; `None` for the limit on all together.
     pub(super) device: Option<usize>,
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Granted,
     Refused(Refusal),
-    /// Not to be answered yet: somebody in a group above may hold what nobody knows.
+    /// Cannot be answered yet: a group above has processes whose charge is unknown.
     Unknown,
 }
 
-/// All limits of groups on one resource, and what is held of them.
+/// All group limits on one resource, and what is held of them.
 #[derive(Debug)]
 pub(super) struct Grants {
     resource: Resource,
-    /// The slots in use; one for each place.
+    /// The slots in use; the index is the place.
     slots: Vec<usize>,
-    /// Bytes that there are in each.
+    /// Bytes that exist at each place.
     totals: Vec<u64>,
     groups: BTreeMap<GroupId, Node>,
     members: BTreeMap<ProcessId, Member>,
@@ -71,7 +71,7 @@ impl Grants {
         }
     }
 
-    /// There is one more device: it has a place behind all others.
+    /// Adds a device at the end.
     pub(super) fn add_slot(&mut self, slot: usize, devices: &[Device]) {
         let total = self.resource.total(slot, devices);
         self.slots.push(slot);
@@ -91,7 +91,7 @@ impl Grants {
         }
     }
 
-    /// A group, which has no limit and nobody in it.
+    /// Adds a group without limits and processes.
     pub(super) fn add_group(&mut self, id: GroupId, parent: Option<GroupId>) {
         self.groups.insert(id, Node::new(parent, self.slots.len()));
         if let Some(parent) = parent.and_then(|id| self.groups.get_mut(&id)) {
@@ -99,7 +99,7 @@ impl Grants {
         }
     }
 
-    /// Forgets a group that is empty.
+    /// Removes an empty group.
     pub(super) fn remove_group(&mut self, id: GroupId) {
         let Some(node) = self.groups.remove(&id) else {
             return;
@@ -107,7 +107,7 @@ impl Grants {
         if let Some(parent) = node.parent.and_then(|id| self.groups.get_mut(&id)) {
             parent.children.remove(&id);
         }
-        // Who was awaited there finds no group when it comes.
+        // A process that was awaited there finds no group when it registers.
         for above in self.chain(node.parent) {
             if let Some(above) = self.groups.get_mut(&above) {
                 above.nr_awaited = above.nr_awaited.saturating_sub(node.nr_awaited);
@@ -115,8 +115,8 @@ impl Grants {
         }
     }
 
-    /// Sets a group's limit on the device of that slot, or on all together. What is beyond it is not given back by
-    /// anybody: see [`excess`](Self::excess).
+    /// Sets a group's limit in bytes, on the device of a slot or as a whole. Bytes held beyond it stay held:
+    /// see [`excess`](Self::excess).
     pub(super) fn set_limit(&mut self, id: GroupId, device: Option<usize>, limit: u64) {
         let Ok(place) = self.place(device) else { return };
         let Some(node) = self.groups.get_mut(&id) else {
@@ -125,24 +125,24 @@ impl Grants {
         if node.limit(place) == limit {
             return;
         }
-        // Nothing is measured against it before all below are counted.
+        // Set first; compared only after all processes below have been charged.
         node.set_limit(place, limit);
         for member in self.below(id) {
             self.govern(member, false);
         }
-        // What it passes on may be bounded otherwise.
+        // The bound of what the group passes on may have changed.
         for at in self.places(None) {
             self.charge(Some(id), at, Change::default());
         }
         self.settle(Some(id));
         self.publish(Some(id));
-        // Where there is no limit any more.
+        // Without any limit above, `publish` does nothing.
         if !self.chain(Some(id)).iter().any(|id| self.has_limit(*id)) {
             self.publish_below(id);
         }
     }
 
-    /// Bytes that are held beyond a group's limit.
+    /// Returns the bytes held beyond a group's limit.
     pub(super) fn excess(&self, id: GroupId, device: Option<usize>) -> u64 {
         let (Ok(place), Some(node)) = (self.place(device), self.groups.get(&id)) else {
             return 0;
@@ -150,7 +150,7 @@ impl Grants {
         node.missing(place, 0)
     }
 
-    /// What the process holds beside its ledger on the device of that slot.
+    /// Sets the bytes that the process holds beyond its ledger on the device of a slot.
     pub(super) fn set_overhead(&mut self, id: ProcessId, device: usize, bytes: u64) {
         let (Ok(Some(at)), Some(member)) = (self.place(Some(device)), self.members.get_mut(&id)) else {
             return;
@@ -165,7 +165,7 @@ impl Grants {
         }
     }
 
-    /// What the process claims is taken on trust until NVML is heard.
+    /// Trusts what the process claims to hold until NVML answers.
     pub(super) fn trust(&mut self, id: ProcessId) {
         for at in self.places(None) {
             self.change(id, at, |member| member.trust(at));
@@ -175,7 +175,7 @@ impl Grants {
         self.publish(group);
     }
 
-    /// NVML shows the process to hold so many bytes on the device of that slot, whatever it has charged.
+    /// Stores what NVML shows the process to hold on the device of a slot, in bytes.
     pub(super) fn show(&mut self, id: ProcessId, device: usize, bytes: u64) {
         let Ok(Some(at)) = self.place(Some(device)) else {
             return;
@@ -191,7 +191,7 @@ impl Grants {
         }
     }
 
-    /// The most that the process is believed to have charged on the device of that slot.
+    /// Returns the most bytes that the process is believed to have charged on the device of a slot.
     pub(super) fn most(&self, id: ProcessId, device: usize) -> u64 {
         match (self.place(Some(device)), self.members.get(&id)) {
             (Ok(Some(at)), Some(member)) => member.most(at),
@@ -199,7 +199,7 @@ impl Grants {
         }
     }
 
-    /// The most that is believed to be held in a group on the device of that slot, or on all together.
+    /// Returns the most bytes believed to be held in a group on the device of a slot, or as a whole.
     pub(super) fn cap(&self, id: GroupId, device: Option<usize>) -> u64 {
         let (Ok(place), Some(node)) = (self.place(device), self.groups.get(&id)) else {
             return NO_LIMIT;
@@ -207,8 +207,8 @@ impl Grants {
         u64::try_from(node.cap(place)).unwrap_or(NO_LIMIT)
     }
 
-    /// The process may have charged what was there already, more than was granted: it holds it, then. Or it asks for every
-    /// byte, and has given some back.
+    /// Compares what the process has charged with what it holds. Memory that existed already may have been
+    /// charged beyond the grant and is held from now on; a process without a grant may have freed some.
     pub(super) fn look(&mut self, id: ProcessId) {
         if !self.members.get(&id).is_some_and(Member::is_limited) {
             return;
@@ -232,8 +232,8 @@ impl Grants {
         }
     }
 
-    /// Grants the process so many bytes beyond what it has charged on the device of that slot, if all groups above have
-    /// them, once others have given back what they do not use.
+    /// Grants the process `bytes` beyond what it has charged on the device of a slot, if all groups above
+    /// have room after taking back what others do not use.
     pub(super) fn request(&mut self, id: ProcessId, device: usize, bytes: u64) -> Outcome {
         let (Ok(Some(at)), Some(member)) = (self.place(Some(device)), self.members.get_mut(&id)) else {
             return Outcome::Granted;
@@ -267,14 +267,15 @@ impl Grants {
         outcome
     }
 
-    /// Bytes that the process may have charged on the device of that slot without asking; none if no limit is above.
+    /// Returns the bytes that the process may have charged on the device of a slot; `None` without a limit
+    /// above.
     pub(super) fn granted(&self, id: ProcessId, device: usize) -> Option<u64> {
         let at = self.place(Some(device)).ok()??;
         let member = self.members.get(&id)?;
         member.is_granted(at).then(|| member.held(at))
     }
 
-    /// Bytes that the group has left on the device of that slot, or on all together, besides what is held.
+    /// Returns the bytes of a group's limit that are not held, on the device of a slot or as a whole.
     pub(super) fn room(&self, id: GroupId, device: Option<usize>) -> u64 {
         let (Ok(place), Some(node)) = (self.place(device), self.groups.get(&id)) else {
             return NO_LIMIT;
@@ -282,8 +283,8 @@ impl Grants {
         node.room(place)
     }
 
-    /// Somebody of the group is alive and has not registered with this daemon: until [`told`](Self::told), nothing is
-    /// granted there.
+    /// Stops granting in a group until [`told`](Self::told): one of its processes is alive and has not
+    /// registered with this daemon.
     pub(super) fn await_member(&mut self, group: GroupId) {
         for id in self.chain(Some(group)) {
             if let Some(node) = self.groups.get_mut(&id) {
@@ -301,7 +302,7 @@ impl Grants {
         }
     }
 
-    /// What the group is charged for its limit.
+    /// Returns the bytes that the group is charged.
     #[cfg(test)]
     fn charged(&self, id: GroupId, device: Option<usize>) -> u128 {
         let place = self.place(device).unwrap_or_default();
@@ -324,25 +325,25 @@ impl Grants {
         self.groups.get(&id).map_or(0, |node| node.missing(place, need))
     }
 
-    /// That place, or all there are.
+    /// Returns that place, or all places for `None`.
     fn places(&self, place: Place) -> Range<usize> {
         place.map_or(0..self.slots.len(), |at| at..at + 1)
     }
 
-    /// The place of a device's slot, and that of none.
+    /// Returns the place of a slot, `None` for the whole; an error for a slot that is not in use.
     fn place(&self, device: Option<usize>) -> Result<Place, ()> {
         let Some(slot) = device else { return Ok(None) };
         self.slots.iter().position(|of| *of == slot).map(Some).ok_or(())
     }
 
-    /// A group and those above it, the nearest first.
+    /// Returns a group and its ancestors, the group first.
     fn chain(&self, group: Option<GroupId>) -> Vec<GroupId> {
         let parent = |id: &GroupId| self.groups.get(id).and_then(|node| node.parent);
         let known = group.filter(|id| self.groups.contains_key(id));
         std::iter::successors(known, parent).collect()
     }
 
-    /// Everybody in a group and below.
+    /// Returns all processes in a group and below.
     fn below(&self, id: GroupId) -> Vec<ProcessId> {
         let (mut found, mut next) = (Vec::new(), vec![id]);
         while let Some(node) = next.pop().and_then(|id| self.groups.get(&id)) {
@@ -352,7 +353,7 @@ impl Grants {
         found
     }
 
-    /// Charges a group for a change of what is held in it, and those above as far as it concerns them.
+    /// Charges a group for a change, and those above for the part that is passed on.
     fn charge(&mut self, group: Option<GroupId>, at: usize, mut change: Change) {
         for (nr, id) in self.chain(group).into_iter().enumerate() {
             if nr > 0 && change.is_none() {
@@ -364,7 +365,7 @@ impl Grants {
         }
     }
 
-    /// Changes what a process holds at a place, and charges the groups above for it.
+    /// Changes what a process holds at a place, and charges the groups above.
     fn change(&mut self, id: ProcessId, at: usize, change: impl FnOnce(&mut Member)) {
         let Some(member) = self.members.get_mut(&id) else {
             return;
@@ -377,7 +378,8 @@ impl Grants {
         }
     }
 
-    /// What is charged beyond what is held is held from now on, limit or not, as far as it is believed to be there.
+    /// Makes the process hold what it has charged beyond its grant, regardless of limits, as far as it is
+    /// believed.
     fn concede(&mut self, id: ProcessId, at: usize) {
         let Some(member) = self.members.get(&id) else {
             return;

@@ -1,4 +1,4 @@
-//! One group: where it is, whose it is, what is asked of it, who is in it, and what only the daemon remembers.
+//! One group: its position, owner, settings, members, and the counts that only the daemon has.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use super::inherited::Inherited;
 use super::{Access, GroupId, ProcessId, Settings, Sums};
 use crate::error::{Error, Result};
 
-/// How deep groups nest; one in the root is at depth 1.
+/// Maximum nesting depth; a group in the root has depth 1.
 pub const MAX_DEPTH: usize = 8;
 
-/// The longest name, bytes.
+/// Maximum length of a name, in bytes.
 const MAX_NAME: usize = 255;
 
-/// Groups that one user, other than root, may have made.
+/// Maximum number of groups made by one user other than root.
 pub(super) const MAX_PER_UID: usize = 1024;
 
-/// Groups in all.
+/// Maximum number of groups.
 pub(super) const MAX_GROUPS: usize = 64 << 10;
 
-/// How many there may be for others than root to make one more.
+/// Number of existing groups at which only root may make another.
 pub(super) const MAX_OTHERS: usize = 60 << 10;
 
 /// A directory of processes and of other groups.
@@ -31,49 +31,51 @@ pub struct Group {
     pub(super) id: GroupId,
     pub(super) name: String,
     pub(super) parent: Option<GroupId>,
-    /// The uid of who made it.
+    /// The uid of the creator.
     pub(super) maker: u32,
-    /// Whether it goes when the last process and the last child group have gone.
+    /// True if the group is removed with its last process and last child group.
     pub(super) is_transient: bool,
     pub(super) access: Access,
     pub(super) settings: Settings,
     pub(super) children: BTreeMap<String, GroupId>,
-    /// The processes directly in it.
+    /// Processes directly in this group.
     pub(super) members: BTreeSet<ProcessId>,
-    /// The processes in it and below.
+    /// Number of processes in this group and below.
     pub(super) nr_members: usize,
-    /// Processes that are to come in next, or are between one program and the next; here and below.
+    /// Number of processes expected to register or between two programs, in this group and below.
     pub(super) nr_holds: usize,
-    /// Processes that may use the GPU though they are not registered; here and below.
+    /// Number of processes that may use the GPU though they are not registered, in this group and below.
     pub(super) nr_ungoverned: usize,
-    /// How many of these stand still, by place as [`Events`] has them.
+    /// Number of frozen processes among `nr_members`: index 0 is as a whole, i + 1 is device i, as in
+    /// [`Events`].
     pub(super) nr_frozen: Vec<usize>,
-    /// Bytes that these were last seen to hold, likewise; and those of them that are believed, which count above.
+    /// Bytes last seen held by members, with the same indices.
     held: Vec<u64>,
+    /// The part of `held` that is believed and counts in the groups above, with the same indices.
     passed: Vec<u64>,
-    /// What holds in it, by itself and all above.
+    /// Settings inherited from this group and all above.
     pub(super) inherited: Arc<Inherited>,
-    /// By device; the group as a whole is none.
+    /// Counts by device; `None` is the group as a whole.
     pub(super) counted: BTreeMap<Option<usize>, Box<Counted>>,
-    /// Whether a peak has grown that has not been written down.
+    /// True if a peak has grown that has not been written to the journal.
     pub(super) has_grown: bool,
     pub(super) events: Events,
 }
 
-/// What a group has counted that its processes do not tell, and the most it was seen to hold.
+/// Counts of a group that its processes do not report, and the highest usage seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Counted {
     /// Counts of processes that have left, and of the group itself.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) before: Sums,
-    /// Counts that processes had when they came in from elsewhere.
+    /// Counts that processes brought from elsewhere when they entered.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) arrived: Sums,
-    /// The highest `memory.current` that was seen since it was last reset, or what it was then.
+    /// Highest `memory.current` seen since the last reset, or its value at the reset.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) peak: u64,
-    /// Whether it has been reset: then the peaks of processes say nothing of it.
+    /// True after the peak has been reset; then the processes' own peaks are not used.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) is_reset: bool,
 }
@@ -111,7 +113,7 @@ impl Group {
         !self.is_populated() && self.children.is_empty()
     }
 
-    /// Whether there is a process in it or below, also one that is not registered just now.
+    /// Returns whether this group or a group below has a process, or expects one to register again.
     pub(super) fn is_populated(&self) -> bool {
         self.nr_members > 0 || self.nr_holds > 0
     }
@@ -126,8 +128,8 @@ impl Group {
         self.counted.entry(device).or_default()
     }
 
-    /// One of the processes, or of the groups in it, is seen to hold `now`, and not `before` any more; by place. Returns what
-    /// the group was believed to hold before, and is now, where no more than `caps` is believed.
+    /// Replaces `before` by `now` in the bytes held by a member process or child group. `caps` bounds what is
+    /// believed. All are indexed as `held`. Returns the bytes believed before and now.
     pub(super) fn hold(&mut self, before: &[u64], now: &[u64], caps: &[u64]) -> (Vec<u64>, Vec<u64>) {
         let length = before.len().max(now.len()).max(self.held.len());
         self.held.resize(length, 0);
@@ -140,20 +142,20 @@ impl Group {
         (std::mem::replace(&mut self.passed, passed.clone()), passed)
     }
 
-    /// Whether all that processes were seen to hold, each when it was last looked at, is more than the peak.
+    /// Returns whether the bytes last seen held by the members exceed a peak.
     pub(super) fn seems_higher(&self) -> bool {
         let mut places = self.passed.iter().enumerate();
         places.any(|(at, held)| *held > self.counted(at.checked_sub(1)).peak)
     }
 
-    /// All processes have been looked at just now.
+    /// Raises the peaks to the bytes held, right after all processes have been examined.
     pub(super) fn note_peaks(&mut self) {
         for at in 0..self.passed.len() {
             self.note_peak(at.checked_sub(1), self.passed[at]);
         }
     }
 
-    /// It has held so much at one moment.
+    /// Raises the peak to `bytes`.
     pub(super) fn note_peak(&mut self, device: Option<usize>, bytes: u64) {
         if bytes > self.counted(device).peak {
             self.counted_mut(device).peak = bytes;
@@ -161,14 +163,14 @@ impl Group {
         }
     }
 
-    /// Whether it was asked, here or above, to stand still there, and everything in it does.
+    /// Returns whether a freeze is requested here or above, and all processes have frozen.
     pub(super) fn is_frozen(&self, device: Option<usize>) -> bool {
         let at = device.map_or(0, |device| device + 1);
         let nr_frozen = self.nr_frozen.get(at).copied().unwrap_or(0);
         self.inherited.freeze(device) && nr_frozen == self.nr_members && self.nr_ungoverned == 0
     }
 
-    /// Counts changes of what `gcgroup.events` shows; whether there are any.
+    /// Counts changes of what `gcgroup.events` shows. Returns whether there was one.
     pub(super) fn note_standing(&mut self, nr_devices: usize) -> bool {
         let mut changed = false;
         for at in 0..nr_places(nr_devices) {
@@ -183,7 +185,7 @@ impl Group {
     }
 }
 
-/// What is believed of what is held in a group, by place: what is too much on one device is too much of the whole.
+/// Returns the part of `held` that is believed. Excess on one device is subtracted from the whole as well.
 pub(super) fn believed(held: &[u64], caps: &[u64]) -> Vec<u64> {
     let cap = |at: usize| caps.get(at).copied().unwrap_or(u64::MAX);
     let mut believed: Vec<u64> = held
@@ -201,11 +203,11 @@ pub(super) fn believed(held: &[u64], caps: &[u64]) -> Vec<u64> {
     believed
 }
 
-/// Checks that a group may have that name.
+/// Checks that `name` may name a group.
 ///
 /// # Errors
-/// `EINVAL` for one that is empty or has a slash or a newline in it, or nothing but digits, as processes' and
-/// devices' directories have; `ENAMETOOLONG` beyond 255 bytes.
+/// `EINVAL` for a name that is empty, `.` or `..`, contains a slash, newline or NUL, or has only digits as
+/// the directories of processes and devices have; `ENAMETOOLONG` beyond 255 bytes.
 pub fn check_name(name: &str) -> Result<()> {
     if name.len() > MAX_NAME {
         return Err(Error::LongName);
@@ -215,7 +217,7 @@ pub fn check_name(name: &str) -> Result<()> {
     }
     if name.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(Error::BadName(
-            "names of digits are those of processes and devices",
+            "names with only digits are reserved for processes and devices",
         ));
     }
     Ok(())
@@ -226,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_anything_but_numbers() {
+    fn check_name_accepts_all_but_digits_and_separators() {
         for name in ["a", "team-1", "1a", "\u{e9}", "a b", "...", &"x".repeat(255)] {
             check_name(name).unwrap();
         }

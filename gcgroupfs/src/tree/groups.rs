@@ -1,4 +1,4 @@
-//! Groups: made, removed, found, given away, and restored.
+//! Making, removing, finding and restoring groups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use super::{
 use crate::error::{Error, Result};
 
 impl Tree {
-    /// Makes a group in a directory. It belongs to the caller, whose right to it the kernel has checked, or
-    /// [`may_change`](Self::may_change).
+    /// Makes a group in a directory and returns its number. The caller becomes its owner; its right to do so
+    /// has been checked by the kernel or [`may_change`](Self::may_change).
     ///
     /// # Errors
-    /// `EPERM` in a process's or a device's directory, `EINVAL` or `ENAMETOOLONG` for the name, `EEXIST`; `EAGAIN`
-    /// beyond [`MAX_DEPTH`], or if there are too many, or too many of the caller's.
+    /// `EPERM` in a process's or a device's directory; `EINVAL` or `ENAMETOOLONG` for the name; `EEXIST`;
+    /// `EAGAIN` beyond [`MAX_DEPTH`], or if there are too many groups in all or of the caller.
     pub fn make_group(&self, parent: Place, name: &str, caller: Caller, mode: u16) -> Result<GroupId> {
         self.make(parent, name, caller, mode, None)
     }
@@ -41,8 +41,8 @@ impl Tree {
     /// Removes a group.
     ///
     /// # Errors
-    /// `EPERM` for a process's or a device's directory, `ENOENT` if there is none of that name, `EBUSY` if there are
-    /// processes or groups in it.
+    /// `EPERM` for a process's or a device's directory, `ENOENT` if no group has that name, `EBUSY` if the
+    /// group contains processes or groups.
     pub fn remove_group(&self, parent: Place, name: &str) -> Result<()> {
         let place = self.directory(parent, name)?;
         let Entity::Group(id) = place.whose() else {
@@ -62,7 +62,7 @@ impl Tree {
         gone.map(drop)
     }
 
-    /// The directory that this one is in; the root's is itself.
+    /// Returns the parent directory; the root's parent is the root.
     pub fn parent(&self, place: Place) -> Place {
         let state = self.state.lock();
         match place.whose() {
@@ -72,22 +72,22 @@ impl Tree {
         }
     }
 
-    /// The names of a group and of those above, as a path from the root; empty for the root.
+    /// Returns the path of a group from the root; empty for the root.
     pub fn path(&self, group: Option<GroupId>) -> String {
         self.state.lock().path(group)
     }
 
-    /// The group that a process is in; in the root, none. Nothing if it has left.
+    /// Returns the group of a process (`Some(None)` for the root), or `None` if the process has left.
     pub fn group_of(&self, id: ProcessId) -> Option<Option<GroupId>> {
         Some(self.state.lock().processes.get(&id)?.group)
     }
 
-    /// Every group.
+    /// Returns all groups.
     pub fn groups(&self) -> Vec<GroupId> {
         self.state.lock().groups.keys().copied().collect()
     }
 
-    /// The group of that name in a directory, if the caller has made it and there is nothing in it yet.
+    /// Returns the group `name` of a directory, if the caller made it and it is empty.
     pub fn made_by(&self, parent: Place, name: &str, caller: Caller) -> Option<Place> {
         let place = self.directory(parent, name).ok()?;
         let Entity::Group(id) = place.whose() else {
@@ -102,20 +102,20 @@ impl Tree {
         self.state.lock().groups.contains_key(&id)
     }
 
-    /// The least priority number that users other than root may set for a process of these settings in a group, on all
-    /// devices together.
+    /// Returns the lowest priority number that users other than root may set for a process with these
+    /// settings in a group, on all devices together.
     pub fn least_priority(&self, settings: &Settings, group: Option<GroupId>) -> u32 {
         self.state.lock().least_priority(settings, group, None)
     }
 
-    /// What is to be kept of a process; nothing if it has left.
+    /// Returns the persistent state of a process, or `None` if it has left.
     pub fn saved(&self, id: ProcessId) -> Option<Saved> {
         let state = self.state.lock();
         Some(Saved::of_process(state.processes.get(&id)?, &state.devices))
     }
 
-    /// Gives the root and the groups what they had before a restart: nobody is told. A group whose parent is not
-    /// there is left out.
+    /// Restores the root and the groups after a daemon restart, without notices. A group whose parent does
+    /// not exist is dropped.
     pub fn restore(&self, root: Saved, groups: BTreeMap<GroupId, Saved>) {
         let mut state = self.state.lock();
         let last = groups
@@ -125,7 +125,7 @@ impl Tree {
         state.departed = root.departed();
         state.root = root.settings;
         state.access = root.access;
-        // A group's number is higher than that of the one it is in.
+        // A group's number is higher than its parent's, so parents come first.
         for (id, mut saved) in groups {
             let Some(made) = saved.made.take() else { continue };
             let parent = saved.group;
@@ -231,7 +231,7 @@ impl State {
                 self.nr_made.remove(&group.maker);
             }
         }
-        // First of all the number that comes next, which must outlive the last group that had one.
+        // The root's record comes first: it has the next group number, which must outlive the last group.
         notices.push(Notice::RootChanged);
         notices.push(Notice::GroupChanged(id));
         notices.push(Notice::Removed {
@@ -242,10 +242,10 @@ impl State {
         Ok(group)
     }
 
-    /// The group of that name in a group, or in the root.
+    /// Returns the group `name` in a group, or in the root.
     ///
     /// # Errors
-    /// [`Error::Gone`] if there is no such group to look in.
+    /// [`Error::Gone`] if the parent group does not exist.
     pub(super) fn child(&self, parent: Option<GroupId>, name: &str) -> Result<Option<GroupId>> {
         let children = match parent {
             None => &self.top,
@@ -254,7 +254,7 @@ impl State {
         Ok(children.get(name).copied())
     }
 
-    /// A group and those above, the nearest first.
+    /// Returns a group and its ancestors, the group first.
     pub(super) fn chain(&self, group: Option<GroupId>) -> Vec<GroupId> {
         let above = |group: &&Group| group.parent.and_then(|parent| self.groups.get(&parent));
         std::iter::successors(group.and_then(|id| self.groups.get(&id)), above)
@@ -268,8 +268,9 @@ impl State {
         names.collect::<Vec<_>>().join("/")
     }
 
-    /// The least priority number that users other than root may set for a process or group of these settings in the group
-    /// `above`: on one device, or as a whole, which is within the bounds of every device.
+    /// Returns the lowest priority number that users other than root may set for a process or group with
+    /// these settings in the group `above`: on one device, or as a whole, where the bounds of every device
+    /// apply.
     pub(super) fn least_priority(
         &self,
         settings: &Settings,
@@ -289,7 +290,7 @@ impl State {
         self.devices.iter().map(on).fold(whole, u32::max)
     }
 
-    /// Makes a group's settings hold for all that is in it.
+    /// Applies a group's settings to all groups and processes below.
     pub(super) fn hand_down(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
         let mut left = vec![id];
         while let Some(id) = left.pop() {
@@ -317,7 +318,7 @@ impl State {
         }
     }
 
-    /// Makes hold for a process what the groups above ask.
+    /// Applies to a process what it inherits from its groups.
     pub(super) fn inherit(&mut self, id: ProcessId, inherited: Arc<Inherited>, notices: &mut Vec<Notice>) {
         let Some(process) = self.processes.get_mut(&id) else {
             return;

@@ -1,13 +1,13 @@
-//! What a group hands down to its processes and child groups: whether they stand still, the priority of those that have
-//! none of their own, and root's priority, which bounds what other users may set. Limits are not handed down: each holds
-//! by itself.
+//! Settings that a group passes down to its processes and child groups: freeze, the priority of those that
+//! have none of their own, and root's priority, which bounds what other users may set. Limits are not
+//! inherited: each applies by itself.
 
 use std::sync::{Arc, LazyLock};
 
 use super::settings::Ranked;
 use super::{Device, Settings};
 
-/// What holds in a group for what is in it, by the group itself and all above.
+/// Settings in force for the contents of a group, from the group itself and all above.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Inherited {
     freeze: bool,
@@ -22,13 +22,13 @@ struct OnDevice {
 }
 
 impl Inherited {
-    /// What is handed down where there is nothing above: one for all.
+    /// Returns the shared value for the root, where nothing is inherited.
     pub(super) fn nothing() -> Arc<Self> {
         static NOTHING: LazyLock<Arc<Inherited>> = LazyLock::new(Arc::default);
         NOTHING.clone()
     }
 
-    /// What a group of these settings hands on.
+    /// Returns what a group with these settings passes down.
     pub(super) fn through(&self, settings: &Settings, devices: &[Device]) -> Self {
         let on = |device: &Device| {
             let uuid = Some(device.uuid_text.as_str());
@@ -49,12 +49,12 @@ impl Inherited {
         self.devices.get(device).copied().unwrap_or_default()
     }
 
-    /// Whether everything is to stand still: on all devices, or on one, there for either.
+    /// Returns whether a freeze is inherited: on all devices, or on `device`, where either suffices.
     pub(super) fn freeze(&self, device: Option<usize>) -> bool {
         self.freeze || device.is_some_and(|device| self.at(device).freeze)
     }
 
-    /// The priority handed down and its bound, as a whole or on a device. A device that the daemon does not know has those
+    /// Returns the inherited priority and its bound, as a whole or on a device. An unknown device has those
     /// of the whole.
     pub(super) fn rank(&self, device: Option<usize>) -> Ranked {
         match device.and_then(|device| self.devices.get(device)) {

@@ -1,16 +1,17 @@
-//! What listeners that may wait for a disk are told afterwards, where who makes a change has no time for that.
+//! Deferred notices: listeners that may wait for a disk are told after a change, by a call of
+//! [`Tree::tell_later`].
 
 use std::cell::RefCell;
 
 use super::{Notice, Tree};
 
 thread_local! {
-    /// What has been put off, if anything is to be.
+    /// Notices deferred so far, while this thread defers them.
     static PUT_OFF: RefCell<Option<Vec<Notice>>> = const { RefCell::new(None) };
 }
 
-/// What those listeners have not been told.
-#[must_use = "what has changed must be put on file"]
+/// Notices that listeners which may wait have not received yet.
+#[must_use = "the changes must be written to the journal"]
 #[derive(Debug)]
 pub struct Later(Vec<Notice>);
 
@@ -20,10 +21,10 @@ impl Later {
     }
 }
 
-/// Makes a change of the tree and tells only those listeners that never wait. The others are to be told by
+/// Runs `change` and tells only those listeners that never wait. The others must be told by
 /// [`Tree::tell_later`].
 pub fn put_off<T>(change: impl FnOnce() -> T) -> (T, Later) {
-    /// Also when the change panics.
+    /// Ends deferral, also when the change panics.
     struct Until;
     impl Drop for Until {
         fn drop(&mut self) {
@@ -36,7 +37,7 @@ pub fn put_off<T>(change: impl FnOnce() -> T) -> (T, Later) {
     (result, Later(PUT_OFF.take().unwrap_or_default()))
 }
 
-/// Puts these off, if that is what this thread does now.
+/// Defers `notices` if this thread defers them now. Returns whether it does.
 pub(super) fn is_put_off(notices: &[Notice]) -> bool {
     PUT_OFF.with_borrow_mut(|put_off| match put_off {
         Some(put_off) => {
@@ -48,7 +49,7 @@ pub(super) fn is_put_off(notices: &[Notice]) -> bool {
 }
 
 impl Tree {
-    /// Tells listeners that may wait what has been put off.
+    /// Delivers deferred notices to the listeners that may wait.
     pub fn tell_later(&self, Later(notices): Later) {
         for listener in self.listeners.read_recursive().iter() {
             if listener.may_wait() {
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_wait_is_told_later_and_nobody_else() {
+    fn listeners_that_may_wait_are_told_later() {
         let world = World::new(1);
         let slow = Arc::new(Slow(Mutex::default()));
         world.tree.listen(slow.clone());
@@ -103,6 +104,6 @@ mod tests {
         assert!(later.is_empty(), "nothing has changed");
         slow.0.lock().clear();
         world.store("100/compute.freeze", ROOT, "0").unwrap();
-        assert_eq!(slow.0.lock().len(), 2, "nothing is put off any more");
+        assert_eq!(slow.0.lock().len(), 2, "notices are no longer deferred");
     }
 }

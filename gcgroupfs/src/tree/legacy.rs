@@ -1,6 +1,6 @@
-//! What processes have counted, written down now and then: it is in their own memory, and a process that ends while no daemon
-//! runs takes that along. The totals of its groups and of the root are not to fall for that, but for what it counted last of
-//! all.
+//! Periodic writing of processes' counts to the journal. They are in the processes' own memory and lost if a
+//! process ends while no daemon runs; with the last record, the totals of its groups and the root lack only
+//! what it counted after that.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,25 +9,27 @@ use super::process::Process;
 use super::{Device, GroupId, Notice, ProcessId, State, Sums, Tree};
 use crate::tree::Saved;
 
-/// How many are written down at a time, so that thousands of busy processes do not keep the disk busy: who has waited longest.
+/// Number of processes written at a time, longest wait first, so that thousands of busy ones do not occupy
+/// the disk.
 const MAX_AT_ONCE: usize = 64;
 
-/// What of a process's counts is on file.
+/// State of a process's counts in the journal.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Written {
-    /// All of them added up, each of which only grows. Of a process that has just come, nobody knows.
+    /// Sum of all counts when last written; each only grows. `None` for a process that has just registered.
     digest: Option<u64>,
-    /// How often others were written in its place.
+    /// Number of rounds in which other processes were written instead.
     nr_waits: u32,
 }
 
 impl Tree {
-    /// Has those written down whose counts have changed since they were: some now, others the next time.
+    /// Writes the changed counts of up to [`MAX_AT_ONCE`] processes to the journal; others follow with later
+    /// calls.
     pub fn write_some_counts(&self) {
         self.write_counts(MAX_AT_ONCE);
     }
 
-    /// Has all of them written down, and the peaks of all groups.
+    /// Writes all changed counts, and the peaks of all groups, to the journal.
     pub fn write_all_counts(&self) {
         let all: Vec<ProcessId> = self.processes().into_iter().map(|(id, _)| id).collect();
         self.look_at(all);
@@ -36,7 +38,7 @@ impl Tree {
 
     fn write_counts(&self, most: usize) {
         let all: Vec<ProcessId> = self.state.lock().processes.keys().copied().collect();
-        // Others come in between.
+        // Each process is looked at under the lock by itself, so that others get it in between.
         let waits = |id: &ProcessId| Some((self.state.lock().nr_waits(*id)?, *id));
         let mut due: Vec<(u32, ProcessId)> = all.iter().filter_map(waits).collect();
         due.sort_by_key(|(nr_waits, _)| Reverse(*nr_waits));
@@ -53,15 +55,15 @@ impl Tree {
         self.tell(&notices);
     }
 
-    /// Has all written down that a process has counted, if that is anything.
+    /// Writes all counts of a process to the journal, if it has any.
     pub fn write_counts_of(&self, id: ProcessId) {
         if self.saved(id).is_some_and(|saved| saved.has_counts()) {
             self.tell(&[Notice::SettingsChanged(id)]);
         }
     }
 
-    /// A process has ended that never registered with this daemon, or executes another program: what it had counted stays
-    /// in its group and above, and nothing of that with it.
+    /// Moves the counts of a program to its group and above. The process has ended without registering with
+    /// this daemon, or executes another program.
     pub fn bequeath(&self, (pid, start_time): (u32, u64), saved: &mut Saved) {
         let counts = saved.take_counts();
         if counts.is_empty() {
@@ -93,7 +95,7 @@ impl Tree {
 }
 
 impl State {
-    /// How often the process has waited to be written down; nothing if there is nothing new.
+    /// Returns in how many rounds the process was not written; `None` if its counts have not changed.
     fn nr_waits(&self, id: ProcessId) -> Option<u32> {
         let process = self.processes.get(&id)?;
         let is_written = process.written.digest == Some(self.digest(process));
@@ -117,7 +119,8 @@ impl State {
     }
 }
 
-/// What is to stay of a process if it ends, by the devices' UUIDs; of it as a whole by an empty one. The root has that alone.
+/// Returns the counts that outlive a process, by device UUID; "" is the whole, all that is kept outside of
+/// groups.
 pub(super) fn counts(process: &Process, devices: &[Device]) -> BTreeMap<String, Sums> {
     let nr_devices = process.group.map_or(0, |_| devices.len());
     let places = [None].into_iter().chain((0..nr_devices).map(Some));
@@ -125,8 +128,8 @@ pub(super) fn counts(process: &Process, devices: &[Device]) -> BTreeMap<String, 
     super::saved::by_uuid(counts, devices)
 }
 
-/// Leaves what a process has counted that has ended to the groups that it was in and to the root, which is none, as they are
-/// on file.
+/// Adds the counts of an ended process to the records of the groups that it was in and of the root (`None`),
+/// as stored in the journal.
 pub fn leave_behind(dead: &Saved, mut place: impl FnMut(Option<GroupId>, &mut dyn FnMut(&mut Saved))) {
     let mut at = dead.group;
     while let Some(id) = at.take() {
@@ -134,7 +137,7 @@ pub fn leave_behind(dead: &Saved, mut place: impl FnMut(Option<GroupId>, &mut dy
             for (uuid, sums) in &dead.counts {
                 above.counted.entry(uuid.clone()).or_default().before += *sums;
             }
-            // A group's number is higher than that of the one it is in.
+            // A group's number is higher than its parent's.
             at = above.group.filter(|outer| *outer < id);
         });
     }

@@ -1,5 +1,5 @@
-//! Who is in which group: coming, going, and moving from one to another. A process brings what it holds and takes it
-//! along; what it has counted stays counted where it was counted.
+//! Membership of processes in groups: entering, leaving, and moving. A process takes the memory that it holds
+//! along; what it has counted stays in the group where it was counted.
 
 use super::group::Counted;
 use super::inherited::Inherited;
@@ -8,7 +8,7 @@ use super::{Caller, GroupId, Notice, ProcessId, State, Sums};
 use crate::error::{Error, Result};
 
 impl State {
-    /// Puts a process that has just joined, or that has left its group, into a group.
+    /// Puts a process that has just registered, or has left its group, into a group.
     pub(super) fn enter(&mut self, id: ProcessId, to: Option<GroupId>, notices: &mut Vec<Notice>) {
         let Some(group) = to.and_then(|to| self.groups.get_mut(&to)) else {
             return;
@@ -24,7 +24,8 @@ impl State {
         self.observe(id);
     }
 
-    /// Takes a process, which ends here, out of its group; its counts stay in all groups above, if they do not go on.
+    /// Removes an ending process from its group. Its counts stay in all groups above, unless the process goes
+    /// on.
     pub(super) fn exit(&mut self, id: ProcessId, goes_on: bool, notices: &mut Vec<Notice>) {
         let Some(group) = self.processes.get(&id).and_then(|process| process.group) else {
             return;
@@ -42,11 +43,12 @@ impl State {
         notices.extend(groups.into_iter().map(Notice::GroupChanged));
     }
 
-    /// Moves the process of that pid into a group, or into the root.
+    /// Moves the process with that pid into a group, or into the root.
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process here; `EPERM` if it is not the caller's, if the caller may not write
-    /// `gcgroup.procs` of what both groups are in, or to take it out of what root froze.
+    /// `ESRCH` if no such process is registered; `EPERM` if it is not the caller's, if the caller may not
+    /// write `gcgroup.procs` of the closest common ancestor, or if root froze a group that it would leave;
+    /// [`Error::Gone`].
     pub(super) fn relocate(
         &mut self,
         pid: u32,
@@ -75,7 +77,7 @@ impl State {
             };
             if caller.uid != process.identity.uid || !may_write {
                 return Err(Error::NotYours(
-                    "processes are moved by who owns them and what both groups are in",
+                    "moving a process needs ownership of it and of the closest common ancestor group",
                 ));
             }
         }
@@ -85,7 +87,7 @@ impl State {
                 .is_some_and(|group| group.settings.is_frozen_by_root())
         };
         if !self.is_root(caller) && left.iter().any(is_held) {
-            return Err(Error::BeyondRoot("root froze the group that it is in"));
+            return Err(Error::BeyondRoot("root froze the group that the process is in"));
         }
         if from == to {
             return Ok(());
@@ -131,12 +133,13 @@ impl State {
         Ok(())
     }
 
-    /// The counts of a process that goes stay in these groups.
+    /// Leaves the counts of a departing process in `groups`.
     fn depart(&mut self, id: ProcessId, groups: &[GroupId]) {
         self.each_count(id, groups, |counted, sums| counted.before += sums.departed());
     }
 
-    /// The counts of a process that comes are none of these groups', but what is still under way will be.
+    /// Excludes the counts of an arriving process from those of `groups`; submissions still pending will be
+    /// included.
     fn arrive(&mut self, id: ProcessId, groups: &[GroupId]) {
         self.each_count(id, groups, |counted, sums| {
             counted.arrived += sums.counts();
@@ -165,7 +168,7 @@ impl State {
         }
     }
 
-    /// The processes in a group and below.
+    /// Returns the processes in a group and below.
     pub(super) fn within(&self, id: GroupId) -> Vec<&Process> {
         let mut found = Vec::new();
         let mut left = vec![id];
@@ -181,7 +184,7 @@ impl State {
         found
     }
 
-    /// What a group and all below it hold, and have counted.
+    /// Returns the memory held by a group and all below, and their counts.
     pub(super) fn group_sums(&self, id: GroupId, device: Option<usize>) -> Sums {
         let mut sums = self.held(id, device);
         sums.bound(self.group_current(id, device), self.group_swapped(id, device));

@@ -1,9 +1,9 @@
-//! What the model tells others.
+//! Notices of the tree to its listeners.
 
 use super::{GroupId, Place, ProcessId, Saved};
 
-/// What has happened that the model cannot act on itself. Delivered after the lock has been released, so two
-/// notices may overtake each other: take them as "look again", and look in the tree.
+/// A change that the tree cannot act on itself. Delivered after the lock has been released, so two notices
+/// may overtake each other: a listener must look in the tree for the current state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// A process's directory has appeared.
@@ -18,9 +18,9 @@ pub enum Notice {
         pid: u32,
         start_time: u64,
     },
-    /// What a program has counted is its groups' and the root's from now on: write down that it is its own no more, and then
-    /// that it is theirs, of which the same call tells. What else is to be kept of the process, if it does not register
-    /// again.
+    /// The counts of a program belong to its groups and the root from now on. The process's record must be
+    /// written without them, together with the groups' and the root's, whose notices are in the same call.
+    /// `saved` is what else is kept of the process, unless it registers again.
     Departed {
         pid: u32,
         start_time: u64,
@@ -38,18 +38,18 @@ pub enum Notice {
         parent: Place,
         name: String,
     },
-    /// What is kept of the process is not what it was: write it down.
+    /// The persistent state of the process has changed and must be written.
     SettingsChanged(ProcessId),
-    /// What is kept of the group, or whether there is one, is not what it was: write it down.
+    /// The persistent state of the group has changed, or the group is gone; to be written.
     GroupChanged(GroupId),
-    /// What is kept of the root is not what it was: write it down.
+    /// The persistent state of the root has changed and must be written.
     RootChanged,
-    /// The control block has something for the process's helper thread: ring its doorbell, and wake the waiters
-    /// of those of its gates that do not hold any more.
+    /// The control block has news for the process's helper thread: ring its bell, and wake the threads
+    /// waiting at those of its gates that have opened.
     Ring(ProcessId),
-    /// The process has rung: something in its usage block is worth a look.
+    /// The process has rung: its usage block has changed.
     Rung(ProcessId),
-    /// A process's request for more on a device has been answered: wake who waits for it.
+    /// A process's request for a larger grant on a device has been answered: wake the waiting threads.
     Answered { id: ProcessId, device: usize },
     /// The contents of the process's `*.events` may have changed.
     Events(ProcessId),
@@ -57,24 +57,25 @@ pub enum Notice {
     GroupEvents(GroupId),
     /// The contents of the root's `gcgroup.events` have changed.
     RootEvents,
-    /// Somebody has read the GPU time of these.
+    /// The GPU time of these processes has been read.
     Watched(Vec<ProcessId>),
-    /// Somebody wants to know who uses the devices past the hooks.
+    /// A scan for unmanaged processes has been requested.
     AuditAsked,
-    /// Somebody wants to know whether there are new devices.
+    /// A search for new devices has been requested.
     DevicesAsked,
 }
 
-/// Takes [`Notice`]s on whatever thread caused them. Must not wait, or say that it may.
+/// Receives [`Notice`]s on the thread that caused them. Must not wait unless [`may_wait`](Self::may_wait)
+/// returns true.
 pub trait Listener: Send + Sync {
     fn notice(&self, notice: &Notice);
 
-    /// Of one event, in their order.
+    /// Receives the notices of one event, in order.
     fn notices(&self, notices: &[Notice]) {
         notices.iter().for_each(|notice| self.notice(notice));
     }
 
-    /// Whether it may wait, for a disk. Then it is told on a thread that has time for that.
+    /// Returns whether the listener may wait for a disk. Then it is called on a thread that can wait.
     fn may_wait(&self) -> bool {
         false
     }

@@ -1,34 +1,34 @@
-//! Directories: what they are named by, of which kind they are, whom they belong to, and who asks.
+//! Names of directories, processes and groups, and their owners.
 
 use gcgroup_abi::MAX_DEVICES;
 use serde::{Deserialize, Serialize};
 
-/// One program that a process runs. It is made of what the kernel says of the process, so that a daemon that starts
-/// again gives it again; and long enough that a stale one reaches nobody.
+/// Identifies one program that a process runs. Derived from the kernel's data about the process, so that a
+/// restarted daemon computes it again; 48 bits, so that a stale one matches no other process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(pub u64);
 
-/// A group. Numbers are counted up and never given twice, by no daemon.
+/// Identifies a group. Numbers count up and are never reused, also by later daemons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GroupId(pub u64);
 
 impl GroupId {
-    /// The least: processes' numbers end below.
+    /// The lowest group number; processes' numbers are below.
     pub const FIRST: Self = Self(1 << 48);
 
-    /// The end of what an inode number has room for.
+    /// The end of the numbers for which inode numbers have room.
     pub const END: Self = Self(1 << 49);
 }
 
-/// Whom a directory and its files belong to.
+/// Owner of a directory and its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     pub uid: u32,
     pub gid: u32,
 }
 
-/// Whom a directory belongs to, and what it lets others do.
+/// Owner and mode of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
     #[serde(flatten)]
@@ -37,10 +37,10 @@ pub struct Access {
     pub mode: u16,
 }
 
-/// The permission bits of a directory that nobody has given others.
+/// Permission bits of a directory unless changed.
 pub const DIRECTORY_MODE: u16 = 0o755;
 
-/// Who is asking: of a mounted file whoever opened it, on the socket its peer.
+/// The caller of an operation: the opener of a mounted file, or the peer of the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     pub uid: u32,
@@ -48,7 +48,7 @@ pub struct Caller {
     pub pid: u32,
 }
 
-/// Whose directory it is.
+/// The entity that a directory stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entity {
     Root,
@@ -56,7 +56,7 @@ pub enum Entity {
     Group(GroupId),
 }
 
-/// One directory. `entity` is zero for the root, else the number of a process or a group; `device` makes it the
+/// A directory. `entity` is 0 for the root, else the number of a process or a group. With `device`, the
 /// directory of that entity on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
@@ -84,7 +84,7 @@ impl Place {
         }
     }
 
-    /// The directory of a group; of none, the root.
+    /// Returns the directory of a group, or the root for `None`.
     pub fn of(group: Option<GroupId>) -> Self {
         group.map_or(Self::ROOT, Self::group)
     }
@@ -97,7 +97,7 @@ impl Place {
         }
     }
 
-    /// The same entity's directory for all devices.
+    /// Returns the directory of the same entity for all devices.
     pub fn whole(self) -> Self {
         Self { device: None, ..self }
     }
@@ -113,7 +113,7 @@ impl Place {
     }
 }
 
-/// The kinds of directory; which files one has depends on it.
+/// The kinds of directory, which determine the files in them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
     Root,

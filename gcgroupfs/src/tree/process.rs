@@ -1,4 +1,4 @@
-//! One governed process: who it is, its blocks, what is asked of it, and what only the daemon remembers.
+//! One governed process: its identity, blocks and settings, and state that only the daemon has.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,15 +11,15 @@ use super::legacy::Written;
 use super::{Blocks, Device, GroupId, Owner, ProcessId, Settings, enforce, sums};
 use crate::text::Comm;
 
-/// Who a process is, by the kernel's account.
+/// Identity of a process, as reported by the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     pub pid: u32,
-    /// Clock ticks since boot (field 22 of /proc/PID/stat): with the pid, it names the process for good.
+    /// Clock ticks since boot (field 22 of /proc/PID/stat); together with the pid unique until reboot.
     pub start_time: u64,
-    /// Which program it runs, as far as the kernel tells: where that begins, and where its stack does.
+    /// The program in memory: addresses of its start and of its stack, if the kernel tells.
     pub image: Option<(u64, u64)>,
-    /// When it registered, in seconds since 1970; for people to read.
+    /// Time of registration in seconds since 1970, for display.
     pub started: u64,
     pub uid: u32,
     pub gid: u32,
@@ -27,7 +27,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Whether it is the same program of the same process: what it has counted goes on.
+    /// Returns whether `other` is the same program of the same process, whose counts go on.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.image.is_some()
             && (self.pid, self.start_time, self.image) == (other.pid, other.start_time, other.image)
@@ -41,31 +41,31 @@ impl Identity {
     }
 }
 
-/// What the daemon remembers of one directory.
+/// The daemon's own state about a process, as a whole or on one device.
 #[derive(Debug, Clone)]
 pub(super) struct Kept {
-    /// The highest `memory.current` that was seen since the peak was last reset, or what it was then.
+    /// Highest `memory.current` seen since the last reset of the peak, or its value at the reset.
     pub(super) peak: u64,
-    /// Times a limit was set below usage.
+    /// Number of times that a limit was set below usage.
     pub(super) nr_over_limit: u64,
-    /// Times that memory was asked to be swapped out.
+    /// Number of requests to swap memory out.
     pub(super) nr_reclaim: u64,
-    /// What the gate is while nobody freezes it.
+    /// State of the gate while it is not frozen.
     pub(super) gate: Gate,
     pub(super) evidence: Evidence,
 }
 
-/// Whether anything but the process's own word says that it uses a device.
+/// Result of looking for evidence, other than the process's claim, that it uses a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Evidence {
-    /// Nobody has looked since it began to claim so. It is believed.
+    /// Not examined since its claim began. The claim is believed.
     #[default]
     Unknown,
-    /// As `Unknown`; it claims so, and a look has been asked for.
+    /// As `Unknown`, with a scan requested.
     Asked,
-    /// It does, or nobody can say.
+    /// The use is confirmed, or cannot be checked.
     Confirmed,
-    /// It claims so, and nothing supports that: what it says of its work does not count until something does.
+    /// Nothing supports the claim; it does not count until something does.
     Refuted,
 }
 
@@ -88,23 +88,24 @@ pub struct Process {
     pub(super) identity: Identity,
     pub(super) blocks: Arc<dyn Blocks>,
     pub(super) settings: Settings,
-    /// The group that it is in; in the root, none.
+    /// The group of the process; `None` for the root.
     pub(super) group: Option<GroupId>,
-    /// What holds for it by the groups above.
+    /// Settings in force from the groups above.
     pub(super) inherited: Arc<Inherited>,
-    /// Whether it has been in another group before.
+    /// True if the process has been moved between groups.
     pub(super) has_moved: bool,
-    /// Bytes that it was last seen to hold, by place as [`Events`] has them; in the root, none.
+    /// Bytes last seen held, indexed as in [`Events`]; empty in the root.
     pub(super) observed: Vec<u64>,
-    /// How much may be swapped out for the groups' sake, likewise; where nothing bounds it, or it asks, empty.
+    /// Bounds in bytes from the groups on what may be swapped out, with the same indices. Empty if there are
+    /// none, or if the process asks before it swaps.
     pub(super) swap_bounds: Vec<u64>,
     pub(super) written: Written,
     pub(super) hook_ok: bool,
-    /// How often it was found to keep what it should let go, since it had let everything go.
+    /// Number of consecutive checks that found open stocks that should be closed.
     pub(super) nr_recalls: u32,
-    /// Of the process as a whole.
+    /// State of the process as a whole.
     pub(super) whole: Kept,
-    /// By device.
+    /// State by device.
     pub(super) devices: Box<[Kept]>,
     pub(super) events: Events,
 }
@@ -137,7 +138,7 @@ impl Process {
         }
     }
 
-    /// What is remembered of the process on a device, or of it as a whole.
+    /// Returns the state of the process on a device, or as a whole.
     pub(super) fn kept_mut(&mut self, device: Option<usize>) -> Option<&mut Kept> {
         match device {
             None => Some(&mut self.whole),
@@ -145,13 +146,13 @@ impl Process {
         }
     }
 
-    /// There is one more.
+    /// Adds the state for one more device.
     pub(super) fn add_device(&mut self) {
         let devices = std::mem::take(&mut self.devices).into_iter();
         self.devices = devices.chain([Kept::default()]).collect();
     }
 
-    /// Keeps the peaks of the device and of the whole as they are now.
+    /// Stores the current peaks of the device and of the whole.
     pub(super) fn keep_peaks(&mut self, device: usize, devices: &[Device]) {
         for place in [None, Some(device)] {
             let peak = sums::peak(self, place, devices);
@@ -161,7 +162,7 @@ impl Process {
         }
     }
 
-    /// What the gate of a device is while nobody freezes it.
+    /// Returns the state of a device's gate while it is not frozen.
     pub(super) fn gate(&self, device: usize) -> Gate {
         self.devices.get(device).map_or(Gate::Run, |kept| kept.gate)
     }
@@ -170,47 +171,48 @@ impl Process {
         self.blocks.control()
     }
 
-    /// What the process says of itself: to be clamped, never an index or a length.
+    /// Returns the usage block, written by the process: values must be clamped, and never be an index or a
+    /// length.
     pub fn usage(&self) -> &Usage {
         self.blocks.usage()
     }
 
-    /// Whether the process says that its memory can be swapped out.
+    /// Returns whether the process claims that its memory can be swapped out.
     pub(super) fn can_swap(&self) -> bool {
         self.usage().can_swap.load(Relaxed) != 0
     }
 
-    /// Whether it says that it asks before it swaps out, and keeps to what it is granted.
+    /// Returns whether the process claims that it asks before it swaps out and keeps to what it is granted.
     pub(super) fn asks_to_swap(&self) -> bool {
         self.usage().asks_to_swap.load(Relaxed) != 0
     }
 
-    /// Whether the hook answers and its block is still one.
+    /// Returns whether the hook answers and its usage block is valid.
     pub(super) fn is_hook_ok(&self) -> bool {
         self.hook_ok && self.usage().is_understood()
     }
 
-    /// Whether the process is to stand still, as a whole or on a device of that index and UUID: for what was asked of
-    /// it, or of a group above.
+    /// Returns whether the process is to be frozen, as a whole or on a device of that index and UUID, by its
+    /// own settings or those of a group above.
     pub(super) fn freeze(&self, device: Option<usize>, uuid: Option<&str>) -> bool {
         self.settings.freeze(None) || self.settings.freeze(uuid) || self.inherited.freeze(device)
     }
 
-    /// `memory.swap.max` in force, as a whole or on a device of that index and UUID.
+    /// Returns `memory.swap.max` in force in bytes, as a whole or on a device of that index and UUID.
     pub(super) fn swap_max(&self, device: Option<usize>, uuid: Option<&str>) -> u64 {
         let at = device.map_or(0, |device| device + 1);
         let bound = self.swap_bounds.get(at).copied().unwrap_or(NO_LIMIT);
         self.settings.memory_swap_max(uuid).min(bound)
     }
 
-    /// The priority in force, as a whole or on a device of that index and UUID.
+    /// Returns the priority in force, as a whole or on a device of that index and UUID.
     pub(super) fn priority(&self, device: Option<usize>, uuid: Option<&str>) -> u32 {
         self.settings.rank(uuid, self.inherited.rank(device)).in_force()
     }
 
-    /// Whether nothing of the process's runs on the device, or, as a whole, anywhere: the gate is closed there, and
-    /// the process has acknowledged that very closing. Not of a process whose connection is lost: its hook opens the gates
-    /// after a while, or it runs another program.
+    /// Returns whether the process is frozen on the device, or as a whole on all: the gate is closed, and the
+    /// process has acknowledged that very closing. A process whose connection is lost is not: its hook opens the
+    /// gates after the grace time, or it executes another program.
     pub(super) fn is_frozen(&self, device: Option<usize>, nr_devices: usize) -> bool {
         self.hook_ok
             && match device {
@@ -219,8 +221,9 @@ impl Process {
             }
     }
 
-    /// The driver's error (CUresult) by which the hook cannot tell whether the work that was submitted before a freeze has ended:
-    /// on a device, or as a whole on the first that has one. `None` where nothing is being drained. The process's word.
+    /// Returns the driver's error (CUresult) because of which the hook cannot tell whether submitted work has
+    /// completed: on a device, or as a whole on the first that has one. `None` if no drain is pending. The process
+    /// claims it.
     pub(super) fn drain_error(&self, device: Option<usize>, nr_devices: usize) -> Option<u32> {
         let on = |device: usize| {
             let control = self.control().devices.get(device)?;
@@ -245,7 +248,7 @@ impl Process {
     }
 }
 
-/// The block slots in use: those of the known devices, and the one for all others.
+/// Returns the block slots in use: those of the known devices, and [`OTHER_DEVICE`].
 pub(super) fn slots(nr_devices: usize) -> impl Iterator<Item = usize> {
     (0..nr_devices).chain([OTHER_DEVICE])
 }

@@ -1,9 +1,9 @@
-//! A quota of GPU time, as `compute.max` has it.
+//! Quota of GPU time, as in `compute.max`.
 
 use gcgroup_abi::NO_LIMIT;
 use serde::{Deserialize, Serialize};
 
-/// At most so much GPU time in each period.
+/// An upper bound of GPU time in each period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quota {
     /// Microseconds of GPU time; [`NO_LIMIT`] for none.
@@ -13,15 +13,15 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// As cgroup v2 bounds `cpu.max`.
+    /// Bounds in microseconds, as cgroup v2 has for `cpu.max`.
     pub const LEAST: u64 = 1_000;
     pub const LEAST_PERIOD: u64 = 1_000;
     pub const LONGEST_PERIOD: u64 = 1_000_000;
 
-    /// More GPU time than any number of GPUs gives in the longest period.
+    /// Upper bound of a quota in microseconds: more than all GPUs of a machine give in the longest period.
     pub const MOST: u64 = 1_000_000_000;
 
-    /// No quota, in the period that one has unless told otherwise.
+    /// No quota, with the default period.
     pub const NONE: Self = Self {
         usec: NO_LIMIT,
         period_usec: 100_000,
@@ -31,7 +31,7 @@ impl Quota {
         self.usec == NO_LIMIT
     }
 
-    /// Whether it gives no more than `bound`: neither over time nor at once.
+    /// Returns whether this quota allows no more than `bound`, neither as a share nor per period.
     pub fn is_within(self, bound: Self) -> bool {
         let share = |one: Self, other: Self| u128::from(one.usec) * u128::from(other.period_usec);
         bound.is_none() || (self.usec <= bound.usec && share(self, bound) <= share(bound, self))
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn within_is_no_greater_share_and_no_longer_burst() {
+    fn is_within_compares_share_and_burst() {
         let bound = Quota {
             usec: 25_000,
             period_usec: 100_000,

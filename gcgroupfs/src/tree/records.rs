@@ -1,15 +1,16 @@
-//! What is on file of the tree: a record for each process, for each group, and for the root.
+//! Journal records of the tree: one for each process, each group, and the root.
 //!
-//! What a process has counted goes from its own record to others when it ends or moves. If one of them were on file without the
-//! others, a daemon that is killed then would leave it twice, or not at all. So what goes together is noted in the same step as
-//! it changes, and whoever is the next to write any of it down writes all of it, as it is at one moment.
+//! Counts of a process move from its own record to others when it ends or moves. If one of them were written
+//! without the others, a daemon killed at that moment would leave the counts twice, or not at all. So records
+//! that change together are noted under the lock of the change, and the next write of any of them contains
+//! all, as of one moment.
 
 use std::collections::BTreeMap;
 
 use super::{GroupId, Notice, Process, Saved, State, Tree};
 
-/// What a record is of, in the order in which they are written. Of a write that is cut off what is lost is not counted; the other
-/// way about it would count twice.
+/// The subject of a record, in the order of writing. If a write is cut off, the missing part of the counts is
+/// lost; in the opposite order it would be counted twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     Process { pid: u32, start_time: u64 },
@@ -18,7 +19,7 @@ pub enum Subject {
 }
 
 impl Notice {
-    /// Whether it is of a record.
+    /// Returns whether the notice concerns a record.
     pub fn is_of_record(&self) -> bool {
         matches!(
             self,
@@ -28,16 +29,18 @@ impl Notice {
 }
 
 impl Tree {
-    /// From now on somebody takes [`records`](Self::records) whenever there is notice of any.
+    /// Notes changed records from now on. The caller must take them with [`records`](Self::records) at each
+    /// notice of one.
     pub fn keep_records(&self) {
         self.state.lock().unwritten.get_or_insert_default();
     }
 
-    /// The records that these notices are of, and those that have changed together with any of the root's and the groups'. To
-    /// be on file, in one write, before the next are taken.
+    /// Returns the records that `notices` concern, and those of groups and the root that changed together
+    /// with any. They must be written in one write, before the next are taken.
     pub fn records(&self, notices: &[Notice]) -> Vec<(Subject, Saved)> {
         let is_process = |notice: &&Notice| matches!(notice, Notice::SettingsChanged(_));
-        // Perhaps many. If one of them is not what it was when all that goes together is taken, it is among that.
+        // Possibly many, so without a common lock. A record that changes until the lock below is taken is
+        // also in `together`.
         let mut all: BTreeMap<Subject, Saved> = notices
             .iter()
             .filter(is_process)
@@ -50,20 +53,20 @@ impl Tree {
         all.into_iter().collect()
     }
 
-    /// What is to be kept of a group, or that it is gone.
+    /// Returns the persistent state of a group; the default if it is gone.
     #[cfg(test)]
     pub fn saved_group(&self, id: GroupId) -> Saved {
         self.state.lock().saved_group(id)
     }
 
-    /// What is to be kept of the root.
+    /// Returns the persistent state of the root.
     pub fn saved_root(&self) -> Saved {
         self.state.lock().saved_root()
     }
 }
 
 impl State {
-    /// What these are of goes together. Under the lock under which it has changed.
+    /// Notes that the records of `notices` have changed together. Must run under the lock of the change.
     pub(super) fn tie(&mut self, notices: &[Notice]) {
         if let Some(unwritten) = &mut self.unwritten {
             let records = notices.iter().filter(|notice| notice.is_of_record());
@@ -101,13 +104,13 @@ impl State {
         (subject, Saved::of_process(process, &self.devices))
     }
 
-    /// What is to be kept of a group, or that it is gone.
+    /// Returns the persistent state of a group; the default if it is gone.
     fn saved_group(&self, id: GroupId) -> Saved {
         let group = self.groups.get(&id);
         group.map_or_else(Saved::default, |group| Saved::of_group(group, &self.devices))
     }
 
-    /// What is to be kept of the root.
+    /// Returns the persistent state of the root.
     pub(super) fn saved_root(&self) -> Saved {
         Saved {
             settings: self.root.clone(),

@@ -1,4 +1,4 @@
-//! Processes that ask for more than they were granted: answered at once, under the tree's lock, by loads and stores.
+//! Requests of processes for a larger grant: answered at once under the tree's lock.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -9,19 +9,20 @@ use super::grants::{Outcome, Refusal, Resource};
 use super::process::{Process, slots};
 use super::{GroupId, Notice, ProcessId, State, Sums, Tree, enforce};
 
-/// Looks at a process that keeps what it should let go. Who waits for it looks each 20 ms.
+/// Number of rings for a process that keeps stocks in spite of a limit. Requesters look again every 20 ms.
 const MAX_RECALLS: u32 = 10;
 
 impl Tree {
-    /// A process in the group is alive and has not registered with this daemon: nobody knows what it has charged, so who
-    /// asks there is not answered before [`member_told`](Self::member_told).
+    /// Notes that a process of the group is alive and has not registered with this daemon. Its charge is
+    /// unknown, so requests in the group are not answered before [`member_told`](Self::member_told).
     pub fn await_member(&self, group: GroupId) {
         let mut state = self.state.lock();
         state.grants.await_member(group);
         state.swap_grants.await_member(group);
     }
 
-    /// That process has registered, has ended, or is not waited for any longer.
+    /// Undoes [`await_member`](Self::await_member): the process has registered or ended, or is not waited for
+    /// any longer.
     pub fn member_told(&self, group: GroupId) {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
@@ -36,7 +37,7 @@ impl Tree {
 }
 
 impl State {
-    /// Answers what a process asks of the groups above, on all devices.
+    /// Answers the requests of a process to the groups above, on all devices.
     pub(super) fn answer_requests(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
         for device in slots(self.devices.len()) {
             let Some(process) = self.processes.get(&id) else {
@@ -53,7 +54,7 @@ impl State {
                 self.asking.insert(id);
                 continue;
             }
-            // Before it is told, and charges.
+            // Before the process is told and charges.
             if outcome == Outcome::Granted {
                 self.observe_grant(id, device, bytes);
             }
@@ -70,7 +71,8 @@ impl State {
         self.answer_swap_requests(id, notices);
     }
 
-    /// The same of what it is about to swap out. Nobody waits for it in the kernel.
+    /// Answers a process's requests for memory to swap out, on all devices. No thread waits on a futex for
+    /// these answers.
     fn answer_swap_requests(&mut self, id: ProcessId, notices: &mut Vec<Notice>) {
         for device in slots(self.devices.len()) {
             let Some(process) = self.processes.get(&id) else {
@@ -95,8 +97,8 @@ impl State {
         self.swap_grants.look(id);
     }
 
-    /// Has those in a group let go what they keep on the host for a move to come, but for who asks for room; whether anybody
-    /// says that it has something.
+    /// Asks the other processes of a group to release their swap pools. Returns whether any claims to have
+    /// one.
     fn recall(&self, group: GroupId, asker: ProcessId, notices: &mut Vec<Notice>) -> bool {
         let mut is_any = false;
         for process in self.within(group) {
@@ -110,8 +112,9 @@ impl State {
         is_any
     }
 
-    /// Has those in a group let go what their threads keep, which they may not since there is a limit above them; whether
-    /// anybody has not done so yet. Who asks for room asks again in a moment; but nobody waits for long for who does not listen.
+    /// Asks the processes of a group to empty their threads' stocks, which a limit above forbids. Returns
+    /// whether any still has open stocks; the requester then asks again. A process that ignores
+    /// [`MAX_RECALLS`] rings is not waited for.
     fn recall_stocks(&mut self, group: GroupId, notices: &mut Vec<Notice>) -> bool {
         let ids: Vec<ProcessId> = self.within(group).iter().map(|process| process.id).collect();
         let mut is_any = false;
@@ -132,7 +135,8 @@ impl State {
         is_any
     }
 
-    /// Has the limits above hold for a process that has just joined, and that may be trusted in what it claims.
+    /// Applies the limits above to a process that has just registered. `is_trusted`: its claims are believed
+    /// for now.
     pub(super) fn govern(&mut self, id: ProcessId, is_trusted: bool) {
         let Some(process) = self.processes.get(&id) else {
             return;
@@ -149,7 +153,7 @@ impl State {
         }
     }
 
-    /// Counts a refusal in the group whose limit it was, and above.
+    /// Counts a refusal in the group whose limit was reached, and above.
     fn count_refusal(&mut self, refusal: Refusal, notices: &mut Vec<Notice>) {
         let Refusal { group, device } = refusal;
         let device = device.filter(|device| *device != OTHER_DEVICE);
@@ -162,13 +166,13 @@ impl State {
             .groups
             .get(&group)
             .map_or(0, |group| group.counted(None).before.nr_oom);
-        // Not each is written down, since a process can have itself refused as often as it likes.
+        // Not every count is written to the journal, since a process can provoke refusals at will.
         if nr_oom.is_power_of_two() || nr_oom.is_multiple_of(64) {
             notices.extend(self.chain(Some(group)).into_iter().map(Notice::GroupChanged));
         }
     }
 
-    /// Counts something that has happened to a group on a device, or as a whole, there and above.
+    /// Counts an event of a group as a whole, and on `device` if given, there and above.
     pub(super) fn count_in_group(
         &mut self,
         id: GroupId,
@@ -187,8 +191,8 @@ impl State {
         });
     }
 
-    /// Has a group's limit, or one of its device's, hold for what is below. Who can swap is asked to make room for what is
-    /// beyond it.
+    /// Applies a group's `memory.limit`, as a whole or on a device. Processes that can swap are asked to move
+    /// out the excess.
     pub(super) fn limit_group(
         &mut self,
         id: GroupId,
@@ -196,7 +200,7 @@ impl State {
         limit: u64,
         notices: &mut Vec<Notice>,
     ) {
-        // A peak of before is not bounded by a limit of now.
+        // The peak so far must not be bounded by the new limit.
         for above in self.chain(Some(id)) {
             for place in [None, device] {
                 let peak = self.group_peak(above, place);
@@ -207,7 +211,7 @@ impl State {
         self.make_room(id, notices);
     }
 
-    /// Has those who can swap give back what is beyond the limits of a group.
+    /// Asks processes that can swap to move out what exceeds the limits of a group.
     pub(super) fn make_room(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
         let all: Vec<usize> = slots(self.devices.len()).collect();
         for device in all.iter().copied().map(Some).chain([None]) {
@@ -220,8 +224,9 @@ impl State {
         }
     }
 
-    /// Asks those of the processes who can swap for so many bytes on the devices of these slots, first who has most to
-    /// move; who was asked. What is lent comes back when there is room.
+    /// Asks for `bytes` to be swapped out from the devices of the slots `wanted`, of the processes with the
+    /// most swappable memory first. Returns the processes asked. `is_lent`: the memory returns when there is
+    /// room.
     pub(super) fn reclaim(
         &self,
         mut processes: Vec<&Process>,
@@ -243,7 +248,7 @@ impl State {
         let mut asked = Vec::new();
         for process in processes {
             for device in wanted {
-                // All of it is also what comes in just now.
+                // `NO_LIMIT` also covers memory that is being moved in now.
                 let some = if bytes == NO_LIMIT {
                     NO_LIMIT
                 } else {

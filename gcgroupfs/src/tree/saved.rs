@@ -1,4 +1,4 @@
-//! What of a process, a group or the root survives the daemon: values to be written down.
+//! Persistent state of processes, groups and the root, as serialised values.
 
 use std::collections::BTreeMap;
 
@@ -8,38 +8,39 @@ use super::group::Counted;
 use super::process::Process;
 use super::{Access, Device, Group, GroupId, Settings, Sums, legacy};
 
-/// One record. What is empty is left out, so that one of an earlier version, which had settings alone, is one too.
+/// One record. Empty fields are omitted, so that records of earlier versions, which had settings only, are
+/// valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Saved {
     #[serde(flatten)]
     pub settings: Settings,
-    /// The group that it is in; in the root, none.
+    /// The group of a process, or the parent of a group; `None` for the root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupId>,
-    /// Of a group alone: without it, there is none any more.
+    /// Set for groups only; without it, the group does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub made: Option<Made>,
-    /// Of a process, whether it has been in another group before.
+    /// True if a process has been moved between groups.
     #[serde(skip_serializing_if = "is_default")]
     pub has_moved: bool,
-    /// Of the root and of groups: whom the directory belongs to.
+    /// Owner and mode of the root or a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
-    /// Of the root alone: the number of the next group.
+    /// The number of the next group; set for the root only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_group: Option<GroupId>,
-    /// What has been counted, by the devices' UUIDs; of the entity as a whole by an empty one.
+    /// Counts by device UUID; "" is the whole.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) counted: BTreeMap<String, Counted>,
-    /// Of a process, what stays in the root and in its groups if it ends, likewise.
+    /// Counts of a process that go to its groups and the root when it ends, by device UUID; "" is the whole.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) counts: BTreeMap<String, Sums>,
-    /// The program that has counted that, as [`Identity::image`](super::Identity::image) has it.
+    /// The program that has produced `counts`, as in [`Identity::image`](super::Identity::image).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) image: Option<(u64, u64)>,
-    /// Of a process that was here when the last daemon ended and comes back: what it claims to hold is taken on trust until
-    /// NVML is heard, since it may be more than the limits of now allow.
+    /// True for a process of the previous daemon that registers again. What it claims to hold is
+    /// trusted until NVML answers, since it may exceed the limits of now.
     #[serde(skip)]
     pub is_awaited: bool,
     /// Of a process that joins: its group is held for it ([`Tree::hold_group`](super::Tree::hold_group)), and is released by the
@@ -48,14 +49,14 @@ pub struct Saved {
     pub is_held: bool,
 }
 
-/// How a group came to be.
+/// Creation of a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Made {
     pub name: String,
-    /// The uid of who made it.
+    /// The uid of the creator.
     pub by: u32,
-    /// Whether it goes when the last process and the last child group have gone.
+    /// True if the group is removed with its last process and last child group.
     #[serde(skip_serializing_if = "is_default")]
     pub is_transient: bool,
 }
@@ -74,23 +75,23 @@ impl From<Settings> for Saved {
 }
 
 impl Saved {
-    /// Whether there is nothing to keep.
+    /// Returns whether nothing needs to be stored.
     pub fn is_default(&self) -> bool {
         is_default(self)
     }
 
-    /// Whether there is anything to stay if the process ends.
+    /// Returns whether there are counts that outlive the process.
     pub fn has_counts(&self) -> bool {
         !self.counts.is_empty()
     }
 
-    /// Takes out what stays in the root and in groups when the process ends, since it has.
+    /// Removes and returns the counts that go to the groups and the root when the process ends.
     pub fn take_counts(&mut self) -> BTreeMap<String, Sums> {
         self.image = None;
         std::mem::take(&mut self.counts)
     }
 
-    /// Whether what has been counted was by another program than this one, as far as anybody knows.
+    /// Returns whether the counts are known to be from another program than `image`.
     pub fn is_of_another(&self, image: Option<(u64, u64)>) -> bool {
         self.image.is_some() && image.is_some() && self.image != image
     }
@@ -118,7 +119,7 @@ impl Saved {
         }
     }
 
-    /// Gives a process back what it had.
+    /// Restores a process's state.
     pub(super) fn restore(&self, process: &mut Process, devices: &[Device]) {
         process.has_moved = self.has_moved;
         for (device, counted) in by_index(&self.counted, devices) {
@@ -146,7 +147,7 @@ impl Saved {
         }
     }
 
-    /// Those that have left, whatever groups they were in, have counted so much.
+    /// Returns a record of the root with the counts of all processes that have left.
     pub(super) fn of_root(departed: Sums) -> Self {
         let counted = Counted {
             before: departed,
@@ -158,7 +159,7 @@ impl Saved {
         }
     }
 
-    /// What those that have left have counted, of the root's record.
+    /// Returns the counts of processes that have left, from the root's record.
     pub(super) fn departed(&self) -> Sums {
         self.counted
             .get("")
@@ -166,7 +167,7 @@ impl Saved {
             .unwrap_or_default()
     }
 
-    /// Gives a group back what it had.
+    /// Restores a group's state.
     pub(super) fn restore_group(self, group: &mut Group, devices: &[Device]) {
         let counted = by_index(&self.counted, devices);
         group.counted = counted
@@ -177,6 +178,7 @@ impl Saved {
     }
 }
 
+/// Returns the values that are not the default, by device UUID; "" is the whole.
 pub(super) fn by_uuid<T: Default + PartialEq>(
     values: impl Iterator<Item = (Option<usize>, T)>,
     devices: &[Device],
@@ -191,7 +193,7 @@ pub(super) fn by_uuid<T: Default + PartialEq>(
     named.filter(|(_, value)| !is_default(value)).collect()
 }
 
-/// Of devices that are not there any more nothing is told.
+/// Returns the values by device index, without those of devices that do not exist now.
 pub(super) fn by_index<T: Copy>(
     values: &BTreeMap<String, T>,
     devices: &[Device],

@@ -1,5 +1,5 @@
-//! What is asked of a process or a group, by whom, and who may ask for what. Pure values: serialised, they are what survives
-//! the daemon.
+//! Settings of processes and groups, and the check of who may set what. Pure values; serialised, they are the
+//! persistent state.
 
 #[cfg(test)]
 mod tests;
@@ -14,13 +14,13 @@ use super::{MAX_PRIORITY, Quota};
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
-/// One setting. Both are absent until somebody writes.
+/// One setting. Both values are absent until written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Setting<T> {
-    /// What holds.
+    /// The value in force.
     #[serde(default = "none", skip_serializing_if = "Option::is_none")]
     value: Option<T>,
-    /// What root wrote last: others may go as far and no further.
+    /// The last value written by root, which bounds what other users may set.
     #[serde(default = "none", skip_serializing_if = "Option::is_none")]
     root: Option<T>,
 }
@@ -67,10 +67,10 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// What is asked of a process or a group, as a whole and on single devices. Devices are named by their UUID.
+/// Settings of a process or a group, as a whole and on single devices. Devices are named by UUID.
 ///
-/// Limits hold side by side, and so do quotas and freezes: the process's and the device's, each by itself. A priority given
-/// to the process replaces those given to its devices.
+/// Limits, quotas and freezes of the process and of a device apply independently. A priority set for the
+/// process replaces those set for its devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
@@ -78,42 +78,42 @@ pub struct Settings {
     process: Values,
     #[serde(skip_serializing_if = "is_default")]
     devices: BTreeMap<String, Values>,
-    /// Of the root alone.
+    /// Set for the root only.
     #[serde(skip_serializing_if = "is_default")]
     policy: Option<Policy>,
 }
 
-/// A priority that holds somewhere, and what bounds it.
+/// A priority in force at some level, and its bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ranked {
-    /// `compute.priority`; none: nobody has set it here or above.
+    /// `compute.priority`; `None` if it is not set here or above.
     pub priority: Option<u32>,
-    /// The nearest priority that root has set, here or above. Other users may set higher numbers only; without it,
-    /// [`DEFAULT_PRIORITY`] bounds them.
+    /// The nearest priority that root has set, here or above. Other users may set higher numbers only;
+    /// without it they are bounded by [`DEFAULT_PRIORITY`].
     pub root: Option<u32>,
 }
 
 impl Ranked {
-    /// The priority in force.
+    /// Returns the priority in force.
     pub fn in_force(self) -> u32 {
         self.priority.unwrap_or(DEFAULT_PRIORITY)
     }
 
-    /// The least number that a user other than root may set.
+    /// Returns the lowest number that a user other than root may set.
     pub fn least(self) -> u32 {
         self.root.unwrap_or(DEFAULT_PRIORITY)
     }
 }
 
 impl Settings {
-    /// Applies what a process was started with, as far as it is within what root has set. A wish that makes no sense is
-    /// ignored. `bound` is the least priority number that the process's user may set ([`Tree::least_priority`]); `None`
-    /// for root, whose wish counts as root's word where no rule has set the priority. Returns the bound if the priority
-    /// wished for was below it and so was raised to it.
+    /// Applies the settings that a process was started with, as far as they are within root's. Invalid ones
+    /// are ignored. `bound` is the lowest priority number that the process's user may set
+    /// ([`Tree::least_priority`]); `None` for root, whose request counts as set by root unless a rule has set
+    /// the priority. Returns the bound if the requested priority was below it and was raised to it.
     ///
     /// [`Tree::least_priority`]: super::Tree::least_priority
     pub fn wish(&mut self, hello: &Hello, bound: Option<u32>) -> Option<u32> {
-        // A wish beyond root's word is ignored.
+        // A limit beyond root's is ignored.
         if hello.memory_limit != NO_LIMIT {
             let _ = self.set_memory_limit(None, hello.memory_limit, false);
         }
@@ -131,7 +131,7 @@ impl Settings {
         bound.filter(|bound| hello.priority < *bound)
     }
 
-    /// The settings of a process in no group whose user wishes so.
+    /// Returns the settings of a process in no group, as its user requests them.
     #[cfg(any(test, fuzzing))]
     pub fn wished(hello: &Hello) -> Self {
         let mut settings = Self::default();
@@ -139,7 +139,7 @@ impl Settings {
         settings
     }
 
-    /// Whether nobody has asked for anything.
+    /// Returns whether nothing is set.
     #[cfg(test)]
     pub fn is_default(&self) -> bool {
         is_default(self)
@@ -159,18 +159,19 @@ impl Settings {
         }
     }
 
-    /// `memory.limit` of the process, or of it on a device: bytes, [`NO_LIMIT`] for none.
+    /// Returns `memory.limit` of the process, or of it on a device: bytes, [`NO_LIMIT`] for none.
     pub fn memory_limit(&self, device: Option<&str>) -> u64 {
         self.at(device).memory_limit.value.unwrap_or(NO_LIMIT)
     }
 
-    /// `memory.swap.max` of the process, which is 0 unless set, or of it on a device, which bounds nothing unless set.
+    /// Returns `memory.swap.max` in bytes: of the process (0 if unset), or of it on a device ([`NO_LIMIT`] if
+    /// unset).
     pub fn memory_swap_max(&self, device: Option<&str>) -> u64 {
         let unset = if device.is_some() { NO_LIMIT } else { 0 };
         self.at(device).memory_swap_max.value.unwrap_or(unset)
     }
 
-    /// Whether `memory.swap.max` of a group bounds anything, as a whole or on a device.
+    /// Returns whether `memory.swap.max` of a group limits anything, as a whole or on a device.
     pub fn bounds_swap(&self) -> bool {
         let mut all = self.devices.values().chain([&self.process]);
         all.any(|values| {
@@ -181,13 +182,13 @@ impl Settings {
         })
     }
 
-    /// `memory.swap.max` of a group, or of it on a device; it bounds nothing unless set.
+    /// Returns `memory.swap.max` of a group, or of it on a device, in bytes; [`NO_LIMIT`] if unset.
     pub fn group_swap_max(&self, device: Option<&str>) -> u64 {
         self.at(device).memory_swap_max.value.unwrap_or(NO_LIMIT)
     }
 
-    /// `compute.priority` that holds with these settings beneath what `above` hands down. A number that another user than
-    /// root has set is raised to the bound: it may have been set elsewhere, or before root wrote.
+    /// Returns `compute.priority` in force with these settings below `above`. A number set by a user other
+    /// than root is raised to the bound, since it may have been set in another group, or before root wrote.
     pub fn rank(&self, device: Option<&str>, above: Ranked) -> Ranked {
         let (at, whole) = (self.at(device).priority, self.process.priority);
         let bound = Ranked {
@@ -201,30 +202,32 @@ impl Settings {
         }
     }
 
-    /// `compute.priority` of a process in no group.
+    /// Returns `compute.priority` of a process in no group.
     pub fn priority(&self, device: Option<&str>) -> u32 {
         self.rank(device, Ranked::default()).in_force()
     }
 
-    /// `compute.priority` that was given to the process, or to it on a device.
+    /// Returns `compute.priority` set for the process itself, or for it on a device.
     #[cfg(test)]
     pub fn own_priority(&self, device: Option<&str>) -> Option<u32> {
         self.at(device).priority.value
     }
 
-    /// `compute.freeze` of the process, or of it on a device; a device stands still for either.
+    /// Returns `compute.freeze` of the process, or of it on a device. A device is frozen if either is set.
     pub fn freeze(&self, device: Option<&str>) -> bool {
         self.at(device).freeze.value.unwrap_or(false)
     }
 
-    /// Whether root froze it, as a whole or on a device.
+    /// Returns whether root froze the process or group, as a whole or on a device.
     pub fn is_frozen_by_root(&self) -> bool {
         let mut all = self.devices.values().chain([&self.process]);
         all.any(|values| values.freeze.root == Some(true))
     }
 
+    /// Sets `memory.limit` in bytes.
+    ///
     /// # Errors
-    /// `EPERM` if somebody other than root asks for more than root has set.
+    /// `EPERM` if a user other than root sets more than root has set.
     pub fn set_memory_limit(&mut self, device: Option<&str>, limit: u64, by_root: bool) -> Result<()> {
         let bound = self.at(device).memory_limit.root.unwrap_or(NO_LIMIT);
         if !by_root && limit > bound {
@@ -234,20 +237,24 @@ impl Settings {
         Ok(())
     }
 
+    /// Sets `memory.swap.max` in bytes.
+    ///
     /// # Errors
-    /// `EPERM` if somebody other than root asks for more than root has set.
+    /// `EPERM` if a user other than root sets more than root has set.
     pub fn set_memory_swap_max(&mut self, device: Option<&str>, bytes: u64, by_root: bool) -> Result<()> {
         let bound = self.at(device).memory_swap_max.root.unwrap_or(NO_LIMIT);
         if !by_root && bytes > bound {
-            return Err(Error::BeyondRoot("what may be swapped out can only be lowered"));
+            return Err(Error::BeyondRoot("memory.swap.max can only be lowered"));
         }
         self.at_mut(device).memory_swap_max.store(bytes, by_root);
         Ok(())
     }
 
+    /// Sets `compute.priority`; for the process as a whole, also replaces the priorities on its devices.
+    ///
     /// # Errors
-    /// `EPERM` if somebody other than root asks for a more important one than root has set, here or, for the
-    /// process as a whole, on any of its devices. The bound by the groups above is the caller's to check
+    /// `EPERM` if a user other than root sets a lower number than root has set, here or, for the process as a
+    /// whole, on any of its devices. The caller checks the bound of the groups above
     /// ([`Tree::least_priority`](super::Tree::least_priority)).
     pub fn set_priority(&mut self, device: Option<&str>, priority: u32, by_root: bool) -> Result<()> {
         let bounds = match device {
@@ -274,7 +281,7 @@ impl Settings {
         Ok(())
     }
 
-    /// `compute.policy`, if it has been written.
+    /// Returns `compute.policy`, if it has been written.
     pub fn policy(&self) -> Option<Policy> {
         self.policy
     }
@@ -283,12 +290,12 @@ impl Settings {
         self.policy = Some(policy);
     }
 
-    /// `compute.max` of the process, or of it on a device.
+    /// Returns `compute.max` of the process, or of it on a device.
     pub fn compute_max(&self, device: Option<&str>) -> Quota {
         self.at(device).compute_max.value.unwrap_or_default()
     }
 
-    /// Every quota there is, of the process or of it on a device.
+    /// Returns every quota of the process, as a whole and on devices.
     pub fn quotas(&self) -> impl Iterator<Item = (Option<&str>, Quota)> {
         let devices = self
             .devices
@@ -301,10 +308,10 @@ impl Settings {
             .filter(|(_, quota)| !quota.is_none())
     }
 
-    /// Without a period, the one that was there stays.
+    /// Sets `compute.max` in microseconds. Without a period, the previous one is kept.
     ///
     /// # Errors
-    /// `EPERM` if somebody other than root asks for a larger share than root has set, or for more at once.
+    /// `EPERM` if a user other than root sets a larger share than root has set, or a larger quota per period.
     pub fn set_compute_max(
         &mut self,
         device: Option<&str>,
@@ -324,8 +331,10 @@ impl Settings {
         Ok(())
     }
 
+    /// Sets `compute.freeze`.
+    ///
     /// # Errors
-    /// `EPERM` if somebody other than root thaws what root froze.
+    /// `EPERM` if a user other than root thaws what root froze.
     pub fn set_freeze(&mut self, device: Option<&str>, freeze: bool, by_root: bool) -> Result<()> {
         let bound = self.at(device).freeze.root.unwrap_or(false);
         if !by_root && bound && !freeze {

@@ -1,5 +1,5 @@
-//! What usage blocks say, added up. A process writes what it likes there, so every number is bounded before it
-//! is added, and sums stop at the top instead of wrapping.
+//! Sums over usage blocks. A process can write anything there, so every number is bounded before it is added,
+//! and sums saturate.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,16 +11,16 @@ use super::Device;
 use super::claims::{Counts, device_total, host_memory};
 use super::process::{Kept, Process, slots};
 
-/// No count of ours comes near it in a century, and every reader can represent it.
+/// Upper bound of every count: not reached in a century, and representable by every reader.
 const MAX_COUNT: u64 = 1 << 53;
 
-/// Bytes and counts of a process on a device, of a process, or of everybody.
+/// Bytes and counts of a process on a device, of a process, of a group, or of all processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sums {
     /// Bytes charged by the process's ledger.
     pub charged: u64,
-    /// Bytes held beyond the ledger: contexts and what else the driver keeps for the process.
+    /// Bytes held beyond the ledger: contexts and other memory that the driver keeps for the process.
     pub overhead: u64,
     /// Bytes by kind, in the order of [`Kind::ALL`].
     pub kinds: [u64; Kind::ALL.len()],
@@ -29,11 +29,11 @@ pub struct Sums {
     pub nr_alloc_fail: u64,
     pub nr_max: u64,
     pub nr_oom: u64,
-    /// By [`Submission`].
+    /// Counts by [`Submission`].
     pub submitted: [u64; Submission::COUNT],
-    /// Kernels in the graphs that were launched.
+    /// Kernels in launched graphs.
     pub graph_kernels: u64,
-    /// Kernels known to have ended.
+    /// Kernels known to have completed.
     pub nr_ended: u64,
     pub nr_frozen: u64,
     pub frozen_usec: u64,
@@ -43,25 +43,25 @@ pub struct Sums {
     pub throttled_usec: u64,
     pub gate_timeouts: u64,
     pub swap: Swapped,
-    /// Of processes as a whole; 0 on a device.
+    /// Counted for processes as a whole; 0 on a device.
     pub nr_unknown_symbols: u64,
-    /// Times a limit was set below usage.
+    /// Number of times that a limit was set below usage.
     pub nr_over_limit: u64,
-    /// Times that memory was asked to be swapped out.
+    /// Number of requests to swap memory out.
     pub nr_reclaim: u64,
 }
 
-/// What was moved between devices and the host.
+/// Memory moved between devices and the host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Swapped {
     /// Bytes of device allocations that are in host memory.
     pub current: u64,
-    /// Bytes of host memory that is made for moves and holds nothing now.
+    /// Bytes of host memory in the swap pool, not in use.
     pub supply: u64,
-    /// Bytes that could be moved there.
+    /// Bytes that could be moved to the host.
     pub swappable: u64,
-    /// Bytes moved so far, and how many blocks they were.
+    /// Bytes and blocks moved so far.
     pub out_bytes: u64,
     pub in_bytes: u64,
     pub nr_out: u64,
@@ -102,7 +102,7 @@ impl Swapped {
 }
 
 impl Sums {
-    /// A process, on one device or on all.
+    /// Returns the sums of a process, on one device or on all.
     pub(super) fn of(process: &Process, device: Option<usize>, devices: &[Device]) -> Self {
         let mut sums = Self::default();
         let counts = Counts::since(process.identity.start_time);
@@ -134,12 +134,12 @@ impl Sums {
         }
     }
 
-    /// Bytes charged that no swapping can move.
+    /// Returns the charged bytes that cannot be swapped out.
     pub fn unswappable(&self) -> u64 {
         self.charged.saturating_sub(self.swap.swappable)
     }
 
-    /// `memory.current`.
+    /// Returns `memory.current` in bytes.
     pub fn current(&self) -> u64 {
         self.charged.saturating_add(self.overhead)
     }
@@ -148,18 +148,18 @@ impl Sums {
         self.submitted[what as usize]
     }
 
-    /// Kernels submitted, by themselves or in graphs.
+    /// Returns the number of kernels submitted, single or in graphs.
     pub fn kernels(&self) -> u64 {
         self.submitted(Submission::Kernel)
             .saturating_add(self.graph_kernels)
     }
 
-    /// Kernels not known to have ended.
+    /// Returns the number of kernels not known to have completed.
     pub fn nr_pending(&self) -> u64 {
         self.kernels().saturating_sub(self.nr_ended)
     }
 
-    /// What a process comes with that has been elsewhere: its counts, but not what it holds now.
+    /// Returns the counts that a process brings from elsewhere, without the memory that it holds now.
     pub(super) fn counts(&self) -> Self {
         Self {
             nr_ended: self.nr_ended,
@@ -167,13 +167,14 @@ impl Sums {
         }
     }
 
-    /// All numbers added up. Of counts, which only grow, it changes whenever one of them does.
+    /// Returns the wrapping sum of all numbers. For counts, which only grow, it changes whenever one of them
+    /// does.
     pub(super) fn digest(mut self) -> u64 {
         let numbers = self.each().into_iter();
         numbers.fold(0, |sum: u64, number| sum.wrapping_add(*number))
     }
 
-    /// What stays of a process that has gone: its counts. Whatever it had submitted has ended.
+    /// Returns the counts that remain of a process that has ended, all of whose submissions have completed.
     pub(super) fn departed(&self) -> Self {
         let nr_ended = self.kernels();
         Self {
@@ -222,7 +223,7 @@ impl Sums {
             ..Self::default()
         };
         for (((.., charged), counted), sum) in Kind::ALL.iter().zip(allocations.kinds).zip(&mut one.kinds) {
-            // Below nothing for a moment, where one thread's free is seen and another's allocation is not.
+            // Negative for a moment, if one thread's free is seen and another's allocation is not.
             let counted = if counted.cast_signed() < 0 { 0 } else { counted };
             *sum = counted.min(if *charged { most } else { most.max(host_memory()) });
         }
@@ -247,7 +248,7 @@ impl Sums {
 }
 
 impl Sums {
-    /// Every number, combined with the same one of another.
+    /// Combines each number with the corresponding one of `other`.
     fn combine(&mut self, mut other: Self, with: fn(u64, u64) -> u64) {
         for (number, other) in self.each().into_iter().zip(other.each()) {
             *number = with(*number, *other);
@@ -305,7 +306,8 @@ impl Sums {
             .chain(swap.each())
     }
 
-    /// Of a group: it holds no more than these on devices and on the host.
+    /// Bounds the sums of a group by the bytes that it is believed to hold on devices and to have swapped
+    /// out.
     pub(super) fn bound(&mut self, current: u64, swapped: u64) {
         self.overhead = self.overhead.min(current);
         self.charged = self.charged.min(current - self.overhead);
@@ -319,7 +321,8 @@ impl Sums {
         self.swap.swappable = self.swap.swappable.min(self.charged);
     }
 
-    /// Less what others have brought along; a process that takes its counts back makes that no less than nothing.
+    /// Subtracts counts brought from elsewhere, saturating at 0, since a process that leaves takes its counts
+    /// back.
     pub(super) fn less(mut self, arrived: Self) -> Self {
         self.combine(arrived, u64::saturating_sub);
         self
@@ -332,7 +335,7 @@ impl AddAssign for Sums {
     }
 }
 
-/// `memory.current` of a process alone.
+/// Returns `memory.current` of one process in bytes.
 pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
     let on = |slot: usize| {
         let charged = process
@@ -344,7 +347,7 @@ pub(super) fn current(process: &Process, device: Option<usize>, devices: &[Devic
     over_slots(device, devices.len(), on)
 }
 
-/// Bytes that a process says it has in host memory.
+/// Returns the bytes that a process claims to have in host memory.
 pub(super) fn swapped(process: &Process, device: Option<usize>, nr_devices: usize) -> u64 {
     let on = |slot: usize| {
         let usage = process.usage().devices.get(slot);
@@ -353,7 +356,7 @@ pub(super) fn swapped(process: &Process, device: Option<usize>, nr_devices: usiz
     over_slots(device, nr_devices, on)
 }
 
-/// Of a device, or of all slots together.
+/// Returns `on` of a device, or its saturating sum over all slots.
 pub(super) fn over_slots(device: Option<usize>, nr_devices: usize, on: impl Fn(usize) -> u64) -> u64 {
     match device {
         Some(device) => on(device),
@@ -361,7 +364,7 @@ pub(super) fn over_slots(device: Option<usize>, nr_devices: usize, on: impl Fn(u
     }
 }
 
-/// What a process holds beside its ledger.
+/// Returns the bytes that a process holds beyond its ledger.
 pub(super) fn overhead(process: &Process, slot: usize, devices: &[Device]) -> u64 {
     let control = process.control().devices.get(slot);
     control.map_or(0, |control| {
@@ -369,10 +372,10 @@ pub(super) fn overhead(process: &Process, slot: usize, devices: &[Device]) -> u6
     })
 }
 
-/// The highest `memory.current` since the last reset, as far as anybody can know.
+/// Returns the highest `memory.current` since the last reset, in bytes, as far as the daemon knows.
 ///
-/// Until the process has seen the reset its peak is an old one; the most known then is what was charged at the
-/// reset and what is charged now.
+/// Until the process has seen the reset, its own peak is from before. Then the higher of the bytes held
+/// at the reset and now is returned.
 pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device]) -> u64 {
     let (usage, control) = (process.usage(), process.control());
     let (kept, seen, asked, word, most) = match device {
@@ -408,7 +411,7 @@ pub(super) fn peak(process: &Process, device: Option<usize>, devices: &[Device])
     earlier.max(sums.current()).max(kept.map_or(0, |kept| kept.peak))
 }
 
-/// A claim, or the most of it that is believed.
+/// Returns a claimed number, bounded by `most` and [`MAX_COUNT`].
 fn at_most(word: &AtomicU64, most: u64) -> u64 {
     word.load(Relaxed).min(most).min(MAX_COUNT)
 }

@@ -1,6 +1,7 @@
-//! `memory.swap.max` of groups. Who asks is granted parts of it, as of `memory.limit`. Hooks of earlier versions do not ask:
-//! they may use all that a group has left, as it was last looked. It is looked again when something has been swapped, and
-//! when somebody comes or goes; two such processes that swap at the same moment may go beyond it by what each has in hand.
+//! `memory.swap.max` of groups. Processes are granted parts of it, as of `memory.limit`. Hooks of earlier
+//! versions do not ask; they may use all that a group had left when last computed. It is computed again when
+//! memory has been swapped, and when a process comes or goes. Two such processes that swap at the same moment
+//! may together exceed the bound by what each is moving.
 
 use gcgroup_abi::NO_LIMIT;
 
@@ -9,7 +10,7 @@ use super::sums::swapped;
 use super::{GroupId, ProcessId, State, enforce};
 
 impl State {
-    /// Has a group's limits hold for what is below, on a device or on all together.
+    /// Applies a group's memory and swap limits, on a device or as a whole.
     pub(super) fn bound_group(&mut self, id: GroupId, device: Option<usize>) {
         let Some(group) = self.groups.get(&id) else { return };
         let uuid = device.and_then(|device| self.devices.get(device));
@@ -20,7 +21,7 @@ impl State {
             .set_limit(id, device, settings.group_swap_max(uuid));
     }
 
-    /// Bytes that a process may yet swap out from a device by what the groups above allow.
+    /// Returns the bytes that a process may still swap out from a device by the limits of the groups above.
     pub(super) fn swap_left(&self, process: &Process, device: usize) -> u64 {
         let places = [Some(device), None];
         let left = places
@@ -32,14 +33,15 @@ impl State {
         left.map_or(NO_LIMIT, |left| left.saturating_add(own))
     }
 
-    /// Bytes that the groups above a process have left on a device, or on all together, of what may be swapped out.
+    /// Returns the unused bytes of `memory.swap.max` in the groups above a process, on a device or as a
+    /// whole.
     fn swap_room(&self, process: &Process, device: Option<usize>) -> u64 {
         let chain = self.chain(process.group).into_iter();
         let left = chain.map(|group| self.swap_grants.room(group, device));
         left.min().unwrap_or(NO_LIMIT)
     }
 
-    /// Looks again how much the processes may swap out that do not ask and share a bound with those in a group.
+    /// Recomputes the bounds of processes that do not ask and share a limit with those of a group.
     pub(super) fn bound_swap(&mut self, group: Option<GroupId>) {
         let groups = self.chain(group).into_iter().rev();
         let mut groups = groups.filter_map(|id| self.groups.get(&id));
@@ -48,7 +50,7 @@ impl State {
         }
     }
 
-    /// As above, of all in a group, whether or not anything bounds them any more.
+    /// Recomputes the bounds of all processes in a group that do not ask, also if there is no limit any more.
     pub(super) fn bound_swap_within(&mut self, group: GroupId) {
         let within = self.within(group).into_iter();
         let ids: Vec<ProcessId> = within
@@ -59,7 +61,7 @@ impl State {
         ids.into_iter().for_each(|id| self.bound_swap_of(id));
     }
 
-    /// As above, of a process.
+    /// Recomputes the bounds of a process, if it does not ask.
     pub(super) fn bound_swap_of(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get(&id).filter(|process| goes_by_bounds(process)) else {
             return;
@@ -77,7 +79,7 @@ impl State {
         }
     }
 
-    /// Counts what a process that does not ask has on the host: others are granted what it leaves.
+    /// Charges the groups for what a process that does not ask has swapped out; others are granted the rest.
     fn count_swapped(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get(&id) else {
             return;
@@ -91,7 +93,7 @@ impl State {
     }
 }
 
-/// Whether it swaps, and by bounds that it is told.
+/// Returns whether the process swaps and does not ask, but obeys a bound that it is told.
 fn goes_by_bounds(process: &Process) -> bool {
     process.can_swap() && !process.asks_to_swap()
 }

@@ -1,10 +1,9 @@
-//! Groups that are there only for what is in them: made on demand, and gone with the last process and the last child
-//! group.
+//! Transient groups: made on demand, and removed with the last process and the last child group.
 
 use super::{Caller, DIRECTORY_MODE, Entity, GroupId, Notice, Owner, Place, Settings, State, Tree};
 use crate::error::{Error, Result};
 
-/// What such a group begins with.
+/// Initial state of a transient group.
 #[derive(Debug, Clone)]
 pub struct Transient {
     pub owner: Owner,
@@ -12,11 +11,11 @@ pub struct Transient {
 }
 
 impl Tree {
-    /// Makes one in the caller's account, whoever it belongs to. One of that name that is there already is as good, and
-    /// stays as it is.
+    /// Makes a transient group, charged to the caller's number of groups whatever its owner. An existing
+    /// group of that name is returned as it is.
     ///
     /// # Errors
-    /// As [`make_group`](Self::make_group), but for `EEXIST`.
+    /// As [`make_group`](Self::make_group), without `EEXIST` for a group.
     pub fn make_transient_group(
         &self,
         parent: Place,
@@ -33,7 +32,7 @@ impl Tree {
         }
     }
 
-    /// Has a group stay, whoever leaves it, until it is released as often. Whether it is still there.
+    /// Keeps a group from being removed until it is released as often. Returns whether it exists.
     pub fn hold_group(&self, id: GroupId) -> bool {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
@@ -44,23 +43,23 @@ impl Tree {
         is_there
     }
 
-    /// Undoes a [`hold_group`](Self::hold_group).
+    /// Undoes one [`hold_group`](Self::hold_group).
     pub fn release_group(&self, id: GroupId) {
         let mut notices = Vec::new();
         self.state.lock().release_group(id, &mut notices);
         self.tell(&notices);
     }
 
-    /// Removes all that have nothing in them, but one.
+    /// Removes all empty transient groups except `but`.
     pub fn reap_transient(&self, but: Option<GroupId>) {
         let mut notices = Vec::new();
         let mut state = self.state.lock();
         let transient = state.groups.values().filter(|group| group.is_transient);
         let mut transient: Vec<GroupId> = transient.map(|group| group.id).collect();
-        // A group's number is higher than that of the one it is in.
+        // A group's number is higher than its parent's, so children come first.
         transient.sort_unstable_by(|one, other| other.cmp(one));
         for id in transient.into_iter().filter(|id| Some(*id) != but) {
-            // Those with somebody in them stay.
+            // Fails for groups that are not empty.
             let _ = state.remove_group(id, &mut notices);
         }
         drop(state);
@@ -69,13 +68,13 @@ impl Tree {
 }
 
 impl State {
-    /// Undoes a [`hold_group`](Tree::hold_group).
+    /// Undoes one [`hold_group`](Tree::hold_group).
     pub(super) fn release_group(&mut self, id: GroupId, notices: &mut Vec<Notice>) {
         self.count_holds(id, |nr_holds| nr_holds.saturating_sub(1), notices);
         self.reap(Some(id), notices);
     }
 
-    /// Who holds a group lives and belongs to it, and to those above: they are populated.
+    /// Changes the number of holds of a group and of those above. A held group counts as populated.
     fn count_holds(&mut self, id: GroupId, count: impl Fn(usize) -> usize, notices: &mut Vec<Notice>) {
         let nr_devices = self.devices.len();
         self.each_above(Some(id), |group| {
@@ -86,7 +85,7 @@ impl State {
         });
     }
 
-    /// Removes those from here upwards that are there only for what is in them, and have nothing in them any more.
+    /// Removes empty transient groups, from `from` upwards.
     pub(super) fn reap(&mut self, from: Option<GroupId>, notices: &mut Vec<Notice>) {
         let mut at = from;
         while let Some(group) = at.and_then(|id| self.groups.get(&id)) {

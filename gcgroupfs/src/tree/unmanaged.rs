@@ -1,20 +1,21 @@
-//! Who uses the devices past the hooks, as it was found when somebody looked last. Who looks, and how, it does not know.
+//! Unmanaged processes: users of the devices without a hook, and processes with false claims. Filled by the
+//! overhead scan.
 
 use std::fmt::{self, Display};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::text::Comm;
 
-/// Why a process is listed.
+/// The reason why a process is listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// It has not registered.
+    /// Not registered.
     NoHook,
-    /// It holds more than its ledger and its contexts explain.
+    /// Holds more than its ledger and contexts explain.
     BeyondLedger,
-    /// It claims to use the device, and nothing supports that.
+    /// Nothing supports its claim to use the device.
     ClaimsUse,
-    /// It claims to hold more than NVML shows.
+    /// Claims to hold more than NVML shows.
     ClaimsMore,
 }
 
@@ -25,9 +26,10 @@ pub struct Unmanaged {
     pub device: usize,
     pub uid: u32,
     pub comm: Comm,
-    /// What it holds there, all of it or beyond its ledger, or claims beyond what it holds; `None` if nobody can say.
+    /// Bytes held there: all, those beyond its ledger, or those claimed beyond what it holds; `None` if
+    /// unknown.
     pub bytes: Option<u64>,
-    /// Seconds since 1970: when it was first found there.
+    /// Time when it was first found there, seconds since 1970.
     pub since: u64,
     pub reason: Reason,
 }
@@ -57,12 +59,13 @@ impl Display for Unmanaged {
     }
 }
 
-/// What was found, and who wants to know.
+/// Result of the last scan, and requests for scans.
 #[derive(Debug, Default)]
 pub(super) struct Audit {
     pub(super) found: Vec<Unmanaged>,
-    /// How often somebody has asked, and up to which of them it has been looked.
+    /// Number of requests.
     asked: AtomicU64,
+    /// The number of requests when the last completed scan began.
     answered: u64,
 }
 

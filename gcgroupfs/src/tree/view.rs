@@ -1,4 +1,4 @@
-//! What a control file sees of the tree. With what it can change, this is the whole vocabulary of the file table.
+//! Read access of control files to the tree. Together with `Edit` it is all that the file table can use.
 
 use std::cell::RefCell;
 
@@ -9,17 +9,17 @@ use super::{
 use crate::arbiter::Policy;
 use crate::error::{Error, Result};
 
-/// The directory that is looked at.
+/// The directory that is read.
 #[derive(Debug, Clone, Copy)]
 pub enum Scope<'a> {
     Root,
     /// A process, as a whole or on the device of that index.
     Process(&'a Process, Option<usize>),
-    /// A group, likewise.
+    /// A group, as a whole or on the device of that index.
     Group(&'a Group, Option<usize>),
 }
 
-/// What there is to see from one directory.
+/// The state as seen from one directory.
 #[derive(Debug)]
 pub struct View<'a> {
     state: &'a State,
@@ -28,7 +28,7 @@ pub struct View<'a> {
     shown: RefCell<Vec<Shown>>,
 }
 
-/// What a group was shown to hold, on a device or as a whole.
+/// Bytes that a reader was shown as held by a group, on a device or as a whole.
 pub(super) type Shown = (GroupId, Option<usize>, u64);
 
 impl<'a> View<'a> {
@@ -49,28 +49,28 @@ impl<'a> View<'a> {
         &self.state.devices
     }
 
-    /// Those that left last, the latest first.
+    /// Returns the processes that left last, latest first.
     pub fn exited(&self) -> impl Iterator<Item = &Exited> {
         self.state.exited.iter()
     }
 
-    /// Who uses the devices past the hooks, as of the last look.
+    /// Returns the unmanaged processes found by the last scan.
     pub fn unmanaged(&self) -> &[Unmanaged] {
         &self.state.audit.found
     }
 
-    /// Has somebody look who does.
+    /// Requests a scan for unmanaged processes.
     pub fn ask_audit(&self) {
         self.state.audit.ask();
         self.notices.borrow_mut().push(Notice::AuditAsked);
     }
 
-    /// Whether it has been looked since that was asked last.
+    /// Returns whether a scan has completed since the last request.
     pub fn has_audit(&self) -> bool {
         self.state.audit.is_answered()
     }
 
-    /// The pids of the processes here; of a group, those directly in it.
+    /// Returns the pids of the processes here, sorted; of a group, those directly in it.
     pub fn pids(&self) -> Vec<u32> {
         match self.scope {
             Scope::Root => self.state.pids.keys().copied().collect(),
@@ -85,12 +85,13 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether it is of one process, on all its devices.
+    /// Returns whether this is a process's directory as a whole.
     pub fn is_process(&self) -> bool {
         matches!(self.scope, Scope::Process(_, None))
     }
 
-    /// Everything that is counted, at the root and in a group with the counts of those that have left.
+    /// Returns all sums of this directory; in the root and in groups with the counts of processes that have
+    /// left.
     pub fn sums(&self) -> Sums {
         match self.scope {
             Scope::Root => {
@@ -103,7 +104,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What is held here now, without all that [`sums`](Self::sums) adds up.
+    /// Returns the bytes held here now. Cheaper than [`sums`](Self::sums).
     pub fn memory_current(&self) -> u64 {
         match self.scope {
             Scope::Root => self.state.root_current(),
@@ -116,14 +117,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Of a group, somebody sees that it holds so much.
+    /// Notes that a reader was shown `bytes` as held by the group, if this is a group.
     fn show_held(&self, bytes: u64) {
         if let Scope::Group(group, device) = self.scope {
             self.shown.borrow_mut().push((group.id, device, bytes));
         }
     }
 
-    /// Calls with every process here and below.
+    /// Calls `look` with every process here and below.
     fn each(&self, mut look: impl FnMut(&'a Process)) {
         match self.scope {
             Scope::Root => self.state.processes.values().for_each(|process| look(process)),
@@ -132,7 +133,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Has the processes here find out which kernels have ended, those that have any left.
+    /// Asks the processes here that have kernels pending to find out which have completed.
     pub fn ask_progress(&self) {
         self.each(|process| {
             if Sums::of(process, None, self.devices()).nr_pending() > 0 {
@@ -142,7 +143,7 @@ impl<'a> View<'a> {
         });
     }
 
-    /// Whether those that were asked have answered, or have nothing left to tell of.
+    /// Returns whether all processes that were asked have answered or have no kernels pending.
     pub fn has_progress(&self) -> bool {
         let mut all = true;
         self.each(|process| {
@@ -153,10 +154,11 @@ impl<'a> View<'a> {
         all
     }
 
-    /// What may be swapped out; nothing of a process that was not started for it, anything of a group unless set.
+    /// Returns `memory.swap.max` in bytes: 0 for a process not started with `--swap`, no limit for a group
+    /// unless set.
     ///
     /// # Errors
-    /// At the root, which has none.
+    /// [`Error::NotFound`] at the root.
     pub fn memory_swap_max(&self) -> Result<u64> {
         let (settings, uuid) = self.settings()?;
         Ok(match self.scope {
@@ -166,17 +168,19 @@ impl<'a> View<'a> {
         })
     }
 
+    /// Returns `memory.limit` in bytes.
+    ///
     /// # Errors
-    /// At the root, which has none.
+    /// [`Error::NotFound`] at the root.
     pub fn memory_limit(&self) -> Result<u64> {
         let (settings, uuid) = self.settings()?;
         Ok(settings.memory_limit(uuid))
     }
 
-    /// What holds: of a process its own, or the nearest group's above.
+    /// Returns `compute.priority` in force: of a process its own, or the nearest group's above.
     ///
     /// # Errors
-    /// At the root, which has none.
+    /// [`Error::NotFound`] at the root.
     pub fn priority(&self) -> Result<u32> {
         let (_, uuid) = self.settings()?;
         match self.scope {
@@ -186,36 +190,40 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Returns `compute.max`.
+    ///
     /// # Errors
-    /// At the root, which has none.
+    /// [`Error::NotFound`] at the root.
     pub fn compute_max(&self) -> Result<Quota> {
         let (settings, uuid) = self.settings()?;
         Ok(settings.compute_max(uuid))
     }
 
-    /// The policy that holds.
+    /// Returns the scheduling policy in force.
     pub fn policy(&self) -> Policy {
         self.state.policy()
     }
 
-    /// Has the GPU time of the processes here measured for a while.
+    /// Requests that the GPU time of the processes here is measured for some time from now.
     pub fn watch(&self) {
         let mut ids = Vec::new();
         self.each(|process| ids.push(process.id));
         self.notices.borrow_mut().push(Notice::Watched(ids));
     }
 
-    /// What was asked of the process or the group itself.
+    /// Returns `compute.freeze` of the process or the group itself.
     ///
     /// # Errors
-    /// At the root, which has none.
+    /// [`Error::NotFound`] at the root.
     pub fn freeze(&self) -> Result<bool> {
         let (settings, uuid) = self.settings()?;
         Ok(settings.freeze(uuid))
     }
 
+    /// Returns `memory.peak` in bytes.
+    ///
     /// # Errors
-    /// At the root, which has none.
+    /// [`Error::NotFound`] at the root.
     pub fn memory_peak(&self) -> Result<u64> {
         match self.scope {
             Scope::Root => Err(Error::NotFound),
@@ -228,7 +236,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// How often what `gcgroup.events` shows has changed.
+    /// Returns how often the contents of `gcgroup.events` have changed.
     pub fn nr_standing_changes(&self) -> u64 {
         match self.scope {
             Scope::Root => self.state.storage.nr_changes,
@@ -237,15 +245,15 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns how well settings are stored; at the root alone.
+    /// Returns how well settings are stored; `None` except at the root.
     pub fn storage(&self) -> Option<Storage> {
         matches!(self.scope, Scope::Root).then_some(self.state.storage)
     }
 
-    /// How often what `memory.events` shows has changed.
+    /// Returns how often the contents of `memory.events` have changed.
     ///
     /// # Errors
-    /// At the root, which has none.
+    /// [`Error::NotFound`] at the root.
     pub fn nr_count_changes(&self) -> Result<u64> {
         match self.scope {
             Scope::Root => Err(Error::NotFound),
@@ -254,7 +262,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether there are processes here.
+    /// Returns whether there are processes here.
     pub fn is_populated(&self) -> bool {
         match self.scope {
             Scope::Root => !self.state.processes.is_empty(),
@@ -263,10 +271,10 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether what was frozen, here or above, stands still.
+    /// Returns whether everything here is frozen, by a setting here or above, and drained.
     ///
     /// # Errors
-    /// At the root, which cannot be frozen.
+    /// [`Error::NotFound`] at the root, which cannot be frozen.
     pub fn is_frozen(&self) -> Result<bool> {
         let nr_devices = self.devices().len();
         match self.scope {
@@ -282,8 +290,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Of a group that is to stand still and does not: the lowest pid of the processes that have not acknowledged it, or that
-    /// are not registered and may use the GPU.
+    /// Returns the lowest pid that has not acknowledged a freeze of this group, or that is not registered and may
+    /// use the GPU; `None` if there is none or no freeze is requested.
     pub fn draining(&self) -> Option<u32> {
         let Scope::Group(group, device) = self.scope else {
             return None;
@@ -304,7 +312,8 @@ impl<'a> View<'a> {
         draining
     }
 
-    /// The driver's error (CUresult) that keeps a process from being known to stand still; of a group there is nothing to say.
+    /// Returns the driver's error (CUresult) because of which a freeze cannot be known to be complete; `None` except
+    /// for processes.
     pub fn drain_error(&self) -> Option<u32> {
         match self.scope {
             Scope::Process(process, device) => process.drain_error(device, self.devices().len()),
@@ -312,7 +321,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether the process still answers; of a group there is nothing to say.
+    /// Returns whether the process's hook still answers; `None` except for processes.
     pub fn is_hook_ok(&self) -> Option<bool> {
         match self.scope {
             Scope::Process(process, _) => Some(process.is_hook_ok()),
@@ -320,7 +329,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What is asked here, and the UUID of the device that it is asked on.
+    /// Returns the settings of this directory, and the UUID of its device if it has one.
     fn settings(&self) -> Result<(&'a Settings, Option<&'a str>)> {
         let (settings, device) = match self.scope {
             Scope::Root => return Err(Error::NotFound),

@@ -1,4 +1,4 @@
-//! The helper process: started when it is needed, again after its death, and given up on when it hangs.
+//! The inotify helper process: started on demand, restarted after its death, and given up when it hangs.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,10 +16,10 @@ use nix::unistd::pipe2;
 use super::Spot;
 use crate::launch::{self, Launcher};
 
-/// How long it may take for one thing, milliseconds. It waits for nobody but us.
+/// Time limit of one command in milliseconds. The helper waits for no process but the daemon.
 const PATIENCE: u16 = 5000;
 
-/// The least time between two starts.
+/// Least time between two starts.
 const RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct Helper {
@@ -45,10 +45,10 @@ impl Helper {
         }
     }
 
-    /// Has one thing done, while `pid` tells who does it.
+    /// Makes the helper execute a command, and stores the helper's pid in `pid`, 0 if it is gone.
     ///
     /// # Errors
-    /// What the system call said; `ESRCH` if there is no helper.
+    /// The errno of the system call; `ESRCH` without a helper.
     pub(super) fn ask(&mut self, command: &str, path: &str, pid: &AtomicU32) -> nix::Result<()> {
         if self.running.is_none() {
             self.start();
@@ -59,7 +59,7 @@ impl Helper {
             Some(0) => Ok(()),
             Some(errno) => Err(Errno::from_raw(errno)),
             None => {
-                // Until it has been waited for, nobody else can have its pid.
+                // Before the helper is waited for, so no other process can have its pid.
                 pid.store(0, Relaxed);
                 self.running = None;
                 Err(Errno::ESRCH)
@@ -93,7 +93,7 @@ impl Running {
         })
     }
 
-    /// The errno that it answers, or 0; nothing if it does not answer.
+    /// Returns the errno that the helper answers, 0 for success; `None` without an answer.
     fn ask(&mut self, command: &str, path: &str) -> Option<i32> {
         self.to.write_all(format!("{command} {path}\n").as_bytes()).ok()?;
         let mut watched = [PollFd::new(self.from.get_ref().as_fd(), PollFlags::POLLIN)];

@@ -1,9 +1,9 @@
-//! One process: what it holds on each device, and the word in its usage block that says so.
+//! Grants of one process: what it holds on each device, and the granted word in its usage block.
 //!
-//! The process can write that word too, so what the daemon has stored it keeps to itself. What the process says that it
-//! has charged beyond what it was granted is a claim: it is believed up to what the device has and the process's own
-//! limit allow, or up to what NVML has shown; and apart from what NVML has shown or the daemon has granted it is not
-//! *sure*, which bounds what it costs others (see [`Node`](super::node::Node)).
+//! The process can write that word too, so the daemon uses its own copy. What the process says to have
+//! charged beyond its grant is a claim. It is believed up to the device's size and the process's own limit,
+//! or up to what NVML has shown. Only what NVML has shown or the daemon has granted is *sure*; that bounds
+//! what the process costs others (see [`Node`](super::node::Node)).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -14,7 +14,7 @@ use super::node::Charge;
 use super::resource::Resource;
 use crate::tree::{Blocks, GroupId};
 
-/// Most bytes that a request is taken to be of.
+/// Upper bound of the bytes that a process is taken to have charged.
 const MOST: u64 = 1 << 53;
 
 #[derive(Debug)]
@@ -22,38 +22,42 @@ pub(super) struct Member {
     resource: Resource,
     pub(super) blocks: Arc<dyn Blocks>,
     pub(super) group: Option<GroupId>,
-    /// By place.
+    /// Bytes held, by place.
     pub(super) devices: Box<[Held]>,
 }
 
-/// What a process holds on a device.
+/// Bytes held by a process on one device.
 #[derive(Debug)]
 pub(super) struct Held {
     slot: usize,
-    /// What it holds beside its ledger.
+    /// Held beyond the ledger.
     overhead: u64,
-    /// None: no limit is above.
+    /// `None` without a limit above.
     granted: Option<Granted>,
-    /// The most that there is of the resource.
+    /// The size of the resource.
     total: u64,
-    /// Bytes of it that NVML shows the process to hold.
+    /// Shown by NVML as held by the process.
     shown: u64,
 }
 
-/// Invariant: the process has committed no more than `held`, but for what it charged because it was there already.
+/// Grant of one process on one device, in bytes.
+///
+/// Invariant: the process has committed no more than `held`, except for memory that existed when it was
+/// charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Granted {
     held: u64,
-    /// What of that the daemon has granted.
+    /// The part of `held` that the daemon has granted.
     granted: u64,
-    /// The same, and what it had no reason to doubt, as there was no limit before.
+    /// `granted`, and what was charged before there was a limit and is trusted.
     proven: u64,
-    /// The word is `held`; else it is 0, and what is held is what was charged when it was last looked at.
+    /// True if the word is `held`. Otherwise the word is 0, and `held` is what was charged when last
+    /// examined.
     is_open: bool,
 }
 
 impl Granted {
-    /// With no more than `held`.
+    /// Returns the grant reduced to `held`.
     fn lowered(self, held: u64) -> Self {
         Self {
             held,
@@ -75,12 +79,13 @@ impl Held {
         }
     }
 
-    /// What the groups above are charged for the grant.
+    /// Returns the bytes charged to the groups above for the grant.
     fn held(&self) -> u64 {
         self.granted.map_or(0, |granted| granted.held)
     }
 
-    /// What they are charged in all. What is held beside the ledger is measured of memory, and claimed of swap.
+    /// Returns the whole charge to the groups above. The overhead is measured for memory, and claimed for
+    /// swap.
     pub(super) fn charge(&self, resource: Resource) -> Charge {
         let proven = self.granted.map_or(0, |granted| granted.proven);
         let sure = self.held().min(proven.max(self.shown));
@@ -95,7 +100,7 @@ impl Held {
 }
 
 impl Member {
-    /// `slots` with the bytes that there are in each.
+    /// Makes a member without grants; `slots` are (slot, size in bytes) by place.
     pub(super) fn new(resource: Resource, blocks: Arc<dyn Blocks>, slots: &[(usize, u64)]) -> Self {
         Self {
             resource,
@@ -110,13 +115,13 @@ impl Member {
         self.devices = devices.chain([Held::new(slot)]).collect();
     }
 
-    /// What the groups above are charged in all.
+    /// Returns the whole charge to the groups above at a place.
     pub(super) fn charge(&self, at: usize) -> Charge {
         let charge = |device: &Held| device.charge(self.resource);
         self.devices.get(at).map_or(Charge::default(), charge)
     }
 
-    /// The most that the process is believed to have charged.
+    /// Returns the most bytes that the process is believed to have charged.
     pub(super) fn most(&self, at: usize) -> u64 {
         let Some(device) = self.devices.get(at) else {
             return 0;
@@ -125,12 +130,12 @@ impl Member {
         device.total.min(own).max(device.held()).max(device.shown)
     }
 
-    /// Bytes that the process says it has charged, as far as that is believed.
+    /// Returns the bytes that the process says it has charged, as far as they are believed.
     pub(super) fn believed(&self, at: usize) -> u64 {
         self.current(at).min(self.most(at))
     }
 
-    /// It holds what it claims, up to what there is, until NVML is heard.
+    /// Makes the process hold what it claims, up to the size of the resource, until NVML answers.
     pub(super) fn trust(&mut self, at: usize) {
         let total = self.devices.get(at).map_or(0, |device| device.total);
         let held = self.current(at).min(total);
@@ -147,7 +152,7 @@ impl Member {
         }
     }
 
-    /// NVML shows the process to hold so many bytes. Nothing is taken on trust from now on.
+    /// Stores the bytes that NVML shows. Nothing is trusted from now on.
     pub(super) fn show(&mut self, at: usize, bytes: u64) {
         if let Some(device) = self.devices.get_mut(at) {
             device.shown = bytes;
@@ -157,12 +162,12 @@ impl Member {
         }
     }
 
-    /// What the groups above are charged for the grant.
+    /// Returns the bytes charged to the groups above for the grant.
     pub(super) fn held(&self, at: usize) -> u64 {
         self.devices.get(at).map_or(0, Held::held)
     }
 
-    /// Whether any limit is above it.
+    /// Returns whether any limit is above.
     pub(super) fn is_limited(&self) -> bool {
         self.devices.iter().any(|device| device.granted.is_some())
     }
@@ -171,17 +176,17 @@ impl Member {
         self.granted(at).is_some()
     }
 
-    /// Whether what is held may be charged without asking.
+    /// Returns whether what is held may be charged without asking.
     pub(super) fn is_open(&self, at: usize) -> bool {
         self.granted(at).is_some_and(|granted| granted.is_open)
     }
 
-    /// What it would have charged with `bytes` more.
+    /// Returns what would be charged with `bytes` more.
     pub(super) fn wanted(&self, at: usize, bytes: u64) -> u64 {
         self.current(at).saturating_add(bytes)
     }
 
-    /// Returns what it was.
+    /// Sets the overhead in bytes and returns the previous one.
     pub(super) fn set_overhead(&mut self, at: usize, bytes: u64) -> u64 {
         let overhead = self.devices.get_mut(at).map(|device| &mut device.overhead);
         overhead.map_or(0, |overhead| std::mem::replace(overhead, bytes))
@@ -191,7 +196,7 @@ impl Member {
         self.devices.get(at)?.granted
     }
 
-    /// What is charged, and what is granted.
+    /// Returns the words for what is charged and what is granted.
     fn words(&self, at: usize) -> Option<(&AtomicU64, &AtomicU64)> {
         let usage: &UsageDevice = self.blocks.usage().devices.get(self.devices.get(at)?.slot)?;
         Some((self.resource.current(usage), self.resource.granted(usage)))
@@ -201,21 +206,21 @@ impl Member {
         self.words(at).map(|(_, granted)| granted)
     }
 
-    /// Bytes that the process says it has charged.
+    /// Returns the bytes that the process says it has charged.
     pub(super) fn current(&self, at: usize) -> u64 {
         self.words(at)
             .map_or(0, |(current, _)| current.load(SeqCst))
             .min(MOST)
     }
 
-    /// Bytes held and not charged.
+    /// Returns the bytes held and not charged.
     pub(super) fn idle(&self, at: usize) -> u64 {
         self.granted(at)
             .map_or(0, |granted| granted.held.saturating_sub(self.current(at)))
     }
 
-    /// Grants begin, with what is charged and nothing more, or end. Where the process `is_new` here, its claim is not
-    /// sure; else it could have charged without asking until now, and that is taken on trust until NVML shows better.
+    /// Begins grants at what is charged now, or ends them. The claim of a process that `is_new` here is not
+    /// sure; one that could charge without asking until now is trusted until NVML answers.
     pub(super) fn govern(&mut self, at: usize, is_limited: bool, is_new: bool) {
         match (self.granted(at), is_limited) {
             (None, true) => {
@@ -238,7 +243,7 @@ impl Member {
                     word.store(NO_LIMIT, SeqCst);
                 }
             }
-            // Of another daemon's, if it is not there yet.
+            // A word of a previous daemon, unless it has been reset.
             (None, false) => {
                 if let Some(word) = self.word(at).filter(|word| word.load(Relaxed) != NO_LIMIT) {
                     word.store(NO_LIMIT, SeqCst);
@@ -248,7 +253,7 @@ impl Member {
         }
     }
 
-    /// What was held, and what is: less, where the process asks for every byte and has given some back.
+    /// Returns the bytes held before and now. A closed grant is lowered if the process has freed some.
     pub(super) fn refresh(&mut self, at: usize) -> Option<(u64, u64)> {
         let granted = self.granted(at)?;
         if granted.is_open {
@@ -259,7 +264,7 @@ impl Member {
         Some((granted.held, held))
     }
 
-    /// Grants that many bytes in all.
+    /// Grants `held` bytes in all.
     pub(super) fn grant(&mut self, at: usize, held: u64) {
         let granted = Granted {
             held,
@@ -270,14 +275,14 @@ impl Member {
         self.store(at, granted);
     }
 
-    /// More was charged than was held.
+    /// Raises what is held to what was charged beyond it.
     pub(super) fn concede(&mut self, at: usize, held: u64) {
         if let Some(granted) = self.granted(at) {
             self.store(at, Granted { held, ..granted });
         }
     }
 
-    /// Takes up to `bytes` of what is held and not charged.
+    /// Takes back up to `bytes` of what is held and not charged.
     pub(super) fn take_back(&mut self, at: usize, bytes: u64) {
         let (Some(granted), Some((current, word))) = (self.granted(at), self.words(at)) else {
             return;
@@ -291,7 +296,7 @@ impl Member {
         self.set(at, Some(granted.lowered(held)));
     }
 
-    /// Has the process ask for every byte from now on; it holds what it has charged.
+    /// Closes the grant: each charge must ask from now on, and the process holds what it has charged.
     pub(super) fn close(&mut self, at: usize) {
         let Some(granted) = self.granted(at) else {
             return;

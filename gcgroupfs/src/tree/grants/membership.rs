@@ -1,4 +1,4 @@
-//! Who is in which group: what comes with a process that enters one, and goes with it.
+//! Processes entering and leaving groups with what they hold.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use super::node::{Change, Charge};
 use crate::tree::{Blocks, GroupId, ProcessId};
 
 impl Grants {
-    /// Has a process be in a group, or in none. Whatever it was granted before, by this daemon or another, it keeps what
-    /// it has charged and nothing more.
+    /// Adds a process in a group, or in the root. Whatever was granted before, by this daemon or another, it
+    /// holds what it has charged and nothing more.
     pub(in crate::tree) fn join(&mut self, id: ProcessId, group: Option<GroupId>, blocks: Arc<dyn Blocks>) {
         let slots: Vec<_> = self
             .slots
@@ -22,13 +22,13 @@ impl Grants {
         self.enter(id, group, true);
     }
 
-    /// A process has ended.
+    /// Removes a process that has ended.
     pub(in crate::tree) fn leave(&mut self, id: ProcessId) {
         self.exit(id);
         self.members.remove(&id);
     }
 
-    /// Moves a process, with what it has charged, to another group.
+    /// Moves a process with what it has charged to another group.
     pub(in crate::tree) fn move_to(&mut self, id: ProcessId, group: Option<GroupId>) {
         self.exit(id);
         self.enter(id, group, false);
@@ -57,8 +57,8 @@ impl Grants {
         self.publish_one(id, group);
     }
 
-    /// Takes what a process holds off the groups above. It holds what it has charged, and can charge nothing more, until
-    /// it enters another.
+    /// Uncharges the groups above for what a process holds. Until it enters another group it holds what it
+    /// has charged, and cannot charge more.
     fn exit(&mut self, id: ProcessId) {
         let Some(member) = self.members.get_mut(&id) else {
             return;
@@ -80,7 +80,7 @@ impl Grants {
         self.publish(group);
     }
 
-    /// Has grants begin or end for a process, as there are limits above it or not. Whether it `is_new` here.
+    /// Begins or ends the grants of a process, depending on limits above. `is_new`: it has just registered.
     pub(super) fn govern(&mut self, id: ProcessId, is_new: bool) {
         let Some(group) = self.members.get(&id).map(|member| member.group) else {
             return;

@@ -1,8 +1,8 @@
 //! One group: its limits, and what is held of them.
 //!
-//! Of what is held in a group, the groups above are charged no more than its limits, or what is sure of it if that is
-//! more: so a claim in a group costs others no more than the group could have taken honestly. What is sure may be more,
-//! where a limit was set below what is held already.
+//! The groups above are charged no more than this group's limits, or its sure charge if that is more. So a
+//! claim in a group costs others no more than the group could have used honestly. The sure charge exceeds the
+//! limit where the limit was set below what was held.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use gcgroup_abi::NO_LIMIT;
 use super::Place;
 use crate::tree::{GroupId, ProcessId};
 
-/// What groups allow on a device, and have left there, bytes.
+/// Limit of the groups on a device and bytes left there.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Allowed {
     pub(super) limit: u64,
@@ -25,14 +25,14 @@ impl Allowed {
     };
 }
 
-/// Bytes that a group is charged for, and those of them that no process merely claims.
+/// Bytes charged to a group, and the part of them that is not merely claimed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Charge {
     pub(super) all: u128,
     pub(super) sure: u128,
 }
 
-/// How what is held below a group changes at one place: there, and on all places together.
+/// Change of what is held below a group: at one place, and of the sum over all places.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Change {
     pub(super) before: Charge,
@@ -42,7 +42,7 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// Of a process.
+    /// Returns the change for one process.
     pub(super) fn of(before: Charge, now: Charge) -> Self {
         Self {
             before,
@@ -61,19 +61,19 @@ impl Change {
 pub(super) struct Node {
     pub(super) parent: Option<GroupId>,
     pub(super) children: BTreeSet<GroupId>,
-    /// The processes directly in it.
+    /// Processes directly in this group.
     pub(super) members: BTreeSet<ProcessId>,
-    /// Processes in it and below.
+    /// Number of processes in this group and below.
     pub(super) nr_below: usize,
-    /// Processes in it and below that are alive and not registered.
+    /// Number of processes in this group and below that are alive and not registered.
     pub(super) nr_awaited: usize,
-    /// Those that there are.
+    /// Limits by place in bytes; absent if unlimited.
     limits: BTreeMap<Place, u64>,
-    /// Bytes held by place, of grants and beside them. Where no limit is above a process, of that what is beside.
+    /// Charge by place: grants and overhead. A process without a limit above has only overhead here.
     charged: Vec<Charge>,
-    /// Bytes held on all places together: the sum, but for what groups below are bounded to.
+    /// Bytes held on all places together: the sum, with child groups bounded to what they pass on.
     whole: u128,
-    /// What the group above is charged, by place and in all.
+    /// Bytes charged to the group above, by place and in all.
     passed: Vec<u128>,
     passed_whole: u128,
 }
@@ -110,7 +110,7 @@ impl Node {
         };
     }
 
-    /// Whether what is on that device counts towards any limit of the group's.
+    /// Returns whether memory on that device counts towards a limit of this group.
     pub(super) fn limits(&self, at: usize) -> bool {
         self.limits.contains_key(&Some(at)) || self.limits.contains_key(&None)
     }
@@ -119,7 +119,7 @@ impl Node {
         !self.limits.is_empty()
     }
 
-    /// Leaves what this group allows too.
+    /// Reduces `allowed` to what this group allows.
     pub(super) fn narrow(&self, allowed: &mut [Allowed]) {
         for (at, allowed) in allowed.iter_mut().enumerate() {
             for place in [Some(at), None] {
@@ -129,12 +129,12 @@ impl Node {
         }
     }
 
-    /// Whether more may be held of a limit than is known.
+    /// Returns whether more may be held of a limit than is known.
     pub(super) fn is_unsure(&self) -> bool {
         self.nr_awaited > 0 && self.has_limit()
     }
 
-    /// Charges for a change below; returns the change of what the group above is charged.
+    /// Charges a change below. Returns the change of what the group above is charged.
     pub(super) fn charge(&mut self, at: usize, change: &Change) -> Change {
         let Some(charged) = self.charged.get_mut(at) else {
             return Change::default();
@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// The most that is believed to be held there: the limits, or what is sure of it.
+    /// Returns the most bytes believed to be held at a place: the limits, or the sure charge if that is more.
     pub(super) fn cap(&self, place: Place) -> u128 {
         let limit = self.limit(place).min(self.limit(None));
         self.sure(place).max(limit.into())
@@ -179,7 +179,7 @@ impl Node {
         }
     }
 
-    /// Bytes that are missing there for `need` more to be held; without a limit, none are.
+    /// Returns the bytes missing at a place for `need` more to be held; 0 without a limit.
     pub(super) fn missing(&self, place: Place, need: u64) -> u64 {
         match self.limit(place) {
             NO_LIMIT => 0,
@@ -190,7 +190,7 @@ impl Node {
         }
     }
 
-    /// Bytes that are left there.
+    /// Returns the bytes left at a place.
     pub(super) fn room(&self, place: Place) -> u64 {
         match self.limit(place) {
             NO_LIMIT => NO_LIMIT,

@@ -1,4 +1,4 @@
-//! What is granted: a row of words for each.
+//! Resources that are granted, and their words in the blocks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
@@ -9,21 +9,21 @@ use crate::tree::claims::{device_total, host_memory};
 use crate::tree::process::Process;
 use crate::tree::{Device, enforce};
 
-/// What processes charge themselves, and the words for it.
+/// A resource that processes charge themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::tree) enum Resource {
     /// Bytes on a device, against `memory.limit`.
     Memory,
-    /// Bytes of a device's memory that are on the host, against `memory.swap.max`. What is granted is what was asked for: who
-    /// moves so much does not mind asking.
+    /// Bytes of a device's memory that are on the host, against `memory.swap.max`. Grants are exactly what
+    /// was asked for, since asking costs little compared with a move.
     Swap,
 }
 
-/// What is granted beyond what is asked for at most, so that not each allocation asks; bytes.
+/// Most bytes granted beyond a request, so that not every allocation asks.
 pub(super) const CHUNK: u64 = 64 << 20;
 
 impl Resource {
-    /// What the process has charged.
+    /// Returns the word with the bytes that the process has charged.
     pub(super) fn current(self, usage: &UsageDevice) -> &AtomicU64 {
         match self {
             Self::Memory => &usage.memory_current,
@@ -31,7 +31,7 @@ impl Resource {
         }
     }
 
-    /// The most that it may.
+    /// Returns the word with the bytes that the process may charge.
     pub(super) fn granted(self, usage: &UsageDevice) -> &AtomicU64 {
         match self {
             Self::Memory => &usage.memory_granted,
@@ -39,7 +39,7 @@ impl Resource {
         }
     }
 
-    /// The number of what the process has asked for on a device and has no answer to, and how many bytes that is.
+    /// Returns the number and the bytes of a process's unanswered request on a device, if there is one.
     pub(in crate::tree) fn asked(self, process: &Process, slot: usize) -> Option<(u32, u64)> {
         let usage = process.usage().devices.get(slot)?;
         let control = process.control().devices.get(slot)?;
@@ -51,7 +51,7 @@ impl Resource {
         (number != answer.load(Relaxed)).then(|| (number, wanted.load(Relaxed)))
     }
 
-    /// The most that there is on the device of a slot.
+    /// Returns the size of the resource on the device of a slot, in bytes.
     pub(super) fn total(self, slot: usize, devices: &[Device]) -> u64 {
         match self {
             Self::Memory => device_total(slot, devices),
@@ -59,8 +59,8 @@ impl Resource {
         }
     }
 
-    /// The most that the process itself may have charged. Host memory that is made ahead of moves goes beyond
-    /// `memory.swap.max` of a process.
+    /// Returns the process's own limit in bytes. None for swap: host memory made ahead of moves is not
+    /// bounded by the process's `memory.swap.max`.
     pub(super) fn own_limit(self, control: &Control, slot: usize) -> u64 {
         let on_device = control.devices.get(slot);
         let on_device = on_device.map_or(NO_LIMIT, |device| device.memory_limit.load(Relaxed));
@@ -77,7 +77,7 @@ impl Resource {
         }
     }
 
-    /// Tells a process what the groups above allow and have left, where it goes by that.
+    /// Tells a process what the groups above allow and have left, if its hook uses that for this resource.
     pub(super) fn publish(self, control: &Control, slot: usize, allowed: &Allowed) {
         match self {
             Self::Memory => enforce::allow(control, slot, allowed.limit, allowed.room),

@@ -1,5 +1,5 @@
-//! Room for who asks: found in what groups have left and in what others do not use; and none where more is held than a
-//! limit allows.
+//! Finding room for a request: from what groups have left, and from what other processes hold and do not use.
+//! Where more is held than a limit allows, grants are closed.
 
 use gcgroup_abi::NO_LIMIT;
 
@@ -7,8 +7,8 @@ use super::{Grants, Place, Refusal};
 use crate::tree::{GroupId, ProcessId};
 
 impl Grants {
-    /// Finds room at every level for a process to hold `need` bytes more at that place, taking back what others do not use.
-    /// Returns what may be granted beside.
+    /// Finds room in every group above for a process to hold `need` bytes more at a place, taking back what
+    /// others do not use. Returns the bytes that may be granted in addition.
     pub(super) fn find_room(
         &mut self,
         group: Option<GroupId>,
@@ -49,8 +49,8 @@ impl Grants {
         Ok(slack)
     }
 
-    /// Takes up to `bytes` that processes below a group hold there and do not use, most from who has most; but nothing
-    /// from who asks for it.
+    /// Takes back up to `bytes` that processes below a group hold at a place and do not use, largest first,
+    /// except from the requester.
     pub(super) fn take_back(
         &mut self,
         id: GroupId,
@@ -80,8 +80,8 @@ impl Grants {
         }
     }
 
-    /// Where more is held than a limit allows, from that group up: takes back what is not used; and if that is not
-    /// enough, has everybody below ask for every byte, so that none is charged anew while what is there grows less.
+    /// Reduces what is held beyond limits, from a group upwards: takes back what is not used. If that is not
+    /// enough, closes the grants below, so that each charge must ask while usage shrinks.
     pub(super) fn settle(&mut self, group: Option<GroupId>) {
         for id in self.chain(group) {
             for place in self.places(None).map(Some).chain([None]) {

@@ -20,7 +20,7 @@ const TOP: GroupId = GroupId(100);
 const LEFT: GroupId = GroupId(101);
 const RIGHT: GroupId = GroupId(102);
 
-/// Blocks of a process that has no limit of its own.
+/// Returns blocks of a process without limits of its own.
 fn blocks() -> std::sync::Arc<dyn Blocks> {
     let blocks = fixture::blocks();
     let control = blocks.control();
@@ -31,7 +31,7 @@ fn blocks() -> std::sync::Arc<dyn Blocks> {
     blocks
 }
 
-/// Two devices; `TOP` with `LEFT` and `RIGHT` in it.
+/// Returns grants for two devices, with `LEFT` and `RIGHT` in `TOP`.
 fn grants() -> Grants {
     grants_of(Resource::Memory)
 }
@@ -61,18 +61,18 @@ impl Grants {
         self.resource.granted(self.usage(id, device)).load(Relaxed)
     }
 
-    /// As the hook charges: within what is granted, else after asking.
+    /// Charges as the hook does: within the grant, else after a request.
     fn allocate(&mut self, id: ProcessId, device: usize, bytes: u64) -> Result<(), Refusal> {
         loop {
             let usage = self.usage(id, device);
             let (current, granted) = (self.resource.current(usage), self.resource.granted(usage));
             match try_charge_granted(current, granted, bytes, NO_LIMIT) {
                 Ok(_) => return Ok(()),
-                Err(Short::Limit) => panic!("it overflows"),
+                Err(Short::Limit) => panic!("overflow"),
                 Err(Short::Grant) => match self.request(id, device, bytes) {
                     Outcome::Granted => {}
                     Outcome::Refused(refusal) => return Err(refusal),
-                    Outcome::Unknown => panic!("nobody is awaited"),
+                    Outcome::Unknown => panic!("no process is awaited"),
                 },
             }
         }
@@ -82,7 +82,7 @@ impl Grants {
         uncharge(self.resource.current(self.usage(id, device)), bytes);
     }
 
-    /// Charges what is there already.
+    /// Charges memory that exists already.
     fn force(&self, id: ProcessId, device: usize, bytes: u64) {
         self.usage(id, device).memory_current.fetch_add(bytes, Relaxed);
     }
@@ -93,7 +93,7 @@ fn refused(group: GroupId, device: Option<usize>) -> Result<(), Refusal> {
 }
 
 #[test]
-fn without_a_limit_nothing_is_asked_and_the_first_one_leaves_what_is_charged() {
+fn first_limit_begins_grants_with_current_charge() {
     let mut grants = grants();
     grants.add(A, LEFT);
     grants.allocate(A, 0, 60).unwrap();
@@ -110,7 +110,7 @@ fn without_a_limit_nothing_is_asked_and_the_first_one_leaves_what_is_charged() {
 }
 
 #[test]
-fn more_is_granted_than_was_asked_for_but_others_are_left_their_part() {
+fn grant_exceeds_request_but_leaves_others_their_part() {
     let mut grants = grants();
     grants.add(A, LEFT);
     grants.add(B, RIGHT);
@@ -119,11 +119,11 @@ fn more_is_granted_than_was_asked_for_but_others_are_left_their_part() {
     assert_eq!(grants.word(A, 0), MIB + CHUNK);
     grants.set_limit(TOP, Some(0), 91 * MIB);
     grants.allocate(B, 0, 2 * MIB).unwrap();
-    assert_eq!(grants.word(B, 0), 10 * MIB, "2, and a third of 24");
+    assert_eq!(grants.word(B, 0), 10 * MIB, "2 and a third of 24");
 }
 
 #[test]
-fn of_swap_no_more_is_granted_than_was_asked_for() {
+fn swap_grant_is_exactly_the_request() {
     let mut grants = grants_of(Resource::Swap);
     grants.add(A, LEFT);
     grants.add(B, RIGHT);
@@ -141,7 +141,7 @@ fn of_swap_no_more_is_granted_than_was_asked_for() {
 }
 
 #[test]
-fn what_one_does_not_use_another_gets_and_no_more_of_it_than_is_needed() {
+fn request_takes_back_unused_grants_largest_first() {
     let mut grants = grants();
     for (id, bytes) in [(A, 10), (B, 20)] {
         grants.add(id, LEFT);
@@ -158,7 +158,7 @@ fn what_one_does_not_use_another_gets_and_no_more_of_it_than_is_needed() {
     assert_eq!(
         (grants.word(A, 0), grants.word(B, 0)),
         (30, 25),
-        "most from who has most"
+        "taken from the largest first"
     );
     grants.allocate(C, 0, 25).unwrap();
     assert_eq!((grants.word(A, 0), grants.word(B, 0)), (10, 20));
@@ -166,20 +166,20 @@ fn what_one_does_not_use_another_gets_and_no_more_of_it_than_is_needed() {
 }
 
 #[test]
-fn who_is_short_is_not_taken_from() {
+fn request_does_not_take_back_from_requester() {
     let mut grants = grants();
     grants.add(A, LEFT);
     grants.set_limit(LEFT, Some(0), 100);
     grants.allocate(A, 0, 100).unwrap();
     grants.free(A, 0, 60);
-    // 60 are its own already.
+    // 60 of its grant are unused already.
     assert_eq!(grants.allocate(A, 0, 61), refused(LEFT, Some(0)));
     grants.allocate(A, 0, 60).unwrap();
     assert_eq!(grants.charged(LEFT, Some(0)), 100);
 }
 
 #[test]
-fn the_tightest_level_decides_and_is_named() {
+fn refusal_names_the_group_without_room() {
     let mut grants = grants();
     grants.add(A, LEFT);
     grants.add(B, RIGHT);
@@ -197,7 +197,7 @@ fn the_tightest_level_decides_and_is_named() {
 }
 
 #[test]
-fn a_limit_on_all_devices_together_counts_them_all() {
+fn limit_on_whole_counts_all_devices() {
     let mut grants = grants();
     grants.add(A, LEFT);
     grants.add(B, LEFT);
@@ -215,7 +215,7 @@ fn a_limit_on_all_devices_together_counts_them_all() {
 }
 
 #[test]
-fn below_usage_every_byte_is_asked_for_until_there_is_room_again() {
+fn limit_below_usage_closes_grants_until_room() {
     let mut grants = grants();
     for id in [A, B] {
         grants.add(id, LEFT);
@@ -245,7 +245,7 @@ fn below_usage_every_byte_is_asked_for_until_there_is_room_again() {
 }
 
 #[test]
-fn what_contexts_take_counts_and_takes_from_what_is_not_used() {
+fn overhead_counts_and_reduces_unused_grants() {
     let mut grants = grants();
     grants.add(A, LEFT);
     grants.set_limit(LEFT, Some(0), 100);
@@ -263,7 +263,7 @@ fn what_contexts_take_counts_and_takes_from_what_is_not_used() {
 }
 
 #[test]
-fn who_moves_takes_its_charges_along() {
+fn moved_process_takes_its_charges_along() {
     let mut grants = grants();
     for (group, limit) in [(TOP, 200), (LEFT, 100), (RIGHT, 100)] {
         grants.set_limit(group, Some(0), limit);
@@ -281,7 +281,7 @@ fn who_moves_takes_its_charges_along() {
     assert_eq!(grants.word(A, 0), NO_LIMIT);
     grants.allocate(A, 0, 1000).unwrap();
     grants.move_to(A, Some(LEFT));
-    assert_eq!(grants.excess(LEFT, Some(0)), 970, "it is let in all the same");
+    assert_eq!(grants.excess(LEFT, Some(0)), 970, "the move is not refused");
     assert_eq!(grants.excess(TOP, Some(0)), 900);
     assert_eq!(grants.allocate(B, 0, 1), refused(TOP, Some(0)));
     grants.leave(A);
@@ -292,14 +292,14 @@ fn who_moves_takes_its_charges_along() {
 }
 
 #[test]
-fn what_is_there_already_is_held_and_others_are_refused_for_it() {
+fn existing_memory_is_held_beyond_the_limit() {
     let mut grants = grants();
     grants.add(A, LEFT);
     grants.add(B, LEFT);
     grants.set_limit(LEFT, Some(0), 100);
     grants.allocate(A, 0, 80).unwrap();
     grants.force(A, 0, 10);
-    assert_eq!(grants.request(A, 0, 0), Outcome::Granted, "there is room for it");
+    assert_eq!(grants.request(A, 0, 0), Outcome::Granted, "there is room");
     grants.force(A, 0, 30);
     assert_eq!(
         grants.request(A, 0, 0),
@@ -318,7 +318,7 @@ fn what_is_there_already_is_held_and_others_are_refused_for_it() {
 }
 
 #[test]
-fn after_a_restart_each_keeps_what_it_has_charged_and_nothing_is_granted_before_all_are_known() {
+fn restart_keeps_charges_and_grants_after_all_registered() {
     let mut grants = grants();
     grants.set_limit(LEFT, Some(0), 100);
     grants.set_limit(RIGHT, Some(0), 100);
@@ -341,7 +341,7 @@ fn after_a_restart_each_keeps_what_it_has_charged_and_nothing_is_granted_before_
 }
 
 #[test]
-fn what_a_process_writes_harms_nobody_but_its_group() {
+fn false_words_do_not_harm_other_groups() {
     let mut grants = grants();
     grants.add(A, LEFT);
     grants.add(B, RIGHT);
@@ -363,7 +363,7 @@ fn what_a_process_writes_harms_nobody_but_its_group() {
 }
 
 #[test]
-fn everybody_below_is_told_what_is_allowed_and_left() {
+fn members_are_told_what_groups_allow_and_have_left() {
     let mut grants = grants();
     grants.add(A, LEFT);
     grants.add(B, RIGHT);
@@ -389,7 +389,7 @@ fn everybody_below_is_told_what_is_allowed_and_left() {
 }
 
 #[test]
-fn groups_come_and_go() {
+fn added_group_inherits_limits_and_removed_one_is_not_awaited() {
     let mut grants = grants();
     let new = GroupId(103);
     grants.add_group(new, Some(LEFT));
@@ -401,7 +401,7 @@ fn groups_come_and_go() {
     grants.set_limit(TOP, Some(0), 40);
     grants.add(A, LEFT);
     grants.allocate(A, 0, 40).unwrap();
-    // Who is awaited in a group that goes is not waited for any longer.
+    // A process awaited in a group that is removed is not waited for any longer.
     grants.add_group(new, Some(TOP));
     grants.await_member(new);
     assert_eq!(grants.request(A, 0, 1), Outcome::Unknown);

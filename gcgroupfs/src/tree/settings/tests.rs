@@ -1,4 +1,4 @@
-//! How far owners may go, and what survives.
+//! Bounds by root's settings, and serialisation.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn denied(result: Result<()>) -> bool {
 }
 
 #[test]
-fn until_root_writes_the_owner_is_free() {
+fn owner_is_unbounded_until_root_writes() {
     let mut settings = Settings::default();
     for limit in [10, NO_LIMIT, 5] {
         settings.set_memory_limit(None, limit, false).unwrap();
@@ -24,7 +24,7 @@ fn until_root_writes_the_owner_is_free() {
 }
 
 #[test]
-fn an_owner_tightens_and_undoes_but_stays_within_roots_last_value() {
+fn owner_stays_within_last_value_of_root() {
     let mut settings = Settings::default();
     settings.set_memory_limit(GPU, 100, true).unwrap();
     settings.set_memory_limit(GPU, 50, false).unwrap();
@@ -58,7 +58,7 @@ fn an_owner_tightens_and_undoes_but_stays_within_roots_last_value() {
 }
 
 #[test]
-fn a_priority_on_a_device_is_bound_by_roots_for_the_process_and_the_other_way_round() {
+fn root_priority_bounds_process_and_device_mutually() {
     let mut settings = Settings::default();
     settings.set_priority(None, 10, true).unwrap();
     assert!(denied(settings.set_priority(GPU, 9, false)));
@@ -73,7 +73,7 @@ fn a_priority_on_a_device_is_bound_by_roots_for_the_process_and_the_other_way_ro
 }
 
 #[test]
-fn a_priority_for_the_process_replaces_those_of_its_devices() {
+fn process_priority_replaces_device_priorities() {
     let mut settings = Settings::default();
     settings.set_priority(GPU, 3, false).unwrap();
     assert_eq!(
@@ -88,7 +88,7 @@ fn a_priority_for_the_process_replaces_those_of_its_devices() {
 }
 
 #[test]
-fn freezes_of_process_and_device_hold_side_by_side() {
+fn process_freeze_and_device_freeze_are_independent() {
     let mut settings = Settings::default();
     settings.set_freeze(None, true, true).unwrap();
     settings.set_freeze(GPU, true, false).unwrap();
@@ -97,7 +97,7 @@ fn freezes_of_process_and_device_hold_side_by_side() {
 }
 
 #[test]
-fn wishes_stay_within_roots_word() {
+fn wishes_stay_within_root_settings() {
     let mut settings = Settings::default();
     settings.set_memory_limit(None, 100, true).unwrap();
     settings.set_priority(None, 10, true).unwrap();
@@ -113,12 +113,12 @@ fn wishes_stay_within_roots_word() {
     assert_eq!(
         settings.wish(&wish(9), None),
         Some(10),
-        "a rule binds root's wish too"
+        "a rule bounds root's request too"
     );
 }
 
 #[test]
-fn root_may_wish_for_any_priority_and_others_for_none_below_the_default() {
+fn wished_priority_is_bounded_for_users_not_for_root() {
     let wish = Hello {
         priority: 3,
         ..Hello::PLAIN
@@ -132,7 +132,7 @@ fn root_may_wish_for_any_priority_and_others_for_none_below_the_default() {
 }
 
 #[test]
-fn a_priority_that_a_user_has_set_is_raised_to_the_bound_that_holds() {
+fn user_priority_is_raised_to_bound_in_force() {
     let mut settings = Settings::default();
     settings.set_priority(None, 9, false).unwrap();
     for (root, priority) in [(None, 9), (Some(3), 9), (Some(12), 12)] {
@@ -147,10 +147,10 @@ fn a_priority_that_a_user_has_set_is_raised_to_the_bound_that_holds() {
     assert_eq!(
         settings.rank(GPU, above).in_force(),
         3,
-        "root's word is the nearest"
+        "root's setting on the device is nearest"
     );
     assert_eq!(settings.rank(None, above).in_force(), 12);
-    // As an earlier version has left it.
+    // As stored by an earlier version.
     let before = r#"{"process":{"priority":{"value":0}}}"#;
     let settings: Settings = serde_json::from_str(before).unwrap();
     assert_eq!(settings.priority(None), 8);
@@ -176,7 +176,7 @@ fn settings_survive_json() {
 }
 
 #[test]
-fn senseless_wishes_are_none() {
+fn invalid_wishes_are_ignored() {
     let hello = Hello {
         priority: 16,
         freeze: 7,

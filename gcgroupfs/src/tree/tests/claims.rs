@@ -1,4 +1,4 @@
-//! What a process that lies costs others.
+//! Effects of false claims on other processes.
 
 use super::groups::hold;
 use super::*;
@@ -7,7 +7,7 @@ use crate::tree::fixture::TOTAL;
 
 const GIB: u64 = 1 << 30;
 
-/// `p` of 4 GiB, with `p/a` of 1 GiB and `p/b` in it.
+/// Makes `p` with 4 GiB, containing `p/a` with 1 GiB and `p/b`.
 fn world() -> World {
     let world = World::new(1);
     world.group("p/a");
@@ -25,7 +25,7 @@ fn member(world: &World, pid: u32, group: &str) -> ProcessId {
     id
 }
 
-/// Whether it is granted so many bytes more.
+/// Requests `bytes` more; returns whether they are granted.
 fn is_granted(world: &World, id: ProcessId, bytes: u64) -> bool {
     let usage = world.usage(id);
     let device = &usage.devices[0];
@@ -50,7 +50,7 @@ fn stat(world: &World, path: &str, key: &str) -> u64 {
 }
 
 #[test]
-fn claims_cost_other_groups_no_more_than_the_limit_on_the_way() {
+fn false_claims_cost_other_groups_no_more_than_the_limit() {
     let world = world();
     let liars = [100, 101, 102].map(|pid| member(&world, pid, "p/a"));
     let honest = member(&world, 200, "p/b");
@@ -68,7 +68,7 @@ fn claims_cost_other_groups_no_more_than_the_limit_on_the_way() {
             );
         }
         if word == 1 << 40 {
-            // The honest one has been granted nothing yet.
+            // The honest process has been granted nothing yet.
             assert_eq!(number(&world, "p/memory.peak"), GIB);
         }
         assert_eq!(number(&world, "p/a/memory.peak"), GIB);
@@ -86,7 +86,7 @@ fn claims_cost_other_groups_no_more_than_the_limit_on_the_way() {
 }
 
 #[test]
-fn counts_of_liars_that_have_left_are_bounded_by_their_age() {
+fn false_counts_of_exited_are_bounded_by_age() {
     let world = world();
     let id = member(&world, 100, "p/a");
     world.fill_usage(id, u64::MAX);
@@ -101,7 +101,7 @@ fn counts_of_liars_that_have_left_are_bounded_by_their_age() {
 }
 
 #[test]
-fn claims_where_nothing_is_limited_end_at_the_device() {
+fn unlimited_claims_are_bounded_by_device_and_own_limit() {
     let world = World::new(2);
     world.group("a/b");
     let id = member(&world, 100, "a/b");
@@ -112,7 +112,7 @@ fn claims_where_nothing_is_limited_end_at_the_device() {
         assert_eq!(
             current,
             3 * (1 << 20),
-            "{path}: its own limit on each, and elsewhere"
+            "{path}: the process's own limit, three times"
         );
     }
     world.store("100/memory.limit", ROOT, "max").unwrap();
@@ -121,11 +121,11 @@ fn claims_where_nothing_is_limited_end_at_the_device() {
 }
 
 #[test]
-fn what_nvml_shows_is_believed_beyond_the_limit() {
+fn memory_shown_by_nvml_is_believed_beyond_limit() {
     let world = World::new(1);
     world.group("p/a");
     world.store("p/memory.limit", ROOT, "4G").unwrap();
-    // Of an earlier daemon's time: the limit is less than what it has.
+    // Set before the restart: less than what the process has.
     world.store("p/a/memory.limit", ROOT, "1G").unwrap();
     let blocks = blocks();
     blocks.usage().devices[0].memory_current.store(3 * GIB, Relaxed);
@@ -141,7 +141,7 @@ fn what_nvml_shows_is_believed_beyond_the_limit() {
     assert_eq!(
         number(&world, "p/a/memory.current"),
         3 * GIB,
-        "no more than it claims"
+        "no more than is claimed"
     );
     let other = member(&world, 200, "p");
     assert!(is_granted(&world, other, GIB) && !is_granted(&world, other, GIB + 1));
@@ -150,7 +150,7 @@ fn what_nvml_shows_is_believed_beyond_the_limit() {
 }
 
 #[test]
-fn what_was_there_before_a_limit_is_believed_until_nvml_is_heard() {
+fn memory_before_first_limit_is_trusted_until_nvml() {
     let world = World::new(1);
     world.group("p/a");
     let id = member(&world, 100, "p/a");
@@ -171,7 +171,7 @@ fn what_was_there_before_a_limit_is_believed_until_nvml_is_heard() {
 }
 
 #[test]
-fn claims_of_swap_end_at_the_host_and_at_the_limit_on_the_way() {
+fn swap_claims_are_bounded_by_host_and_limit() {
     let world = World::new(1);
     world.group("p/a");
     world.store("p/memory.swap.max", ROOT, "4G").unwrap();

@@ -1,10 +1,10 @@
-//! Devices that appear while there are processes.
+//! Devices that appear while processes run.
 
 use super::*;
 use crate::tree::fixture::device;
 
 #[test]
-fn a_device_that_appears_has_what_was_asked_for_it_before() {
+fn added_device_has_settings_made_before() {
     let world = World::new(1);
     world.group("a/b");
     let mut settings = Settings::default();
@@ -16,7 +16,7 @@ fn a_device_that_appears_has_what_was_asked_for_it_before() {
     let usage = world.usage(id);
     usage.devices[1].memory_current.store(30, Relaxed);
     world.take_notices();
-    // The first is there.
+    // The first one exists already.
     world.tree.add_devices([device(0), device(1)]);
     assert!(world.take_notices().contains(&Notice::Ring(id)));
     assert_eq!(world.show("devices").lines().count(), 2);
@@ -41,7 +41,7 @@ fn a_device_that_appears_has_what_was_asked_for_it_before() {
 }
 
 #[test]
-fn no_more_are_added_than_there_are_slots() {
+fn add_devices_stops_at_number_of_slots() {
     let world = World::new(1);
     let id = world.join(100);
     world.tree.add_devices((1..200).map(device));

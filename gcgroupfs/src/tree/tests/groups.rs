@@ -1,4 +1,4 @@
-//! Groups: their shape, who is in them, what they add up and hand down.
+//! Groups: nesting, members, sums, and inherited settings.
 
 use super::*;
 use crate::file;
@@ -32,7 +32,7 @@ pub(super) fn hold(world: &World, id: crate::tree::ProcessId, device: usize, byt
 }
 
 #[test]
-fn groups_are_made_and_removed_from_the_outside_in() {
+fn mkdir_and_rmdir_report_errors() {
     let world = World::new(1);
     world.join(100);
     make(&world, "a", ROOT).unwrap();
@@ -82,7 +82,7 @@ fn groups_nest_to_eight_levels() {
 }
 
 #[test]
-fn one_user_cannot_make_too_many() {
+fn user_cannot_make_more_than_1024_groups() {
     let world = World::new(1);
     let id = world.group("mine");
     world
@@ -99,7 +99,7 @@ fn one_user_cannot_make_too_many() {
 }
 
 #[test]
-fn a_process_moves_with_what_it_holds_and_leaves_what_it_counted() {
+fn moved_process_takes_memory_and_leaves_counts() {
     let world = World::new(2);
     world.group("a/x");
     world.group("a/y");
@@ -130,14 +130,14 @@ fn a_process_moves_with_what_it_holds_and_leaves_what_it_counted() {
         ],
         ["210\n", "10\n", "3000\n", "3210\n", "3200\n"]
     );
-    assert_eq!(stat("a/x"), (4, 0, 4), "what is under way comes along");
+    assert_eq!(stat("a/x"), (4, 0, 4), "pending kernels come along");
     world.submit(id, 0, 5);
     world.usage(id).devices[0].nr_ended.store(6, Relaxed);
     assert_eq!(stat("a/x"), (9, 3, 6));
     world.store("a/y/gcgroup.procs", ROOT, "100").unwrap();
-    assert_eq!(stat("a/x"), (9, 9, 0), "whatever went is over here");
+    assert_eq!(stat("a/x"), (9, 9, 0), "kernels that left count as completed");
     assert_eq!(stat("a/y"), (6, 0, 6));
-    assert_eq!(stat("a"), (9, 3, 6), "nothing came or went here");
+    assert_eq!(stat("a"), (9, 3, 6), "unchanged in the common group");
     assert_eq!([current("a/x"), current("a/y")], ["0\n", "3210\n"]);
     assert_eq!(world.show("a/x/memory.peak"), "210\n");
     world.tree.leave(id, 0);
@@ -151,7 +151,7 @@ fn a_process_moves_with_what_it_holds_and_leaves_what_it_counted() {
 }
 
 #[test]
-fn who_may_move_a_process() {
+fn move_needs_process_and_common_ancestor() {
     let world = World::new(1);
     let (mine, theirs) = (world.group("mine"), world.group("theirs"));
     for name in ["mine/a", "mine/b"] {
@@ -168,7 +168,11 @@ fn who_may_move_a_process() {
     }
     world.join(100);
     let put = |path: &str, caller| world.store(&format!("{path}/gcgroup.procs"), caller, "100");
-    assert_eq!(errno(put("mine", OWNER)), libc::EPERM, "the root is not theirs");
+    assert_eq!(
+        errno(put("mine", OWNER)),
+        libc::EPERM,
+        "root owns the common ancestor"
+    );
     put("mine", ROOT).unwrap();
     put("mine/a", OWNER).unwrap();
     put("mine/b", OWNER).unwrap();
@@ -178,14 +182,14 @@ fn who_may_move_a_process() {
     assert_eq!(
         errno(put("mine/a", OWNER)),
         libc::EPERM,
-        "what both are in is another's"
+        "another user owns the common ancestor"
     );
     give(mine, OWNER);
     give(world.group("mine/a"), STRANGER);
     assert_eq!(
         errno(put("mine/a", STRANGER)),
         libc::EPERM,
-        "the process is another's"
+        "another user owns the process"
     );
     for (text, expected) in [
         ("101", libc::ESRCH),
@@ -207,7 +211,7 @@ fn who_may_move_a_process() {
 }
 
 #[test]
-fn a_freeze_above_closes_the_gates_of_all_before_anybody_is_rung() {
+fn group_freeze_closes_all_gates_before_ringing() {
     let world = World::new(2);
     world.group("a/b");
     let ids = [world.join(100), world.join(101)];
@@ -225,7 +229,11 @@ fn a_freeze_above_closes_the_gates_of_all_before_anybody_is_rung() {
         ids.iter().all(|id| notices.contains(&Notice::Ring(*id))),
         "{notices:?}"
     );
-    assert_eq!(world.show("101/compute.freeze"), "0\n", "nobody asked that of it");
+    assert_eq!(
+        world.show("101/compute.freeze"),
+        "0\n",
+        "not set for the process itself"
+    );
     world.store("101/compute.freeze", OWNER, "0").unwrap();
     assert_eq!(gate(ids[1], 0), Gate::Frozen);
     let acknowledge = |id| {
@@ -251,7 +259,7 @@ fn a_freeze_above_closes_the_gates_of_all_before_anybody_is_rung() {
             .contains(&Notice::GroupEvents(world.group("a")))
     );
     assert!(events("101").contains("frozen 1"));
-    // Who leaves the frozen group goes on, who comes stands still.
+    // A process that leaves the frozen group goes on, one that enters is frozen.
     world.store("gcgroup.procs", ROOT, "100").unwrap();
     assert_eq!(gate(ids[0], 0), Gate::Run);
     world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
@@ -264,7 +272,7 @@ fn a_freeze_above_closes_the_gates_of_all_before_anybody_is_rung() {
 }
 
 #[test]
-fn the_nearest_priority_holds_for_who_has_none() {
+fn nearest_priority_applies_to_processes_without_one() {
     let world = World::new(2);
     world.group("a/b");
     let id = world.join(100);
@@ -279,11 +287,11 @@ fn the_nearest_priority_holds_for_who_has_none() {
     world.store("100/0/compute.priority", ROOT, "12").unwrap();
     assert_eq!(in_force(), [12, 5]);
     world.store("100/compute.priority", ROOT, "8").unwrap();
-    assert_eq!(in_force(), [8, 8], "one that was given is no default");
+    assert_eq!(in_force(), [8, 8], "an explicit 8 is not the default");
 }
 
 #[test]
-fn roots_priority_of_a_group_binds_users_as_a_whole_and_on_each_device() {
+fn root_group_priority_bounds_users_whole_and_per_device() {
     let world = World::new(2);
     world.group("a/b");
     let id = world.join(100);
@@ -299,20 +307,24 @@ fn roots_priority_of_a_group_binds_users_as_a_whole_and_on_each_device() {
     }
     assert_eq!(in_force(), [10, 4]);
     world.store("a/compute.priority", ROOT, "12").unwrap();
-    assert_eq!(in_force(), [12, 4], "raised to what holds now");
+    assert_eq!(in_force(), [12, 4], "raised to the bound in force");
     world.store("gcgroup.procs", ROOT, "100").unwrap();
-    assert_eq!(in_force(), [10, 8], "and to the default where root has set none");
+    assert_eq!(
+        in_force(),
+        [10, 8],
+        "raised to the default where root has set none"
+    );
     world.store("100/compute.priority", ROOT, "2").unwrap();
     world.store("a/b/gcgroup.procs", ROOT, "100").unwrap();
     assert_eq!(
         in_force(),
         [2, 2],
-        "root's word on the process is nearer than the group's"
+        "root's priority for the process is nearer than the group's"
     );
 }
 
 #[test]
-fn a_limit_below_usage_counts_here_and_above() {
+fn limit_below_usage_counts_here_and_above() {
     let world = World::new(1);
     world.group("a/b");
     let id = world.join(100);
@@ -332,7 +344,7 @@ fn a_limit_below_usage_counts_here_and_above() {
 }
 
 #[test]
-fn owners_of_groups_are_bound_by_root() {
+fn group_owner_is_bounded_by_root() {
     let world = World::new(1);
     let id = world.group("a");
     let access = world.tree.access(Place::group(id)).unwrap();

@@ -1,4 +1,4 @@
-//! What of groups and processes outlives the daemon, and how long groups last.
+//! Persistence of groups and processes over daemon restarts, and the life of transient groups.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::file;
 use crate::tree::{GroupId, Owner, Transient};
 
-/// What is kept of groups and the root, as it would be read from a file.
+/// Returns the records of groups and the root, serialised and read back.
 pub(super) fn kept(world: &World, paths: &[&str]) -> (Saved, BTreeMap<GroupId, Saved>) {
     let again = |saved: &Saved| serde_json::from_str(&serde_json::to_string(saved).unwrap()).unwrap();
     let groups = paths.iter().map(|path| world.group(path));
@@ -18,7 +18,7 @@ pub(super) fn kept(world: &World, paths: &[&str]) -> (Saved, BTreeMap<GroupId, S
 }
 
 #[test]
-fn groups_come_back_as_they_were() {
+fn restored_groups_are_as_before() {
     let world = World::new(1);
     let gone = world.group("gone");
     let inner = world.group("a/b");
@@ -51,8 +51,8 @@ fn groups_come_back_as_they_were() {
     assert!(after.show("a/b/0/compute.stat").contains("nr_launches 7\n"));
     assert_eq!(after.tree.access(Place::group(inner)).unwrap().mode, 0o700);
     assert_eq!(errno(file::resolve(&after.tree, "gone")), libc::ENOENT);
-    assert!(after.group("new").0 > gone.0 + 100, "no number is given twice");
-    // The process that registers again is where it was.
+    assert!(after.group("new").0 > gone.0 + 100, "numbers are not reused");
+    // A process that registers again is where it was.
     let saved = Saved {
         group: Some(inner),
         ..Saved::default()
@@ -70,7 +70,7 @@ fn groups_come_back_as_they_were() {
 }
 
 #[test]
-fn what_a_process_counted_outlives_the_daemon() {
+fn process_counts_survive_restart() {
     let world = World::new(1);
     let id = world.join(100);
     hold(&world, id, 0, 500);
@@ -85,7 +85,7 @@ fn what_a_process_counted_outlives_the_daemon() {
 }
 
 #[test]
-fn a_transient_group_goes_with_its_last_process() {
+fn transient_group_is_removed_with_last_process() {
     let world = World::new(1);
     let mut settings = Settings::default();
     settings.set_memory_limit(None, 4096, true).unwrap();
@@ -134,7 +134,7 @@ fn a_transient_group_goes_with_its_last_process() {
 }
 
 #[test]
-fn a_group_that_is_held_stays_until_it_is_released() {
+fn held_group_stays_until_released() {
     let world = World::new(1);
     let transient = Transient {
         owner: Owner { uid: 0, gid: 0 },

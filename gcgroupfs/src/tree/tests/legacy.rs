@@ -19,7 +19,7 @@ fn launches(world: &World, path: &str) -> String {
 }
 
 #[test]
-fn what_the_dead_have_counted_stays_in_their_groups_and_above() {
+fn counts_of_dead_process_stay_in_groups_and_root() {
     let world = World::new(2);
     world.group("a/b");
     let id = world.join(100);
@@ -29,7 +29,7 @@ fn what_the_dead_have_counted_stays_in_their_groups_and_above() {
     assert_eq!(
         launches(&world, "a"),
         "nr_launches 4",
-        "what it came with is not the group's"
+        "counts from before the move are not the group's"
     );
     let (mut root, mut groups) = kept(&world, &["a", "a/b"]);
     let dead = again(&world.tree.saved(id).unwrap());
@@ -41,11 +41,11 @@ fn what_the_dead_have_counted_stays_in_their_groups_and_above() {
     after.tree.restore(root, groups);
     let found = ["a", "a/b", "a/1", "a/b/1", "a/0"].map(|path| launches(&after, path));
     assert_eq!(found, [4, 4, 4, 4, 0].map(|count| format!("nr_launches {count}")));
-    assert_eq!(launches(&after, ""), "nr_launches 7", "all of it was in the root");
+    assert_eq!(launches(&after, ""), "nr_launches 7", "the root has all counts");
 }
 
 #[test]
-fn who_ends_without_having_come_back_leaves_as_much() {
+fn process_that_never_returns_leaves_its_counts() {
     let world = World::new(1);
     let id = world.join(100);
     world.group("a/b");
@@ -70,12 +70,12 @@ fn who_ends_without_having_come_back_leaves_as_much() {
     assert_eq!(launches(&after, "a"), "nr_launches 4");
     assert_eq!(launches(&after, "a/b/0"), "nr_launches 4");
     after.tree.bequeath((100, 7), &mut saved);
-    assert_eq!(launches(&after, "a"), "nr_launches 4", "not twice");
+    assert_eq!(launches(&after, "a"), "nr_launches 4", "not counted twice");
     assert_eq!(launches(&after, ""), "nr_launches 4");
 }
 
 #[test]
-fn those_are_written_down_that_have_counted_and_nobody_waits_for_ever() {
+fn changed_counts_are_written_longest_wait_first() {
     const BUSY: u32 = 150;
     let world = World::new(1);
     world.group("a");
@@ -101,14 +101,14 @@ fn those_are_written_down_that_have_counted_and_nobody_waits_for_ever() {
     }
     all.sort_unstable();
     all.dedup();
-    assert_eq!(all.len(), 150, "also the one in no group");
+    assert_eq!(all.len(), 150, "including the one in no group");
     ids.iter().for_each(|id| world.submit(*id, 0, 1));
     let first = written();
     first.iter().for_each(|id| world.submit(*id, 0, 1));
     let second = written();
     assert!(
         second.iter().all(|id| !first.contains(id)),
-        "who has waited comes first"
+        "those that waited come first"
     );
     world.take_notices();
     world.tree.write_all_counts();
@@ -117,7 +117,7 @@ fn those_are_written_down_that_have_counted_and_nobody_waits_for_ever() {
 }
 
 #[test]
-fn the_root_keeps_what_those_in_no_group_have_counted() {
+fn root_keeps_counts_of_processes_in_no_group() {
     let world = World::new(2);
     let (gone, id) = (world.join(100), world.join(101));
     world.submit(gone, 0, 3);
@@ -126,7 +126,7 @@ fn the_root_keeps_what_those_in_no_group_have_counted() {
     world.tree.leave(gone, 0);
     assert!(
         world.take_notices().contains(&Notice::RootChanged),
-        "it is written down"
+        "the root's record must be written"
     );
     let mut root = again(&world.tree.saved_root());
     let dead = again(&world.tree.saved(id).unwrap());
@@ -142,7 +142,7 @@ fn the_root_keeps_what_those_in_no_group_have_counted() {
     after.tree.leave(idle, 0);
     assert!(
         !after.take_notices().contains(&Notice::RootChanged),
-        "nothing is new"
+        "there is nothing new"
     );
     assert_eq!(again(&after.tree.saved_root()), after.tree.saved_root());
 }

@@ -1,10 +1,10 @@
-//! The most that groups have held.
+//! Peaks of groups.
 
 use super::groups::hold;
 use super::*;
 
 #[test]
-fn a_peak_begins_anew_when_it_is_reset() {
+fn reset_peak_restarts_at_current() {
     let world = World::new(1);
     world.group("a");
     let id = world.join(100);
@@ -17,14 +17,14 @@ fn a_peak_begins_anew_when_it_is_reset() {
     world.tree.look_at([id]);
     assert_eq!(world.take_notices(), [Notice::GroupChanged(world.group("a"))]);
     world.tree.look_at([id]);
-    assert_eq!(world.take_notices(), [], "it is written down");
+    assert_eq!(world.take_notices(), [], "written already");
     world.store("a/memory.peak", ROOT, "0").unwrap();
     assert_eq!(world.show("a/memory.peak"), "100\n");
     assert_eq!(world.show("a/0/memory.peak"), "500\n");
 }
 
 #[test]
-fn what_was_never_held_at_one_moment_is_no_peak() {
+fn usage_at_different_times_is_not_added_to_peak() {
     let world = World::new(1);
     world.group("a/x");
     world.group("a/y");
@@ -33,7 +33,7 @@ fn what_was_never_held_at_one_moment_is_no_peak() {
     world.store("a/y/gcgroup.procs", ROOT, "101").unwrap();
     hold(&world, first, 0, 1000);
     world.tree.rung(first);
-    // It says nothing of this.
+    // Without a ring.
     hold(&world, first, 0, 0);
     hold(&world, second, 0, 900);
     world.tree.rung(second);
@@ -46,7 +46,7 @@ fn what_was_never_held_at_one_moment_is_no_peak() {
 }
 
 #[test]
-fn what_was_shown_is_no_more_than_the_peak() {
+fn peak_is_at_least_what_was_shown() {
     let world = World::new(1);
     world.group("a");
     let pids = [100, 101];
@@ -63,7 +63,7 @@ fn what_was_shown_is_no_more_than_the_peak() {
 }
 
 #[test]
-fn what_is_granted_counts_with_what_the_others_have_just_then() {
+fn granted_bytes_count_in_peak_with_those_of_others() {
     let world = World::new(1);
     world.group("a");
     let [first, second] = [100, 101].map(|pid| world.join(pid));
@@ -80,11 +80,11 @@ fn what_is_granted_counts_with_what_the_others_have_just_then() {
     ask(first, 3000);
     hold(&world, first, 0, 3000);
     ask(second, 4000);
-    // It has charged them, and given them back before anybody looks again.
+    // It has charged and freed them before the next look.
     hold(&world, first, 0, 0);
     world.tree.rung(first);
     assert_eq!(world.show("a/memory.peak"), "7000\n");
     assert_eq!(world.show("a/0/memory.peak"), "7000\n");
     ask(second, 20_000);
-    assert_eq!(world.show("a/memory.peak"), "7000\n", "it was refused");
+    assert_eq!(world.show("a/memory.peak"), "7000\n", "the request was refused");
 }

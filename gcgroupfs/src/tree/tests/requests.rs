@@ -1,11 +1,12 @@
-//! Processes in groups that ask for more.
+//! Requests for larger grants by processes in groups.
 
 use gcgroup_abi::{NO_LIMIT, Stocks};
 
 use super::*;
 use crate::tree::ProcessId;
 
-/// As the hook asks: what is there to be seen of the answer.
+/// Requests as the hook does. Returns the request's number, and whether it is granted if it has been
+/// answered.
 fn ask(world: &World, id: ProcessId, device: usize, bytes: u64) -> (u32, Option<bool>) {
     let (usage, control) = (world.usage(id), world.control(id));
     usage.devices[device].grant_wanted.store(bytes, Relaxed);
@@ -22,7 +23,7 @@ fn granted(world: &World, id: ProcessId, device: usize) -> u64 {
 }
 
 #[test]
-fn a_request_is_answered_and_a_refusal_counts_in_the_group_that_is_full_and_above() {
+fn refusal_counts_in_full_group_and_above() {
     let world = World::new(2);
     world.group("a/b");
     let id = world.join(100);
@@ -56,7 +57,7 @@ fn a_request_is_answered_and_a_refusal_counts_in_the_group_that_is_full_and_abov
 }
 
 #[test]
-fn a_limit_that_is_set_again_by_a_restart_holds_for_who_comes_back() {
+fn restored_limit_applies_to_returning_process() {
     let world = World::new(1);
     world.group("a");
     world.store("a/memory.limit", ROOT, "1000").unwrap();
@@ -72,7 +73,7 @@ fn a_limit_that_is_set_again_by_a_restart_holds_for_who_comes_back() {
     next.tree.await_member(saved.group.unwrap());
     let first = next.tree.join(identity(101), blocks(), saved.clone());
     next.take_notices();
-    assert_eq!(ask(&next, first, 0, 100), (1, None), "somebody is missing");
+    assert_eq!(ask(&next, first, 0, 100), (1, None), "a process is awaited");
     let old = blocks();
     old.usage().devices[0].memory_current.store(950, Relaxed);
     old.usage().devices[0].memory_overhead_before.store(10, Relaxed);
@@ -89,7 +90,7 @@ fn a_limit_that_is_set_again_by_a_restart_holds_for_who_comes_back() {
 }
 
 #[test]
-fn a_limit_below_usage_asks_those_who_can_swap_first_who_has_most() {
+fn limit_below_usage_reclaims_from_largest_first() {
     let world = World::new(1);
     world.group("a");
     for (pid, swappable) in [(100, 300), (101, 500), (102, 0)] {
@@ -114,7 +115,7 @@ fn a_limit_below_usage_asks_those_who_can_swap_first_who_has_most() {
 }
 
 #[test]
-fn what_a_process_holds_moves_with_it_and_goes_with_it() {
+fn held_bytes_move_and_leave_with_process() {
     let world = World::new(1);
     world.group("a");
     world.group("b");
@@ -137,7 +138,7 @@ fn what_a_process_holds_moves_with_it_and_goes_with_it() {
 }
 
 #[test]
-fn nobody_is_refused_for_what_threads_keep_before_these_were_asked_to_let_it_go() {
+fn request_waits_until_stocks_of_others_are_closed() {
     let world = World::new(1);
     world.group("a");
     let (keeps, asks) = (world.join(100), world.join(101));
@@ -155,7 +156,11 @@ fn nobody_is_refused_for_what_threads_keep_before_these_were_asked_to_let_it_go(
         world.store("a/gcgroup.procs", ROOT, pid).unwrap();
     }
     assert_eq!(world.show("a/memory.current"), "850\n");
-    assert_eq!(ask(&world, asks, 0, 50), (1, Some(true)), "there is room beside");
+    assert_eq!(
+        ask(&world, asks, 0, 50),
+        (1, Some(true)),
+        "there is room without the stock"
+    );
     world.take_notices();
     assert_eq!(ask(&world, asks, 0, 150), (2, None));
     assert!(world.take_notices().contains(&Notice::Ring(keeps)));
@@ -166,7 +171,7 @@ fn nobody_is_refused_for_what_threads_keep_before_these_were_asked_to_let_it_go(
     assert_eq!(answer.grant_answer.load(Relaxed), 2);
     assert_eq!(answer.grant_refused.load(Relaxed), 0);
     assert_eq!(ask(&world, asks, 0, 151), (3, Some(false)));
-    // One that does not listen holds up others for a moment, and then never again.
+    // A process that keeps its stocks delays others by ten looks once, and then never again.
     keep();
     let answers: Vec<_> = (0..20).map(|_| ask(&world, asks, 0, 151).1).collect();
     assert_eq!(answers.iter().position(Option::is_some), Some(10), "{answers:?}");

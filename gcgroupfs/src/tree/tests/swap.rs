@@ -1,4 +1,4 @@
-//! `memory.swap.max` of groups: what their processes may swap out together.
+//! `memory.swap.max` of groups: the bound of what their processes swap out together.
 
 use gcgroup_abi::NO_LIMIT;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::tree::ProcessId;
 
 #[test]
-fn what_a_group_may_swap_out_is_for_all_of_it() {
+fn group_swap_max_bounds_all_its_processes() {
     let world = World::new(1);
     world.group("a/b");
     let ids = [world.join(100), world.join(101)];
@@ -47,7 +47,7 @@ fn what_a_group_may_swap_out_is_for_all_of_it() {
     assert_eq!(bounds(), [700, NO_LIMIT]);
 }
 
-/// As the hook asks: how much it may have on the host from then on, if it was answered, and whether it was refused.
+/// Requests as the hook does. Returns the grant in bytes if answered, and whether it was refused.
 fn ask_to_swap(world: &World, id: ProcessId, bytes: u64) -> (Option<u64>, bool) {
     let (usage, control) = (&world.usage(id).devices[0], &world.control(id).devices[0]);
     usage.swap_wanted.store(bytes, Relaxed);
@@ -62,7 +62,7 @@ fn ask_to_swap(world: &World, id: ProcessId, bytes: u64) -> (Option<u64>, bool) 
 }
 
 #[test]
-fn who_asks_is_granted_parts_of_a_groups_bound_and_earlier_hooks_have_what_is_left() {
+fn swap_is_granted_to_askers_and_earlier_hooks_get_the_rest() {
     let world = World::new(1);
     world.group("a/b");
     let ids = [world.join(100), world.join(101), world.join(102)];
@@ -81,7 +81,7 @@ fn who_asks_is_granted_parts_of_a_groups_bound_and_earlier_hooks_have_what_is_le
     assert_eq!(
         ask_to_swap(&world, ids[0], 5000),
         (Some(NO_LIMIT), false),
-        "there is no bound"
+        "without a bound"
     );
     world.store("a/memory.swap.max", ROOT, "1000").unwrap();
     world.store("a/b/0/memory.swap.max", ROOT, "300").unwrap();
@@ -99,7 +99,7 @@ fn who_asks_is_granted_parts_of_a_groups_bound_and_earlier_hooks_have_what_is_le
     assert_eq!(ask_to_swap(&world, ids[0], 501), (Some(0), true));
     assert_eq!(ask_to_swap(&world, ids[0], 500), (Some(500), false));
     charge(ids[0], 500);
-    // Who is killed leaves what it had.
+    // A process that is killed leaves its part.
     world.tree.leave(ids[1], 0);
     assert_eq!(bound(2), 500);
     assert_eq!(ask_to_swap(&world, ids[0], 300), (Some(800), false));
@@ -112,7 +112,7 @@ fn who_asks_is_granted_parts_of_a_groups_bound_and_earlier_hooks_have_what_is_le
 }
 
 #[test]
-fn what_may_be_swapped_out_is_granted_when_all_are_known_again() {
+fn swap_is_granted_once_all_have_registered_again() {
     let world = World::new(1);
     let group = world.group("a");
     world.store("a/memory.swap.max", ROOT, "1000").unwrap();
@@ -128,7 +128,7 @@ fn what_may_be_swapped_out_is_granted_when_all_are_known_again() {
 }
 
 #[test]
-fn who_keeps_host_memory_is_asked_for_it_when_another_has_no_room() {
+fn swap_pool_of_others_is_recalled_when_room_is_short() {
     let world = World::new(2);
     world.group("a");
     world.store("a/memory.swap.max", ROOT, "1000").unwrap();
@@ -147,7 +147,7 @@ fn who_keeps_host_memory_is_asked_for_it_when_another_has_no_room() {
     let recalled = || world.control(ids[1]).devices[0].swap_recalled.load(Relaxed);
     world.take_notices();
     assert_eq!(ask_to_swap(&world, ids[1], 1), (Some(0), true));
-    assert_eq!((recalls(), recalled()), (0, 0), "it keeps nothing");
+    assert_eq!((recalls(), recalled()), (0, 0), "the pool is empty");
     keeper.swap_supply.store(1, Relaxed);
     world.take_notices();
     assert_eq!(ask_to_swap(&world, ids[1], 1), (Some(0), true));

@@ -1,9 +1,9 @@
-//! Writes to a process that registers again or leaves: what was answered holds.
+//! Writes to a process that registers again or leaves: acknowledged writes stay in force.
 
 use super::*;
 
 #[test]
-fn a_write_between_the_copy_and_the_join_holds() {
+fn write_between_copy_and_join_stays_in_force() {
     let world = World::new(1);
     let id = world.tree.join(identity(7), blocks(), Settings::default());
     world.store("7/memory.limit", ROOT, "1048576").unwrap();
@@ -20,7 +20,7 @@ fn a_write_between_the_copy_and_the_join_holds() {
 }
 
 #[test]
-fn a_successor_to_the_pid_has_what_was_given_to_it() {
+fn successor_to_a_pid_has_its_own_settings() {
     let world = World::new(1);
     world.tree.join(identity(7), blocks(), Settings::default());
     world.store("7/memory.limit", ROOT, "1048576").unwrap();
@@ -31,14 +31,14 @@ fn a_successor_to_the_pid_has_what_was_given_to_it() {
 }
 
 #[test]
-fn what_is_kept_of_a_process_is_what_held_at_its_end() {
+fn leave_returns_settings_in_force_at_the_end() {
     let world = World::new(1);
     let id = world.tree.join(identity(7), blocks(), Settings::default());
     let copy = world.tree.saved(id).unwrap();
     world.store("7/memory.limit", ROOT, "2097152").unwrap();
     let kept = world.tree.leave(id, 0).unwrap();
     assert_ne!(kept.settings, copy.settings);
-    assert_eq!(world.tree.leave(id, 0), None, "it has left");
+    assert_eq!(world.tree.leave(id, 0), None, "it has left already");
     world.tree.join(identity(7), blocks(), kept);
     assert_eq!(world.show("7/memory.limit"), "2097152\n");
 }

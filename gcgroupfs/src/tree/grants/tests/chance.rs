@@ -1,4 +1,4 @@
-//! Everything that can happen, in no order: after each step the books are right, and no answer was wrong.
+//! Random operations: after each step all sums are checked, and each answer is compared with a simple model.
 
 use super::race::Chance;
 use super::*;
@@ -11,7 +11,7 @@ fn current(grants: &Grants, id: ProcessId, at: usize) -> u64 {
     grants.members[&id].current(at)
 }
 
-/// Bytes that are charged in a group and below, on one device or on all, and what contexts take.
+/// Returns the bytes charged in a group and below, on one device or on all, with the overhead.
 fn used(grants: &Grants, id: GroupId, place: Place) -> u64 {
     let of = |id: &ProcessId| -> u64 {
         let member = &grants.members[id];
@@ -54,7 +54,7 @@ fn check(grants: &Grants) {
     }
 }
 
-/// An allocation is given if and only if every level above has room for it beside all that is used there.
+/// Allocates, and checks that it succeeds if and only if every limit above has room beside all that is used.
 fn allocate(grants: &mut Grants, id: ProcessId, device: usize, bytes: u64) {
     let chain = grants.chain(grants.members[&id].group);
     let levels = chain
@@ -95,7 +95,7 @@ fn step(grants: &mut Grants, chance: &mut Chance) {
         4 => {
             grants.force(id, device, bytes);
             grants.show(id, device, current(grants, id, device));
-            // It may be covered, or not; it is held in any case.
+            // Granted or refused, it is held in any case.
             grants.request(id, device, 0);
         }
         5..=9 => grants.free(id, device, bytes.min(current(grants, id, device))),
@@ -104,7 +104,7 @@ fn step(grants: &mut Grants, chance: &mut Chance) {
 }
 
 #[test]
-fn whatever_happens_an_allocation_is_given_exactly_if_there_is_room_at_every_level() {
+fn random_allocations_succeed_if_and_only_if_there_is_room() {
     for seed in 1..=12 {
         let (mut grants, mut chance) = (grants(), Chance(seed));
         for _ in 0..1500 {

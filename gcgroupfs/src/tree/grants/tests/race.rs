@@ -1,4 +1,4 @@
-//! Processes that charge and uncharge, as threads, against a daemon that takes back, moves and sets limits.
+//! Threads that charge and uncharge as processes do, against a daemon that takes back, moves and sets limits.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
@@ -11,7 +11,7 @@ const LIMIT: u64 = 1000;
 const ROUNDS: u64 = 40_000;
 const PROCESSES: [ProcessId; 4] = [ProcessId(11), ProcessId(12), ProcessId(13), ProcessId(14)];
 
-/// Numbers that look like chance (xorshift).
+/// Pseudo-random numbers (xorshift).
 pub(super) struct Chance(pub(super) u64);
 
 impl Chance {
@@ -23,14 +23,14 @@ impl Chance {
     }
 }
 
-/// Counts of what is charged: raised after a charge and lowered before it is taken off, so never more than is charged.
+/// Bytes charged: raised after a charge and lowered before it is undone, so never more than is charged.
 #[derive(Default)]
 struct Committed {
     all: AtomicU64,
     each: [[AtomicU64; 2]; 4],
 }
 
-/// One process's life: charges that are committed or refused, and in the end taken off.
+/// Runs one process: charges that succeed or are refused, all undone in the end. Returns how many succeeded.
 fn live(grants: &Mutex<Grants>, committed: &Committed, number: usize) -> u64 {
     let id = PROCESSES[number];
     let blocks = grants.lock().members[&id].blocks.clone();
@@ -69,7 +69,7 @@ fn live(grants: &Mutex<Grants>, committed: &Committed, number: usize) -> u64 {
     nr_charged
 }
 
-/// What the daemon does to them meanwhile, and what must hold whenever nobody else changes anything.
+/// Does one random step of the daemon, and checks what must hold under the lock.
 fn govern(grants: &Mutex<Grants>, committed: &Committed, chance: &mut Chance) {
     let mut grants = grants.lock();
     let id = PROCESSES[usize::try_from(chance.below(4)).unwrap()];
@@ -90,7 +90,7 @@ fn govern(grants: &Mutex<Grants>, committed: &Committed, chance: &mut Chance) {
 }
 
 #[test]
-fn the_sum_never_passes_the_limit_and_in_the_end_all_of_it_can_be_had() {
+fn concurrent_charges_never_exceed_limit_nor_lose_room() {
     let mut grants = grants();
     grants.set_limit(TOP, None, LIMIT);
     PROCESSES.iter().for_each(|id| grants.add(*id, LEFT));
