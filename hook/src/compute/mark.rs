@@ -161,7 +161,7 @@ impl Signs {
         let number = new.0.expose_provenance();
         match recorded {
             Ok(()) => {}
-            // The event may belong to another context.
+            // The invalid handle may be the event: it is not used again.
             Err(CUerror::INVALID_HANDLE) => drop(driver::cuEventDestroy_v2(new)),
             Err(_) => self.spares.lock().events.push(number),
         }
