@@ -9,7 +9,7 @@
 //! Only a freeze holds without limit. Every other wait ends when its patience ends, at the latest; then one
 //! batch passes. So work that waits for other work, of this or another process, is never blocked for ever.
 
-mod place;
+mod admission;
 
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::cuda::{CUresult, CUstream};
 use crate::interpose::Next;
 use crate::process::{self, Process};
 use crate::{interpose, sys, thread};
-use place::{told, window};
+use admission::{told, window};
 
 /// Limit for doublings of the patience: it grows by a factor of at most 2^4 after waits that timed out.
 const MOST_TIMEOUTS: u32 = 4;
@@ -165,9 +165,9 @@ impl Passing<'_> {
                     self.wait_throttled(control, usage, stream);
                 }
                 Gate::Arbitrate | Gate::Throttled => {
-                    if let Some(taken) = self.take_place(control, usage, stream) {
+                    if let Some(nanoseconds) = self.take_room(control, usage, stream) {
                         self.bound.uncount(self.what);
-                        self.wait_for_place(control, usage, stream, taken);
+                        self.wait_for_room(control, usage, stream, nanoseconds);
                         continue;
                     }
                     return self.note(stream);
@@ -223,7 +223,7 @@ impl Passing<'_> {
             let word = control.gate.load(Relaxed);
             if Gate::from_word(word) != Gate::Throttled || process::is_exiting() {
                 self.timeouts = 0;
-                self.with_window(|places| places.disturb(window(control), sys::now()));
+                self.with_window(|queue| queue.disturb(window(control), sys::now()));
                 return;
             }
             let patience = told(control) << self.timeouts.min(MOST_TIMEOUTS);
@@ -240,10 +240,10 @@ impl Passing<'_> {
         drop(waiting);
         self.timeouts += 1;
         usage.gate_timeouts.fetch_add(1, Relaxed);
-        let batch = self.with_window(|places| {
+        let batch = self.with_window(|queue| {
             let window = window(control);
-            places.disturb(window, sys::now());
-            places.batch(self.what, window)
+            queue.disturb(window, sys::now());
+            queue.batch(self.what, window)
         });
         self.bound.side.credit.store(batch, Relaxed);
     }

@@ -348,7 +348,11 @@ mod tests {
     fn location_is_a_device_or_none() {
         let word = |kind: usize, id: usize| id << 32 | kind;
         assert_eq!(of_location(word(1, 3)), LocalDevice::of(3));
-        assert_eq!(of_location(word(6, 0x102)), LocalDevice::of(2), "a part of the device");
+        assert_eq!(
+            of_location(word(6, 0x102)),
+            LocalDevice::of(2),
+            "a part of the device"
+        );
         assert_eq!(of_location(word(2, 3)), None);
         assert_eq!(of_location(word(1, u32::MAX as usize)), None);
     }

@@ -60,11 +60,11 @@ pub(super) struct Window {
 
 /// Answer to a request for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Admission {
     /// There is room.
-    Free,
+    Room,
     /// No room. Nanoseconds until there is, if the submissions take their usual time, or until more is known.
-    Taken(u64),
+    Later(u64),
 }
 
 impl Window {
@@ -85,14 +85,14 @@ impl Window {
 
     /// Asks whether a submission fits a window of `window` nanoseconds. Not to be called while the thread
     /// captures.
-    pub(super) fn place(
+    pub(super) fn admission(
         &mut self,
         context: Option<&Arc<Context>>,
         what: Submission,
         stream: usize,
         window: u64,
         now: u64,
-    ) -> Place {
+    ) -> Admission {
         let id = context.map_or(0, |context| context.id());
         if self.context != id {
             self.forget();
@@ -107,15 +107,15 @@ impl Window {
         if self.left(now) <= limit {
             self.tried = 0;
             self.mark(context, stream, window / 4, now);
-            return Place::Free;
+            return Admission::Room;
         }
         // All of the queue must be marked to learn when it has ended.
         self.mark(context, stream, 0, now);
         if self.left(now) <= limit {
             self.tried = 0;
-            return Place::Free;
+            return Admission::Room;
         }
-        Place::Taken(self.worth_a_look(limit, now))
+        Admission::Later(self.worth_a_look(limit, now))
     }
 
     /// Returns the nanoseconds until there is room, or until the running submission ends if that is earlier

@@ -148,7 +148,7 @@ fn fast(fault: Fault) -> impl Fn() + Send + Sync {
 }
 
 /// The slow path (`gate::admit`), which fences itself: the helper's own fence suffices.
-fn cold(fault: Fault) -> impl Fn() + Send + Sync {
+fn slow(fault: Fault) -> impl Fn() + Send + Sync {
     drain(fault, |_| fence(SeqCst), |_| fence(SeqCst))
 }
 
@@ -165,13 +165,13 @@ fn drained_device_gets_no_submission() {
 
 #[test]
 fn slow_path_needs_no_barrier_but_its_own() {
-    check(cold(Fault::None));
+    check(slow(Fault::None));
 }
 
 #[test]
 #[should_panic(expected = "nothing is submitted after the drain")]
 fn slow_path_without_a_barrier_is_found() {
-    check(cold(Fault::NoBarrier));
+    check(slow(Fault::NoBarrier));
 }
 
 #[test]

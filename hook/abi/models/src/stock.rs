@@ -71,7 +71,7 @@ impl World {
         assert_eq!(
             self.usage.threads[0].stock.load(Relaxed),
             0,
-            "nobody keeps anything"
+            "closed stocks are empty"
         );
         self.device().memory_current.load(Relaxed)
     }
@@ -113,13 +113,13 @@ fn closed_stocks_keep_nothing() {
 }
 
 #[test]
-#[should_panic(expected = "nobody keeps anything")]
+#[should_panic(expected = "closed stocks are empty")]
 fn thread_that_does_not_check_again_is_found() {
     check(keep_and_close(close, false));
 }
 
 #[test]
-#[should_panic(expected = "nobody keeps anything")]
+#[should_panic(expected = "closed stocks are empty")]
 fn stocks_emptied_before_closing_are_found() {
     let late = |world: &World| {
         uncharge(&world.device().memory_current, world.stock().empty());

@@ -12,32 +12,38 @@ fn load(count: u32) -> Load {
 }
 
 #[test]
-fn place_is_free_until_window_is_full() {
+fn admission_is_room_until_window_is_full() {
     let mut window = Window::new();
     window.costs.each = [100_000; 3];
     let mut taken = 0;
-    while window.place(None, Submission::Kernel, 1, WINDOW, 0) == Place::Free {
+    while window.admission(None, Submission::Kernel, 1, WINDOW, 0) == Admission::Room {
         window.submit(Submission::Kernel, 1, 0);
         taken += 1;
     }
     assert_eq!(taken, 5);
     assert_eq!(
-        window.place(None, Submission::Kernel, 1, WINDOW, 0),
-        Place::Taken(100_000)
+        window.admission(None, Submission::Kernel, 1, WINDOW, 0),
+        Admission::Later(100_000)
     );
     window.forget();
-    assert_eq!(window.place(None, Submission::Kernel, 1, WINDOW, 0), Place::Free);
+    assert_eq!(
+        window.admission(None, Submission::Kernel, 1, WINDOW, 0),
+        Admission::Room
+    );
 }
 
 #[test]
 fn submission_longer_than_window_waits_for_the_previous() {
     let mut window = Window::new();
     window.costs.each = [2_000_000; 3];
-    assert_eq!(window.place(None, Submission::Kernel, 1, WINDOW, 0), Place::Free);
+    assert_eq!(
+        window.admission(None, Submission::Kernel, 1, WINDOW, 0),
+        Admission::Room
+    );
     window.submit(Submission::Kernel, 1, 0);
     assert_eq!(
-        window.place(None, Submission::Kernel, 1, WINDOW, 0),
-        Place::Taken(1_625_000)
+        window.admission(None, Submission::Kernel, 1, WINDOW, 0),
+        Admission::Later(1_625_000)
     );
 }
 
@@ -45,12 +51,12 @@ fn submission_longer_than_window_waits_for_the_previous() {
 fn unknown_kind_queues_nothing_behind_the_first() {
     let context = Context::by_hand();
     let mut window = Window::new();
-    let place = |window: &mut Window| window.place(Some(&context), Submission::Kernel, 1, WINDOW, 0);
-    assert_eq!(place(&mut window), Place::Free);
+    let admission = |window: &mut Window| window.admission(Some(&context), Submission::Kernel, 1, WINDOW, 0);
+    assert_eq!(admission(&mut window), Admission::Room);
     window.submit(Submission::Kernel, 1, 0);
-    assert!(matches!(place(&mut window), Place::Taken(_)));
+    assert!(matches!(admission(&mut window), Admission::Later(_)));
     window.costs.learn(load(1), 10_000, 10_000);
-    assert_eq!(place(&mut window), Place::Free);
+    assert_eq!(admission(&mut window), Admission::Room);
 }
 
 #[test]
@@ -293,9 +299,9 @@ impl Bench {
                     self.context.pass(sign);
                 }
                 self.asked += 1;
-                match window.place(None, Submission::Kernel, 1, WINDOW, self.now) {
-                    Place::Free => break,
-                    Place::Taken(left) => self.now += nap(left) + late(self.asked),
+                match window.admission(None, Submission::Kernel, 1, WINDOW, self.now) {
+                    Admission::Room => break,
+                    Admission::Later(left) => self.now += nap(left) + late(self.asked),
                 }
             }
             self.most = self.most.max(self.free_at.saturating_sub(self.now));

@@ -7,7 +7,7 @@ use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
 
 use super::{MOST_TIMEOUTS, Passing};
 use crate::compute::wait::{PATIENCE, Waiting, doze, nap};
-use crate::compute::window::{Place, Window};
+use crate::compute::window::{Admission, Window};
 use crate::{process, sys};
 
 /// Lower limit of a window, nanoseconds.
@@ -28,7 +28,7 @@ impl Passing<'_> {
     }
 
     /// Admits a submission; if there is no room, returns the nanoseconds until there may be.
-    pub(super) fn take_place(
+    pub(super) fn take_room(
         &self,
         control: &ControlDevice,
         usage: &UsageDevice,
@@ -36,7 +36,7 @@ impl Passing<'_> {
     ) -> Option<u64> {
         let window = window(control);
         let captures = &self.process.contexts.captures;
-        self.with_window(|places| {
+        self.with_window(|queue| {
             // A marker could become part of a graph. A capturing program does not keep a device busy for
             // long.
             if captures.is_any() {
@@ -44,18 +44,18 @@ impl Passing<'_> {
             }
             let context = self.process.contexts.numbered(self.bound.context());
             let now = sys::now();
-            let place = if self.credit {
-                Place::Free
+            let admission = if self.credit {
+                Admission::Room
             } else {
-                places.place(context.as_ref(), self.what, stream, window, now)
+                queue.admission(context.as_ref(), self.what, stream, window, now)
             };
-            match place {
-                Place::Taken(nanoseconds) => Some(nanoseconds),
-                Place::Free => {
-                    let cost = places.submit(self.what, stream, now);
+            match admission {
+                Admission::Later(nanoseconds) => Some(nanoseconds),
+                Admission::Room => {
+                    let cost = queue.submit(self.what, stream, now);
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
                     // Each thread knows its own queue only; the queues of several run at the same time.
-                    usage.queued_until.store(now + places.likely(now), Relaxed);
+                    usage.queued_until.store(now + queue.likely(now), Relaxed);
                     None
                 }
             }
@@ -69,14 +69,14 @@ impl Passing<'_> {
             return None;
         }
         let context = self.process.contexts.numbered(self.bound.context());
-        self.with_window(|places| {
+        self.with_window(|queue| {
             let now = sys::now();
-            places.disturb(window(control), now);
-            places.next_end(context.as_ref(), stream, now)
+            queue.disturb(window(control), now);
+            queue.next_end(context.as_ref(), stream, now)
         })
     }
 
-    pub(super) fn wait_for_place(
+    pub(super) fn wait_for_room(
         &mut self,
         control: &ControlDevice,
         usage: &UsageDevice,
@@ -86,8 +86,8 @@ impl Passing<'_> {
         let word = control.gate.load(Relaxed);
         let began = sys::now();
         let window = window(control);
-        let (longest, tried) = self.with_window(|places| (places.longest(), places.tried()));
-        let patience = place_patience(window, longest, told(control) << tried.min(MOST_TIMEOUTS));
+        let (longest, tried) = self.with_window(|queue| (queue.longest(), queue.tried()));
+        let patience = room_patience(window, longest, told(control) << tried.min(MOST_TIMEOUTS));
         let before = self.waited;
         let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
         let captures = &self.process.contexts.captures;
@@ -96,7 +96,7 @@ impl Passing<'_> {
             self.waited = before + sys::now().saturating_sub(began);
             if self.waited >= patience {
                 self.credit = true;
-                self.with_window(|places| places.try_more());
+                self.with_window(|queue| queue.try_more());
                 usage.gate_timeouts.fetch_add(1, Relaxed);
                 return;
             }
@@ -104,16 +104,16 @@ impl Passing<'_> {
             doze(&control.gate, word, Duration::from_nanos(nap));
             let is_disturbed = [word, control.gate.load(Relaxed)].contains(&(Gate::Throttled as u32));
             let context = self.process.contexts.numbered(self.bound.context());
-            let place = self.with_window(|places| {
+            let admission = self.with_window(|queue| {
                 let now = sys::now();
                 if is_disturbed {
-                    places.disturb(window, now);
+                    queue.disturb(window, now);
                 }
-                places.place(context.as_ref(), self.what, stream, window, now)
+                queue.admission(context.as_ref(), self.what, stream, window, now)
             });
-            match place {
-                Place::Free => return,
-                Place::Taken(left) => nanoseconds = left,
+            match admission {
+                Admission::Room => return,
+                Admission::Later(left) => nanoseconds = left,
             }
         }
         self.waited = before + sys::now().saturating_sub(began);
@@ -133,7 +133,7 @@ pub(super) fn told(control: &ControlDevice) -> u64 {
 
 /// Returns how long to wait for room, nanoseconds: twice the longest submission, because one that takes
 /// longer may be waiting for something. The longest may have waited too, so the limit is `told`.
-fn place_patience(window: u64, longest: u64, told: u64) -> u64 {
+fn room_patience(window: u64, longest: u64, told: u64) -> u64 {
     let longest = longest.saturating_mul(2).min(told);
     (2 * window).max(PATIENCE).max(longest)
 }
@@ -168,7 +168,7 @@ mod tests {
         let passing = passing(process);
         let (control, usage) = blocks(process, passing.bound).unwrap();
         let began = sys::now();
-        assert_eq!(passing.take_place(control, usage, 1), None);
+        assert_eq!(passing.take_room(control, usage, 1), None);
         assert!(usage.submitted_nsec.load(Relaxed) > 0);
         assert!(usage.queued_until.load(Relaxed) > began);
     }
@@ -184,7 +184,7 @@ mod tests {
         let mut passing = passing(process);
         let (control, usage) = blocks(process, passing.bound).unwrap();
         daemons.window_usec.store(1_000_000, Relaxed);
-        while passing.take_place(control, usage, 1).is_none() {}
+        while passing.take_room(control, usage, 1).is_none() {}
         passing.waited = SECOND;
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -193,11 +193,11 @@ mod tests {
                 }
                 daemons.gate.store(Gate::Throttled as u32, Relaxed);
             });
-            passing.wait_for_place(control, usage, 1, SECOND);
+            passing.wait_for_room(control, usage, 1, SECOND);
         });
         assert!(!passing.credit && passing.waited > SECOND);
         passing.waited = 2 * SECOND;
-        passing.wait_for_place(control, usage, 1, SECOND);
+        passing.wait_for_room(control, usage, 1, SECOND);
         assert!(passing.credit, "its patience has ended");
         assert_eq!(usage.gate_timeouts.load(Relaxed), 1);
     }
@@ -214,7 +214,7 @@ mod tests {
             (MSEC / 2, u64::MAX, 250 * MSEC),
         ] {
             assert_eq!(
-                place_patience(window, longest, 250 * MSEC),
+                room_patience(window, longest, 250 * MSEC),
                 patience,
                 "{window} {longest}"
             );
