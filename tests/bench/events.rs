@@ -32,7 +32,7 @@ pub fn run(report: &mut Report) {
     by_one_epoll(report);
 }
 
-/// Each poller watches a different process, and one process changes: the cost of the other watchers.
+/// Measures the cost of other watchers: each poller watches a different process, and one process changes.
 fn on_files_of_their_own(report: &mut Report) {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), POLLERS);
@@ -61,7 +61,7 @@ fn on_files_of_their_own(report: &mut Report) {
     );
 }
 
-/// All pollers watch the same file: until the last is awake.
+/// Measures the time until the last of the pollers is awake, all of the same file.
 fn on_one_file(report: &mut Report) {
     let (mount, _crowd, pid) = one();
     let pollers = Pollers::new((0..POLLERS).map(|_| mount.file(&pid, "memory.events")));
@@ -88,8 +88,8 @@ fn on_one_file(report: &mut Report) {
     );
 }
 
-/// One thread watches the same file a thousand times. The kernel asks the daemon about each before the thread
-/// continues, so the time is that until the end of the first look.
+/// Measures one thread that watches the same file a thousand times. The kernel asks the daemon about each
+/// before the thread continues, so the time is that until the end of the first look.
 fn by_one_epoll(report: &mut Report) {
     let (mount, _crowd, pid) = one();
     let events = mount.file(&pid, "memory.events");

@@ -51,7 +51,8 @@ pub(crate) struct Context {
     handle: usize,
     id: u32,
     pub(crate) local: LocalDevice,
-    /// For a green context's context: the primary context it is a part of, and the `CUgreenCtx` handle.
+    /// Primary context that a green context is a part of, and the `CUgreenCtx` handle; `None` for other
+    /// contexts.
     base: Option<(Arc<Context>, usize)>,
     signs: Arc<Signs>,
     inner: Mutex<Inner>,

@@ -116,7 +116,7 @@ struct Passing<'a> {
     bound: Bound<'a>,
     what: Submission,
     is_nested: bool,
-    /// Whether its patience has ended, so that it needs no room in the in-flight window.
+    /// Set when its patience has ended, so that it needs no room in the in-flight window.
     credit: bool,
     timeouts: u32,
     /// Nanoseconds for which it has waited for admission, including waits interrupted by a change of the

@@ -75,7 +75,7 @@ impl Holds {
 /// Devices that a hold covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// One device, by index.
+    /// A single device, by index.
     Device(usize),
     /// All devices: a device may use the memory of another.
     All,

@@ -11,7 +11,7 @@ use crate::device::LocalDevice;
 const REGISTERS: usize = 6;
 /// Offsets in a copy structure of CUDA 3.2 or newer, bytes.
 struct Structure {
-    /// Of source and destination: memory type and address. An array handle follows the address.
+    /// Memory type and address of source and destination. An array handle follows the address.
     places: [(usize, usize); 2],
     contexts: &'static [usize],
 }

@@ -62,7 +62,7 @@ pub(crate) struct Reach {
     modules: RwLock<HashMap<usize, LocalDevice>>,
     /// Facts about graphs, by handle.
     graphs: RwLock<HashMap<usize, Noted>>,
-    /// For each device, the set of devices from whose streams graphs were launched that use it.
+    /// Set, for each device, of the devices from whose streams graphs were launched that use it.
     feeders: [AtomicU64; MAX_DEVICES],
 }
 

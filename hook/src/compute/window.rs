@@ -25,7 +25,7 @@ use super::context::{Context, Mark};
 const LOOK: u64 = 20_000;
 /// Longest interval between polls of a late submission, nanoseconds.
 const LATE: u64 = 150_000;
-/// If the previous poll is longer ago than this, nanoseconds, a poll says little about when the work ended.
+/// Maximum time since the previous poll at which a poll tells when the work ended, nanoseconds.
 const FRESH: u64 = 150_000;
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(super) struct Window {
     passed_by: u64,
     /// Time of the last poll.
     looked_at: u64,
-    /// Until when another process last had the device.
+    /// End of the time in which another process last had the device.
     disturbed_until: u64,
     /// Number of submissions whose patience ended since one was admitted.
     tried: u32,

@@ -11,7 +11,7 @@ use crate::daemon::{Daemon, Rule};
 use crate::job::{now, pass};
 use crate::report::{Budget, Report};
 
-/// How the job is governed: none, or the gate of a governed one.
+/// Ways to govern the job, in upper case by its gate.
 const KINDS: [&str; 4] = ["ungoverned", "governed", "TRACK", "ARBITRATE"];
 
 /// Measures kernels per second of the same job, governed in each way in turn.

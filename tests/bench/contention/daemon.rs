@@ -46,7 +46,7 @@ impl Place {
     }
 }
 
-/// How a job is governed.
+/// Ways to govern a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     Ungoverned,

@@ -24,7 +24,7 @@ struct Case {
     ratio: Budget,
 }
 
-/// How the two jobs are run.
+/// Ways to run the two jobs.
 const ARMS: [&str; 5] = [
     "alone",
     "ungoverned",

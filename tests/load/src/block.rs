@@ -59,7 +59,7 @@ pub struct Block {
     pub place: Place,
 }
 
-/// How a block is addressed and freed.
+/// Address of a block, and the way to free it.
 #[derive(Debug)]
 pub enum Place {
     /// Freed by `cuMemFree`.

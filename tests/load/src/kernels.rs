@@ -9,7 +9,7 @@ use crate::gpu::{Event, Gpu, Stream};
 use crate::range::Range;
 use crate::say;
 
-/// What determines a kernel's duration.
+/// Determines a kernel's duration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -21,7 +21,7 @@ pub enum Kind {
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// What determines a kernel's duration
+    /// Determines a kernel's duration
     #[arg(long, value_enum, default_value_t = Kind::Spin)]
     pub kernel: Kind,
     /// Steps of work per microsecond on this device, where others use it and it cannot be calibrated

@@ -17,7 +17,7 @@ use crate::range::Range;
 use crate::say;
 use crate::stats::{Random, quantile, sorted};
 
-/// How the gaps between bursts are distributed.
+/// Distribution of the gaps between bursts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Distribution {
     Exponential,

@@ -18,7 +18,7 @@ use crate::touch::Touched;
 
 #[derive(Debug, Args)]
 pub struct Memory {
-    /// How to allocate
+    /// API to allocate with
     #[arg(long, value_enum, default_value_t = Api::Linear)]
     api: Api,
     /// Bytes of a block (K, M and G mean 1024, 1024^2 and 1024^3)

@@ -16,7 +16,7 @@ use crate::gpu::{Gpu, Stream};
 use crate::graph::Graph;
 use crate::say;
 
-/// How the steps are submitted.
+/// Ways to submit the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 enum Way {

@@ -57,7 +57,7 @@ pub struct Overhead {
     /// Bytes of a block
     #[arg(long, default_value = "512")]
     size: Size,
-    /// How to allocate
+    /// API to allocate with
     #[arg(long, value_enum, default_value_t = Api::Linear)]
     api: Api,
     /// Number of threads that call concurrently, each with its part of the live blocks. Reported per call:

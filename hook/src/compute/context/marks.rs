@@ -13,7 +13,7 @@ use crate::driver;
 pub(crate) struct Mark {
     context: Arc<Context>,
     sign: Sign,
-    /// Whether its stream was destroyed after it was set: then several rounds may wait for it.
+    /// Set if its stream was destroyed after it was set: then several rounds may wait for it.
     is_orphan: bool,
     asked: u32,
 }

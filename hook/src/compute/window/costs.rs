@@ -19,7 +19,7 @@ pub(super) struct Load {
 #[derive(Debug)]
 pub(super) struct Costs {
     pub(super) each: [u64; Submission::COUNT],
-    /// Whether a submission of the kind has been measured.
+    /// Set once a submission of the kind has been measured.
     pub(super) is_known: [bool; Submission::COUNT],
     streak: Streak,
 }
