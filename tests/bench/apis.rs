@@ -1,11 +1,12 @@
-//! Nanoseconds that the hook adds to an allocation and its free, for every way to allocate, with very many live blocks
-//! and several threads; and bytes of its own for each live block.
+//! Time that the hook adds to an allocation and its free, for every API, with very many live blocks and
+//! several threads, nanoseconds; and memory of the hook for each live block, bytes.
 //!
-//! What is told is for how long the threads have a CPU, for each pair: that at each other's locks and cache lines is in
-//! it, others' turns and sleep are not (`elapsed` beside it has everything). Once with all threads on one CPU, where they
-//! meet only when one loses its turn, and once spread over all CPUs, where they are kept: else the scheduler has them on
-//! one as often as not, and what is told is chance. The driver does nothing and has no lock. Its pools have room for
-//! everything: one that grows or shrinks takes as long as the driver does.
+//! The time is the threads' CPU time for each pair of calls: it contains contention for locks and cache
+//! lines, but neither preemption nor sleep (`elapsed` contains everything). It is measured with all threads
+//! on one CPU, where they contend only if one is preempted, and with the threads pinned to all CPUs: without
+//! pinning, the scheduler often puts them on one CPU, and the result is random. The driver does nothing and
+//! has no lock. Its pools have room for all blocks: growing or shrinking one takes as long as the driver
+//! does.
 
 use std::fmt;
 use std::process::Command;
@@ -18,18 +19,18 @@ use crate::report::{Report, quantile};
 
 const LIVE: u32 = 100_000;
 const THREADS: u32 = 8;
-/// The budget of a pair of calls, nanoseconds.
+/// Budget of a pair of calls, nanoseconds.
 const BUDGET: f64 = 100.0;
 
-/// What is measured.
+/// A measurement.
 pub struct Arm {
-    /// As `gcgroup-load` calls them.
+    /// The API's name in `gcgroup-load`.
     api: &'static str,
     call: &'static str,
     name: &'static str,
-    /// Pairs of one that allocates or maps and one that undoes it.
+    /// Number of pairs of a call that allocates or maps and one that undoes it.
     pairs: u8,
-    /// Hooked calls, with those that wait.
+    /// Number of hooked calls, including those that wait.
     pub calls: u8,
 }
 
@@ -55,9 +56,9 @@ const fn arm(api: &'static str) -> Arm {
     }
 }
 
-/// A pair is one call that allocates and one that frees; with pools, also one that waits for the stream. The program's own
-/// virtual memory takes two, also one that maps and one that unmaps, which are measured by themselves too; between
-/// them are those that reserve addresses, give access and give back, which nobody hooks.
+/// A pair is one call that allocates and one that frees; with pools, also one that waits for the stream.
+/// Virtual memory management takes two pairs, also one that maps and one that unmaps, which are measured
+/// separately too; the calls between them, which reserve addresses, set access and release, are not hooked.
 pub const ARMS: [Arm; 10] = [
     arm("linear"),
     arm("pitched"),
@@ -89,7 +90,7 @@ pub const ARMS: [Arm; 10] = [
     arm("array"),
     arm("host"),
 ];
-/// Runs of each kind, by turns. What counts is the median of the differences between neighbours.
+/// Number of runs of each kind, in turn. The median of the differences between neighbours counts.
 const TURNS: usize = 5;
 
 pub fn run(report: &mut Report) {
@@ -129,13 +130,13 @@ fn added(report: &mut Report, mount: &Mount, arm: &Arm, cpus: usize) {
     report.add(&name, value, "ns", BUDGET * f64::from(arm.pairs), detail);
 }
 
-/// Nanoseconds of a pair.
+/// Time of a pair, nanoseconds.
 struct Cost {
     cpu: f64,
     elapsed: f64,
 }
 
-/// What a pair takes, or what the program said when it could not.
+/// Returns the time of a pair, or the program's error message.
 fn pair(mut command: Command, arm: &Arm) -> Result<Cost, String> {
     arguments(&mut command, arm, LIVE);
     let output = command.output().expect("gcgroup-load runs");
@@ -157,7 +158,7 @@ fn arguments(command: &mut Command, arm: &Arm, live: u32) {
     command.args(["--threads", &THREADS.to_string(), "--pinned"]);
 }
 
-/// Private memory of a hooked process with all those blocks less one with none; bare, the same; the difference.
+/// Measures private memory per block: with all blocks less without any, hooked less bare.
 fn bytes(report: &mut Report, mount: &Mount, api: &'static str) {
     let grown = |hooked: bool| {
         let [none, all] = [0, LIVE].map(|live| {
@@ -168,7 +169,7 @@ fn bytes(report: &mut Report, mount: &Mount, api: &'static str) {
                 mount.bare_command(load)
             };
             arguments(&mut command, &arm(api), live);
-            // It lives until it has been looked at.
+            // The process lives until its memory has been read.
             command.args(["--hold"]);
             let mut load = Governed::spawn(command);
             load.expect("ready");
@@ -189,7 +190,7 @@ fn bytes(report: &mut Report, mount: &Mount, api: &'static str) {
     );
 }
 
-/// Bytes that are the process's alone.
+/// Returns the process's private memory, bytes.
 fn private(pid: i32) -> f64 {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = std::fs::read_to_string(path).expect("it lives");

@@ -1,4 +1,4 @@
-//! Nanoseconds of a CPU that the hook adds to a call, and what registration adds to the start.
+//! CPU time that the hook adds to a call, nanoseconds, and time that registration adds to the start.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use support::{Config, Mount, artifacts};
 
 use crate::report::{Report, quantile};
 
-/// Runs of each kind, by turns; the least of each counts, being the least disturbed.
+/// Number of runs of each kind, in turn; the minimum counts, being the least disturbed.
 const TURNS: usize = 5;
 
 pub fn run(report: &mut Report) {
@@ -45,7 +45,7 @@ pub fn run(report: &mut Report) {
     registration(report, &mount);
 }
 
-/// Time to open the driver's library and to initialise it, hooked less bare.
+/// Measures the time to open the driver's library and to initialise it, with and without the hook.
 fn registration(report: &mut Report, mount: &Mount) {
     let (mut bares, mut hookeds) = (Vec::new(), Vec::new());
     for _ in 0..40 {

@@ -1,6 +1,6 @@
 //! The daemon with a thousand registered processes against the daemon with ten.
 //!
-//! The processes are real and register as a hook does, but hold no driver: the daemon cannot tell.
+//! The processes are real and register like a hook, but do not load a driver, which the daemon cannot see.
 
 use std::fs;
 use std::io::IoSlice;
@@ -85,15 +85,15 @@ pub fn run(report: &mut Report) {
 }
 
 struct Measured {
-    /// Microseconds, medians.
+    /// Medians, microseconds.
     cat: f64,
     lookup: f64,
     ls: f64,
-    /// For each of the processes listed.
+    /// Per listed process.
     ls_root: f64,
     /// Megabytes.
     resident: f64,
-    /// Kilobytes that are not shared with any process.
+    /// Memory not shared with other processes, kilobytes.
     own: f64,
 }
 
@@ -129,7 +129,7 @@ pub fn list(path: &Path) -> usize {
     fs::read_dir(path).expect("a directory").count()
 }
 
-/// Kilobytes.
+/// Returns a number of `/proc/PID/status`, kilobytes.
 fn status(pid: Pid, key: &str) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a living process");
     let line = status
@@ -142,18 +142,18 @@ fn status(pid: Pid, key: &str) -> f64 {
 /// Registered processes; killed when dropped.
 pub struct Crowd(Vec<Pid>);
 
-/// How many of them one user has: the daemon lets no user have all of it.
+/// Processes per user: the daemon limits each user.
 const OF_A_USER: usize = 4000;
 
 impl Crowd {
     pub fn new(socket: &Path, count: usize) -> Self {
         let mut crowd = Self(Vec::new());
         for number in 0..count {
-            // SAFETY: the child does system calls alone, and never returns from here.
+            // SAFETY: the child only makes system calls and never returns from here.
             match unsafe { fork() }.expect("room for another process") {
                 ForkResult::Parent { child } => crowd.0.push(child),
                 ForkResult::Child => {
-                    // The first are their parent's user's, so that who is not root can have a few.
+                    // The first belong to the parent's user, so that a few can be started without root.
                     let user = u32::try_from(number / OF_A_USER).unwrap_or(0);
                     if user > 0 {
                         let _ = setuid(Uid::from_raw(USERS + user));
@@ -176,20 +176,20 @@ impl Crowd {
     }
 }
 
-/// Users of no name, beyond those of most machines.
+/// First of the user ids without a name, beyond those of most machines.
 const USERS: u32 = 1 << 30;
 
 impl Drop for Crowd {
     fn drop(&mut self) {
         for pid in &self.0 {
-            // Our own children, not waited for yet.
+            // Our own children, not yet waited for.
             let _ = kill(*pid, Signal::SIGKILL);
             let _ = waitpid(*pid, None);
         }
     }
 }
 
-/// Registers as a hook does; gives what must stay open.
+/// Registers like a hook; returns descriptors that must stay open.
 pub fn register(path: &Path) -> nix::Result<(OwnedFd, OwnedFd)> {
     let usage = memfd_create(
         c"gcgroup-usage",
@@ -198,7 +198,7 @@ pub fn register(path: &Path) -> nix::Result<(OwnedFd, OwnedFd)> {
     ftruncate(&usage, USAGE_SIZE as i64)?;
     pwrite(&usage, &gcgroup_abi::VERSION.to_ne_bytes(), 8)?;
     pwrite(&usage, &gcgroup_abi::MAGIC.to_ne_bytes(), 0)?;
-    // It has a little, on its first device.
+    // It has some memory on its first device.
     let at = i64::try_from(offset_of!(Usage, devices)).unwrap_or(0);
     pwrite(&usage, &4096_u64.to_ne_bytes(), at)?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
@@ -222,7 +222,7 @@ pub fn register(path: &Path) -> nix::Result<(OwnedFd, OwnedFd)> {
         None,
     )?;
 
-    // The control block that comes along is nothing to this child: not asked for, it is dropped.
+    // The control block's descriptor is not received, and so is dropped.
     let mut answer = [0; Welcome::LENGTH];
     let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
     let welcome = Welcome::from_bytes(answer.get(..length).unwrap_or_default());

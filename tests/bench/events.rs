@@ -1,5 +1,5 @@
-//! From a change of an events file to those who sleep in poll(2) for it, a thousand of them. Each is a thread of its own, on
-//! whatever CPU is free; the time runs from before the write that causes the change until that thread is awake.
+//! Time from a change of an events file until a thousand threads that sleep in poll(2) are awake, measured
+//! from before the write that causes the change. The threads run on any CPU.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};
@@ -21,9 +21,9 @@ use crate::report::{Report, quantile};
 
 const POLLERS: usize = 1000;
 const CHANGES: usize = 50;
-/// What every poller is to be woken within, milliseconds.
+/// Budget for the wake-up of every poller, milliseconds.
 const BUDGET: f64 = 10.0;
-/// Beyond the pause between two wake-ups: this is about one change, and not about many.
+/// Longer than the pause between two wake-ups: each change is measured alone.
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub fn run(report: &mut Report) {
@@ -32,7 +32,7 @@ pub fn run(report: &mut Report) {
     by_one_epoll(report);
 }
 
-/// Each watches another process, and one process changes: what it costs that the others watch too.
+/// Measures the cost of other watchers: each poller watches a different process, and one process changes.
 fn on_files_of_their_own(report: &mut Report) {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), POLLERS);
@@ -42,7 +42,7 @@ fn on_files_of_their_own(report: &mut Report) {
     });
     let pollers = Pollers::new(pids.iter().map(|pid| mount.file(pid, "memory.events")));
     let mut took = Vec::new();
-    // All over the crowd.
+    // Distributed over all pollers.
     for number in (0..CHANGES).map(|n| n * 619 % POLLERS) {
         thread::sleep(PAUSE);
         let change = || fs::write(mount.file(pids[number], "memory.limit"), "1").expect("is taken");
@@ -61,7 +61,7 @@ fn on_files_of_their_own(report: &mut Report) {
     );
 }
 
-/// All watch the same file: until the last of them is awake.
+/// Measures the time until the last of the pollers is awake, all of the same file.
 fn on_one_file(report: &mut Report) {
     let (mount, _crowd, pid) = one();
     let pollers = Pollers::new((0..POLLERS).map(|_| mount.file(&pid, "memory.events")));
@@ -75,7 +75,7 @@ fn on_one_file(report: &mut Report) {
         middle.push(took[POLLERS / 2]);
         last.push(took[POLLERS - 1]);
         (0..POLLERS).for_each(|who| pollers.go_on(who));
-        // What they read is not to be in the way of the next change.
+        // Waits until they have read, so that this does not delay the next change.
         pollers.wait_until_asleep((number + 1) * POLLERS);
     }
     let detail = json!({ "first": spread(first), "half": spread(middle), "last": spread(last.clone()) });
@@ -88,8 +88,8 @@ fn on_one_file(report: &mut Report) {
     );
 }
 
-/// One thread watches the same file a thousand times over: the kernel asks the daemon about each before it lets it go on, so
-/// what is told is when the first look ends.
+/// Measures one thread that watches the same file a thousand times. The kernel asks the daemon about each
+/// before the thread continues, so the time is that until the end of the first look.
 fn by_one_epoll(report: &mut Report) {
     let (mount, _crowd, pid) = one();
     let events = mount.file(&pid, "memory.events");
@@ -135,7 +135,7 @@ fn by_one_epoll(report: &mut Report) {
     );
 }
 
-/// A process to watch.
+/// Returns a process to watch.
 fn one() -> (Mount, Crowd, String) {
     let mount = Mount::new();
     let crowd = Crowd::new(&mount.socket(), 1);
@@ -144,7 +144,7 @@ fn one() -> (Mount, Crowd, String) {
     (mount, crowd, pid)
 }
 
-/// A limit below what is used, which counts.
+/// Sets a limit below the usage, which counts as an event.
 fn change(mount: &Mount, pid: &str) {
     fs::write(mount.file(pid, "memory.limit"), "1").expect("is taken");
 }
@@ -153,7 +153,7 @@ fn msec(from: Instant, to: Instant) -> f64 {
     to.duration_since(from).as_secs_f64() * 1e3
 }
 
-/// Milliseconds.
+/// Returns quantiles, milliseconds.
 fn spread(took: Vec<f64>) -> Value {
     let at = |share| quantile(took.clone(), share);
     json!({ "msec_p50": at(0.5), "msec_p99": at(0.99), "msec_max": at(1.0) })
@@ -165,11 +165,12 @@ struct Pollers {
     told: Vec<Sender<()>>,
 }
 
-/// What they say of themselves. Only the last of them wakes who counts them: that would cost as much as what is measured.
+/// Counters of the pollers. Only the last poller wakes the counting thread: each wake-up costs as much as
+/// what is measured.
 struct Score {
-    /// How often any of them has gone to sleep.
+    /// Number of times that any poller has gone to sleep.
     nr_sleeps: AtomicUsize,
-    /// Nanoseconds from then on until each has woken; zero for those that sleep.
+    /// Start of the times in `woken`: nanoseconds until each poller has woken, 0 while it sleeps.
     since: Instant,
     woken: Vec<AtomicU64>,
     nr_woken: AtomicUsize,
@@ -223,7 +224,8 @@ impl Pollers {
         pollers
     }
 
-    /// Makes a change, and waits until so many are awake: who, and how many milliseconds after the change began.
+    /// Makes a change and waits until `nr_wanted` pollers are awake; returns their numbers and times,
+    /// milliseconds.
     fn after(&self, change: impl FnOnce(), nr_wanted: usize) -> Vec<(usize, f64)> {
         let score = &self.score;
         score.nr_woken.store(0, SeqCst);
@@ -246,7 +248,7 @@ impl Pollers {
         self.told[who].send(()).expect("it waits");
     }
 
-    /// Until they have gone to sleep so often, all together.
+    /// Waits until the pollers have gone to sleep `often` times, all together.
     fn wait_until_asleep(&self, often: usize) {
         wait_until("all pollers sleep", || {
             self.score.nr_sleeps.load(Relaxed) >= often
@@ -254,7 +256,7 @@ impl Pollers {
     }
 }
 
-/// Reads it from the start, after which the next change wakes.
+/// Reads the file from the start, after which the next change wakes.
 fn arm(file: &mut File) {
     file.rewind().expect("seeks");
     file.read_to_string(&mut String::new()).expect("reads");

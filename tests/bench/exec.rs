@@ -1,4 +1,4 @@
-//! What the preloaded library adds to the start of every program.
+//! Time that the preloaded library adds to the start of every program.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use support::artifacts;
 
 use crate::report::{Report, quantile};
 
-/// Starts of each kind, by turns.
+/// Number of starts of each kind, in turn.
 const STARTS: usize = 1000;
 
 pub fn run(report: &mut Report) {
@@ -37,7 +37,7 @@ pub fn run(report: &mut Report) {
     report.add("exec, added", preloaded - bare, "usec", 30.0, detail);
 }
 
-/// The least that any preloaded library costs: the loader's own work.
+/// Builds an empty library, whose preloading is the minimum cost: the loader's own work.
 fn empty_library(directory: &Path) -> PathBuf {
     let library = directory.join("libempty.so");
     let status = Command::new("gcc")
@@ -49,7 +49,7 @@ fn empty_library(directory: &Path) -> PathBuf {
     library
 }
 
-/// Microseconds from before the fork to after the end.
+/// Returns the microseconds from before the fork to after the exit.
 fn start(variable: &str, library: &Path) -> f64 {
     let mut command = Command::new("/bin/true");
     command.env(variable, library).stdin(Stdio::null());

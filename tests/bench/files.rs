@@ -1,4 +1,4 @@
-//! A control file against the kernel's own, opened, read and closed, or written.
+//! Time to open, read and close, or to write a control file, compared with files of the kernel.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -24,7 +24,7 @@ pub fn run(report: &mut Report) {
     let theirs = samples(SAMPLES, || read(&kernel.path.join(kernel.kind.read)));
     ratio(report, "open, read, close", ours, theirs, 4.0, kernel.kind.read);
 
-    // The same value again and again: what is measured is the way there.
+    // Always the same value: only the path to the file is measured.
     let ours = samples(SAMPLES, || {
         write(&mount.file(process.pid(), "memory.limit"), "1099511627776")
     });
@@ -47,7 +47,7 @@ fn ratio(report: &mut Report, name: &str, ours: Vec<f64>, theirs: Vec<f64>, budg
     );
 }
 
-/// Microseconds of each of so many calls, after a few to warm up.
+/// Returns the microseconds of each of `count` calls, after some calls to warm up.
 pub fn samples(count: usize, mut call: impl FnMut()) -> Vec<f64> {
     (0..count.div_ceil(20)).for_each(|_| call());
     (0..count)
@@ -77,15 +77,15 @@ fn write(path: &Path, value: &str) {
     assert_eq!(written, value.len());
 }
 
-/// CLOCK_MONOTONIC in nanoseconds, as `gcgroup-load` stamps it.
+/// Returns `CLOCK_MONOTONIC`, nanoseconds, like the stamps of `gcgroup-load`.
 pub fn monotonic() -> f64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it");
     now.tv_sec() as f64 * 1e9 + now.tv_nsec() as f64
 }
 
-/// The files of a hierarchy that a group of ours is compared by.
+/// Files of a hierarchy that our groups are compared with.
 struct Kind {
-    /// What marks its mount in mountinfo: filesystem type, and an option for cgroup v1.
+    /// Identification in mountinfo: filesystem type, and an option for cgroup v1.
     mount: (&'static str, &'static str),
     read: &'static str,
     write: &'static str,
@@ -104,7 +104,7 @@ const KINDS: [Kind; 2] = [
     },
 ];
 
-/// An empty cgroup of the kernel's, removed when dropped.
+/// An empty cgroup of the kernel, removed when dropped.
 struct Cgroup {
     path: PathBuf,
     kind: &'static Kind,

@@ -1,5 +1,5 @@
-//! What one user who is not root can keep another waiting for, with as many threads as make no difference any more: a freeze
-//! is written all the while, and read back.
+//! Delay that an unprivileged user can cause to another user's freezes, with so many threads that more make
+//! no difference. A freeze is written and read back repeatedly.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -16,17 +16,17 @@ use crate::crowd::{Crowd, list};
 use crate::files::read;
 use crate::report::{Report, quantile};
 
-/// As many as a loaded node has.
+/// As many processes as a loaded node has.
 const PROCESSES: usize = 2000;
 const GREEDY: usize = 64;
 const FREEZES: usize = 300;
 const PAUSE: Duration = Duration::from_millis(3);
 /// Milliseconds.
 const BUDGET: f64 = 25.0;
-/// A user of no name, beyond those of most machines.
+/// A user id without a name, beyond those of most machines.
 const USER: u32 = (1 << 30) + 77;
 
-/// What a thread does without end: the path of the mount, and of a group that is its own.
+/// Operation that a thread repeats: arguments are the mount's path and the path of its own group.
 type Deed = fn(&Path, &Path);
 
 const DEEDS: [(&str, Deed); 8] = [
@@ -88,7 +88,7 @@ pub fn run(report: &mut Report) {
 }
 
 fn be_greedy(root: &Path, own: PathBuf, deed: Deed, is_over: &AtomicBool, nr_done: &AtomicUsize) {
-    // Of this thread alone.
+    // Affects this thread only.
     setfsuid(Uid::from_raw(USER));
     if !own.exists() {
         fs::create_dir(&own).expect("the team is its user's");
@@ -99,7 +99,7 @@ fn be_greedy(root: &Path, own: PathBuf, deed: Deed, is_over: &AtomicBool, nr_don
     }
 }
 
-/// Milliseconds that each took, and how long all of it.
+/// Returns the milliseconds of each freeze, and the duration of all.
 fn freezes(file: &Path) -> (Vec<f64>, Duration) {
     let begin = Instant::now();
     let took = (0..FREEZES).map(|number| {

@@ -1,4 +1,4 @@
-//! What a limit of a group costs an allocation: within what is granted, and where more must be asked for.
+//! Cost of a group limit for an allocation: within the grant, and where more must be requested.
 
 use serde_json::{Value, json};
 use support::{Config, Governed, Mount, artifacts};
@@ -6,7 +6,7 @@ use support::{Config, Governed, Mount, artifacts};
 use crate::calls::least;
 use crate::report::{Report, quantile};
 
-/// Runs of each kind, by turns; the least of each counts.
+/// Number of runs of each kind, in turn; the minimum counts.
 const TURNS: usize = 5;
 const GROUP: &str = "group";
 
@@ -34,7 +34,7 @@ fn within(report: &mut Report, mount: &Mount) {
     report.add(name, member - bare, "ns", 150.0, detail);
 }
 
-/// Each block is more than is granted beside what is asked for, so each is asked for.
+/// Measures blocks larger than what is granted in advance, so that each is requested.
 fn beyond(report: &mut Report, mount: &Mount) {
     let calls = [
         "--rounds", "40", "--calls", "20", "--size", "1G", "--live", "0", "--call", "grow",
@@ -64,7 +64,7 @@ fn member(mount: &Mount, calls: &[&str]) -> Governed {
     load
 }
 
-/// Lets it begin, and gives what it reports.
+/// Lets the program begin, and returns its report.
 fn measured(mut load: Governed) -> Value {
     load.say("");
     let lines = load.finish();

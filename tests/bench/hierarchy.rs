@@ -1,4 +1,5 @@
-//! A thousand groups of eight processes against ten of them: what is done to one must not pay for the others.
+//! A thousand groups of eight processes against ten: an operation on one group must not depend on the number
+//! of others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::report::{Report, quantile};
 
 const FEW: usize = 10;
 const MANY: usize = 1000;
-/// Processes in each. With ten, two descriptors for each process would be as many as a daemon may usually open.
+/// Processes in each group. With ten, two descriptors per process would reach a daemon's usual limit.
 const MEMBERS: usize = 8;
 
 pub fn run(report: &mut Report) {
@@ -39,7 +40,7 @@ pub fn run(report: &mut Report) {
     report.add("moving a process", many.moving, "usec", 1000.0, detail);
 }
 
-/// Microseconds, medians.
+/// Medians, microseconds.
 struct Measured {
     cat: f64,
     ls: f64,

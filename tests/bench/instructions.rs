@@ -1,5 +1,5 @@
-//! Instructions that the hook adds to a launch whose gate is open, and to an allocation with its free for every way to
-//! allocate, counted by callgrind.
+//! Instructions that the hook adds to a launch with an open gate, and to an allocation with its free for
+//! every API, counted by callgrind.
 
 use std::process::Command;
 
@@ -9,10 +9,12 @@ use support::{Config, Mount, artifacts, instructions};
 use crate::apis::ARMS;
 use crate::report::Report;
 
-/// A bare jump to the driver would be ten. The mark on the way out makes it a call: cuLaunchKernel's five arguments on
-/// the stack are pushed again, eighteen in all (hook/src/compute/freezing.md says what that buys). The half is the count's noise.
+/// A bare jump to the driver would need ten instructions. Counting the exit requires a call, which pushes
+/// cuLaunchKernel's five stack arguments again: eighteen in all (hook/src/compute/freezing.md gives the
+/// reason). The half is measurement noise.
 const LAUNCH: f64 = 18.5;
-/// Of a call that is part of an allocation and its end: of 50 ns, three to six atomic ones among them take about half.
+/// Per call that is part of an allocation or its free: of 50 ns, three to six atomic instructions take about
+/// half.
 const CALL: f64 = 600.0;
 
 pub fn run(report: &mut Report) {
@@ -38,16 +40,16 @@ pub fn run(report: &mut Report) {
     }
 }
 
-/// Instructions of one more call: those of a longer run less those of a shorter one.
+/// Returns the instructions of one call: a longer run less a shorter one.
 fn each(command: &Command, call: &[&str]) -> f64 {
     let (few, many) = (1_000, 11_000);
     (count(command, call, many) - count(command, call, few)) / f64::from(many - few)
 }
 
-/// Instructions of a whole run with so many calls.
+/// Returns the instructions of a run with `calls` calls.
 fn count(command: &Command, call: &[&str], calls: u32) -> f64 {
     let mut run = Command::new(command.get_program());
-    // One round; the warming one takes at most a hundred.
+    // One round; the discarded first round has at most a hundred calls.
     run.args(["overhead", "--rounds", "1"]).args(call);
     run.args(["--calls", &calls.to_string()]);
     for (name, value) in command.get_envs() {

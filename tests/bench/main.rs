@@ -1,8 +1,8 @@
-//! What the library and the daemon cost, each against its budget: `scripts/bench.sh`.
+//! Costs of the library and the daemon against their budgets: `scripts/bench.sh`.
 //!
-//! Prints one JSON object. Everything is hooked over bare, or mount over kernel, in one run on one CPU, so that
-//! the machine's own speed cancels out; the driver is the simulated one in null mode, whose calls check nothing
-//! and return at once, so that its time does not hide ours.
+//! Prints one JSON object. Values are ratios or differences of hooked and bare calls, or of mount and kernel,
+//! measured in one run on one CPU, so that the machine's speed cancels out. The driver is the simulated one
+//! in null mode, whose calls check nothing and return at once, so that its time does not hide ours.
 
 mod apis;
 mod calls;
@@ -53,7 +53,7 @@ fn main() {
     for (name, run) in subjects {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {
             eprintln!("{name} ...");
-            // Of those that wait for each other, none is compared with anything.
+            // Benchmarks of waiting threads compare nothing, and so may use all CPUs.
             stay_on(if ["events", "greedy", "visitors"].contains(&name) {
                 all
             } else {
@@ -68,13 +68,13 @@ fn main() {
     }
 }
 
-/// All that this process was given to run on, and one of them.
+/// Returns all CPUs that this process may use, and one of them.
 fn cpus() -> &'static (CpuSet, CpuSet) {
     static CPUS: OnceLock<(CpuSet, CpuSet)> = OnceLock::new();
     CPUS.get_or_init(find_cpus)
 }
 
-/// Runs `body` with all CPUs that there are, and says how many.
+/// Runs `body` on all available CPUs, and passes their number.
 fn on_all_cpus(body: impl FnOnce(usize)) {
     let (all, one) = cpus();
     stay_on(all);
@@ -97,7 +97,7 @@ fn find_cpus() -> (CpuSet, CpuSet) {
     (allowed, one)
 }
 
-/// This process and all it starts: what is compared then runs on the same CPU.
+/// Pins this process and its children: compared runs then use the same CPU.
 fn stay_on(cpus: &CpuSet) {
     sched_setaffinity(Pid::from_raw(0), cpus).expect("a subset of what is allowed");
 }

@@ -9,7 +9,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Takes down a value that must not pass its budget, and where it comes from.
+    /// Records a value with its budget, an upper limit, and how it was computed.
     pub fn add(&mut self, name: &str, value: f64, unit: &str, budget: f64, detail: Value) {
         let within = value <= budget;
         self.exceeded |= !within;
@@ -23,13 +23,13 @@ impl Report {
         }));
     }
 
-    /// Takes down what has no budget, and explains what has.
+    /// Records details that have no budget and explain values that have.
     pub fn note(&mut self, name: &str, detail: &Value) {
         eprintln!("  {name}: {detail}");
         self.rows.push(json!({ "name": name, "detail": detail }));
     }
 
-    /// Takes down that something could not be measured here, and why.
+    /// Records that something cannot be measured here, and why.
     pub fn skip(&mut self, name: &str, why: &str) {
         eprintln!("  {name}: not measured: {why}");
         self.rows.push(json!({ "name": name, "skipped": why }));
@@ -44,7 +44,7 @@ impl Report {
     }
 }
 
-/// The value below which this share of the values lies (nearest rank).
+/// Returns the quantile `share` (0 to 1) by nearest rank.
 pub fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     #[allow(

@@ -1,12 +1,13 @@
-//! What memory that can move costs: moves against a plain copy of as many blocks of page-locked memory in the same run, the
-//! time for which a launch is held up by them, and what a program pays that is never asked to move anything.
+//! Cost of memory that can move: moves against a plain copy of the same blocks to page-locked memory in the
+//! same run, the time for which moves delay a launch, and the cost for a program that never moves anything.
 //!
-//! A plain copy has the memory it goes to. A move out has what a move in has left within the last second, and is measured
-//! like that; and with all of it made anew, which happens before anything is held, against making as much and copying by
-//! hand. Who measures shares a CPU with what is measured: while host memory is made he looks seldom, and the pauses are
-//! those of other moves. What a driver takes to make host memory, the simulated one does not know: it takes what the pages
-//! cost this machine. The simulated device keeps the pages of what is freed (`SIMGPU_KEPT`), since a device has no pages to
-//! wait for.
+//! A plain copy has its target memory already. So a move out is measured with the host memory that a move in
+//! released within the last second; and with all of it newly allocated, which happens before anything is
+//! held, against allocating and copying by hand. The measuring thread shares a CPU with the measured process:
+//! while host memory is allocated it polls rarely, and delays are taken from other moves. The simulated
+//! driver does not know how long a real one takes to allocate host memory: it takes what the pages cost on
+//! this machine. The simulated device keeps the pages of freed memory (`SIMGPU_KEPT`), because a real device
+//! need not wait for pages.
 
 use std::process::Command;
 
@@ -19,16 +20,17 @@ use crate::report::{Report, quantile};
 const BLOCK: u64 = 128 << 20;
 const BLOCKS: u64 = 4;
 const ALL: u64 = BLOCK * BLOCKS;
-/// Moves of all of it each way; the median counts.
+/// Number of moves of everything in each direction; the median counts.
 const TURNS: usize = 5;
 
-/// A move goes at this share of a plain copy's bandwidth at least.
+/// Minimum bandwidth of a move, relative to a plain copy.
 const LEAST_SHARE: f64 = 0.8;
-/// A move for which host memory is made first, over making it and copying by hand.
+/// Maximum duration of a move that allocates host memory first, relative to allocating and copying by hand.
 const TIMES_MADE: f64 = 1.25;
-/// Milliseconds by which a launch may be held up beyond the copies' time.
+/// Maximum delay of a launch beyond the copies' time, milliseconds.
 const HELD: f64 = 5.0;
-/// An allocation and its free, over making, mapping, unmapping and releasing the same by hand.
+/// Maximum time of an allocation and its free, relative to creating, mapping, unmapping and releasing by
+/// hand.
 const TIMES_BARE: f64 = 2.0;
 
 pub fn run(report: &mut Report) {
@@ -37,13 +39,13 @@ pub fn run(report: &mut Report) {
     never_asked(report);
 }
 
-/// A machine whose devices keep the pages of what is freed.
+/// Returns a machine whose devices keep the pages of freed memory.
 fn machine() -> Mount {
     let simulated = Config::default().env("SIMGPU_CONTEXT_MEMORY", 0);
     Mount::with(simulated.env("SIMGPU_KEPT", ALL))
 }
 
-/// A program with so many blocks, for which as much host memory is made ahead of moves.
+/// Starts a program with `blocks` blocks and the given amount of host memory allocated ahead of moves.
 fn swapping(mount: &Mount, blocks: u64, ahead: &str) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("obey").env("GCGROUP_SWAP", "max");
@@ -69,7 +71,7 @@ fn moves(report: &mut Report) {
     let mut program = swapping(&mount, BLOCKS, "0");
     let pid = program.pid();
     let mut other = swapping(&mount, 0, "0");
-    // By hand and moved in turn, for a machine has good and bad moments.
+    // By hand and moved in turn, because a machine's speed varies.
     let mut by_hand = Vec::new();
     let mut warm = [Vec::new(), Vec::new()];
     let (mut cold, mut cold_watched) = (Vec::new(), Vec::new());
@@ -128,18 +130,18 @@ fn moves(report: &mut Report) {
     add_held(report, "out, host memory made first", 0, &cold_watched);
 }
 
-/// Moves of a program that has host memory made ahead of them, long after the last.
+/// Measures moves of a program with host memory allocated ahead, long after the last move.
 fn moves_made_ahead(report: &mut Report) {
     let mount = machine();
     let mut other = swapping(&mount, 0, "0");
     let mut program = swapping(&mount, BLOCKS, "max");
-    // The simulated device finds the pages of what was never written when they are read.
+    // The simulated device allocates pages of unwritten memory when they are read.
     for way in &WAYS {
         way.go(&mount, &mut program, ALL);
     }
     let mut moves = Vec::new();
     for _ in 0..TURNS {
-        // Longer than what a move leaves is kept for another.
+        // Longer than host memory is kept after a move.
         let plain = ByHand::by(&mut other);
         wait_for_supply(&mount, program.pid(), ALL);
         moves.push((WAYS[0].go(&mount, &mut program, ALL), plain));
@@ -155,7 +157,7 @@ fn moves_made_ahead(report: &mut Report) {
     );
 }
 
-/// Seconds that as many bytes take by hand: copied each way, host memory made and released.
+/// Seconds that the same bytes take by hand: copied in each direction, host memory allocated and released.
 #[derive(Clone, Copy)]
 struct ByHand {
     copies: [f64; 2],
@@ -182,18 +184,18 @@ impl ByHand {
     }
 }
 
-/// Seconds that a move took, and the longest in them for which a launch was held up.
+/// Duration of a move, and the longest delay of a launch during it, seconds.
 struct Moved {
     took: f64,
     held: f64,
 }
 
-/// Milliseconds.
+/// Returns the median duration, milliseconds.
 fn took(moves: &[(Moved, ByHand)]) -> f64 {
     quantile(moves.iter().map(|(moved, _)| moved.took).collect(), 0.5) * 1e3
 }
 
-/// Milliseconds.
+/// Returns the median delay, milliseconds.
 fn held(moves: &[(Moved, ByHand)]) -> f64 {
     quantile(moves.iter().map(|(moved, _)| moved.held).collect(), 0.5) * 1e3
 }
@@ -209,7 +211,7 @@ fn add_held(report: &mut Report, way: &str, at: usize, moves: &[(Moved, ByHand)]
     );
 }
 
-/// A way to move everything: its name and the limit that has it moved.
+/// A direction of moves: its name and the limit that causes it.
 struct Way {
     name: &'static str,
     limit: &'static str,
@@ -227,18 +229,18 @@ const WAYS: [Way; 2] = [
 ];
 
 impl Way {
-    /// Bytes moved so far.
+    /// Returns the bytes moved so far.
     fn moved(&self, mount: &Mount, pid: i32) -> u64 {
         mount.number(pid, "memory.stat", &format!("swap_{}_bytes", self.name))
     }
 
-    /// Launches all the while.
+    /// Moves everything while launching repeatedly.
     fn go(&self, mount: &Mount, program: &mut Governed, all: u64) -> Moved {
         let pid = program.pid();
         let before = self.moved(mount, pid);
         let began = monotonic();
         mount.write(pid, "memory.limit", self.limit);
-        // One after the other: the longest pause between two is that for the moves.
+        // Launches one after the other: the longest pause between two is the delay.
         let (mut last, mut longest) = (began, 0.0_f64);
         while self.moved(mount, pid) - before != all {
             let answer = program.ask("stamp");
@@ -252,7 +254,7 @@ impl Way {
         }
     }
 
-    /// Seconds that it took, with nothing else to do for this CPU.
+    /// Moves everything with this CPU otherwise idle; returns the duration, seconds.
     fn go_unwatched(&self, mount: &Mount, pid: i32, all: u64) -> f64 {
         let before = self.moved(mount, pid);
         let began = monotonic();

@@ -1,4 +1,4 @@
-//! From the write that thaws a process to its launch's return, as another process sees it.
+//! Time from the write that thaws a process until its launch returns, as another process sees it.
 
 use serde_json::json;
 use support::{Mount, wait_until};

@@ -1,4 +1,5 @@
-//! What a request and a registration take beside ten thousand idle connections of a hundred users, against a quiet socket.
+//! Time of a request and a registration beside ten thousand idle connections of a hundred users, against an
+//! idle socket.
 
 use std::fs;
 use std::io::{PipeReader, Read as _, Write as _, pipe};
@@ -15,14 +16,14 @@ use crate::report::{Report, quantile};
 
 const USERS: u32 = 100;
 const EACH: usize = 100;
-/// The first of them, who has no name on most machines.
+/// First user id; without a name on most machines.
 const FIRST: u32 = 1 << 30;
 const REQUESTS: usize = 1000;
 const REGISTRATIONS: usize = 200;
 const ROUNDS: usize = 8;
-/// Descriptors: half of the daemon's are for connections.
+/// Descriptors that the daemon needs: half of them are for connections.
 const NEEDED: u64 = 2 * USERS as u64 * EACH as u64;
-/// Of the medians, loud over quiet.
+/// Budget for the ratio of the medians, loud over quiet.
 const BUDGET: f64 = 2.0;
 
 pub fn run(report: &mut Report) {
@@ -33,7 +34,7 @@ pub fn run(report: &mut Report) {
     }
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let socket = mount.socket();
-    // In turns, so that what else the machine does is in both. Idle connections last for 10 seconds.
+    // In turn, so that other activity of the machine affects both. Idle connections last for 10 seconds.
     let (mut quiet, mut loud) = (Measured::default(), Measured::default());
     for _ in 0..ROUNDS {
         quiet.add(&socket);
@@ -41,7 +42,7 @@ pub fn run(report: &mut Report) {
         loud.add(&socket);
         let are_there = crowd.iter().filter(|visitor| ask_for_devices(visitor).is_ok());
         let count = are_there.count();
-        // Whoever measures takes a place now and then.
+        // The measuring processes take a connection now and then.
         assert!(count * 100 >= crowd.len() * 97, "{count} are left");
         drop(crowd);
         wait_until("all who have gone are forgotten", || {
@@ -66,7 +67,7 @@ pub fn run(report: &mut Report) {
     }
 }
 
-/// Microseconds that each took.
+/// Times, microseconds.
 #[derive(Default)]
 struct Measured {
     requests: Vec<f64>,
@@ -88,7 +89,7 @@ fn time(call: impl FnOnce() -> nix::Result<()>) -> f64 {
     begin.elapsed().as_secs_f64() * 1e6
 }
 
-/// What a process of its own measures: each may register but a few times in a second.
+/// Returns the time measured by a new process: each process may register only a few times in a second.
 fn registration(socket: &Path) -> f64 {
     let (from, mut to): (PipeReader, _) = pipe().expect("a pipe");
     // SAFETY: the child does little but system calls, and never returns from here.

@@ -1,5 +1,5 @@
-//! What the preload library and the hook hand each other. Both live in the same process and come from
-//! the same build; the version is checked all the same, for the day somebody mixes two installations.
+//! Interface between the preload library and the hook. Both are in the same process and come from the same
+//! build; the version is checked in case two installations are mixed.
 
 use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_void};
@@ -9,44 +9,46 @@ use core::sync::atomic::AtomicPtr;
 use crate::sync::{AtomicU32, AtomicU64};
 use crate::{Submission, Thread};
 
-/// The only symbol the hook exports: `extern "C" fn(*const Bridge) -> Option<Resolve>`.
+/// The hook's only exported symbol: `extern "C" fn(*const Bridge) -> Option<Resolve>`.
 pub const START_SYMBOL: &core::ffi::CStr = c"gcgroup_hook_start";
 
-/// Gives the address to call for a driver symbol, in place of `real`, which the look-up being answered found:
-/// the hook's function if `real` *is* the driver's function of that name; anything else is returned as it came.
+/// Returns the address to call for a driver symbol. `real` is the result of the lookup that is being
+/// answered: the hook's function is returned if `real` *is* the driver's function of that name, otherwise
+/// `real`.
 pub type Resolve = unsafe extern "C" fn(name: *const c_char, real: *mut c_void) -> *mut c_void;
 
-/// The private part of a thread's slot on one device: what a submission follows before it enters the driver. It lies in
-/// memory of this process alone, because a pointer in the usage block could be changed by every process that has the
-/// block. Only the thread itself writes the counters.
+/// Private part of a thread's slot on one device, read by a submission before it enters the driver. It lies
+/// in private memory: pointers in the usage block could be changed by every process that has the block. Only
+/// the thread itself writes the counters.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Entrance {
-    /// The gate that the thread's submissions read.
+    /// Gate that the thread's submissions load.
     pub gate: AtomicPtr<AtomicU32>,
-    /// The part of the slot that others read: exits are counted there.
+    /// Shared part of the slot, which counts exits.
     pub thread: AtomicPtr<Thread>,
-    /// Submissions begun, by [`Submission`]. The thread is inside the driver while one differs from
+    /// Entry counters by [`Submission`]. The thread is inside the driver while one differs from its
     /// [`Thread::exited`].
     pub entered: [AtomicU64; Submission::COUNT],
 }
 
-/// What the preload library keeps for each thread, zeroed but for the slot.
+/// Thread-local data of the preload library, zero-filled except `slot`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Local {
-    /// The thread's slot on its current device; at first one shared by all, whose gate is closed, so that the
-    /// first submission of a thread takes the slow path.
+    /// The thread's slot on its current device. Initially a slot shared by all threads, whose gate is closed,
+    /// so that a thread's first submission takes the slow path.
     pub slot: Cell<*mut Entrance>,
-    /// The hook's own: not zero while a handler of its runs on this thread. Where on the stack, a multiple of 8; of the
-    /// lowest bits, 1 says that the thread cannot be cancelled until the handler ends, 2 that it could be before.
+    /// Used by the hook: nonzero while a handler runs on this thread. A stack address, a multiple of 8, with
+    /// flags: bit 0 if the thread cannot be cancelled until the handler ends, bit 1 if it could be cancelled
+    /// before.
     pub inside: Cell<usize>,
 }
 
-// A preload library of an earlier build has no `thread` in the slot that every thread starts with: it is zero there. The
-// gate of that slot is closed, and the hook goes on with another one.
+// In a preload library of an earlier build, the initial slot has no `thread`: it is null. That slot's gate is
+// closed, and the hook continues with another slot.
 const _: () = {
-    // The atomics of a model have another layout.
+    // The atomics of a model have a different layout.
     assert!(cfg!(loom) || size_of::<Entrance>() == 128);
     assert!(offset_of!(Entrance, gate) == 0);
     assert!(offset_of!(Entrance, thread) == 8);
@@ -56,7 +58,7 @@ const _: () = {
     assert!(offset_of!(Local, inside) == 8);
 };
 
-/// The preload library's side, valid for the life of the process.
+/// The preload library's part of the interface, valid for the life of the process.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Bridge {
@@ -65,9 +67,9 @@ pub struct Bridge {
     pub reserved: u32,
     /// Offset from the thread pointer of the calling thread's [`Local`] (initial-exec TLS).
     pub thread_offset: isize,
-    /// The slot that every thread starts with.
+    /// The initial slot of every thread.
     pub unbound: *mut Entrance,
-    /// The C library's `dlsym`: never ours.
+    /// The C library's `dlsym`, not the preload library's.
     pub dlsym: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void,
     /// The C library's `dlvsym`, if it has one.
     pub dlvsym: Option<unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void>,

@@ -1,19 +1,19 @@
-//! For how long a device had work: two words that belong together, under a sequence lock.
+//! Busy times of a device: two words that belong together, protected by a sequence lock.
 //!
-//! The hook writes, the daemon reads and never waits. See `hook/abi/models/src/busy.rs`.
+//! The hook writes; the daemon reads without waiting. See `hook/abi/models/src/busy.rs`.
 
 use crate::UsageDevice;
 use crate::sync::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// Looks at times that change meanwhile, before what was seen last is taken.
+/// Number of attempts to read consistent times, after which the last ones seen are used.
 const LOOKS: u32 = 8;
 
 impl UsageDevice {
-    /// Nanoseconds for which there was work here up to `now` (`CLOCK_MONOTONIC`), and whether there is some.
-    /// Whoever writes it may be hostile: the result means nothing until it is clamped.
+    /// Returns for how many nanoseconds the device had work up to `now` (`CLOCK_MONOTONIC`), and whether it
+    /// has some. The writer may be hostile: the caller must clamp the result.
     pub fn busy(&self, now: u64) -> (u64, bool) {
         let mut times = (0, 0);
-        // A writer that died in between leaves the sequence odd for ever.
+        // A writer that died during an update leaves the sequence odd for ever.
         for _ in 0..LOOKS {
             let (seen, is_whole) = self.look_at_busy_times();
             times = seen;
@@ -26,7 +26,7 @@ impl UsageDevice {
         (closed.wrapping_add(open), since != 0)
     }
 
-    /// Reads `busy_since` and `busy_nsec`, and says whether they belong together.
+    /// Reads `busy_since` and `busy_nsec`; returns them, and whether they belong together.
     #[inline]
     pub fn look_at_busy_times(&self) -> ((u64, u64), bool) {
         let before = self.busy_sequence.load(Acquire);
@@ -35,7 +35,7 @@ impl UsageDevice {
         (times, is_whole)
     }
 
-    /// Begins to count work at `now`; false if work was there already. One writer at a time.
+    /// Begins a busy period at `now`; returns false if one has begun already. One writer at a time.
     #[inline]
     pub fn begin_busy(&self, now: u64) -> bool {
         if self.busy_since.load(Relaxed) != 0 {
@@ -45,7 +45,7 @@ impl UsageDevice {
         true
     }
 
-    /// Adds the time since work began, up to `end`, to what was counted before. One writer at a time.
+    /// Ends the busy period at `end` and adds its length. One writer at a time.
     #[inline]
     pub fn end_busy(&self, end: u64) {
         let since = self.busy_since.load(Relaxed);
@@ -53,7 +53,7 @@ impl UsageDevice {
             return;
         }
         let sequence = self.busy_sequence.load(Relaxed);
-        // What is released after it releases this too.
+        // May be `Relaxed`: the releasing stores below publish it too.
         self.busy_sequence.store(sequence.wrapping_add(1), Relaxed);
         let length = end.saturating_sub(since);
         self.busy_nsec

@@ -1,16 +1,19 @@
-//! Charging bytes against a limit, and against what was granted, exactly, without a lock.
+//! Exact lock-free charging of bytes against a limit and a grant.
 
 use crate::NO_LIMIT;
 use crate::sync::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst};
 
-/// The charge would pass the limit; nothing was charged.
+/// The charge would exceed the limit; nothing was charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
 /// Adds `bytes` to `current` unless the sum would exceed `limit`; returns the sum.
 ///
-/// One compare-and-swap: two charges cannot both pass a limit that has room for one, and a refused charge
-/// is never visible, so a racing charge that fits is not refused because of it.
+/// Uses one compare-and-swap: two charges cannot both pass a limit that has room for one, and a refused
+/// charge is never visible, so it does not make a concurrent charge fail.
+///
+/// # Errors
+/// [`Refused`] if the sum would exceed `limit` or overflow.
 #[inline]
 pub fn try_charge(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refused> {
     let mut now = current.load(Relaxed);
@@ -26,23 +29,24 @@ pub fn try_charge(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Re
     }
 }
 
-/// What a charge had no room in; nothing was charged.
+/// Reason of a failed charge; nothing was charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Short {
-    /// The limit.
+    /// The limit would be exceeded.
     Limit,
-    /// What is granted. More can be asked for.
+    /// The grant would be exceeded. More can be requested.
     Grant,
 }
 
-/// Adds `bytes` to `current` unless the sum would exceed `limit`, or `granted`, which another may be lowering by
-/// [`lower_grant`]; returns the sum.
+/// Adds `bytes` to `current` unless the sum would exceed `limit` or `granted`; returns the sum. Another
+/// thread may be lowering `granted` by [`lower_grant`].
 ///
-/// The second look and `lower_grant`'s are in one total order with the two stores. So either the charge is seen by
-/// whoever lowers, and left its bytes, or the lower grant is seen here, and the charge is undone.
+/// The second load of `granted` and the load in `lower_grant` are in one total order with the two stores. So
+/// either `lower_grant` sees the charge and leaves its bytes, or the lower grant is seen here and the charge
+/// is undone.
 ///
 /// # Errors
-/// What was short; nothing is charged then.
+/// [`Short`]; nothing is charged then.
 #[inline]
 pub fn try_charge_granted(
     current: &AtomicU64,
@@ -70,19 +74,20 @@ pub fn try_charge_granted(
     }
 }
 
-/// Adds `bytes` to `current`, where no grant was in force just before; returns the sum, and whether none is in force yet. If
-/// one is, the charge is to be undone.
+/// Adds `bytes` to `current` if no grant was in force before; returns the sum, and whether still none is.
+/// Otherwise the caller must undo the charge.
 ///
-/// The second look is in one total order with the store of [`lower_grant`], as in [`try_charge_granted`].
+/// The load of `granted` is in one total order with the store of [`lower_grant`], as in
+/// [`try_charge_granted`].
 #[inline(always)]
 pub fn charge_ungranted(current: &AtomicU64, granted: &AtomicU64, bytes: u64) -> (u64, bool) {
     let before = current.fetch_add(bytes, SeqCst);
     (before.wrapping_add(bytes), granted.load(SeqCst) == NO_LIMIT)
 }
 
-/// Lowers what is granted from `old` towards `target`, but not below what is charged; returns what is granted now.
+/// Lowers `granted` from `old` towards `target`, but not below `current`; returns the new grant.
 ///
-/// Charges that are committed never exceed what this returns, if they did not exceed `old`. One writer at a time.
+/// Committed charges never exceed the result if they did not exceed `old`. One writer at a time.
 pub fn lower_grant(current: &AtomicU64, granted: &AtomicU64, old: u64, target: u64) -> u64 {
     let target = target.min(old);
     granted.store(target, SeqCst);
@@ -93,10 +98,10 @@ pub fn lower_grant(current: &AtomicU64, granted: &AtomicU64, old: u64, target: u
     kept
 }
 
-/// Takes `bytes` off `current`, stopping at zero.
+/// Subtracts `bytes` from `current`, stopping at zero.
 #[inline]
 pub fn uncharge(current: &AtomicU64, bytes: u64) {
-    // Release: who sees the smaller number also sees what was charged and refused before.
+    // Release: a reader that sees the smaller number also sees what was charged and refused before.
     let before = current.fetch_sub(bytes, Release);
     if before < bytes {
         give_back(current, bytes - before);
@@ -115,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_charge_reaches_the_limit_and_not_a_byte_more() {
+    fn charge_up_to_the_limit_passes() {
         let current = AtomicU64::new(90);
         assert_eq!(try_charge(&current, 11, 100), Err(Refused));
         assert_eq!(try_charge(&current, 10, 100), Ok(100));
@@ -124,21 +129,21 @@ mod tests {
     }
 
     #[test]
-    fn a_charge_that_overflows_is_refused_without_any_limit() {
+    fn charge_that_overflows_is_refused_without_limit() {
         let current = AtomicU64::new(2);
         assert_eq!(try_charge(&current, u64::MAX - 1, u64::MAX), Err(Refused));
         assert_eq!(current.load(Relaxed), 2);
     }
 
     #[test]
-    fn a_limit_below_usage_refuses_even_nothing_new_but_keeps_what_is_there() {
+    fn charge_above_lowered_limit_is_refused() {
         let current = AtomicU64::new(50);
         assert_eq!(try_charge(&current, 1, 10), Err(Refused));
         assert_eq!(current.load(Relaxed), 50);
     }
 
     #[test]
-    fn a_charge_reaches_what_is_granted_and_says_what_was_short() {
+    fn charge_beyond_grant_names_what_is_short() {
         let (current, granted) = (AtomicU64::new(90), AtomicU64::new(100));
         let charge = |bytes, limit| try_charge_granted(&current, &granted, bytes, limit);
         assert_eq!(charge(11, 200), Err(Short::Grant));
@@ -149,28 +154,28 @@ mod tests {
     }
 
     #[test]
-    fn lowering_leaves_what_is_charged() {
+    fn lower_grant_leaves_what_is_charged() {
         let (current, granted) = (AtomicU64::new(60), AtomicU64::new(100));
         assert_eq!(lower_grant(&current, &granted, 100, 80), 80);
         assert_eq!(lower_grant(&current, &granted, 80, 10), 60);
         assert_eq!(granted.load(Relaxed), 60);
-        assert_eq!(lower_grant(&current, &granted, 60, 90), 60, "it does not raise");
+        assert_eq!(lower_grant(&current, &granted, 60, 90), 60, "never raises");
         current.store(70, Relaxed);
         assert_eq!(
             lower_grant(&current, &granted, 60, 0),
             60,
-            "nor cover what was not granted"
+            "does not cover what was not granted"
         );
     }
 
-    /// A process charges and uncharges while another takes back what it does not use: what is committed never exceeds
-    /// what its taker believes to be granted.
+    /// A process charges and uncharges while the daemon takes back what is unused: committed charges never
+    /// exceed the grant that the daemon assumes.
     #[test]
-    fn no_charge_is_committed_beyond_what_was_left_to_it() {
+    fn committed_charges_stay_within_lowered_grant() {
         const FULL: u64 = 8;
         const ROUNDS: u64 = if cfg!(miri) { 100 } else { 60_000 };
         let (current, granted) = (AtomicU64::new(0), AtomicU64::new(FULL));
-        // Raised after the charge and lowered before the uncharge: never more than what is committed.
+        // Raised after the charge and lowered before the uncharge, so never more than what is committed.
         let committed = AtomicU64::new(0);
         let threads = AtomicU64::new(3);
         std::thread::scope(|scope| {

@@ -1,17 +1,19 @@
-//! Freezing: the gate and the counter of its changes, the entry and exit counters of each thread, and the generation
-//! that a process reports as drained.
+//! Freezing: the gate and the counter of its changes, the entry and exit counters of each thread, and the
+//! generation that a process reports as drained.
 //!
-//! A thread counts its entry, then looks at the gate. The hook's helper closes nothing itself: it sees the gate closed,
-//! has every thread of the process pass a memory barrier, and then looks at the counters. So a thread that saw the gate
-//! open is seen inside, and any other thread sees the gate closed. See `hook/abi/models/src/freeze.rs`.
+//! A thread counts its entry, then loads the gate. The hook's helper sees the gate closed, makes every thread
+//! of the process pass a memory barrier, and then reads the counters. So a thread that saw the gate open is
+//! seen inside, and any other thread sees the gate closed. See `hook/abi/models/src/freeze.rs`.
 
 use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use crate::{ControlDevice, Entrance, Gate, Submission, Thread, UsageDevice};
 
 impl ControlDevice {
-    /// Stores the gate, to or from [`Gate::Frozen`], and counts the change. The daemon's; one writer at a time.
+    /// Stores the gate, to or from [`Gate::Frozen`], and counts the change. Called by the daemon; one writer
+    /// at a time.
     ///
-    /// The generation moves after the gate, so that a reader of the new generation of a freeze sees the closed gate too.
+    /// The generation is stored after the gate, so a reader of a freeze's generation also sees the closed
+    /// gate.
     pub fn change_freeze(&self, gate: Gate) {
         self.gate.store(gate as u32, Release);
         self.freeze_generation.fetch_add(1, Release);
@@ -31,7 +33,8 @@ impl ControlDevice {
 }
 
 impl UsageDevice {
-    /// Reports that freeze as drained, unless the gate was thawed meanwhile; whether it did.
+    /// Reports the freeze `generation` as drained unless the gate was thawed meanwhile; returns whether it
+    /// did.
     pub fn report_drained(&self, control: &ControlDevice, generation: u32) -> bool {
         let is_frozen = control.is_frozen_now();
         if !is_frozen || control.freeze_generation.load(Acquire) != generation {
@@ -43,15 +46,17 @@ impl UsageDevice {
 }
 
 impl Entrance {
-    /// Counts a submission as begun. The thread's own, as are [`Self::withdraw`] and [`Thread::exit`].
+    /// Counts the entry of a submission. Called by the slot's thread, as are [`Self::withdraw`] and
+    /// [`Thread::exit`].
     ///
-    /// A full barrier must stand between this and the look at the gate: the caller's, or the one of whoever closed it.
+    /// A full barrier must separate this from the load of the gate: the caller's own, or that of the thread
+    /// that drains.
     #[inline]
     pub fn enter(&self, what: Submission) {
         self.count(what, 1);
     }
 
-    /// Takes an entry back: nothing was submitted.
+    /// Withdraws an entry: nothing was submitted.
     #[inline]
     pub fn withdraw(&self, what: Submission) {
         self.count(what, u64::MAX);
@@ -64,7 +69,7 @@ impl Entrance {
         }
     }
 
-    /// Whether the thread is in a submitting call. `thread` is the other part of its slot.
+    /// Returns whether the thread is in a submitting call. `thread` is the other part of its slot.
     pub fn is_inside(&self, thread: &Thread) -> bool {
         let exits = thread.submissions.iter().map(|[_, exited]| exited);
         let mut counts = self.entered.iter().zip(exits);
@@ -73,16 +78,16 @@ impl Entrance {
 }
 
 impl Thread {
-    /// Counts a submission as taken by the driver, which has returned.
+    /// Counts the exit of a submission whose driver call has returned.
     #[inline]
     pub fn exit(&self, what: Submission) {
         let exited = self.exited(what);
-        // Release: a reader of this count also sees what was submitted.
+        // Release: a reader of this count also sees the submission.
         exited.store(exited.load(Relaxed).wrapping_add(1), Release);
     }
 }
 
-/// Only one thread counts in the word.
+/// Adds without an atomic read-modify-write: only one thread writes the word.
 #[inline]
 fn add(count: &AtomicU64, amount: u64) {
     count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);

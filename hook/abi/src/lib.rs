@@ -1,16 +1,19 @@
-//! What the daemon and a hooked process agree on, and nothing else.
+//! Interface between the daemon and a hooked process.
 //!
 //! * [`Control`]: written by the daemon, mapped read-only by the process.
-//! * [`Usage`]: written by the process, read by the daemon, which believes none of it and writes but one word for
-//!   each device, [`UsageDevice::memory_granted`].
-//! * [`message`]: what passes over the registration socket.
-//! * [`Bridge`]: what the preload library and the hook hand each other, inside one process.
+//! * [`Usage`]: written by the process, read by the daemon, which trusts nothing in it and writes only one
+//!   word for each device, [`UsageDevice::memory_granted`].
+//! * [`message`]: messages on the registration socket.
+//! * [`Bridge`]: passed from the preload library to the hook, inside one process.
 //!
-//! Every shared field is an atomic integer of fixed width; there are no pointers that the other side
-//! follows, no `bool`s and no enums. Fields are grouped by who writes them. A zero-filled block is one
-//! that nobody has published: magic and version are stored last and checked first.
-//! Except for those two, for what is charged against what is granted, and for what threads keep of that ([`Stocks`]), no two
-//! fields need to be read together, so every access is `Relaxed`.
+//! Every shared field is an atomic integer of fixed width; there are no pointers that the other side follows,
+//! no `bool`s and no enums. Fields are grouped by their writer. A zero-filled block is not published: magic
+//! and version are stored last and checked first.
+//!
+//! A field that is read alone is accessed `Relaxed`. Stronger orderings are used where several fields must be
+//! read together: publication of a block, gate and freeze generation, entry and exit counters, busy times
+//! ([`UsageDevice::busy`]), charge and grant, stocks ([`Stocks`]), a thread's own counts, and the flags of
+//! the doorbell. The functions of this crate use them; `hook/abi/models` checks the protocols.
 #![cfg_attr(not(loom), no_std)]
 
 mod bell;
@@ -24,7 +27,7 @@ pub mod message;
 mod stock;
 mod usage;
 
-/// The atomics of both blocks; those of a model checker where a model is built.
+/// Atomics of both blocks; a model checker's if built for a model.
 #[cfg(not(loom))]
 mod sync {
     pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -38,26 +41,27 @@ pub use control::{BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate};
 pub use stock::{Kept, MOST_STOCK, Stock, Stocks};
 pub use usage::{Allocations, Kind, Submission, Thread, Usage, UsageDevice};
 
-/// First word of a published block. Stored last, so that seeing it means seeing the rest.
+/// First word of a published block. Stored last: a reader that sees it sees the rest.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gcgroup\x01");
 
-/// Bumped when a field moves, changes meaning or goes away. Taking a reserved word does not.
+/// Version of the blocks. Increases when a field moves, changes meaning or is removed, not when a reserved
+/// word is used.
 pub const VERSION: u32 = 3;
 
-/// Devices a block has room for. A device keeps its index in every block of one daemon.
+/// Number of devices in a block. A device has the same index in every block of one daemon.
 pub const MAX_DEVICES: usize = 64;
 
-/// The last device slot: everything on devices that the daemon does not know. It always exists.
+/// Index of the last device slot, for all devices that the daemon does not know. It always exists.
 pub const OTHER_DEVICE: usize = MAX_DEVICES - 1;
 
-/// Slots for submitting threads; further threads share the counters of their device.
+/// Number of slots for submitting threads; further threads share the counters of their device.
 pub const MAX_THREADS: usize = 256;
 
-/// "No limit", in bytes; what `max` reads and writes.
+/// Value of "no limit", bytes; read and written as `max`.
 pub const NO_LIMIT: u64 = u64::MAX;
 
-/// The priority of a process that nobody has given one (0 to 15, lower is more important).
+/// Default priority of a process (0 to 15, lower is more important).
 pub const DEFAULT_PRIORITY: u32 = 8;
 
-/// Where the daemon listens unless told otherwise (`--socket`, `GCGROUP_SOCKET`).
+/// Default path of the daemon's socket (`--socket`, `GCGROUP_SOCKET`).
 pub const DEFAULT_SOCKET: &str = "/run/gcgroupfs/gcgroup.sock";

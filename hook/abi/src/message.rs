@@ -1,32 +1,32 @@
-//! What passes over the daemon's `SOCK_SEQPACKET` socket between it and a hook.
+//! Messages between the daemon and a hook, on the daemon's `SOCK_SEQPACKET` socket.
 //!
-//! One packet is one message: eight bytes of header, then the body, all little-endian. Packets of another
-//! length than their kind has are errors, never read in part. Identity is never in a message: the daemon asks
-//! the kernel (`SO_PEERPIDFD`, `SO_PEERCRED`).
+//! One packet is one message: a header of eight bytes, then the body, all little-endian. A packet of a wrong
+//! length for its kind is an error and never read in part. Identity is never taken from a message: the daemon
+//! asks the kernel (`SO_PEERPIDFD`, `SO_PEERCRED`).
 
 use crate::NO_LIMIT;
 
-/// Begins every packet: "gcg" and the version of this protocol.
+/// First word of every packet: "gcg" and the version of this protocol.
 pub const PROTOCOL: u32 = u32::from_le_bytes(*b"gcg\x01");
 
-/// The longest packet either side sends to the other's hook endpoint.
+/// Maximum length of a packet to a hook's endpoint, bytes.
 pub const MAX_LENGTH: usize = 64;
 
-/// What a packet is.
+/// Kind of a packet.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tag {
     /// Hook to daemon, first packet, with the usage block's descriptor: [`Hello`].
     Hello = 1,
-    /// Daemon to hook, the answer, with the control block's descriptor (if accepted): [`Welcome`].
+    /// Daemon to hook, answer to `Hello`, with the control block's descriptor if accepted: [`Welcome`].
     Welcome = 2,
-    /// Daemon to hook: look at the control block. Hook to daemon: look at the usage block. No body.
+    /// Doorbell, no body. Daemon to hook: check the control block. Hook to daemon: check the usage block.
     Doorbell = 3,
-    /// Client to daemon, first packet: a request of the command line; the body is the daemon's own matter.
+    /// Client to daemon, first packet: a request of the command line, whose body only the daemon defines.
     Request = 4,
 }
 
-/// A packet that is not one of ours.
+/// Reason why a packet is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malformed {
     /// Too short for a header, or of the wrong length for its kind.
@@ -37,40 +37,40 @@ pub enum Malformed {
     Tag,
 }
 
-/// The first packet's wishes: what the process was started with (`GCGROUP_MEMORY_LIMIT`, …). They hold only
-/// until somebody writes the file, and a process cannot loosen by them what was set for it before.
+/// First packet of a hook, with the settings that the process was started with (`GCGROUP_MEMORY_LIMIT`, …).
+/// They apply only until the control file is written, and cannot loosen what was set for the process before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// [`crate::VERSION`] of the hook's blocks.
     pub abi: u32,
-    /// Bytes; [`NO_LIMIT`]: no wish.
+    /// Bytes; [`NO_LIMIT`] if not set.
     pub memory_limit: u64,
-    /// 0 to 15; all ones: no wish.
+    /// 0 to 15; all ones if not set.
     pub priority: u32,
-    /// 1: start frozen.
+    /// 1 to start frozen.
     pub freeze: u32,
-    /// 1: large allocations can be swapped out.
+    /// 1 if large allocations can be swapped out.
     pub can_swap: u32,
-    /// Bytes that may be; 0: no wish.
+    /// Bytes that may be swapped out; 0 if not set.
     pub memory_swap_max: u64,
-    /// The group to begin in.
+    /// Group in which the process starts.
     pub group: GroupName,
-    /// 1: the daemon refuses the process (`EACCES`) rather than have it begin outside of `group`. Travels as the second
-    /// bit of the word of `can_swap`.
+    /// 1 if the daemon must refuse the process (`EACCES`) instead of starting it outside `group`. Sent as bit
+    /// 1 of the word whose bit 0 is `can_swap`.
     pub insists: u32,
 }
 
-/// The path of a group below the root, as `a/b`; empty: no wish. What may follow it in its field is zeroes.
+/// Path of a group below the root, such as `a/b`; empty if not set. Padded with zeroes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupName([u8; Self::LONGEST]);
 
 impl GroupName {
-    /// Bytes.
+    /// Maximum length, bytes.
     pub const LONGEST: usize = 128;
 
     pub const NONE: Self = Self([0; Self::LONGEST]);
 
-    /// Nothing if the text does not fit, or has a zero in it.
+    /// Returns the name; `None` if the text is too long or contains a zero byte.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let mut name = Self::NONE;
@@ -78,7 +78,7 @@ impl GroupName {
         (!text.contains('\0')).then_some(name)
     }
 
-    /// Nothing if it is empty or no text.
+    /// Returns the text; `None` if it is empty or not UTF-8.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         let text = self.0.split(|byte| *byte == 0).next()?;
@@ -87,7 +87,7 @@ impl GroupName {
 }
 
 impl Hello {
-    /// No wishes.
+    /// A registration without settings.
     pub const PLAIN: Hello = Hello {
         abi: crate::VERSION,
         memory_limit: NO_LIMIT,
@@ -116,7 +116,7 @@ impl Hello {
     }
 
     /// # Errors
-    /// What is wrong with the packet.
+    /// [`Malformed`].
     pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
         let mut at = Reader::of(packet, Tag::Hello, Self::LENGTH)?;
         let (abi, priority, memory_limit, freeze) = (at.u32()?, at.u32()?, at.u64()?, at.u32()?);
@@ -135,11 +135,11 @@ impl Hello {
     }
 }
 
-/// [`Hello::abi`] of a packet that says hello in whatever version: of everything that follows the header, it alone is
-/// where it is for good.
+/// Returns [`Hello::abi`] of a `Hello` of any version: of everything that follows the header, only its
+/// position is fixed.
 ///
 /// # Errors
-/// What is wrong with the packet.
+/// [`Malformed`].
 pub fn version(hello: &[u8]) -> Result<u32, Malformed> {
     match tag(hello)? {
         Tag::Hello => Reader {
@@ -150,12 +150,12 @@ pub fn version(hello: &[u8]) -> Result<u32, Malformed> {
     }
 }
 
-/// The daemon's answer to [`Hello`]. It is the same for all versions.
+/// The daemon's answer to [`Hello`]. Its layout is the same in all versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
     /// [`crate::VERSION`] of the daemon's blocks.
     pub abi: u32,
-    /// Zero, and a descriptor comes along; else an errno and the process goes ungoverned.
+    /// 0 if accepted, with a descriptor; otherwise an errno, and the process is not governed.
     pub status: u32,
 }
 
@@ -173,7 +173,7 @@ impl Welcome {
     }
 
     /// # Errors
-    /// What is wrong with the packet.
+    /// [`Malformed`].
     pub fn from_bytes(packet: &[u8]) -> Result<Self, Malformed> {
         let mut at = Reader::of(packet, Tag::Welcome, Self::LENGTH)?;
         Ok(Self {
@@ -183,7 +183,7 @@ impl Welcome {
     }
 }
 
-/// A packet without a body.
+/// Returns a packet without a body.
 #[must_use]
 pub fn bare(tag: Tag) -> [u8; 8] {
     let mut out = [0; 8];
@@ -191,10 +191,10 @@ pub fn bare(tag: Tag) -> [u8; 8] {
     out
 }
 
-/// The kind of a packet, by its header.
+/// Returns the kind of a packet, from its header.
 ///
 /// # Errors
-/// What is wrong with the header.
+/// [`Malformed`].
 pub fn tag(packet: &[u8]) -> Result<Tag, Malformed> {
     let mut at = Reader { rest: packet };
     if at.u32()? != PROTOCOL {
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_back_as_they_went() {
+    fn messages_survive_encoding_and_decoding() {
         let hello = Hello {
             abi: 7,
             memory_limit: 1 << 40,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_groups_name_is_text_that_fits() {
+    fn group_name_is_text_that_fits() {
         let long = [b'x'; GroupName::LONGEST + 1];
         let long = core::str::from_utf8(&long).unwrap();
         for text in ["a", "a/\u{e9}", &long[1..]] {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_and_extension_is_an_error() {
+    fn packet_of_wrong_length_or_kind_is_an_error() {
         let hello = Hello::PLAIN.to_bytes();
         for length in 0..hello.len() {
             assert!(Hello::from_bytes(&hello[..length]).is_err(), "{length}");
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_read_whatever_else_is_said() {
+    fn version_is_read_from_any_hello() {
         let hello = Hello {
             abi: 9,
             ..Hello::PLAIN
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn another_protocol_is_named_as_such() {
+    fn packet_of_other_protocol_is_named_as_such() {
         let mut hello = Hello::PLAIN.to_bytes();
         hello[3] = 2;
         assert_eq!(Hello::from_bytes(&hello), Err(Malformed::Protocol));

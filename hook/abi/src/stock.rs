@@ -1,25 +1,27 @@
-//! What a process has charged, less what its threads have uncharged and keep to charge anew.
+//! Stocks: bytes that threads have uncharged and keep, to charge them again.
 //!
-//! Threads that all write the one word that says what is charged wait for each other. So a thread may keep what it
-//! uncharges, up to [`MOST_STOCK`], in a word of its own, [`Thread::stock`](crate::Thread::stock), and charge from there:
-//! [`UsageDevice::memory_current`](crate::UsageDevice::memory_current) has it all the while. Only of one device, the
-//! process's home. Where it matters to the byte, stocks are closed: nobody keeps anything then.
+//! Threads that all write the word with the charged bytes contend for its cache line. So a thread may keep
+//! what it uncharges, up to [`MOST_STOCK`], in a word of its own, [`Thread::stock`](crate::Thread::stock),
+//! and charge from there; [`UsageDevice::memory_current`](crate::UsageDevice::memory_current) still contains
+//! these bytes. Stocks exist for one device, the process's home. Where accounting must be exact, stocks are
+//! closed: no thread keeps bytes.
 
 use crate::sync::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 use crate::{MAX_DEVICES, Thread, Usage, UsageDevice, uncharge};
 
-/// Bytes that a thread keeps at most.
+/// Maximum of a thread's stock, bytes.
 pub const MOST_STOCK: u32 = 4 << 20;
 
-/// What [`Usage::stocks`] says: home's index and one, and above that how often something has changed. Zero: nobody has ever
-/// kept anything.
+/// State of all stocks, [`Usage::stocks`]: bits 0–7 the home device's index plus one, the bits above a count
+/// of changes. 0 if no thread has ever kept bytes.
 ///
-/// It is closed, open, or being closed, in turn: so two looks that say the same have had nothing in between.
+/// The state cycles through closed, open and closing. Two equal values mean that nothing has changed in
+/// between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stocks(u32);
 
-/// One change.
+/// Increment of the count of changes.
 const STEP: u32 = 1 << 8;
 const CLOSED: u32 = 0;
 const OPEN: u32 = 1;
@@ -31,7 +33,8 @@ impl Stocks {
         Self(usage.stocks.load(SeqCst))
     }
 
-    /// Nobody keeps anything, but who has not noticed yet, and is uncharging still.
+    /// Returns whether no thread keeps bytes, except threads that have not noticed yet and are still
+    /// uncharging.
     #[inline]
     pub const fn are_closed(self) -> bool {
         self.phase() == CLOSED
@@ -42,13 +45,13 @@ impl Stocks {
         self.phase() == OPEN
     }
 
-    /// The same, for what is charged on that device.
+    /// Returns whether stocks are open for the device.
     #[inline]
     pub const fn are_open_for(self, index: usize) -> bool {
         self.0 as usize % (4 * STEP as usize) == OPEN as usize * STEP as usize + index + 1
     }
 
-    /// They are not being closed just now.
+    /// Returns whether stocks are open or closed, not being closed.
     pub const fn are_settled(self) -> bool {
         self.are_closed() || self.are_open()
     }
@@ -57,19 +60,19 @@ impl Stocks {
         self.0 / STEP % 4
     }
 
-    /// Whose bytes are kept.
+    /// Returns the index of the home device.
     pub fn home(self) -> Option<usize> {
         (self.0 % STEP).checked_sub(1).map(|index| index as usize)
     }
 
-    /// Whether nothing has changed since.
+    /// Returns whether nothing has changed since this state was read.
     #[inline]
     pub fn are_still(self, usage: &Usage) -> bool {
         Self::of(usage) == self
     }
 
-    /// From here on threads may keep what they uncharge on that device, the same one each time. One caller at a time; they
-    /// are closed.
+    /// Opens the stocks: threads may keep what they uncharge on the device, which must be the same in every
+    /// call. The stocks must be closed; one caller at a time.
     pub fn open(usage: &Usage, index: usize) {
         if usage.stocks.load(Relaxed) == 0 {
             usage.stocks.store(u32::try_from(index).unwrap_or(0) + 1, SeqCst);
@@ -77,10 +80,10 @@ impl Stocks {
         usage.stocks.fetch_add(STEP, SeqCst);
     }
 
-    /// No longer: what they have kept is uncharged. One caller at a time.
+    /// Closes the stocks and uncharges what they contain. One caller at a time.
     ///
-    /// Who keeps something looks at the word after that, and this at what is kept after the word has changed: so either it is
-    /// found here, or who has kept it takes it back.
+    /// A thread that keeps bytes reads the state afterwards; this reads the stocks after it has changed the
+    /// state. So either this finds the bytes, or the thread sees the change and takes them back.
     pub fn close(usage: &Usage) {
         let now = Self::of(usage);
         if !now.are_open() {
@@ -100,9 +103,10 @@ impl Stocks {
 }
 
 impl Stocks {
-    /// Whether what is charged on the device is no more than its peaks, and nothing has changed since this was read.
+    /// Returns whether `charged` is no more than the peaks, and nothing has changed since this state was
+    /// read.
     ///
-    /// Last the stocks: a peak begins anew only while they are closed, from what is charged then.
+    /// The state is checked last: a peak is reset only while stocks are closed, to what is charged then.
     #[inline(always)]
     pub fn is_unremarkable(self, usage: &Usage, device: &UsageDevice, charged: u64) -> bool {
         charged <= device.memory_peak.load(Acquire)
@@ -111,18 +115,19 @@ impl Stocks {
     }
 }
 
-/// What one thread has uncharged and keeps: [`Thread::stock`](crate::Thread::stock).
+/// Bytes that one thread has uncharged and keeps: [`Thread::stock`](crate::Thread::stock).
 #[derive(Debug, Clone, Copy)]
 pub struct Stock<'a>(&'a AtomicU32);
 
-/// What became of bytes that a thread wanted to keep.
+/// Result of [`Stock::keep`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// They are in the stock.
+    /// The bytes are in the stock.
     Kept,
-    /// There was no room: they are still to be uncharged.
+    /// No room: the caller must uncharge the bytes.
     Full,
-    /// They are in the stock, which was closed just then: whoever has the lock of closing is to [`Stock::empty`] it.
+    /// The bytes are in the stock, which was closed meanwhile: the caller must [`Stock::empty`] it under the
+    /// closing lock.
     Closed,
 }
 
@@ -132,8 +137,9 @@ impl<'a> Stock<'a> {
         Self(&thread.stock)
     }
 
-    /// Charges from the stock, where stocks are open for the device; false if there was not so much, if `memory_current` with
-    /// all stocks is more than `limit` or a peak, or if stocks are not what was `seen` any more: then nothing is charged.
+    /// Charges from the stock if stocks are open for the device. Returns false, with nothing charged, if the
+    /// stock is too small, if `memory_current` with all stocks exceeds `limit` or a peak, or if the state is
+    /// no longer `seen`.
     #[inline(always)]
     pub fn charge(self, usage: &Usage, device: &UsageDevice, seen: Stocks, bytes: u64, limit: u64) -> bool {
         if !self.take(bytes) {
@@ -147,7 +153,7 @@ impl<'a> Stock<'a> {
         false
     }
 
-    /// Keeps what was charged, where stocks are open for its device.
+    /// Keeps charged bytes if stocks are open for their device.
     #[inline(always)]
     pub fn keep(self, usage: &Usage, bytes: u64) -> Kept {
         if !self.put(bytes) {
@@ -160,12 +166,13 @@ impl<'a> Stock<'a> {
         }
     }
 
-    /// Takes all of it.
+    /// Empties the stock and returns its bytes.
     pub fn empty(self) -> u64 {
         self.0.swap(0, SeqCst).into()
     }
 
-    /// Takes all of it. Most have nothing, and a look does not take the line from its thread.
+    /// Empties the stock and returns its bytes. Most are empty, and a load leaves the cache line with its
+    /// thread.
     fn drain(self) -> u64 {
         match self.0.load(SeqCst) {
             0 => 0,
@@ -173,7 +180,7 @@ impl<'a> Stock<'a> {
         }
     }
 
-    /// Whether there was so much.
+    /// Takes bytes from the stock; returns whether there were enough.
     #[inline(always)]
     fn take(self, bytes: u64) -> bool {
         let now = self.0.load(Relaxed);
@@ -181,7 +188,7 @@ impl<'a> Stock<'a> {
         left.is_some_and(|left| self.0.compare_exchange(now, left, SeqCst, Relaxed).is_ok())
     }
 
-    /// Whether there is room for so much.
+    /// Adds bytes to the stock; returns whether there was room.
     #[inline(always)]
     fn put(self, bytes: u64) -> bool {
         let now = self.0.load(Relaxed);
@@ -191,18 +198,18 @@ impl<'a> Stock<'a> {
     }
 }
 
-/// Takes back what was taken from a stock and may not be; nothing was charged.
+/// Uncharges bytes that were taken from a stock for a charge that failed.
 #[cold]
 #[inline(never)]
 fn give_back(device: &UsageDevice, bytes: u64) {
     uncharge(&device.memory_current, bytes);
 }
 
-/// Looks at stocks that change meanwhile, before what was seen is taken.
+/// Number of attempts to read a consistent sum, after which the last one seen is used.
 const LOOKS: u32 = 8;
 
 impl Usage {
-    /// Bytes that are charged on a device: what no thread keeps. About right while threads charge and uncharge.
+    /// Returns the bytes charged on a device, without stocks. Approximate while threads charge and uncharge.
     pub fn memory_current(&self, index: usize) -> u64 {
         let Some(device) = self.devices.get(index) else {
             return 0;
@@ -214,7 +221,7 @@ impl Usage {
             let seen = self.less_stocks(device, stocks.home() == Some(index) && !stocks.are_closed());
             looked += 1;
             let is_sure = stocks.are_still(self) && (stocks.are_closed() || last == Some(seen));
-            // Whoever writes it may be hostile, and never stand still.
+            // The writer may be hostile and never pause.
             if is_sure || looked == LOOKS {
                 return seen;
             }
@@ -243,7 +250,7 @@ mod tests {
     use std::boxed::Box;
 
     fn usage(charged: u64, kept: &[u32]) -> Box<Usage> {
-        // SAFETY: atomics only, for which all zeroes are a value.
+        // SAFETY: consists of atomics, for which all zeroes is a valid value.
         let usage: Box<Usage> = unsafe { Box::new_zeroed().assume_init() };
         usage.devices[2].memory_current.store(charged, Relaxed);
         for (thread, kept) in usage.threads.iter().zip(kept) {
@@ -254,13 +261,13 @@ mod tests {
     }
 
     #[test]
-    fn what_threads_keep_is_not_charged_and_is_uncharged_when_they_close() {
+    fn stocks_are_not_charged_and_are_uncharged_at_close() {
         let usage = usage(100, &[10, 0, 30]);
         assert!(Stocks::of(&usage).are_closed());
         assert_eq!(
             usage.memory_current(2),
             100,
-            "an earlier hook has something else there"
+            "an earlier hook uses these words differently"
         );
         for _ in 0..3 {
             Stocks::open(&usage, 2);
@@ -284,11 +291,11 @@ mod tests {
                 .store(u32::try_from(kept).unwrap_or(0), Relaxed);
         }
         Stocks::close(&usage);
-        assert_eq!(usage.memory_current(2), 100, "they were closed already");
+        assert_eq!(usage.memory_current(2), 100, "already closed");
     }
 
     #[test]
-    fn what_a_stranger_writes_is_bounded() {
+    fn memory_current_of_hostile_block_is_bounded() {
         let usage = usage(100, &[u32::MAX; 4]);
         usage.nr_threads.store(u32::MAX, Relaxed);
         for word in [0, 1, 3, STEP + 3, 2 * STEP + 3, STEP + 200, u32::MAX] {

@@ -1,18 +1,18 @@
-//! The atomics of the models in `hook/abi/models`: loom's, with what loom leaves out. Built with `--cfg loom` only.
+//! Atomics for the models in `hook/abi/models`: loom's, with additions. Built with `--cfg loom` only.
 //!
-//! * A zero-filled atomic holds zero, as in shared memory. The loom object behind it is made at the first access, which
-//!   must come before the model starts its threads.
-//! * loom takes a `SeqCst` access for an `AcqRel` one. Here a `SeqCst` store also moves a hidden counter of its location, and
-//!   a `SeqCst` load reads the newest value of that counter first. So a `SeqCst` load reads no value that is older than the
-//!   last `SeqCst` store before it, and that is all that the two share: neither orders accesses to other locations.
-//!   `SeqCst` accesses and `SeqCst` fences are not ordered with each other, which C11 does in part: code that needs that
-//!   fails in a model.
-//! * loom remembers the last access to an atomic only, so it does not see that a store races with another thread's load if
-//!   the storing thread has loaded the word itself since (tokio-rs/loom, issues 166 and 392), and it does not try orders of
-//!   fences. Here each access and each fence first notifies a condition variable on which no thread waits: that orders
-//!   nothing, and loom tries every order of it.
-//! * Every access and fence with an ordering is a site, named by its place in the source. [`weaken`] gives one site a weaker
-//!   ordering, so a model can be asked whether it notices.
+//! * A zero-filled atomic holds zero, as in shared memory. Its loom object is created at the first access,
+//!   which must precede the start of the model's threads.
+//! * loom treats a `SeqCst` access as `AcqRel`. Here a `SeqCst` store also increments a hidden counter of its
+//!   location, and a `SeqCst` load reads the newest value of that counter first. So a `SeqCst` load reads no
+//!   value older than the last `SeqCst` store before it. Nothing else is added: accesses to other locations
+//!   are not ordered, and `SeqCst` accesses and `SeqCst` fences are not ordered with each other, although C11
+//!   orders some of them. Code that needs that fails in a model.
+//! * loom remembers only the last access to an atomic, so it misses the race of a store with another thread's
+//!   load if the storing thread has loaded the word itself since (tokio-rs/loom, issues 166 and 392), and it
+//!   does not try all orders of fences. Here each access and each fence first notifies a condition variable
+//!   on which no thread waits: this orders nothing, but loom tries every order of it.
+//! * Every access and fence with an ordering is a site, named by its place in the source. [`weaken`] gives
+//!   one site a weaker ordering, to test whether a model notices.
 
 use std::boxed::Box;
 use std::cell::{Cell, RefCell, UnsafeCell};
@@ -25,7 +25,7 @@ use std::vec::Vec;
 pub use core::sync::atomic::Ordering;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-/// What a site does.
+/// Kind of operation at a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
     Load,
@@ -35,7 +35,7 @@ pub enum Access {
     Fence,
 }
 
-/// A place in the source that accesses an atomic or fences.
+/// Place in the source of an atomic access or a fence.
 pub type Site = &'static Location<'static>;
 
 std::thread_local! {
@@ -45,7 +45,7 @@ std::thread_local! {
 }
 
 impl Access {
-    /// The orderings that are weaker, strongest first. A fence that is `Relaxed` is none.
+    /// Returns the weaker orderings, strongest first. A `Relaxed` fence is no fence.
     #[must_use]
     pub fn weaker(self, ordering: Ordering) -> Vec<Ordering> {
         let all: &[Ordering] = match self {
@@ -54,13 +54,13 @@ impl Access {
             Self::Update | Self::Fence => &[SeqCst, AcqRel, Acquire, Release, Relaxed],
         };
         let below = all.iter().skip_while(|one| **one != ordering).skip(1);
-        // Neither of the two halves of `AcqRel` is weaker than the other.
+        // Neither half of `AcqRel` is weaker than the other.
         let is_weaker = |one: &&Ordering| ordering != Acquire || **one != Release;
         below.copied().filter(|one| is_weaker(&one)).collect()
     }
 }
 
-/// The sites that the calling thread's models have passed, but for those that are `Relaxed`.
+/// Returns the sites that models of the calling thread have passed, except `Relaxed` ones.
 #[must_use]
 pub fn sites() -> Vec<(Site, Access, Ordering)> {
     let all = SITES.with_borrow(Clone::clone);
@@ -95,7 +95,7 @@ fn at_site(access: Access, ordering: Ordering) -> Ordering {
     }
 }
 
-/// Runs a model once. Each run begins here.
+/// Runs a model once; called at the start of each run.
 pub fn run(model: impl FnOnce()) {
     FENCES.set(Some(Rc::new(loom::sync::Condvar::new())));
     model();
@@ -120,20 +120,20 @@ macro_rules! atomic {
         #[derive(Debug)]
         struct $cells {
             value: loom::sync::atomic::$name,
-            /// Counts the `SeqCst` stores, each after it was made.
+            /// Number of `SeqCst` stores, incremented after each.
             published: loom::sync::atomic::AtomicU32,
             /// Notified before each access.
             turn: loom::sync::Condvar,
         }
 
-        /// As in [`core::sync::atomic`].
+        /// See [`core::sync::atomic`].
         pub struct $name {
             cells: UnsafeCell<Option<Box<$cells>>>,
             first: $int,
         }
 
-        // SAFETY: loom runs one thread at a time, and changes threads in its own operations only, during which nothing
-        // writes the cell.
+        // SAFETY: loom runs one thread at a time and switches threads only in its own operations, during
+        // which nothing writes the cell.
         unsafe impl Sync for $name {}
 
         impl fmt::Debug for $name {
@@ -153,7 +153,7 @@ macro_rules! atomic {
 
             fn cells(&self) -> &$cells {
                 let cells = self.cells.get();
-                // SAFETY: no thread of a model runs beside this one, and the box is never replaced.
+                // SAFETY: no other thread of a model runs meanwhile, and the box is never replaced.
                 unsafe {
                     if (*cells).is_none() {
                         *cells = Some(Box::new($cells {
@@ -247,7 +247,7 @@ macro_rules! atomic {
             }
 
             /// # Errors
-            /// The value that is there instead.
+            /// The current value, if it differs from `current`.
             #[track_caller]
             pub fn compare_exchange(
                 &self,
@@ -261,10 +261,10 @@ macro_rules! atomic {
                 })
             }
 
-            /// Does not fail by chance: a loop that tries again would have no end.
+            /// Never fails spuriously: a loop that retries would not terminate.
             ///
             /// # Errors
-            /// The value that is there instead.
+            /// The current value, if it differs from `current`.
             #[track_caller]
             pub fn compare_exchange_weak(
                 &self,

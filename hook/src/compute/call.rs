@@ -1,4 +1,4 @@
-//! A call that submits: which sort of work, to which stream, and what else it names.
+//! Description of a submitting call: kind of submission, stream, and other objects that its arguments name.
 
 use gcgroup_abi::Submission;
 
@@ -6,23 +6,23 @@ use super::context;
 use super::reach::DeviceSet;
 use crate::cuda::CUstream;
 
-/// Where a call's stream is to be found; the fast path passes it, with the sort of submission, as one word.
+/// Packs a call's description into one word, which the fast path passes to the slow path.
 ///
-/// Bits 0–3: the [`Submission`]; 4–7: which argument is the stream, [`NO_STREAM`] or [`IN_CONFIG`];
-/// bit 8: whether the default stream is the thread's own; 9–31: what else is named, by `named::names`.
+/// Bits 0–3: the [`Submission`]. Bits 4–7: index of the stream argument, [`NO_STREAM`] or [`IN_CONFIG`].
+/// Bit 8: set if stream 0 means the per-thread default stream. Bits 9–31: the result of `named::names`.
 pub(crate) const fn describe(what: Submission, stream: u32, per_thread: bool, names: u32) -> u32 {
     what as u32 | stream << 4 | (per_thread as u32) << 8 | names << 9
 }
 
-/// The call goes to the default stream.
+/// The call has no stream argument and goes to the default stream.
 pub(crate) const NO_STREAM: u32 = 0xf;
 /// The first argument is a `CUlaunchConfig`, which names the stream.
 pub(crate) const IN_CONFIG: u32 = 0xe;
-/// Where in a `CUlaunchConfig`: after two times three dimensions and the bytes of shared memory.
+/// Offset of `hStream` in a `CUlaunchConfig`, bytes: after grid and block dimensions and shared memory size.
 const STREAM_IN_CONFIG: usize = 32;
 
-/// The arguments of a call, as `fast::closed` laid them out: six registers from the last to the first, two return
-/// addresses, and the words on the stack.
+/// Arguments of a call, as `fast::closed` pushed them: six registers from the last to the first, two return
+/// addresses, then the words on the stack.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Arguments(*const usize);
@@ -33,23 +33,25 @@ impl Arguments {
             0..6 => 5 - index,
             _ => 8 + index - 6,
         };
-        // SAFETY: `describe` names an argument that the function has, and so one that its caller passed.
+        // SAFETY: `describe` yields only indices of arguments that the function has, so its caller passed
+        // them.
         unsafe { *self.0.add(offset) }
     }
 
-    /// A word of the structure that the first argument points to.
+    /// Returns the word at `offset` bytes of the structure that the first argument points to; `None` if null.
     pub(super) fn word_in_first(self, offset: usize) -> Option<usize> {
         self.word_behind(0, offset)
     }
 
-    /// A word of what an argument points to.
+    /// Returns the word at `offset` bytes of the memory that argument `index` points to; `None` if null.
     pub(super) fn word_behind(self, index: usize, offset: usize) -> Option<usize> {
         let structure = self.get(index);
-        // SAFETY: the driver reads the same word of what the program says is such a structure, or a list of them.
+        // SAFETY: the driver reads this word too; the program states that the memory is such a structure or
+        // list.
         (structure != 0).then(|| unsafe { *std::ptr::with_exposed_provenance::<usize>(structure + offset) })
     }
 
-    /// The stream's handle, with the default stream by its number.
+    /// Returns the stream's handle; a default stream is `LEGACY` or `PER_THREAD`.
     fn stream(self, call: u32) -> usize {
         let handle = match call >> 4 & 0xf {
             NO_STREAM => 0,
@@ -68,17 +70,17 @@ fn default_stream(handle: usize, per_thread: bool) -> usize {
     }
 }
 
-/// A stream by a handle that names it whatever function it is given to.
+/// Returns the stream's handle in a form that means the same stream in every function.
 pub(crate) fn by_name(stream: CUstream, per_thread: bool) -> CUstream {
     context::stream(default_stream(stream.0.expose_provenance(), per_thread))
 }
 
-/// A call that submits, as far as anybody must know where it goes.
+/// A submitting call, as the gate sees it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Call {
-    /// Passed on by `fast`, with what [`describe`] made of it.
+    /// Passed on by the fast path, with the word that [`describe`] packed.
     Passed(u32, Arguments),
-    /// Handled: its stream, by what it is here, and the devices that it does work on beside that one's.
+    /// Has a handler: its stream, and the devices that it uses in addition to the stream's.
     Handled(CUstream, DeviceSet),
 }
 
@@ -90,7 +92,7 @@ impl Call {
         }
     }
 
-    /// What it names beside the stream.
+    /// Returns the packed [`names`](super::named::names) of a passed call, and its arguments.
     pub(super) fn names(self) -> Option<(u32, Arguments)> {
         match self {
             Self::Passed(call, arguments) => Some((call >> 9, arguments)),
@@ -98,7 +100,7 @@ impl Call {
         }
     }
 
-    /// The devices that it is known to do work on, whatever it names.
+    /// Returns the devices that a handled call is known to use; empty for a passed call.
     pub(super) fn devices(self) -> DeviceSet {
         match self {
             Self::Passed(..) => DeviceSet::default(),

@@ -1,8 +1,10 @@
-//! Streams that are being captured: a launch into one runs nothing, so it passes a frozen gate; a mark would spoil it.
+//! Stream captures in progress. A launch into a captured stream does not run, so it passes a frozen gate.
+//! A marker is never set on a captured stream: it would become part of the graph.
 //!
-//! A capture may not *begin* at a frozen gate, and a drain is over only when those under way have ended. So at a drained
-//! gate there are none, and every submission waits. Which thread began a capture is known, not into which stream a
-//! launch goes: a program that captures from several threads has all but one of them wait until the thaw.
+//! A capture cannot *begin* at a frozen gate, and a drain completes only after all captures have ended. So at
+//! a drained gate there are none, and every submission waits. The thread that began a capture is known, but
+//! not which stream a launch goes to: if several threads capture, all but one of them may wait until the
+//! thaw.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -16,7 +18,7 @@ use crate::{driver, sys};
 
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
-    /// Each stream with the thread that began it.
+    /// Captured stream and id of the thread that began the capture.
     under_way: Mutex<Vec<(usize, u32)>>,
     count: AtomicU32,
 }
@@ -33,8 +35,8 @@ impl Captures {
         self.change(|list| list.push((stream.0.addr(), tid)));
     }
 
-    /// Ends the capture of that stream, which that thread began unless another did: with the per-thread default
-    /// stream, many have the same handle.
+    /// Ends a capture of `stream`: the one that `tid` began, otherwise any. All threads' per-thread default
+    /// streams have the same handle.
     fn end(&self, stream: CUstream, tid: u32) {
         self.change(|list| {
             let stream = stream.0.addr();
@@ -45,39 +47,39 @@ impl Captures {
         });
     }
 
-    /// Forgets a stream that is destroyed.
+    /// Removes the captures of a destroyed stream.
     pub(crate) fn forget(&self, stream: CUstream) {
         if self.count.load(Relaxed) != 0 {
             self.change(|list| list.retain(|entry| entry.0 != stream.0.addr()));
         }
     }
 
-    /// Whether that thread has a capture under way.
+    /// Returns whether thread `tid` has a capture in progress.
     pub(crate) fn is_by(&self, tid: u32) -> bool {
         self.count.load(Relaxed) != 0 && self.under_way.lock().iter().any(|entry| entry.1 == tid)
     }
 
-    /// Whether anybody has one under way.
+    /// Returns whether any thread has a capture in progress.
     pub(crate) fn is_any(&self) -> bool {
         self.count.load(Relaxed) != 0
     }
 
-    /// Runs `body` unless a capture is under way; none begins meanwhile.
+    /// Runs `body` unless a capture is in progress; no capture begins while it runs.
     pub(crate) fn unless_any<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
         let under_way = self.under_way.lock();
         under_way.is_empty().then(body)
     }
 }
 
-/// Whether what is submitted to a stream now becomes part of a graph, and so does not run; `None` if the driver does not
-/// say.
+/// Returns whether submissions to the stream currently become part of a graph; `None` if the driver does not
+/// answer.
 pub(crate) fn is_capturing(stream: CUstream) -> Option<bool> {
     let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     driver::cuStreamIsCapturing(stream, &mut status).ok()?;
     Some(status != CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// `cuStreamBeginCapture` and its like.
+/// Handles `cuStreamBeginCapture` and its variants.
 pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
@@ -89,7 +91,7 @@ pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
         || captures.begin(stream, tid),
         || captures.end(stream, tid),
     );
-    // What is submitted to it is not to be counted, and only the cold path asks.
+    // Submissions to the stream must not be counted, and only the slow path looks for captures.
     process.slots.watch(process, true);
     next().inspect_err(|_| {
         captures.end(stream, tid);
@@ -97,12 +99,12 @@ pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
     })
 }
 
-/// Lets the helper have submissions take the short way again.
+/// Wakes the helper, which returns submissions to the fast path.
 fn is_over(process: &Process) {
     process.line.as_ref().inspect(|line| line.wake());
 }
 
-/// `cuStreamEndCapture`: the capture is over, also if it was not valid; not, if another thread had to end it.
+/// Handles `cuStreamEndCapture`. An invalidated capture ends too; one that another thread must end does not.
 pub(crate) fn end(stream: CUstream, next: Next<'_>) -> CUresult {
     let result = next();
     let Some(process) = process::get() else {
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capture_is_the_threads_that_began_it() {
+    fn capture_is_by_the_thread_that_began_it() {
         let captures = Captures::default();
         captures.begin(stream(2), 10);
         captures.begin(stream(2), 11);
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_destroyed_stream_captures_nothing() {
+    fn captures_destroyed_stream_is_removed() {
         let captures = Captures::default();
         captures.begin(stream(2), 10);
         captures.begin(stream(3), 10);

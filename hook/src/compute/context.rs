@@ -1,14 +1,16 @@
-//! One context of the program's and its streams, as far as somebody must wait for what was submitted to them.
+//! A context of the program and its streams, as far as draining needs them.
 //!
-//! All that a context has is marked by an event of the context (`cuCtxRecordEvent`), or, before CUDA 12.5, by its streams:
-//! a mark on its legacy stream passes when all its blocking streams have come so far (the per-thread default streams
-//! among them: CUDA Driver API, "Stream synchronization behavior"); a non-blocking stream needs its own.
-//! Whoever destroys a context or stream first takes it out here; the helper marks and asks under the context's lock,
-//! for as long as the one call takes. So it never names to the driver what is gone.
+//! All work of a context is marked by an event of the context (`cuCtxRecordEvent`). Before CUDA 12.5 its
+//! streams are marked instead: a marker on the legacy stream passes when all blocking streams have reached
+//! it, per-thread default streams included (CUDA Driver API, "Stream synchronization behavior"); each
+//! non-blocking stream needs its own marker. A thread that destroys a context or stream first removes it
+//! here; the helper sets and queries markers under the context's lock, held for one driver call. So the
+//! driver is never given a stale handle.
 //!
-//! What other calls take for a green context is a part of a primary context: it has streams of its own, and all else,
-//! what marks are set with too, is the primary's. It may be current to one thread at a time (`cuGreenCtxCreate`), the
-//! program's, so it is marked with the primary one current: a stream by itself, all of it with `cuGreenCtxRecordEvent`.
+//! The context of a green context counts as a part of a primary context: it has its own streams; everything
+//! else, including the memory of its markers, belongs to the primary context. It may be current to one thread
+//! at a time (`cuGreenCtxCreate`), the program's, so markers are set with the primary context current: on a
+//! single stream, or on the whole green context with `cuGreenCtxRecordEvent`.
 
 mod marks;
 
@@ -25,31 +27,32 @@ use crate::{cuda, driver};
 pub(super) use self::marks::is_over;
 pub(crate) use self::marks::{Mark, Passed, ask_all};
 
-/// `CU_STREAM_LEGACY`: also where the program was built for per-thread default streams.
+/// `CU_STREAM_LEGACY`. Also used for stream 0 of programs built for per-thread default streams.
 pub(crate) const LEGACY: usize = 1;
-/// `CU_STREAM_PER_THREAD`: in the thread itself; for others a mark on the legacy stream covers it.
+/// `CU_STREAM_PER_THREAD`: valid in the thread itself; for other threads a legacy-stream marker covers it.
 pub(crate) const PER_THREAD: usize = 2;
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Calls under way that may destroy it.
+    /// Number of calls in progress that may destroy the context.
     leaving: u32,
     is_gone: bool,
-    /// Holders beyond the first.
+    /// Number of `cuCtxAttach` holders, beyond the creator.
     attached: u32,
-    /// Streams by handle, and whether they need marks of their own.
+    /// Stream handles, and whether each needs its own marker.
     streams: Vec<(usize, bool)>,
-    /// Marks on streams that were destroyed while busy, until they pass.
+    /// Pending markers of streams that were destroyed while busy.
     orphans: Vec<Sign>,
 }
 
-/// One context. Handles are kept as numbers: to us they are only names.
+/// A context. Handles are stored as numbers and never dereferenced.
 #[derive(Debug)]
 pub(crate) struct Context {
     handle: usize,
     id: u32,
     pub(crate) local: LocalDevice,
-    /// What it is a part of, and by which name, if it is a green context's.
+    /// Primary context that a green context is a part of, and the `CUgreenCtx` handle; `None` for other
+    /// contexts.
     base: Option<(Arc<Context>, usize)>,
     signs: Arc<Signs>,
     inner: Mutex<Inner>,
@@ -71,7 +74,7 @@ impl Context {
         }
     }
 
-    /// What calls take for the green context of that name.
+    /// Creates the context of a green context, a part of `base`.
     pub(super) fn new_part(handle: usize, id: u32, base: &Arc<Self>, green: usize) -> Self {
         Self {
             base: Some((Arc::clone(base), green)),
@@ -80,7 +83,8 @@ impl Context {
         }
     }
 
-    /// The context that owns what is made in this one, streams aside: itself, but for a green context's.
+    /// Returns the context that owns allocations made in this one: the primary one for a part, otherwise
+    /// itself.
     pub(crate) fn base(self: &Arc<Self>) -> &Arc<Self> {
         self.base.as_ref().map_or(self, |(base, _)| base)
     }
@@ -89,13 +93,13 @@ impl Context {
         self.base.is_some()
     }
 
-    /// The green context that it is.
+    /// Returns the green context that this context belongs to.
     fn green(&self) -> Option<CUgreenCtx> {
         let (_, name) = self.base.as_ref()?;
         Some(CUgreenCtx(std::ptr::with_exposed_provenance_mut(*name)))
     }
 
-    /// Whether it is the green context of that name.
+    /// Returns whether this context belongs to the green context `green`.
     pub(super) fn is_green(&self, green: usize) -> bool {
         self.base.as_ref().is_some_and(|(_, name)| *name == green)
     }
@@ -104,19 +108,19 @@ impl Context {
         self.id
     }
 
-    /// Returns the driver's last error that kept a mark from being set or from being looked at; `None` if a look has
-    /// succeeded since.
+    /// Returns the driver's last error that kept a marker from being set or polled; `None` if a poll has succeeded
+    /// since.
     pub(super) fn fault(&self) -> Option<CUerror> {
         self.signs.fault()
     }
 
-    /// The driver's name for it, as a number.
+    /// Returns the `CUcontext` handle as a number.
     pub(crate) fn handle(&self) -> usize {
         self.handle
     }
 
-    /// Runs `body` with the context current, or the one that it is a part of, unless it is gone; `NotYet` while somebody
-    /// destroys it.
+    /// Runs `body` with this context, or the one it is a part of, current. Returns `Yes` without running it
+    /// if the context is gone, `NotYet` while a call that may destroy it is in progress.
     fn visit(&self, body: impl FnOnce(&mut Inner) -> Passed) -> Passed {
         let mut inner = self.inner.lock();
         if inner.is_gone {
@@ -142,8 +146,8 @@ impl Context {
         passed
     }
 
-    /// Runs `body` with the context current, or the one that it is a part of, and kept from being destroyed; `None` if it is
-    /// gone or going.
+    /// Runs `body` with this context, or the one it is a part of, current, and keeps it from being destroyed.
+    /// Returns `None` if it is destroyed or a call that may destroy it is in progress.
     pub(crate) fn with_current<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
         let mut result = None;
         self.visit(|_| {
@@ -153,8 +157,8 @@ impl Context {
         result
     }
 
-    /// Waits until all that was submitted to it has ended. In a thread of the program's, which sees to it that the
-    /// context stays.
+    /// Waits until all submitted work has completed. Called in a thread of the program, which keeps the
+    /// context alive.
     pub(crate) fn synchronize(&self) -> CUresult {
         let handle = CUcontext(std::ptr::with_exposed_provenance_mut(self.handle));
         driver::cuCtxPushCurrent_v2(handle)?;
@@ -163,7 +167,7 @@ impl Context {
         result
     }
 
-    /// It is no more; the streams that it had.
+    /// Marks the context as destroyed and returns the streams that it had.
     pub(super) fn end(&self) -> Vec<CUstream> {
         let mut inner = self.inner.lock();
         inner.is_gone = true;
@@ -171,29 +175,29 @@ impl Context {
         streams.into_iter().map(|(number, _)| stream(number)).collect()
     }
 
-    /// Whether it has that stream.
+    /// Returns whether the context has the stream.
     pub(super) fn has(&self, wanted: CUstream) -> bool {
         let number = wanted.0.addr();
         self.inner.lock().streams.iter().any(|entry| entry.0 == number)
     }
 
-    /// Notes that a call begins that may destroy it.
+    /// Records that a call that may destroy the context begins.
     pub(crate) fn leave(&self) {
         self.inner.lock().leaving += 1;
     }
 
-    /// That call did not destroy it.
+    /// Records that such a call ended without destroying the context.
     pub(crate) fn stay(&self) {
         let mut inner = self.inner.lock();
         inner.leaving = inner.leaving.saturating_sub(1);
     }
 
-    /// One more holder.
+    /// Adds a holder.
     pub(crate) fn attach(&self) {
         self.inner.lock().attached += 1;
     }
 
-    /// One holder less; whether it was the last.
+    /// Removes a holder and returns whether it was the last.
     pub(crate) fn detach(&self) -> bool {
         let mut inner = self.inner.lock();
         let was_last = inner.attached == 0;
@@ -201,16 +205,17 @@ impl Context {
         was_last
     }
 
-    /// Enters a stream, and whether it needs marks of its own.
+    /// Adds a stream, and whether it needs its own marker.
     pub(crate) fn enter(&self, made: CUstream, needs_own: bool) {
         let mut inner = self.inner.lock();
         inner.take(made);
-        // A part may have no default stream, whose mark would do for others.
+        // A part may have no default stream, whose marker could cover others.
         let needs_own = needs_own || self.is_part();
         inner.streams.push((made.0.expose_provenance(), needs_own));
     }
 
-    /// Takes a stream out that is to be destroyed, leaving a mark behind if it is busy; whether it needed its own.
+    /// Removes a stream before its destruction, leaves a marker if it is busy, and returns whether it needed
+    /// its own.
     pub(crate) fn take_out(&self, leaving: CUstream) -> bool {
         let mut needs_own = None;
         if capture::is_capturing(leaving) == Some(false) {
@@ -227,7 +232,7 @@ impl Context {
 }
 
 impl Inner {
-    /// Takes a stream out; whether it needed marks of its own, if it was there.
+    /// Removes a stream; returns whether it needed its own marker, `None` if unknown.
     fn take(&mut self, leaving: CUstream) -> Option<bool> {
         let found = self
             .streams
@@ -236,7 +241,7 @@ impl Inner {
         Some(self.streams.swap_remove(found).1)
     }
 
-    /// Whether there is such a stream, as far as we know.
+    /// Returns whether the stream is known; default streams always are.
     fn has(&self, number: usize) -> bool {
         matches!(number, LEGACY | PER_THREAD) || self.streams.iter().any(|entry| entry.0 == number)
     }
@@ -244,7 +249,7 @@ impl Inner {
 
 #[cfg(test)]
 impl Context {
-    /// One whose marks pass by hand.
+    /// Creates a context whose markers are completed by [`Self::pass`].
     pub(super) fn by_hand() -> Arc<Self> {
         Arc::new(Self {
             signs: Arc::new(Signs::by_hand()),

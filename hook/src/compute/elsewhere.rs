@@ -1,11 +1,11 @@
-//! Submissions that concern another device than the thread's current one: one whose stream is there, whose context or
-//! memory they name, or that a graph does work on (`reach`).
+//! Submissions that concern another device than the thread's current one: by their stream, by a context or
+//! memory that they name, or by a node of a graph (`reach`).
 //!
-//! A thread looks at one gate, its current device's. So while any device of a process that has several is frozen, every
-//! slot's gate leads to the cold path, and that asks here where each call goes. What was let through before is waited
-//! for: `Inside` is who was in the driver then.
+//! A thread checks only the gate of its current device. So while any device of a process with several devices
+//! is frozen, every slot's gate leads to the slow path, which asks here what each call concerns. [`Inside`]
+//! records the threads that were in the driver before, and the drain waits for these.
 //!
-//! Not seen: the levels of mipmapped arrays.
+//! Not examined: the levels of mipmapped arrays.
 
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 
@@ -22,7 +22,7 @@ use crate::device::LocalDevice;
 use crate::driver;
 use crate::process::Process;
 
-/// A device that is frozen or held and that the call concerns, other than the one of index `current`.
+/// Returns the index of a frozen or held device other than `current` that the call concerns.
 pub(super) fn closed(process: &Process, call: Call, stream: usize, current: usize) -> Option<usize> {
     let is_closed = |local: LocalDevice| {
         let index = process.devices.index(local);
@@ -55,7 +55,8 @@ pub(super) fn closed(process: &Process, call: Call, stream: usize, current: usiz
         .find_map(is_closed)
 }
 
-/// The devices of the memory that a `CUDA_MEMCPY3D` names; `word` reads it, by offsets.
+/// Returns the devices of the memory that a `CUDA_MEMCPY3D` names; `word` reads a word of it at a byte
+/// offset.
 pub(super) fn devices_of_copy(
     process: &Process,
     word: impl Fn(usize) -> Option<usize>,
@@ -63,13 +64,13 @@ pub(super) fn devices_of_copy(
     named::memory_of_copy(word).filter_map(move |memory| device_of(process, memory))
 }
 
-/// The device that memory or an array is on; `None` for the host's, and for what is no memory.
+/// Returns the device of an address or an array handle; `None` for host memory and for other values.
 pub(super) fn device_of(process: &Process, address: usize) -> Option<LocalDevice> {
-    // The handle of an array is no address of the device's.
+    // An array handle is not a device address.
     if let Some(local) = process.memory.arrays.local(address as u64) {
         return Some(local);
     }
-    // Wherever it is now.
+    // Swapped memory still belongs to its device.
     if let Some(block) = process.swap.find(address as u64) {
         return Some(block.local);
     }
@@ -84,7 +85,7 @@ pub(super) fn device_of(process: &Process, address: usize) -> Option<LocalDevice
     LocalDevice::of(i32::try_from(ask(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?).ok()?)
 }
 
-/// Whether any device of the process is frozen, so that submissions to the others must be looked at.
+/// Returns whether any device of the process is frozen, so that submissions to others must be examined.
 pub(super) fn is_any_frozen(process: &Process) -> bool {
     let known = process.control().nr_devices.load(Relaxed) as usize;
     (0..known.min(OTHER_DEVICE))
@@ -92,7 +93,7 @@ pub(super) fn is_any_frozen(process: &Process) -> bool {
         .any(|index| is_gate_frozen(process, index))
 }
 
-/// Whether all devices that the process has contexts on are frozen.
+/// Returns whether all devices on which the process has contexts are frozen.
 pub(crate) fn is_all_frozen(process: &Process) -> bool {
     let used = process.contexts.on(|_| true);
     let is_frozen = |local| is_gate_frozen(process, process.devices.index(local));
@@ -108,17 +109,17 @@ fn is_gate_frozen(process: &Process, index: usize) -> bool {
     gate.is_some_and(|word| Gate::from_word(word) == Gate::Frozen)
 }
 
-/// A thread that was inside submissions.
+/// Snapshot of a thread that was inside submissions.
 #[derive(Debug)]
 pub(super) struct Inside {
-    /// Its slot's address, which stays what it is.
+    /// Address of its slot; slots never move.
     slot: usize,
-    /// What it had entered of each sort.
+    /// Entry counters by kind of submission.
     entered: [u64; Submission::COUNT],
 }
 
 impl Inside {
-    /// `None` if it is not.
+    /// Takes a snapshot; `None` if the thread is not inside a submission.
     pub(super) fn of(bound: Bound<'_>) -> Option<Self> {
         bound.is_inside().then(|| Self {
             slot: std::ptr::from_ref(bound.entrance).addr(),
@@ -126,13 +127,13 @@ impl Inside {
         })
     }
 
-    /// Whether that slot's thread may be in one of those yet.
+    /// Returns whether the slot's thread may still be inside one of these submissions.
     pub(super) fn is_still(&self, bound: Bound<'_>) -> bool {
         self.is_inside(bound) && !bound.is_dead()
     }
 
     fn is_inside(&self, bound: Bound<'_>) -> bool {
-        // Inside another one perhaps, but that began later: the marks of what has ended have caught up.
+        // The thread may be inside a later submission: the exit counters have reached the recorded entries.
         let exited = bound.exits().map(|exited| exited.load(Acquire));
         let is_behind = |(exited, entered): (u64, &u64)| exited.wrapping_sub(*entered) >= 1 << 63;
         self.slot == std::ptr::from_ref(bound.entrance).addr()
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_inside_is_out_when_that_has_ended_whatever_has_begun_since() {
+    fn inside_submission_ended_is_out_despite_later_ones() {
         let process = Process::of_test(gcgroup_abi::NO_LIMIT);
         let local = LocalDevice::of(0).unwrap();
         let bound = process.slots.of_test(process, local, OTHER_DEVICE);
@@ -159,8 +160,8 @@ mod tests {
         assert!(inside.is_inside(bound));
         entered.store(6, Relaxed);
         exited.store(5, Relaxed);
-        assert!(!inside.is_inside(bound), "this is another");
-        // It took its mark back, to wait at its gate.
+        assert!(!inside.is_inside(bound), "this is a later submission");
+        // The thread has withdrawn its entry, to wait at its gate.
         entered.store(4, Relaxed);
         exited.store(4, Relaxed);
         assert!(!inside.is_inside(bound));

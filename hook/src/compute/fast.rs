@@ -1,39 +1,43 @@
-//! The path of a submission: mark, look at the gate, call the driver, mark. Everything else is in `gate`.
+//! Fast path of a submission: count the entry, load the gate, call the driver, count the exit. The slow path
+//! is in `gate`.
 //!
-//! A thread that is in the driver with a submission can be told by its marks (`Entrance::entered` and
-//! `Thread::exited`): whoever has
-//! closed the gate and then made every core see it (`membarrier`) knows that a thread whose marks agree submits
-//! nothing more. Hence two marks, and so a call and not a jump: the arguments that are on the stack are pushed again.
+//! The entry counter (`Entrance::entered`) and the exit counter (`Thread::exited`) show whether a thread is
+//! in the driver. After a closed gate has been made visible to every core (`membarrier`), a thread whose
+//! counters are equal submits nothing more. This needs two counters, and so a call instead of a jump:
+//! arguments that are on the stack are pushed again.
 //!
-//! Eleven instructions with the arguments in registers; one more for each word on the stack, and one to drop them.
+//! Eleven instructions with all arguments in registers; one more for each word on the stack, and one to drop
+//! them.
 
 use core::mem::offset_of;
 
 use gcgroup_abi::{Entrance, Submission, Thread};
 
-/// Where entries of a sort of submission are counted in an [`Entrance`].
+/// Returns the offset of the entry counter of a kind of submission in an [`Entrance`], bytes.
 pub(crate) const fn entered(what: Submission) -> usize {
     offset_of!(Entrance, entered) + 8 * what as usize
 }
 
-/// Where exits of a sort of submission are counted in a [`Thread`].
+/// Returns the offset of the exit counter of a kind of submission in a [`Thread`], bytes.
 pub(crate) const fn exited(what: Submission) -> usize {
     offset_of!(Thread, submissions) + 16 * what as usize + 8
 }
 
-// The assembly reads the gate's address at the very beginning of an entrance, and the entrance's at that of a `Local`.
+// The assembly reads the gate's address at offset 0 of an entrance, and the entrance's at offset 0 of a
+// `Local`.
 const _: () = {
     assert!(offset_of!(Entrance, gate) == 0);
     assert!(size_of::<[core::sync::atomic::AtomicU64; 2]>() == 16);
     assert!(offset_of!(gcgroup_abi::Local, slot) == 0);
 };
 
-/// How many words of a call's arguments are on the stack.
+/// Returns how many words of a call's arguments are on the stack.
 pub(crate) const fn stack_words(arguments: usize) -> usize {
     arguments.saturating_sub(6)
 }
 
-/// Which argument is the stream, by the names of their types, as `call::describe` takes it.
+/// Returns the index of the stream argument, from the names of the arguments' types, as `call::describe`
+/// takes it.
 pub(crate) const fn stream_argument(types: &[&str]) -> u32 {
     let (mut index, mut rest) = (0, types);
     while let [first, others @ ..] = rest {
@@ -46,7 +50,7 @@ pub(crate) const fn stream_argument(types: &[&str]) -> u32 {
     super::call::NO_STREAM
 }
 
-/// Whether a function is the twin for the thread's own default stream.
+/// Returns whether a function is the variant for the per-thread default stream.
 pub(crate) const fn is_per_thread(name: &str) -> bool {
     matches!(name.as_bytes(), [.., b'_', b'p', b't', b's' | b'd', b'z' | b's'])
 }
@@ -74,7 +78,7 @@ macro_rules! submission {
                 "2:",
                 "push qword ptr [rax + {thread}]",
                 ".cfi_adjust_cfa_offset 8",
-                // The stack must be a multiple of 16 where the driver is entered.
+                // The stack pointer must be a multiple of 16 at a call.
                 ".if {words} & 1",
                 "push rax",
                 ".cfi_adjust_cfa_offset 8",
@@ -112,8 +116,8 @@ macro_rules! submission {
 
 pub(crate) use submission;
 
-/// The gate is not open: asks [`gate::admit`](super::gate::admit) with every argument kept. Takes what
-/// [`call::describe`](super::call::describe) made of the call in `eax`, gives the entrance to go on with in `rax`.
+/// Calls [`gate::admit`](super::gate::admit) for a gate that is not open, preserving every argument. Takes
+/// the word of [`call::describe`](super::call::describe) in `eax`; returns the entrance to use in `rax`.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn closed() {
     core::arch::naked_asm!(
@@ -146,7 +150,7 @@ mod tests {
     use crate::interpose::Real;
     use crate::thread;
 
-    /// Checks that the driver gets every argument, on an aligned stack and while the call is marked.
+    /// Checks that the driver gets every argument, on an aligned stack, while the call is counted as entered.
     macro_rules! passes_on {
         ($test:ident, $what:ident, $($arg:ident = $value:literal),*) => {
             mod $test {
@@ -157,7 +161,7 @@ mod tests {
 
                 extern "C" fn driver($($arg: u64),*) -> CUresult {
                     assert_eq!([$($arg),*], [$($value),*]);
-                    // SAFETY: the test's own slot, below.
+                    // SAFETY: the test's own slot, created below.
                     let slot = unsafe { &*thread::slot() };
                     assert_eq!(slot.entered[Submission::$what as usize].load(Relaxed), exits(slot) + 1);
                     assert_aligned();
@@ -165,9 +169,9 @@ mod tests {
                 }
 
                 #[test]
-                fn passes_its_arguments_on_and_marks_the_call() {
+                fn submission_passes_arguments_and_counts_call() {
                     let gate = AtomicU32::new(0);
-                    // SAFETY: a slot is all atomic integers, for which zero is a value.
+                    // SAFETY: a slot consists of atomic integers, for which zero is a valid value.
                     let exited: Thread = unsafe { std::mem::zeroed() };
                     let slot = Entrance {
                         gate: AtomicPtr::new(from_ref(&gate).cast_mut()),
@@ -187,7 +191,7 @@ mod tests {
                 }
 
                 fn exits(slot: &Entrance) -> u64 {
-                    // SAFETY: the test's own, on its stack.
+                    // SAFETY: points to the test's own `Thread`, on its stack.
                     let thread = unsafe { &*slot.thread.load(Relaxed) };
                     thread.exited(Submission::$what).load(Relaxed)
                 }
@@ -195,7 +199,8 @@ mod tests {
         };
     }
 
-    /// The compiler relies on the stack's alignment for this, so a wrong one is a fault or a wrong address.
+    /// Checks the stack's alignment: the compiler assumes it here, so a wrong one gives a fault or a wrong
+    /// address.
     fn assert_aligned() {
         #[repr(align(16))]
         struct Aligned(AtomicU64);
@@ -204,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_calls_stream_is_found_by_its_type() {
+    fn stream_argument_found_by_type() {
         assert_eq!(super::stream_argument(&["c_uint", "CUstream", "CUstream"]), 1);
         assert_eq!(
             super::stream_argument(&["*const CUlaunchConfig", "CUfunction"]),

@@ -1,14 +1,15 @@
-//! The gate: what a submission does when it may not simply pass.
+//! Slow path of a submission, taken when the gate is not open.
 //!
-//! Who waits has taken its mark back, so a drain does not wait for it. Nobody waits who holds up others by it: threads
-//! that capture a graph, calls from within a submission or a handler of ours, programs on their way out, forked
-//! children (which find no process). A thread with no current context has the gate of its stream's device, and none for a
-//! default stream; so a callback thread of the driver's, which may submit nothing, has none.
+//! A waiting thread has withdrawn its entry, so a drain does not wait for it. A thread does not wait if that
+//! would block others: while it captures a graph, inside a submission or a handler of ours, when the program
+//! exits, and in forked children (which have no `Process`). A thread without a current context uses the gate
+//! of its stream's device, and none for a default stream; so a callback thread of the driver, which may not
+//! submit, has none.
 //!
-//! Only a freeze holds without bound. Every other wait ends, at the latest when its patience does, and then a batch goes
-//! through: work that waits for other work, of this process or of another, cannot stand still for it.
+//! Only a freeze holds without limit. Every other wait ends when its patience ends, at the latest; then one
+//! batch passes. So work that waits for other work, of this or another process, is never blocked for ever.
 
-mod place;
+mod admission;
 
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::time::Duration;
@@ -25,12 +26,12 @@ use crate::cuda::{CUresult, CUstream};
 use crate::interpose::Next;
 use crate::process::{self, Process};
 use crate::{interpose, sys, thread};
-use place::{told, window};
+use admission::{told, window};
 
-/// By how much patience grows when it was tried in vain.
+/// Limit for doublings of the patience: it grows by a factor of at most 2^4 after waits that timed out.
 const MOST_TIMEOUTS: u32 = 4;
 
-/// Binds the calling thread to a slot and waits while the gate is held; returns the slot, already marked.
+/// Binds the calling thread to a slot and waits at the gate; returns the slot with the entry counted.
 pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entrance {
     let is_nested = thread::is_inside();
     let what = match call & 0xf {
@@ -43,7 +44,7 @@ pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entran
         .unwrap_or_else(unaccounted)
 }
 
-/// `None` where nothing governs: the thread counts in the slot that is nobody's.
+/// Admits a submission; `None` if nothing governs the process: then the unaccounted slot is used.
 fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*const Entrance> {
     let process = process::get()?;
     if let Some(bound) = process.slots.current(process) {
@@ -66,8 +67,8 @@ fn admitted(what: Submission, call: Call, mut is_nested: bool) -> Option<*const 
     Some(bound.entrance)
 }
 
-/// A submission whose call is handled, rather than passed on by `fast`: waits at the gate, and calls `body` marked.
-/// Where nothing governs, `next`. It may do work on those devices too, beside the stream's.
+/// Waits at the gate and calls `body` with the entry counted, for a submission that has a handler. Calls
+/// `next` if nothing governs the process. `devices` are used in addition to the stream's.
 pub(crate) fn submit(
     what: Submission,
     stream: CUstream,
@@ -109,25 +110,27 @@ pub(crate) fn submit(
     result
 }
 
-/// One submission on its way through.
+/// A submission that is passing the gate.
 struct Passing<'a> {
     process: &'a Process,
     bound: Bound<'a>,
     what: Submission,
     is_nested: bool,
-    /// Whether it has waited for as long as it must.
+    /// Set when its patience has ended, so that it needs no room in the in-flight window.
     credit: bool,
     timeouts: u32,
-    /// Nanoseconds for which it has waited for a place, however often the gate closed meanwhile.
+    /// Nanoseconds for which it has waited for admission, including waits interrupted by a change of the
+    /// gate.
     waited: u64,
 }
 
 impl Passing<'_> {
-    /// Ends with the mark entered.
+    /// Waits until the submission may pass; returns with the entry counted.
     fn enter(&mut self, call: Call) {
         loop {
             self.bound.enter(self.what);
-            // The drain's barrier pairs with this one: either it sees the mark or we see the gate.
+            // Pairs with the drain's barrier: either the drain sees the entry or this thread sees the closed
+            // gate.
             fence(SeqCst);
             let Some((control, usage)) = blocks(self.process, self.bound) else {
                 return;
@@ -162,9 +165,9 @@ impl Passing<'_> {
                     self.wait_throttled(control, usage, stream);
                 }
                 Gate::Arbitrate | Gate::Throttled => {
-                    if let Some(taken) = self.take_place(control, usage, stream) {
+                    if let Some(nanoseconds) = self.take_room(control, usage, stream) {
                         self.bound.uncount(self.what);
-                        self.wait_for_place(control, usage, stream, taken);
+                        self.wait_for_room(control, usage, stream, nanoseconds);
                         continue;
                     }
                     return self.note(stream);
@@ -175,7 +178,8 @@ impl Passing<'_> {
         }
     }
 
-    /// A device that is held, or another than the current one that is frozen, and that the call concerns.
+    /// Returns a device that the call concerns and that is closed: the current one if held, another if held
+    /// or frozen.
     fn closed_device(&self, call: Call, stream: usize) -> Option<usize> {
         let current = self.bound.index();
         if self.process.holds.word(current).is_some() {
@@ -188,7 +192,7 @@ impl Passing<'_> {
         self.is_nested || process::is_exiting() || self.is_capturing()
     }
 
-    /// The thread's id is a system call, so first whether anybody captures.
+    /// Returns whether this thread captures a stream. `gettid` is a system call, so `is_any` is asked first.
     fn is_capturing(&self) -> bool {
         let captures = &self.process.contexts.captures;
         captures.is_any() && captures.is_by(sys::gettid())
@@ -200,7 +204,7 @@ impl Passing<'_> {
         }
     }
 
-    /// Whether the thread still may submit some of a batch that was let through.
+    /// Uses one submission of the batch that was let through; returns whether there was one.
     fn spend_credit(&mut self) -> bool {
         let credit = &self.bound.side.credit;
         let left = credit.load(Relaxed);
@@ -219,7 +223,7 @@ impl Passing<'_> {
             let word = control.gate.load(Relaxed);
             if Gate::from_word(word) != Gate::Throttled || process::is_exiting() {
                 self.timeouts = 0;
-                self.with_window(|places| places.disturb(window(control), sys::now()));
+                self.with_window(|queue| queue.disturb(window(control), sys::now()));
                 return;
             }
             let patience = told(control) << self.timeouts.min(MOST_TIMEOUTS);
@@ -236,10 +240,10 @@ impl Passing<'_> {
         drop(waiting);
         self.timeouts += 1;
         usage.gate_timeouts.fetch_add(1, Relaxed);
-        let batch = self.with_window(|places| {
+        let batch = self.with_window(|queue| {
             let window = window(control);
-            places.disturb(window, sys::now());
-            places.batch(self.what, window)
+            queue.disturb(window, sys::now());
+            queue.batch(self.what, window)
         });
         self.bound.side.credit.store(batch, Relaxed);
     }
@@ -250,7 +254,7 @@ fn blocks<'a>(process: &'a Process, bound: Bound<'_>) -> Option<(&'a ControlDevi
     Some((control, process.usage().devices.get(bound.index())?))
 }
 
-/// Waits while the calling thread's gate is frozen, for calls that are not submissions but begin some.
+/// Waits while the calling thread's gate is frozen, for calls that begin submissions without being one.
 pub(crate) fn hold(process: &Process, mut begin: impl FnMut(), mut take_back: impl FnMut()) {
     loop {
         begin();

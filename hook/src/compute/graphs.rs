@@ -1,7 +1,7 @@
-//! Graphs that can be launched: how many kernels each has, and which devices it does work on.
+//! Executable graphs: number of kernels and devices used.
 //!
-//! A launch is one submission, of as many kernels. Nodes inside conditional nodes are not counted: how often they run is
-//! known to the GPU alone.
+//! A graph launch is one submission of that many kernels. Nodes inside conditional nodes are not counted:
+//! only the GPU knows how often they run.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,21 +21,21 @@ use crate::process;
 
 use gcgroup_abi::Submission;
 
-/// Graphs within graphs beyond this depth are not looked into.
+/// Graphs nested deeper than this are not examined.
 const DEEPEST: u32 = 16;
 
-/// By the launchable graph's handle.
+/// Executable graphs by handle.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs(RwLock<HashMap<usize, Known>>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
     kernels: u64,
-    /// Those that its nodes are on, in a process that uses several.
+    /// Devices of its nodes; empty if the process uses one device.
     devices: DeviceSet,
 }
 
-/// `cuGraphInstantiate` and its like.
+/// Handles `cuGraphInstantiate` and its variants.
 pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(made)) = (process::get(), written(made)) {
@@ -48,7 +48,7 @@ pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>
     Ok(())
 }
 
-/// `cuGraphExecDestroy`.
+/// Handles `cuGraphExecDestroy`.
 pub(crate) fn destroy(graph: CUgraphExec, next: Next<'_>) -> CUresult {
     let known = process::get().and_then(|process| process.graphs.0.write().remove(&graph.0.addr()));
     let result = next();
@@ -58,7 +58,7 @@ pub(crate) fn destroy(graph: CUgraphExec, next: Next<'_>) -> CUresult {
     result
 }
 
-/// `cuGraphLaunch`.
+/// Handles `cuGraphLaunch`.
 pub(crate) fn launch(graph: CUgraphExec, stream: CUstream, next: Next<'_>) -> CUresult {
     let known = process::get().and_then(|process| process.graphs.0.read().get(&graph.0.addr()).copied());
     let known = known.unwrap_or_default();
@@ -75,7 +75,7 @@ pub(crate) fn launch(graph: CUgraphExec, stream: CUstream, next: Next<'_>) -> CU
     )
 }
 
-/// How many of a graph's nodes are kernels.
+/// Returns how many of a graph's nodes are kernels.
 fn kernels(graph: CUgraph, depth: u32) -> u64 {
     if depth == DEEPEST {
         return 0;
@@ -83,7 +83,7 @@ fn kernels(graph: CUgraph, depth: u32) -> u64 {
     nodes(graph).into_iter().map(|node| kernels_of(node, depth)).sum()
 }
 
-/// A graph's nodes; none where the driver does not say.
+/// Returns a graph's nodes; empty if the driver does not answer.
 pub(crate) fn nodes(graph: CUgraph) -> Vec<CUgraphNode> {
     let mut count = 0;
     if driver::cuGraphGetNodes(graph, None, &mut count).is_err() {

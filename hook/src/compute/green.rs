@@ -1,7 +1,7 @@
-//! Around the calls that make and destroy green contexts: parts of a primary context, with streams of their own.
+//! Handlers that create and destroy green contexts: parts of a primary context, with their own streams.
 //!
-//! What is allocated while one is current belongs to the primary context and goes with that. A green context holds its
-//! device's primary context, and may be the last that does.
+//! What is allocated while a green context is current belongs to the primary context and is freed with that.
+//! A green context holds its device's primary context and may be the last holder.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::interpose::Next;
 use crate::place::written;
 use crate::process::{self, Process};
 
-/// `cuGreenCtxCreate`.
+/// Handles `cuGreenCtxCreate`.
 pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(made), Some(local)) = (process::get(), written(made), LocalDevice::of(device))
@@ -36,19 +36,19 @@ fn enter(process: &Process, made: CUgreenCtx, local: LocalDevice) {
     process.contexts.enter_part(handle, &base, made);
 }
 
-/// The device's primary context, which there is.
+/// Returns the device's primary context, which exists because a green context holds it.
 fn primary(process: &Process, local: LocalDevice) -> Option<Arc<Context>> {
     if let Some(known) = streams::primary(local.device()) {
         return Some(known);
     }
     let mut handle = CUcontext::NULL;
     driver::cuDevicePrimaryCtxRetain(&mut handle, local.device()).ok()?;
-    // The green context holds it too, so this is not its end.
+    // The green context still holds it, so this release does not destroy it.
     let _ = driver::cuDevicePrimaryCtxRelease_v2(local.device());
     Some(streams::enter_primary(process, handle, local))
 }
 
-/// `cuGreenCtxDestroy`: its streams are detached, and its primary context has one holder less.
+/// Handles `cuGreenCtxDestroy`: its streams are detached, and the primary context loses a holder.
 pub(crate) fn destroy(green: CUgreenCtx, next: Next<'_>) -> CUresult {
     let Some((process, part)) =
         process::get().and_then(|process| Some((process, process.contexts.green(green)?)))
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_green_context_is_a_part_of_its_primary_context_and_goes_with_it() {
+    fn green_context_is_a_part_and_goes_with_its_primary() {
         let process = Process::of_test(NO_LIMIT);
         let contexts = &process.contexts;
         let local = LocalDevice::of(0).unwrap();
@@ -103,7 +103,7 @@ mod tests {
         let told = process.usage().devices[process.devices.index(local)]
             .nr_contexts
             .load(Relaxed);
-        assert_eq!(told, 1, "it is the primary context that takes memory");
+        assert_eq!(told, 1, "only the primary context counts");
         contexts.remove(process, &part);
         assert_eq!(contexts.family(&base).len(), 2);
         assert!(contexts.green(green(48)).is_none());

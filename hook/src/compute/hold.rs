@@ -1,7 +1,7 @@
-//! A gate of the process's own: closed while something is done to a device's memory that no submission may see.
+//! Process-internal gate: closed while a device's memory is changed in a way that no submission may observe.
 //!
-//! While any device is held, every slot's gate leads to the cold path, so the path of a submission stays what it is.
-//! Calls that use memory and are not submissions take a `Touch`.
+//! While any device is held, every slot's gate leads to the slow path, so the fast path has no extra check.
+//! Calls that use memory without being submissions take a [`Touch`].
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 
@@ -14,15 +14,15 @@ use super::wait::RECHECK;
 
 #[derive(Debug)]
 struct Hold {
-    /// How many hold the device.
+    /// Number of holds on the device.
     word: AtomicU32,
-    /// Threads that wait, at least: one that a signal took away stays counted.
+    /// Upper bound for waiting threads: one that a signal handler left by a jump stays counted.
     waiting: AtomicU32,
-    /// Calls under way that use memory.
+    /// Number of calls in progress that use memory.
     touching: AtomicU32,
 }
 
-/// By device.
+/// Holds by device index.
 #[derive(Debug)]
 pub(crate) struct Holds([Hold; MAX_DEVICES]);
 
@@ -39,21 +39,21 @@ impl Holds {
         )
     }
 
-    /// The word to wait on, if the device is held.
+    /// Returns the word to wait on if the device is held.
     pub(crate) fn word(&self, index: usize) -> Option<&AtomicU32> {
         let word = &self.0.get(index)?.word;
         (word.load(SeqCst) != 0).then_some(word)
     }
 
-    /// Whether any is.
+    /// Returns whether any device is held.
     pub(super) fn is_any(&self) -> bool {
         (0..MAX_DEVICES).any(|index| self.word(index).is_some())
     }
 
-    /// Waits while the device is held.
+    /// Waits while the device is held or until the program exits.
     pub(super) fn wait(&self, index: usize) {
         let Some(hold) = self.0.get(index) else { return };
-        // Before the word is looked at, which whoever lets go changes before looking here.
+        // Counted before `word` is loaded: a release changes `word` before it loads `waiting`.
         hold.waiting.fetch_add(1, SeqCst);
         let word = &hold.word;
         while let holders @ 1.. = word.load(SeqCst)
@@ -64,7 +64,7 @@ impl Holds {
         hold.waiting.fetch_sub(1, SeqCst);
     }
 
-    /// Whether a call that uses memory is under way. Exact while the device is held.
+    /// Returns whether a call that uses the device's memory is in progress. Exact while the device is held.
     fn is_touched(&self, index: usize) -> bool {
         self.0
             .get(index)
@@ -72,12 +72,12 @@ impl Holds {
     }
 }
 
-/// What is held.
+/// Devices that a hold covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// One device.
+    /// A single device, by index.
     Device(usize),
-    /// Whatever the process has: a device may use the memory of another.
+    /// All devices: a device may use the memory of another.
     All,
 }
 
@@ -100,7 +100,7 @@ impl Holds {
 }
 
 impl Process {
-    /// Has threads that submit to the device wait from now on. Those inside a submission are to be waited for.
+    /// Blocks new submissions to the devices. The caller must wait for threads already inside a submission.
     pub(crate) fn hold(&self, scope: Scope) {
         for hold in self.holds.of(scope) {
             hold.word.fetch_add(1, SeqCst);
@@ -109,7 +109,7 @@ impl Process {
         sys::barrier();
     }
 
-    /// Lets them go on. The helper has the slots look at their gates again when it next drains.
+    /// Ends a hold. The helper makes slots use their own gates again when it next drains.
     pub(crate) fn release(&self, scope: Scope) {
         for hold in self.holds.of(scope) {
             hold.word.fetch_sub(1, SeqCst);
@@ -119,7 +119,7 @@ impl Process {
         }
     }
 
-    /// Whoever held anything has been lost: what is held from now on is everything, once, or nothing.
+    /// Resets holds after their holder died: everything is held once, or nothing.
     pub(crate) fn reset_holds(&self, is_all_held: bool) {
         for hold in self.holds.of(Scope::All) {
             if hold.word.swap(is_all_held.into(), SeqCst) != 0 {
@@ -128,13 +128,13 @@ impl Process {
         }
     }
 
-    /// Whether nobody uses the memory of what is held, but for what is queued.
+    /// Returns whether no call uses the memory of held devices; queued work may.
     pub(crate) fn is_untouched(&self) -> bool {
         (0..MAX_DEVICES).all(|index| !self.holds.is_touched(index))
     }
 
-    /// Waits until the device is not held, and keeps it from being so until dropped. Not for submissions, which the
-    /// gate stops.
+    /// Waits until the device is not held, and prevents holds until the result is dropped. Not for
+    /// submissions, which the gate stops. `None` if there is no such device.
     pub(crate) fn touch(&self, index: usize) -> Option<Touch<'_>> {
         let count = &self.holds.0.get(index)?.touching;
         loop {
@@ -149,7 +149,7 @@ impl Process {
     }
 }
 
-/// A call that uses memory.
+/// A call that uses memory, counted while this lives.
 #[derive(Debug)]
 pub(crate) struct Touch<'a>(&'a AtomicU32);
 
@@ -165,7 +165,7 @@ mod tests {
     use gcgroup_abi::NO_LIMIT;
 
     #[test]
-    fn what_is_held_twice_is_held_until_both_let_go() {
+    fn device_held_twice_is_held_until_both_release() {
         let process = Process::of_test(NO_LIMIT);
         process.hold(Scope::Device(3));
         process.hold(Scope::All);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_by_who_is_lost_lets_those_go_on_who_wait() {
+    fn reset_holds_wakes_waiting_threads() {
         let process = Process::of_test(NO_LIMIT);
         process.hold(Scope::All);
         process.hold(Scope::Device(0));

@@ -1,8 +1,8 @@
-//! Marks: places in a stream's work that can be asked whether they have been passed.
+//! Markers: positions in a stream's work of which can be asked whether the GPU has reached them.
 //!
-//! A mark is a word of page-locked host memory that the GPU writes when it comes there, since reading it costs nothing
-//! (`cuStreamWriteValue32`, CUDA Driver API, "Stream Memory Operations"); where there is no such thing, an event. Each
-//! context has words of its own, locked in it and let go with it.
+//! A marker is a word of page-locked host memory that the GPU writes when it reaches the position, because
+//! reading it costs nothing (`cuStreamWriteValue32`, CUDA Driver API, "Stream Memory Operations"). Where the
+//! driver has no such call, a marker is an event. Each context has its own words, which are unlocked with it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed};
@@ -19,10 +19,10 @@ use crate::mapping::{Mapping, PAGE};
 
 const WORDS: usize = PAGE / size_of::<AtomicU32>();
 
-/// One mark, set.
+/// A marker that has been set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sign {
-    /// Passed once the word has the value.
+    /// Passed once the word holds `value`.
     Word {
         index: usize,
         value: u32,
@@ -30,7 +30,7 @@ pub(super) enum Sign {
     Event(usize),
 }
 
-/// What a context has to mark with. Nothing is locked while the driver is called.
+/// A context's words and events for markers. No lock is held during driver calls.
 #[derive(Debug, Default)]
 pub(super) struct Signs {
     page: OnceLock<Option<Page>>,
@@ -53,23 +53,23 @@ pub(super) enum Look {
 
 #[derive(Debug, Default)]
 struct Spares {
-    /// Events that nobody waits for, to use again.
+    /// Unused events.
     events: Vec<usize>,
     words: Vec<usize>,
-    /// Words that were given up before the GPU came there: free once it has.
+    /// Words abandoned before the GPU wrote them, with the value that frees them.
     pending: Vec<(usize, u32)>,
 }
 
-/// Words that the GPU can write.
+/// Page of words that the GPU can write.
 #[derive(Debug)]
 struct Page {
     memory: Mapping,
-    /// Where the context's streams find it.
+    /// Device address of the page.
     device: CUdeviceptr,
 }
 
 impl Page {
-    /// In the current context.
+    /// Allocates and page-locks a page in the current context.
     fn new() -> Option<Self> {
         let memory = Mapping::anonymous(PAGE).ok()?;
         let address = memory.address().expose_provenance();
@@ -80,7 +80,7 @@ impl Page {
     }
 
     fn words(&self) -> &[AtomicU32] {
-        // SAFETY: a page of ours, zeroed, mapped while it is borrowed, and written by the GPU a word at a time.
+        // SAFETY: our own zeroed page, mapped while `self` is borrowed; the GPU writes whole words.
         unsafe { std::slice::from_raw_parts(self.memory.address().cast(), WORDS) }
     }
 }
@@ -90,7 +90,8 @@ fn event(number: usize) -> CUevent {
 }
 
 impl Signs {
-    /// Provides words, if the driver lets us. In the context, and not while a capture could be spoilt.
+    /// Provides words, if the driver can. Call with the context current, and not where a capture could be
+    /// invalidated.
     pub(super) fn prepare(&self) {
         self.page.get_or_init(|| {
             let page = Page::new()?;
@@ -99,7 +100,7 @@ impl Signs {
         });
     }
 
-    /// Marks all that was submitted to a stream of the current context so far.
+    /// Sets a marker behind all that was submitted so far to a stream of the current context.
     pub(super) fn set(&self, stream: CUstream) -> Result<Sign, CUerror> {
         match self.set_word(stream) {
             Some(sign) => Ok(sign),
@@ -127,7 +128,7 @@ impl Signs {
         let mut spares = self.spares.lock();
         match written {
             Ok(()) => return Some(Sign::Word { index, value }),
-            // Nor any other: events from now on.
+            // The driver supports no word: use events from now on.
             Err(CUerror::NOT_FOUND | CUerror::NOT_SUPPORTED) => spares.words.clear(),
             Err(_) => spares.words.push(index),
         }
@@ -151,13 +152,14 @@ impl Signs {
         self.record_by(|event| driver::cuEventRecord(event, stream))
     }
 
-    /// Marks all that was submitted to the current context so far, and to those that are a part of it.
+    /// Sets a marker behind all that was submitted so far to the current context and its parts.
     pub(super) fn record_context(&self, handle: usize) -> Result<Sign, CUerror> {
         let context = CUcontext(std::ptr::with_exposed_provenance_mut(handle));
         self.record_by(|event| driver::cuCtxRecordEvent(context, event))
     }
 
-    /// Marks all that was submitted to a green context so far, of which the current one is the primary.
+    /// Sets a marker behind all that was submitted so far to a green context, with its primary context
+    /// current.
     pub(super) fn record_green(&self, green: CUgreenCtx) -> Result<Sign, CUerror> {
         self.record_by(|event| driver::cuGreenCtxRecordEvent(green, event))
     }
@@ -176,14 +178,14 @@ impl Signs {
         let number = new.0.expose_provenance();
         match recorded {
             Ok(()) => {}
-            // It may be the event that does not fit.
+            // The invalid handle may be the event: it is not used again.
             Err(CUerror::INVALID_HANDLE) => drop(driver::cuEventDestroy_v2(new)),
             Err(_) => self.spares.lock().events.push(number),
         }
         recorded.map(|()| Sign::Event(number))
     }
 
-    /// Whether the GPU has come there. An event is asked for in the driver.
+    /// Returns whether the GPU has reached the marker. For an event this calls the driver.
     pub(super) fn has_passed(&self, sign: Sign) -> bool {
         self.look(sign) == Look::Passed
     }
@@ -229,7 +231,7 @@ impl Signs {
         self.are_events_lost.store(are_lost, Relaxed);
     }
 
-    /// Whether the current context has been stopped by a fault, so that no word of it will ever be written.
+    /// Returns whether a fault has stopped the current context, so that none of its words will be written.
     pub(super) fn are_dead() -> bool {
         let mut probe = CUevent(std::ptr::null_mut());
         match driver::cuEventCreate(&mut probe, CU_EVENT_DISABLE_TIMING) {
@@ -241,7 +243,7 @@ impl Signs {
         }
     }
 
-    /// Nobody asks for it any more.
+    /// Returns the marker's word or event for reuse.
     pub(super) fn give_back(&self, sign: Sign) {
         let mut spares = self.spares.lock();
         match sign {
@@ -254,7 +256,7 @@ impl Signs {
     }
 }
 
-/// By the call that CUDA 11.7 brought, or, before it, the one that had to be allowed to the driver.
+/// Writes with the call of CUDA 11.7, or with the older one, which had to be enabled in the kernel module.
 fn write(stream: CUstream, address: CUdeviceptr, value: u32) -> CUresult {
     driver::cuStreamWriteValue32_v2(stream, address, value, 0).or_else(|error| match error {
         CUerror::NOT_FOUND => driver::cuStreamWriteValue32(stream, address, value, 0),
@@ -264,7 +266,7 @@ fn write(stream: CUstream, address: CUdeviceptr, value: u32) -> CUresult {
 
 #[cfg(test)]
 impl Signs {
-    /// With words that no GPU writes.
+    /// Creates markers whose words only [`Self::pass`] writes.
     pub(super) fn by_hand() -> Self {
         let signs = Self::default();
         let page = Mapping::anonymous(PAGE).ok().map(|memory| Page {
@@ -275,7 +277,7 @@ impl Signs {
         signs
     }
 
-    /// The GPU comes there.
+    /// Writes the word as the GPU would.
     pub(super) fn pass(&self, sign: Sign) {
         if let Sign::Word { index, value } = sign {
             self.word(index).unwrap().0.store(value, Relaxed);

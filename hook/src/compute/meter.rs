@@ -1,8 +1,9 @@
-//! For how long there was work on a device, while its gate is not [`Gate::Run`](gcgroup_abi::Gate::Run).
+//! Measures for how long a device has work while its gate is not [`Gate::Run`](gcgroup_abi::Gate::Run).
 //!
-//! Work begins with the submission that finds the device idle, and ends when marks set after the last one have passed.
-//! Submitting threads note here which streams they use; the helper (`watch`) marks those, finds out, and closes the
-//! account. Time during which only other processes' work ran counts too: the daemon divides it, which sees them all.
+//! A busy period begins with the submission that finds the device idle, and ends when markers set behind the
+//! last submission have passed. Submitting threads record here which streams they use; the helper (`watch`)
+//! marks these, detects the end and closes the period. Time in which only other processes' work ran counts
+//! too: the daemon, which sees all processes, divides it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -13,21 +14,22 @@ use super::slot::Bound;
 use crate::process::Process;
 use crate::sys;
 
-/// A stream, by the number of its context and its handle.
+/// A stream: its context's number and its handle.
 pub(super) type Used = (u32, usize);
 
-/// One device's.
+/// Meter of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
-    /// Moves when marks are to be set: what threads used before may be covered by them, what they use after is not.
+    /// Increments when markers are about to be set: they may cover earlier uses of a stream, but no later
+    /// ones.
     round: AtomicU32,
     used: Mutex<Vec<Used>>,
 }
 
-/// What a thread last noted, so that the next submission to the same stream need not.
+/// A thread's last note, so that its next submission to the same stream needs none.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
-    /// The device's index, plus one: a slot may come to be another device's.
+    /// Device index plus one: a slot may be bound to another device later.
     device: AtomicU32,
     round: AtomicU32,
     context: AtomicU32,
@@ -53,7 +55,8 @@ impl Meter {
         }
     }
 
-    /// The calling thread is about to submit to a stream. It has entered its mark and passed a barrier since.
+    /// Records that the calling thread is about to submit to a stream. Its entry is counted and a barrier has
+    /// passed.
     pub(super) fn note(&self, process: &Process, bound: Bound<'_>, stream: usize) {
         let (round, context) = (self.round.load(SeqCst), bound.context());
         let noted = &bound.side.noted;
@@ -70,7 +73,7 @@ impl Meter {
         };
         let (round, has_begun) = {
             let mut used = self.used.lock();
-            // The round that the list is of: it changes under the lock.
+            // `round` changes only under the lock, so this is the round of the list.
             let round = self.round.load(Relaxed);
             if !used.contains(&(context, stream)) {
                 used.push((context, stream));
@@ -82,20 +85,20 @@ impl Meter {
         noted.context.store(context, Relaxed);
         noted.stream.store(stream as u64, Relaxed);
         if has_begun {
-            // First of all: somebody else may have to make room.
+            // Rung first: another process may have to make room.
             ring_if_wanted(process, bound.index());
             process.line.as_ref().inspect(|line| line.wake());
         }
     }
 
-    /// Begins a round: whoever submits from now on notes its stream anew. Gives what was used until now.
+    /// Begins a round and returns the streams used until now; later submissions record their streams again.
     pub(super) fn take(&self) -> Vec<Used> {
         let mut used = self.used.lock();
         self.round.fetch_add(1, SeqCst);
         std::mem::take(&mut *used)
     }
 
-    /// What [`Self::take`] gave is not done with.
+    /// Puts back streams that [`Self::take`] returned and that are not settled.
     pub(super) fn put_back(&self, streams: &[Used]) {
         let mut used = self.used.lock();
         for stream in streams {
@@ -105,13 +108,13 @@ impl Meter {
         }
     }
 
-    /// Work has been there since `now`, if the device was idle; whether it was.
+    /// Begins a busy period at `now` if the device is idle; returns whether it was.
     pub(super) fn begin(&self, usage: &UsageDevice, now: u64) -> bool {
         let _used = self.used.lock();
         usage.begin_busy(now)
     }
 
-    /// Everything had ended by `end`, unless something was submitted since; whether it is so.
+    /// Ends the busy period at `end` unless a stream was used since; returns whether it ended.
     pub(super) fn end(&self, usage: &UsageDevice, end: u64) -> bool {
         let used = self.used.lock();
         if !used.is_empty() {
@@ -121,7 +124,7 @@ impl Meter {
         true
     }
 
-    /// The account is kept no longer. Who submits when it is kept again notes its stream anew.
+    /// Ends measuring. Threads record their streams again when it is resumed.
     pub(super) fn stop(&self, usage: &UsageDevice, end: u64) {
         let mut used = self.used.lock();
         self.round.fetch_add(1, SeqCst);
@@ -130,7 +133,7 @@ impl Meter {
     }
 }
 
-/// Tells the daemon that work has begun or waits, if it sleeps. What is to be seen has been stored before.
+/// Wakes a sleeping daemon because work has begun or waits. The caller has stored what the daemon is to see.
 pub(super) fn ring_if_wanted(process: &Process, index: usize) {
     let control = process.control().devices.get(index);
     if control.is_some_and(ControlDevice::wants_bell_now) {
@@ -147,7 +150,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn work_begins_with_the_first_submission_and_ends_when_nothing_was_submitted_since() {
+    fn meter_end_only_if_nothing_submitted_since() {
         let process = Process::of_test(NO_LIMIT);
         let usage = &process.usage().devices[OTHER_DEVICE];
         let meter = &process.meters[OTHER_DEVICE];
@@ -169,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_that_was_closed_begins_again_with_the_same_stream() {
+    fn stopped_meter_begins_again_with_same_stream() {
         let process = Process::of_test(NO_LIMIT);
         let usage = &process.usage().devices[OTHER_DEVICE];
         let meter = &process.meters[OTHER_DEVICE];
@@ -183,9 +186,9 @@ mod tests {
         assert!(usage.busy(u64::MAX).1);
     }
 
-    /// Two threads, and a third that holds the list again and again, so that the others come to it at odd times.
+    /// A third thread holds the list repeatedly, so that the two others reach it at varying times.
     #[test]
-    fn who_notes_while_a_round_ends_notes_again_in_the_next() {
+    fn note_while_round_ends_is_repeated_in_next_round() {
         const ROUNDS: usize = 20_000;
         let process = Process::of_test(NO_LIMIT);
         let usage = &process.usage().devices[OTHER_DEVICE];
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_listed_once_and_what_was_put_back_stays() {
+    fn used_stream_is_listed_once_and_put_back_stays() {
         let process = Process::of_test(NO_LIMIT);
         let meter = &process.meters[OTHER_DEVICE];
         let slot = process

@@ -1,17 +1,17 @@
-//! What a call that submits names beside its stream: contexts, memory, other streams, places that memory is to go to. In
-//! its arguments, and in the structures and lists that they point to.
+//! Finds what a submitting call names beside its stream: contexts, memory, other streams, and target
+//! locations; in its arguments and in the structures and lists that they point to.
 //!
-//! Knows where it stands, and neither which device it is on nor who asks.
+//! Knows only layouts, and neither which device an object is on nor the purpose of the question.
 
 use super::call::Arguments;
 use crate::cuda::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CUmemLocation};
 use crate::device::LocalDevice;
 
-/// Arguments that can be told of: those in registers.
+/// Number of arguments that can be described: those in registers.
 const REGISTERS: usize = 6;
-/// A structure of a copy, of CUDA 3.2 or newer: what it may be told of, by where that is in it.
+/// Offsets in a copy structure of CUDA 3.2 or newer, bytes.
 struct Structure {
-    /// Two times, of which sort of memory and at which address; the array, if it is one, is named behind the address.
+    /// Memory type and address of source and destination. An array handle follows the address.
     places: [(usize, usize); 2],
     contexts: &'static [usize],
 }
@@ -32,29 +32,29 @@ const STRUCTURES: [Structure; 3] = [
     },
 ];
 
-/// Where in [`STRUCTURES`] the one that a copy node of a graph is described by.
+/// Index in [`STRUCTURES`] of the structure that describes a copy node of a graph.
 const OF_NODE: usize = 1;
 
-/// A list of what is copied, of CUDA 12.8 or newer, or of what is launched.
+/// A list of copies, of CUDA 12.8 or newer, or of launches.
 struct List {
-    /// The arguments that point to it, or to its halves.
+    /// Indices of the arguments that point to the list, or to its halves.
     heads: &'static [usize],
-    /// The argument that says how many there are, and which bits of it; without it one.
+    /// Index of the argument with the number of entries, and a mask for it; one entry if `None`.
     count: Option<(usize, usize)>,
-    /// The bytes from each entry to the next.
+    /// Bytes from one entry to the next.
     stride: usize,
-    /// Where in each memory is named, by address or array.
+    /// Offsets of addresses and array handles in an entry.
     memory: &'static [usize],
-    /// Where streams are.
+    /// Offsets of streams in an entry.
     streams: &'static [usize],
-    /// The argument that points to a list of locations, and the one that says how many there are.
+    /// Index of the argument that points to a list of locations, and of the one with their number.
     locations: Option<(usize, usize)>,
 }
 
-/// Entries that are looked at, of a longer list too.
+/// Number of entries that are examined at most.
 const LONGEST: usize = 1 << 16;
 
-/// A list that names nothing.
+/// A list whose entries name nothing.
 const NOTHING: List = List {
     heads: &[0],
     count: None,
@@ -66,9 +66,9 @@ const NOTHING: List = List {
 
 const ALL_BITS: usize = usize::MAX;
 
-/// Which arguments are lists of what, and which one says where memory is to be; in the order in which [`names`] tells them.
+/// Layouts of list arguments, in the order of the numbers in [`names`].
 const LISTS: [List; 8] = [
-    // `CUdeviceptr`, to and from.
+    // `CUdeviceptr`, sources and destinations.
     List {
         heads: &[0, 1],
         count: Some((3, ALL_BITS)),
@@ -98,7 +98,7 @@ const LISTS: [List; 8] = [
         streams: &[40],
         ..NOTHING
     },
-    // `CUdeviceptr`, discarded.
+    // `CUdeviceptr`, to discard.
     List {
         heads: &[0],
         count: Some((2, ALL_BITS)),
@@ -115,7 +115,7 @@ const LISTS: [List; 8] = [
         locations: Some((3, 5)),
         ..NOTHING
     },
-    // `CUmemDecompressParams`: the word for how much it came to, the source, the destination.
+    // `CUmemDecompressParams`: address of the result's size, source, destination.
     List {
         heads: &[0],
         count: Some((1, ALL_BITS)),
@@ -123,7 +123,7 @@ const LISTS: [List; 8] = [
         memory: &[16, 24, 32],
         ..NOTHING
     },
-    // `CUDA_FABRIC_COPY_BATCH_OP`: the number of an endpoint, where there is no address, is no address of any device's.
+    // `CUDA_FABRIC_COPY_BATCH_OP`. An endpoint's number in place of an address is no address of a device.
     List {
         heads: &[1],
         count: Some((0, ALL_BITS)),
@@ -133,17 +133,17 @@ const LISTS: [List; 8] = [
     },
 ];
 
-/// Where a call's [`names`] say which of the [`STRUCTURES`] its first argument points to, from 1, which of the [`LISTS`]
-/// it is given, from behind those, or that its third argument is a device or a location, from behind those.
+/// Bit of [`names`] at which a four-bit number begins: 1 to 3 a structure of [`STRUCTURES`], to which the
+/// first argument points; then a list of [`LISTS`]; then [`DEVICE`] or [`LOCATION`].
 const STRUCTURE: usize = 2 * REGISTERS;
 const OF_STRUCTURE: u32 = 1 << STRUCTURE;
 const DEVICE: u32 = 12;
 const LOCATION: u32 = DEVICE + 1;
-/// Which argument that is.
+/// Index of the argument that is the [`DEVICE`] or [`LOCATION`].
 const TO: usize = 2;
 
-/// What a call's arguments name, by their types: bits 0–5 the addresses and arrays, 6–11 the contexts, 12–15 the
-/// structure, list or place.
+/// Returns what a call's arguments name, from their types: bits 0–5 addresses and arrays, bits 6–11 contexts,
+/// bits 12–15 the structure, list or location.
 pub(crate) const fn names(types: &[&str]) -> u32 {
     let (mut index, mut rest, mut names) = (0, types, 0);
     while let [first, others @ ..] = rest {
@@ -153,10 +153,10 @@ pub(crate) const fn names(types: &[&str]) -> u32 {
             (b"*const CUDA_MEMCPY2D", 0) => OF_STRUCTURE,
             (b"*const CUDA_MEMCPY3D", 0) => 2 * OF_STRUCTURE,
             (b"*const CUDA_MEMCPY3D_PEER", 0) => 3 * OF_STRUCTURE,
-            // The second of two lists of addresses tells; a single one is told by the lengths behind it.
+            // A pair of lists is recognized by the second; a single list, by the lengths that follow it.
             (b"*mut CUdeviceptr", 1) => 4 * OF_STRUCTURE,
             (b"*mut usize", 1) => 8 * OF_STRUCTURE,
-            // With another of locations: 8 and 1.
+            // Together with lengths (8), this gives 9.
             (b"*mut CUmemLocation", 3) => OF_STRUCTURE,
             (b"*mut CUDA_MEMCPY3D_BATCH_OP", 1) => 5 * OF_STRUCTURE,
             (b"*mut CUDA_MEMCPY3D_BATCH_OP", 0) => 6 * OF_STRUCTURE,
@@ -172,13 +172,14 @@ pub(crate) const fn names(types: &[&str]) -> u32 {
     names
 }
 
-/// A word's lower half and its upper one.
+/// Returns a word's lower and upper half.
 fn halves(word: usize) -> [[u8; 4]; 2] {
     let [a, b, c, d, rest @ ..] = word.to_le_bytes();
     [[a, b, c, d], rest]
 }
 
-/// A location as an argument, and as it lies in memory: its sort, and its number.
+/// Returns the device of a `CUmemLocation` in an argument or in memory: type in the lower half, id in the
+/// upper.
 fn of_location(word: usize) -> Option<LocalDevice> {
     let [kind, id] = halves(word);
     let location = CUmemLocation {
@@ -188,7 +189,7 @@ fn of_location(word: usize) -> Option<LocalDevice> {
     LocalDevice::of(location.device()?)
 }
 
-/// What one call names.
+/// The objects that one call names.
 #[derive(Clone, Copy)]
 pub(super) struct Named {
     names: u32,
@@ -198,7 +199,7 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// By what [`names`] said of its arguments.
+    /// Takes the result of [`names`] and the call's arguments.
     pub(super) fn of(names: u32, arguments: Arguments) -> Self {
         let number = (names >> STRUCTURE).checked_sub(1).map(|number| number as usize);
         Self {
@@ -209,7 +210,7 @@ impl Named {
         }
     }
 
-    /// The arguments whose bits are set from that one on.
+    /// Returns the arguments whose bits from `bit` on are set.
     fn given(self, bit: usize) -> impl Iterator<Item = usize> {
         let is_named = move |index: &usize| self.names >> (bit + index) & 1 != 0;
         (0..REGISTERS)
@@ -217,7 +218,7 @@ impl Named {
             .map(move |index| self.arguments.get(index))
     }
 
-    /// Contexts, by their handles.
+    /// Returns handles of contexts.
     pub(super) fn contexts(self) -> impl Iterator<Item = usize> {
         let offsets = self
             .structure
@@ -227,7 +228,7 @@ impl Named {
             .chain(offsets.filter_map(move |offset| self.arguments.word_in_first(*offset)))
     }
 
-    /// Memory, by addresses and the handles of arrays.
+    /// Returns addresses and array handles.
     pub(super) fn memory(self) -> impl Iterator<Item = usize> {
         let places = self.structure.into_iter().flat_map(|structure| structure.places);
         let in_structure =
@@ -238,17 +239,17 @@ impl Named {
             .chain(in_list.flat_map(move |list| list.words(self.arguments, list.memory)))
     }
 
-    /// Streams beside the call's own, by their handles.
+    /// Returns handles of streams other than the call's own.
     pub(super) fn streams(self) -> impl Iterator<Item = usize> {
         let in_list = self.list.into_iter();
         in_list.flat_map(move |list| list.words(self.arguments, list.streams))
     }
 
-    /// Devices that memory is to go to.
+    /// Returns devices that memory is to be moved to.
     pub(super) fn places(self) -> impl Iterator<Item = LocalDevice> {
         let argument = || self.arguments.get(TO);
         let to = match self.names >> STRUCTURE {
-            // `CU_DEVICE_CPU`, for one, is none.
+            // `LocalDevice::of` rejects other values, such as `CU_DEVICE_CPU`.
             DEVICE => LocalDevice::of(i32::from_le_bytes(halves(argument())[0])),
             LOCATION => of_location(argument()),
             _ => None,
@@ -262,7 +263,7 @@ impl Named {
 }
 
 impl List {
-    /// What is at those places in each of its entries.
+    /// Returns the words at the given offsets of each entry.
     fn words(&self, arguments: Arguments, places: &'static [usize]) -> impl Iterator<Item = usize> {
         let is_there = self.heads.iter().all(|head| arguments.get(*head) != 0);
         let count = self.count.map_or(1, |(index, bits)| arguments.get(index) & bits);
@@ -284,7 +285,8 @@ impl List {
     }
 }
 
-/// The address or the array in a structure, if it is one; `word` reads it, by offsets.
+/// Returns the address or array handle in a copy structure, if the memory type has one; `word` reads at an
+/// offset.
 fn memory_in(word: impl Fn(usize) -> Option<usize>, (sort, address): (usize, usize)) -> Option<usize> {
     match word(sort)? & 0xffff_ffff {
         CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => word(address),
@@ -293,7 +295,7 @@ fn memory_in(word: impl Fn(usize) -> Option<usize>, (sort, address): (usize, usi
     }
 }
 
-/// The memory that a `CUDA_MEMCPY3D` names; `word` reads it, by offsets.
+/// Returns the memory that a `CUDA_MEMCPY3D` names; `word` reads it at byte offsets.
 pub(super) fn memory_of_copy(word: impl Fn(usize) -> Option<usize>) -> impl Iterator<Item = usize> {
     let places = STRUCTURES[OF_NODE].places;
     places
@@ -306,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_calls_names_are_found_by_their_types() {
+    fn names_are_found_by_types() {
         assert_eq!(
             names(&["CUdeviceptr", "CUcontext", "CUdeviceptr", "CUcontext", "usize"]),
             0b0010_1000_0101
@@ -323,7 +325,7 @@ mod tests {
         assert_eq!(names(&places[..3]) >> STRUCTURE, 8);
         let to = names(&["CUdeviceptr", "usize", "CUmemLocation", "u32"]);
         assert_eq!(to, 1 | LOCATION << STRUCTURE);
-        assert_eq!(to << 9 >> 9, to, "in one word with the rest");
+        assert_eq!(to << 9 >> 9, to, "fits into one word with the rest");
         assert_eq!(
             names(&["u32", "u32", "u32", "u32", "u32", "u32", "CUdeviceptr"]),
             0
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_where_names_says() {
+    fn lists_are_in_the_order_of_names() {
         let at = |number: usize| &LISTS[number - 1 - STRUCTURES.len()];
         assert_eq!(at(4).heads, [0, 1]);
         assert_eq!(at(8).locations, None);
@@ -343,10 +345,14 @@ mod tests {
     }
 
     #[test]
-    fn a_location_is_a_device_or_none() {
+    fn location_is_a_device_or_none() {
         let word = |kind: usize, id: usize| id << 32 | kind;
         assert_eq!(of_location(word(1, 3)), LocalDevice::of(3));
-        assert_eq!(of_location(word(6, 0x102)), LocalDevice::of(2), "a part of it");
+        assert_eq!(
+            of_location(word(6, 0x102)),
+            LocalDevice::of(2),
+            "a part of the device"
+        );
         assert_eq!(of_location(word(2, 3)), None);
         assert_eq!(of_location(word(1, u32::MAX as usize)), None);
     }

@@ -1,10 +1,10 @@
-//! Which devices a graph does work on: its nodes may be on others than the stream that it is launched on.
+//! Devices of a graph: its nodes may be on other devices than the stream on which it is launched.
 //!
-//! Asked for when a graph is instantiated, and only in a process with contexts on several devices: no update of an
-//! executable graph may take a node to another device. Of each node the driver tells its context, its function or the
-//! memory it names. A function's device is that of its module, noted when the module is loaded; the graphs within a
-//! conditional node are noted when the node is made; and what is captured is on the device of the stream that
-//! captures it. Of a copy of a graph only the nodes tell.
+//! Determined when a graph is instantiated, and only in a process with contexts on several devices: no update
+//! of an executable graph moves a node to another device. For each node the driver returns its context, its
+//! function or the memory it names. A function's device is that of its module, recorded when the module is
+//! loaded. The graphs in a conditional node are recorded when the node is created. Captured work is on the
+//! device of the capturing stream. For a copy of a graph, only the nodes are examined.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -25,10 +25,10 @@ use crate::interpose::Next;
 use crate::place::{given, given_list, written};
 use crate::process::{self, Process};
 
-/// Graphs within graphs beyond this depth are not looked into.
+/// Graphs nested deeper than this are not examined.
 const DEEPEST: u32 = 16;
 
-/// Some of the program's devices.
+/// Set of the program's devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct DeviceSet(u64);
 
@@ -43,7 +43,7 @@ impl DeviceSet {
         Self(self.0 | other.0)
     }
 
-    /// All but one.
+    /// Returns the set without one device.
     fn without(self, local: LocalDevice) -> Self {
         Self(self.0 & !Self::one(local).0)
     }
@@ -55,23 +55,23 @@ impl DeviceSet {
     }
 }
 
-/// What the driver does not tell of nodes.
+/// Facts about graphs and modules that the driver does not return.
 #[derive(Debug)]
 pub(crate) struct Reach {
-    /// The device of each module, by handle.
+    /// Device of each module, by handle.
     modules: RwLock<HashMap<usize, LocalDevice>>,
-    /// By the graph's handle.
+    /// Facts about graphs, by handle.
     graphs: RwLock<HashMap<usize, Noted>>,
-    /// For each device those from whose streams graphs were launched that do work on it.
+    /// Set, for each device, of the devices from whose streams graphs were launched that use it.
     feeders: [AtomicU64; MAX_DEVICES],
 }
 
-/// What the driver does not tell of one graph's nodes.
+/// Facts about one graph that the driver does not return.
 #[derive(Debug, Default)]
 struct Noted {
-    /// The devices of the streams that it was captured from.
+    /// Devices of the streams that the graph was captured from.
     captured: DeviceSet,
-    /// The graphs in each of its conditional nodes, by their handles.
+    /// Handles of the graphs in each conditional node.
     bodies: HashMap<usize, Vec<usize>>,
 }
 
@@ -86,7 +86,7 @@ impl Default for Reach {
 }
 
 impl Reach {
-    /// What is submitted to that stream now becomes part of a graph.
+    /// Records that a submission to `stream` becomes part of a graph.
     pub(super) fn capture(&self, process: &Process, stream: CUstream, current: Option<LocalDevice>) {
         if !process.contexts.are_on_several() {
             return;
@@ -103,7 +103,7 @@ impl Reach {
         }
     }
 
-    /// A graph that does work on these devices is launched on a stream of that one.
+    /// Records the launch of a graph that uses `devices` on a stream of the device `from`.
     pub(super) fn launch(&self, devices: DeviceSet, from: impl FnOnce() -> Option<LocalDevice>) {
         let Some(from) = (devices != DeviceSet::default()).then(from).flatten() else {
             return;
@@ -117,7 +117,7 @@ impl Reach {
         }
     }
 
-    /// Whether what was submitted to a stream of that device may do work on another that is `wanted`.
+    /// Returns whether work submitted to streams of `from` may run on another device that is `wanted`.
     pub(super) fn is_feeder(&self, from: LocalDevice, wanted: impl Fn(LocalDevice) -> bool) -> bool {
         let feeds = |local: &LocalDevice| {
             let feeders = self.feeders.get(usize::from(local.number()));
@@ -126,7 +126,7 @@ impl Reach {
         DeviceSet(u64::MAX).iter().filter(feeds).any(wanted)
     }
 
-    /// The devices that the graph's nodes are on, as far as they are known; none where the process uses but one.
+    /// Returns the known devices of the graph's nodes; empty if the process uses only one device.
     pub(super) fn devices(&self, process: &Process, graph: CUgraph) -> DeviceSet {
         if process.contexts.are_on_several() {
             self.of_graph(process, graph, 0)
@@ -197,8 +197,8 @@ impl Reach {
         }
     }
 
-    /// The graphs in a conditional node. Known of the very graph that it was added to alone: a copy's have other handles,
-    /// and these may be nobody's by the time of that.
+    /// Returns the graphs in a conditional node. Known only for the graph that the node was added to: in a
+    /// copy they have other handles, and the recorded ones may be stale by then.
     fn bodies(&self, graph: CUgraph, node: CUgraphNode) -> Vec<usize> {
         let graphs = self.graphs.read();
         let bodies = graphs
@@ -207,7 +207,8 @@ impl Reach {
         bodies.cloned().unwrap_or_default()
     }
 
-    /// Forgets a graph, and those in its conditional nodes, which go with it; what was noted of them.
+    /// Removes and returns what was recorded of a graph and of the graphs in its conditional nodes, which go
+    /// with it.
     fn forget(&self, graph: CUgraph) -> Vec<(usize, Noted)> {
         let mut graphs = self.graphs.write();
         let (mut left, mut forgotten) = (vec![graph.0.addr()], Vec::new());
@@ -221,7 +222,7 @@ impl Reach {
     }
 
     fn of_kernel(&self, process: &Process, node: CUgraphNode) -> Option<LocalDevice> {
-        // Of drivers before CUDA 12, which have neither kernels without a context nor room for them.
+        // The older call is that of drivers before CUDA 12, which have no kernels without a context.
         let mut words = [0; NODE_WORDS];
         driver::cuGraphKernelNodeGetParams_v2(node, &mut words)
             .or_else(|_| driver::cuGraphKernelNodeGetParams(node, &mut words))
@@ -234,9 +235,9 @@ impl Reach {
     }
 }
 
-/// Room for the parameters of any node that is asked for them.
+/// Room for the parameters of any node type that is queried, words.
 pub(crate) const NODE_WORDS: usize = 32;
-/// Where in `CUDA_KERNEL_NODE_PARAMS`, in words.
+/// Offsets in `CUDA_KERNEL_NODE_PARAMS`, words.
 const FUNCTION: usize = 0;
 const CONTEXT: usize = 8;
 
@@ -263,7 +264,7 @@ fn note(process: &Process, module: CUmodule) {
     }
 }
 
-/// `cuModuleLoad` and its like, and `cuLibraryGetModule`: the module is the current context's.
+/// Handles `cuModuleLoad`, its variants and `cuLibraryGetModule`: the module belongs to the current context.
 pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(module)) = (process::get(), written(module)) {
@@ -272,7 +273,7 @@ pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
     Ok(())
 }
 
-/// `cuKernelGetFunction`: the function is the current context's, and in a module of it.
+/// Handles `cuKernelGetFunction`: the function's module belongs to the current context.
 pub(crate) fn get_function(function: *const CUfunction, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(function)) = (process::get(), written(function))
@@ -283,12 +284,12 @@ pub(crate) fn get_function(function: *const CUfunction, next: Next<'_>) -> CUres
     Ok(())
 }
 
-/// `cuModuleUnload`.
+/// Handles `cuModuleUnload`.
 pub(crate) fn unload(module: CUmodule, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    // Before the driver, which may give the handle to another at once.
+    // Removed before the driver's call, after which the handle may be reused at once.
     let known = process.reach.modules.write().remove(&module.0.addr());
     let result = next();
     if let (Err(_), Some(known)) = (result, known) {
@@ -297,7 +298,7 @@ pub(crate) fn unload(module: CUmodule, next: Next<'_>) -> CUresult {
     result
 }
 
-/// `cuGraphAddNode`: a conditional node is given graphs of its own.
+/// Handles `cuGraphAddNode`: records the graphs of a conditional node.
 pub(crate) fn add(
     graph: CUgraph,
     node: *const CUgraphNode,
@@ -318,12 +319,12 @@ pub(crate) fn add(
     Ok(())
 }
 
-/// `cuGraphDestroy`.
+/// Handles `cuGraphDestroy`.
 pub(crate) fn destroy(graph: CUgraph, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();
     };
-    // Before the driver, which may give the handle to another at once.
+    // Removed before the driver's call, after which the handle may be reused at once.
     let forgotten = process.reach.forget(graph);
     let result = next();
     if result.is_err() {
@@ -337,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_graph_that_is_gone_takes_along_those_in_its_conditional_nodes_and_leaves_others() {
+    fn forget_removes_graphs_in_conditional_nodes_only() {
         let reach = Reach::default();
         let handle = |number: usize| CUgraph(std::ptr::without_provenance_mut(number));
         let node = CUgraphNode(std::ptr::without_provenance_mut(7));
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn who_launches_what_does_work_elsewhere_feeds_that_device_and_not_its_own() {
+    fn launch_feeds_other_devices_and_not_its_own() {
         let [zero, one, two] = [0, 1, 2].map(|device| LocalDevice::of(device).unwrap());
         let reach = Reach::default();
         reach.launch(DeviceSet::one(zero).and(DeviceSet::one(one)), || Some(one));

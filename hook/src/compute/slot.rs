@@ -1,4 +1,4 @@
-//! One slot: what a thread counts in, and what the process alone knows of it.
+//! A slot: the counters of a thread, and process-private state of it.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -18,26 +18,26 @@ use crate::memory::Kept;
 use crate::process::Process;
 use crate::sys;
 
-/// What the process alone knows of a slot: whose it is, and which context that thread has current.
+/// Process-private state of a slot: its thread and that thread's current context.
 #[derive(Debug)]
 pub(super) struct Side {
-    /// That thread's id; zero: the slot is free.
+    /// Thread id; 0 if the slot is free.
     pub(super) tid: AtomicU32,
     pub(super) local: AtomicU32,
     pub(super) context: AtomicU32,
-    /// Which owns what is allocated there.
+    /// Number of the context that owns what the thread allocates.
     pub(super) owner: AtomicU32,
     pub(super) handle: AtomicUsize,
-    /// Of the contexts, when the handle was seen.
+    /// Epoch of the contexts when `handle` was read.
     pub(super) epoch: AtomicU32,
-    /// Submissions that may still pass a throttled gate.
+    /// Number of submissions that may still pass a throttled gate.
     pub(super) credit: AtomicU32,
-    /// Its own thread's; locked for as long as it takes to take it out or put it back.
+    /// Used by the slot's thread only; locked just while it is taken out or put back.
     pub(super) window: Mutex<Option<Box<Window>>>,
     pub(super) noted: Noted,
-    /// Submissions that are counted and became part of a graph instead, by sort.
+    /// Counted submissions that became part of a graph, by kind.
     pub(super) captured: [AtomicU64; Submission::COUNT],
-    /// Its own thread's.
+    /// Used by the slot's thread only.
     pub(super) kept: Kept,
 }
 
@@ -59,36 +59,36 @@ impl Side {
     }
 }
 
-/// A slot of the heap.
+/// A slot on the heap, for threads that have none in the usage block.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Extra {
     pub(super) entrance: Entrance,
     pub(super) thread: Thread,
     pub(super) side: Side,
-    /// Exits that are already in the device's shared counters, by sort.
+    /// Exits already added to the device's shared counters, by kind.
     folded: [AtomicU64; Submission::COUNT],
 }
 
-/// What the gate pointers of heap slots point to, and all while where each submission goes must be looked at.
+/// Target of the gate pointers of heap slots, and of all slots while each submission must be examined.
 static CLOSED: AtomicU32 = AtomicU32::new(Gate::Track as u32);
 
-/// The slot of submissions that nothing governs. Its counters mean nothing.
+/// Slot of submissions that are not governed. Its counters have no meaning.
 static UNACCOUNTED: Entrance = Entrance {
     gate: AtomicPtr::new((&raw const CLOSED).cast_mut()),
     thread: AtomicPtr::new((&raw const UNACCOUNTED_EXITS).cast_mut()),
     entered: [const { AtomicU64::new(0) }; Submission::COUNT],
 };
 
-// SAFETY: atomics only, for which all zeroes are a value.
+// SAFETY: consists of atomics, for which all zeroes is a valid value.
 static UNACCOUNTED_EXITS: Thread = unsafe { MaybeUninit::zeroed().assume_init() };
 
-/// The slot of submissions that nothing governs.
+/// Returns the slot of submissions that are not governed.
 pub(super) fn unaccounted() -> *const Entrance {
     &raw const UNACCOUNTED
 }
 
-/// The slot of the calling thread, or of a thread that is being looked at.
+/// Slot of the calling thread, or of a thread that is being examined.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bound<'a> {
     pub(super) entrance: &'a Entrance,
@@ -98,7 +98,7 @@ pub(crate) struct Bound<'a> {
 }
 
 impl Bound<'_> {
-    /// The device's index in the blocks.
+    /// Returns the device's index in the blocks.
     pub(crate) fn index(&self) -> usize {
         self.thread.device.load(Relaxed) as usize
     }
@@ -107,12 +107,12 @@ impl Bound<'_> {
         LocalDevice::of(self.side.local.load(Relaxed).cast_signed())
     }
 
-    /// The number of the context that is current to the thread.
+    /// Returns the number of the thread's current context.
     pub(crate) fn context(&self) -> u32 {
         self.side.context.load(Relaxed)
     }
 
-    /// The number of the context that owns what the thread allocates.
+    /// Returns the number of the context that owns what the thread allocates.
     pub(crate) fn owner(&self) -> u32 {
         self.side.owner.load(Relaxed)
     }
@@ -122,37 +122,38 @@ impl Bound<'_> {
         self.tell_entry(what, 1);
     }
 
-    /// Takes an [`Self::enter`] back.
+    /// Withdraws an [`Self::enter`].
     pub(crate) fn uncount(&self, what: Submission) {
         self.entrance.withdraw(what);
         self.tell_entry(what, u64::MAX);
     }
 
-    /// For the daemon alone, which takes it for evidence of work while the driver has the thread.
+    /// Publishes an entry. Used only by the daemon, as evidence of work while the thread is in the driver.
     fn tell_entry(&self, what: Submission, amount: u64) {
         if let Some([begun, _]) = self.thread.submissions.get(what as usize) {
             add(begun, amount);
         }
     }
 
-    /// The counters of exits, by sort.
+    /// Returns the exit counters, by kind.
     pub(super) fn exits(&self) -> impl Iterator<Item = &AtomicU64> {
         self.thread.submissions.iter().map(|[_, exited]| exited)
     }
 
-    /// Whether the thread is in a submitting call.
+    /// Returns whether the thread is in a submitting call.
     pub(super) fn is_inside(&self) -> bool {
         self.entrance.is_inside(self.thread)
     }
 
-    /// What was entered becomes part of a graph: it is taken off when it has been exited.
+    /// Counts a submission that becomes part of a graph; [`Self::discount`] subtracts it after its exit.
     pub(super) fn count_captured(&self, what: Submission) {
         if let Some(count) = self.side.captured.get(what as usize) {
             add(count, 1);
         }
     }
 
-    /// Takes off what became part of graphs. For the slot's own thread, or for who takes it over.
+    /// Subtracts submissions that became part of graphs. For the slot's own thread, or a thread that takes
+    /// the slot over.
     pub(super) fn discount(&self) {
         let counts = self.entrance.entered.iter().zip(self.exits());
         for ((entered, exited), captured) in counts.zip(&self.side.captured) {
@@ -164,29 +165,29 @@ impl Bound<'_> {
         }
     }
 
-    /// Has the thread's exits counted in the slot's own counters. A pointer for the assembly alone.
+    /// Makes the assembly count the thread's exits in this slot's own counters.
     pub(super) fn lead(&self) {
         let thread = ptr::from_ref(self.thread).cast_mut();
         self.entrance.thread.store(thread, Relaxed);
     }
 
-    /// The driver has returned.
+    /// Counts the exit of a submission whose driver call has returned.
     pub(crate) fn exit(&self, what: Submission) {
         self.thread.exit(what);
     }
 
-    /// Its thread's id.
+    /// Returns the thread's id.
     pub(crate) fn tid(&self) -> u32 {
         self.side.tid.load(Relaxed)
     }
 
-    /// Whether its thread is gone, or it has none.
+    /// Returns whether the slot has no thread or its thread is gone.
     pub(super) fn is_dead(&self) -> bool {
         let tid = self.side.tid.load(Acquire);
         tid == 0 || (tid != u32::MAX && !sys::is_thread_alive(tid))
     }
 
-    /// Brings a heap slot's counts to where the daemon sees them.
+    /// Adds a heap slot's exits to the device's counters, which the daemon sees.
     pub(crate) fn fold(&self, process: &Process) {
         if let (Some(extra), Some(device)) = (self.extra, process.usage().devices.get(self.index())) {
             extra.fold(device);
@@ -194,12 +195,13 @@ impl Bound<'_> {
     }
 }
 
-/// The calling thread's own counts, which nobody else writes.
+/// Counters of the calling thread, which no other thread writes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counts<'a>(&'a Thread);
 
 impl<'a> Counts<'a> {
-    /// Those of the slot of the block that the calling thread has, for a device that it is on.
+    /// Returns the counters in the calling thread's slot of the block; `None` if the thread is on another
+    /// device.
     #[inline]
     pub(super) fn of(usage: &'a Usage, slot: &'a Thread, index: usize) -> Option<Self> {
         if slot.counted_device.load(Relaxed) as usize == index {
@@ -208,7 +210,7 @@ impl<'a> Counts<'a> {
         Self::begin(usage, slot, index)
     }
 
-    /// Leaves what was counted for another device with that one.
+    /// Adds what was counted for the previous device to that device's counters.
     #[cold]
     #[inline(never)]
     fn begin(usage: &Usage, slot: &'a Thread, index: usize) -> Option<Self> {
@@ -233,19 +235,20 @@ impl<'a> Counts<'a> {
         Some(Self(slot))
     }
 
-    /// The thread's own mark for a call in which the device may come to hold more than is charged.
+    /// Returns the thread's counter that is odd during a call in which the device may hold more than is
+    /// charged.
     #[inline]
     pub(crate) fn unsettled(&self) -> &'a AtomicU32 {
         &self.0.unsettled
     }
 
-    /// What the thread has uncharged and keeps.
+    /// Returns the bytes that the thread has uncharged and keeps.
     #[inline]
     pub(crate) fn stock(&self) -> Stock<'a> {
         Stock::of(self.0)
     }
 
-    /// Frees that were counted here.
+    /// Returns the number of frees counted here.
     #[inline]
     pub(crate) fn nr_free(&self) -> u64 {
         self.0.nr_free.load(Relaxed)
@@ -261,14 +264,14 @@ impl<'a> Counts<'a> {
         add(&self.0.nr_free, 1);
     }
 
-    /// Whether the kind is counted here.
+    /// Adds to the count of a kind; returns whether the kind is counted here.
     #[inline]
     pub(crate) fn add_kind(&self, kind: Kind, bytes: u64) -> bool {
         self.0.kind(kind).inspect(|count| add(count, bytes)).is_some()
     }
 }
 
-/// Only a slot's own thread counts in it.
+/// Adds without an atomic read-modify-write: only a slot's own thread counts in it.
 #[inline]
 pub(super) fn add(count: &AtomicU64, amount: u64) {
     count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
@@ -276,14 +279,15 @@ pub(super) fn add(count: &AtomicU64, amount: u64) {
 
 impl Extra {
     pub(super) fn new() -> &'static Self {
-        // SAFETY: atomics only, for which all zeroes are a value.
+        // SAFETY: consists of atomics, for which all zeroes is a valid value.
         let extra: &'static Self = Box::leak(unsafe { Box::new(MaybeUninit::zeroed().assume_init()) });
         extra.bound().lead();
         extra.entrance.gate.store((&raw const CLOSED).cast_mut(), Relaxed);
         extra
     }
 
-    /// Two threads may do this at once: what the swaps return adds up to what is counted, in whatever order.
+    /// Adds new exits to the shared counters. Safe in two threads at once: the swaps' differences add up in
+    /// any order.
     pub(super) fn fold(&self, device: &UsageDevice) {
         let counts = self.thread.submissions.iter().zip(&self.folded);
         for (([_, exited], folded), shared) in counts.zip(&device.shared_exited) {
@@ -302,7 +306,7 @@ impl Extra {
     }
 }
 
-/// A slot whose thread is gone is outside the driver, whatever it counted last.
+/// Sets the exit counters of a dead thread's slot to its entry counters: it is outside the driver.
 pub(super) fn settle(bound: Bound<'_>) {
     for (entered, exited) in bound.entrance.entered.iter().zip(bound.exits()) {
         exited.store(entered.load(Relaxed), Relaxed);
@@ -312,7 +316,7 @@ pub(super) fn settle(bound: Bound<'_>) {
     unsettled.store(before.wrapping_add(before % 2), Relaxed);
 }
 
-/// The counts stay with the device when the slot goes to another.
+/// Moves the counts to the device's shared counters when the slot is bound to another device.
 pub(super) fn leave_behind(bound: Bound<'_>, device: &UsageDevice) {
     let counts = bound.entrance.entered.iter().zip(bound.exits());
     for ((entered, exited), shared) in counts.zip(&device.shared_exited) {
@@ -348,7 +352,7 @@ impl<'a> Counts<'a> {
 
 #[cfg(test)]
 impl Bound<'_> {
-    /// As if that many submissions had come and gone.
+    /// Counts submissions that have entered and exited.
     pub(crate) fn submit(&self, what: Submission, times: u64) {
         (0..times).for_each(|_| self.enter(what));
         add(self.thread.exited(what), times);

@@ -1,6 +1,6 @@
-//! Around the calls that make and destroy contexts and streams, so that `contexts` knows them.
+//! Handlers that create and destroy contexts and streams, and keep `contexts` up to date.
 //!
-//! What goes is taken out before the driver is asked, and put back if the driver refuses.
+//! An object is removed before the driver destroys it, and put back if the driver fails.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ use crate::process::{self, Process};
 
 const CU_STREAM_NON_BLOCKING: u32 = 1;
 
-/// Around a call that may be the end of a context; `is_gone` says whether it was, once the driver has said yes.
+/// Wraps a call that may destroy a context; `is_gone` is asked after a success and tells whether it did.
 pub(super) fn leave(
     context: Option<Arc<Context>>,
     next: Next<'_>,
@@ -37,7 +37,7 @@ pub(super) fn leave(
     result
 }
 
-/// `cuCtxDestroy`.
+/// Handles `cuCtxDestroy`.
 pub(crate) fn destroy_context(handle: CUcontext, next: Next<'_>) -> CUresult {
     leave(
         process::get().and_then(|process| process.contexts.find(handle)),
@@ -46,7 +46,7 @@ pub(crate) fn destroy_context(handle: CUcontext, next: Next<'_>) -> CUresult {
     )
 }
 
-/// `cuCtxAttach`: one more holder, who will let go by `cuCtxDetach`.
+/// Handles `cuCtxAttach`: adds a holder, which `cuCtxDetach` removes.
 pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
     next()?;
     let found = process::get()
@@ -58,14 +58,14 @@ pub(crate) fn attach(context: *mut CUcontext, next: Next<'_>) -> CUresult {
     Ok(())
 }
 
-/// `cuCtxDetach`: the last holder's destroys.
+/// Handles `cuCtxDetach`: the last holder's call destroys the context.
 pub(crate) fn detach(handle: CUcontext, next: Next<'_>) -> CUresult {
     let context = process::get().and_then(|process| process.contexts.find(handle));
     let was_last = context.as_ref().is_none_or(|context| context.detach());
     leave(context, next, || was_last)
 }
 
-/// `cuDevicePrimaryCtxRetain`: the context is known from here on, whoever makes it current later.
+/// Handles `cuDevicePrimaryCtxRetain`: the context is known from here on.
 pub(crate) fn retain_primary(context: *mut CUcontext, device: CUdevice, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(local)) = (process::get(), LocalDevice::of(device)) {
@@ -90,23 +90,23 @@ pub(super) fn primary(device: CUdevice) -> Option<Arc<Context>> {
     contexts.find(CUcontext(std::ptr::with_exposed_provenance_mut(handle)))
 }
 
-/// `cuDevicePrimaryCtxRelease`: the last release destroys.
+/// Handles `cuDevicePrimaryCtxRelease`: the last release destroys the context.
 pub(crate) fn release_primary(device: CUdevice, next: Next<'_>) -> CUresult {
     leave(primary(device), next, || !is_active(device))
 }
 
-/// Whether the device has a primary context; so it is if the driver does not say.
+/// Returns whether the device has a primary context; true if the driver does not answer.
 pub(super) fn is_active(device: CUdevice) -> bool {
     let (mut flags, mut is_active) = (0, 0);
     driver::cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active).is_err() || is_active != 0
 }
 
-/// `cuDevicePrimaryCtxReset`: destroys, whoever still holds it.
+/// Handles `cuDevicePrimaryCtxReset`: destroys the context even if it has holders.
 pub(crate) fn reset_primary(device: CUdevice, next: Next<'_>) -> CUresult {
     leave(primary(device), next, || true)
 }
 
-/// `cuStreamCreate` and its like, in the current context.
+/// Handles `cuStreamCreate` and its variants, in the current context.
 pub(crate) fn create(made: *mut CUstream, flags: u32, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(made)) = (process::get(), written(made)) {
@@ -115,7 +115,7 @@ pub(crate) fn create(made: *mut CUstream, flags: u32, next: Next<'_>) -> CUresul
     Ok(())
 }
 
-/// `cuGreenCtxStreamCreate`: such streams never block.
+/// Handles `cuGreenCtxStreamCreate`: such streams are non-blocking.
 pub(crate) fn create_green(made: *mut CUstream, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(process), Some(made)) = (process::get(), written(made)) {
@@ -130,7 +130,7 @@ fn enter(process: &Process, made: CUstream, needs_own: bool) {
     if asked.is_err() {
         return;
     }
-    // A green context's is made whichever context is current, or none.
+    // A green context's stream can be created with any or no context current.
     let known = process.contexts.find(handle).or_else(|| {
         let mut device = 0;
         driver::cuStreamGetDevice(made, &mut device)
@@ -143,7 +143,7 @@ fn enter(process: &Process, made: CUstream, needs_own: bool) {
     }
 }
 
-/// `cuStreamDestroy`: work that is still on it runs on, so a mark stays behind.
+/// Handles `cuStreamDestroy`: pending work still runs, so a marker is left behind.
 pub(crate) fn destroy(leaving: CUstream, next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();

@@ -1,4 +1,4 @@
-//! How a thread waits at a gate: asleep on the gate's word, counted as waiting, with nothing held.
+//! Waiting at a gate: asleep on the gate's word, counted as waiting, with no lock held.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -8,14 +8,15 @@ use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
 use crate::process::{self, Process};
 use crate::{sys, thread};
 
-/// Who waits looks at the gate this often, whether woken or not: the block it waits on may have been replaced.
+/// Interval at which a waiting thread checks the gate even if not woken: its block may have been replaced.
 pub(crate) const RECHECK: Duration = Duration::from_millis(100);
-/// The least patience, nanoseconds.
+/// Minimum patience, nanoseconds.
 pub(super) const PATIENCE: u64 = 5_000_000;
-/// A place in the window is waited for a little short of when it should come, and looked for this often then.
+/// Time by which a wait for room ends early, and interval of checks from then on, nanoseconds (half of the
+/// former).
 const NAP: u64 = 30_000;
 
-/// For how long to sleep, nanoseconds, where there is thought to be a place in so many.
+/// Returns how long to sleep, nanoseconds, if room is expected in `nanoseconds`.
 pub(super) fn nap(nanoseconds: u64) -> u64 {
     nanoseconds.saturating_sub(2 * NAP).clamp(NAP, PATIENCE)
 }
@@ -24,7 +25,7 @@ pub(super) fn is_frozen(gate: &AtomicU32) -> bool {
     Gate::from_word(gate.load(Relaxed)) == Gate::Frozen
 }
 
-/// A thread that waits; counted as waiting while this lives, and for how long it did when it is dropped.
+/// Counts a thread as waiting while this lives, and adds the time to its account.
 pub(super) struct Waiting<'a> {
     usage: &'a UsageDevice,
     usec: &'a AtomicU64,
@@ -38,7 +39,7 @@ impl<'a> Waiting<'a> {
         Self { usage, usec, since }
     }
 
-    /// Brings the account up to date.
+    /// Adds the time since the last call to the account.
     fn tell(&mut self) {
         let now = sys::now();
         let usec = now.saturating_sub(self.since) / 1000;
@@ -54,12 +55,12 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Sleeps on the gate with nothing held, so that a signal's handler may call the driver, or never come back.
+/// Sleeps on the gate with no lock held, so that a signal handler may call the driver, or never return.
 pub(super) fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
     thread::outside(|| sys::futex_wait(gate, word, longest));
 }
 
-/// Waits while a device is held, or else until its gate is not frozen any more.
+/// Waits while a device is held; if it is not, until its gate is not frozen.
 pub(super) fn wait_closed(process: &Process, index: usize) {
     if process.holds.word(index).is_some() {
         return process.holds.wait(index);

@@ -1,8 +1,8 @@
-//! Finds out, in the helper thread, when a device's work has ended, while the daemon wants to know.
+//! Detects in the helper thread when a device's work has ended, while the daemon wants to know.
 //!
-//! A round of marks on the streams that were used tells: if they have passed, no thread was inside a submission when
-//! they were set, and none has submitted since, there was nothing more. The end lies between two looks; the middle is
-//! taken for it.
+//! A round sets markers on the streams that were used. There is no more work if all have passed, no thread
+//! was inside a submission when they were set, and none has submitted since. The end lies between two polls;
+//! the midpoint is used.
 
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::cuda::CUstream;
 use crate::process::Process;
 use crate::{helper, sys};
 
-/// Between looks: at first, and at most.
+/// First and longest interval between polls.
 const SOON: Duration = Duration::from_micros(50);
 const SELDOM: Duration = Duration::from_micros(400);
 
@@ -26,7 +26,7 @@ struct Round {
     marks: Vec<Mark>,
     /// Streams that this round does not settle.
     again: Vec<Used>,
-    /// When it was last seen that marks had not passed.
+    /// When markers were last seen not to have passed, nanoseconds.
     last_look: u64,
 }
 
@@ -50,7 +50,7 @@ impl Watch {
         }
     }
 
-    /// Goes on as far as it gets without waiting.
+    /// Advances as far as possible without waiting.
     pub(crate) fn step(&mut self, process: &Process) -> Step {
         let mut is_busy = false;
         let (mut has_ended, mut has_news) = (false, false);
@@ -73,7 +73,7 @@ impl Watch {
                 has_ended = true;
                 has_news |= control.wants_bell.load(Relaxed) & BELL_AT_END != 0;
                 if usage.nr_waiting.load(Relaxed) != 0 {
-                    // Nothing is queued, and somebody sleeps until there is thought to be a place.
+                    // Nothing is queued, but a thread sleeps until the expected time of room.
                     sys::futex_wake(&control.gate);
                 }
             }
@@ -100,10 +100,10 @@ impl Device {
         self.is_tracked = false;
     }
 
-    /// Whether there is work, and so something to look at again.
+    /// Advances one device; returns whether it has work, and so must be polled again.
     fn advance(&mut self, process: &Process, index: usize, meter: &Meter, usage: &UsageDevice) -> bool {
         if !self.is_tracked {
-            // What was submitted before nobody noted.
+            // Earlier submissions were not recorded.
             self.is_tracked = true;
             let now = sys::now();
             let Some(round) = Round::of_everything(process, index, now) else {
@@ -112,7 +112,7 @@ impl Device {
             };
             if !round.marks.is_empty() {
                 if meter.begin(usage, now) {
-                    // The next submission finds that work has begun, and tells nobody.
+                    // The next submission finds work already begun, and so does not ring.
                     ring_if_wanted(process, index);
                 }
                 self.round = Some(round);
@@ -153,7 +153,7 @@ impl Device {
 }
 
 impl Round {
-    /// Marks whatever is in flight; none are left of those that passed at once. `None` if it cannot be done now.
+    /// Marks everything in flight; no markers remain if all has ended. `None` if it cannot be done now.
     fn of_everything(process: &Process, index: usize, now: u64) -> Option<Self> {
         let mut round = Self {
             last_look: now,
@@ -175,14 +175,14 @@ impl Round {
         Some(round)
     }
 
-    /// Marks the streams used since the last round.
+    /// Sets markers on the streams used since the last round.
     fn begin(process: &Process, index: usize, meter: &Meter) -> Option<Self> {
         let used: Vec<Used> = meter
             .take()
             .into_iter()
             .map(|used| holder(process, used))
             .collect();
-        // Whoever took the round before last for the present one is seen to be inside.
+        // After the barrier, a thread that recorded its stream in the round before is seen to be inside.
         sys::barrier();
         let is_any_inside = process.slots.is_any_inside(process, Scope::Device(index));
         let mut round = Self {
@@ -209,13 +209,14 @@ impl Round {
         None
     }
 
-    /// When the last of it ended, seen at `now`.
+    /// Returns the estimated end of the last work, if the end was seen at `now`.
     fn end(&self, now: u64) -> u64 {
         now - now.saturating_sub(self.last_look) / 2
     }
 }
 
-/// A stream by the context that it is of, where another of the same device is current to who uses it: a green context's.
+/// Replaces the context of a use by the stream's own, if both are on one device: it differs for green
+/// contexts.
 fn holder(process: &Process, (id, stream): Used) -> Used {
     let handle = CUstream(std::ptr::with_exposed_provenance_mut(stream));
     let holder = (stream > PER_THREAD)
@@ -246,7 +247,7 @@ mod tests {
     use gcgroup_abi::{BELL_AT_BEGIN, NO_LIMIT, OTHER_DEVICE, Submission};
 
     #[test]
-    fn work_without_a_context_ends_at_once_and_not_while_a_thread_is_inside() {
+    fn busy_without_context_ends_unless_thread_is_inside() {
         let process = Process::of_test(NO_LIMIT);
         let (control, file) = block::of_daemon();
         control.publish();
@@ -259,7 +260,7 @@ mod tests {
             .slots
             .of_test(process, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         let mut watch = Watch::new();
-        assert_eq!(watch.step(process), Step::default(), "nobody wants to know");
+        assert_eq!(watch.step(process), Step::default(), "the gate is open");
         control.devices[OTHER_DEVICE]
             .gate
             .store(Gate::Track as u32, Relaxed);
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_work_is_told_where_others_wait_for_it() {
+    fn end_of_work_is_news_only_if_wanted() {
         for (wants, told) in [(0, false), (BELL_AT_BEGIN, false), (BELL_AT_END, true)] {
             let process = Process::of_test(NO_LIMIT);
             let (control, file) = block::of_daemon();
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_gate_ends_the_account() {
+    fn open_gate_stops_meter() {
         let process = Process::of_test(NO_LIMIT);
         let (control, file) = block::of_daemon();
         control.publish();

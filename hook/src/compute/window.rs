@@ -1,11 +1,13 @@
-//! How much work a thread keeps queued while others may need the device: a window of GPU time, not a number of calls.
+//! In-flight window: limits the work that a thread keeps queued while others may need the device, in GPU time
+//! instead of a number of calls.
 //!
-//! The thread marks its streams every quarter of a window, and does not submit while what it has queued would, with the
-//! new submission, take longer than the window (or, where a submission takes longer than that by itself, while more than
-//! three quarters of a window are left of what is queued). So whoever is more important waits for a window or for one submission,
-//! whichever is longer. How long a submission takes is learnt from when marks pass. Until the first of a sort has passed,
-//! which may be as long as it likes, nothing is queued behind it. What ran while somebody else had the device has
-//! shared it, and counts only if many in a row say the same (`costs`).
+//! The thread sets a marker on its streams every quarter of a window. It does not submit while its queued
+//! work, with the new submission, would take longer than the window (or, if the submission alone takes longer
+//! than that, while more than three quarters of a window are queued). So a more important process waits for
+//! one window or one submission, whichever is longer. The cost of a submission is learned from when markers
+//! pass. Until the first submission of a kind has passed, which may take any time, nothing is queued behind
+//! it. A submission that ran while another process had the device has shared it, and counts only if many in a
+//! row agree (`costs`).
 
 mod costs;
 #[cfg(test)]
@@ -19,50 +21,50 @@ use gcgroup_abi::Submission;
 use self::costs::{Costs, Load, Longest};
 use super::context::{Context, Mark};
 
-/// Where the end of one is waited for, it is looked for so much later than it is expected, rather than too early.
+/// Time after an expected end at which it is polled, nanoseconds: late rather than early.
 const LOOK: u64 = 20_000;
-/// One that is late is looked for this often at least.
+/// Longest interval between polls of a late submission, nanoseconds.
 const LATE: u64 = 150_000;
-/// A look this late after the last says little about when what it finds ended did end.
+/// Maximum time since the previous poll at which a poll tells when the work ended, nanoseconds.
 const FRESH: u64 = 150_000;
 
 #[derive(Debug)]
 struct Batch {
     mark: Mark,
     load: Load,
-    /// When the first of it was submitted, and when it was marked.
+    /// When the first submission of it was made, and when the marker was set.
     at: u64,
     marked_at: u64,
 }
 
-/// A thread's on one device.
+/// In-flight window of a thread on one device. All times are nanoseconds.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// The context whose streams these are.
+    /// Number of the context whose streams these are.
     context: u32,
     costs: Costs,
     longest: Longest,
     in_flight: VecDeque<Batch>,
-    /// Streams with submissions since their last mark, and when the first of those was.
+    /// Streams with submissions since their last marker: handle, load, and time of the first submission.
     unmarked: Vec<(usize, Load, u64)>,
-    /// When the last batch that is known to have passed did so most likely, and at the latest: when that was seen.
+    /// When the last known batch most likely passed, and when it was seen to have passed.
     passed_at: u64,
     passed_by: u64,
-    /// When it was last asked.
+    /// Time of the last poll.
     looked_at: u64,
-    /// Until when somebody else had the device last.
+    /// End of the time in which another process last had the device.
     disturbed_until: u64,
-    /// Submissions that went on without a place since one had one.
+    /// Number of submissions whose patience ended since one was admitted.
     tried: u32,
 }
 
-/// What to do with a submission.
+/// Answer to a request for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// There is room for it.
-    Free,
-    /// There will be, if the submissions take what they mostly did, in so many nanoseconds; or it will be known better.
-    Taken(u64),
+pub(super) enum Admission {
+    /// There is room.
+    Room,
+    /// No room. Nanoseconds until there is, if the submissions take their usual time, or until more is known.
+    Later(u64),
 }
 
 impl Window {
@@ -81,16 +83,16 @@ impl Window {
         }
     }
 
-    /// Whether there is a place for a submission in a window of that many nanoseconds. To be asked when nothing of the
-    /// thread's is being captured.
-    pub(super) fn place(
+    /// Asks whether a submission fits a window of `window` nanoseconds. Not to be called while the thread
+    /// captures.
+    pub(super) fn admission(
         &mut self,
         context: Option<&Arc<Context>>,
         what: Submission,
         stream: usize,
         window: u64,
         now: u64,
-    ) -> Place {
+    ) -> Admission {
         let id = context.map_or(0, |context| context.id());
         if self.context != id {
             self.forget();
@@ -105,27 +107,27 @@ impl Window {
         if self.left(now) <= limit {
             self.tried = 0;
             self.mark(context, stream, window / 4, now);
-            return Place::Free;
+            return Admission::Room;
         }
-        // To know when the rest has ended, all of it must be marked.
+        // All of the queue must be marked to learn when it has ended.
         self.mark(context, stream, 0, now);
         if self.left(now) <= limit {
             self.tried = 0;
-            return Place::Free;
+            return Admission::Room;
         }
-        Place::Taken(self.worth_a_look(limit, now))
+        Admission::Later(self.worth_a_look(limit, now))
     }
 
-    /// In how many nanoseconds there is room, or, where that is earlier and there are marks to see it by, the submission
-    /// that runs has ended: who looks then knows since when the next one runs.
+    /// Returns the nanoseconds until there is room, or until the running submission ends if that is earlier
+    /// and marked: a poll then shows when the next one began.
     fn worth_a_look(&self, limit: u64, now: u64) -> u64 {
         let room = self.expected(now).saturating_sub(limit);
         let end = self.in_flight.front().map(|batch| self.expected_of(batch, now));
         end.map_or(room, |end| room.min(end + LOOK))
     }
 
-    /// In how many nanoseconds the submission that runs has ended, if it takes as long as most; of one that is late, in an
-    /// eighth of that, so that who waits for long does not wake for ever.
+    /// Returns the nanoseconds until the running submission ends, if it takes its usual time; if it is late,
+    /// an eighth of the time it is late, so that a long wait wakes up less and less often.
     pub(super) fn next_end(
         &mut self,
         context: Option<&Arc<Context>>,
@@ -142,7 +144,7 @@ impl Window {
         Some(cost.saturating_sub(ran).max(ran.saturating_sub(cost) / 8) + LOOK)
     }
 
-    /// The submission goes to the driver. Nanoseconds that it takes, as far as is known.
+    /// Records that the submission goes to the driver; returns its known cost, nanoseconds.
     pub(super) fn submit(&mut self, what: Submission, stream: usize, now: u64) -> u64 {
         let found = self.unmarked.iter_mut().find(|entry| entry.0 == stream);
         if let Some((_, load, _)) = found {
@@ -155,7 +157,7 @@ impl Window {
         self.costs.of(what)
     }
 
-    /// How many submissions of that sort fill half a window, at least one.
+    /// Returns how many submissions of a kind fill half a window, 1 to 1024.
     pub(super) fn batch(&self, what: Submission, window: u64) -> u32 {
         let cost = self.costs.of(what);
         u32::try_from(window / 2 / cost.max(1))
@@ -163,67 +165,69 @@ impl Window {
             .clamp(1, 1024)
     }
 
-    /// The longest that a submission took lately, nanoseconds.
+    /// Returns the longest time that a submission took lately, nanoseconds.
     pub(super) fn longest(&self) -> u64 {
         self.longest.get()
     }
 
-    /// How many submissions went on without a place since one had one.
+    /// Returns the number of submissions whose patience ended since one was admitted.
     pub(super) fn tried(&self) -> u32 {
         self.tried
     }
 
-    /// Another does.
+    /// Counts a submission whose patience has ended.
     pub(super) fn try_more(&mut self) {
         self.tried = self.tried.saturating_add(1);
     }
 
-    /// Somebody else has, or has just had, the device, with windows of so many nanoseconds: what that one has queued
-    /// may yet run, and may be a wide window, of four.
+    /// Records that another process has the device, with windows of `window` nanoseconds. What it has queued
+    /// may still run, and its window may be a wide one, of four.
     pub(super) fn disturb(&mut self, window: u64, now: u64) {
         self.disturbed_until = now + 4 * window;
     }
 
-    /// Forgets what is in flight: it is another context's.
+    /// Drops what is in flight, because it belongs to another context.
     fn forget(&mut self) {
         self.in_flight.drain(..).for_each(|batch| batch.mark.abandon());
         self.unmarked.clear();
     }
 
-    /// What is queued, in nanoseconds of GPU time from `now` on, if the one that runs is a long one and began as late as
-    /// it can have.
+    /// Returns an upper estimate of the queued work, nanoseconds: the running submission is a long one and
+    /// began as late as possible.
     fn left(&self, now: u64) -> u64 {
         self.queued(|batch| {
             let cost = self.costs.of_load(&batch.load);
             let is_one = batch.load.total() == 1;
             let most = cost.max(if is_one { self.longest.get() } else { 0 });
             let ran = now.saturating_sub(batch.at.max(self.passed_by));
-            // Late already: a moment more, and one that is longer than any was may be much longer.
+            // Already late: add a little, and a quarter of its time if it exceeds every earlier one.
             let late = if is_one && ran > most { ran / 4 } else { 0 };
             most.saturating_sub(ran).max(cost / 16).max(late)
         })
     }
 
-    /// The same if it is like most, and began when it most likely did.
+    /// Returns the expected queued work, nanoseconds: the running submission takes its usual time and began
+    /// when likely.
     fn expected(&self, now: u64) -> u64 {
         self.queued(|batch| self.expected_of(batch, now))
     }
 
-    /// What a batch takes, and for how long it has run, if it is the one that runs.
+    /// Returns a batch's cost and how long it has run if it is the running one, nanoseconds.
     fn taken(&self, batch: &Batch, now: u64) -> (u64, u64) {
         let ran = now.saturating_sub(batch.at.max(self.passed_at));
         (self.costs.of_load(&batch.load), ran)
     }
 
-    /// What is left of a batch, if it is the one that runs. What is late is late by a little, as far as anybody knows, and
-    /// is looked for that often.
+    /// Returns what is left of the running batch, nanoseconds. A late one is assumed to be late by a little,
+    /// and is polled at that interval.
     fn expected_of(&self, batch: &Batch, now: u64) -> u64 {
         let (cost, ran) = self.taken(batch, now);
         let late = (cost / 16).max(ran.saturating_sub(cost) / 8);
         cost.saturating_sub(ran).max(late.min(LATE))
     }
 
-    /// The same, where who runs for longer than most may be any that is as long as the longest.
+    /// Returns the likely queued work, nanoseconds: a submission that exceeds its cost may be as long as the
+    /// longest.
     pub(super) fn likely(&self, now: u64) -> u64 {
         self.queued(|batch| {
             let (cost, ran) = self.taken(batch, now);
@@ -249,7 +253,7 @@ impl Window {
         running.saturating_add(queued).saturating_add(unmarked)
     }
 
-    /// Sees which batches have passed, and learns from it: of all of them together, since it is not known when each did.
+    /// Polls the markers and learns from all batches that have passed together: single ends are not known.
     fn look(&mut self, now: u64) {
         let (mut passed, mut began) = (Load::default(), now);
         let (mut at, mut was_seen) = (0, false);
@@ -271,7 +275,8 @@ impl Window {
         self.looked_at = now;
     }
 
-    /// A load has passed now that began at `began` at the earliest; whether it was seen, at the last look, not to have passed.
+    /// Accounts a load seen to have passed at `now` that began at `began` or later. `was_seen`: the last poll
+    /// saw it run.
     fn account(&mut self, passed: Load, began: u64, was_seen: bool, now: u64) {
         let began_by = began.max(self.passed_by);
         let began = began.max(self.passed_at);
@@ -294,11 +299,12 @@ impl Window {
             self.costs.know(passed);
         }
         if passed.total() == 1 && least != 0 {
-            // Late looks must not make it longer than it was: it took until it was seen not to have passed, and a moment.
+            // A late poll must not lengthen it: it took until the last poll that saw it run, and at most
+            // `LATE` more.
             let seen = self.looked_at.saturating_sub(began_by);
             self.longest.learn((seen + LATE).min(most));
         }
-        // When it passed is not known either: what comes next began there.
+        // The end is estimated too: the next batch began there.
         self.passed_by = now;
         self.passed_at = match is_exact {
             true => now,
@@ -306,7 +312,7 @@ impl Window {
         };
     }
 
-    /// Sets marks on streams with more than `least` nanoseconds of work since their last; the one in use first.
+    /// Sets markers on streams with more than `least` nanoseconds of work since their last one.
     fn mark(&mut self, context: Option<&Arc<Context>>, in_use: usize, least: u64, now: u64) {
         let Some(context) = context else { return };
         let Self {

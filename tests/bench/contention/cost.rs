@@ -1,4 +1,4 @@
-//! What being governed costs a job that has the GPU to itself.
+//! Cost of governing for a job that has the GPU to itself.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use crate::daemon::{Daemon, Rule};
 use crate::job::{now, pass};
 use crate::report::{Budget, Report};
 
-/// How the job is held.
+/// Ways to govern the job, in upper case by its gate.
 const KINDS: [&str; 4] = ["ungoverned", "governed", "TRACK", "ARBITRATE"];
 
-/// Kernels a second of the same job, held in each way by turns.
+/// Measures kernels per second of the same job, governed in each way in turn.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for kernel in ["100", "1000"] {
         let mut rates: [Vec<f64>; KINDS.len()] = Default::default();
@@ -37,7 +37,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
 fn rate(kind: &str, kernel: &str, setting: &Setting) -> Result<f64> {
     let daemon = Daemon::start(&setting.place)?;
     let seconds = (3.0 * setting.scale).max(0.5).to_string();
-    // Beside an idle process, so that the GPU is as shared in each way.
+    // An idle process is present in each case, so that the GPU is shared equally.
     let rule = |priority| match kind {
         "ungoverned" => Rule::Ungoverned,
         "ARBITRATE" => Rule::Ranked(priority),
@@ -61,14 +61,14 @@ fn rate(kind: &str, kernel: &str, setting: &Setting) -> Result<f64> {
     ];
     let job = daemon.load(rule(10), &arguments)?;
     if kind == "TRACK" {
-        // Who reads it has GPU time measured, for a while.
+        // A read of it makes the daemon measure GPU time for some time.
         daemon.read(job.pid(), "compute.stat")?;
     }
     let told = job.report()?;
     told["kernels_per_second"].as_f64().context("no rate")
 }
 
-/// How often the daemon's threads sleep while it has processes of several priorities, and none of them does anything.
+/// Measures how often the daemon's threads sleep while it has idle processes of several priorities.
 pub fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
     let (mut arbiter, mut details) = (Vec::new(), Vec::new());
     for _ in 0..setting.repetitions {
@@ -77,7 +77,7 @@ pub fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
             daemon.load(Rule::Ranked(2), &["obey"])?,
             daemon.load(Rule::Ranked(10), &["obey"])?,
         ];
-        // What the start set in motion comes to rest.
+        // Time for the activity after the start to end.
         pass(3.0);
         let (began, before) = (now(), sleeps(daemon.pid())?);
         pass(5.0);
@@ -103,7 +103,7 @@ pub fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// How often each thread of a process has gone to sleep, by its name.
+/// Returns how often each thread of a process has gone to sleep, by thread name.
 fn sleeps(pid: u32) -> Result<BTreeMap<String, u64>> {
     let mut all = BTreeMap::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {

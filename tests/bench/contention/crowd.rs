@@ -1,4 +1,4 @@
-//! Many processes of all priorities on one GPU: what the daemon takes, and whether anybody starves.
+//! Many processes of all priorities on one GPU: CPU time of the daemon, and whether any process starves.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             pass(f64::from(seconds));
             let (after, ended) = (cpu_seconds(daemon.pid())?, now());
             cores.push(100.0 * (after - before) / (ended - began));
-            // A moment, so that the last lines are read.
+            // Time for the last lines to be read.
             pass(0.2);
             let told: Vec<Vec<Progress>> = jobs.iter().map(Job::progress).collect();
             starved.push(
@@ -53,8 +53,8 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A batch job of short kernels that tells of each. They last by the clock: among so many, the start would be long
-/// in finding out how much work that is.
+/// Returns the arguments of a batch job of short kernels that reports each. The kernels last by the clock:
+/// among so many processes, calibrating work would take long.
 fn arguments() -> [&'static str; 9] {
     [
         "throughput",
@@ -69,7 +69,7 @@ fn arguments() -> [&'static str; 9] {
     ]
 }
 
-/// In how many of so many seconds a job got nothing done.
+/// Returns in how many of `seconds` seconds a job completed nothing.
 fn empty_seconds(told: &[Progress], began: f64, seconds: u32) -> u32 {
     let is_empty = |second: &u32| {
         let from = began + f64::from(*second);
@@ -80,11 +80,11 @@ fn empty_seconds(told: &[Progress], began: f64, seconds: u32) -> u32 {
     (0..seconds).filter(is_empty).map(|_| 1).sum()
 }
 
-/// What a process has had of the processors.
+/// Returns a process's CPU time, seconds.
 fn cpu_seconds(pid: u32) -> Result<f64> {
     let mut sum = 0.0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // Nanoseconds on a processor, first.
+        // The first number is the CPU time, nanoseconds.
         let text = fs::read_to_string(task?.path().join("schedstat"))?;
         let ran = text.split(' ').next().context("no time")?;
         sum += ran.parse::<f64>()? / 1e9;

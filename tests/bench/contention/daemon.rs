@@ -1,4 +1,4 @@
-//! A daemon of our own, over the simulated GPU or the real one, and processes governed by it or not.
+//! A daemon for the benchmark, on the simulated or the real GPU, and processes with and without governing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,18 @@ use tempfile::TempDir;
 
 use crate::job::{Job, pass};
 
-/// Where the parts are, and which GPU.
+/// Paths of the built programs, and the GPU to use.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub dist: PathBuf,
     pub scripts: PathBuf,
     pub is_simulated: bool,
-    /// Steps of work in a microsecond of this GPU, once they have been measured: alone, and the same for all jobs.
+    /// Steps of work per microsecond on the idle GPU, after calibration; the same for all jobs.
     pub rate: Option<u32>,
 }
 
 impl Place {
-    /// Measures the rate.
+    /// Calibrates the rate.
     pub fn measure(&mut self) -> Result<()> {
         let daemon = Daemon::start(self)?;
         let command = daemon.command(
@@ -46,17 +46,17 @@ impl Place {
     }
 }
 
-/// How a job is governed.
+/// Ways to govern a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     Ungoverned,
     Governed,
-    /// At a priority that is its own from its first call on, as `gcgroupfs run --priority` sets it: what is written
-    /// once it is ready comes late, for it works then.
+    /// With a priority that applies from its first call, as `gcgroupfs run --priority` sets it: one written
+    /// after the job is ready would come late, because the job works then.
     Ranked(u32),
 }
 
-/// A running daemon, with its mount where one can be made. Ended when dropped.
+/// A running daemon, with its mount where one can be made. Killed when dropped.
 #[derive(Debug)]
 pub struct Daemon<'p> {
     place: &'p Place,
@@ -66,7 +66,7 @@ pub struct Daemon<'p> {
 }
 
 impl<'p> Daemon<'p> {
-    /// Starts one, and waits until it serves.
+    /// Starts a daemon and waits until it serves.
     pub fn start(place: &'p Place) -> Result<Self> {
         let mut daemon = Self {
             place,
@@ -135,7 +135,7 @@ impl<'p> Daemon<'p> {
         self.root.path().join("mnt")
     }
 
-    /// Whether control files can be opened; if not, they are reached by a command.
+    /// Returns whether control files can be opened; otherwise `gcgroupfs get` and `set` are used.
     pub fn is_mounted(&self) -> bool {
         self.is_mounted
     }
@@ -144,7 +144,7 @@ impl<'p> Daemon<'p> {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// A program of the built tree on this GPU, not governed.
+    /// Returns a command for a built program on this GPU, not governed.
     pub fn bare(&self, program: &str) -> Command {
         let mut command = Command::new(self.place.dist.join("bin").join(program));
         command.env("GCGROUP_SOCKET", self.root.path().join("socket"));
@@ -171,21 +171,21 @@ impl<'p> Daemon<'p> {
         command
     }
 
-    /// A `gcgroup-load` that is ready.
+    /// Starts a `gcgroup-load` and waits until it is ready.
     pub fn load(&self, rule: Rule, arguments: &[&str]) -> Result<Job> {
         let job = Job::spawn(self.command(rule, arguments))?;
         job.expect("ready")?;
         Ok(job)
     }
 
-    /// A script of the repository's, on this mount.
+    /// Starts a script of the repository on this mount.
     pub fn script(&self, name: &str, arguments: &[String]) -> Result<Job> {
         let mut command = Command::new(self.place.scripts.join(name));
         command.env("GCGROUP", self.mount()).args(arguments);
         Job::spawn(command)
     }
 
-    /// A control file's text.
+    /// Returns the text of a control file.
     pub fn read(&self, directory: impl ToString, name: &str) -> Result<String> {
         let path = format!("{}/{name}", directory.to_string());
         if self.is_mounted {
@@ -198,7 +198,7 @@ impl<'p> Daemon<'p> {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// The number behind a key.
+    /// Returns the number that follows a key in a control file.
     pub fn number(&self, directory: impl ToString, name: &str, key: &str) -> Result<u64> {
         let text = self.read(directory, name)?;
         let value = text
@@ -223,7 +223,7 @@ impl<'p> Daemon<'p> {
         Ok(())
     }
 
-    /// The policy by which priorities mean something.
+    /// Sets the scheduling policy.
     pub fn policy(&self, name: &str) -> Result<()> {
         self.write(".", "compute.policy", name)
     }
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_has_its_priority_from_its_beginning() -> Result<()> {
+    fn job_has_its_priority_from_its_start() -> Result<()> {
         let place = Place {
             dist: PathBuf::from("dist"),
             scripts: PathBuf::from("scripts"),

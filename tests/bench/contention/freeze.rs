@@ -1,4 +1,4 @@
-//! How long a freeze takes to be drained, and a thaw to let a launch through.
+//! Time until a freeze is drained, and until a thaw lets a launch through.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
@@ -14,7 +14,7 @@ use crate::job::{Job, now, pass};
 use crate::latency::batch;
 use crate::report::{Budget, Report, median, quantile};
 
-/// Milliseconds: window, longest kernel, and what the path may take.
+/// Budget, milliseconds: in-flight window, longest kernel, and time for the path.
 const DRAIN: f64 = 0.5 + 1.0 + 2.0;
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
@@ -23,17 +23,17 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for _ in 0..setting.repetitions {
         let daemon = Daemon::start(&setting.place)?;
         let count = setting.count(60);
-        // A more important one is there, so that what is queued is kept within a window.
+        // A more important process is present, so that the queue is limited to the in-flight window.
         let mut other = daemon.load(Rule::Ranked(2), &["obey"])?;
         other.say("launch 1")?;
         let job = daemon.load(Rule::Ranked(10), &batch("1000"))?;
-        // What was queued before is not what is measured.
+        // What was queued before is not measured.
         pass(0.5);
         let times = drained(&daemon, &job, count)?;
         drains.push(quantile(&times, 0.99));
         samples.push(times);
         drop(other);
-        // And without: all that the job likes to queue.
+        // Without it, the job's whole queue must drain.
         queued.push(quantile(&drained(&daemon, &job, count)?, 0.99));
         drop(job);
         let times = thawed(&daemon, count)?;
@@ -64,12 +64,12 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds from the write until all work has drained, for so many freezes.
+/// Returns the milliseconds from the write until all work has drained, for `count` freezes.
 fn drained(daemon: &Daemon<'_>, job: &Job, count: u32) -> Result<Vec<f64>> {
     let mut events = Events::open(daemon, job)?;
     let mut times = Vec::new();
     for round in 0..count {
-        // At another moment of a kernel each time.
+        // At a different moment of a kernel each time.
         pass(0.02 + f64::from(round % 7) * 0.0003);
         let began = now();
         daemon.write(job.pid(), "compute.freeze", 1)?;
@@ -81,7 +81,7 @@ fn drained(daemon: &Daemon<'_>, job: &Job, count: u32) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// Microseconds from the write until the return of a launch that waits.
+/// Returns the microseconds from the write until the return of a waiting launch.
 fn thawed(daemon: &Daemon<'_>, count: u32) -> Result<Vec<f64>> {
     let mut job = daemon.load(Rule::Governed, &["obey"])?;
     let pid = job.pid();
@@ -104,7 +104,7 @@ fn thawed(daemon: &Daemon<'_>, count: u32) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// `gcgroup.events` of a process: slept upon where it can be opened, else asked for.
+/// `gcgroup.events` of a process: polled where it can be opened, otherwise read by a command.
 struct Events<'d> {
     daemon: &'d Daemon<'d>,
     pid: u32,

@@ -1,4 +1,4 @@
-//! A `gcgroup-load` that runs, and what it says.
+//! A running `gcgroup-load` and its output.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -12,10 +12,10 @@ use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
-/// Far beyond anything that works.
+/// A deadline that only a hang reaches.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A child whose lines are read as they come. Killed when dropped.
+/// A child process whose lines are read as they come. Killed when dropped.
 #[derive(Debug)]
 pub struct Job {
     child: Child,
@@ -23,20 +23,20 @@ pub struct Job {
     lines: Receiver<String>,
 }
 
-/// How far a batch job had come, by its own account.
+/// Progress of a batch job, as it reports it.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
-    /// GPU time of the kernels that had ended, seconds.
+    /// GPU time of the completed kernels, seconds.
     pub busy: f64,
-    /// When, in seconds of CLOCK_MONOTONIC.
+    /// Time of the report, seconds of `CLOCK_MONOTONIC`.
     pub at: f64,
 }
 
 impl Job {
-    /// Starts it.
+    /// Starts the job.
     pub fn spawn(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        // SAFETY: prctl may be called between fork and exec.
+        // SAFETY: `prctl` may be called between fork and exec.
         unsafe {
             command.pre_exec(|| {
                 nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -62,14 +62,14 @@ impl Job {
         self.child.id()
     }
 
-    /// The next line.
+    /// Returns the next line.
     pub fn line(&self) -> Result<String> {
         self.lines
             .recv_timeout(DEADLINE)
             .map_err(|error| anyhow::anyhow!("pid {} says no more: {error}", self.pid()))
     }
 
-    /// Reads on to the line that begins so.
+    /// Reads up to the line that begins with `prefix`.
     pub fn expect(&self, prefix: &str) -> Result<String> {
         loop {
             let line = self.line()?;
@@ -86,7 +86,7 @@ impl Job {
         Ok(stdin.flush()?)
     }
 
-    /// Reads on to its result, and waits for its end.
+    /// Reads up to the job's result, and waits for its exit.
     pub fn report(mut self) -> Result<Value> {
         let report = serde_json::from_str(&self.expect("{")?)?;
         self.stdin = None;
@@ -97,19 +97,19 @@ impl Job {
         Ok(report)
     }
 
-    /// What a batch job has told of its progress since it was asked last.
+    /// Returns the progress that a batch job has reported since the last call.
     pub fn progress(&self) -> Vec<Progress> {
         self.lines.try_iter().filter_map(|line| parse(&line)).collect()
     }
 
     pub fn signal(&self, signal: Signal) {
         if let Ok(pid) = i32::try_from(self.pid()) {
-            // Our own child, not waited for yet.
+            // Our own child, not yet waited for.
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
         }
     }
 
-    /// Ends it kindly, and waits for that.
+    /// Closes the job's stdin, sends SIGTERM, and waits for its exit.
     pub fn end(mut self) {
         self.stdin = None;
         self.signal(Signal::SIGTERM);
@@ -124,7 +124,7 @@ impl Drop for Job {
     }
 }
 
-/// `kernels ENDED busy USEC at NS`.
+/// Parses `kernels ENDED busy USEC at NS`.
 fn parse(line: &str) -> Option<Progress> {
     let words: Vec<&str> = line.split(' ').collect();
     let ["kernels", _, "busy", usec, "at", ns] = words[..] else {
@@ -136,12 +136,12 @@ fn parse(line: &str) -> Option<Progress> {
     })
 }
 
-/// The share of the GPU's time from one look to another.
+/// Returns the share of GPU time between two reports.
 pub fn share(from: Progress, to: Progress) -> f64 {
     (to.busy - from.busy) / (to.at - from.at).max(1e-9)
 }
 
-/// The first and the last of what was told from one time to another.
+/// Returns the first and the last report between two times.
 pub fn between(told: &[Progress], from: f64, to: f64) -> Result<(Progress, Progress)> {
     let mut inside = told.iter().filter(|progress| (from..=to).contains(&progress.at));
     let first = inside.next().context("it told nothing in that time")?;
@@ -149,13 +149,13 @@ pub fn between(told: &[Progress], from: f64, to: f64) -> Result<(Progress, Progr
     Ok((*first, *last))
 }
 
-/// Seconds of CLOCK_MONOTONIC.
+/// Returns the seconds of `CLOCK_MONOTONIC`.
 pub fn now() -> f64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or(nix::sys::time::TimeSpec::new(0, 0));
     now.tv_sec() as f64 + now.tv_nsec() as f64 / 1e9
 }
 
-/// Lets it run for a while.
+/// Sleeps.
 pub fn pass(seconds: f64) {
     thread::sleep(Duration::from_secs_f64(seconds));
 }

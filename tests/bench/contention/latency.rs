@@ -1,4 +1,4 @@
-//! An interactive job beside a batch job: how late is it, and what does the batch job keep?
+//! An interactive job beside a batch job: latency of the former, and the share that the latter keeps.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::daemon::{Daemon, Rule};
 use crate::job::{Job, between, now, share};
 use crate::report::{Budget, Report, median};
 
-/// The window that is set unless the daemon is told otherwise, microseconds.
+/// The daemon's default in-flight window, microseconds.
 const WINDOW: f64 = 500.0;
 
 /// A pair of jobs.
@@ -17,14 +17,14 @@ struct Case {
     /// Arguments of `gcgroup-load latency`, and the number of bursts.
     interactive: &'static [&'static str],
     bursts: u32,
-    /// The lengths of the batch job's kernels, microseconds.
+    /// Kernel lengths of the batch job, microseconds.
     batch: &'static str,
     longest: f64,
-    /// Of the governed job's 99th percentile over that of the job alone.
+    /// Budget for the governed job's 99th percentile, relative to that of the job alone.
     ratio: Budget,
 }
 
-/// How the two run.
+/// Ways to run the two jobs.
 const ARMS: [&str; 5] = [
     "alone",
     "ungoverned",
@@ -83,12 +83,12 @@ pub fn long(setting: &Setting, report: &mut Report) -> Result<()> {
     case.run(setting, report)
 }
 
-/// What one run of one arm gave.
+/// Result of one run.
 #[derive(Debug)]
 struct Run {
     p99: f64,
     report: Value,
-    /// The batch job's share of what the interactive job left of the GPU.
+    /// The batch job's share of the GPU time that the interactive job left.
     kept: Option<f64>,
 }
 
@@ -112,7 +112,7 @@ impl Case {
         for (arm, runs) in arms.iter().zip(&runs) {
             let p99: Vec<f64> = runs.iter().map(|run| run.p99).collect();
             let is_governed = arm.contains(':');
-            // Against the run alone of the same repetition.
+            // Compared with the run alone of the same repetition.
             let bound = median(&alone) + WINDOW + self.longest;
             let budget = if is_governed {
                 Budget::Most(bound)
@@ -161,7 +161,7 @@ impl Case {
         if let Some(policy) = policy {
             daemon.policy(policy)?;
         }
-        // The batch job first: its rank is known when the other begins.
+        // The batch job starts first: its priority is known when the other begins.
         let batch = if arm == "alone" {
             None
         } else {
@@ -201,7 +201,7 @@ impl Case {
     }
 }
 
-/// The policy of an arm, and how it governs the interactive job and the batch job.
+/// Returns the policy of an arm, and how the interactive job and the batch job are governed.
 fn rules(arm: &str) -> (Option<&'static str>, [Rule; 2]) {
     match arm {
         "weighted 2:10" => (Some("weighted"), [Rule::Ranked(2), Rule::Ranked(10)]),
@@ -211,7 +211,7 @@ fn rules(arm: &str) -> (Option<&'static str>, [Rule; 2]) {
     }
 }
 
-/// A batch job of kernels of such lengths, that goes on until it is ended.
+/// Returns the arguments of a batch job with the given kernel lengths that runs until it is ended.
 pub fn batch(usec: &str) -> Vec<&str> {
     vec![
         "throughput",
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_arm_governs_as_its_name_says() {
+    fn arms_govern_as_their_names_say() {
         for arm in ARMS {
             let (policy, [first, second]) = rules(arm);
             let is_ranked = first == Rule::Ranked(2) && second == Rule::Ranked(10);

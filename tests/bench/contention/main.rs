@@ -1,8 +1,9 @@
-//! gcgroup-contention: what priorities, freezes and quotas do on a contended GPU, each against its budget.
+//! gcgroup-contention: measures priorities, freezes and quotas on a contended GPU against budgets.
 //!
-//! Needs the built tree alone, and so runs where nothing can be built. The jobs are `gcgroup-load`; what they had of
-//! the GPU is what they say they got done, in kernels whose length is work and not a clock. What is compared runs by
-//! turns in one run, so that the machine's own speed cancels out. JSON on stdout, a table on stderr.
+//! Needs only the built programs, and so runs where nothing can be built. The jobs are `gcgroup-load`; their
+//! GPU time is computed from the kernels that they completed, whose length is an amount of work and not a
+//! clock. Cases that are compared run in turn in one run, so that the machine's speed cancels out. JSON on
+//! stdout, a table on stderr.
 
 mod cost;
 mod crowd;
@@ -27,27 +28,27 @@ use report::Report;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// The built tree
+    /// Directory of the built programs
     #[arg(long, env = "DIST", default_value = "target/dist")]
     dist: PathBuf,
-    /// Where gc-autopreempt is
+    /// Directory of gc-autopreempt
     #[arg(long, default_value = "scripts")]
     scripts: PathBuf,
-    /// The real driver, instead of the simulated one
+    /// Use the real driver instead of the simulated one
     #[arg(long)]
     gpu: bool,
-    /// Runs of each arm
+    /// Number of runs of each arm
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
-    /// Of the time that each run takes
+    /// Factor for the duration of each run
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// What to measure; everything without it
+    /// Arms to run; default: all
     #[arg(value_name = "ARM")]
     arms: Vec<String>,
 }
 
-/// What every arm is given.
+/// Settings for all arms.
 #[derive(Debug)]
 pub struct Setting {
     pub place: Place,
@@ -56,7 +57,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// So many, of what is many when there is time for it; never less than a few.
+    /// Returns `many` times `scale`, at least 5.
     pub fn count(&self, many: u32) -> u32 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
         let scaled = (f64::from(many) * self.scale) as u32;
@@ -66,7 +67,7 @@ impl Setting {
 
 type Arm = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
-/// In the order in which they run.
+/// Arms in the order in which they run.
 const ARMS: [Arm; 9] = [
     ("bursts", latency::bursts),
     ("single", latency::single),
@@ -90,7 +91,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether every budget was kept.
+/// Runs the arms; returns whether all budgets were kept.
 fn run(arguments: Arguments) -> Result<bool> {
     for name in &arguments.arms {
         if !ARMS.iter().any(|(known, _)| known == name) {

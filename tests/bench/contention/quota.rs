@@ -1,4 +1,4 @@
-//! `compute.max`: does a job have what it may, and no more?
+//! `compute.max`: whether a job gets its quota, and no more.
 
 use anyhow::Result;
 use serde_json::json;
@@ -9,7 +9,7 @@ use crate::job::{between, now, pass, share};
 use crate::latency::batch;
 use crate::report::{Budget, Report};
 
-/// Seconds of a period, and so many are measured.
+/// Quota period, seconds, and number of measured periods.
 const PERIOD: f64 = 0.1;
 const PERIODS: f64 = 10.0;
 
@@ -21,7 +21,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             let job = daemon.load(Rule::Governed, &batch("1000"))?;
             pass(0.3);
             daemon.write(job.pid(), "compute.max", format!("{} 100000", percent * 1000))?;
-            // From the second period on.
+            // Measured from the second period on.
             pass(PERIOD);
             let began = now();
             pass(PERIOD * PERIODS + 0.05);

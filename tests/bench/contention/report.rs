@@ -1,17 +1,17 @@
-//! What was measured, and the budgets.
+//! Measured values and their budgets.
 
 use serde_json::{Value, json};
 
 use crate::Setting;
 
-/// What a median may be.
+/// Budget of a median.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
-    /// There is none: for comparison.
+    /// No budget: a value for comparison.
     None,
     Most(f64),
     Least(f64),
-    /// Of so much, so far away at most.
+    /// Target, and maximum distance from it.
     About(f64, f64),
 }
 
@@ -40,7 +40,7 @@ struct Row {
     name: String,
     unit: &'static str,
     budget: Budget,
-    /// One of each repetition.
+    /// One value for each repetition.
     values: Vec<f64>,
     detail: Value,
 }
@@ -53,7 +53,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Takes down what the repetitions gave; the budget is for their median.
+    /// Records the values of the repetitions; the budget applies to their median.
     pub fn add(
         &mut self,
         name: impl Into<String>,
@@ -73,13 +73,13 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// Takes down that something cannot be measured here, and why.
+    /// Records that something cannot be measured here, and why.
     pub fn skip(&mut self, name: &str, why: &str) {
         eprintln!("  {name}: left out: {why}");
         self.skipped.push((name.to_owned(), why.to_owned()));
     }
 
-    /// Takes down that an arm could not be run.
+    /// Records that an arm failed.
     pub fn failed(&mut self, name: &str, error: &anyhow::Error) {
         eprintln!("  {name}: FAILED: {error:#}");
         self.failures.push((name.to_owned(), format!("{error:#}")));
@@ -89,7 +89,7 @@ impl Report {
         self.failures.is_empty() && self.rows.iter().all(Row::is_kept)
     }
 
-    /// The table on stderr, JSON on stdout.
+    /// Prints a table on stderr and JSON on stdout.
     pub fn print(&self, setting: &Setting) {
         eprintln!();
         for row in &self.rows {
@@ -158,13 +158,13 @@ fn ends(values: &[f64]) -> (f64, f64) {
     (least, values.iter().copied().fold(f64::NEG_INFINITY, f64::max))
 }
 
-/// To as many places as say something.
+/// Rounds to an integer from 1000 on, otherwise to three decimals.
 fn round(value: f64) -> f64 {
     let places = if value.abs() >= 1000.0 { 1.0 } else { 1000.0 };
     (value * places).round() / places
 }
 
-/// The middle one, or the mean of the two; not a number if there is none, which keeps no budget.
+/// Returns the median; NaN if there are no values, which keeps no budget.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -175,7 +175,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The value below which this share of the values lies (nearest rank).
+/// Returns the quantile `share` (0 to 1) by nearest rank.
 pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

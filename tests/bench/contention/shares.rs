@@ -1,4 +1,4 @@
-//! Two jobs that are always busy: do their shares stand as their priorities say?
+//! Two jobs that are always busy: whether their shares match their priorities.
 
 use anyhow::Result;
 use serde_json::json;
@@ -9,7 +9,7 @@ use crate::job::{Job, between, now, pass, share};
 use crate::latency::batch;
 use crate::report::{Budget, Report};
 
-/// The more important one's priority.
+/// Priority of the more important job.
 const FIRST: u32 = 6;
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
@@ -71,7 +71,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Submissions that waited at a gate.
+/// Returns the number of submissions that waited at a gate.
 fn waited(daemon: &Daemon<'_>, jobs: &[Job]) -> Result<f64> {
     let mut sum = 0;
     for job in jobs {

@@ -1,4 +1,4 @@
-//! What a plain copy does here, and what making the host's memory for it takes: what moves of memory are compared with.
+//! Measures plain copies and the allocation of host memory, the reference for moves of memory.
 
 use std::ffi::{c_int, c_uint};
 use std::time::Instant;
@@ -12,21 +12,21 @@ use crate::stats::{quantile, sorted};
 
 const TURNS: u32 = 5;
 
-/// Seconds for all of the blocks: medians of a few turns.
+/// Seconds for all blocks: medians over several repetitions.
 #[derive(Debug)]
 pub struct Bandwidth {
-    /// Copied to page-locked memory: one copy for each block, queued on one stream and waited for once.
+    /// Copy to page-locked memory: one copy for each block, queued on one stream, and one wait.
     pub out: f64,
-    /// And back.
+    /// Copy back.
     pub into: f64,
-    /// For `cuMemCreate` of as many at the host, where the driver has that, and `cuMemRelease`.
+    /// `cuMemCreate` of the same amount of host memory, where the driver has that, and `cuMemRelease`.
     pub made: Option<[f64; 2]>,
 }
 
-/// Measures by so many blocks of so many bytes.
+/// Measures with `count` blocks of `bytes` each.
 ///
 /// # Errors
-/// The driver's, also that there is not so much memory.
+/// The driver's, for example out of memory.
 pub fn measure(gpu: &Gpu, bytes: usize, count: usize) -> Result<Bandwidth> {
     let (device, host) = (Allocator::new(gpu, Api::Linear)?, Allocator::new(gpu, Api::Host)?);
     let all = |allocator: &Allocator<'_>| -> driver::Result<Vec<Block>> {
@@ -75,8 +75,8 @@ fn copy_all(
         for (pointer, buffer) in pointers.iter().zip(&mut *buffers) {
             let place = buffer.host().context("no memory of the host")?;
             let (length, place) = (place.len(), place.as_mut_ptr());
-            // SAFETY: page-locked memory that is exclusively borrowed until all has been waited for below; the driver
-            // checks the device's side.
+            // SAFETY: page-locked memory, exclusively borrowed until the wait below; the driver checks the
+            // device address.
             unsafe {
                 match is_out {
                     true => driver.cuMemcpyDtoHAsync_v2(place.cast(), *pointer, length, stream.raw)?,
@@ -91,7 +91,7 @@ fn copy_all(
     queued
 }
 
-/// Physical memory of the host near the device, mapped nowhere.
+/// Physical host memory near the device, not mapped.
 #[derive(Debug)]
 struct HostMemory<'g> {
     gpu: &'g Gpu,
@@ -104,7 +104,7 @@ impl<'g> HostMemory<'g> {
         const CU_MEM_LOCATION_TYPE_HOST_NUMA: c_uint = 3;
         const CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: c_uint = 134;
         let (mut node, mut handle): (c_int, _) = (0, 0);
-        // SAFETY: places that outlive the calls.
+        // SAFETY: the out-pointers outlive the calls.
         unsafe {
             gpu.driver
                 .cuDeviceGetAttribute(&mut node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, gpu.device)?;
@@ -124,7 +124,7 @@ impl<'g> HostMemory<'g> {
 
 impl Drop for HostMemory<'_> {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, and mapped nowhere.
+        // SAFETY: created in `new`, and not mapped.
         let _ = unsafe { self.gpu.driver.cuMemRelease(self.handle) };
     }
 }

@@ -1,4 +1,4 @@
-//! Memory by each of the driver's ways to allocate it.
+//! Allocation by each of the driver's APIs.
 
 use std::ffi::c_uint;
 use std::ptr::with_exposed_provenance_mut;
@@ -11,7 +11,7 @@ use crate::driver::{
 use crate::gpu::{Gpu, Stream};
 use crate::physical::{CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, Physical, Range};
 
-/// A way to allocate.
+/// An API to allocate memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Api {
     /// `cuMemAlloc`
@@ -20,15 +20,15 @@ pub enum Api {
     Pitched,
     /// `cuMemAllocManaged`
     Managed,
-    /// `cuMemAllocAsync`: the device's default pool
+    /// `cuMemAllocAsync`, from the device's default pool
     Async,
-    /// `cuMemAllocFromPoolAsync`: a pool of the program's own
+    /// `cuMemAllocFromPoolAsync`, from a pool of the program
     Pool,
     /// `cuMemCreate` and `cuMemMap`
     Vmm,
     /// `cuArrayCreate`
     Array,
-    /// `cuMemHostAlloc`: page-locked memory of the host
+    /// `cuMemHostAlloc`, page-locked host memory
     Host,
 }
 
@@ -37,12 +37,12 @@ const CU_AD_FORMAT_UNSIGNED_INT32: c_uint = 3;
 const CU_MEMORYTYPE_HOST: c_uint = 1;
 const CU_MEMORYTYPE_ARRAY: c_uint = 3;
 
-/// Bytes of a row that is asked for: not a multiple of any card's pitch, so that pitch and width differ.
+/// Requested row length, bytes: not a multiple of any card's pitch, so that pitch and width differ.
 const PITCHED_WIDTH: usize = 4000;
-/// Bytes of an array's row.
+/// Length of an array's row, bytes.
 const ARRAY_WIDTH: usize = 64 << 10;
 
-/// Allocates by one API on one GPU; owns the stream and the pool that some of them need.
+/// Allocates by one API on one GPU; owns the stream and the pool that some APIs need.
 #[derive(Debug)]
 pub struct Allocator<'g> {
     pub gpu: &'g Gpu,
@@ -51,20 +51,20 @@ pub struct Allocator<'g> {
     pool: Option<CUmemoryPool>,
 }
 
-/// Allocated memory. Freed by [`Allocator::free`], or by the driver at the end.
+/// Allocated memory. Freed by [`Allocator::free`], or by the driver at exit.
 #[derive(Debug)]
 pub struct Block {
-    /// Bytes that can be used: what was asked for, rounded up as the API rounds.
+    /// Usable bytes: the request, rounded up as the API does.
     pub bytes: usize,
     pub place: Place,
 }
 
-/// Where a block is.
+/// Address of a block, and the way to free it.
 #[derive(Debug)]
 pub enum Place {
     /// Freed by `cuMemFree`.
     Device(CUdeviceptr),
-    /// Freed in the order of the stream.
+    /// Freed in stream order.
     Ordered(CUdeviceptr),
     Mapped {
         range: Range,
@@ -75,13 +75,15 @@ pub enum Place {
         width: usize,
         height: usize,
     },
-    /// The address of page-locked memory.
+    /// Address of page-locked host memory.
     Host(usize),
 }
 
 impl<'g> Allocator<'g> {
+    /// Creates the stream and, if the API needs one, the pool.
+    ///
     /// # Errors
-    /// The driver's, if the stream or the pool cannot be made.
+    /// The driver's.
     pub fn new(gpu: &'g Gpu, api: Api) -> Result<Self> {
         let stream = Stream::new(gpu)?;
         let pool = if api == Api::Pool {
@@ -100,11 +102,11 @@ impl<'g> Allocator<'g> {
     /// Allocates at least `bytes` (at least one).
     ///
     /// # Errors
-    /// The driver's; nothing stays behind then.
+    /// The driver's; nothing is left allocated then.
     pub fn allocate(&self, bytes: usize) -> Result<Block> {
         let driver = &self.gpu.driver;
         let mut pointer = 0;
-        // SAFETY: in every arm, places that outlive the call, and the stream and pool that `self` owns.
+        // SAFETY: in every arm, the out-pointers outlive the call, and `self` owns the stream and pool.
         unsafe {
             match self.api {
                 Api::Linear => driver.cuMemAlloc_v2(&mut pointer, bytes)?,
@@ -166,13 +168,13 @@ impl<'g> Allocator<'g> {
         })
     }
 
-    /// Frees a block; the memory of a pool is the device's again when this returns.
+    /// Frees a block. Memory of a pool has been returned to the device when this returns.
     ///
     /// # Errors
     /// The driver's.
     pub fn free(&self, block: Block) -> Result<()> {
         let driver = &self.gpu.driver;
-        // SAFETY: each by the call that belongs to it, once: the block is consumed.
+        // SAFETY: each is freed once, by the call that belongs to it: the block is consumed.
         unsafe {
             match block.place {
                 Place::Device(pointer) => driver.cuMemFree_v2(pointer),
@@ -211,9 +213,9 @@ impl<'g> Allocator<'g> {
             ..CopyEnd::default()
         };
         let (from, to) = if to_device { (here, there) } else { (there, here) };
-        // A short buffer gets fewer rows.
+        // Copies fewer rows if the buffer is shorter.
         let height = height.min(host.len() / width);
-        // SAFETY: the host's end is exclusively borrowed and holds `height` rows; the array is alive.
+        // SAFETY: the host side is exclusively borrowed and holds `height` rows; the array is alive.
         unsafe {
             self.gpu.driver.cuMemcpy2D_v2(&Copy2D {
                 from,
@@ -247,14 +249,14 @@ impl<'g> Allocator<'g> {
 impl Drop for Allocator<'_> {
     fn drop(&mut self) {
         if let Some(pool) = self.pool {
-            // SAFETY: made in `new`; the driver keeps what is still allocated from it.
+            // SAFETY: created in `new`; the driver keeps what is still allocated from it.
             let _ = unsafe { self.gpu.driver.cuMemPoolDestroy(pool) };
         }
     }
 }
 
 impl Block {
-    /// The block's address for kernels and copies, if it has one.
+    /// Returns the block's address for kernels and copies, if it has one.
     pub fn pointer(&self) -> Option<CUdeviceptr> {
         match self.place {
             Place::Device(pointer) | Place::Ordered(pointer) => Some(pointer),
@@ -263,16 +265,16 @@ impl Block {
         }
     }
 
-    /// The block's bytes, if they are the host's.
+    /// Returns the block's bytes if it is host memory.
     pub fn host(&mut self) -> Option<&mut [u8]> {
         let Place::Host(pointer) = self.place else {
             return None;
         };
-        // SAFETY: page-locked memory of this size, the program's alone until the block is consumed by `free`.
+        // SAFETY: page-locked memory of this size, used only by this program until `free` consumes the block.
         Some(unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut(pointer), self.bytes) })
     }
 
-    /// The most of these bytes that make whole rows of the array.
+    /// Returns `bytes`, rounded down to whole rows for an array.
     pub fn whole_rows(&self, bytes: usize) -> usize {
         if let Place::Array { width, .. } = self.place {
             bytes - bytes % width
@@ -293,12 +295,12 @@ fn new_pool(gpu: &Gpu) -> Result<CUmemoryPool> {
         ..Default::default()
     };
     let mut pool = 0;
-    // SAFETY: places that outlive the call.
+    // SAFETY: the out-pointer and the properties outlive the call.
     unsafe { gpu.driver.cuMemPoolCreate(&mut pool, &properties) }?;
     Ok(pool)
 }
 
-/// (bytes of a row, rows) for at least `bytes`, with rows of at most `width`.
+/// Returns (bytes of a row, number of rows) for at least `bytes`, with rows of at most `width` bytes.
 fn rows(bytes: usize, width: usize) -> (usize, usize) {
     let width = width.min(bytes);
     (width, bytes.div_ceil(width.max(1)))
@@ -309,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_hold_what_was_asked_for() {
+    fn rows_hold_at_least_the_requested_bytes() {
         assert_eq!(rows(4, ARRAY_WIDTH), (4, 1));
         assert_eq!(rows(PITCHED_WIDTH * 3 + 1, PITCHED_WIDTH), (PITCHED_WIDTH, 4));
     }

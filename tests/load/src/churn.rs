@@ -1,5 +1,5 @@
-//! `churn`: threads that allocate and free by every API at once. It stops with blocks in its hands, so that whoever
-//! counts can compare, and frees them when it reads a line.
+//! `churn`: threads allocate and free by every API concurrently. Then it holds the remaining blocks, so that
+//! a test can compare counters, and frees them when it reads a line.
 
 use std::io::stdin;
 use std::sync::Barrier;
@@ -15,16 +15,16 @@ use crate::size::Size;
 
 #[derive(Debug, Args)]
 pub struct Churn {
-    /// Threads
+    /// Number of threads
     #[arg(long, default_value_t = 8)]
     threads: u64,
-    /// Rounds of each thread; in each, one allocation or free by every API
+    /// Rounds of each thread; each is one allocation or free by every API
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
-    /// Blocks that a thread holds at most by each API
+    /// Maximum number of blocks that a thread holds, for each API
     #[arg(long, default_value_t = 4)]
     most: usize,
-    /// Bytes of a block at most
+    /// Maximum bytes of a block
     #[arg(long, default_value = "1M")]
     size: Size,
 }
@@ -50,7 +50,7 @@ pub fn run(args: &Churn, gpu: &Gpu) -> Result<()> {
                         let calls = thread.churn(args);
                         Ok((thread, calls?))
                     });
-                    // Who failed must not keep the others waiting.
+                    // A thread that fails continues to the barriers, so that the others do not wait for it.
                     churned.wait();
                     told.wait();
                     let (thread, calls) = outcome?;
@@ -77,7 +77,7 @@ pub fn run(args: &Churn, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// What one thread has, by API.
+/// Allocators and blocks of one thread, by API.
 struct Thread<'g> {
     held: Vec<(Allocator<'g>, Vec<Block>)>,
     random: u64,
@@ -96,16 +96,16 @@ impl<'g> Thread<'g> {
         })
     }
 
-    /// How many calls.
+    /// Allocates and frees; returns the number of calls.
     fn churn(&mut self, args: &Churn) -> Result<u64> {
         let mut calls = 0;
         for round in 1..=args.rounds {
-            // That it goes on, for who waits for the end of many.
+            // Shows progress to a reader that waits for the end.
             if round.is_multiple_of(10_000) {
                 say::line("churning")?;
             }
             for (allocator, blocks) in &mut self.held {
-                // xorshift64: no two threads do the same.
+                // xorshift64, seeded differently in each thread.
                 self.random ^= self.random << 13;
                 self.random ^= self.random >> 7;
                 self.random ^= self.random << 17;

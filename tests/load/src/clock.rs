@@ -1,11 +1,11 @@
-//! A clock that all processes share, and each thread's own.
+//! System-wide and per-thread clocks.
 
-/// `CLOCK_MONOTONIC`, nanoseconds.
+/// Returns `CLOCK_MONOTONIC`, nanoseconds.
 pub fn monotonic() -> i128 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// For how long the calling thread has had a CPU, nanoseconds: neither others' turns nor sleep.
+/// Returns the CPU time of the calling thread, nanoseconds; excludes preemption and sleep.
 pub fn of_thread() -> i128 {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
@@ -15,7 +15,7 @@ fn read(clock: libc::clockid_t) -> i128 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: a place that outlives the call.
+    // SAFETY: the out-pointer outlives the call.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
     i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
 }

@@ -1,20 +1,20 @@
-//! What a block is known to hold: stretches of words that count up, as the fill kernel writes them.
+//! Expected content of a block: ranges of words that count up, as the fill kernel writes them.
 
 use std::ops::Range;
 
-/// A stretch of words; the word at place `i` of the block is `value + i`.
+/// A range of words; the word at index `i` of the block is `value + i`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stretch {
     place: Range<u64>,
     value: u32,
 }
 
-/// All words of a block. Stretches follow each other without gaps.
+/// All words of a block. Ranges follow each other without gaps.
 #[derive(Debug, Clone, Default)]
 pub struct Content(Vec<Stretch>);
 
 impl Content {
-    /// The fill kernel was given `value` at the place where `words` begins.
+    /// Records that the fill kernel wrote `value` and its successors at `words`.
     pub fn fill(&mut self, words: Range<u64>, value: u32) {
         let value = value.wrapping_sub(low(words.start));
         self.replace(
@@ -26,7 +26,7 @@ impl Content {
         );
     }
 
-    /// Words were copied from the same places of another block.
+    /// Records that `words` were copied from the same indices of another block.
     pub fn copy(&mut self, from: &Self, words: &Range<u64>) {
         self.replace(words, from.clipped(words));
     }
@@ -48,12 +48,12 @@ impl Content {
         clipped
     }
 
-    /// What the checksum kernel makes of it.
+    /// Returns the result of the checksum kernel.
     pub fn checksum(&self) -> u64 {
         self.0.iter().fold(0, |sum, one| sum.wrapping_add(one.checksum()))
     }
 
-    /// The first place where `bytes`, all of a block, are something else: place, found, expected.
+    /// Compares a whole block; returns the first difference as (index, found, expected).
     pub fn differs(&self, bytes: &[u8]) -> Option<(u64, u32, u32)> {
         let (words, _) = bytes.as_chunks::<4>();
         let mut places = self
@@ -70,7 +70,7 @@ impl Content {
 
 impl Stretch {
     fn checksum(&self) -> u64 {
-        // Where the words wrap, there are several rising runs.
+        // Words wrap at 2^32, so there may be several increasing runs.
         let (mut sum, mut at) = (0_u64, self.place.start);
         while at < self.place.end {
             let first = self.value.wrapping_add(low(at));
@@ -83,7 +83,7 @@ impl Stretch {
     }
 }
 
-/// The sum of `(offset + i) * (i + 1)` for all places `i`, as 64 bits hold it.
+/// Returns the sum of `(offset + i) * (i + 1)` for the indices `i`, modulo 2^64.
 fn sum_of_run(offset: i128, start: u64, end: u64) -> u64 {
     let below = |end: u64| {
         let n = i128::from(end);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_last_is_there() {
+    fn content_is_what_was_written_last() {
         let (mut one, mut other) = (Content::default(), Content::default());
         one.fill(0..10, 100);
         one.fill(3..5, 7);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_is_that_of_the_words() {
+    fn content_checksum_is_that_of_its_words() {
         for value in [0, 1, 0x8000_0000, u32::MAX - 3, u32::MAX] {
             let mut content = Content::default();
             content.fill(0..1000, value);

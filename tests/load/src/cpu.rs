@@ -1,22 +1,22 @@
-//! Which CPU a thread runs on.
+//! CPU affinity of a thread.
 
 use std::io;
 use std::mem::MaybeUninit;
 
-/// Has the calling thread run on one of the CPUs that it may run on, and on no other: by its number among the threads, so
-/// that they are on all of them.
+/// Pins the calling thread to one of its allowed CPUs: thread `number` to the CPU at that index, modulo their
+/// number.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn pin(number: usize) -> io::Result<()> {
     let size = size_of::<libc::cpu_set_t>();
-    // SAFETY: bits, of which none is set.
+    // SAFETY: a bit set, for which all zeroes is a valid value.
     let mut allowed: libc::cpu_set_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    // SAFETY: the calling thread, and a place of that size.
+    // SAFETY: the calling thread, and an out-pointer of that size.
     if unsafe { libc::sched_getaffinity(0, size, &raw mut allowed) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: within the set.
+    // SAFETY: the index is within the set.
     let is_allowed = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &allowed) };
     let all: Vec<usize> = (0..8 * size).filter(is_allowed).collect();
     let Some(cpu) = all.get(number % all.len().max(1)) else {
@@ -24,7 +24,7 @@ pub fn pin(number: usize) -> io::Result<()> {
     };
     // SAFETY: as above.
     let mut own: libc::cpu_set_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    // SAFETY: within the set.
+    // SAFETY: the index is within the set.
     unsafe { libc::CPU_SET(*cpu, &mut own) };
     // SAFETY: the calling thread, and a set of that size.
     if unsafe { libc::sched_setaffinity(0, size, &raw const own) } != 0 {
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_stays_where_it_is_put() {
+    fn pinned_thread_stays_on_its_cpu() {
         for number in 0..4 {
             let put = std::thread::spawn(move || {
                 pin(number).expect("it may run somewhere");
@@ -49,7 +49,7 @@ mod tests {
                 (first, unsafe { libc::sched_getcpu() })
             });
             let (first, then) = put.join().expect("it ends");
-            assert_eq!(first, then, "it may run there alone");
+            assert_eq!(first, then, "only one CPU is allowed");
         }
     }
 }

@@ -1,19 +1,19 @@
-//! The CUDA driver: every function the program calls, one row each, found when it starts.
+//! The CUDA driver: one table row for each function that the program calls, looked up at start.
 //!
-//! The library is opened by name and its functions are looked up by `dlsym`, so that the program runs where no
-//! driver is installed (and says so), and is governed or not by what is preloaded. It knows no kernel and keeps
-//! no state of its own: [`crate::gpu`] makes safe things of these functions.
+//! The library is opened by name and its functions are looked up by `dlsym`, so that the program starts
+//! without an installed driver (and reports that), and is governed only if a library is preloaded. No kernels
+//! and no state are kept here: [`crate::gpu`] wraps these functions in safe types.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
 
 use anyhow::{Context as _, bail};
 
-/// A `CUresult`: zero is success.
+/// A `CUresult`; 0 is success.
 type CUresult = c_uint;
 pub type CUdevice = c_int;
 pub type CUdeviceptr = u64;
-// Handles are the driver's pointers, words to us: never dereferenced, and free to cross threads.
+// Handles are opaque words: never dereferenced, and usable in any thread.
 pub type CUcontext = usize;
 pub type CUmodule = usize;
 pub type CUfunction = usize;
@@ -25,7 +25,7 @@ pub type CUarray = usize;
 pub type CUmemoryPool = usize;
 pub type CUmemGenericAllocationHandle = u64;
 
-/// The code for a call that the opened driver does not have.
+/// Result of a call that the opened driver does not have.
 const CUDA_ERROR_NOT_FOUND: CUresult = 500;
 const CUDA_ERROR_OUT_OF_MEMORY: CUresult = 2;
 
@@ -110,22 +110,22 @@ const _: () = {
     assert!(size_of::<Copy2D>() == 128);
 };
 
-/// A call that the driver answered with an error. Shows as the driver's name for it: `CUDA_ERROR_…`.
+/// A failed driver call. Displayed by the driver's name for the error, `CUDA_ERROR_…`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaError {
-    /// The function that failed.
+    /// Name of the function that failed.
     pub call: &'static str,
     code: CUresult,
     name: String,
 }
 
 impl CudaError {
-    /// Whether memory was refused, by the driver or by a limit: the two look the same.
+    /// Returns whether memory was refused, by the driver or by a limit: both use the same code.
     pub fn is_out_of_memory(&self) -> bool {
         self.code == CUDA_ERROR_OUT_OF_MEMORY
     }
 
-    /// The driver's name for the error.
+    /// Returns the driver's name for the error.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -143,10 +143,10 @@ pub type Result<T> = std::result::Result<T, CudaError>;
 
 macro_rules! driver {
     ($( fn $name:ident($($arg:ident: $ty:ty),* $(,)?); )*) => {
-        /// The driver's functions; those of a newer driver than the one opened are absent.
+        /// The driver's functions; functions that the opened driver does not have are `None`.
         #[allow(non_snake_case, reason = "spelt as the driver spells them")]
         pub struct Driver {
-            /// Apart from the rest, since it is what names their errors.
+            /// Not in the table, because it names the table's errors.
             cuGetErrorName: Option<unsafe extern "C" fn(CUresult, &mut *const c_char) -> CUresult>,
             $( $name: Option<unsafe extern "C" fn($($ty),*) -> CUresult>, )*
         }
@@ -155,18 +155,18 @@ macro_rules! driver {
         impl Driver {
             fn of(library: *mut c_void) -> Self {
                 Self {
-                    // SAFETY: the driver's signature of it.
+                    // SAFETY: the type is the function's signature.
                     cuGetErrorName: unsafe { find(library, "cuGetErrorName\0") },
-                    // SAFETY: the driver's signatures, as the table has them.
+                    // SAFETY: the table's types are the functions' signatures.
                     $( $name: unsafe { find(library, concat!(stringify!($name), "\0")) }, )*
                 }
             }
 
             $(
                 /// # Safety
-                /// What the driver's documentation asks of the function's arguments.
+                /// The requirements of the driver's documentation on the arguments.
                 pub unsafe fn $name(&self, $($arg: $ty),*) -> Result<()> {
-                    // SAFETY: the caller's.
+                    // SAFETY: guaranteed by the caller.
                     let code = self.$name.map_or(CUDA_ERROR_NOT_FOUND, |call| unsafe { call($($arg),*) });
                     if code == 0 { Ok(()) } else { Err(self.error(stringify!($name), code)) }
                 }
@@ -256,12 +256,12 @@ driver! {
 }
 
 impl Driver {
-    /// Opens the driver's library, a soname or a path, for the life of the program.
+    /// Opens the driver's library, by soname or path, for the life of the program.
     ///
     /// # Errors
-    /// The loader's own words if it cannot, or that the library is no CUDA driver.
+    /// The loader's message if it cannot be opened, or that the library is not a CUDA driver.
     pub fn open(library: &CStr) -> anyhow::Result<Self> {
-        // SAFETY: a string that lives through the call.
+        // SAFETY: a NUL-terminated string that outlives the call.
         let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: called by the thread whose dlopen failed.
@@ -269,35 +269,35 @@ impl Driver {
             if words.is_null() {
                 bail!("cannot open {}", library.to_string_lossy());
             }
-            // SAFETY: a string of the loader's, valid until this thread's next call of it.
+            // SAFETY: a string of the loader, valid until this thread's next call of it.
             let words = unsafe { CStr::from_ptr(words) };
             bail!("no CUDA driver: {}", words.to_string_lossy());
         }
         let driver = Self::of(handle);
         driver
             .cuInit
-            .with_context(|| format!("{} is no CUDA driver", library.to_string_lossy()))?;
+            .with_context(|| format!("{} is not a CUDA driver", library.to_string_lossy()))?;
         Ok(driver)
     }
 
-    /// The driver's own start, before anything else is asked of it.
+    /// Initialises the driver. Must precede every other call.
     ///
     /// # Errors
-    /// The driver's: no device, the wrong kernel module.
+    /// The driver's, such as no device or an unsuitable kernel module.
     pub fn initialise(&self) -> Result<()> {
-        // SAFETY: no pointers.
+        // SAFETY: no pointers are passed.
         unsafe { self.cuInit(0) }
     }
 
     #[cold]
     fn error(&self, call: &'static str, code: CUresult) -> CudaError {
         let mut name = std::ptr::null();
-        // SAFETY: writes the address of a static string, or null for a code it does not know.
+        // SAFETY: stores the address of a static string, or null for an unknown code.
         let known = self
             .cuGetErrorName
             .is_some_and(|get| unsafe { get(code, &mut name) } == 0);
         let name = if known && !name.is_null() {
-            // SAFETY: the driver's static string.
+            // SAFETY: a static string of the driver.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         } else {
             format!("CUresult {code}")
@@ -312,14 +312,14 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// A function of the library, or none. `name` ends with a NUL.
+/// Returns a function of the library, if it has it. `name` must end with a NUL.
 ///
 /// # Safety
-/// `F` is the type of a function pointer, and that of the function.
+/// `F` must be the function's pointer type.
 unsafe fn find<F: Copy>(library: *mut c_void, name: &str) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: a library that was opened and never closed, and a terminated name.
+    // SAFETY: the library was opened and is never closed; the name is terminated.
     let address = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
-    // SAFETY: not null, and a function of this type by the caller's word.
+    // SAFETY: not null, and of this type as the caller guarantees.
     (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
 }

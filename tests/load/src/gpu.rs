@@ -1,6 +1,6 @@
-//! A GPU ready for work: its primary context, and the test kernels loaded.
+//! A GPU with its primary context and the test kernels loaded.
 //!
-//! Everything here is safe to call: handles are made, used and destroyed by types that own them.
+//! All functions are safe: handles are created, used and destroyed by the types that own them.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use crate::driver::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream, Driver, Result,
 };
 
-/// What a driver compiles for its card; ends with a NUL, as the driver wants it.
+/// Source that the driver compiles for its card; ends with a NUL, as the driver requires.
 const KERNELS: &str = concat!(include_str!("../kernels.ptx"), "\0");
 
-/// Threads of a block, and most blocks, of the fill and checksum kernels.
+/// Threads per block, and maximum number of blocks, of the fill and checksum kernels.
 const THREADS: u32 = 256;
 const BLOCKS: u64 = 1024;
 
-/// A device with its primary context retained and the kernels loaded into it.
+/// A device with its primary or its own context and the kernels loaded into it.
 #[derive(Debug)]
 pub struct Gpu {
     pub driver: Arc<Driver>,
     pub device: CUdevice,
-    /// The driver's version, as it writes it: 12080 is 12.8.
+    /// The driver's version number: 12080 is 12.8.
     version: c_int,
     owns_context: bool,
-    /// The driver's name and UUID of the device.
+    /// Name and UUID of the device, from the driver.
     pub name: String,
     pub uuid: [u8; 16],
     context: CUcontext,
@@ -36,7 +36,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Takes the device of this ordinal (as the initialised driver counts) and makes its context the thread's current one.
+    /// Opens the device `ordinal` of the initialised driver and makes its primary context current.
     ///
     /// # Errors
     /// The driver's.
@@ -44,7 +44,7 @@ impl Gpu {
         Self::with(driver, ordinal, false)
     }
 
-    /// The same device by a context of its own, made the thread's current one.
+    /// Opens the same device with a new context, and makes that current.
     ///
     /// # Errors
     /// The driver's.
@@ -56,7 +56,7 @@ impl Gpu {
         let (mut device, mut context, mut module) = (0, 0, 0);
         let mut name = [0_u8; 128];
         let (mut uuid, mut version) = ([0; 16], 0);
-        // SAFETY: each call gets places that outlive it, and what the calls before it made.
+        // SAFETY: each call gets out-pointers that outlive it, and handles from the preceding calls.
         unsafe {
             driver.cuDriverGetVersion(&mut version)?;
             driver.cuDeviceGet(&mut device, ordinal)?;
@@ -73,7 +73,7 @@ impl Gpu {
         }
         let function = |name: &CStr| {
             let mut function = 0;
-            // SAFETY: the module just loaded and a terminated name.
+            // SAFETY: the module was just loaded, and the name is terminated.
             unsafe { driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map(|()| function)
         };
         let spin = function(c"gcgroup_spin")?;
@@ -100,13 +100,13 @@ impl Gpu {
         })
     }
 
-    /// Makes this GPU the calling thread's current one.
+    /// Makes this GPU's context current to the calling thread.
     pub fn attach(&self) -> Result<()> {
-        // SAFETY: a context that is retained until drop.
+        // SAFETY: the context exists until drop.
         unsafe { self.driver.cuCtxSetCurrent(self.context) }
     }
 
-    /// The device's line in what the program prints.
+    /// Returns the line that the program prints about the device.
     pub fn describe(&self) -> String {
         let hex: String = self.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
         format!(
@@ -115,17 +115,17 @@ impl Gpu {
         )
     }
 
-    /// Submits one thread that runs for `usec` microseconds.
+    /// Submits a kernel of one thread that runs for `usec` microseconds.
     pub fn spin(&self, stream: CUstream, usec: u64) -> Result<()> {
         self.launch(self.spin, 1, 1, stream, &mut [place(&usec)])
     }
 
-    /// Submits one thread that does so many steps of work, however long they take.
+    /// Submits a kernel of one thread that does `iterations` steps of arithmetic.
     pub fn work(&self, stream: CUstream, iterations: u64) -> Result<()> {
         self.launch(self.work, 1, 1, stream, &mut [place(&iterations)])
     }
 
-    /// Submits `dst[i] = value + i` for `words` 32-bit words. `dst` is the caller's memory on this device.
+    /// Submits `dst[i] = value + i` for `words` 32-bit words. `dst` is memory of the caller on this device.
     pub fn fill(&self, stream: CUstream, dst: CUdeviceptr, words: u64, value: u32) -> Result<()> {
         self.launch(
             self.fill,
@@ -136,7 +136,7 @@ impl Gpu {
         )
     }
 
-    /// Submits the addition of the checksum of `words` 32-bit words at `src` to the 64-bit word at `out`.
+    /// Submits a kernel that adds the checksum of `words` 32-bit words at `src` to the 64-bit word at `out`.
     pub fn checksum(&self, stream: CUstream, src: CUdeviceptr, words: u64, out: CUdeviceptr) -> Result<()> {
         self.launch(
             self.checksum,
@@ -157,46 +157,46 @@ impl Gpu {
     ) -> Result<()> {
         let params = params.as_mut_ptr();
         let extra = std::ptr::null_mut();
-        // SAFETY: one of this module's kernels with as many parameters, of the types, as its text declares; the
-        // driver copies them before it returns.
+        // SAFETY: a kernel of this module with the number and types of parameters that its source declares;
+        // the driver copies them before it returns.
         unsafe {
             self.driver
                 .cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, params, extra)
         }
     }
 
-    /// Waits for everything submitted to the device.
+    /// Waits for all work submitted to the context.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: no arguments.
         unsafe { self.driver.cuCtxSynchronize() }
     }
 
-    /// (free, total) bytes, as the driver tells this process.
+    /// Returns (free, total) bytes as the driver reports them to this process.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: two places that outlive the call.
+        // SAFETY: the out-pointers outlive the call.
         unsafe { self.driver.cuMemGetInfo_v2(&mut free, &mut total) }.map(|()| (free, total))
     }
 
-    /// The device's size in bytes, as the driver tells this process.
+    /// Returns the device's memory size, bytes, as the driver reports it to this process.
     pub fn total_memory(&self) -> Result<usize> {
         let mut total = 0;
-        // SAFETY: a place that outlives the call.
+        // SAFETY: the out-pointer outlives the call.
         unsafe { self.driver.cuDeviceTotalMem_v2(&mut total, self.device) }.map(|()| total)
     }
 
-    /// Copies into the caller's memory on this device, and waits for it.
+    /// Copies to the caller's memory on this device, and waits.
     pub fn write(&self, to: CUdeviceptr, bytes: &[u8]) -> Result<()> {
-        // SAFETY: a live slice; the driver checks the device's side.
+        // SAFETY: the slice is valid; the driver checks the device address.
         unsafe {
             self.driver
                 .cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len())
         }
     }
 
-    /// Copies from the caller's memory on this device, and waits for it.
+    /// Copies from the caller's memory on this device, and waits.
     pub fn read(&self, from: CUdeviceptr, bytes: &mut [u8]) -> Result<()> {
-        // SAFETY: a live slice; the driver checks the device's side.
+        // SAFETY: the slice is valid; the driver checks the device address.
         unsafe {
             self.driver
                 .cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), from, bytes.len())
@@ -205,14 +205,14 @@ impl Gpu {
 
     /// Sets bytes of the caller's memory on this device.
     pub fn set(&self, to: CUdeviceptr, value: u8, bytes: usize) -> Result<()> {
-        // SAFETY: the driver checks the device's side.
+        // SAFETY: the driver checks the device address.
         unsafe { self.driver.cuMemsetD8_v2(to, value, bytes) }
     }
 }
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: made in `with`, and nobody uses them after this. An error now has no reader.
+        // SAFETY: loaded in `with` and not used after this. Errors are ignored.
         let _ = unsafe { self.driver.cuModuleUnload(self.module) };
         // SAFETY: created or retained once in `with`.
         let _ = unsafe {
@@ -225,7 +225,7 @@ impl Drop for Gpu {
     }
 }
 
-/// A stream of its own.
+/// A stream, destroyed on drop.
 #[derive(Debug)]
 pub struct Stream<'g> {
     gpu: &'g Gpu,
@@ -233,37 +233,37 @@ pub struct Stream<'g> {
 }
 
 impl<'g> Stream<'g> {
-    /// One that does not wait for the default stream.
+    /// Creates a non-blocking stream, which does not wait for the legacy default stream.
     pub fn new(gpu: &'g Gpu) -> Result<Self> {
         const CU_STREAM_NON_BLOCKING: c_uint = 1;
         Self::with(gpu, CU_STREAM_NON_BLOCKING)
     }
 
-    /// One that is in order with the default stream.
+    /// Creates a blocking stream, which is ordered with the legacy default stream.
     pub fn blocking(gpu: &'g Gpu) -> Result<Self> {
         Self::with(gpu, 0)
     }
 
     fn with(gpu: &'g Gpu, flags: c_uint) -> Result<Self> {
         let mut raw = 0;
-        // SAFETY: a place that outlives the call.
+        // SAFETY: the out-pointer outlives the call.
         unsafe { gpu.driver.cuStreamCreate(&mut raw, flags) }?;
         Ok(Self { gpu, raw })
     }
 
-    /// Waits for everything submitted to the stream.
+    /// Waits for all work submitted to the stream.
     pub fn synchronize(&self) -> Result<()> {
-        // SAFETY: a stream that lives until drop.
+        // SAFETY: the stream exists until drop.
         unsafe { self.gpu.driver.cuStreamSynchronize(self.raw) }
     }
 
-    /// Has what is submitted from now on wait for the event.
+    /// Makes later submissions wait for the event.
     pub fn wait(&self, event: &Event<'_>) -> Result<()> {
-        // SAFETY: a stream and an event that live through the call.
+        // SAFETY: the stream and the event outlive the call.
         unsafe { self.gpu.driver.cuStreamWaitEvent(self.raw, event.raw, 0) }
     }
 
-    /// Submits a copy between places of the caller's memory on this device.
+    /// Submits a copy within the caller's memory on this device.
     pub fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<()> {
         // SAFETY: the driver checks the addresses.
         unsafe { self.gpu.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw) }
@@ -272,12 +272,12 @@ impl<'g> Stream<'g> {
 
 impl Drop for Stream<'_> {
     fn drop(&mut self) {
-        // SAFETY: made in `new`; the driver lets queued work finish first.
+        // SAFETY: created in `with`; the driver completes queued work first.
         let _ = unsafe { self.gpu.driver.cuStreamDestroy_v2(self.raw) };
     }
 }
 
-/// A place in a stream's order that can be waited for.
+/// An event, destroyed on drop.
 #[derive(Debug)]
 pub struct Event<'g> {
     gpu: &'g Gpu,
@@ -290,22 +290,22 @@ impl<'g> Event<'g> {
         Self::with(gpu, CU_EVENT_DISABLE_TIMING)
     }
 
-    /// One that notes when it is reached.
+    /// Creates an event that records the time when it is reached.
     pub fn timed(gpu: &'g Gpu) -> Result<Self> {
         Self::with(gpu, 0)
     }
 
     fn with(gpu: &'g Gpu, flags: c_uint) -> Result<Self> {
         let mut raw = 0;
-        // SAFETY: a place that outlives the call.
+        // SAFETY: the out-pointer outlives the call.
         unsafe { gpu.driver.cuEventCreate(&mut raw, flags) }?;
         Ok(Self { gpu, raw })
     }
 
-    /// Microseconds from `start` to this; both timed and reached.
+    /// Returns the microseconds from `start` to this event; both must be timed and reached.
     pub fn usec_since(&self, start: &Event<'_>) -> Result<f64> {
         let mut milliseconds = 0.0;
-        // SAFETY: a place that outlives the call, and two events that live until drop.
+        // SAFETY: the out-pointer outlives the call, and both events exist until drop.
         unsafe {
             self.gpu
                 .driver
@@ -314,32 +314,32 @@ impl<'g> Event<'g> {
         Ok(f64::from(milliseconds) * 1e3)
     }
 
-    /// Moves the event to the end of what the stream holds now.
+    /// Records the event behind the stream's submitted work.
     pub fn record(&self, stream: &Stream<'_>) -> Result<()> {
-        // SAFETY: an event and a stream that live through the call.
+        // SAFETY: the event and the stream outlive the call.
         unsafe { self.gpu.driver.cuEventRecord(self.raw, stream.raw) }
     }
 
-    /// Waits until what it was last recorded behind has ended; at once if it never was.
+    /// Waits until the work before the last record has ended; returns at once if never recorded.
     pub fn synchronize(&self) -> Result<()> {
-        // SAFETY: an event that lives until drop.
+        // SAFETY: the event exists until drop.
         unsafe { self.gpu.driver.cuEventSynchronize(self.raw) }
     }
 }
 
 impl Drop for Event<'_> {
     fn drop(&mut self) {
-        // SAFETY: made in `new`.
+        // SAFETY: created in `with`.
         let _ = unsafe { self.gpu.driver.cuEventDestroy_v2(self.raw) };
     }
 }
 
-/// A kernel parameter as the driver wants it: the address of the value.
+/// Returns a kernel parameter as the driver expects it: the address of the value.
 fn place<T>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Blocks for this many words: one for each [`THREADS`] of them, up to what fills a card.
+/// Returns the number of blocks for `words`: one for each [`THREADS`] words, at most what fills a card.
 fn grid(words: u64) -> c_uint {
     u32::try_from(words.div_ceil(THREADS.into()).clamp(1, BLOCKS)).unwrap_or(1)
 }

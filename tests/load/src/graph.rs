@@ -1,4 +1,4 @@
-//! A graph of what a stream was given once, launched as a whole.
+//! Graphs captured from a stream.
 
 use std::ffi::c_uint;
 
@@ -13,7 +13,7 @@ pub struct Graph<'g> {
 }
 
 impl<'g> Graph<'g> {
-    /// Captures what `submit` puts into the stream, which runs none of it.
+    /// Captures what `submit` submits to the stream; none of it runs.
     ///
     /// # Errors
     /// The driver's, or that of `submit`.
@@ -21,30 +21,30 @@ impl<'g> Graph<'g> {
         const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_uint = 1;
         let driver = &gpu.driver;
         let (mut graph, mut executable) = (0, 0);
-        // SAFETY: a stream that lives through the call.
+        // SAFETY: the stream outlives the call.
         unsafe { driver.cuStreamBeginCapture_v2(stream.raw, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) }?;
         let submitted = submit();
-        // SAFETY: likewise, and a place that outlives the call.
+        // SAFETY: the stream and the out-pointer outlive the call.
         unsafe { driver.cuStreamEndCapture(stream.raw, &mut graph) }?;
-        // SAFETY: a place that outlives the call, and the graph just made.
+        // SAFETY: the out-pointer outlives the call; the graph was just created.
         let made = unsafe { driver.cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
-        // SAFETY: the graph just made, which what was instantiated from it does not need.
+        // SAFETY: the graph was just created; the executable graph does not need it.
         unsafe { driver.cuGraphDestroy(graph) }?;
         made?;
         let whole = Self { gpu, executable };
         submitted.map(|()| whole)
     }
 
-    /// Submits all of it.
+    /// Launches the graph.
     pub fn launch(&self, stream: &Stream<'_>) -> Result<()> {
-        // SAFETY: a graph and a stream that live through the call.
+        // SAFETY: the graph and the stream outlive the call.
         unsafe { self.gpu.driver.cuGraphLaunch(self.executable, stream.raw) }
     }
 }
 
 impl Drop for Graph<'_> {
     fn drop(&mut self) {
-        // SAFETY: made in `capture`; the driver lets what was launched finish first.
+        // SAFETY: created in `capture`; the driver completes launched work first.
         let _ = unsafe { self.gpu.driver.cuGraphExecDestroy(self.executable) };
     }
 }

@@ -1,4 +1,4 @@
-//! Kernels that take a given time: by the clock, or by the work that takes so long on an idle device.
+//! Kernels that take a given time: by the clock, or by an amount of work measured on an idle device.
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -9,44 +9,45 @@ use crate::gpu::{Event, Gpu, Stream};
 use crate::range::Range;
 use crate::say;
 
-/// What makes a kernel last.
+/// Determines a kernel's duration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// The device's clock: over when the time is, even if another had the device meanwhile
+    /// The device's clock: ends on time even if others had the device meanwhile
     Spin,
-    /// Arithmetic: takes as long as the device is had, and as much longer as it is not. Measured at the start
+    /// Arithmetic: takes longer while others have the device. Calibrated at the start
     Work,
 }
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// What makes a kernel last
+    /// Determines a kernel's duration
     #[arg(long, value_enum, default_value_t = Kind::Spin)]
     pub kernel: Kind,
-    /// Steps of work that take a microsecond on this device, where others hold it and they cannot be measured
+    /// Steps of work per microsecond on this device, where others use it and it cannot be calibrated
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: Option<u32>,
-    /// Streams, used by turns
+    /// Number of streams, used in turn
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub streams: u16,
 }
 
-/// A way to submit kernels of a given length.
+/// Submits kernels of a given duration.
 #[derive(Debug)]
 pub struct Kernels<'g> {
     pub gpu: &'g Gpu,
     pub kind: Kind,
     pub streams: Vec<Stream<'g>>,
-    /// Steps of work that take a microsecond.
+    /// Steps of work per microsecond.
     rate: f64,
 }
 
 impl<'g> Kernels<'g> {
-    /// Makes the streams, and the measurement that work needs: on a device that others use it takes the best of many.
+    /// Creates the streams, and calibrates work; if other processes use the device, the best of many trials
+    /// is taken.
     ///
     /// # Errors
-    /// The driver's; or the reader of stdout is gone.
+    /// The driver's, or the reader of stdout is gone.
     pub fn new(args: &Arguments, gpu: &'g Gpu) -> Result<Self> {
         let streams = (0..args.streams)
             .map(|_| Stream::new(gpu))
@@ -67,7 +68,7 @@ impl<'g> Kernels<'g> {
         Ok(kernels)
     }
 
-    /// Submits one kernel of so many microseconds.
+    /// Submits one kernel of `usec` microseconds.
     pub fn launch(&self, stream: &Stream<'_>, usec: u64) -> driver::Result<()> {
         match self.kind {
             Kind::Spin => self.gpu.spin(stream.raw, usec),
@@ -82,23 +83,23 @@ impl<'g> Kernels<'g> {
         }
     }
 
-    /// The stream of the submission that has this number.
+    /// Returns the stream for the submission `number`.
     pub fn stream(&self, number: usize) -> &Stream<'g> {
         &self.streams[number % self.streams.len()]
     }
 
-    /// Waits for everything submitted to the streams.
+    /// Waits for all work submitted to the streams.
     pub fn synchronize(&self) -> driver::Result<()> {
         self.streams.iter().try_for_each(Stream::synchronize)
     }
 
-    /// Steps a microsecond, first roughly and then by kernels of a fraction of a millisecond.
+    /// Measures steps per microsecond, first roughly, then by kernels of a fraction of a millisecond.
     fn measure(&self) -> Result<f64> {
         const ROUGH: u64 = 20_000;
         let ends = [Event::timed(self.gpu)?, Event::timed(self.gpu)?];
         let stream = self.stream(0);
-        // The least time of many trials, so that what others do on the device does not count; behind another kernel,
-        // so that the start of a launch does not either.
+        // Minimum of many trials, so that other work on the device does not count; queued behind another
+        // kernel, so that launch latency does not count either.
         let least = |steps| -> Result<f64> {
             let mut least = f64::INFINITY;
             for _ in 0..30 {
@@ -122,12 +123,13 @@ impl<'g> Kernels<'g> {
     }
 }
 
-/// Lengths of kernels, microseconds, that add up to `total`: as many as `count`, all as long as each other within a microsecond.
+/// Returns `count` kernel lengths, microseconds, that add up to `total` and differ by at most one
+/// microsecond.
 pub fn shares(total: u64, count: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |index| (index + 1) * total / count - index * total / count)
 }
 
-/// A few values that cover a range, from its least to its most: what a seed then chooses from.
+/// Returns up to five values that cover a range, including both ends.
 pub fn spread(range: Range) -> Vec<u64> {
     const VALUES: u64 = 5;
     let mut values: Vec<u64> = (0..VALUES)
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_has_both_ends() {
+    fn spread_has_both_ends() {
         assert_eq!(spread(Range { min: 100, max: 200 }), [100, 125, 150, 175, 200]);
         assert_eq!(spread(Range { min: 8, max: 8 }), [8]);
         assert_eq!(spread(Range { min: 1, max: 2 }), [1, 2]);

@@ -1,7 +1,8 @@
-//! `latency`: an interactive program. Bursts of kernels, idle in between; how late is each done?
+//! `latency`: an interactive program. Submits bursts of kernels with idle time in between and measures their
+//! latency.
 //!
-//! When a burst is to begin is set beforehand and waits for no other: one that takes long delays those behind it, and
-//! that counts. A burst's latency is the time from when it was to begin until its last kernel has ended.
+//! Start times are fixed beforehand and do not depend on other bursts: a long burst delays those behind it,
+//! and that counts. The latency of a burst is the time from its due start until its last kernel has ended.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use crate::range::Range;
 use crate::say;
 use crate::stats::{Random, quantile, sorted};
 
-/// How the gaps between bursts are distributed.
+/// Distribution of the gaps between bursts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Distribution {
     Exponential,
@@ -27,35 +28,35 @@ enum Distribution {
 pub struct Latency {
     #[command(flatten)]
     kernels: kernels::Arguments,
-    /// Kernels of a burst: N, or LEAST-MOST to choose from
+    /// Kernels of a burst: N, or MIN-MAX to choose from
     #[arg(long, default_value = "8")]
     burst: Range,
     /// Microseconds that each kernel runs
     #[arg(long, default_value_t = 200)]
     kernel_usec: u64,
-    /// Milliseconds of all kernels of a burst together, shared out among them; instead of --kernel-usec
+    /// Milliseconds of all kernels of a burst together, divided among them; replaces --kernel-usec
     #[arg(long, conflicts_with = "kernel_usec")]
     burst_ms: Option<u64>,
-    /// Begin with a burst of so many milliseconds, in kernels of --prefill-kernel-usec; reported by itself
+    /// Begin with a burst of this many milliseconds, of kernels of --prefill-kernel-usec; reported separately
     #[arg(long, default_value_t = 0)]
     prefill_ms: u64,
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     prefill_kernel_usec: u64,
-    /// Mean time in which a burst that is alone leaves the device idle, milliseconds
+    /// Mean idle time of the device between bursts if it is used by no one else, milliseconds
     #[arg(long, default_value_t = 5.0)]
     gap_ms: f64,
     #[arg(long, value_enum, default_value_t = Distribution::Exponential)]
     gaps: Distribution,
-    /// Bursts to measure
+    /// Number of bursts to measure
     #[arg(long, default_value_t = 200)]
     count: u64,
-    /// Stop after this many seconds, whatever the count
+    /// Stop after this many seconds, even if bursts are left
     #[arg(long)]
     duration: Option<f64>,
-    /// Of all choices: the same seed, the same bursts at the same times
+    /// Random seed: the same seed gives the same bursts at the same times
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Each burst is a graph, launched as a whole
+    /// Submit each burst as one graph
     #[arg(long)]
     graph: bool,
     /// Print a line for each burst
@@ -74,14 +75,14 @@ struct Report {
     p99_usec: f64,
     max_usec: f64,
     mean_usec: f64,
-    /// Of the burst that it begins with.
+    /// Latency of the prefill burst.
     prefill_usec: Option<f64>,
     /// GPU time of all bursts.
     busy_usec: u64,
     seconds: f64,
 }
 
-/// A burst that can be chosen.
+/// A burst to choose from.
 struct Burst<'g> {
     lengths: Vec<u64>,
     graph: Option<Graph<'g>>,
@@ -102,7 +103,7 @@ impl<'g> Burst<'g> {
         self.lengths.iter().sum()
     }
 
-    /// Submits it, and waits for its end.
+    /// Submits the burst and waits for its end.
     fn run(&self, kernels: &Kernels<'g>) -> Result<()> {
         match &self.graph {
             Some(graph) => graph.launch(kernels.stream(0))?,
@@ -121,7 +122,7 @@ pub fn run(args: &Latency, gpu: &Gpu) -> Result<()> {
     let bursts = bursts(args, &kernels)?;
     let count = usize::try_from(args.prefill_ms * 1000 / args.prefill_kernel_usec)?;
     let prefill = Burst::new(&kernels, vec![args.prefill_kernel_usec; count], false)?;
-    // The first burst pays for what the driver puts off until then.
+    // The first burst includes the driver's lazy initialisation.
     let first = bursts.first().map_or(Ok(()), |burst| burst.run(&kernels));
     first?;
     wake_on_time();
@@ -174,7 +175,7 @@ pub fn run(args: &Latency, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// What to choose from.
+/// Returns the bursts to choose from.
 fn bursts<'g>(args: &Latency, kernels: &Kernels<'g>) -> Result<Vec<Burst<'g>>> {
     kernels::spread(args.burst)
         .into_iter()
@@ -188,15 +189,15 @@ fn bursts<'g>(args: &Latency, kernels: &Kernels<'g>) -> Result<Vec<Burst<'g>>> {
         .collect()
 }
 
-/// Runs a burst at its time, or at once if that has passed; microseconds from that time to its end.
+/// Runs a burst at its due time, or at once if that has passed; returns the latency, microseconds.
 fn late(burst: &Burst<'_>, due: Instant, kernels: &Kernels<'_>) -> Result<f64> {
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
     burst.run(kernels)?;
     Ok(due.elapsed().as_secs_f64() * 1e6)
 }
 
-/// Sleeps of this thread end as exactly as the kernel can.
+/// Makes this thread's sleeps end as exactly as the kernel can.
 fn wake_on_time() {
-    // SAFETY: concerns this thread's timers only.
+    // SAFETY: affects only the timers of this thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
 }

@@ -1,8 +1,7 @@
-//! gcgroup-load: a workload on the driver API, the same on simulated and real GPUs.
+//! gcgroup-load: a workload on the CUDA driver API, the same on simulated and real GPUs.
 //!
-//! It says what it does on stdout, a line at a time: `pid`, how long the
-//! driver took to start, the device, `ready`, then what the command prints,
-//! and last one line of JSON. It knows nothing of gcgroupfs.
+//! Prints lines on stdout: `pid`, the driver's start-up time, the device, `ready`, the output of the command,
+//! and last one line of JSON. It does not know gcgroupfs.
 
 mod bandwidth;
 mod block;
@@ -41,10 +40,10 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// The driver's library: a soname or a path
+    /// The driver's library: soname or path
     #[arg(long, global = true, default_value = "libcuda.so.1")]
     library: String,
-    /// The device, as the driver counts
+    /// Ordinal of the device in the driver
     #[arg(long, global = true, default_value_t = 0)]
     device: i32,
     #[command(subcommand)]
@@ -53,25 +52,25 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Bursts of kernels at times set beforehand; how long after its time each is done
+    /// Submits bursts of kernels at fixed times and measures their latency
     Latency(latency::Latency),
-    /// Kernels back to back; how many a second
+    /// Submits kernels back to back and measures the rate
     Throughput(throughput::Throughput),
-    /// Allocates up to a size or until refused, writes and verifies it, and holds it
+    /// Allocates up to a size or until refused, writes and verifies the memory, and holds it
     Memory(memory::Memory),
-    /// Nanoseconds of a launch, of an allocation and its free, of a look at the memory
+    /// Measures nanoseconds of a launch, of an allocation and its free, of a memory query
     Overhead(overhead::Overhead),
-    /// Work whose result tells whether it was done in order, submitted in one of many ways
+    /// Submits work in one of many ways; its result shows whether it ran in order
     Order(order::Order),
-    /// Threads that allocate and free by every API at once, and what they hold at the end
+    /// Threads allocate and free by every API concurrently, then report what they hold
     Churn(churn::Churn),
-    /// Uses the device in every way by turns, for a while or until told to hold still
+    /// Uses the device in all ways in turn, for a time or until told to stop
     Roam(roam::Roam),
-    /// Memory of all sizes in use, every word of it known and verified
+    /// Uses blocks of all sizes, and verifies every word of them
     Swap(swap::Swap),
-    /// Launches so many kernels and waits for them
+    /// Launches kernels and waits for them
     Launches(obey::Launches),
-    /// Does what it reads from stdin
+    /// Executes commands from stdin
     #[command(after_help = obey::COMMANDS)]
     Obey,
 }

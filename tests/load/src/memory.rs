@@ -1,4 +1,5 @@
-//! `memory`: allocates by one API until it has enough or is refused, looks after what it got, and holds it.
+//! `memory`: allocates by one API until it has enough or is refused, writes and verifies the memory, and
+//! holds it.
 
 use std::io::{BufRead as _, stdin};
 use std::sync::{Mutex, PoisonError};
@@ -17,22 +18,22 @@ use crate::touch::Touched;
 
 #[derive(Debug, Args)]
 pub struct Memory {
-    /// How to allocate
+    /// API to allocate with
     #[arg(long, value_enum, default_value_t = Api::Linear)]
     api: Api,
     /// Bytes of a block (K, M and G mean 1024, 1024^2 and 1024^3)
     #[arg(long, default_value = "1M")]
     size: Size,
-    /// Bytes to stop at; without it, go on until refused
+    /// Total bytes to stop at; default: until refused
     #[arg(long)]
     total: Option<Size>,
-    /// Bytes of each block to write and verify, at both its ends; all of it without this, nothing with 0
+    /// Bytes of each block to write and verify, at both ends; default: all, 0: none
     #[arg(long)]
     touch: Option<Size>,
-    /// Threads that allocate at the same time
+    /// Number of threads that allocate concurrently
     #[arg(long, default_value_t = 1)]
     threads: u32,
-    /// Hold it this many seconds, then go; without it, until stdin gives a line or ends
+    /// Hold the memory this many seconds; default: until a line or the end of stdin
     #[arg(long)]
     hold: Option<f64>,
 }
@@ -42,7 +43,7 @@ struct Report<'a> {
     command: &'static str,
     blocks: usize,
     bytes: usize,
-    /// The error that ended it, if one did.
+    /// Name of the error that ended the allocation, if any.
     refused: Option<&'a str>,
     free: usize,
     total: usize,
@@ -95,7 +96,7 @@ pub fn run(args: &Memory, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// Allocates until there is enough or no more, and says which. Other errors than a refusal are errors.
+/// Allocates until the total is reached or memory is refused; returns the refusal. Other errors are errors.
 fn fill(args: &Memory, allocator: &Allocator<'_>, mut keep: impl FnMut(Block)) -> Result<Option<CudaError>> {
     let mut bytes = 0;
     while args.total.is_none_or(|total| bytes < total.0) {
@@ -114,7 +115,7 @@ fn fill(args: &Memory, allocator: &Allocator<'_>, mut keep: impl FnMut(Block)) -
     Ok(None)
 }
 
-/// As [`fill`], by several threads at once, each up to the total.
+/// Runs [`fill`] in several threads concurrently, each up to the total.
 fn race(args: &Memory, allocator: &Allocator<'_>) -> Result<(Vec<Block>, Option<CudaError>)> {
     let kept = Mutex::new(Vec::new());
     let one = || -> Result<Option<CudaError>> {

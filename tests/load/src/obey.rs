@@ -1,4 +1,4 @@
-//! `obey` and `launches`: the program on a lead, for tests and for trying things by hand.
+//! `obey` and `launches`: a program driven by commands, for tests and for manual experiments.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, stdin};
@@ -17,9 +17,9 @@ use crate::touch::Touched;
 
 #[derive(Debug, Args)]
 pub struct Launches {
-    /// Kernels to launch
+    /// Number of kernels to launch
     count: u64,
-    /// Microseconds that each runs
+    /// Microseconds that each kernel runs
     #[arg(long, default_value_t = 0)]
     kernel_usec: u64,
 }
@@ -30,7 +30,7 @@ struct Report {
     kernels: u64,
 }
 
-/// Launches so many kernels, waits for them, and says so.
+/// Launches the given number of kernels, waits for them, and reports it.
 pub fn launches(args: &Launches, gpu: &Gpu) -> Result<()> {
     let stream = Stream::new(gpu)?;
     say::line("ready")?;
@@ -45,7 +45,7 @@ pub fn launches(args: &Launches, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// What a line of `obey` may say, as the help shows it.
+/// Help text with the commands of `obey`.
 pub const COMMANDS: &str = "Reads one command a line, answers each with one line:
   alloc API BYTES     allocated ID API BYTES | refused ERROR
   free ID|all         freed COUNT
@@ -132,7 +132,7 @@ impl Obedient<'_> {
                 format!("copied {count}")
             }
             ["set", count] => {
-                // Of the last bytes, which the pattern leaves to the checksum.
+                // Sets the last bytes of the block, which hold the checksum and not the pattern.
                 let pointer = self.pointer()?;
                 let (_, touched) = self.blocks.values().next().context("no block")?;
                 let last = pointer
@@ -204,7 +204,7 @@ impl Obedient<'_> {
         Ok(format!("launched {count}"))
     }
 
-    /// The first block that copies can reach.
+    /// Returns the address of the first block that copies can reach.
     fn pointer(&self) -> Result<u64> {
         self.blocks
             .values()
@@ -216,5 +216,5 @@ impl Obedient<'_> {
 fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
     text.parse()
         .ok()
-        .with_context(|| format!("{text:?} is no number"))
+        .with_context(|| format!("{text:?} is not a number"))
 }

@@ -1,7 +1,7 @@
-//! `order`: work whose result tells whether all of it was done, and in order, submitted in one of many ways.
+//! `order`: submits work in one of many ways; its result shows whether all of it ran, and in order.
 //!
-//! A chain of steps on one block of memory: fill it with numbers, run for a while, add its checksum to a sum. A step
-//! that is left out, done twice, or done before the one ahead of it makes another sum.
+//! A chain of steps on one block of memory: fill it with numbers, run for some time, add its checksum to a
+//! sum. A step that is omitted, repeated, or run before its predecessor gives a different sum.
 
 use std::io::{Read as _, stdin};
 use std::thread;
@@ -16,21 +16,21 @@ use crate::gpu::{Gpu, Stream};
 use crate::graph::Graph;
 use crate::say;
 
-/// How the steps are submitted.
+/// Ways to submit the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 enum Way {
-    /// Chains on streams of their own, by turns
+    /// Chains on separate streams, in turn
     Streams,
-    /// A thread for each chain, on its own default stream (`CU_STREAM_PER_THREAD`)
+    /// One thread for each chain, on its default stream (`CU_STREAM_PER_THREAD`)
     PerThread,
     /// One chain over blocking streams and the legacy default stream, which alone keep it in order
     Legacy,
-    /// A thread and a context for each chain
+    /// One thread and one context for each chain
     Contexts,
-    /// Each step captured from a stream, and launched once
+    /// Each step is captured from a stream, and launched once
     Capture,
-    /// One graph of several steps, launched again and again
+    /// One graph of several steps, launched repeatedly
     Graphs,
 }
 
@@ -41,13 +41,13 @@ pub struct Order {
     /// Steps of each chain
     #[arg(long, default_value_t = 20)]
     steps: u32,
-    /// Chains, where there are several
+    /// Number of chains, where there are several
     #[arg(long, default_value_t = 4)]
     chains: u32,
-    /// Microseconds that a step runs, beside the fill and the checksum
+    /// Microseconds that a step runs, in addition to the fill and the checksum
     #[arg(long, default_value_t = 100)]
     kernel_usec: u64,
-    /// Stay until the end of the input
+    /// Wait for the end of stdin before exiting
     #[arg(long)]
     hold: bool,
 }
@@ -56,19 +56,19 @@ pub struct Order {
 struct Report {
     command: &'static str,
     way: Way,
-    /// Kernels that were launched, in graphs or by themselves.
+    /// Number of launched kernels, including those in graphs.
     kernels: u64,
-    /// Kernels that were captured, which runs none of them.
+    /// Number of captured kernels; capturing runs none of them.
     captured: u64,
     seconds: f64,
 }
 
 const CU_STREAM_LEGACY: CUstream = 0;
 const CU_STREAM_PER_THREAD: CUstream = 2;
-/// Kernels of a step.
+/// Number of kernels in a step.
 const KERNELS: u64 = 3;
 const WORDS: u64 = 1024;
-/// Steps of a graph that is launched again and again.
+/// Number of steps in a graph that is launched repeatedly.
 const GRAPH_STEPS: u32 = 2;
 
 pub fn run(args: &Order, gpu: &Gpu) -> Result<()> {
@@ -107,7 +107,7 @@ pub fn run(args: &Order, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// A block, and the sum that it must come to.
+/// A block of memory and its expected sum.
 struct Chain<'g> {
     gpu: &'g Gpu,
     memory: CUdeviceptr,
@@ -118,7 +118,7 @@ struct Chain<'g> {
 impl<'g> Chain<'g> {
     fn new(gpu: &'g Gpu, number: u32) -> driver::Result<Self> {
         let mut memory = 0;
-        // SAFETY: a place that outlives the call.
+        // SAFETY: the out-pointer outlives the call.
         unsafe { gpu.driver.cuMemAlloc_v2(&mut memory, bytes(WORDS + 2)) }?;
         let chain = Self {
             gpu,
@@ -135,7 +135,7 @@ impl<'g> Chain<'g> {
         self.memory + WORDS * 4
     }
 
-    /// Submits the next step: its beginning to one stream, the rest to another or the same.
+    /// Submits the next step: its fill to stream `first`, the rest to stream `then`.
     fn submit(&mut self, first: CUstream, then: CUstream, usec: u64) -> driver::Result<()> {
         self.value = self.value.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15);
         self.expected = self.expected.wrapping_add(checksum(self.value));
@@ -144,7 +144,7 @@ impl<'g> Chain<'g> {
         self.gpu.checksum(then, self.memory, WORDS, self.sum())
     }
 
-    /// Compares, after all that was submitted has ended, and frees the block.
+    /// Checks the sum after all submissions have ended, and frees the block.
     fn end(self) -> Result<()> {
         let mut sum = [0; 8];
         self.gpu.read(self.sum(), &mut sum)?;
@@ -154,7 +154,7 @@ impl<'g> Chain<'g> {
             "out of order: the sum is {found:#x}, not {:#x}",
             self.expected
         );
-        // SAFETY: allocated in `new`, and not used any more.
+        // SAFETY: allocated in `new`, and not used after this.
         Ok(unsafe { self.gpu.driver.cuMemFree_v2(self.memory) }?)
     }
 }
@@ -163,7 +163,7 @@ fn bytes(words: u64) -> usize {
     usize::try_from(words * 4).unwrap_or(usize::MAX)
 }
 
-/// What the checksum kernel makes of what the fill kernel wrote.
+/// Returns the result of the checksum kernel for the pattern of the fill kernel.
 fn checksum(value: u32) -> u64 {
     (0..WORDS).zip(0_u32..).fold(0, |sum, (index, word)| {
         u64::from(value.wrapping_add(word))
@@ -196,7 +196,7 @@ fn streams(args: &Order, gpu: &Gpu) -> Result<u32> {
     Ok(args.chains * args.steps)
 }
 
-/// A thread for each chain; the steps of all.
+/// Runs `chain` in one thread for each chain; returns the number of all steps.
 fn threads(args: &Order, chain: impl Fn(u32) -> Result<u32> + Sync) -> Result<u32> {
     thread::scope(|scope| {
         let chain = &chain;
@@ -258,10 +258,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_tells_where_each_word_is() {
+    fn checksum_depends_on_positions_of_words() {
         let sum = (0..WORDS).map(|index| (7 + index) * (index + 1)).sum::<u64>();
         assert_eq!(checksum(7), sum);
         assert_ne!(checksum(7), checksum(8));
-        assert!(checksum(u32::MAX) > u64::from(u32::MAX), "its words wrap");
+        assert!(checksum(u32::MAX) > u64::from(u32::MAX), "words wrap");
     }
 }

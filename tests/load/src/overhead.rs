@@ -1,7 +1,7 @@
-//! `overhead`: what a call costs. Many rounds of many calls; the median and the least of the rounds.
+//! `overhead`: measures the cost of a call. Many rounds of many calls; reports median and minimum of the
+//! rounds.
 //!
-//! Told twice: what passed by the clock on the wall, and for how long the calling threads had a CPU, in which there are
-//! neither others' turns nor sleep.
+//! Two values: elapsed time, and CPU time of the calling threads, which excludes preemption and sleep.
 
 use std::hint::black_box;
 use std::io::stdin;
@@ -22,52 +22,52 @@ use crate::say;
 use crate::size::Size;
 use crate::stats::{quantile, sorted};
 
-/// A call that can be measured.
+/// A call to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Call {
-    /// `cuLaunchKernel` of a kernel that does nothing
+    /// `cuLaunchKernel` of an empty kernel
     Launch,
     /// `cuMemAlloc` and `cuMemFree`
     AllocFree,
     /// `cuMemGetInfo`
     Meminfo,
-    /// `cuMemCreate` and `cuMemRelease`; only where it is asked for, as are those below
+    /// `cuMemCreate` and `cuMemRelease`; measured only if named, as are those below
     Create,
-    /// `cuMemMap` and `cuMemUnmap` of memory that is there
+    /// `cuMemMap` and `cuMemUnmap` of existing memory
     Map,
-    /// `cuMemAlloc` of blocks that stay until the end
+    /// `cuMemAlloc` of blocks that are kept until the end
     Grow,
 }
 
 #[derive(Debug, Args)]
 pub struct Overhead {
-    /// What to measure; everything without it
+    /// Calls to measure; default: launch, alloc-free and meminfo
     #[arg(long, value_enum)]
     call: Vec<Call>,
-    /// Rounds of each
+    /// Number of rounds for each call
     #[arg(long, default_value_t = 50)]
     rounds: u32,
-    /// Calls of a round. Launches beyond what the driver queues (about 1000) measure the kernel instead
+    /// Calls per round. Beyond the driver's queue (about 1000), launches measure the kernel instead
     #[arg(long, default_value_t = 500)]
     calls: u32,
-    /// Blocks that live meanwhile
+    /// Number of live blocks
     #[arg(long, default_value_t = 10)]
     live: u32,
     /// Bytes of a block
     #[arg(long, default_value = "512")]
     size: Size,
-    /// How to allocate
+    /// API to allocate with
     #[arg(long, value_enum, default_value_t = Api::Linear)]
     api: Api,
-    /// Threads that call at once, each with its part of the live blocks. What is told is the time that all of them took
-    /// for a round, for each call of each
+    /// Number of threads that call concurrently, each with its part of the live blocks. Reported per call:
+    /// the time until all threads have finished a round, divided by all calls
     #[arg(long, default_value_t = 1)]
     threads: u32,
-    /// Spread the threads over the CPUs and keep them there. What lasts for so short is else on one CPU as often as not
+    /// Spread the threads over the CPUs and pin them. Otherwise such short runs are often on one CPU
     #[arg(long)]
     pinned: bool,
-    /// Begin only when a line is read, with the live blocks there
+    /// Wait for a line from stdin before measuring, with the live blocks allocated
     #[arg(long)]
     hold: bool,
 }
@@ -87,12 +87,12 @@ struct Cost {
     call: Call,
     median: f64,
     min: f64,
-    /// The same of the threads' own time.
+    /// CPU time of the threads, median and minimum.
     cpu_median: f64,
     cpu_min: f64,
 }
 
-/// Nanoseconds of a round.
+/// Duration of a round, nanoseconds.
 #[derive(Clone, Copy)]
 struct Took {
     cpu: f64,
@@ -146,7 +146,7 @@ pub fn run(args: &Overhead, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// What each thread calls with.
+/// Allocator and live blocks of each thread.
 struct Crowd<'g> {
     members: Vec<(Allocator<'g>, Vec<Block>)>,
 }
@@ -173,7 +173,7 @@ impl<'g> Crowd<'g> {
         Ok(())
     }
 
-    /// Nanoseconds a call, by round.
+    /// Measures `call`; returns nanoseconds per call, for each round.
     fn rounds(&self, call: Call, args: &Overhead) -> Result<Vec<Took>> {
         let barrier = Barrier::new(self.members.len());
         let all = self.members.len() as f64 * f64::from(args.calls.max(1));
@@ -201,7 +201,8 @@ impl<'g> Crowd<'g> {
     }
 }
 
-/// What each round took the calling thread, and until all had done it; before them, one that does not count.
+/// Measures the rounds in one thread: its CPU time, and the time until all threads have finished. Discards a
+/// first round.
 fn rounds_of_one(
     call: Call,
     args: &Overhead,
@@ -210,7 +211,7 @@ fn rounds_of_one(
     barrier: &Barrier,
 ) -> Result<Vec<Took>> {
     let is_put = if args.pinned { cpu::pin(number) } else { Ok(()) };
-    // Who failed must not keep the others waiting.
+    // A thread that fails continues to the barriers, so that the others do not wait for it.
     let mut outcome = allocator.gpu.attach();
     let mut took = Vec::new();
     for number in 0..=args.rounds {
@@ -219,7 +220,7 @@ fn rounds_of_one(
         } else {
             args.calls
         };
-        // Before the others are let go: on one CPU they may all have their turn first.
+        // Taken before the barrier: on one CPU, all other threads may run first.
         let start = Instant::now();
         barrier.wait();
         let began = clock::of_thread();
@@ -230,7 +231,7 @@ fn rounds_of_one(
         barrier.wait();
         let elapsed = start.elapsed().as_secs_f64() * 1e9;
         took.push(Took { cpu, elapsed });
-        // Outside the measured time, so that the next round finds an empty queue.
+        // Not measured; the next round begins with an empty queue.
         if outcome.is_ok() {
             outcome = allocator.stream.synchronize();
         }
@@ -257,7 +258,7 @@ fn round(call: Call, calls: u32, args: &Overhead, allocator: &Allocator<'_>) -> 
             range.free(gpu)?;
             physical.release(gpu)
         }
-        // Not freed: the driver does that when the program ends.
+        // Not freed: the driver does that at exit.
         Call::Grow => repeat(calls, || allocator.allocate(size()).map(drop)),
     }
 }

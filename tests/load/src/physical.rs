@@ -1,4 +1,4 @@
-//! The program's own virtual memory: physical memory, and the addresses that it is mapped at.
+//! Virtual memory management: physical memory, and address ranges that it is mapped at.
 
 use std::ffi::c_uint;
 
@@ -11,15 +11,17 @@ pub const CU_MEM_ALLOCATION_TYPE_PINNED: c_uint = 1;
 pub const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
 const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_uint = 3;
 
-/// Physical memory of a GPU; whoever has it may release it, once.
+/// Physical memory of a GPU; must be released once.
 #[derive(Debug, Clone, Copy)]
 pub struct Physical {
     handle: CUmemGenericAllocationHandle,
-    /// As many as were asked for, rounded up to whole pages.
+    /// The request, rounded up to the granularity.
     pub bytes: usize,
 }
 
 impl Physical {
+    /// Creates at least `bytes` of physical memory.
+    ///
     /// # Errors
     /// The driver's.
     pub fn create(gpu: &Gpu, bytes: usize) -> Result<Self> {
@@ -30,7 +32,7 @@ impl Physical {
             ..Default::default()
         };
         let (mut granularity, mut handle) = (0, 0);
-        // SAFETY: places that outlive the calls.
+        // SAFETY: the out-pointers outlive the calls.
         unsafe { driver.cuMemGetAllocationGranularity(&mut granularity, &properties, 0) }?;
         let bytes = bytes.next_multiple_of(granularity.max(1));
         // SAFETY: as above.
@@ -38,17 +40,17 @@ impl Physical {
         Ok(Self { handle, bytes })
     }
 
-    /// It goes when it is mapped nowhere any more.
+    /// Releases the memory, which is freed when it is no longer mapped.
     ///
     /// # Errors
     /// The driver's.
     pub fn release(self, gpu: &Gpu) -> Result<()> {
-        // SAFETY: numbers alone, which the driver looks up.
+        // SAFETY: passes only numbers, which the driver looks up.
         unsafe { gpu.driver.cuMemRelease(self.handle) }
     }
 }
 
-/// Addresses for as many bytes.
+/// A reserved address range.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     pub pointer: CUdeviceptr,
@@ -56,26 +58,30 @@ pub struct Range {
 }
 
 impl Range {
+    /// Reserves `bytes` of addresses.
+    ///
     /// # Errors
     /// The driver's.
     pub fn reserve(gpu: &Gpu, bytes: usize) -> Result<Self> {
         let mut pointer = 0;
-        // SAFETY: a place that outlives the call.
+        // SAFETY: the out-pointer outlives the call.
         unsafe { gpu.driver.cuMemAddressReserve(&mut pointer, bytes, 0, 0, 0) }?;
         Ok(Self { pointer, bytes })
     }
 
+    /// Maps physical memory of the range's size.
+    ///
     /// # Errors
     /// The driver's; nothing is mapped then.
     pub fn map(self, gpu: &Gpu, physical: Physical) -> Result<()> {
-        // SAFETY: numbers alone, which the driver looks up.
+        // SAFETY: passes only numbers, which the driver looks up.
         unsafe {
             gpu.driver
                 .cuMemMap(self.pointer, self.bytes, 0, physical.handle, 0)
         }
     }
 
-    /// Lets the GPU read and write what is mapped.
+    /// Gives the GPU read and write access to the mapped memory.
     ///
     /// # Errors
     /// The driver's.
@@ -84,21 +90,25 @@ impl Range {
             location: location(gpu),
             flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: a place that outlives the call, one element as is said.
+        // SAFETY: the descriptor outlives the call; its count is 1.
         unsafe { gpu.driver.cuMemSetAccess(self.pointer, self.bytes, &access, 1) }
     }
 
+    /// Unmaps the memory.
+    ///
     /// # Errors
     /// The driver's.
     pub fn unmap(self, gpu: &Gpu) -> Result<()> {
-        // SAFETY: the caller's word that nobody uses it any more, as for any of these.
+        // SAFETY: the caller guarantees that the memory is not in use.
         unsafe { gpu.driver.cuMemUnmap(self.pointer, self.bytes) }
     }
 
+    /// Frees the address range.
+    ///
     /// # Errors
     /// The driver's.
     pub fn free(self, gpu: &Gpu) -> Result<()> {
-        // SAFETY: numbers alone, which the driver looks up.
+        // SAFETY: passes only numbers, which the driver looks up.
         unsafe { gpu.driver.cuMemAddressFree(self.pointer, self.bytes) }
     }
 }

@@ -1,9 +1,9 @@
-//! A number, or a range to choose from: `150`, `100-200`.
+//! A number or a range of numbers: `150`, `100-200`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// At least one, the most not below the least.
+/// Inclusive range; `min` is at least 1 and not above `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     pub min: u64,
@@ -17,7 +17,7 @@ impl FromStr for Range {
         let (min, max) = text.split_once('-').unwrap_or((text, text));
         let (min, max) = (number(min)?, number(max)?);
         if min == 0 || max < min {
-            return Err("N, or LEAST-MOST, from 1 on".to_owned());
+            return Err("expected N or MIN-MAX, at least 1".to_owned());
         }
         Ok(Self { min, max })
     }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_a_range_of_one() {
+    fn range_of_one_number_is_parsed() {
         assert_eq!("150".parse(), Ok(Range { min: 150, max: 150 }));
         assert_eq!("100-200".parse(), Ok(Range { min: 100, max: 200 }));
         for text in ["", "0", "x", "2-1", "1-", "-1", "1-2-3"] {

@@ -1,5 +1,5 @@
-//! `roam`: one of many programs that come, use the device in every way by turns, and go. It stops with what it has in its
-//! hands when it reads a line, so that whoever counts can compare.
+//! `roam`: one of many programs that start, use the device in all ways in turn, and exit. When it reads a
+//! line it stops and holds its memory, so that a test can compare counters.
 
 use std::io::stdin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,19 +17,19 @@ use crate::size::Size;
 
 #[derive(Debug, Args)]
 pub struct Roam {
-    /// What it does follows from this number alone
+    /// Random seed, which alone determines what it does
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// After so many rounds it ends by itself, with memory in its hands or without; 0: it goes on until it is told
+    /// Exit after this many rounds, with or without memory freed; 0: continue until a line is read
     #[arg(long, default_value_t = 0)]
     rounds: u64,
-    /// Milliseconds between two rounds at most
+    /// Maximum pause between two rounds, milliseconds
     #[arg(long, default_value_t = 50)]
     pause_ms: u64,
-    /// Blocks that it holds at most by each API
+    /// Maximum number of blocks that it holds, for each API
     #[arg(long, default_value_t = 3)]
     most: usize,
-    /// Bytes of a block at most
+    /// Maximum bytes of a block
     #[arg(long, default_value = "1M")]
     size: Size,
 }
@@ -72,7 +72,7 @@ pub fn run(args: &Roam, gpu: &Gpu) -> Result<()> {
         let Ok(heard) = listener.join() else {
             bail!("the listener panicked")
         };
-        // Nothing to read is the end of the input.
+        // Zero bytes are the end of stdin.
         if heard? > 0 {
             say::line("held")?;
             stdin().read_line(&mut String::new())?;
@@ -97,16 +97,16 @@ struct Program<'g> {
 }
 
 impl Program<'_> {
-    /// A number below `end`, which is not zero.
+    /// Returns a random number below `end`, which must not be 0.
     fn below(&mut self, end: u64) -> u64 {
-        // xorshift64: no two programs do the same.
+        // xorshift64, seeded differently in each program.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         (self.random >> 16) % end
     }
 
-    /// One thing.
+    /// Does one random operation.
     fn round(&mut self, args: &Roam) -> Result<()> {
         match self.below(4) {
             0 => {
@@ -131,7 +131,7 @@ impl Program<'_> {
         if blocks.is_empty() || allocates && blocks.len() < args.most {
             match allocator.allocate(bytes) {
                 Ok(block) => blocks.push(block),
-                // A limit that somebody has set.
+                // Refused by a limit, for example.
                 Err(error) if error.is_out_of_memory() => self.refused += 1,
                 Err(error) => return Err(error.into()),
             }
@@ -141,7 +141,7 @@ impl Program<'_> {
         Ok(())
     }
 
-    /// The first word of the first block that can be reached, there and back.
+    /// Writes and reads the first word of the first block that can be reached.
     fn copy(&self) -> Result<()> {
         let blocks = self.held.iter().flat_map(|(_, blocks)| blocks);
         let Some((pointer, _)) = blocks

@@ -1,4 +1,4 @@
-//! What the program says: one line at a time, each out at once, so that a script can wait for it.
+//! Output: one line at a time, flushed at once, so that a script can wait for it.
 
 use std::io::{self, Write as _};
 
@@ -7,17 +7,17 @@ use serde::Serialize;
 /// Prints a line and flushes it.
 ///
 /// # Errors
-/// The reader is gone.
+/// The reader of stdout is gone.
 pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;
     out.flush()
 }
 
-/// Prints the result, the last line of a command: one JSON object.
+/// Prints the result, one JSON object, as the last line of a command.
 ///
 /// # Errors
-/// The reader is gone.
+/// The reader of stdout is gone.
 pub fn result(object: &impl Serialize) -> anyhow::Result<()> {
     Ok(line(serde_json::to_string(object)?)?)
 }

@@ -1,4 +1,4 @@
-//! Sizes as a command line writes them.
+//! Sizes on a command line.
 
 use std::str::FromStr;
 

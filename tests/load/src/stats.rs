@@ -1,8 +1,8 @@
-//! Numbers about numbers, and random gaps.
+//! Quantiles and random numbers.
 
 use std::time::Duration;
 
-/// The value below which this share of the sorted values lies (nearest rank); zero of none.
+/// Returns the quantile `share` (0 to 1) of sorted values by nearest rank; 0 if there are none.
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     #[allow(
         clippy::cast_possible_truncation,
@@ -16,13 +16,13 @@ pub fn quantile(sorted: &[f64], share: f64) -> f64 {
         .unwrap_or_default()
 }
 
-/// The values in order.
+/// Returns the values in ascending order.
 pub fn sorted(mut values: Vec<f64>) -> Vec<f64> {
     values.sort_by(f64::total_cmp);
     values
 }
 
-/// Random numbers, the same for the same seed (splitmix64).
+/// Random number generator (splitmix64); the same seed gives the same numbers.
 #[derive(Debug)]
 pub struct Random(u64);
 
@@ -31,7 +31,7 @@ impl Random {
         Self(seed)
     }
 
-    /// From 0 up to, and without, 1.
+    /// Returns a number from 0 (inclusive) to 1 (exclusive).
     fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -42,12 +42,12 @@ impl Random {
         (z >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Exponentially distributed around its mean.
+    /// Returns an exponentially distributed duration.
     pub fn exponential(&mut self, mean: Duration) -> Duration {
         mean.mul_f64(-(1.0 - self.uniform()).ln())
     }
 
-    /// An index below `count`.
+    /// Returns an index below `count`.
     pub fn below(&mut self, count: usize) -> usize {
         #[allow(
             clippy::cast_possible_truncation,
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_have_their_mean_and_repeat_with_the_seed() {
+    fn exponential_has_its_mean_and_repeats_with_seed() {
         let mean = Duration::from_millis(10);
         let sum = |seed| {
             let mut random = Random::new(seed);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn every_index_is_chosen_and_none_beyond() {
+    fn below_yields_every_index_and_none_beyond() {
         let mut random = Random::new(1);
         let mut chosen = [0; 5];
         (0..1000).for_each(|_| chosen[random.below(5)] += 1);

@@ -1,7 +1,7 @@
-//! `swap`: memory in use whose every word is known, so that one that is wrong is found, whoever moves it.
+//! `swap`: uses memory whose every word is known, so that a wrong one is found even if the memory is moved.
 //!
-//! Blocks of all sizes come and go on several streams; they are filled by kernels, copied to each other, and verified by
-//! kernels and by copies. A graph that was captured at the beginning is launched again and again.
+//! Blocks of all sizes are allocated and freed on several streams, filled by kernels, copied to each other,
+//! and verified by kernels and by copies. A graph that was captured at the start is launched repeatedly.
 
 use std::io::{Read as _, stdin};
 use std::sync::Arc;
@@ -23,22 +23,22 @@ use crate::stats::Random;
 
 #[derive(Debug, Args)]
 pub struct Swap {
-    /// Most blocks at a time
+    /// Maximum number of blocks
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(2..))]
     blocks: u16,
-    /// Most bytes of a block, from 2M
+    /// Maximum bytes of a block, at least 2M
     #[arg(long, default_value = "64M")]
     bytes: Size,
-    /// Stop after so many steps; 1000 if nothing else is to end it
+    /// Stop after this many steps; default: 1000 if no other option ends it
     #[arg(long)]
     rounds: Option<u64>,
     /// Stop after this many seconds
     #[arg(long)]
     duration: Option<f64>,
-    /// Of all choices
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Stop when stdin gives a byte, or ends; stay, with everything freed, until it ends
+    /// Stop at a byte or the end of stdin; then free everything and wait for the end of stdin
     #[arg(long)]
     hold: bool,
 }
@@ -50,23 +50,23 @@ struct Report {
     allocated: u64,
     refused: u64,
     copied: u64,
-    /// Blocks whose every word was looked at, by kernels and by copies.
+    /// Number of blocks of which every word was verified, by kernels or by copies.
     verified: u64,
     graphs: u64,
     seconds: f64,
 }
 
-/// The least that is worth moving; see the CUDA Driver API on allocation granularity.
+/// Minimum size that is moved; see the CUDA Driver API on allocation granularity.
 const LARGE: usize = 2 << 20;
 const STREAMS: usize = 4;
-/// Steps after which all streams are waited for.
+/// Number of steps after which all streams are synchronised.
 const QUEUED: u64 = 8;
 
 struct Block<'s> {
     address: CUdeviceptr,
     words: u64,
     content: Content,
-    /// Everything that is done to it is done here.
+    /// Stream of all work on the block.
     stream: &'s Stream<'s>,
 }
 
@@ -76,7 +76,7 @@ struct Work<'s> {
     event: Event<'s>,
     random: Random,
     blocks: Vec<Block<'s>>,
-    /// A 64-bit word that is nobody else's.
+    /// A 64-bit word for checksums.
     sum: CUdeviceptr,
     host: Vec<u8>,
     most: usize,
@@ -84,7 +84,7 @@ struct Work<'s> {
 }
 
 pub fn run(args: &Swap, gpu: &Gpu) -> Result<()> {
-    ensure!(args.bytes.0 >= LARGE, "--bytes begins at 2M");
+    ensure!(args.bytes.0 >= LARGE, "--bytes must be at least 2M");
     let streams = (0..STREAMS)
         .map(|_| Stream::new(gpu))
         .collect::<Result<Vec<_>, _>>()?;
@@ -116,7 +116,7 @@ pub fn run(args: &Swap, gpu: &Gpu) -> Result<()> {
     };
     while !is_over(work.report.rounds) {
         work.step(args.blocks.into(), &replay)?;
-        // So that not more is queued than ends soon, on whatever device.
+        // Limits the queue to what ends soon on any device.
         if work.report.rounds.is_multiple_of(QUEUED) {
             gpu.synchronize()?;
         }
@@ -153,7 +153,7 @@ impl Work<'_> {
         }
     }
 
-    /// One in four is too small to be moved by itself. Sizes are of whole words, and of nothing else.
+    /// Allocates a block. One in four is too small to be moved by itself. Sizes are multiples of a word only.
     fn allocate(&mut self) -> Result<()> {
         let bytes = match self.random.below(4) {
             0 => 4 + self.random.below(1 << 20),
@@ -203,7 +203,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Some of the words below that.
+    /// Returns a random, non-empty range of words below `words`.
     fn range(&mut self, words: u64) -> std::ops::Range<u64> {
         let below = |random: &mut Random, count: u64| {
             random.below(usize::try_from(count).unwrap_or(usize::MAX)) as u64
@@ -212,7 +212,7 @@ impl Work<'_> {
         start..start + 1 + below(&mut self.random, words - start)
     }
 
-    /// From another block, each in the order of its own stream.
+    /// Copies from another block, in the order of both blocks' streams.
     fn copy(&mut self, to: usize) -> Result<()> {
         let from = (to + 1 + self.random.below(self.blocks.len() - 1)) % self.blocks.len();
         let range = self.range(self.blocks[to].words.min(self.blocks[from].words));
@@ -272,7 +272,7 @@ impl Work<'_> {
     }
 }
 
-/// A graph of three nodes: fills one block, copies it to another, and adds that one's checksum to a sum.
+/// A graph of three nodes: fills one block, copies it to another, and adds the other's checksum to a sum.
 struct Replay<'s> {
     gpu: &'s Gpu,
     stream: &'s Stream<'s>,
@@ -326,13 +326,13 @@ impl<'s> Replay<'s> {
 
 fn allocate(gpu: &Gpu, bytes: usize) -> crate::driver::Result<CUdeviceptr> {
     let mut address = 0;
-    // SAFETY: a place that outlives the call.
+    // SAFETY: the out-pointer outlives the call.
     unsafe { gpu.driver.cuMemAlloc_v2(&mut address, bytes) }?;
     Ok(address)
 }
 
 fn free(gpu: &Gpu, address: CUdeviceptr) -> crate::driver::Result<()> {
-    // SAFETY: made by `allocate`, and given up by the caller.
+    // SAFETY: allocated by `allocate`, and not used by the caller after this.
     unsafe { gpu.driver.cuMemFree_v2(address) }
 }
 
@@ -342,7 +342,7 @@ fn word(gpu: &Gpu, address: CUdeviceptr) -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Listens to stdin in a thread of its own.
+/// Reads stdin in a thread.
 struct Input {
     has_come: Arc<AtomicBool>,
     thread: JoinHandle<()>,

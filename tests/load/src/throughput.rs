@@ -1,4 +1,4 @@
-//! `throughput`: a batch job. Kernels back to back, a few of them queued; how many get done?
+//! `throughput`: a batch job. Submits kernels back to back, with several queued, and counts completed ones.
 
 use std::time::{Duration, Instant};
 
@@ -18,22 +18,22 @@ use crate::stats::Random;
 pub struct Throughput {
     #[command(flatten)]
     kernels: kernels::Arguments,
-    /// Microseconds that each kernel runs: N, or LEAST-MOST to choose from
+    /// Microseconds that each kernel runs: N, or MIN-MAX to choose from
     #[arg(long, default_value = "1000")]
     kernel_usec: Range,
-    /// Seconds to go on for
+    /// Duration, seconds
     #[arg(long, default_value_t = 5.0)]
     duration: f64,
-    /// Kernels (or graphs) queued at most
+    /// Maximum number of queued kernels (or graphs)
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=512))]
     depth: u16,
-    /// Submit graphs of so many kernels each
+    /// Submit graphs of this many kernels each
     #[arg(long, default_value_t = 0)]
     graph: u16,
     /// Seconds between progress lines: `kernels ENDED busy USEC at NS` (of CLOCK_MONOTONIC)
     #[arg(long, default_value_t = 1.0)]
     interval: f64,
-    /// Of the choices: the same seed, the same kernels
+    /// Random seed: the same seed gives the same kernels
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -45,19 +45,19 @@ struct Report {
     kernel_usec: String,
     seconds: f64,
     kernels_per_second: f64,
-    /// GPU time of these kernels, by their lengths.
+    /// GPU time of these kernels, from their lengths.
     busy_usec: u64,
-    /// The longest time without a kernel's end.
+    /// The longest time without a completed kernel.
     max_stall_usec: f64,
 }
 
-/// What is submitted at once: a kernel, or a graph of some.
+/// A submission: a kernel, or a graph of several.
 struct Piece<'g> {
     lengths: Vec<u64>,
     graph: Option<Graph<'g>>,
 }
 
-/// A place in the queue.
+/// A slot of the queue.
 struct Place<'g> {
     ended: Event<'g>,
     kernels: u64,
@@ -89,7 +89,7 @@ pub fn run(args: &Throughput, gpu: &Gpu) -> Result<()> {
     for number in 0.. {
         let index = number % places.len();
         let place = &mut places[index];
-        // What was submitted that many places back; nothing to wait for in the first round.
+        // Waits for the submission `depth` back; returns at once in the first round.
         place.ended.synchronize()?;
         done += std::mem::take(&mut place.kernels);
         busy += std::mem::take(&mut place.usec);
@@ -134,7 +134,8 @@ pub fn run(args: &Throughput, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// What to choose from: kernels of several lengths, or one graph that has all of these by turns.
+/// Returns the submissions to choose from: kernels of several lengths, or one graph with all of these in
+/// turn.
 fn pieces<'g>(args: &Throughput, kernels: &Kernels<'g>) -> Result<Vec<Piece<'g>>> {
     let lengths = kernels::spread(args.kernel_usec);
     if args.graph == 0 {

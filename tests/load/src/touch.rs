@@ -1,32 +1,33 @@
-//! Writes a pattern into a block and finds out later whether it is still there.
+//! Writes a pattern into a block and verifies it later.
 //!
-//! By kernels where a kernel can reach the memory: the fill kernel writes, the checksum kernel reads all of it,
-//! and a copy reads the first words. The checksum goes into the block's own last eight bytes, so that looking
-//! takes no memory. Arrays are written and read by copies, host memory by the CPU.
+//! Uses kernels where they can reach the memory: the fill kernel writes, the checksum kernel reads all of it,
+//! and a copy reads the first words. The checksum is stored in the block's own last eight bytes, so that
+//! verifying takes no memory. Arrays are written and read by copies, host memory by the CPU.
 
 use anyhow::{Result, ensure};
 
 use crate::block::{Allocator, Block};
 use crate::driver::CUdeviceptr;
 
-/// Bytes of a window's head that are read back and compared word by word.
+/// Bytes at the start of a window that are read back and compared word by word.
 const HEAD: usize = 4096;
-/// Most bytes that one kernel fills: the pattern's words do not wrap within it.
+/// Maximum bytes that one kernel fills: the pattern's words do not wrap within it.
 const WINDOW: usize = 1 << 30;
-/// Where the checksum goes, at a window's end.
+/// Bytes of the checksum at a window's end.
 const SUM: usize = 8;
 
-/// A block, what is in it, and how much of it.
+/// A block with its pattern.
 #[derive(Debug)]
 pub struct Touched {
     pub block: Block,
     value: u32,
-    /// Bytes looked after at each end of the block.
+    /// Number of bytes at each end of the block that have the pattern.
     reach: usize,
 }
 
 impl Touched {
-    /// Writes the pattern numbered `number` into the block: all of it, or `limit` bytes shared by its two ends.
+    /// Writes the pattern numbered `number` into the block: all of it, or `limit` bytes shared by its two
+    /// ends.
     ///
     /// # Errors
     /// The driver's.
@@ -63,7 +64,7 @@ impl Touched {
         Ok(touched)
     }
 
-    /// Looks whether the pattern is still there.
+    /// Verifies the pattern.
     ///
     /// # Errors
     /// The driver's, or where and how the memory differs from what was written.
@@ -89,7 +90,7 @@ impl Touched {
         let words = words(bytes);
         let out = pointer + words * 4;
         gpu.write(out, &[0; SUM])?;
-        // A copy from pageable memory may return before it has arrived.
+        // A copy from pageable memory may return before its data has arrived.
         gpu.synchronize()?;
         gpu.checksum(allocator.stream.raw, pointer, words, out)?;
         allocator.stream.synchronize()?;
@@ -105,7 +106,8 @@ impl Touched {
         compare(&head, self.value)
     }
 
-    /// (offset, bytes) of each window: multiples of eight bytes, large enough for a word and the checksum.
+    /// Returns (offset, bytes) of each window: multiples of eight bytes, large enough for a word and the
+    /// checksum.
     fn windows(&self) -> Vec<(u64, usize)> {
         let whole = self.block.bytes;
         let tail = if self.reach == whole {
@@ -126,12 +128,12 @@ impl Touched {
     }
 }
 
-/// Pattern words of a window.
+/// Returns the number of pattern words in a window.
 fn words(bytes: usize) -> u64 {
     ((bytes - SUM) / 4) as u64
 }
 
-/// What the fill kernel writes, by the CPU.
+/// Writes the fill kernel's pattern by the CPU.
 fn pattern(bytes: &mut [u8], value: u32) {
     let mut word = value;
     for place in bytes.chunks_exact_mut(4) {
@@ -152,7 +154,8 @@ fn compare(bytes: &[u8], value: u32) -> Result<()> {
     Ok(())
 }
 
-/// What the checksum kernel finds where the fill kernel wrote: the sum of (value + i)(i + 1), in closed form.
+/// Returns the checksum kernel's result for the fill kernel's pattern: the sum of (value + i)(i + 1), in
+/// closed form.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "the kernel's arithmetic wraps at 64 bits too"
@@ -163,7 +166,7 @@ fn checksum(value: u32, words: u64) -> u64 {
     let squares = n * (n + 1) * (2 * n + 1) / 6;
     // (value + i)(i + 1) = (value - 1)(i + 1) + (i + 1)^2, in wrapping arithmetic.
     let total = squares.wrapping_add(u128::from(value).wrapping_sub(1).wrapping_mul(sum));
-    // Its lower half.
+    // The lower 64 bits.
     (total & u128::from(u64::MAX)) as u64
 }
 
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closed_form_is_what_the_kernel_adds_up() {
+    fn checksum_is_what_the_kernel_adds_up() {
         for (value, words) in [(0, 0), (0, 1), (7, 1000), (0x3fff_ffff, 12_345)] {
             let mut sum = 0_u64;
             for i in 0..words {
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_word_is_found() {
+    fn changed_word_is_found() {
         let mut bytes = [0; 64];
         pattern(&mut bytes, 9);
         compare(&bytes, 9).unwrap();

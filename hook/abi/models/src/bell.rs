@@ -1,7 +1,7 @@
-//! Sleep and wake: the daemon that sleeps while nothing begins, the helper of the hook, and threads at a gate.
+//! Sleeping and waking: the daemon until work begins, the hook's helper, and threads at a gate.
 //!
-//! A wake-up that is lost leaves a thread asleep for ever, which loom reports as a deadlock: nothing here has a time limit, as
-//! the real waits have.
+//! A lost wake-up leaves a thread asleep for ever, which loom reports as a deadlock: the waits have no time
+//! limit here, unlike the real ones.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use gcgroup_abi::sync::Ordering::Relaxed;
 use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
 use loom::thread;
 
-/// One step taken at the wrong time.
+/// A step at the wrong time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// The daemon looks whether work has begun before it asks to be told.
+    /// The daemon checks for work before it asks for the bell.
     LookFirst,
-    /// The hook looks whether it is to tell before it publishes.
+    /// The hook checks whether it must ring before it publishes.
     BellFirst,
 }
 
@@ -50,24 +50,24 @@ fn work_begins(fault: Fault) -> impl Fn() + Send + Sync {
 }
 
 #[test]
-fn the_daemon_does_not_sleep_through_the_begin_of_work() {
-    // Of both sides.
+fn daemon_does_not_sleep_through_begin_of_work() {
+    // One fence on each side.
     assert_eq!(needed(work_begins(Fault::None)), ["bell.rs: fence(SeqCst);"; 2]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_look_before_the_bell_is_wanted_is_found() {
+fn check_before_bell_is_wanted_is_found() {
     check(work_begins(Fault::LookFirst));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_bell_that_is_looked_for_before_work_is_published_is_found() {
+fn bell_checked_before_publishing_is_found() {
     check(work_begins(Fault::BellFirst));
 }
 
-/// A thread of the program's has two things for the helper, and wakes it after each (`helper::Line`, `Helper::sleep`).
+/// A thread of the program wakes the helper twice, for two pieces of work (`helper::Line`, `Helper::sleep`).
 fn helper_sleeps(hears_first: bool) -> impl Fn() + Send + Sync {
     move || {
         let (work, line) = (Arc::new(AtomicU32::new(0)), Arc::new(Event::new()));
@@ -99,13 +99,13 @@ fn helper_sleeps(hears_first: bool) -> impl Fn() + Send + Sync {
 }
 
 #[test]
-fn the_helper_looks_for_work_after_it_has_heard() {
+fn helper_checks_for_work_after_reading_socket() {
     check(helper_sleeps(true));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_helper_that_hears_after_it_has_looked_is_found() {
+fn helper_reading_socket_after_check_is_found() {
     check(helper_sleeps(false));
 }
 
@@ -136,12 +136,12 @@ fn gate_opens(is_woken_first: bool) -> impl Fn() + Send + Sync {
 }
 
 #[test]
-fn a_thread_at_a_gate_is_woken_by_its_thaw() {
+fn thread_at_a_gate_is_woken_by_thaw() {
     check(gate_opens(false));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_wake_before_the_gate_opens_is_found() {
+fn wake_before_gate_opens_is_found() {
     check(gate_opens(true));
 }

@@ -1,4 +1,4 @@
-//! The sequence lock of busy times: the hook counts, the daemon reads.
+//! The sequence lock of busy times, written by the hook and read by the daemon.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ fn device() -> Arc<UsageDevice> {
     device
 }
 
-/// What was true at some moment while work began at 1 and 30, and ended at 11 and 50.
+/// All consistent values, in order, while work began at 1 and 30, and ended at 11 and 50.
 const TRUE: [(u64, u64); 5] = [(0, 0), (1, 0), (0, 10), (30, 10), (0, 30)];
 
-/// The daemon looks twice while the hook counts two runs of work.
+/// The daemon reads twice while the hook counts two busy periods.
 fn model(end: impl Fn(&UsageDevice, u64) + Clone + Send + Sync + 'static) -> impl Fn() + Send + Sync {
     move || {
         let device = device();
@@ -46,7 +46,7 @@ fn model(end: impl Fn(&UsageDevice, u64) + Clone + Send + Sync + 'static) -> imp
 }
 
 #[test]
-fn a_look_at_busy_times_is_whole_or_known_not_to_be() {
+fn busy_times_are_consistent_or_known_not_to_be() {
     let needed = needed(model(UsageDevice::end_busy));
     assert_eq!(
         needed,
@@ -62,10 +62,10 @@ fn a_look_at_busy_times_is_whole_or_known_not_to_be() {
     );
 }
 
-/// As `end_busy`, but the sequence is made odd after the first word has changed.
+/// Like `end_busy`, but makes the sequence odd after the first word has changed.
 #[test]
 #[should_panic(expected = "belong together")]
-fn a_sequence_that_moves_too_late_is_found() {
+fn sequence_that_moves_too_late_is_found() {
     check(model(|device, end| {
         let length = end - device.busy_since.load(Relaxed);
         device.busy_nsec.fetch_add(length, Relaxed);
@@ -76,7 +76,7 @@ fn a_sequence_that_moves_too_late_is_found() {
 }
 
 #[test]
-fn a_writer_without_a_sequence_is_found() {
+fn writer_without_a_sequence_is_found() {
     assert!(finds_fault(model(|device, end| {
         let length = end - device.busy_since.load(Relaxed);
         device.busy_nsec.fetch_add(length, Relaxed);

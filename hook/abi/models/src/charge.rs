@@ -1,4 +1,4 @@
-//! Charges against a limit and a grant that are lowered meanwhile.
+//! Charges against a limit and a grant that are lowered concurrently.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use gcgroup_abi::{
 };
 use loom::thread;
 
-/// Of a process on a device.
+/// The words of a process on one device.
 struct Words {
     current: AtomicU64,
     limit: AtomicU64,
@@ -33,7 +33,7 @@ impl Words {
 
 type Charge = fn(&AtomicU64, u64, u64) -> Result<u64, Refused>;
 
-/// Two threads charge while the daemon lowers the limit from 3 to 2; 1 is charged already.
+/// Two threads charge while the daemon lowers the limit from 3 to 2; 1 is already charged.
 fn limit_is_lowered(charge: Charge) -> impl Fn() + Send + Sync {
     move || {
         let words = Words::new(1, 3, NO_LIMIT);
@@ -58,7 +58,7 @@ fn limit_is_lowered(charge: Charge) -> impl Fn() + Send + Sync {
         );
         assert!(current <= 3, "both did not pass a limit that has room for one");
         assert!(current > 1, "one of both had room, whichever limit it saw");
-        // Whoever knows of the new limit charges nothing beyond it.
+        // A thread that knows the new limit charges nothing beyond it.
         assert_eq!(
             charge(&words.current, 1, words.limit.load(Relaxed)).is_ok(),
             current < 2
@@ -67,11 +67,11 @@ fn limit_is_lowered(charge: Charge) -> impl Fn() + Send + Sync {
 }
 
 #[test]
-fn a_charge_keeps_to_a_limit_that_is_lowered() {
+fn charge_keeps_to_a_lowered_limit() {
     check(limit_is_lowered(try_charge));
 }
 
-/// As `try_charge`, but it looks and then adds.
+/// Like `try_charge`, but checks and then adds.
 fn look_and_add(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refused> {
     if current.load(Relaxed) + bytes > limit {
         return Err(Refused);
@@ -81,11 +81,11 @@ fn look_and_add(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refu
 
 #[test]
 #[should_panic(expected = "no more is charged than the limit that was seen")]
-fn a_charge_in_two_steps_is_found() {
+fn charge_in_two_steps_is_found() {
     check(limit_is_lowered(look_and_add));
 }
 
-/// As `try_charge`, but what does not fit is taken back.
+/// Like `try_charge`, but adds and undoes what does not fit.
 fn add_and_undo(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refused> {
     let sum = current.fetch_add(bytes, Relaxed) + bytes;
     if sum <= limit {
@@ -97,7 +97,7 @@ fn add_and_undo(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refu
 
 #[test]
 #[should_panic(expected = "one of both had room")]
-fn a_refused_charge_that_is_visible_for_a_moment_is_found() {
+fn refused_charge_visible_for_a_moment_is_found() {
     check(limit_is_lowered(add_and_undo));
 }
 
@@ -120,7 +120,7 @@ fn lower(words: &Words, old: u64, target: u64) -> u64 {
     lower_grant(&words.current, &words.granted, old, target)
 }
 
-/// A thread charges while the daemon takes back all that is not used of a grant.
+/// A thread charges while the daemon takes back the unused part of a grant.
 fn grant_is_taken_back(old: u64, charge: ChargeGranted, lower: Lower) -> impl Fn() + Send + Sync {
     move || {
         let words = Words::new(0, NO_LIMIT, old);
@@ -143,7 +143,7 @@ fn grant_is_taken_back(old: u64, charge: ChargeGranted, lower: Lower) -> impl Fn
 }
 
 #[test]
-fn no_charge_is_committed_beyond_what_is_left_of_a_grant() {
+fn committed_charge_stays_within_lowered_grant() {
     assert_eq!(
         needed(grant_is_taken_back(2, granted, lower)),
         [
@@ -156,7 +156,7 @@ fn no_charge_is_committed_beyond_what_is_left_of_a_grant() {
 }
 
 #[test]
-fn no_free_charge_is_committed_when_grants_begin() {
+fn ungranted_charge_is_undone_when_grants_begin() {
     assert_eq!(
         needed(grant_is_taken_back(NO_LIMIT, ungranted, lower)),
         [
@@ -170,7 +170,7 @@ fn no_free_charge_is_committed_when_grants_begin() {
 
 #[test]
 #[should_panic(expected = "beyond what is left of the grant")]
-fn a_charge_that_does_not_look_again_is_found() {
+fn charge_that_does_not_check_again_is_found() {
     let once: ChargeGranted = |words, bytes| {
         words.granted.load(Relaxed) >= bytes && try_charge(&words.current, bytes, NO_LIMIT).is_ok()
     };
@@ -179,7 +179,7 @@ fn a_charge_that_does_not_look_again_is_found() {
 
 #[test]
 #[should_panic(expected = "beyond what is left of the grant")]
-fn a_grant_that_is_lowered_after_the_look_is_found() {
+fn grant_lowered_after_the_check_is_found() {
     let late: Lower = |words, old, target| {
         let kept = words.current.load(Relaxed).clamp(target, old);
         words.granted.store(kept, Relaxed);
@@ -188,9 +188,9 @@ fn a_grant_that_is_lowered_after_the_look_is_found() {
     check(grant_is_taken_back(2, granted, late));
 }
 
-/// Two threads of the process charge and one of them uncharges, while the daemon takes back what is not used.
+/// Two threads of the process charge and one of them uncharges, while the daemon takes back what is unused.
 #[test]
-fn charges_of_two_threads_keep_to_what_is_left_of_a_grant() {
+fn charges_of_two_threads_stay_within_lowered_grant() {
     check(|| {
         let words = Words::new(0, NO_LIMIT, 2);
         let threads = [true, false].map(|uncharges| {
@@ -214,8 +214,8 @@ fn charges_of_two_threads_keep_to_what_is_left_of_a_grant() {
     });
 }
 
-/// A request for more and its answer (`hook/src/memory/grant.rs`, `gcgroupfs/src/tree/enforce.rs`): two numbers that count,
-/// each after what belongs to it.
+/// A request for more and its answer (`hook/src/memory/grant.rs`, `gcgroupfs/src/tree/enforce.rs`): two
+/// counters, each stored after its data.
 fn request(order: [gcgroup_abi::sync::Ordering; 2]) -> impl Fn() + Send + Sync {
     move || {
         let [store, load] = order;
@@ -241,18 +241,18 @@ fn request(order: [gcgroup_abi::sync::Ordering; 2]) -> impl Fn() + Send + Sync {
 }
 
 #[test]
-fn a_request_comes_with_its_size_and_an_answer_with_what_was_granted() {
+fn request_and_answer_come_with_their_data() {
     check(request([Release, Acquire]));
 }
 
 #[test]
 #[should_panic(expected = "a request comes with its size")]
-fn a_request_that_is_not_released_is_found() {
+fn request_that_is_not_released_is_found() {
     check(request([Relaxed, Acquire]));
 }
 
 #[test]
 #[should_panic(expected = "comes with")]
-fn a_request_that_is_not_acquired_is_found() {
+fn request_that_is_not_acquired_is_found() {
     check(request([Release, Relaxed]));
 }

@@ -1,4 +1,4 @@
-//! Whether the checker itself is to be trusted: outcomes of small programs that C11 allows and forbids.
+//! Tests of the checker itself: outcomes of small programs that C11 allows and forbids.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn words() -> Arc<Words> {
     Arc::new(words)
 }
 
-/// Each of two threads stores to one word and loads the other: may both miss the other's store?
+/// Two threads each store to one word and load the other; at least one must see the other's store.
 fn store_buffering(store: Ordering, between: Option<Ordering>, load: Ordering) -> impl Fn() {
     move || {
         let words = words();
@@ -46,7 +46,7 @@ fn store_buffering(store: Ordering, between: Option<Ordering>, load: Ordering) -
 }
 
 #[test]
-fn stores_before_loads_are_seen_by_one_side_if_sequentially_consistent() {
+fn store_buffering_is_excluded_by_seq_cst_only() {
     check(store_buffering(SeqCst, None, SeqCst));
     check(store_buffering(Relaxed, Some(SeqCst), Relaxed));
     assert!(finds_fault(store_buffering(Release, None, SeqCst)));
@@ -54,7 +54,7 @@ fn stores_before_loads_are_seen_by_one_side_if_sequentially_consistent() {
     assert!(finds_fault(store_buffering(Release, Some(AcqRel), Acquire)));
 }
 
-/// A message and a flag that says that it is there.
+/// One thread stores a message, then a flag; the other loads the flag, then the message.
 fn message_passing(store: Ordering, load: Ordering) -> impl Fn() {
     move || {
         let words = words();
@@ -71,16 +71,16 @@ fn message_passing(store: Ordering, load: Ordering) -> impl Fn() {
 }
 
 #[test]
-fn a_message_is_seen_with_its_flag_if_released_and_acquired() {
+fn message_is_seen_with_flag_by_release_and_acquire() {
     check(message_passing(Release, Acquire));
     check(message_passing(SeqCst, SeqCst));
     assert!(finds_fault(message_passing(Relaxed, Acquire)));
     assert!(finds_fault(message_passing(Release, Relaxed)));
 }
 
-/// A sequentially consistent load orders nothing but its own location: a plain store before it may still be late.
+/// A `SeqCst` load orders only its own location: an earlier relaxed store may become visible later.
 #[test]
-fn a_sequentially_consistent_access_is_no_fence() {
+fn seq_cst_access_is_no_fence() {
     assert!(finds_fault(|| {
         let words = words();
         let other = words.clone();
@@ -95,9 +95,9 @@ fn a_sequentially_consistent_access_is_no_fence() {
     }));
 }
 
-/// Read-modify-writes of a word are in one order, whatever their ordering.
+/// Read-modify-writes of a word have one order, whatever their ordering.
 #[test]
-fn no_update_is_lost() {
+fn updates_are_never_lost() {
     check(|| {
         let words = words();
         let other = words.clone();

@@ -1,8 +1,8 @@
 //! Entry and exit counters, the barrier of a drain, and the generation of a freeze.
 //!
-//! The path of a submission is assembly (`hook/src/compute/fast.rs`): on x86-64 its increments are plain loads and stores, and
-//! stores are not reordered with each other. So it is played here by `Entrance::enter` and `Thread::exit`, which are relaxed and
-//! releasing stores.
+//! The fast path of a submission is assembly (`hook/src/compute/fast.rs`). On x86-64 its increments are plain
+//! loads and stores, and stores are not reordered with each other. So it is simulated by `Entrance::enter`
+//! and `Thread::exit`, which are relaxed and releasing stores.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use gcgroup_abi::sync::{AtomicU32, fence};
 use gcgroup_abi::{ControlDevice, Entrance, Gate, Submission, Thread, UsageDevice};
 use loom::thread;
 
-/// One step left out or taken at the wrong time.
+/// A step that is left out or at the wrong time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// The helper has no thread pass a barrier.
+    /// The helper makes no thread pass a barrier.
     NoBarrier,
-    /// It does so before the gate is closed.
+    /// The helper does so before the gate is closed.
     BarrierFirst,
-    /// It looks at the counters before that.
+    /// The helper reads the counters before the barrier.
     CountersFirst,
-    /// The thread looks at the gate before it counts its entry.
+    /// The thread loads the gate before it counts its entry.
     GateFirst,
-    /// It counts its exit before it calls the driver.
+    /// The thread counts its exit before it calls the driver.
     ExitFirst,
 }
 
@@ -33,7 +33,7 @@ struct World {
     usage: Arc<UsageDevice>,
     entrance: Arc<Entrance>,
     slot: Arc<Thread>,
-    /// What the driver has been given.
+    /// Set to 1 by a driver call.
     submitted: AtomicU32,
     barrier: Barrier,
 }
@@ -68,7 +68,7 @@ impl World {
         Gate::from_word(self.control.gate.load(Relaxed)) == Gate::Run
     }
 
-    /// A submission with everything as it should be, but for `fault`; `between` stands between the entry and the gate.
+    /// Submits correctly except for `fault`; `between` runs between the entry and the load of the gate.
     fn submit(&self, fault: Fault, between: impl Fn(&Self)) {
         let what = Submission::Kernel;
         self.barrier.interrupt();
@@ -105,7 +105,7 @@ impl World {
     }
 }
 
-/// The daemon freezes while a thread submits; the helper, which it rings, drains and says so.
+/// The daemon freezes while a thread submits; the helper drains and reports it.
 fn drain(
     fault: Fault,
     between: impl Fn(&World) + Copy + Send + Sync + 'static,
@@ -141,19 +141,19 @@ fn drain(
     }
 }
 
-/// The path of a submission with an open gate: nothing between the entry and the gate but what the kernel puts there.
+/// The fast path with an open gate: between entry and gate there is only what the kernel inserts.
 fn fast(fault: Fault) -> impl Fn() + Send + Sync {
     let interrupt = |world: &World| world.barrier.interrupt();
     drain(fault, interrupt, |world| world.barrier.all_threads())
 }
 
-/// The cold path (`gate::admit`), which fences by itself: the helper's own fence is enough.
-fn cold(fault: Fault) -> impl Fn() + Send + Sync {
+/// The slow path (`gate::admit`), which fences itself: the helper's own fence suffices.
+fn slow(fault: Fault) -> impl Fn() + Send + Sync {
     drain(fault, |_| fence(SeqCst), |_| fence(SeqCst))
 }
 
 #[test]
-fn a_drained_device_is_submitted_to_no_more() {
+fn drained_device_gets_no_submission() {
     assert_eq!(
         needed(fast(Fault::None)),
         [
@@ -164,47 +164,48 @@ fn a_drained_device_is_submitted_to_no_more() {
 }
 
 #[test]
-fn the_cold_path_needs_no_barrier_but_its_own() {
-    check(cold(Fault::None));
+fn slow_path_needs_no_barrier_but_its_own() {
+    check(slow(Fault::None));
 }
 
 #[test]
 #[should_panic(expected = "nothing is submitted after the drain")]
-fn a_cold_path_without_a_barrier_is_found() {
-    check(cold(Fault::NoBarrier));
+fn slow_path_without_a_barrier_is_found() {
+    check(slow(Fault::NoBarrier));
 }
 
 #[test]
 #[should_panic(expected = "nothing is submitted after the drain")]
-fn a_drain_without_a_barrier_is_found() {
+fn drain_without_a_barrier_is_found() {
     check(fast(Fault::NoBarrier));
 }
 
 #[test]
 #[should_panic(expected = "nothing is submitted after the drain")]
-fn a_barrier_before_the_gate_is_closed_is_found() {
+fn barrier_before_the_gate_is_closed_is_found() {
     check(fast(Fault::BarrierFirst));
 }
 
 #[test]
 #[should_panic(expected = "nothing is submitted after the drain")]
-fn counters_that_are_read_before_the_barrier_are_found() {
+fn counters_read_before_the_barrier_are_found() {
     check(fast(Fault::CountersFirst));
 }
 
 #[test]
 #[should_panic(expected = "nothing is submitted after the drain")]
-fn a_look_at_the_gate_before_the_entry_is_found() {
+fn gate_loaded_before_the_entry_is_found() {
     check(fast(Fault::GateFirst));
 }
 
 #[test]
 #[should_panic(expected = "nothing is submitted after the drain")]
-fn an_exit_before_the_driver_has_returned_is_found() {
+fn exit_before_the_driver_returned_is_found() {
     check(fast(Fault::ExitFirst));
 }
 
-/// The daemon freezes, thaws and freezes while the helper looks: the generation of a freeze comes with its closed gate.
+/// The daemon freezes, thaws and freezes while the helper reads: the generation of a freeze implies its
+/// closed gate.
 fn generations(
     change: impl Fn(&ControlDevice, Gate) + Send + Sync + Copy + 'static,
 ) -> impl Fn() + Send + Sync {
@@ -228,7 +229,7 @@ fn generations(
 }
 
 #[test]
-fn the_generation_of_a_freeze_comes_with_its_closed_gate() {
+fn generation_of_a_freeze_comes_with_its_closed_gate() {
     assert_eq!(
         needed(generations(ControlDevice::change_freeze)),
         [
@@ -240,7 +241,7 @@ fn the_generation_of_a_freeze_comes_with_its_closed_gate() {
 
 #[test]
 #[should_panic(expected = "the gate is closed once its freeze is taken up")]
-fn a_generation_that_moves_before_its_gate_is_found() {
+fn generation_that_moves_before_its_gate_is_found() {
     check(generations(|control, gate| {
         control.freeze_generation.fetch_add(1, Relaxed);
         control.gate.store(gate as u32, Relaxed);

@@ -1,4 +1,4 @@
-//! What the kernel does, as models see it.
+//! Simulation of kernel functions for models.
 
 use gcgroup_abi::sync::Ordering::SeqCst;
 use gcgroup_abi::sync::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence};
@@ -7,9 +7,9 @@ use loom::thread;
 
 /// membarrier(2) with `MEMBARRIER_CMD_PRIVATE_EXPEDITED`, for one other thread.
 ///
-/// The kernel has each thread that runs pass a full barrier at some moment between the call and its return, and a thread that
-/// does not run has passed one when it was switched out. So the other thread calls [`Self::interrupt`] wherever that may
-/// come: between any two accesses that the model is about.
+/// The kernel makes each running thread pass a full barrier between the call and its return; a thread that
+/// does not run has passed one when it was switched out. So the other thread calls [`Self::interrupt`]
+/// wherever that can happen: between any two accesses that the model is about.
 #[derive(Debug)]
 pub(crate) struct Barrier {
     asked: AtomicU32,
@@ -22,13 +22,13 @@ impl Barrier {
             asked: AtomicU32::new(0),
             passed: AtomicU32::new(0),
         };
-        // The objects behind them are made before threads are.
+        // loom must know its objects before threads start.
         barrier.asked.load(Relaxed);
         barrier.passed.load(Relaxed);
         barrier
     }
 
-    /// Returns when the other thread has passed a barrier.
+    /// Returns after the other thread has passed a barrier.
     pub(crate) fn all_threads(&self) {
         self.asked.store(1, Release);
         while self.passed.load(Acquire) == 0 {
@@ -36,7 +36,7 @@ impl Barrier {
         }
     }
 
-    /// The other thread may be interrupted here.
+    /// Passes a barrier if one is requested; called where the other thread may be interrupted.
     pub(crate) fn interrupt(&self) {
         if self.asked.load(Acquire) == 1 && self.passed.load(Relaxed) == 0 {
             fence(SeqCst);
@@ -44,15 +44,15 @@ impl Barrier {
         }
     }
 
-    /// The other thread runs no more: what it has done is visible to whoever asks.
+    /// Records that the other thread has ended: what it has done is visible after a barrier.
     pub(crate) fn end(&self) {
         self.passed.store(1, Release);
     }
 }
 
-/// futex(2): the queue of one word.
+/// futex(2): the wait queue of one word.
 ///
-/// The kernel reads the word under the lock of the queue, and a waker takes that lock after the word has changed.
+/// The kernel reads the word under the queue's lock, and a waker takes that lock after the word has changed.
 #[derive(Debug)]
 pub(crate) struct Futex {
     queue: Mutex<u32>,
@@ -67,8 +67,8 @@ impl Futex {
         }
     }
 
-    /// Sleeps while `word` is `expected` and nobody has woken the queue since. Without the limit of time that the callers
-    /// have: a model must end without it.
+    /// Sleeps while `word` is `expected`, until the queue is woken. Without the callers' time limit: a model
+    /// must end without it.
     pub(crate) fn wait(&self, word: &AtomicU32, expected: u32) {
         let queue = self.queue.lock().expect("no thread panics with it");
         if word.load(Relaxed) != expected {
@@ -77,14 +77,14 @@ impl Futex {
         drop(self.woken.wait(queue).expect("no thread panics with it"));
     }
 
-    /// Wakes everybody who sleeps.
+    /// Wakes all sleeping threads.
     pub(crate) fn wake(&self) {
         *self.queue.lock().expect("no thread panics with it") += 1;
         self.woken.notify_all();
     }
 }
 
-/// A socket that has something to be read or not, as poll(2) sees it: a doorbell, or the line to the helper.
+/// A socket as poll(2) sees it, readable or not: a doorbell, or the line to the helper.
 #[derive(Debug)]
 pub(crate) struct Event {
     is_there: Mutex<bool>,
@@ -104,7 +104,7 @@ impl Event {
         self.posted.notify_all();
     }
 
-    /// Sleeps until something is there, and leaves it there.
+    /// Sleeps until the socket is readable, and reads nothing.
     pub(crate) fn poll(&self) {
         let mut is_there = self.is_there.lock().expect("no thread panics with it");
         while !*is_there {
@@ -112,7 +112,7 @@ impl Event {
         }
     }
 
-    /// Reads all that is there.
+    /// Reads everything.
     pub(crate) fn hear(&self) {
         *self.is_there.lock().expect("no thread panics with it") = false;
     }

@@ -1,8 +1,8 @@
-//! Models of the protocols in shared memory. loom runs each in every interleaving that it distinguishes, with every older value
-//! that a weakly ordered load may return.
+//! Models of the protocols in shared memory. loom runs each in every interleaving that it distinguishes, with
+//! every older value that a weakly ordered load may return.
 //!
-//! A model calls the functions of gcgroup-abi that production calls; what the kernel or assembly does is played here. README.md
-//! says what each model claims and which faults it was shown to find. scripts/models.sh runs them.
+//! A model calls the functions of gcgroup-abi that production calls; the kernel and assembly are simulated
+//! here. README.md lists each model's claim and the faults that it finds. scripts/models.sh runs them.
 #![cfg(loom)]
 
 #[cfg(test)]
@@ -29,12 +29,12 @@ use kernel::{Barrier, Event, Futex};
 #[cfg(test)]
 use survey::{check, finds_fault, needed};
 
-/// A block of shared memory as it is when it was just made: zero-filled.
+/// Returns a new, zero-filled block of shared memory.
 ///
 /// # Safety
-/// All zeroes must be a value of `T`.
+/// All zeroes must be a valid value of `T`.
 #[cfg(test)]
 unsafe fn zeroed<T>() -> std::sync::Arc<T> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees that all zeroes is a valid value.
     unsafe { std::sync::Arc::<T>::new_zeroed().assume_init() }
 }

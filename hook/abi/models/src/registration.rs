@@ -1,6 +1,7 @@
-//! A process that registers again takes its settings along, while others write them: an abstract model of the tree.
+//! A process that registers again keeps its settings while others write them: an abstract model of the tree.
 //!
-//! The daemon's tree is no shared memory, and its lock is a plain one: what counts is which steps it spans.
+//! The daemon's tree is not shared memory and its lock is a mutex: the model checks which steps the lock
+//! spans.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use crate::check;
 use loom::sync::Mutex;
 use loom::thread;
 
-/// A process in the tree: the limit that holds for it, and the number of its registration.
+/// A process in the tree: its limit, and the number of its registration.
 #[derive(Debug, Clone, Copy)]
 struct Process {
     limit: u64,
@@ -18,7 +19,7 @@ struct Process {
 #[derive(Debug)]
 struct Daemon {
     tree: Mutex<Process>,
-    /// The last setting on file.
+    /// The last recorded setting.
     journal: Mutex<u64>,
 }
 
@@ -34,13 +35,13 @@ impl Daemon {
         })
     }
 
-    /// A write: it holds in the tree, is put on file, and is then answered.
+    /// Writes a setting: changes the tree, records it, then returns to the writer.
     fn write(&self, limit: u64) {
         self.tree.lock().unwrap().limit = limit;
         *self.journal.lock().unwrap() = limit;
     }
 
-    /// Copies the settings, and joins with the copy when the lock has been released and taken again.
+    /// Copies the settings, releases the lock, and registers with the copy under the lock taken again.
     fn register_in_two_steps(&self) {
         let saved = *self.tree.lock().unwrap();
         *self.tree.lock().unwrap() = Process {
@@ -49,7 +50,7 @@ impl Daemon {
         };
     }
 
-    /// Copies and joins under one lock.
+    /// Copies the settings and registers under one lock.
     fn register_in_one_step(&self) {
         let mut tree = self.tree.lock().unwrap();
         let saved = *tree;
@@ -66,26 +67,26 @@ fn model(register: impl Fn(&Daemon) + Send + Sync + Copy + 'static) -> impl Fn()
         let loop_ = daemon.clone();
         let registering = thread::spawn(move || register(&loop_));
         daemon.write(2);
-        // The write has been answered.
+        // From here on the write has been answered.
         registering.join().unwrap();
         let process = *daemon.tree.lock().unwrap();
         assert_eq!(process.registration, 2);
         assert_eq!(
             process.limit,
             *daemon.journal.lock().unwrap(),
-            "the tree has what is on file"
+            "the tree has what is recorded"
         );
         assert_eq!(process.limit, 2, "an answered write holds");
     }
 }
 
 #[test]
-fn a_write_between_registrations_holds() {
+fn write_during_registration_holds() {
     check(model(Daemon::register_in_one_step));
 }
 
 #[test]
-#[should_panic(expected = "the tree has what is on file")]
-fn a_copy_outside_of_the_lock_is_found() {
+#[should_panic(expected = "the tree has what is recorded")]
+fn copy_outside_the_lock_is_found() {
     check(model(Daemon::register_in_two_steps));
 }

@@ -1,4 +1,4 @@
-//! Stocks: what threads have uncharged and keep, and who closes them.
+//! Stocks: bytes that threads have uncharged and keep, while another thread closes the stocks.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use gcgroup_abi::{Kept, NO_LIMIT, Stock, Stocks, Usage, UsageDevice, uncharge};
 use loom::sync::Mutex;
 use loom::thread;
 
-/// Bytes of an allocation.
+/// Size of an allocation, bytes.
 const BYTES: u64 = 10;
 
 struct World {
     usage: Arc<Usage>,
-    /// Held by whoever opens or closes (`Doors` in `hook/src/memory/levels/stock.rs`).
+    /// Held while stocks are opened or closed (`Doors` in `hook/src/memory/levels/stock.rs`).
     keys: Mutex<()>,
 }
 
 impl World {
-    /// One thread, of whose `charged` bytes `kept` are in its stock; the peak is what is charged with stocks.
+    /// Creates one thread with `kept` of the `charged` bytes in its stock; the peak is `charged`.
     fn new(charged: u64, kept: u32) -> Arc<Self> {
         // SAFETY: atomics only.
         let usage: Arc<Usage> = unsafe { zeroed() };
@@ -47,7 +47,7 @@ impl World {
         Stock::of(thread)
     }
 
-    /// As `Levels::give`.
+    /// Frees like `Levels::give`.
     fn free(&self, takes_out: bool) {
         if !Stocks::of(&self.usage).are_open() {
             return uncharge(&self.device().memory_current, BYTES);
@@ -65,13 +65,13 @@ impl World {
         }
     }
 
-    /// What is charged when nothing changes any more and stocks are closed.
+    /// Returns the charged bytes after all threads have ended and stocks are closed.
     fn charged(&self) -> u64 {
         assert!(Stocks::of(&self.usage).are_closed());
         assert_eq!(
             self.usage.threads[0].stock.load(Relaxed),
             0,
-            "nobody keeps anything"
+            "closed stocks are empty"
         );
         self.device().memory_current.load(Relaxed)
     }
@@ -100,7 +100,7 @@ fn close(world: &World) {
 }
 
 #[test]
-fn nothing_is_kept_in_stocks_that_were_closed() {
+fn closed_stocks_keep_nothing() {
     assert_eq!(
         needed(keep_and_close(close, true)),
         [
@@ -113,14 +113,14 @@ fn nothing_is_kept_in_stocks_that_were_closed() {
 }
 
 #[test]
-#[should_panic(expected = "nobody keeps anything")]
-fn a_thread_that_does_not_look_again_is_found() {
+#[should_panic(expected = "closed stocks are empty")]
+fn thread_that_does_not_check_again_is_found() {
     check(keep_and_close(close, false));
 }
 
 #[test]
-#[should_panic(expected = "nobody keeps anything")]
-fn stocks_that_are_emptied_before_they_are_closed_are_found() {
+#[should_panic(expected = "closed stocks are empty")]
+fn stocks_emptied_before_closing_are_found() {
     let late = |world: &World| {
         uncharge(&world.device().memory_current, world.stock().empty());
         world.usage.stocks.fetch_add(3 << 8, SeqCst);
@@ -128,7 +128,7 @@ fn stocks_that_are_emptied_before_they_are_closed_are_found() {
     check(keep_and_close(late, true));
 }
 
-/// As `Stock::charge`, for the models that leave something out.
+/// Signature of `Stock::charge`, for variants that leave something out.
 type Charge = fn(&World, Stocks) -> bool;
 
 fn charge(world: &World, seen: Stocks) -> bool {
@@ -137,7 +137,8 @@ fn charge(world: &World, seen: Stocks) -> bool {
         .charge(&world.usage, world.device(), seen, BYTES, NO_LIMIT)
 }
 
-/// A thread charges from its stock while another closes the stocks and begins the peak anew, from what is charged then.
+/// A thread charges from its stock while another closes the stocks and resets the peak to what is charged
+/// then.
 fn charge_and_begin_peak(charge: Charge) -> impl Fn() + Send + Sync {
     move || {
         let kept = 2 * u32::try_from(BYTES).unwrap();
@@ -165,12 +166,12 @@ fn charge_and_begin_peak(charge: Charge) -> impl Fn() + Send + Sync {
 }
 
 #[test]
-fn a_charge_from_a_stock_is_in_the_peak_that_begins_anew() {
-    // Whatever the orderings: a stock is taken from and emptied by read-modify-writes of one word.
+fn charge_from_a_stock_is_in_the_reset_peak() {
+    // Holds for all orderings: a stock is taken from and emptied by read-modify-writes of one word.
     check(charge_and_begin_peak(charge));
 }
 
-/// It takes from the stock without a read-modify-write.
+/// Takes from the stock without a read-modify-write.
 fn charge_in_two_steps(world: &World, _: Stocks) -> bool {
     let stock = &world.usage.threads[0].stock;
     let now = stock.load(Relaxed);
@@ -183,6 +184,6 @@ fn charge_in_two_steps(world: &World, _: Stocks) -> bool {
 
 #[test]
 #[should_panic(expected = "what is charged and nothing more")]
-fn a_charge_from_a_stock_in_two_steps_is_found() {
+fn charge_from_a_stock_in_two_steps_is_found() {
     check(charge_and_begin_peak(charge_in_two_steps));
 }

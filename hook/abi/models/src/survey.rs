@@ -1,4 +1,4 @@
-//! Running a model, and asking of each ordering that it uses whether the model notices a weaker one.
+//! Runs a model, and tests for each ordering that it uses whether it notices a weaker one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -6,29 +6,30 @@ use std::sync::Arc;
 
 use gcgroup_abi::sync::{Site, run, sites, weaken};
 
-/// Thread changes at places where the thread could go on, in one run. Most faults need one or two.
+/// Maximum number of preemptions in one run. Most faults need one or two.
 const PREEMPTIONS: usize = 2;
 
 /// Runs a model in all its interleavings.
 ///
 /// # Panics
-/// If an assertion of the model fails in one.
+/// If an assertion of the model fails in any of them.
 pub(crate) fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound.get_or_insert(PREEMPTIONS);
     builder.check(move || run(&model));
 }
 
-/// Whether a model fails.
+/// Returns whether a model fails.
 pub(crate) fn finds_fault(model: impl Fn() + Send + Sync + 'static) -> bool {
     catch_unwind(AssertUnwindSafe(|| check(model))).is_err()
 }
 
-/// Runs a model as it is, and then once with each weaker ordering at each place of gcgroup-abi that it passes. Gives the
-/// places where the model fails with every weaker ordering, each as "FILE: LINE OF SOURCE", in order.
+/// Runs a model unchanged, and then once with each weaker ordering at each site of gcgroup-abi that it
+/// passes. Returns the sites where every weaker ordering makes the model fail, each as "FILE: LINE OF
+/// SOURCE", sorted.
 ///
 /// # Panics
-/// If the model fails as it is.
+/// If the unchanged model fails.
 pub(crate) fn needed(model: impl Fn() + Send + Sync + 'static) -> Vec<String> {
     let model = Arc::new(model);
     let once = || {
@@ -47,7 +48,7 @@ pub(crate) fn needed(model: impl Fn() + Send + Sync + 'static) -> Vec<String> {
             );
             is_noticed
         };
-        // All of them, for whoever reads.
+        // Counts all instead of stopping at the first, so that all are printed.
         if access
             .weaker(ordering)
             .into_iter()
@@ -71,7 +72,7 @@ fn file(site: Site) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// The line of a site, without its indentation.
+/// Returns the source line of a site, without indentation.
 fn line(site: Site) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(3);
     let path = root.expect("three folders down").join(site.file());

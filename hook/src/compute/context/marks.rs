@@ -1,4 +1,4 @@
-//! Places in a context's work: how they are marked, on which of its streams, and how it is known that they have passed.
+//! Markers of a context: how and on which streams they are set, and how their passing is detected.
 
 use std::sync::Arc;
 
@@ -8,24 +8,24 @@ use crate::compute::mark::{Look, Sign, Signs};
 use crate::cuda::{CUerror, CUgreenCtx, CUstream};
 use crate::driver;
 
-/// A place in a context's work: passed when all that was submitted before has ended.
+/// A marker in a context's work. It passes when all work submitted before has ended.
 #[derive(Debug)]
 pub(crate) struct Mark {
     context: Arc<Context>,
     sign: Sign,
-    /// Whether it was set on a stream that was destroyed after: then several may wait for it.
+    /// Set if its stream was destroyed after it was set: then several rounds may wait for it.
     is_orphan: bool,
     asked: u32,
     /// Looks in a row at which the driver did not say.
     failed: u32,
 }
 
-/// Every so many askings in vain, whether the context can still run anything.
+/// Number of polls after which it is checked whether the context can still run anything.
 const DOUBT: u32 = 16;
 /// Looks in a row after which a mark that the driver says nothing about is lost.
 const MOST_FAILED: u32 = 16;
 
-/// What asking about a mark, or setting marks, came to.
+/// Result of polling or setting markers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passed {
     Yes,
@@ -49,8 +49,8 @@ pub(crate) fn ask_all(marks: &mut Vec<Mark>) -> Passed {
     }
 }
 
-/// Whether an answer means that the context runs nothing any more: destroyed, or stopped by a fault for good (CUDA Driver API,
-/// `CUresult`: of the device, of its memory, of another device, or of the server of MPS).
+/// Returns whether an error means that the context runs nothing any more: destroyed, or stopped for good by a
+/// fault (CUDA Driver API, `CUresult`) of the device, its memory, another device or the MPS server.
 pub(in crate::compute) fn is_over(error: CUerror) -> bool {
     matches!(
         error.0.get(),
@@ -58,13 +58,13 @@ pub(in crate::compute) fn is_over(error: CUerror) -> bool {
     )
 }
 
-/// Whether a stream that cannot be marked (one of a green context's, say) has nothing left to do.
+/// Returns whether a stream that cannot be marked (for example of a green context) has no work left.
 fn is_idle(number: usize) -> bool {
     number == LEGACY || driver::cuStreamQuery(stream(number)) != Err(CUerror::NOT_READY)
 }
 
 impl Context {
-    /// Leaves a mark behind on a stream, if it is busy.
+    /// Leaves a marker behind on a stream that is to be destroyed, if it is busy.
     pub(super) fn leave_mark(&self, inner: &mut Inner, leaving: CUstream) {
         if driver::cuStreamQuery(leaving) == Err(CUerror::NOT_READY)
             && let Ok(sign) = self.signs.set(leaving)
@@ -76,7 +76,7 @@ impl Context {
         }
     }
 
-    /// A part is about to go: leaves a mark behind, for what was submitted to it may run on.
+    /// Leaves a marker behind on a part that is about to be destroyed: its work may run on.
     pub(in crate::compute) fn leave_marks(&self) {
         let Some((base, _)) = &self.base else { return };
         self.visit(|inner| {
@@ -85,7 +85,7 @@ impl Context {
                 return Passed::NotYet;
             }
             let orphans = &mut base.inner.lock().orphans;
-            // Nobody may ever ask for them: they are not to become more and more.
+            // Removed here too, so that they do not accumulate if none polls them.
             orphans.retain(|orphan| {
                 let has_passed = self.signs.has_passed(*orphan);
                 if has_passed {
@@ -99,10 +99,11 @@ impl Context {
         });
     }
 
-    /// Marks all that is submitted now. They are added to `marks`; `NotYet` if not all could be set.
+    /// Adds markers for all work submitted until now to `marks`; `NotYet` if not all could be set.
     ///
-    /// Without a mark on the default stream, where the driver can do without (since CUDA 12.5): blocking streams would wait for
-    /// that, which waits for them, and of two of which one waits for the other neither would ever get on.
+    /// Needs no marker on the default stream if the driver is of CUDA 12.5 or newer: blocking streams would
+    /// wait for that marker, which waits for them, and if one of them waits for another, neither would ever
+    /// proceed.
     pub(crate) fn mark(self: &Arc<Self>, marks: &mut Vec<Mark>) -> Passed {
         self.visit(|inner| {
             if let Some(green) = self.green() {
@@ -123,7 +124,7 @@ impl Context {
         })
     }
 
-    /// Marks what is submitted now to those of `streams` that there still are, and to those that are gone.
+    /// Adds markers for the work on those of `streams` that still exist, and on all destroyed ones.
     pub(crate) fn mark_streams(self: &Arc<Self>, streams: &[usize], marks: &mut Vec<Mark>) -> Passed {
         self.visit(|inner| {
             self.signs.prepare();
@@ -176,7 +177,7 @@ impl Context {
         })
     }
 
-    /// Marks all that was submitted to a part, on whichever stream.
+    /// Marks all work submitted to a part, on any of its streams.
     fn mark_green(self: &Arc<Self>, green: CUgreenCtx, marks: &mut Vec<Mark>) -> Passed {
         if let Some((base, _)) = &self.base {
             self.mark_orphans(&base.inner.lock().orphans, marks);
@@ -193,15 +194,15 @@ impl Context {
         Passed::Yes
     }
 
-    /// What is left of streams that are gone.
+    /// Adds the markers of destroyed streams.
     fn mark_orphans(self: &Arc<Self>, orphans: &[Sign], marks: &mut Vec<Mark>) {
         marks.extend(orphans.iter().map(|sign| Mark::new(self, *sign, true)));
     }
 
-    /// Marks a stream of this context, which is the calling thread's current one; `None` if that cannot be done now.
-    /// A stream that is being captured is not to be marked: the mark would become part of the graph.
+    /// Sets a marker on a stream of this context, which the calling thread has current; `None` if that cannot
+    /// be done now. A stream that is being captured is not marked: the marker would become part of the graph.
     pub(crate) fn mark_own(self: &Arc<Self>, number: usize, is_in_use: bool) -> Option<Mark> {
-        // Whoever holds the lock may be in the driver, behind work that waits for this thread.
+        // The holder of the lock may be in the driver, behind work that waits for this thread.
         let inner = self.inner.try_lock()?;
         if inner.is_gone || inner.leaving != 0 || !(is_in_use || inner.has(number)) {
             return None;
@@ -225,7 +226,7 @@ impl Mark {
         }
     }
 
-    /// Whether the work before the mark has ended. After `Yes`, the mark is spent.
+    /// Polls the marker. After `Yes` it must not be used again.
     pub(crate) fn ask(&mut self) -> Passed {
         self.asked += 1;
         let is_word = matches!(self.sign, Sign::Word { .. });
@@ -258,12 +259,12 @@ impl Mark {
         })
     }
 
-    /// As [`Self::ask`], for a thread that must not wait for a lock or for the driver.
+    /// Returns whether the marker has passed, without waiting for a lock or the driver's lock.
     pub(crate) fn has_passed(&self) -> bool {
         self.context.signs.has_passed(self.sign)
     }
 
-    /// Gives up waiting for it.
+    /// Releases the marker without waiting for it.
     pub(crate) fn abandon(self) {
         if !self.is_orphan {
             self.context.signs.give_back(self.sign);
@@ -283,13 +284,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stops_a_context_for_good_is_told_from_what_passes() {
+    fn is_over_only_for_errors_that_stop_a_context() {
         let is_over = |number: u32| is_over(CUerror(number.try_into().unwrap()));
-        // A bad address, an assertion, memory or a link that cannot be corrected, another device's fault.
+        // Bad address, assertion, uncorrectable memory or link error, fault of another device.
         for number in [700, 710, 719, 721, 214, 220, 226, 810, 911, 709] {
             assert!(is_over(number), "{number}");
         }
-        // Want of memory, work under way, captures, what is not supported, what nobody knows.
+        // Out of memory, not ready, captures, not supported, unknown.
         for number in [2, 600, 720, 800, 801, 900, 901, 906, 907, 999] {
             assert!(!is_over(number), "{number}");
         }

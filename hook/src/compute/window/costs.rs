@@ -1,31 +1,31 @@
-//! What submissions take, by sort: learnt from when marks pass.
+//! Costs of submissions by kind, learned from when markers pass.
 
 use gcgroup_abi::Submission;
 
-/// A first guess at what a submission takes, nanoseconds: one that is marked at once.
+/// Initial cost of a submission, nanoseconds: long enough to be marked at once.
 pub(super) const GUESS: u64 = 200_000;
-/// Nothing is taken to be shorter: what can be queued is bounded by number too.
+/// Minimum cost, nanoseconds: bounds the number of queued submissions.
 pub(super) const SHORTEST: u64 = 500;
-/// How long a submission can be is told by so many of the last ones at least, and by twice as many at most.
+/// The longest submission is that of at least this many of the last ones, and of at most twice as many.
 pub(super) const SAMPLES: u32 = 32;
 
-/// Submissions to one stream between two marks.
+/// Submissions to one stream between two markers.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Load {
     pub(super) counts: [u32; Submission::COUNT],
 }
 
-/// Nanoseconds.
+/// Costs by kind of submission, nanoseconds.
 #[derive(Debug)]
 pub(super) struct Costs {
     pub(super) each: [u64; Submission::COUNT],
-    /// Whether that has been seen.
+    /// Set once a submission of the kind has been measured.
     pub(super) is_known: [bool; Submission::COUNT],
     streak: Streak,
 }
 
-/// What ran while others had the device too: so many in a row took longer than was thought, or all took less, this many
-/// times at least, or at most, in thousandths.
+/// Run of loads on a shared device that all took longer than expected, or all less. `nearest` is the ratio
+/// closest to the expectation, in thousandths.
 #[derive(Debug, Clone, Copy, Default)]
 struct Streak {
     is_longer: bool,
@@ -33,10 +33,10 @@ struct Streak {
     nearest: u64,
 }
 
-/// The longest that one took lately, nanoseconds.
+/// The longest recent submission, nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Longest {
-    /// Of the last so many, and of as many before them.
+    /// Longest of the last `count`, and of the `SAMPLES` before them.
     last: u64,
     count: u32,
     before: u64,
@@ -83,7 +83,7 @@ impl Costs {
         self.is_known.get(what as usize).copied().unwrap_or(false)
     }
 
-    /// A load took from `least` to `most` nanoseconds, the former not above the latter.
+    /// Learns that a load took between `least` and `most` nanoseconds; `least` is not above `most`.
     pub(super) fn learn(&mut self, load: Load, least: u64, most: u64) {
         let expected = self.of_load(&load).max(1);
         let took = expected.clamp(least, most);
@@ -104,15 +104,16 @@ impl Costs {
         }
     }
 
-    /// A load that had the device to itself has ended: whatever it took, it is not one that may take for ever.
+    /// Records that a load that had the device alone has ended, so that its kinds do not run for ever.
     pub(super) fn know(&mut self, load: Load) {
         for (is_known, count) in self.is_known.iter_mut().zip(load.counts) {
             *is_known |= count != 0;
         }
     }
 
-    /// A load that has shared the device took `most`, or less by itself. What always shares it would never be found to be
-    /// long; but the quickest of many has hardly done so. If they are of all lengths, it says nothing.
+    /// Learns that a load on a shared device took at most `most` nanoseconds. Without this, a process that
+    /// always shares would keep a wrong cost; the quickest of many loads has hardly shared. Mixed results
+    /// teach nothing.
     pub(super) fn learn_shared(&mut self, load: Load, most: u64) {
         let times = most.saturating_mul(1000) / self.of_load(&load).max(1);
         let is_longer = times > 1125;
@@ -148,7 +149,7 @@ impl Longest {
         self.last.max(self.before)
     }
 
-    /// Another took so many nanoseconds at least.
+    /// Adds a submission that took at least `least` nanoseconds.
     pub(super) fn learn(&mut self, least: u64) {
         if self.count == SAMPLES {
             (self.before, self.last, self.count) = (self.last, 0, 0);

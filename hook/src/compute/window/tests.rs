@@ -12,49 +12,55 @@ fn load(count: u32) -> Load {
 }
 
 #[test]
-fn there_is_room_until_the_window_is_full() {
+fn admission_is_room_until_window_is_full() {
     let mut window = Window::new();
     window.costs.each = [100_000; 3];
     let mut taken = 0;
-    while window.place(None, Submission::Kernel, 1, WINDOW, 0) == Place::Free {
+    while window.admission(None, Submission::Kernel, 1, WINDOW, 0) == Admission::Room {
         window.submit(Submission::Kernel, 1, 0);
         taken += 1;
     }
     assert_eq!(taken, 5);
     assert_eq!(
-        window.place(None, Submission::Kernel, 1, WINDOW, 0),
-        Place::Taken(100_000)
+        window.admission(None, Submission::Kernel, 1, WINDOW, 0),
+        Admission::Later(100_000)
     );
     window.forget();
-    assert_eq!(window.place(None, Submission::Kernel, 1, WINDOW, 0), Place::Free);
-}
-
-#[test]
-fn one_that_is_longer_than_the_window_goes_when_the_one_before_is_nearly_done() {
-    let mut window = Window::new();
-    window.costs.each = [2_000_000; 3];
-    assert_eq!(window.place(None, Submission::Kernel, 1, WINDOW, 0), Place::Free);
-    window.submit(Submission::Kernel, 1, 0);
     assert_eq!(
-        window.place(None, Submission::Kernel, 1, WINDOW, 0),
-        Place::Taken(1_625_000)
+        window.admission(None, Submission::Kernel, 1, WINDOW, 0),
+        Admission::Room
     );
 }
 
 #[test]
-fn until_one_of_a_sort_has_passed_nothing_is_queued_behind_it() {
-    let context = Context::by_hand();
+fn submission_longer_than_window_waits_for_the_previous() {
     let mut window = Window::new();
-    let place = |window: &mut Window| window.place(Some(&context), Submission::Kernel, 1, WINDOW, 0);
-    assert_eq!(place(&mut window), Place::Free);
+    window.costs.each = [2_000_000; 3];
+    assert_eq!(
+        window.admission(None, Submission::Kernel, 1, WINDOW, 0),
+        Admission::Room
+    );
     window.submit(Submission::Kernel, 1, 0);
-    assert!(matches!(place(&mut window), Place::Taken(_)));
-    window.costs.learn(load(1), 10_000, 10_000);
-    assert_eq!(place(&mut window), Place::Free);
+    assert_eq!(
+        window.admission(None, Submission::Kernel, 1, WINDOW, 0),
+        Admission::Later(1_625_000)
+    );
 }
 
 #[test]
-fn one_that_may_be_as_long_as_the_longest_is_not_nearly_done() {
+fn unknown_kind_queues_nothing_behind_the_first() {
+    let context = Context::by_hand();
+    let mut window = Window::new();
+    let admission = |window: &mut Window| window.admission(Some(&context), Submission::Kernel, 1, WINDOW, 0);
+    assert_eq!(admission(&mut window), Admission::Room);
+    window.submit(Submission::Kernel, 1, 0);
+    assert!(matches!(admission(&mut window), Admission::Later(_)));
+    window.costs.learn(load(1), 10_000, 10_000);
+    assert_eq!(admission(&mut window), Admission::Room);
+}
+
+#[test]
+fn left_assumes_running_submission_is_the_longest() {
     const LONG: u64 = 10_000_000;
     let mut window = Window::new();
     window.costs.learn(load(1), LONG / 10, LONG / 10);
@@ -69,17 +75,17 @@ fn one_that_may_be_as_long_as_the_longest_is_not_nearly_done() {
         marked_at: 0,
     });
     let left = |ran| window.left(ran);
-    assert!(left(LONG / 10) > WINDOW, "though most are shorter");
+    assert!(left(LONG / 10) > WINDOW, "although most are shorter");
     assert!(left(LONG - WINDOW / 2) <= WINDOW / 2);
-    assert!(left(LONG + WINDOW) > WINDOW, "longer than any was");
+    assert!(left(LONG + WINDOW) > WINDOW, "longer than any before");
     for _ in 0..SAMPLES {
         window.longest.learn(LONG / 10);
     }
-    assert_eq!(window.longest(), LONG / 10, "that was long ago");
+    assert_eq!(window.longest(), LONG / 10, "the long one is too old");
 }
 
 #[test]
-fn who_has_shared_the_device_is_not_taken_to_be_long() {
+fn shared_device_does_not_raise_costs() {
     let (mut window, mut undisturbed) = (Window::new(), Window::new());
     for window in [&mut window, &mut undisturbed] {
         window.costs.learn(load(1), 1_000_000, 1_000_000);
@@ -90,14 +96,14 @@ fn who_has_shared_the_device_is_not_taken_to_be_long() {
     undisturbed.account(load(1), 5_000_000, true, 10_000_000);
     assert_eq!((window.costs.each[0], window.longest()), (1_000_000, 0));
     assert!(undisturbed.costs.each[0] > 2_000_000 && undisturbed.longest() == 5_000_000);
-    // What begins afterwards has it alone.
+    // What begins afterwards has the device alone.
     window.looked_at = 15_000_000;
     window.account(load(1), 10_000_000, true, 15_000_000);
     assert_eq!(window.longest(), 5_000_000);
 }
 
 #[test]
-fn who_always_shares_the_device_is_found_to_be_long_by_the_quickest() {
+fn always_shared_device_learns_from_the_quickest() {
     const LONG: u64 = 1_000_000;
     let mut window = Window::new();
     window.disturb(WINDOW, u64::MAX / 2);
@@ -112,7 +118,7 @@ fn who_always_shares_the_device_is_found_to_be_long_by_the_quickest() {
 }
 
 #[test]
-fn who_shares_the_device_with_work_of_all_lengths_learns_nothing_from_it() {
+fn shared_device_with_mixed_lengths_teaches_nothing() {
     const LONG: u64 = 1_000_000;
     let mut window = Window::new();
     window.costs.learn(load(1), 5 * LONG, 5 * LONG);
@@ -126,7 +132,7 @@ fn who_shares_the_device_with_work_of_all_lengths_learns_nothing_from_it() {
 }
 
 #[test]
-fn what_runs_for_longer_than_most_may_be_as_long_as_any() {
+fn likely_assumes_late_submission_may_be_the_longest() {
     const LONG: u64 = 10_000_000;
     let mut window = Window::new();
     window.costs.learn(load(1), LONG / 4, LONG / 4);
@@ -137,12 +143,12 @@ fn what_runs_for_longer_than_most_may_be_as_long_as_any() {
         at: 0,
         marked_at: 0,
     });
-    assert_eq!(window.likely(LONG / 2), LONG / 4, "half of what it may take yet");
+    assert_eq!(window.likely(LONG / 2), LONG / 4, "half of what may be left");
     assert_eq!(window.likely(2 * LONG), 0);
 }
 
 #[test]
-fn who_waits_for_what_does_not_end_looks_less_and_less_often() {
+fn next_end_of_late_submission_backs_off() {
     const LONG: u64 = 1_000_000;
     let (mut window, context) = (Window::new(), Context::by_hand());
     window.context = context.id();
@@ -160,11 +166,11 @@ fn who_waits_for_what_does_not_end_looks_less_and_less_often() {
 }
 
 #[test]
-fn who_has_the_device_alone_between_turns_learns_from_that() {
+fn costs_follow_submissions_that_ran_alone() {
     const LONG: u64 = 1_000_000;
     let mut window = Window::new();
     for kernel in 1..=u64::from(4 * SAMPLES) {
-        // The first of each turn runs beside what another has queued.
+        // The first of each turn shares the device with another process's queue.
         let is_beside = kernel % 2 == 0;
         let end = kernel * 4 * LONG;
         window.looked_at = end - 30_000;
@@ -175,7 +181,7 @@ fn who_has_the_device_alone_between_turns_learns_from_that() {
 }
 
 #[test]
-fn a_mark_that_is_set_late_makes_nothing_short_and_what_ended_before_nothing_long() {
+fn late_marker_changes_no_cost() {
     const LONG: u64 = 1_000_000;
     for (marked_at, passed_by) in [(900_000, 1_000_000), (50_000_000, 50_100_000)] {
         let (mut window, context) = (Window::new(), Context::by_hand());
@@ -200,7 +206,7 @@ fn a_mark_that_is_set_late_makes_nothing_short_and_what_ended_before_nothing_lon
 }
 
 #[test]
-fn costs_follow_what_is_seen() {
+fn costs_follow_measurements() {
     let mut window = Window::new();
     window.costs.learn(load(10), 1_000_000, 1_000_000);
     assert_eq!(
@@ -211,7 +217,7 @@ fn costs_follow_what_is_seen() {
     window.costs.learn(load(10), 2_200_000, 2_200_000);
     assert_eq!(window.costs.each[0], 160_000);
     window.costs.learn(load(10), 0, 9_000_000);
-    assert_eq!(window.costs.each[0], 160_000, "nobody looked in between");
+    assert_eq!(window.costs.each[0], 160_000, "no poll in between");
     for _ in 0..20 {
         window.costs.learn(load(10), 0, 1_000);
     }
@@ -219,10 +225,11 @@ fn costs_follow_what_is_seen() {
 }
 
 #[test]
-fn who_was_short_is_found_to_be_long_though_few_look() {
+fn costs_rise_from_shortest_with_few_polls() {
     let mut window = Window::new();
     window.costs.each = [SHORTEST; 3];
-    // Eight of a millisecond each are queued, and looked at when the next comes; marked a quarter of a window apart.
+    // Eight of a millisecond each are queued and polled when the next comes; markers are a quarter of a
+    // window apart.
     for _ in 0..30 {
         let count = u32::try_from(WINDOW / 4 / window.costs.each[0]).unwrap() + 1;
         let left = u64::from(count.min(8));
@@ -238,11 +245,11 @@ fn who_was_short_is_found_to_be_long_though_few_look() {
 }
 
 #[test]
-fn who_sleeps_in_between_takes_no_sleep_for_work() {
+fn sleep_between_submissions_is_not_counted_as_work() {
     const LONG: u64 = 1_000_000;
     let mut window = Window::new();
-    // The device is never idle: one runs, and the next is queued shortly before it ends, after a nap of nearly as
-    // long. So each ends while the thread sleeps.
+    // The device is never idle: one runs, and the next is queued shortly before it ends, after a nap of
+    // nearly as long. So each ends while the thread sleeps.
     for kernel in 2..100_u64 {
         let end = kernel * LONG;
         window.looked_at = end - 250_000;
@@ -253,18 +260,19 @@ fn who_sleeps_in_between_takes_no_sleep_for_work() {
     assert!((LONG * 7 / 10..LONG * 11 / 10).contains(&cost), "{cost}");
 }
 
-/// A thread that submits one kernel after another as soon as there is a place, and a device that does nothing else.
+/// A thread that submits one kernel after another as soon as there is room, and a device that runs nothing
+/// else.
 #[derive(Debug)]
 struct Bench {
     context: Arc<Context>,
     submitted: u32,
     now: u64,
-    /// When each that was submitted ends, with its mark.
+    /// End time and marker of each submission.
     ends: VecDeque<(u64, Sign)>,
-    /// When the last of them does.
+    /// End time of the last submission.
     free_at: u64,
     idle: u64,
-    /// The most that was queued when another was let in.
+    /// Longest queue at an admission, nanoseconds.
     most: u64,
     asked: u32,
 }
@@ -283,7 +291,7 @@ impl Bench {
         }
     }
 
-    /// Submits kernels of such lengths; each of its sleeps lasts as much longer as `late` says.
+    /// Submits kernels of the given lengths; each sleep is too long by `late`.
     fn run(&mut self, window: &mut Window, kernels: impl Iterator<Item = u64>, late: impl Fn(u32) -> u64) {
         for kernel in kernels {
             loop {
@@ -291,9 +299,9 @@ impl Bench {
                     self.context.pass(sign);
                 }
                 self.asked += 1;
-                match window.place(None, Submission::Kernel, 1, WINDOW, self.now) {
-                    Place::Free => break,
-                    Place::Taken(left) => self.now += nap(left) + late(self.asked),
+                match window.admission(None, Submission::Kernel, 1, WINDOW, self.now) {
+                    Admission::Room => break,
+                    Admission::Later(left) => self.now += nap(left) + late(self.asked),
                 }
             }
             self.most = self.most.max(self.free_at.saturating_sub(self.now));
@@ -317,7 +325,7 @@ impl Bench {
 }
 
 #[test]
-fn one_is_let_in_when_the_one_before_is_truly_nearly_done() {
+fn long_submission_is_admitted_just_before_previous_ends() {
     const LONG: u64 = 1_000_000;
     for kernels in [[LONG; 4], [LONG, LONG * 21 / 20, LONG * 19 / 20, LONG]] {
         let late: fn(u32) -> u64 = |asked| 50_000 + u64::from(asked * 7 % 13) * 10_000;
@@ -326,7 +334,7 @@ fn one_is_let_in_when_the_one_before_is_truly_nearly_done() {
             window.costs.each[0] = cost;
             window.longest.learn(LONG);
             let mut bench = Bench::new();
-            // Learns first.
+            // Learns the costs first.
             bench.run(&mut window, kernels.into_iter().cycle().take(20), late);
             bench.most = 0;
             bench.run(&mut window, kernels.into_iter().cycle().take(400), late);
@@ -340,7 +348,7 @@ fn one_is_let_in_when_the_one_before_is_truly_nearly_done() {
 }
 
 #[test]
-fn a_sort_is_learnt_of_by_itself() {
+fn costs_of_kinds_are_independent() {
     let mut window = Window::new();
     window
         .costs
@@ -350,7 +358,7 @@ fn a_sort_is_learnt_of_by_itself() {
 }
 
 #[test]
-fn a_batch_is_half_a_window() {
+fn batch_fills_half_a_window() {
     let mut window = Window::new();
     window.costs.each = [10_000, 10_000_000, 1];
     assert_eq!(window.batch(Submission::Kernel, WINDOW), 25);

@@ -1,4 +1,4 @@
-//! A place in the window: taken by a submission while there is room, or waited for.
+//! Admission: a submission takes room in the in-flight window, or waits for it.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use gcgroup_abi::{ControlDevice, Gate, UsageDevice};
 
 use super::{MOST_TIMEOUTS, Passing};
 use crate::compute::wait::{PATIENCE, Waiting, doze, nap};
-use crate::compute::window::{Place, Window};
+use crate::compute::window::{Admission, Window};
 use crate::{process, sys};
 
-/// A window is taken to be at least so long, nanoseconds.
+/// Lower limit of a window, nanoseconds.
 const LEAST_WINDOW: u64 = 50_000;
 
 impl Passing<'_> {
     pub(super) fn with_window<T>(&self, body: impl FnOnce(&mut Window) -> T) -> T {
         let side = self.bound.side;
-        // Taken out, so that nothing is locked while the driver is called; nobody else uses it.
+        // Taken out, so that no lock is held during driver calls; no other thread uses it.
         let mut window = side
             .window
             .lock()
@@ -27,8 +27,8 @@ impl Passing<'_> {
         result
     }
 
-    /// Takes a place in the window, or says in how many nanoseconds there may be one.
-    pub(super) fn take_place(
+    /// Admits a submission; if there is no room, returns the nanoseconds until there may be.
+    pub(super) fn take_room(
         &self,
         control: &ControlDevice,
         usage: &UsageDevice,
@@ -36,46 +36,47 @@ impl Passing<'_> {
     ) -> Option<u64> {
         let window = window(control);
         let captures = &self.process.contexts.captures;
-        self.with_window(|places| {
-            // A mark could end up in somebody's graph; who captures does not keep a device busy for long.
+        self.with_window(|queue| {
+            // A marker could become part of a graph. A capturing program does not keep a device busy for
+            // long.
             if captures.is_any() {
                 return None;
             }
             let context = self.process.contexts.numbered(self.bound.context());
             let now = sys::now();
-            let place = if self.credit {
-                Place::Free
+            let admission = if self.credit {
+                Admission::Room
             } else {
-                places.place(context.as_ref(), self.what, stream, window, now)
+                queue.admission(context.as_ref(), self.what, stream, window, now)
             };
-            match place {
-                Place::Taken(nanoseconds) => Some(nanoseconds),
-                Place::Free => {
-                    let cost = places.submit(self.what, stream, now);
+            match admission {
+                Admission::Later(nanoseconds) => Some(nanoseconds),
+                Admission::Room => {
+                    let cost = queue.submit(self.what, stream, now);
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
-                    // Each thread sees what it has queued itself; theirs run beside each other.
-                    usage.queued_until.store(now + places.likely(now), Relaxed);
+                    // Each thread knows its own queue only; the queues of several run at the same time.
+                    usage.queued_until.store(now + queue.likely(now), Relaxed);
                     None
                 }
             }
         })
     }
 
-    /// In how many nanoseconds something ends of what the thread has queued: how long the like of it takes is learnt by
-    /// looking then. Others have the device meanwhile.
+    /// Returns the nanoseconds until a queued submission of the thread ends: polling then teaches its cost.
+    /// Another process has the device meanwhile.
     pub(super) fn next_end(&self, control: &ControlDevice, stream: usize) -> Option<u64> {
         if self.process.contexts.captures.is_any() {
             return None;
         }
         let context = self.process.contexts.numbered(self.bound.context());
-        self.with_window(|places| {
+        self.with_window(|queue| {
             let now = sys::now();
-            places.disturb(window(control), now);
-            places.next_end(context.as_ref(), stream, now)
+            queue.disturb(window(control), now);
+            queue.next_end(context.as_ref(), stream, now)
         })
     }
 
-    pub(super) fn wait_for_place(
+    pub(super) fn wait_for_room(
         &mut self,
         control: &ControlDevice,
         usage: &UsageDevice,
@@ -85,17 +86,17 @@ impl Passing<'_> {
         let word = control.gate.load(Relaxed);
         let began = sys::now();
         let window = window(control);
-        let (longest, tried) = self.with_window(|places| (places.longest(), places.tried()));
-        let patience = place_patience(window, longest, told(control) << tried.min(MOST_TIMEOUTS));
+        let (longest, tried) = self.with_window(|queue| (queue.longest(), queue.tried()));
+        let patience = room_patience(window, longest, told(control) << tried.min(MOST_TIMEOUTS));
         let before = self.waited;
         let _waiting = Waiting::new(usage, &usage.nr_throttled, &usage.throttled_usec, began);
         let captures = &self.process.contexts.captures;
-        // Who is to wait for something else now is told by `enter`.
+        // On a change of the gate, `enter` decides what to wait for.
         while control.gate.load(Relaxed) == word && !process::is_exiting() && !captures.is_any() {
             self.waited = before + sys::now().saturating_sub(began);
             if self.waited >= patience {
                 self.credit = true;
-                self.with_window(|places| places.try_more());
+                self.with_window(|queue| queue.try_more());
                 usage.gate_timeouts.fetch_add(1, Relaxed);
                 return;
             }
@@ -103,35 +104,36 @@ impl Passing<'_> {
             doze(&control.gate, word, Duration::from_nanos(nap));
             let is_disturbed = [word, control.gate.load(Relaxed)].contains(&(Gate::Throttled as u32));
             let context = self.process.contexts.numbered(self.bound.context());
-            let place = self.with_window(|places| {
+            let admission = self.with_window(|queue| {
                 let now = sys::now();
                 if is_disturbed {
-                    places.disturb(window, now);
+                    queue.disturb(window, now);
                 }
-                places.place(context.as_ref(), self.what, stream, window, now)
+                queue.admission(context.as_ref(), self.what, stream, window, now)
             });
-            match place {
-                Place::Free => return,
-                Place::Taken(left) => nanoseconds = left,
+            match admission {
+                Admission::Room => return,
+                Admission::Later(left) => nanoseconds = left,
             }
         }
         self.waited = before + sys::now().saturating_sub(began);
     }
 }
 
-/// Nanoseconds of work that may be queued.
+/// Returns the GPU time that may be queued, nanoseconds.
 pub(super) fn window(control: &ControlDevice) -> u64 {
     (u64::from(control.window_usec.load(Relaxed)) * 1000).max(LEAST_WINDOW)
 }
 
-/// Nanoseconds after which who waits lets a batch through, whatever the daemon says.
+/// Returns the patience that the daemon asks for, nanoseconds: after it, a waiting thread lets a batch
+/// through.
 pub(super) fn told(control: &ControlDevice) -> u64 {
     (u64::from(control.patience_usec.load(Relaxed)) * 1000).max(PATIENCE)
 }
 
-/// For how long a place is waited for, nanoseconds: twice as long as the longest submission took, for what takes longer may
-/// be waiting for something. That one may have, too, so no longer than `told`.
-fn place_patience(window: u64, longest: u64, told: u64) -> u64 {
+/// Returns how long to wait for room, nanoseconds: twice the longest submission, because one that takes
+/// longer may be waiting for something. The longest may have waited too, so the limit is `told`.
+fn room_patience(window: u64, longest: u64, told: u64) -> u64 {
     let longest = longest.saturating_mul(2).min(told);
     (2 * window).max(PATIENCE).max(longest)
 }
@@ -159,20 +161,20 @@ mod tests {
         }
     }
 
-    /// By this the daemon divides time in which others had work too.
+    /// The daemon divides time in which several processes have work by this GPU time.
     #[test]
-    fn what_takes_a_place_is_said_in_gpu_time() {
+    fn admission_publishes_gpu_time() {
         let process = Process::of_test(NO_LIMIT);
         let passing = passing(process);
         let (control, usage) = blocks(process, passing.bound).unwrap();
         let began = sys::now();
-        assert_eq!(passing.take_place(control, usage, 1), None);
+        assert_eq!(passing.take_room(control, usage, 1), None);
         assert!(usage.submitted_nsec.load(Relaxed) > 0);
         assert!(usage.queued_until.load(Relaxed) > began);
     }
 
     #[test]
-    fn what_was_waited_for_a_place_counts_when_the_gate_changes_meanwhile() {
+    fn wait_for_room_counts_across_gate_changes() {
         const SECOND: u64 = 1_000_000_000;
         let process = Process::of_test(NO_LIMIT);
         let (daemons, file) = block::of_daemon();
@@ -182,7 +184,7 @@ mod tests {
         let mut passing = passing(process);
         let (control, usage) = blocks(process, passing.bound).unwrap();
         daemons.window_usec.store(1_000_000, Relaxed);
-        while passing.take_place(control, usage, 1).is_none() {}
+        while passing.take_room(control, usage, 1).is_none() {}
         passing.waited = SECOND;
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -191,28 +193,28 @@ mod tests {
                 }
                 daemons.gate.store(Gate::Throttled as u32, Relaxed);
             });
-            passing.wait_for_place(control, usage, 1, SECOND);
+            passing.wait_for_room(control, usage, 1, SECOND);
         });
         assert!(!passing.credit && passing.waited > SECOND);
         passing.waited = 2 * SECOND;
-        passing.wait_for_place(control, usage, 1, SECOND);
-        assert!(passing.credit, "that was its patience");
+        passing.wait_for_room(control, usage, 1, SECOND);
+        assert!(passing.credit, "its patience has ended");
         assert_eq!(usage.gate_timeouts.load(Relaxed), 1);
     }
 
     #[test]
-    fn a_place_is_waited_for_twice_as_long_as_the_longest_takes_but_no_longer_than_is_told() {
+    fn patience_is_twice_the_longest_up_to_the_daemons() {
         const MSEC: u64 = 1_000_000;
         for (window, longest, patience) in [
             (MSEC / 2, 0, PATIENCE),
             (20 * MSEC, 0, 40 * MSEC),
             (MSEC / 2, 10 * MSEC, 20 * MSEC),
-            // It has waited for a flag, more likely than not.
+            // It has probably waited for a flag.
             (MSEC / 2, 4000 * MSEC, 250 * MSEC),
             (MSEC / 2, u64::MAX, 250 * MSEC),
         ] {
             assert_eq!(
-                place_patience(window, longest, 250 * MSEC),
+                room_patience(window, longest, 250 * MSEC),
                 patience,
                 "{window} {longest}"
             );
