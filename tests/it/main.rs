@@ -25,6 +25,8 @@ mod deadlock;
 #[cfg(test)]
 mod delegation;
 #[cfg(test)]
+mod descriptors;
+#[cfg(test)]
 mod docs;
 #[cfg(test)]
 mod driver;

@@ -99,7 +99,7 @@ pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
 
 /// Lets the helper have submissions take the short way again.
 fn is_over(process: &Process) {
-    process.line.as_ref().inspect(|line| line.wake());
+    process.line.wake();
 }
 
 /// `cuStreamEndCapture`: the capture is over, also if it was not valid; not, if another thread had to end it.

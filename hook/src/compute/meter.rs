@@ -84,7 +84,7 @@ impl Meter {
         if has_begun {
             // First of all: somebody else may have to make room.
             ring_if_wanted(process, bound.index());
-            process.line.as_ref().inspect(|line| line.wake());
+            process.line.wake();
         }
     }
 

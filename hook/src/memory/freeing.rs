@@ -34,7 +34,7 @@ impl Freeing {
         if count.is_multiple_of(MANY) {
             self.settle(process, None);
         }
-        process.line.as_ref().inspect(|line| line.wake());
+        process.line.wake();
     }
 
     /// Takes off what is freed by now: what that stream had to free, and others that have come so far. Whether any was.
