@@ -4,7 +4,7 @@
 //! and counters stay good. Knows no socket: `client` brings the daemon's control block.
 
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::map::{self, CONTROL_SIZE, USAGE_SIZE};
@@ -26,7 +26,8 @@ pub(crate) enum NotOurs {
 #[derive(Debug)]
 pub(crate) struct Blocks {
     usage: Mapping,
-    /// None where memory files are refused: then no daemon can see our usage, but the limits still hold.
+    /// `None` where there was no descriptor for it, or memory files are refused: until there is one, no daemon can see our usage,
+    /// but the limits still hold.
     usage_file: Mutex<Option<Descriptor>>,
     control: Mapping,
 }
@@ -38,9 +39,15 @@ impl Blocks {
         let usage_file = match shared_usage() {
             Ok((shared, file)) => {
                 shared.replace(&usage)?;
-                Some(Descriptor::new(file)?)
+                Descriptor::new(file).ok()
             }
-            Err(_) => None,
+            Err(_) => {
+                // Shared, so that a file can take its place once one can be had: see `refile`.
+                let shared = Mapping::shared_anonymous(USAGE_SIZE)?;
+                shared.keep_from_children()?;
+                shared.replace(&usage)?;
+                None
+            }
         };
         let control = Mapping::anonymous(CONTROL_SIZE)?;
         let blocks = Self {
@@ -80,20 +87,23 @@ impl Blocks {
         unsafe { map::control(self.control.address()) }
     }
 
-    /// Lends the usage block's file, if it has one.
-    pub(crate) fn with_usage_file<T>(&self, body: impl FnOnce(RawFd) -> T) -> Option<T> {
+    /// Lends the usage block's file, which is made anew where there is none or the program closed it.
+    ///
+    /// # Errors
+    /// There is none, and none can be made.
+    pub(crate) fn with_usage_file<T>(&self, body: impl FnOnce(RawFd) -> T) -> io::Result<T> {
         let mut file = self.usage_file.lock();
-        let fd = match file.as_ref()?.get() {
+        let fd = match file.as_ref().and_then(Descriptor::get) {
             Some(fd) => fd,
             // The program closed what it thought nobody's. The block itself is still mapped.
             None => {
-                let new = Descriptor::new(self.refile().ok()?).ok()?;
-                let fd = new.get()?;
+                let new = Descriptor::new(self.refile()?)?;
+                let fd = new.get().ok_or(io::ErrorKind::NotFound)?;
                 *file = Some(new);
                 fd
             }
         };
-        Some(body(fd))
+        Ok(body(fd))
     }
 
     /// Puts a new file under the usage block, while other threads count in it.
@@ -101,8 +111,8 @@ impl Blocks {
     /// Every word that changes is a sum or behaves as one, so what was added between the copy and the exchange can be added after. It
     /// is seen through a second mapping of the old file, see mremap(2), old size 0.
     fn refile(&self) -> io::Result<OwnedFd> {
-        let old = self.usage.again()?;
         let (new, file) = shared_usage()?;
+        let old = self.usage.again()?;
         let copied: Vec<u64> = words(&old).iter().map(|word| word.load(Relaxed)).collect();
         for (to, value) in words(&new).iter().zip(&copied) {
             to.store(*value, Relaxed);
@@ -135,7 +145,7 @@ impl Blocks {
     }
 
     /// Has the daemon's control block take the place of what governed before.
-    pub(crate) fn adopt(&self, file: &OwnedFd) -> Result<(), NotOurs> {
+    pub(crate) fn adopt(&self, file: &impl AsRawFd) -> Result<(), NotOurs> {
         if !descriptor::has_fixed_size(file, CONTROL_SIZE) {
             return Err(NotOurs::Kind);
         }
@@ -233,7 +243,7 @@ mod tests {
                 .iter()
                 .all(|d| d.gate.load(Relaxed) == Gate::Run as u32)
         );
-        assert_eq!(blocks.with_usage_file(|fd| fd >= 3), Some(true));
+        assert!(blocks.with_usage_file(|fd| fd >= 3).unwrap());
     }
 
     #[test]
@@ -248,7 +258,7 @@ mod tests {
             });
             while !counting.is_finished() {
                 blocks.usage_file.lock().as_ref().unwrap().close();
-                assert!(blocks.with_usage_file(|_| ()).is_some());
+                blocks.with_usage_file(|_| ()).unwrap();
             }
         });
         assert_eq!(count.load(Relaxed), 200_000);
@@ -262,8 +272,8 @@ mod tests {
                 .load(Relaxed)
         });
         assert_eq!(
-            seen,
-            Some(200_000),
+            seen.unwrap(),
+            200_000,
             "the daemon is sent the file that is counted in"
         );
     }
@@ -276,7 +286,7 @@ mod tests {
         device.memory_granted.store(100, Relaxed);
         let refile = || {
             blocks.usage_file.lock().as_ref().unwrap().close();
-            assert!(blocks.with_usage_file(|_| ()).is_some());
+            blocks.with_usage_file(|_| ()).unwrap();
         };
         refile();
         assert_eq!(device.memory_granted.load(Relaxed), 30);

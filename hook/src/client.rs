@@ -5,14 +5,14 @@
 use std::ffi::OsStr;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::VERSION;
 use gcgroup_abi::message::{self, Hello, MAX_LENGTH, Tag, Welcome};
 
-use crate::descriptor::Descriptor;
+use crate::descriptor::{self, Descriptor};
 use crate::sys;
 
 /// Why there is no daemon for this process.
@@ -22,6 +22,8 @@ pub(crate) enum Refusal {
     Absent,
     /// A daemon listens, and has ended the connection or not answered in time.
     Unanswered,
+    /// The program has used up its descriptors.
+    NoDescriptor,
     /// It means something else by its blocks.
     Version(u32),
     /// The daemon does not admit this process, for this errno.
@@ -49,37 +51,47 @@ impl Refusal {
 
 /// Of a connection that a daemon has taken.
 impl From<io::Error> for Refusal {
-    fn from(_: io::Error) -> Self {
-        Self::Unanswered
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => Self::NoDescriptor,
+            _ => Self::Unanswered,
+        }
     }
 }
 
 /// Introduces the process; returns the connection and the control block's file.
+///
+/// The program may close the connection at any time, and open a file of its own under the number: then the answer is
+/// [`Refusal::Absent`].
 pub(crate) fn register(
     path: &OsStr,
     hello: &Hello,
     usage: RawFd,
     patience: Duration,
-) -> Result<(Descriptor, OwnedFd), Refusal> {
+) -> Result<(Descriptor, Descriptor), Refusal> {
     let deadline = Instant::now() + patience;
-    let socket = connect(path, patience).map_err(|_| Refusal::Absent)?;
-    send_with_file(&socket, &hello.to_bytes(), usage)?;
+    let socket = connect(path, patience).map_err(|error| match error.into() {
+        Refusal::NoDescriptor => Refusal::NoDescriptor,
+        _ => Refusal::Absent,
+    })?;
+    let fd = || socket.get().ok_or(Refusal::Unanswered);
+    send_with_file(fd()?, &hello.to_bytes(), usage)?;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Refusal::Unanswered);
         }
-        if sys::poll([Some(socket.as_raw_fd())], Some(left)) == [false] {
+        if sys::poll([Some(fd()?)], Some(left)) == [false] {
             continue;
         }
-        match receive(socket.as_raw_fd())? {
-            Some(packet) => return welcomed(socket, packet),
-            None => continue,
+        let fd = fd()?;
+        if let Some(packet) = descriptor::with_room(|| receive(fd))? {
+            return welcomed(socket, packet);
         }
     }
 }
 
-fn welcomed(socket: OwnedFd, packet: Packet) -> Result<(Descriptor, OwnedFd), Refusal> {
+fn welcomed(socket: Descriptor, packet: Packet) -> Result<(Descriptor, Descriptor), Refusal> {
     let welcome = Welcome::from_bytes(packet.bytes()).map_err(|_| Refusal::Unanswered)?;
     if welcome.abi != VERSION {
         return Err(Refusal::Version(welcome.abi));
@@ -87,8 +99,11 @@ fn welcomed(socket: OwnedFd, packet: Packet) -> Result<(Descriptor, OwnedFd), Re
     if welcome.status != 0 {
         return Err(Refusal::Refused(welcome.status));
     }
-    let control = packet.file.ok_or(Refusal::Unanswered)?;
-    Ok((Descriptor::new(socket)?, control))
+    match packet.file {
+        Some(control) => Ok((socket, Descriptor::here(control)?)),
+        None if packet.is_cut => Err(Refusal::NoDescriptor),
+        None => Err(Refusal::Unanswered),
+    }
 }
 
 /// What came of looking at the connection.
@@ -114,15 +129,17 @@ pub(crate) fn listen(connection: &Descriptor) -> Heard {
     }
 }
 
-/// Has the daemon look at the usage block. If the socket is full, it has been asked already.
+/// Has the daemon look at the usage block; false if the program closed the connection. If the socket is full, it has been
+/// asked already.
 ///
 /// Any thread of the program may come here, at no cost: send(2) of the C library would be a cancellation point.
-pub(crate) fn ring(connection: &Descriptor) {
-    let Some(fd) = connection.get() else { return };
+pub(crate) fn ring(connection: &Descriptor) -> bool {
+    let Some(fd) = connection.get() else { return false };
     let packet = message::bare(Tag::Doorbell);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the packet outlives the call; no address.
     unsafe { libc::syscall(libc::SYS_sendto, fd, packet.as_ptr(), packet.len(), flags, 0, 0) };
+    true
 }
 
 /// A type's size as socket calls want it.
@@ -135,14 +152,16 @@ const fn length<T>() -> libc::socklen_t {
 #[expect(clippy::cast_possible_truncation, reason = "one")]
 const AF_UNIX: libc::sa_family_t = libc::AF_UNIX as libc::sa_family_t;
 
-fn connect(path: &OsStr, patience: Duration) -> io::Result<OwnedFd> {
+fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: numbers only.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    let fd = descriptor::with_room(|| unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: just made, and nobody else's.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let socket = Descriptor::new(unsafe { OwnedFd::from_raw_fd(fd) })?;
+    let fd = socket.get().ok_or(io::ErrorKind::NotConnected)?;
     let mut address = libc::sockaddr_un {
         sun_family: AF_UNIX,
         sun_path: [0; 108],
@@ -183,7 +202,7 @@ const _: () = {
     assert!(unsafe { libc::CMSG_SPACE(length::<RawFd>()) } as usize <= size_of::<Ancillary>());
 };
 
-fn send_with_file(socket: &OwnedFd, bytes: &[u8], file: RawFd) -> io::Result<()> {
+fn send_with_file(socket: RawFd, bytes: &[u8], file: RawFd) -> io::Result<()> {
     let mut ancillary: Ancillary = [0; 4];
     let mut part = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
@@ -198,7 +217,7 @@ fn send_with_file(socket: &OwnedFd, bytes: &[u8], file: RawFd) -> io::Result<()>
         (*message).cmsg_type = libc::SCM_RIGHTS;
         (*message).cmsg_len = libc::CMSG_LEN(length::<RawFd>()) as usize;
         libc::CMSG_DATA(message).cast::<RawFd>().write_unaligned(file);
-        libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
+        libc::sendmsg(socket, &raw const header, libc::MSG_NOSIGNAL)
     };
     if sent == bytes.len().cast_signed() {
         Ok(())
@@ -211,6 +230,8 @@ struct Packet {
     buffer: [u8; MAX_LENGTH],
     length: usize,
     file: Option<OwnedFd>,
+    /// Whether the kernel had no room for all that came with it.
+    is_cut: bool,
 }
 
 impl Packet {
@@ -226,6 +247,7 @@ fn receive(socket: RawFd) -> io::Result<Option<Packet>> {
         buffer: [0; MAX_LENGTH],
         length: 0,
         file: None,
+        is_cut: false,
     };
     let mut ancillary: Ancillary = [0; 4];
     let mut part = libc::iovec {
@@ -244,6 +266,7 @@ fn receive(socket: RawFd) -> io::Result<Option<Packet>> {
         };
     };
     packet.length = length;
+    packet.is_cut = header.msg_flags & libc::MSG_CTRUNC != 0;
     // SAFETY: the kernel filled in the header and `ancillary`; a null pointer means no message.
     let message = unsafe { libc::CMSG_FIRSTHDR(&raw const header).as_ref() };
     if let Some(message) =
@@ -268,8 +291,9 @@ fn header(part: &mut libc::iovec, ancillary: &mut Ancillary) -> libc::msghdr {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
-    use crate::descriptor;
     use gcgroup_abi::map::{CONTROL_SIZE, USAGE_SIZE};
 
     /// Two ends of a connection such as the daemon's.
@@ -316,7 +340,7 @@ mod tests {
         let (ours, theirs) = pair();
         let file = descriptor::sealed_file(c"control", CONTROL_SIZE).unwrap();
         send_with_file(
-            &theirs,
+            theirs.as_raw_fd(),
             &Welcome {
                 abi: VERSION,
                 status: 0,
@@ -358,15 +382,16 @@ mod tests {
                 "Unanswered".to_owned(),
             ),
         ] {
-            let (_ours, theirs) = pair();
+            let (ours, _theirs) = pair();
             let mut buffer = [0; MAX_LENGTH];
             buffer[..Welcome::LENGTH].copy_from_slice(&welcome.to_bytes());
             let answer = welcomed(
-                theirs,
+                ours,
                 Packet {
                     buffer,
                     length: Welcome::LENGTH,
                     file: None,
+                    is_cut: false,
                 },
             );
             assert_eq!(format!("{:?}", answer.unwrap_err()), want);

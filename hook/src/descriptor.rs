@@ -3,13 +3,17 @@
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::ptr::null;
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
 
 use parking_lot::Mutex;
 
 /// A new memory file of exactly `size` bytes that nobody can resize any more. See memfd_create(2).
 pub(crate) fn sealed_file(name: &CStr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: a C string, which the kernel copies.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    let fd = with_room(|| unsafe {
+        libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    });
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -50,6 +54,21 @@ fn status(fd: RawFd) -> Option<(u64, u64, usize)> {
     Some((stat.st_dev, stat.st_ino, usize::try_from(stat.st_size).ok()?))
 }
 
+/// What tells one file from another: device and inode.
+pub(crate) type Identity = (u64, u64);
+
+/// The program's root directory.
+pub(crate) fn root() -> Option<Identity> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a C string, and room for what stat(2) writes.
+    if unsafe { libc::stat(c"/".as_ptr(), stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: filled in, since the call succeeded.
+    let stat = unsafe { stat.assume_init() };
+    Some((stat.st_dev, stat.st_ino))
+}
+
 /// A descriptor in a program that may close it behind our back, and open something of its own under the number.
 /// It is asked who it is before every use, and closed only if it still is.
 #[derive(Debug)]
@@ -62,10 +81,14 @@ pub(crate) struct Descriptor {
 impl Descriptor {
     /// Takes the descriptor over, to a high number: some programs count on the low ones.
     pub(crate) fn new(file: OwnedFd) -> io::Result<Self> {
-        let high = raise(&file).unwrap_or(file);
-        let (device, inode, _) = status(high.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
+        Self::here(raise(&file).unwrap_or(file))
+    }
+
+    /// Takes the descriptor over, and leaves its number: for one that is closed soon.
+    pub(crate) fn here(file: OwnedFd) -> io::Result<Self> {
+        let (device, inode, _) = status(file.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
         Ok(Self {
-            fd: high.into_raw_fd(),
+            fd: file.into_raw_fd(),
             device,
             inode,
         })
@@ -100,21 +123,111 @@ impl Drop for Descriptor {
     }
 }
 
-/// A duplicate among the last of the numbers that the program may use, but below what select(2) can take.
+/// A soft limit of descriptors up to which the program is left all of its numbers.
+const SMALL: u64 = 128;
+/// By how many numbers the soft limit is raised while the hook opens descriptors.
+const EXTRA: u64 = 16;
+
+/// A duplicate among the last of the numbers that the program may use, but below what select(2) can take; or beyond those that
+/// the program may use, where they are few.
 fn raise(file: &OwnedFd) -> Option<OwnedFd> {
-    let mut limit = libc::rlimit {
+    let limit = change_limit(None)?;
+    let is_small = limit.rlim_cur <= SMALL;
+    let least = if is_small {
+        limit.rlim_cur
+    } else {
+        limit.rlim_cur.min(1024) - 64
+    };
+    let least = c_int::try_from(least).ok()?;
+    // SAFETY: duplicates a descriptor of ours.
+    let duplicate = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
+    let fd = if is_small {
+        with_raised_limit(duplicate)
+    } else {
+        duplicate()
+    };
+    // SAFETY: just made, and nobody else's.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Runs `open`, which opens descriptors. If the program has used up its own, the soft `RLIMIT_NOFILE` is higher meanwhile, as
+/// far as the hard one allows.
+pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
+    if is_any_free() {
+        open()
+    } else {
+        with_raised_limit(open)
+    }
+}
+
+/// Whether the program may open another descriptor.
+fn is_any_free() -> bool {
+    // SAFETY: a socket that is closed at once; numbers only.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        fd >= 0 && libc::close(fd) == 0
+    }
+}
+
+/// The soft limit before it was raised; 0 while it is not.
+static LIMIT_BEFORE: AtomicU64 = AtomicU64::new(0);
+
+/// Runs `body` with the soft `RLIMIT_NOFILE` raised by [`EXTRA`], if the hard one allows it and no other thread does so now.
+fn with_raised_limit<T>(body: impl FnOnce() -> T) -> T {
+    struct Raised(libc::rlimit);
+    impl Drop for Raised {
+        fn drop(&mut self) {
+            restore_limit(self.0);
+        }
+    }
+    let Some(before) = change_limit(None) else {
+        return body();
+    };
+    let raised = libc::rlimit {
+        rlim_cur: before.rlim_cur.saturating_add(EXTRA).min(before.rlim_max),
+        rlim_max: before.rlim_max,
+    };
+    let is_mine = raised.rlim_cur > before.rlim_cur
+        && LIMIT_BEFORE
+            .compare_exchange(0, before.rlim_cur, AcqRel, Relaxed)
+            .is_ok();
+    if !is_mine {
+        return body();
+    }
+    change_limit(Some(raised));
+    let _raised = Raised(raised);
+    body()
+}
+
+/// Takes back what [`with_raised_limit`] has changed, unless the program has set a limit of its own meanwhile.
+fn restore_limit(raised: libc::rlimit) {
+    let rlim_cur = LIMIT_BEFORE.load(Relaxed);
+    let found = change_limit(Some(libc::rlimit { rlim_cur, ..raised }));
+    if let Some(theirs) = found.filter(|found| found.rlim_cur != raised.rlim_cur) {
+        change_limit(Some(theirs));
+    }
+    LIMIT_BEFORE.store(0, Release);
+}
+
+/// In a forked child: another thread of its parent may have raised the limit. Async-signal-safe.
+pub(crate) fn restore_limit_in_child() {
+    if LIMIT_BEFORE.load(Relaxed) != 0
+        && let Some(raised) = change_limit(None)
+    {
+        restore_limit(raised);
+    }
+}
+
+/// Returns the limit of descriptors, after which it is `new`, if that is given. See prlimit(2).
+fn change_limit(new: Option<libc::rlimit>) -> Option<libc::rlimit> {
+    let mut old = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: room for what getrlimit(2) writes.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        return None;
-    }
-    let least = c_int::try_from(limit.rlim_cur.min(1024).checked_sub(64)?).ok()?;
-    // SAFETY: duplicates a descriptor of ours.
-    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
-    // SAFETY: just made, and nobody else's.
-    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    let new = new.as_ref().map_or(null(), std::ptr::from_ref);
+    // SAFETY: null or a limit that outlives the call, and room for the one before.
+    let answer = unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, new, &raw mut old) };
+    (answer == 0).then_some(old)
 }
 
 #[cfg(test)]

@@ -8,11 +8,13 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use crate::client::{self, Heard};
+use parking_lot::Mutex;
+
+use crate::client::{self, Heard, Refusal};
 use crate::compute::drain::Drain;
 use crate::compute::progress::Progress;
 use crate::compute::watch::Watch;
-use crate::descriptor::Descriptor;
+use crate::descriptor::{self, Descriptor};
 use crate::interpose;
 use crate::memory::freeing::Settling;
 use crate::process::{self, Process};
@@ -52,32 +54,46 @@ pub(crate) fn leave_driver() {
     }
 }
 
-/// A line to the helper, on which the program's threads wake it. An eventfd would do, but those cannot be told apart.
+/// A line to the helper, on which the program's threads wake it. An eventfd would do, but those cannot be told apart. And a
+/// program that closes all of the hook's descriptors at once (closefrom(3)) wakes the helper: the far end hangs up.
 #[derive(Debug)]
 pub(crate) struct Line {
-    near: Descriptor,
-    far: Descriptor,
+    near: Mutex<Option<Descriptor>>,
+    far: Mutex<Option<Descriptor>>,
 }
 
 impl Line {
-    /// `None` where descriptors are short: the helper then looks when the daemon rings.
-    pub(crate) fn new() -> Option<Self> {
-        let [near, far] = sys::line().ok()?;
-        Some(Self {
-            near: Descriptor::new(near).ok()?,
-            far: Descriptor::new(far).ok()?,
-        })
+    pub(crate) fn new() -> Self {
+        let line = Self {
+            near: Mutex::new(None),
+            far: Mutex::new(None),
+        };
+        line.near();
+        line
+    }
+
+    /// The helper's end. Both ends are made anew if the program closed one of them; `None` where descriptors are short.
+    fn near(&self) -> Option<RawFd> {
+        let of = |end: &Mutex<Option<Descriptor>>| end.lock().as_ref().and_then(Descriptor::get);
+        if let (Some(near), Some(_)) = (of(&self.near), of(&self.far)) {
+            return Some(near);
+        }
+        let [near, far] = sys::line().ok()?.map(|end| Descriptor::new(end).ok());
+        let fd = near.as_ref()?.get()?;
+        *self.near.lock() = near;
+        *self.far.lock() = far;
+        Some(fd)
     }
 
     /// In a forked child: they are its parent's.
-    pub(crate) fn close(&self) {
-        self.near.close();
-        self.far.close();
+    pub(crate) fn close_in_child(&self) {
+        descriptor::close_in_child(&self.near);
+        descriptor::close_in_child(&self.far);
     }
 
     /// Has the helper look at what there is to do.
     pub(crate) fn wake(&self) {
-        if let Some(far) = self.far.get() {
+        if let Some(far) = self.far.lock().as_ref().and_then(Descriptor::get) {
             sys::post(far);
         }
     }
@@ -94,6 +110,8 @@ const RETRY_LOST: Duration = Duration::from_millis(500);
 const RETRY_ABSENT: Duration = Duration::from_secs(2);
 /// Where what is frozen stays frozen without a daemon, everything else goes on after so long: nobody gives turns.
 const GRACE_OF_TURNS: Duration = Duration::from_secs(5);
+/// How often a program without a free descriptor is looked at for one.
+const RETRY_DESCRIPTOR: Duration = Duration::from_millis(100);
 /// How long a daemon that listens may take to answer the helper.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -188,7 +206,12 @@ impl Helper {
 
     /// Until the daemon rings, a thread of the program's has begun work that must be watched, or `longest` has passed.
     fn sleep(&self, daemon: Option<RawFd>, longest: Option<Duration>) {
-        let line = self.process.line.as_ref().and_then(|line| line.near.get());
+        let line = self.process.line.near();
+        let longest = match line {
+            Some(_) => longest,
+            // Nobody can wake it.
+            None => Some(longest.map_or(RETRY_DESCRIPTOR, |longest| longest.min(RETRY_DESCRIPTOR))),
+        };
         if sys::poll([daemon, line], longest)[1]
             && let Some(line) = line
         {
@@ -249,10 +272,10 @@ impl Helper {
             }
             Err(refusal) => refusal,
         };
-        let seldom = if self.had_daemon || refusal.may_pass() {
-            RETRY_LOST
-        } else {
-            RETRY_ABSENT
+        let seldom = match refusal {
+            Refusal::NoDescriptor => RETRY_DESCRIPTOR,
+            refusal if self.had_daemon || refusal.may_pass() => RETRY_LOST,
+            _ => RETRY_ABSENT,
         };
         self.next_try = Instant::now() + self.retry;
         self.retry = (self.retry * 2).min(seldom);

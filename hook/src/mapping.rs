@@ -35,6 +35,15 @@ impl Mapping {
         Self::of(address, size)
     }
 
+    /// Maps zeroed, writable memory that [`again`](Self::again) can map a second time.
+    pub(crate) fn shared_anonymous(size: usize) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let address =
+            unsafe { libc::mmap(null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        Self::of(address, size)
+    }
+
     /// Maps the first `size` bytes of a file.
     pub(crate) fn shared(file: &impl AsRawFd, size: usize, writable: bool) -> io::Result<Self> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };

@@ -5,7 +5,9 @@
 //! child that fork(2) or clone(2) made finds none, since the blocks, the locks and the driver's state are its parent's.
 
 use std::io;
+#[cfg(test)]
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
@@ -57,10 +59,15 @@ pub(crate) struct Process {
     /// The helper thread's, except for whoever makes it, and for a child that closes its copy.
     pub(crate) connection: Mutex<Option<Descriptor>>,
     /// On which the helper is woken.
-    pub(crate) line: Option<Line>,
+    pub(crate) line: Line,
+    /// The root directory when the process was made.
+    root: Option<descriptor::Identity>,
     /// Whether a daemon ever accepted this process.
     is_governed: AtomicBool,
     has_complained: AtomicBool,
+    /// Whether the last attempt to register failed for want of a descriptor.
+    lacks_descriptor: AtomicBool,
+    has_lost_root: AtomicBool,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
@@ -203,7 +210,8 @@ unsafe extern "C" fn in_child() {
     if let Some(process) = unsafe { PROCESS.load(Relaxed).as_ref() } {
         process.blocks.close_file();
         descriptor::close_in_child(&process.connection);
-        process.line.as_ref().inspect(|line| line.close());
+        process.line.close_in_child();
+        descriptor::restore_limit_in_child();
     }
     helper::forget();
     STARTING.store(IDLE, Relaxed);
@@ -244,8 +252,11 @@ impl Process {
             meters: [const { Meter::new() }; MAX_DEVICES],
             connection: Mutex::new(None),
             line: Line::new(),
+            root: descriptor::root(),
             is_governed: AtomicBool::new(false),
             has_complained: AtomicBool::new(false),
+            lacks_descriptor: AtomicBool::new(false),
+            has_lost_root: AtomicBool::new(false),
         })
     }
 
@@ -289,6 +300,7 @@ impl Process {
         let socket = self.wishes.socket.to_string_lossy();
         let reason = match (refusal, self.wishes.hello.group.as_str()) {
             (Refusal::Absent | Refusal::Unanswered, _) => format!("no daemon answers at {socket}"),
+            (Refusal::NoDescriptor, _) => "no file descriptor is free".to_owned(),
             (Refusal::Version(theirs), _) => format!("the daemon speaks version {theirs}"),
             (refusal, Some(group)) if refusal.is_for_permission() => {
                 format!("the daemon does not admit this process to group {group}")
@@ -306,29 +318,34 @@ impl Process {
         self.keep_usage();
         // If the block must have another file, a thread could take what it keeps from both.
         let levels = &self.memory.levels;
-        levels.while_closed(self.usage(), || self.blocks.with_usage_file(drop));
+        let usage = levels.while_closed(self.usage(), || self.blocks.with_usage_file(drop));
         // Once it has begun in its group, somebody may have moved it elsewhere.
         let hello = Hello {
             insists: (self.wishes.required && !self.is_governed.load(Relaxed)).into(),
             ..self.wishes.hello
         };
-        let answer = self
-            .blocks
-            .with_usage_file(|usage| client::register(&self.wishes.socket, &hello, usage, patience));
-        let answer = answer.unwrap_or(Err(Refusal::Absent));
+        let answer = usage
+            .and_then(|()| {
+                self.blocks
+                    .with_usage_file(|usage| client::register(&self.wishes.socket, &hello, usage, patience))
+            })
+            .unwrap_or_else(|error| Err(error.into()));
         let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
-        if let Err(Refusal::Version(theirs)) = answer {
-            self.complain_of(theirs);
-        }
+        self.complain_of(answer.as_ref().err());
         answer
     }
 
     /// Has the daemon look at the usage block. The lock is never held for longer than a packet takes.
     pub(crate) fn ring(&self) {
-        self.connection
-            .lock()
+        let connection = self.connection.lock();
+        let is_lost = connection
             .as_ref()
-            .inspect(|connection| client::ring(connection));
+            .is_some_and(|connection| !client::ring(connection));
+        drop(connection);
+        if is_lost {
+            // The program closed the connection: the helper makes another.
+            self.line.wake();
+        }
     }
 
     /// What the last daemon charged and measured, the next goes on from.
@@ -343,8 +360,9 @@ impl Process {
         }
     }
 
-    fn govern(&self, connection: Descriptor, control: &OwnedFd) -> Result<Descriptor, Refusal> {
-        self.blocks.adopt(control).map_err(|not_ours| match not_ours {
+    fn govern(&self, connection: Descriptor, control: &Descriptor) -> Result<Descriptor, Refusal> {
+        let control = control.get().ok_or(Refusal::Absent)?;
+        self.blocks.adopt(&control).map_err(|not_ours| match not_ours {
             NotOurs::Version(theirs) => Refusal::Version(theirs),
             NotOurs::Kind => Refusal::Unanswered,
         })?;
@@ -376,12 +394,31 @@ impl Process {
         let _ = self.blocks.open_gates(keep_frozen);
     }
 
-    fn complain_of(&self, theirs: u32) {
-        if !self.has_complained.swap(true, Relaxed) {
-            let ours = gcgroup_abi::VERSION;
-            sys::complain(&format!(
-                "the daemon speaks version {theirs}, this hook {ours}: not governed"
-            ));
+    /// Says on standard error why the process is not governed, once for each reason, where a daemon can be expected.
+    fn complain_of(&self, refusal: Option<&Refusal>) {
+        let lacks_descriptor = matches!(refusal, Some(Refusal::NoDescriptor));
+        let lacked_descriptor = self.lacks_descriptor.swap(lacks_descriptor, Relaxed);
+        let socket = self.wishes.socket.to_string_lossy();
+        match refusal {
+            Some(Refusal::Version(theirs)) if !self.has_complained.swap(true, Relaxed) => {
+                let ours = gcgroup_abi::VERSION;
+                sys::complain(&format!(
+                    "the daemon speaks version {theirs}, this hook {ours}: not governed"
+                ));
+            }
+            Some(Refusal::NoDescriptor) if !lacked_descriptor && Path::new(&self.wishes.socket).exists() => {
+                sys::complain("no file descriptor is free: not governed until one is");
+            }
+            Some(Refusal::Absent)
+                if self.is_governed.load(Relaxed)
+                    && descriptor::root() != self.root
+                    && !self.has_lost_root.swap(true, Relaxed) =>
+            {
+                sys::complain(&format!(
+                    "no daemon answers at {socket} in the program's new root directory: the last limits hold"
+                ));
+            }
+            _ => {}
         }
     }
 }

@@ -9,6 +9,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::descriptor;
 use crate::mapping::{Mapping, PAGE};
 
 /// The calling thread's id.
@@ -57,12 +58,13 @@ pub(crate) fn sleep_precisely() {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000, 0, 0, 0) };
 }
 
-/// Two ends of a line on which [`post`] can be heard by [`poll`].
+/// Two ends of a line on which [`post`] can be heard by [`poll`], and the end of one by the other.
 pub(crate) fn line() -> io::Result<[OwnedFd; 2]> {
-    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let mut ends = [-1; 2];
     // SAFETY: room for two descriptors.
-    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
+    let make = || unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) };
+    if descriptor::with_room(make) != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: just made, and nobody else's.
@@ -138,8 +140,16 @@ pub(crate) fn poll<const N: usize>(descriptors: [Option<RawFd>; N], longest: Opt
     let timeout = timeout.as_ref().map_or(null(), std::ptr::from_ref);
     // SAFETY: N entries, and a timeout or none, that outlive the call.
     let ready = unsafe { libc::ppoll(entries.as_mut_ptr(), N as libc::nfds_t, timeout, null()) };
+    if ready < 0 && io::Error::last_os_error().kind() == io::ErrorKind::InvalidInput {
+        // More entries than RLIMIT_NOFILE allows: a program can set that to 0.
+        std::thread::sleep(longest.unwrap_or(UNPOLLED).min(UNPOLLED));
+        return descriptors.map(|fd| fd.is_some());
+    }
     entries.map(|entry| ready > 0 && entry.revents != 0)
 }
+
+/// How often descriptors are looked at that cannot be polled.
+const UNPOLLED: Duration = Duration::from_millis(10);
 
 const MEMBARRIER_CMD_GLOBAL: c_int = 1;
 const MEMBARRIER_CMD_PRIVATE_EXPEDITED: c_int = 8;

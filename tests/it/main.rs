@@ -25,6 +25,8 @@ mod deadlock;
 #[cfg(test)]
 mod delegation;
 #[cfg(test)]
+mod descriptors;
+#[cfg(test)]
 mod disk;
 #[cfg(test)]
 mod docs;

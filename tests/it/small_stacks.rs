@@ -53,7 +53,7 @@ fn program() -> PathBuf {
 }
 
 /// A directory with a driver that needs next to no stack.
-fn small_driver() -> TempDir {
+pub fn small_driver() -> TempDir {
     let library = c_program(
         "small_driver.c",
         &["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"],

@@ -15,10 +15,19 @@
  *   gpu INDEX            use that device from now on                       -> ok | error CODE
  *   fork                 the child answers the rest of the lines           -> parent PID / child
  *   vandal fork|clone [files]  a child, which is another user, does what vandal.h says -> FAULTS FILES STATUS
+ *   closefrom FD         closes all descriptors from that on               -> ok | error ERRNO
+ *   over FD FILE         has the number name that file, which it makes     -> ok | error ERRNO
+ *   fill FREE            opens files until no more than that many can be   -> COUNT
+ *   unfill COUNT         closes the last of those                          -> ok
+ *   chroot DIRECTORY                                                       -> ok | error ERRNO
  *   exec                 replace this program by itself                    -> (a new banner)
  *   quit                 leave without freeing anything
+ *
+ * With an argument, `fill` with that number comes before everything else.
  */
 #define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -27,6 +36,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "fill.h"
 #include "spin.h"
 #include "vandal.h"
 
@@ -288,7 +298,8 @@ int main(int argc, char **argv)
     unsigned long long a, b;
     size_t free_bytes, total, pitch;
     CUdeviceptr pointer;
-    (void)argc;
+    if (argc > 1)
+        fill(atoi(argv[1]));
     setvbuf(stdout, NULL, _IOLBF, 0);
     CUresult status = cuInit(0);
     if (!status)
@@ -356,6 +367,21 @@ int main(int argc, char **argv)
                 printf("%d %d %d\n", said.faults, said.files, said.status);
             else
                 printf("the child failed\n");
+        } else if (sscanf(line, "closefrom %llu", &a) == 1) {
+            answer(syscall(SYS_close_range, (unsigned)a, ~0U, 0) ? errno : 0);
+        } else if (sscanf(line, "over %llu %127s", &a, name) == 2) {
+            int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+            int failed = file < 0 || dup2(file, (int)a) < 0 ? errno : 0;
+            if (file >= 0)
+                close(file);
+            answer(failed);
+        } else if (sscanf(line, "fill %llu", &a) == 1) {
+            printf("%d\n", fill((int)a));
+        } else if (sscanf(line, "unfill %llu", &a) == 1) {
+            unfill((int)a);
+            answer(0);
+        } else if (sscanf(line, "chroot %127s", name) == 1) {
+            answer(chroot(name) ? errno : 0);
         } else if (!strncmp(line, "exec", 4)) {
             execv("/proc/self/exe", argv);
             printf("exec failed\n");

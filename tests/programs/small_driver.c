@@ -11,3 +11,11 @@ int cuDriverGetVersion(int *version)
     *version = 13000;
     return 0;
 }
+
+/* CUDA_ERROR_NO_DEVICE */
+int cuDeviceGet(int *device, int ordinal)
+{
+    (void)device;
+    (void)ordinal;
+    return 100;
+}

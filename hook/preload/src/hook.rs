@@ -11,7 +11,7 @@ use core::sync::atomic::{
 
 use gcgroup_abi::{Bridge, Resolve, START_SYMBOL, VERSION};
 
-use crate::{arch, elf, objects};
+use crate::{arch, descriptors, elf, objects};
 
 const RTLD_NOW: c_int = 2;
 const FILE: &[u8] = b"libgcgroup_hook.so\0";
@@ -42,11 +42,20 @@ pub(crate) fn substitute(name: *const c_char, found: *mut c_void) -> *mut c_void
     }
 }
 
+/// Whether it is settled what [`substitute`] gives. It is not while the program has no descriptor to load the hook by.
+pub(crate) fn is_settled() -> bool {
+    !RESOLVE.load(Acquire).is_null()
+}
+
 fn resolve() -> Option<Resolve> {
     let unusable = without_provenance_mut(usize::MAX);
     let mut resolve = RESOLVE.load(Acquire);
     if resolve.is_null() {
-        resolve = load().map_or(unusable, |resolve| resolve as *mut c_void);
+        resolve = match load() {
+            Some(resolve) => resolve as *mut c_void,
+            None if !descriptors::is_any_free() => return None,
+            None => unusable,
+        };
         RESOLVE.store(resolve, Release);
     }
     if resolve == unusable {
@@ -66,7 +75,7 @@ fn load() -> Option<Resolve> {
     let dlopen = unsafe { core::mem::transmute::<*mut c_void, Dlopen>(dlopen) };
     let start = with_path(|path| {
         // SAFETY: a C string.
-        let handle = unsafe { dlopen(path, RTLD_NOW) };
+        let handle = descriptors::with_room(|| unsafe { dlopen(path, RTLD_NOW) });
         if handle.is_null() {
             return null_mut();
         }

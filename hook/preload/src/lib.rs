@@ -14,6 +14,7 @@
 #[cfg(target_arch = "x86_64")]
 #[path = "x86_64.rs"]
 mod arch;
+mod descriptors;
 mod elf;
 mod hook;
 mod names;
@@ -161,8 +162,10 @@ unsafe extern "C" fn destination(index: u32, to: *const AtomicPtr<c_void>) -> *m
         };
     };
     let destination = hook::substitute(name, found);
-    // SAFETY: the stub's own pointer, which lasts as long as this library.
-    unsafe { &*to }.store(destination, Relaxed);
+    if hook::is_settled() {
+        // SAFETY: the stub's own pointer, which lasts as long as this library.
+        unsafe { &*to }.store(destination, Relaxed);
+    }
     destination
 }
 

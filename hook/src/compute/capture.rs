@@ -101,7 +101,7 @@ pub(crate) fn begin(stream: CUstream, next: Next<'_>) -> CUresult {
 
 /// Wakes the helper, which returns submissions to the fast path.
 fn is_over(process: &Process) {
-    process.line.as_ref().inspect(|line| line.wake());
+    process.line.wake();
 }
 
 /// Handles `cuStreamEndCapture`. An invalidated capture ends too; one that another thread must end does not.

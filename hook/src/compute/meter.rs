@@ -87,7 +87,7 @@ impl Meter {
         if has_begun {
             // Rung first: another process may have to make room.
             ring_if_wanted(process, bound.index());
-            process.line.as_ref().inspect(|line| line.wake());
+            process.line.wake();
         }
     }
 

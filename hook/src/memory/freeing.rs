@@ -35,7 +35,7 @@ impl Freeing {
         if count.is_multiple_of(MANY) {
             self.settle(process, None);
         }
-        process.line.as_ref().inspect(|line| line.wake());
+        process.line.wake();
     }
 
     /// Uncharges what is freed by now: the frees of `passed`, which has been waited for, and of other streams

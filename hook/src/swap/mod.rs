@@ -301,7 +301,7 @@ pub(crate) fn pin(address: CUdeviceptr, next: Next<'_>) -> CUresult {
         process::get().and_then(|process| Some((process, process.swap.find(address.0)?)))
         && block.pin(process)
     {
-        process.line.as_ref().inspect(|line| line.wake());
+        process.line.wake();
         thread::hold();
         let began = Instant::now();
         while block.place() == Where::Host && began.elapsed() < PATIENCE {

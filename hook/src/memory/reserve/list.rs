@@ -261,7 +261,7 @@ impl Reserves {
             over.push((streams, Arc::clone(pool)));
             self.nr_over.store(over.len(), Relaxed);
             drop(over);
-            process.line.as_ref().inspect(|line| line.wake());
+            process.line.wake();
         }
     }
 

@@ -1,0 +1,86 @@
+//! Room for one more descriptor, in a program that has used up its own: to load the hook, a file must be opened.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+use crate::objects;
+
+const O_PATH: c_int = 0o10_000_000;
+const O_CLOEXEC: c_int = 0o2_000_000;
+const RLIMIT_NOFILE: c_int = 7;
+/// By how many numbers the soft limit is raised.
+const EXTRA: u64 = 16;
+
+/// `struct rlimit`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Limit {
+    soft: u64,
+    hard: u64,
+}
+
+type Open = unsafe extern "C" fn(*const c_char, c_int) -> c_int;
+type Close = unsafe extern "C" fn(c_int) -> c_int;
+type GetLimit = unsafe extern "C" fn(c_int, *mut Limit) -> c_int;
+type SetLimit = unsafe extern "C" fn(c_int, *const Limit) -> c_int;
+
+/// The C library's function of that name.
+fn of_c(name: &CStr) -> Option<*mut c_void> {
+    objects::c_library(name.as_ptr())
+}
+
+/// Whether the program may open another file.
+pub(crate) fn is_any_free() -> bool {
+    let (Some(open), Some(close)) = (of_c(c"open"), of_c(c"close")) else {
+        return true;
+    };
+    // SAFETY: the C library's functions of these names.
+    let (open, close) = unsafe {
+        (
+            core::mem::transmute::<*mut c_void, Open>(open),
+            core::mem::transmute::<*mut c_void, Close>(close),
+        )
+    };
+    // SAFETY: a C string; and a descriptor that was just opened, and is nobody else's.
+    unsafe {
+        let fd = open(c"/".as_ptr(), O_PATH | O_CLOEXEC);
+        fd >= 0 && close(fd) == 0
+    }
+}
+
+/// Runs `open`, which opens a file. If no descriptor is free, the soft `RLIMIT_NOFILE` is higher meanwhile, as far as the hard
+/// one allows.
+pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
+    if is_any_free() {
+        return open();
+    }
+    let before = limit();
+    let raised = before.map(|Limit { soft, hard }| Limit {
+        soft: soft.saturating_add(EXTRA).min(hard),
+        hard,
+    });
+    set_limit(raised);
+    let opened = open();
+    // Unless the program has set one of its own.
+    if limit() == raised {
+        set_limit(before);
+    }
+    opened
+}
+
+fn limit() -> Option<Limit> {
+    let get = of_c(c"getrlimit")?;
+    // SAFETY: the C library's function of this name.
+    let get = unsafe { core::mem::transmute::<*mut c_void, GetLimit>(get) };
+    let mut limit = Limit { soft: 0, hard: 0 };
+    // SAFETY: room for what it writes.
+    (unsafe { get(RLIMIT_NOFILE, &raw mut limit) } == 0).then_some(limit)
+}
+
+fn set_limit(limit: Option<Limit>) {
+    if let (Some(set), Some(limit)) = (of_c(c"setrlimit"), limit) {
+        // SAFETY: the C library's function of this name.
+        let set = unsafe { core::mem::transmute::<*mut c_void, SetLimit>(set) };
+        // SAFETY: a limit that outlives the call.
+        unsafe { set(RLIMIT_NOFILE, &raw const limit) };
+    }
+}

@@ -1,0 +1,292 @@
+//! The hook's descriptors in a program that closes them, puts files of its own in their place, has none to spare, or changes
+//! its root directory: the files stay what they are, freezes drain and limits hold.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use support::{Governed, Mount, wait_until};
+use tempfile::TempDir;
+
+use crate::driver::{Dir, DriverShell, driver_shell};
+use crate::small_stacks::small_driver;
+
+const MIB: u64 = 1 << 20;
+
+/// The descriptors of a process that are the hook's, by number: what the simulated driver and the program have are no sockets.
+fn hooks(pid: i32) -> Vec<i32> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
+    let is_hooks = |path: &PathBuf| {
+        fs::read_link(path).is_ok_and(|target| {
+            let target = target.to_string_lossy();
+            target.contains("gcgroup") || target.starts_with("socket:")
+        })
+    };
+    let paths = entries.flatten().map(|entry| entry.path()).filter(is_hooks);
+    let mut numbers: Vec<i32> = paths
+        .filter_map(|path| path.file_name()?.to_str()?.parse().ok())
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// That it is governed in every respect: charged, limited, frozen, thawed, counted.
+#[track_caller]
+fn is_governed(mount: &Mount, shell: &mut DriverShell) {
+    let dir = Dir::of(mount, shell.pid());
+    // It may be registering just now; and again, since closefrom(3) closes one descriptor after the other.
+    dir.write_when_there("memory.limit", 2 * MIB);
+    wait_until("the limit holds", || {
+        let answer = shell.ask(&format!("alloc linear {}", 4 * MIB));
+        if let Some(id) = answer.strip_prefix("ok ") {
+            assert_eq!(shell.ask(&format!("free {id}")), "ok");
+        }
+        answer == "error 2"
+    });
+    let before = dir.number("memory.current");
+    let answer = shell.ask(&format!("alloc linear {MIB}"));
+    let id = answer
+        .strip_prefix("ok ")
+        .unwrap_or_else(|| panic!("{answer}"))
+        .to_owned();
+    assert_eq!(dir.number("memory.current"), before + MIB);
+    assert_eq!(shell.ask(&format!("free {id}")), "ok");
+    assert_eq!(shell.ask("spin 1000 20"), "ok");
+    dir.write_when_there("compute.freeze", 1);
+    wait_until("it is drained", || dir.exists() && dir.is_frozen());
+    let launches = dir.launches();
+    let held = dir.key("compute.stat", "nr_frozen");
+    shell.tell("spin 1 1");
+    wait_until("the launch is held", || {
+        dir.key("compute.stat", "nr_frozen") > held
+    });
+    assert_eq!(dir.launches(), launches);
+    dir.write_when_there("compute.freeze", 0);
+    assert_eq!(shell.answer(), "ok");
+    dir.write_when_there("memory.limit", "max");
+}
+
+/// How often the daemon has registered a process.
+fn nr_registrations(mount: &Mount, pid: i32) -> usize {
+    let (begin, end) = (format!(" {pid} ("), " joined");
+    let log = mount.log();
+    log.lines()
+        .filter(|line| line.contains(&begin) && line.ends_with(end))
+        .count()
+}
+
+/// Has the program close all of the hook's descriptors, and waits until the process has registered again.
+#[track_caller]
+fn close_all(mount: &Mount, shell: &mut DriverShell) {
+    let pid = shell.pid();
+    let before = nr_registrations(mount, pid);
+    assert_eq!(shell.ask(&format!("closefrom {}", hooks(pid)[0])), "ok");
+    wait_until("it registers again", || nr_registrations(mount, pid) > before);
+}
+
+#[test]
+fn closefrom_is_noticed_and_process_registers_again() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
+    for _ in 0..3 {
+        close_all(&mount, &mut shell);
+        is_governed(&mount, &mut shell);
+        assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), MIB);
+    }
+    shell.quit();
+}
+
+#[test]
+fn closefrom_while_a_freeze_drains_leaves_it_drained() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::start(&mount);
+    let dir = Dir::of(&mount, shell.pid());
+    let first = hooks(shell.pid())[0];
+    assert_eq!(shell.ask("spin 10000 50"), "ok");
+    dir.write("compute.freeze", 1);
+    assert_eq!(shell.ask(&format!("closefrom {first}")), "ok");
+    wait_until("it is drained", || dir.exists() && dir.is_frozen());
+    assert_eq!(mount.truth().nr_launches(shell.pid(), 0), 50);
+    shell.tell("spin 1 1");
+    wait_until("the launch is held", || dir.key("compute.stat", "nr_frozen") >= 1);
+    dir.write_when_there("compute.freeze", 0);
+    assert_eq!(shell.answer(), "ok");
+}
+
+#[test]
+fn file_over_a_descriptor_keeps_its_content_and_process_is_governed() {
+    let mount = Mount::new();
+    let directory = TempDir::new().expect("a directory");
+    let text = "the program's own\n".repeat(1000);
+    for position in 0..4 {
+        let mut shell = DriverShell::start(&mount);
+        let number = hooks(shell.pid())[position];
+        let path = directory.path().join(position.to_string());
+        fs::write(&path, &text).expect("a file");
+        assert_eq!(shell.ask(&format!("over {number} {}", path.display())), "ok");
+        is_governed(&mount, &mut shell);
+        let link = fs::read_link(format!("/proc/{}/fd/{number}", shell.pid())).expect("it is open");
+        assert_eq!(link, path, "nobody else closes it");
+        assert_eq!(fs::read_to_string(&path).expect("it is there"), text);
+        shell.quit();
+    }
+}
+
+#[test]
+fn files_over_all_descriptors_keep_their_content() {
+    let mut mount = Mount::new();
+    let directory = TempDir::new().expect("a directory");
+    let mut shell = DriverShell::start(&mount);
+    let numbers = hooks(shell.pid());
+    assert_eq!(
+        numbers.len(),
+        4,
+        "the block, the connection, the line's two ends: {numbers:?}"
+    );
+    let path = |number: i32| directory.path().join(number.to_string());
+    for number in &numbers {
+        fs::write(path(*number), "own").expect("a file");
+        assert_eq!(
+            shell.ask(&format!("over {number} {}", path(*number).display())),
+            "ok"
+        );
+    }
+    is_governed(&mount, &mut shell);
+    assert!(nr_registrations(&mount, shell.pid()) > 1, "by another connection");
+    mount.kill9();
+    mount.restart();
+    wait_until("the next daemon governs it", || mount.governs(shell.pid()));
+    is_governed(&mount, &mut shell);
+    for number in numbers {
+        let link = fs::read_link(format!("/proc/{}/fd/{number}", shell.pid())).expect("it is open");
+        assert_eq!(link, path(number));
+        assert_eq!(fs::read(path(number)).expect("it is there"), b"own");
+    }
+}
+
+/// A shell whose limits of descriptors are these.
+fn limited(mount: &Mount, soft: u32, hard: u32, arguments: &str) -> Command {
+    let mut command = mount.command("sh");
+    command
+        .args([
+            "-c",
+            &format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$0\" {arguments}"),
+        ])
+        .arg(driver_shell());
+    command
+}
+
+#[test]
+fn process_with_few_descriptors_is_governed() {
+    let mount = Mount::new();
+    for (soft, hard) in [(32, 32), (64, 64), (32, 4096), (64, 4096)] {
+        let mut shell = DriverShell::spawn(limited(&mount, soft, hard, ""));
+        is_governed(&mount, &mut shell);
+        let first = hooks(shell.pid())[0];
+        if hard > soft {
+            assert!(
+                first >= soft.cast_signed(),
+                "the program has all of its numbers: {first}"
+            );
+        }
+        close_all(&mount, &mut shell);
+        is_governed(&mount, &mut shell);
+        let limits = fs::read_to_string(format!("/proc/{}/limits", shell.pid())).expect("it lives");
+        let limits = limits.lines().find(|line| line.starts_with("Max open files"));
+        let limits: Vec<&str> = limits.expect("it is told").split_whitespace().skip(3).collect();
+        assert_eq!(
+            limits[..2],
+            [soft.to_string(), hard.to_string()],
+            "its limits are its own"
+        );
+        shell.quit();
+    }
+}
+
+/// The simulated driver needs three.
+const DRIVERS: u32 = 3;
+
+#[test]
+fn process_without_free_descriptors_is_governed_below_the_hard_limit() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::spawn(limited(&mount, 32, 64, &DRIVERS.to_string()));
+    shell.ask("fill 0");
+    let numbers = fs::read_dir(format!("/proc/{}/fd", shell.pid())).expect("it lives");
+    let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    assert_eq!(
+        numbers.filter(|number: &u32| *number < 32).count(),
+        32,
+        "none is free"
+    );
+    is_governed(&mount, &mut shell);
+    close_all(&mount, &mut shell);
+    is_governed(&mount, &mut shell);
+    assert_eq!(shell.stderr(), "");
+}
+
+#[test]
+fn process_without_any_descriptor_reports_it_and_registers_later() {
+    let mount = Mount::new();
+    let mut shell = DriverShell::spawn(limited(&mount, 32, 32, &DRIVERS.to_string()));
+    assert!(!mount.governs(shell.pid()));
+    assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
+    let line = "gcgroup: no file descriptor is free: not governed until one is\n";
+    wait_until("it is said", || shell.stderr() == line);
+    assert_eq!(shell.ask("unfill 8"), "ok");
+    wait_until("it is governed", || mount.governs(shell.pid()));
+    assert_eq!(Dir::of(&mount, shell.pid()).number("memory.current"), MIB);
+    is_governed(&mount, &mut shell);
+    assert_eq!(shell.stderr(), line, "it is said once");
+}
+
+/// The library is loaded, too, which takes a descriptor. The driver is one that opens nothing.
+#[test]
+fn first_call_without_free_descriptors_registers() {
+    let (mount, driver) = (Mount::new(), small_driver());
+    let mut command = limited(&mount, 32, 64, "0");
+    command
+        .env("LD_LIBRARY_PATH", driver.path())
+        .env("GCGROUP_REQUIRED", "1");
+    let mut program = Governed::spawn(command);
+    let line = program.expect("ready ");
+    // That driver has no devices; without a registration cuInit would have failed.
+    assert!(line.ends_with(" 100"), "{line}, {}", program.stderr());
+    assert!(mount.governs(program.pid()));
+}
+
+#[test]
+fn required_process_without_any_descriptor_is_refused() {
+    let mount = Mount::new();
+    // One, by which the library is loaded.
+    let mut command = limited(&mount, 32, 32, "1");
+    command.env("GCGROUP_REQUIRED", "1");
+    let mut program = Governed::spawn(command);
+    assert!(
+        program.expect("ready ").ends_with(" 802"),
+        "CUDA_ERROR_SYSTEM_NOT_READY"
+    );
+    assert!(
+        program.stderr().contains("no file descriptor is free"),
+        "{}",
+        program.stderr()
+    );
+}
+
+#[test]
+fn process_that_changes_its_root_stays_governed_and_reports_a_lost_daemon() {
+    let mut mount = Mount::new();
+    let root = TempDir::new().expect("a directory");
+    let mut shell = DriverShell::start(&mount);
+    assert_eq!(shell.ask(&format!("chroot {}", root.path().display())), "ok");
+    is_governed(&mount, &mut shell);
+    Dir::of(&mount, shell.pid()).write("memory.limit", 2 * MIB);
+    mount.kill9();
+    wait_until("it is said", || shell.stderr().contains("no daemon answers at"));
+    assert_eq!(
+        shell.ask(&format!("alloc linear {}", 4 * MIB)),
+        "error 2",
+        "the last limit holds"
+    );
+    assert_eq!(shell.ask("spin 1 1"), "ok");
+}
