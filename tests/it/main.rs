@@ -171,6 +171,8 @@ mod supervise;
 #[cfg(test)]
 mod supervise_limits;
 #[cfg(test)]
+mod supervise_starved;
+#[cfg(test)]
 mod supervise_stuck;
 #[cfg(test)]
 mod swap;

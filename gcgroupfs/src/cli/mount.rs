@@ -320,8 +320,13 @@ impl Stop {
     }
 }
 
-/// Tells a service manager that started us, as sd_notify(3) does.
+/// Tells a service manager that the daemon serves.
 pub(super) fn tell_ready() {
+    notify("READY=1");
+}
+
+/// Tells a service manager that started us, as sd_notify(3) does.
+pub(super) fn notify(text: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;
     };
@@ -329,11 +334,8 @@ pub(super) fn tell_ready() {
         Some((b'@', name)) => SocketAddr::from_abstract_name(name),
         _ => SocketAddr::from_pathname(&path),
     };
-    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
+    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(text.as_bytes(), &address));
     if let Err(error) = told {
-        warn!(
-            "cannot tell {} that the daemon is ready: {error}",
-            path.to_string_lossy()
-        );
+        warn!("cannot tell {} {text:?}: {error}", path.to_string_lossy());
     }
 }
