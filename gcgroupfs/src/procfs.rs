@@ -30,6 +30,9 @@ const MEMORY: Duration = Duration::from_secs(10);
 /// Threads that the processes of one user can hold up at the same time.
 const MAX_STUCK_PER_UID: usize = 16;
 
+/// Threads that all processes can hold up at the same time: many users may be one person's.
+const MAX_STUCK: usize = 2048;
+
 /// Stack of a thread that reads, bytes.
 const STACK: usize = 128 << 10;
 
@@ -159,7 +162,7 @@ impl Readers {
         }
         let uid = uid(pid);
         let nr_stuck = self.stuck.values().filter(|of| **of == uid).count();
-        if nr_stuck >= MAX_STUCK_PER_UID {
+        if nr_stuck >= MAX_STUCK_PER_UID || self.stuck.len() >= MAX_STUCK {
             return Err(Errno::ETIMEDOUT);
         }
         let is_offender = self.offenders.contains_key(&uid);
@@ -233,5 +236,14 @@ mod tests {
             assert!(Instant::now() < deadline);
         }
         READERS.lock().offenders.clear();
+    }
+    #[test]
+    fn processes_of_all_users_hold_up_so_many_threads() {
+        let mut readers = Readers::default();
+        for pid in 0..u32::try_from(MAX_STUCK).unwrap() {
+            assert!(readers.patience(1 << 23).is_ok());
+            readers.stuck.insert((1 << 24) + pid, 1000 + pid);
+        }
+        assert_eq!(readers.patience(1 << 23), Err(Errno::ETIMEDOUT));
     }
 }

@@ -63,6 +63,8 @@ mod hostile;
 #[cfg(test)]
 mod hostile_descriptors;
 #[cfg(test)]
+mod hostile_memory;
+#[cfg(test)]
 mod inotify;
 #[cfg(test)]
 mod install;

@@ -271,10 +271,16 @@ fn owner() -> Owner {
     }
 }
 
+/// Descriptors that the daemon has at most: they bound how many processes and connections there are, and so its memory. Some
+/// systems have a hard limit of a thousand millions.
+const MAX_DESCRIPTORS: u64 = 128 << 10;
+
 /// Every process costs two descriptors; the usual soft limit is for programs that use select(2).
 fn raise_descriptor_limit() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| {
+        let most = hard.min(MAX_DESCRIPTORS);
+        setrlimit(Resource::RLIMIT_NOFILE, most, hard)
+    });
     if let Err(error) = raised {
         warn!("cannot raise the limit of open descriptors: {error}");
     }

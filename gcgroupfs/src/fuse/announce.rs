@@ -14,7 +14,6 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
@@ -24,6 +23,7 @@ use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use self::helper::Helper;
+use super::backlog::{Receiver, Sender, backlog};
 use super::forget::Forgetter;
 use super::inode;
 use super::known::Known;
@@ -32,10 +32,13 @@ use crate::error::Error;
 use crate::file::Node;
 use crate::launch::Launcher;
 use crate::touch;
-use crate::tree::{Entity, Listener, Notice, Place};
+use crate::tree::{Entity, Listener, Notice, Place, ProcessId};
 
 /// The least time between two batches: what changes several times meanwhile is told once.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// Processes up to which nobody looks whether they are still there.
+const FEWEST: usize = 1024;
 
 /// Where the helper finds what it is to touch.
 #[derive(Debug, Clone)]
@@ -120,12 +123,13 @@ impl Announcer {
         nodes: Arc<Nodes>,
         forgetter: Forgetter,
     ) -> io::Result<()> {
-        let (sender, receiver) = channel();
+        let (sender, receiver) = backlog("telling watchers");
         let worker = Worker {
             announcer: self.clone(),
             nodes,
             forgetter,
             pids: HashMap::new(),
+            next_tidy: FEWEST,
             helper: Helper::new(launcher, spot),
         };
         thread::Builder::new()
@@ -163,9 +167,15 @@ impl Announcer {
 
     /// Of a directory that has gone, only once the kernel has forgotten it.
     pub(super) fn tell(&self, news: News) {
-        if let Some(queue) = self.queue.get() {
-            // The thread ends with the daemon.
-            let _ = queue.send(news);
+        let entity = match &news {
+            News::Appeared(Spelt { place, .. }) | News::Gone(Spelt { place, .. }) => Some(place.entity),
+            News::Changed(_) => None,
+        };
+        if self.queue.get().is_some_and(|queue| !queue.send(news))
+            && let Some(entity) = entity
+        {
+            // Watchers will not be told of it.
+            self.fresh.lock().remove(&entity);
         }
     }
 
@@ -212,14 +222,19 @@ struct Worker {
     forgetter: Forgetter,
     /// Of processes: what their directories are named by.
     pids: HashMap<u64, u32>,
+    /// How many of them call for a look whether they are still there.
+    next_tidy: usize,
     helper: Helper,
 }
 
 impl Worker {
     fn run(mut self, receiver: &Receiver<News>) {
-        while let Ok(first) = receiver.recv() {
+        while let Some(first) = receiver.next() {
             let mut changed = BTreeSet::new();
-            for news in [first].into_iter().chain(receiver.try_iter()) {
+            for news in [first]
+                .into_iter()
+                .chain(std::iter::from_fn(|| receiver.try_next()))
+            {
                 match news {
                     News::Appeared(directory) => self.appeared(&directory),
                     News::Gone(directory) => self.gone(&directory),
@@ -229,8 +244,20 @@ impl Worker {
                 }
             }
             changed.into_iter().for_each(|entity| self.changed(entity));
+            self.tidy();
             thread::sleep(PAUSE);
         }
+    }
+
+    /// Forgets those that have gone without that it was told.
+    fn tidy(&mut self) {
+        if self.pids.len() < self.next_tidy {
+            return;
+        }
+        let nodes = &self.nodes;
+        self.pids
+            .retain(|entity, _| !nodes.is_gone(Node::Dir(Place::process(ProcessId(*entity)))));
+        self.next_tidy = 2 * self.pids.len().max(FEWEST);
     }
 
     fn appeared(&mut self, directory: &Spelt) {

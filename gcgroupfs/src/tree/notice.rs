@@ -74,7 +74,7 @@ pub trait Listener: Send + Sync {
         notices.iter().for_each(|notice| self.notice(notice));
     }
 
-    /// Whether it may wait, for a disk. Then it is told on a thread that has time for that.
+    /// Whether it may wait, for a disk. Then it is told on a thread that has time for that, and perhaps of records alone.
     fn may_wait(&self) -> bool {
         false
     }
