@@ -7,6 +7,7 @@
 mod adapter;
 mod announce;
 mod ask;
+mod backlog;
 mod forget;
 mod handles;
 mod inode;

@@ -155,7 +155,7 @@ impl Journal {
             Err(refusal) => return Err(refusal.into()),
         };
         let mut replay = Replay::of(&text, &boot);
-        let mut before = replay.values()?;
+        let mut before = replay.hashes()?;
         // A last line that lacks its newline is cut off and stored again.
         replay.tail.and_then(|tail| before.remove(&tail));
         replay.sift(sift);
@@ -199,14 +199,14 @@ impl Journal {
     fn store_sifted<S: Serialize + DeserializeOwned + Default>(
         &self,
         replay: &Replay<S>,
-        before: &BTreeMap<Key, Vec<u8>>,
+        before: &BTreeMap<Key, u64>,
     ) -> anyhow::Result<()> {
         let text = replay.text(&self.boot)?;
         let Err(error) = self.replace(&text, replay.end) else {
             return Ok(());
         };
         warn!("cannot compact the settings' file: {error}");
-        let after = replay.values()?;
+        let after = replay.hashes()?;
         let mut state = self.state.lock();
         for (key, record) in &replay.latest {
             if after.get(key) != before.get(key) {
@@ -330,9 +330,8 @@ impl Journal {
                 (state.file.as_ref()).map_or(Ok(Vec::new()), |file| place::read(file, state.length))?;
             (text, state.held.keys().copied().collect::<Vec<_>>())
         };
-        let mut replay = Replay::<serde_json::Value>::of(&text, &self.boot);
-        replay.latest.retain(|key, _| is_alive(*key));
-        let replaced = self.replace(&replay.text(&self.boot)?, text.len());
+        let kept = replay::compacted(&text, &self.boot, &is_alive)?;
+        let replaced = self.replace(&kept, text.len());
         if replaced.is_err() && self.state.lock().nr_held_bytes > COMPACT_AFTER {
             let dead: Vec<Key> = held.into_iter().filter(|key| !is_alive(*key)).collect();
             let mut state = self.state.lock();

@@ -31,6 +31,9 @@ const MEMORY: Duration = Duration::from_secs(10);
 /// Threads that processes of one user can block at the same time.
 const MAX_STUCK_PER_UID: usize = 16;
 
+/// Threads that all processes can block at the same time: one person may have many uids.
+const MAX_STUCK: usize = 2048;
+
 /// Stack size of a reading thread, bytes.
 const STACK: usize = 128 << 10;
 
@@ -166,7 +169,7 @@ impl Readers {
         }
         let uid = uid(pid);
         let nr_stuck = self.stuck.values().filter(|of| **of == uid).count();
-        if nr_stuck >= MAX_STUCK_PER_UID {
+        if nr_stuck >= MAX_STUCK_PER_UID || self.stuck.len() >= MAX_STUCK {
             return Err(Errno::ETIMEDOUT);
         }
         let is_offender = self.offenders.contains_key(&uid);
@@ -240,5 +243,14 @@ mod tests {
             assert!(Instant::now() < deadline);
         }
         READERS.lock().offenders.clear();
+    }
+    #[test]
+    fn processes_of_all_users_hold_up_so_many_threads() {
+        let mut readers = Readers::default();
+        for pid in 0..u32::try_from(MAX_STUCK).unwrap() {
+            assert!(readers.patience(1 << 23).is_ok());
+            readers.stuck.insert((1 << 24) + pid, 1000 + pid);
+        }
+        assert_eq!(readers.patience(1 << 23), Err(Errno::ETIMEDOUT));
     }
 }

@@ -17,12 +17,12 @@ use crate::driver::{Dir, DriverShell};
 const LIMIT: u64 = 16 << 20;
 
 /// A memory cgroup of the test's own; gone when dropped, with everybody in it moved out.
-struct Cgroup(PathBuf);
+pub struct Cgroup(PathBuf);
 
 impl Cgroup {
     /// `None` where the machine has no memory controller that we may use. Of version 1, or of version 2.
-    fn new() -> Option<Self> {
-        let name = format!("gcgroup-test-{}", std::process::id());
+    pub fn new(purpose: &str, bytes: u64) -> Option<Self> {
+        let name = format!("gcgroup-test-{purpose}-{}", std::process::id());
         for (root, limit) in [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             ("/sys/fs/cgroup", "memory.max"),
@@ -37,11 +37,11 @@ impl Cgroup {
                 continue;
             }
             let cgroup = Self(path);
-            if fs::write(cgroup.0.join(limit), LIMIT.to_string()).is_err() {
+            if fs::write(cgroup.0.join(limit), bytes.to_string()).is_err() {
                 continue;
             }
             for (swap, value) in [
-                ("memory.memsw.limit_in_bytes", LIMIT.to_string()),
+                ("memory.memsw.limit_in_bytes", bytes.to_string()),
                 ("memory.swap.max", "0".to_owned()),
             ] {
                 // What went to the swap would not show. Where it is not counted there is none.
@@ -52,9 +52,14 @@ impl Cgroup {
         None
     }
 
+    /// Who writes a pid there has the process in it.
+    pub fn procs(&self) -> PathBuf {
+        self.0.join("cgroup.procs")
+    }
+
     #[track_caller]
     fn take(&self, pid: Pid) {
-        fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("it may be moved");
+        fs::write(self.procs(), pid.to_string()).expect("it may be moved");
     }
 }
 
@@ -86,7 +91,7 @@ fn block(pid: i32) -> File {
 
 #[test]
 fn holes_in_a_usage_block_cost_the_daemon_no_more_than_the_block() {
-    let Some(cgroup) = Cgroup::new() else {
+    let Some(cgroup) = Cgroup::new("holes", LIMIT) else {
         eprintln!("skipped: no memory cgroup can be made here");
         return;
     };

@@ -67,6 +67,8 @@ mod hostile;
 #[cfg(test)]
 mod hostile_descriptors;
 #[cfg(test)]
+mod hostile_memory;
+#[cfg(test)]
 mod inotify;
 #[cfg(test)]
 mod install;
@@ -178,6 +180,8 @@ mod storm;
 mod supervise;
 #[cfg(test)]
 mod supervise_limits;
+#[cfg(test)]
+mod supervise_starved;
 #[cfg(test)]
 mod supervise_stuck;
 #[cfg(test)]

@@ -271,10 +271,16 @@ fn owner() -> Owner {
     }
 }
 
+/// Descriptors that the daemon has at most: they bound how many processes and connections there are, and so its memory. Some
+/// systems have a hard limit of a thousand millions.
+const MAX_DESCRIPTORS: u64 = 128 << 10;
+
 /// Every process costs two descriptors; the usual soft limit is for programs that use select(2).
 fn raise_descriptor_limit() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| {
+        let most = hard.min(MAX_DESCRIPTORS);
+        setrlimit(Resource::RLIMIT_NOFILE, most, hard)
+    });
     if let Err(error) = raised {
         warn!("cannot raise the limit of open descriptors: {error}");
     }
@@ -320,8 +326,13 @@ impl Stop {
     }
 }
 
-/// Tells a service manager that started us, as sd_notify(3) does.
+/// Tells a service manager that the daemon serves.
 pub(super) fn tell_ready() {
+    notify("READY=1");
+}
+
+/// Tells a service manager that started us, as sd_notify(3) does.
+pub(super) fn notify(text: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;
     };
@@ -329,11 +340,8 @@ pub(super) fn tell_ready() {
         Some((b'@', name)) => SocketAddr::from_abstract_name(name),
         _ => SocketAddr::from_pathname(&path),
     };
-    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
+    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(text.as_bytes(), &address));
     if let Err(error) = told {
-        warn!(
-            "cannot tell {} that the daemon is ready: {error}",
-            path.to_string_lossy()
-        );
+        warn!("cannot tell {} {text:?}: {error}", path.to_string_lossy());
     }
 }

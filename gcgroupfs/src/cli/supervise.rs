@@ -1,6 +1,8 @@
 //! `gcgroupfs mount --supervise`: a small process that keeps the mount and the socket while daemons come and go. It
 //! answers nobody itself: who asks while there is no daemon waits for the next one.
 
+mod restarts;
+
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
@@ -23,6 +25,7 @@ use nix::unistd::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{info, warn};
 
+use self::restarts::{Life, Restarts};
 use crate::fuse;
 use crate::keep::Keeper;
 use crate::launch;
@@ -39,11 +42,8 @@ const ADOPT: &str = "--adopt";
 /// The option for those that begin while a predecessor that was killed cannot end.
 const BESIDE_KILLED: &str = "--beside-killed";
 
-/// A daemon that lived for less is not followed by the next at once, if the one before it did not live longer.
+/// A daemon that gives up after less than this does so each time.
 const SHORT: Duration = Duration::from_secs(1);
-
-/// The longest pause before the next. Processes wait for a second before they try again to register.
-const PAUSE: Duration = Duration::from_millis(250);
 
 /// How long a daemon may take until it serves. What it asks the driver then may take long.
 const BEGINNING: Duration = Duration::from_secs(120);
@@ -105,7 +105,7 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
 
 /// Starts one daemon after another.
 fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Result<()> {
-    let mut pause = Duration::ZERO;
+    let mut restarts = Restarts::default();
     let (mut has_served, mut trial) = (false, None);
     // Daemons that a file of somebody's keeps from ending. They hold nothing any more that the next one needs.
     let mut abandoned = Vec::new();
@@ -113,8 +113,22 @@ fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Resu
     loop {
         let began = Instant::now();
         abandoned.retain_mut(|daemon: &mut Child| matches!(daemon.try_wait(), Ok(None)));
-        let mut daemon = start(keeper, !abandoned.is_empty())?;
-        let status = match daemon.attend(signals)? {
+        let before = restarts::nr_killed_for_memory();
+        let started = start(keeper, !abandoned.is_empty());
+        let ended = started.and_then(|mut daemon| Ok((daemon.attend(signals, restarts.nr())?, daemon)));
+        let (end, daemon) = match ended {
+            Ok(ended) => ended,
+            Err(error) if !has_served => return Err(error),
+            // Out of memory, or of processes: for a while, perhaps.
+            Err(error) => {
+                restarts.wait(signals, &format!("{error:#}"), &Life::default());
+                if signals.is_end_asked() {
+                    return Ok(());
+                }
+                continue;
+            }
+        };
+        let status = match end {
             End::Ended(status) => status,
             End::Stuck => {
                 warn!("the daemon cannot end ({}); starting another", daemon.child.id());
@@ -124,7 +138,7 @@ fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Resu
                 if signals.is_end_asked() {
                     return Ok(());
                 }
-                (has_served, trial, pause) = (true, None, Duration::ZERO);
+                (has_served, trial, restarts) = (true, None, Restarts::default());
                 continue;
             }
         };
@@ -139,16 +153,13 @@ fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Resu
         } else {
             (has_served, trial) = (true, None);
         }
-        match status.signal() {
-            Some(signal) => warn!("the daemon was ended by signal {signal}; starting another"),
-            None => warn!("the daemon has failed ({status}); starting another"),
-        }
-        pause = if began.elapsed() >= SHORT {
-            Duration::ZERO
-        } else {
-            (pause * 2).clamp(Duration::from_millis(1), PAUSE)
+        let life = Life {
+            lasted: began.elapsed(),
+            has_served: daemon.has_served,
+            signal: status.signal(),
+            is_for_memory: restarts::nr_killed_for_memory() > before,
         };
-        signals.sleep(pause);
+        restarts.wait(signals, &life.end(status), &life);
         if signals.is_end_asked() {
             return Ok(());
         }
@@ -170,6 +181,7 @@ fn start(keeper: &Keeper, is_beside_killed: bool) -> anyhow::Result<Daemon> {
     Ok(Daemon {
         child,
         line: Some(line),
+        has_served: false,
     })
 }
 
@@ -192,6 +204,7 @@ struct Daemon {
     /// Nobody but the daemon has the other end, so this says when it has ended, also if a thread of it cannot. It answers each
     /// packet, and sends one of itself when it begins to serve.
     line: Option<OwnedFd>,
+    has_served: bool,
 }
 
 /// How a daemon's time is over.
@@ -220,10 +233,14 @@ impl Due {
 }
 
 impl Daemon {
-    /// Waits for the daemon's end, passes on to it what we are told, and kills it if it does not answer.
-    fn attend(&mut self, signals: &mut Signals) -> anyhow::Result<End> {
+    /// Waits for the daemon's end, passes on to it what we are told, and kills it if it does not answer. So many before it
+    /// have failed.
+    fn attend(&mut self, signals: &mut Signals, nr_failed: u32) -> anyhow::Result<End> {
         let pid = Pid::from_raw(i32::try_from(self.child.id())?);
-        let pidfd = sys::pidfd_open(pid.as_raw())?;
+        let pidfd = sys::pidfd_open(pid.as_raw()).inspect_err(|_| {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        })?;
         let mut due = Due::Answer(Instant::now() + BEGINNING);
         loop {
             let left = due.when().saturating_duration_since(Instant::now());
@@ -250,7 +267,11 @@ impl Daemon {
                     due = Due::End(Instant::now() + ENDING);
                 }
             }
+            let had_served = self.has_served;
             due = self.listen(due);
+            if self.has_served && !had_served && nr_failed > 0 {
+                restarts::tell_served(nr_failed);
+            }
             if Instant::now() < due.when() {
                 continue;
             }
@@ -279,6 +300,7 @@ impl Daemon {
         while let Some(line) = &self.line {
             match recv(line.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) {
                 Ok(1..) => {
+                    self.has_served = true;
                     if matches!(due, Due::Answer(_)) {
                         due = Due::Question(Instant::now() + PAUSE_BETWEEN);
                     }

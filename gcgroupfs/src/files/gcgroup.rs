@@ -221,4 +221,16 @@ mod tests {
              nr_launches=0 nr_graphs=0 nr_copies=0\n"
         );
     }
+    #[test]
+    fn root_events_tell_of_settings_that_are_not_stored() {
+        let world = World::new(1);
+        let text = || world.show("gcgroup.events");
+        assert_eq!(text(), "journal_degraded 0\njournal_damaged 0\n");
+        world.take_notices();
+        world.tree.set_storage(true, 2);
+        assert_eq!(text(), "journal_degraded 1\njournal_damaged 2\n");
+        assert_eq!(world.take_notices(), [Notice::RootEvents]);
+        world.tree.set_storage(true, 2);
+        assert_eq!(world.take_notices(), [], "nothing has changed");
+    }
 }

@@ -16,7 +16,6 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
@@ -26,6 +25,7 @@ use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use self::helper::Helper;
+use super::backlog::{Receiver, Sender, backlog};
 use super::forget::Forgetter;
 use super::inode;
 use super::known::Known;
@@ -34,10 +34,13 @@ use crate::error::Error;
 use crate::file::Node;
 use crate::launch::Launcher;
 use crate::touch;
-use crate::tree::{Entity, Listener, Notice, Place};
+use crate::tree::{Entity, Listener, Notice, Place, ProcessId};
 
 /// Least time between two batches; several changes of one file in between are reported once.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// Number of processes up to which no check is made whether they are still there.
+const FEWEST: usize = 1024;
 
 /// Identifies the mount for the helper.
 #[derive(Debug, Clone)]
@@ -122,12 +125,13 @@ impl Announcer {
         nodes: Arc<Nodes>,
         forgetter: Forgetter,
     ) -> io::Result<()> {
-        let (sender, receiver) = channel();
+        let (sender, receiver) = backlog("telling watchers");
         let worker = Worker {
             announcer: self.clone(),
             nodes,
             forgetter,
             pids: HashMap::new(),
+            next_tidy: FEWEST,
             helper: Helper::new(launcher, spot),
         };
         thread::Builder::new()
@@ -165,9 +169,15 @@ impl Announcer {
 
     /// Queues a change. For a removed directory, only after its entry has been invalidated.
     pub(super) fn tell(&self, news: News) {
-        if let Some(queue) = self.queue.get() {
-            // The thread ends with the daemon.
-            let _ = queue.send(news);
+        let entity = match &news {
+            News::Appeared(Directory { place, .. }) | News::Gone(Directory { place, .. }) => Some(place.entity),
+            News::Changed(_) => None,
+        };
+        if self.queue.get().is_some_and(|queue| !queue.send(news))
+            && let Some(entity) = entity
+        {
+            // The queue is full: watchers are not notified of this directory.
+            self.fresh.lock().remove(&entity);
         }
     }
 
@@ -214,14 +224,19 @@ struct Worker {
     forgetter: Forgetter,
     /// Pids of processes, the names of their directories.
     pids: HashMap<u64, u32>,
+    /// Number of processes at which the next check for gone processes is made.
+    next_tidy: usize,
     helper: Helper,
 }
 
 impl Worker {
     fn run(mut self, receiver: &Receiver<News>) {
-        while let Ok(first) = receiver.recv() {
+        while let Some(first) = receiver.next() {
             let mut changed = BTreeSet::new();
-            for news in [first].into_iter().chain(receiver.try_iter()) {
+            for news in [first]
+                .into_iter()
+                .chain(std::iter::from_fn(|| receiver.try_next()))
+            {
                 match news {
                     News::Appeared(directory) => self.appeared(&directory),
                     News::Gone(directory) => self.gone(&directory),
@@ -231,8 +246,20 @@ impl Worker {
                 }
             }
             changed.into_iter().for_each(|entity| self.changed(entity));
+            self.tidy();
             thread::sleep(PAUSE);
         }
+    }
+
+    /// Drops processes that have gone without a notice.
+    fn tidy(&mut self) {
+        if self.pids.len() < self.next_tidy {
+            return;
+        }
+        let nodes = &self.nodes;
+        self.pids
+            .retain(|entity, _| !nodes.is_gone(Node::Dir(Place::process(ProcessId(*entity)))));
+        self.next_tidy = 2 * self.pids.len().max(FEWEST);
     }
 
     fn appeared(&mut self, directory: &Directory) {

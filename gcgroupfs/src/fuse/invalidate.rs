@@ -6,13 +6,13 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use fuser::{INodeNo, Notifier};
 
 use super::announce::{Announcer, Directory, News, is_told};
+use super::backlog::{Sender, backlog};
 use super::forget::Forgetter;
 use super::inode;
 use crate::file::Node;
@@ -54,12 +54,12 @@ impl Invalidator {
 
     /// Starts the invalidating thread.
     pub(super) fn start(&self, forgetter: Forgetter, notifier: Notifier) -> io::Result<()> {
-        let (sender, receiver) = channel();
+        let (sender, receiver) = backlog("having the kernel forget names");
         let announcer = self.announcer.clone();
         thread::Builder::new()
             .name("fuse-invalidate".to_owned())
             .spawn(move || {
-                for task in receiver {
+                while let Some(task) = receiver.next() {
                     match task {
                         Task::Invalidate(entry) => invalidate(&forgetter, &entry),
                         Task::Announce(news) => announcer.tell(news),
@@ -121,8 +121,8 @@ impl Invalidator {
 
     fn push(&self, task: Task) {
         if let Some(queue) = self.queue.get() {
-            // The thread ends with the daemon.
-            let _ = queue.send(task);
+            // A name that is not forgotten leads to nobody, and is looked up again.
+            queue.send(task);
         }
     }
 }

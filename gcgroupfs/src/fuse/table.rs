@@ -9,6 +9,10 @@ use crate::error::{Error, Result};
 /// Most pages of a user other than root in one table.
 const MAX_PER_UID: usize = 16 << 10;
 
+/// Most pages of all users but root in one table. The last quarter is reserved for users with at most [`FEW`].
+const MAX_OTHERS: usize = 64 << 10;
+const FEW: usize = 512;
+
 #[derive(Debug)]
 struct Open<T> {
     what: T,
@@ -20,6 +24,8 @@ pub(super) struct Table<T> {
     open: HashMap<u64, Open<T>>,
     /// Pages by user.
     by_uid: HashMap<u32, usize>,
+    /// Pages of all users but root.
+    others: usize,
     last: u32,
 }
 
@@ -28,6 +34,7 @@ impl<T> Default for Table<T> {
         Self {
             open: HashMap::new(),
             by_uid: HashMap::new(),
+            others: 0,
             last: beginning(),
         }
     }
@@ -109,7 +116,15 @@ impl<T> Table<T> {
 
     fn check(&self, uid: u32, more: usize) -> Result<()> {
         let there = self.by_uid.get(&uid).copied().unwrap_or(0);
-        if uid != 0 && more > 0 && there.saturating_add(more) > MAX_PER_UID {
+        if uid == 0 || more == 0 {
+            return Ok(());
+        }
+        let own = there.saturating_add(more);
+        let others = match own <= FEW {
+            true => MAX_OTHERS,
+            false => MAX_OTHERS - MAX_OTHERS / 4,
+        };
+        if own > MAX_PER_UID || self.others.saturating_add(more) > others {
             return Err(Error::TooManyOpen);
         }
         Ok(())
@@ -118,6 +133,9 @@ impl<T> Table<T> {
     fn count(&mut self, uid: u32, less: usize, more: usize) {
         let there = self.by_uid.entry(uid).or_default();
         *there = there.saturating_add(more).saturating_sub(less);
+        if uid != 0 {
+            self.others = self.others.saturating_add(more).saturating_sub(less);
+        }
         if *there == 0 {
             self.by_uid.remove(&uid);
         }
@@ -148,6 +166,26 @@ mod tests {
         assert_eq!(table.close(handles[0]), None);
         assert_eq!(uid(table.open(7, 1, ()).unwrap()), 7);
         assert_eq!(table.open(7, 1, ()), Err(Error::TooManyOpen));
+    }
+
+    #[test]
+    fn all_users_share_a_bound_with_a_quarter_reserved() {
+        let mut table = Table::default();
+        let mut fill = |uid| {
+            let opened = std::iter::from_fn(|| table.open(uid, 1, ()).ok());
+            opened.count()
+        };
+        assert_eq!(
+            [1, 2, 3, 4].map(&mut fill),
+            [MAX_PER_UID, MAX_PER_UID, MAX_PER_UID, FEW]
+        );
+        let few: usize = (5..1000).map(&mut fill).sum();
+        assert_eq!(few + FEW, MAX_OTHERS / 4, "and no more");
+        assert!(table.open(0, 1, ()).is_ok());
+        assert_eq!(table.others, MAX_OTHERS);
+        let all: Vec<u64> = table.open.keys().copied().collect();
+        assert!(all.into_iter().all(|handle| table.close(handle).is_some()));
+        assert_eq!((table.others, table.by_uid.len()), (0, 0));
     }
 
     #[test]

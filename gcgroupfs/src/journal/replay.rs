@@ -1,11 +1,14 @@
 //! What a state file says, read and written: of several lines for one key the one with the highest number counts.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
+use std::hash::{DefaultHasher, Hasher};
 use std::io;
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::Key;
 use super::line::{Fault, decode, encode, is_torn};
@@ -176,11 +179,15 @@ impl<S: Serialize> Replay<S> {
         Ok(text)
     }
 
-    /// Returns the settings of each key, serialised, to be compared.
-    pub(super) fn values(&self) -> io::Result<BTreeMap<Key, Vec<u8>>> {
+    /// Returns a hash of the settings of each key, to be compared.
+    pub(super) fn hashes(&self) -> io::Result<BTreeMap<Key, u64>> {
         let records = self.latest.iter();
-        let values = records.map(|(key, record)| Ok((*key, serde_json::to_vec(&record.settings)?)));
-        values.collect()
+        let hashes = records.map(|(key, record)| {
+            let mut hasher = DefaultHasher::new();
+            hasher.write(&serde_json::to_vec(&record.settings)?);
+            Ok((*key, hasher.finish()))
+        });
+        hashes.collect()
     }
 }
 
@@ -199,6 +206,33 @@ impl First {
             },
         }
     }
+}
+
+/// Returns what is left of a file when what is superseded, damaged or of dead processes is left out. Takes no more memory than
+/// the file has bytes, and some for each record.
+pub(super) fn compacted(text: &[u8], boot: &str, is_alive: impl Fn(Key) -> bool) -> io::Result<Vec<u8>> {
+    let is_newline = |byte: &u8| *byte == b'\n';
+    let first = text.split_inclusive(is_newline).next().unwrap_or_default();
+    let is_old = matches!(First::of(first, boot), First::Ours { is_old: true });
+    let mut latest = BTreeMap::<Key, (u64, Cow<'_, [u8]>)>::new();
+    for line in text.split_inclusive(is_newline) {
+        let (seq, key, line) = match decode::<Record<IgnoredAny>>(boot, line) {
+            Ok(record) => (record.seq, record.key, Cow::Borrowed(line)),
+            Err(Fault::Form) if is_old => match serde_json::from_slice::<Record<Value>>(line) {
+                Ok(record) => (record.seq, record.key, encode(boot, &record)?.into()),
+                Err(_) => continue,
+            },
+            Err(_) => continue,
+        };
+        if seq <= MAX_NUMBER && latest.get(&key).is_none_or(|(known, _)| *known < seq) {
+            latest.insert(key, (seq, line));
+        }
+    }
+    let kept = latest.iter().filter(|(key, _)| is_alive(**key));
+    Ok(kept.fold(header(boot)?, |mut text, (_, (_, line))| {
+        text.extend_from_slice(line);
+        text
+    }))
 }
 
 /// Returns the first line of a file.

@@ -10,6 +10,12 @@ use super::connection::Connection;
 /// Connections of one user that are not (or not yet) those of a registered process.
 pub const MAX_VISITORS_PER_UID: usize = 1024;
 
+/// Bytes of the texts that one user reads, and that all read together, where a text takes several packets. The last quarter is
+/// for users with little.
+const MAX_HELD_PER_UID: usize = 64 << 20;
+const MAX_HELD: usize = 256 << 20;
+const LITTLE: usize = 1 << 20;
+
 /// Whether another connection of a user's may come.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Admission {
@@ -29,6 +35,8 @@ pub struct Connections {
     /// Those that are not of registered processes, oldest first for each user: numbers are counted up.
     visitors: BTreeSet<(u32, u64)>,
     users: HashMap<u32, User>,
+    /// Bytes of the texts that all are reading.
+    held: usize,
     /// The users by how many visitors each has.
     ranking: BTreeSet<(usize, u32)>,
 }
@@ -58,6 +66,7 @@ impl Connections {
             most,
             visitors: BTreeSet::new(),
             users: HashMap::new(),
+            held: 0,
             ranking: BTreeSet::new(),
         }
     }
@@ -128,15 +137,25 @@ impl Connections {
         }
     }
 
-    /// Bytes of the texts that a user is reading.
-    pub fn held_for(&self, uid: u32) -> usize {
-        self.users.get(&uid).map_or(0, |user| user.held)
+    /// Returns whether a visitor of the user may read a text of so many bytes more.
+    pub fn has_room_for_text(&self, uid: u32, bytes: usize) -> bool {
+        let own = self
+            .users
+            .get(&uid)
+            .map_or(0, |user| user.held)
+            .saturating_add(bytes);
+        let most = match own <= LITTLE {
+            true => MAX_HELD,
+            false => MAX_HELD - MAX_HELD / 4,
+        };
+        bytes == 0 || (own <= MAX_HELD_PER_UID && self.held.saturating_add(bytes) <= most)
     }
 
     /// A visitor of the user reads a text of so many bytes, in place of another.
     pub fn note_text(&mut self, uid: u32, before: usize, now: usize) {
         if let Some(user) = self.users.get_mut(&uid) {
             user.held = (user.held + now).saturating_sub(before);
+            self.held = (self.held + now).saturating_sub(before);
         }
     }
 
@@ -175,6 +194,7 @@ impl Connections {
                 user.nr_visitors -= 1;
                 user.held = user.held.saturating_sub(held);
             });
+            self.held = self.held.saturating_sub(held);
         }
     }
 
@@ -285,9 +305,29 @@ mod tests {
         connections.insert(2, of(1));
         connections.note_text(1, 0, 100);
         connections.note_text(1, 100, 70);
-        assert_eq!((connections.held_for(1), connections.held_for(2)), (70, 0));
-        connections.remove(&1);
-        connections.remove(&2);
-        assert_eq!(connections.held_for(1), 0);
+        assert_eq!((connections.users[&1].held, connections.held), (70, 70));
+        connections.end_visit(1, 1, 70);
+        assert_eq!((connections.users[&1].held, connections.held), (0, 0));
+    }
+
+    #[test]
+    fn texts_of_all_users_together_are_bounded() {
+        let mut connections = Connections::new(1000);
+        let mut read = |uid, bytes| {
+            connections.insert(u64::from(uid), of(uid));
+            let has_room = connections.has_room_for_text(uid, bytes);
+            if has_room {
+                connections.note_text(uid, 0, bytes);
+            }
+            has_room
+        };
+        assert!(!read(1, MAX_HELD_PER_UID + 1));
+        assert_eq!(
+            [2, 3, 4, 5].map(|uid| read(uid, MAX_HELD_PER_UID)),
+            [true, true, true, false]
+        );
+        let nr_little = (6..1000).filter(|uid| read(*uid, LITTLE)).count();
+        assert_eq!(nr_little, MAX_HELD / 4 / LITTLE);
+        assert_eq!(connections.held, MAX_HELD);
     }
 }

@@ -19,6 +19,10 @@ use crate::sys::UsageMap;
 /// Names of users that are remembered until the rules are read again.
 const MAX_NAMES: usize = 4096;
 
+/// Processes of one user, and of all, that wait for their verdict.
+const MAX_WAITING_PER_UID: usize = 256;
+const MAX_WAITING: usize = 4096;
+
 /// The rules as they are now.
 #[derive(Debug, Clone, Default)]
 pub struct Current(Arc<RwLock<Arc<Rules>>>);
@@ -50,6 +54,38 @@ pub struct Enquiries {
     rules: Current,
     questions: Sender<Applicant>,
     answers: Receiver<(Applicant, nix::Result<Verdict>)>,
+    waiting: Waiting,
+}
+
+/// How many wait for their verdict, of each user and in all.
+#[derive(Debug, Default)]
+struct Waiting {
+    by_uid: HashMap<u32, usize>,
+    total: usize,
+}
+
+impl Waiting {
+    /// Counts one more of the user's, if there is room.
+    fn add(&mut self, uid: u32) -> bool {
+        let own = self.by_uid.get(&uid).copied().unwrap_or(0);
+        let has_room = own < MAX_WAITING_PER_UID && self.total < MAX_WAITING;
+        if has_room {
+            self.total += 1;
+            self.by_uid.insert(uid, own + 1);
+        }
+        has_room
+    }
+
+    /// Counts one less.
+    fn remove(&mut self, uid: u32) {
+        self.total = self.total.saturating_sub(1);
+        if let Some(own) = self.by_uid.get_mut(&uid) {
+            *own -= 1;
+            if *own == 0 {
+                self.by_uid.remove(&uid);
+            }
+        }
+    }
 }
 
 impl Enquiries {
@@ -77,6 +113,7 @@ impl Enquiries {
             rules,
             questions,
             answers,
+            waiting: Waiting::default(),
         })
     }
 
@@ -92,14 +129,19 @@ impl Enquiries {
     /// Asks.
     ///
     /// # Errors
-    /// `EAGAIN` if there is nobody to ask any more.
-    pub fn ask(&self, applicant: Applicant) -> nix::Result<()> {
+    /// `EAGAIN` if there is nobody to ask any more, or if too many wait: also those whose connection has ended meanwhile.
+    pub fn ask(&mut self, applicant: Applicant) -> nix::Result<()> {
+        if !self.waiting.add(applicant.peer.uid) {
+            return Err(Errno::EAGAIN);
+        }
         self.questions.send(applicant).map_err(|_| Errno::EAGAIN)
     }
 
     /// An answer, if there is one.
-    pub fn answer(&self) -> Option<(Applicant, nix::Result<Verdict>)> {
-        self.answers.try_recv().ok()
+    pub fn answer(&mut self) -> Option<(Applicant, nix::Result<Verdict>)> {
+        let (applicant, verdict) = self.answers.try_recv().ok()?;
+        self.waiting.remove(applicant.peer.uid);
+        Some((applicant, verdict))
     }
 }
 
@@ -131,5 +173,23 @@ impl Names {
             };
         }
         self.names.entry(uid).or_insert_with(|| user_name(uid)).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_who_wait_are_bounded_for_each_user_and_in_all() {
+        let mut waiting = Waiting::default();
+        let mut fill = |uid| (0..MAX_WAITING).filter(|_| waiting.add(uid)).count();
+        assert_eq!(fill(1), MAX_WAITING_PER_UID);
+        let others: usize = (2..100).map(&mut fill).sum();
+        assert_eq!(others + MAX_WAITING_PER_UID, MAX_WAITING);
+        waiting.remove(1);
+        assert!(waiting.add(200) && !waiting.add(201));
+        (0..MAX_WAITING_PER_UID - 1).for_each(|_| waiting.remove(1));
+        assert!(!waiting.by_uid.contains_key(&1));
     }
 }

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use super::{Notice, Tree};
 
 thread_local! {
-    /// Notices deferred so far, while this thread defers them.
+    /// Notices of records deferred so far, while this thread defers them.
     static PUT_OFF: RefCell<Option<Vec<Notice>>> = const { RefCell::new(None) };
 }
 
@@ -41,7 +41,8 @@ pub fn put_off<T>(change: impl FnOnce() -> T) -> (T, Later) {
 pub(super) fn is_put_off(notices: &[Notice]) -> bool {
     PUT_OFF.with_borrow_mut(|put_off| match put_off {
         Some(put_off) => {
-            put_off.extend_from_slice(notices);
+            // A freeze of a group has thousands that ring, and thousands of threads may wait here.
+            put_off.extend(notices.iter().filter(|notice| notice.is_of_record()).cloned());
             true
         }
         None => false,
@@ -49,7 +50,7 @@ pub(super) fn is_put_off(notices: &[Notice]) -> bool {
 }
 
 impl Tree {
-    /// Delivers deferred notices to the listeners that may wait.
+    /// Delivers deferred notices of records to the listeners that may wait.
     pub fn tell_later(&self, Later(notices): Later) {
         for listener in self.listeners.read_recursive().iter() {
             if listener.may_wait() {
@@ -98,7 +99,11 @@ mod tests {
             (all.clone(), vec![])
         );
         world.tree.tell_later(later);
-        assert_eq!((world.take_notices(), slow.0.lock().clone()), (vec![], all));
+        let of_records = vec![Notice::SettingsChanged(id)];
+        assert_eq!(
+            (world.take_notices(), slow.0.lock().clone()),
+            (vec![], of_records)
+        );
 
         let (_, later) = put_off(|| world.store("100/compute.freeze", ROOT, "1"));
         assert!(later.is_empty(), "nothing has changed");

@@ -157,3 +157,29 @@ fn file_of_a_newer_version_is_kept_as_a_copy() {
         text
     );
 }
+
+#[test]
+fn compaction_leaves_out_damage_and_renews_lines_of_version_1() {
+    let boot = boot_id();
+    let record = |seq, key, settings: u32| encode(&boot, &Record { seq, key, settings }).unwrap();
+    let mut damaged = record(9, A, 9);
+    let at = damaged.len() - 3;
+    damaged[at] ^= 1;
+    let old = format!(
+        "{{\"gcgroupfs_settings\":1,\"boot_id\":\"{boot}\"}}\n\
+         {{\"seq\":1,\"pid\":1,\"start_time\":10,\"settings\":1}}\n\
+         {{\"seq\":2,\"pid\":2,\"start_time\":20,\"settings\":2}}\n"
+    );
+    let text = [
+        old.as_bytes(),
+        &damaged,
+        &record(3, A, 3),
+        &record(u64::MAX, A, 4),
+    ]
+    .concat();
+    let kept = super::super::replay::compacted(&text, &boot, |_| true).unwrap();
+    let expected = [header(&boot).unwrap(), record(3, A, 3), record(2, B, 2)].concat();
+    assert_eq!(String::from_utf8(kept), String::from_utf8(expected));
+    let dead = super::super::replay::compacted(&text, &boot, |key| key != B).unwrap();
+    assert_eq!(dead, [header(&boot).unwrap(), record(3, A, 3)].concat());
+}

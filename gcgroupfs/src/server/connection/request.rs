@@ -11,9 +11,6 @@ use crate::server::Server;
 use crate::server::answer::{Credentials, answer};
 use crate::sys;
 
-/// Bytes that are held for one user who reads what takes several packets.
-const MAX_HELD: usize = 64 << 20;
-
 impl Server {
     /// Answers a request; nobody is waited for, so who does not read the answers is hung up on.
     pub(super) fn take_request(&mut self, number: u64, packet: &[u8]) -> bool {
@@ -46,8 +43,7 @@ impl Server {
         };
         let now = Instant::now();
         self.shares.take(user, now.duration_since(begun), now);
-        let others = self.connections.held_for(asker.uid);
-        if !text.is_empty() && others.saturating_add(text.len()) > MAX_HELD {
+        if !self.connections.has_room_for_text(asker.uid, text.len()) {
             (answered, text) = (Answer::refusal(libc::EMFILE).to_bytes(), Vec::new());
         }
         self.connections.note_text(asker.uid, 0, text.len());

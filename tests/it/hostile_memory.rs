@@ -1,0 +1,150 @@
+//! Users who have the daemon hold as much as they can: groups, open files, listings, connections. Each has a bound, and what the
+//! daemon takes for it is printed.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nix::unistd::Pid;
+use support::{Config, Mount, c_program, program_for_all};
+
+use crate::driver::DriverShell;
+
+/// Users who are not root: there is no room for all that each of them may have.
+const USERS: std::ops::Range<u32> = 1000..1004;
+/// What one user may make and open.
+const MAX_GROUPS: usize = 1024;
+const MAX_OPEN: usize = 16 << 10;
+/// What all but root may have open together, in pages.
+const MAX_OPEN_OF_ALL: usize = 64 << 10;
+const MAX_CONNECTIONS: usize = 1024;
+
+/// A user's program that holds as many of something as it gets, while it lives.
+struct Hog {
+    child: Child,
+    nr: usize,
+    /// Why there are no more; zero if it wanted no more.
+    errno: i32,
+}
+
+impl Hog {
+    fn start(program: &Path, uid: u32, kind: &str, path: &Path, most: usize) -> Self {
+        let mut command = Command::new(program);
+        command
+            .arg(kind)
+            .arg(path)
+            .arg(most.to_string())
+            .uid(uid)
+            .gid(uid);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut line = String::new();
+        let stdout = child.stdout.as_mut().expect("a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("reads");
+        let (nr, errno) = line.trim().split_once(' ').expect("two numbers");
+        Self {
+            child,
+            nr: nr.parse().expect("a number"),
+            errno: errno.parse().expect("a number"),
+        }
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Kilobytes that /proc shows of a process under a key.
+fn kilobytes(pid: Pid, key: &str) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let value = status
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    let number = value.and_then(|value| value.split_whitespace().next()?.parse().ok());
+    number.unwrap_or_else(|| panic!("{key} of {status}"))
+}
+
+#[test]
+fn what_users_make_the_daemon_hold_is_bounded() {
+    let mount = Mount::with(Config::default().arg("--allow-other"));
+    let program = program_for_all(&c_program("hog.c", &[]), mount.root());
+    let shell = DriverShell::start(&mount);
+    fs::set_permissions(mount.path(), fs::Permissions::from_mode(0o777)).expect("root may");
+    let daemon = mount.daemon().expect("it runs");
+    let before = kilobytes(daemon, "VmRSS");
+    let fill = |kind: &str, path: PathBuf, most: usize| -> Vec<Hog> {
+        let path = |uid: u32| match kind {
+            "directory" => path.join(format!("u{uid}")),
+            _ => path.clone(),
+        };
+        let begun = std::time::Instant::now();
+        let hogs = USERS.map(|uid| Hog::start(&program, uid, kind, &path(uid), most));
+        let hogs: Vec<Hog> = hogs.collect();
+        let nr: Vec<usize> = hogs.iter().map(|hog| hog.nr).collect();
+        eprintln!(
+            "{kind}: {nr:?}, {} KiB in memory, {:?}",
+            kilobytes(daemon, "VmRSS"),
+            begun.elapsed()
+        );
+        hogs
+    };
+
+    let groups = fill("directory", mount.path(), MAX_GROUPS + 1);
+    assert!(
+        groups
+            .iter()
+            .all(|hog| (hog.nr, hog.errno) == (MAX_GROUPS, libc::EAGAIN))
+    );
+
+    let files = fill("file", mount.file("", "gcgroup.procs"), MAX_OPEN + 1);
+    let nr_files: usize = files.iter().map(|hog| hog.nr).sum();
+    assert!(
+        files
+            .iter()
+            .all(|hog| hog.nr <= MAX_OPEN && hog.errno == libc::EMFILE)
+    );
+    assert!(
+        (3 * MAX_OPEN - 1000..=MAX_OPEN_OF_ALL).contains(&nr_files),
+        "{nr_files}"
+    );
+
+    let listings = fill("listing", mount.path(), MAX_OPEN + 1);
+    let nr_listings: usize = listings.iter().map(|hog| hog.nr).sum();
+    assert!(listings.iter().all(|hog| hog.errno == libc::EMFILE));
+    assert!(listings.iter().all(|hog| hog.nr > 0), "those with few have room");
+    // An entry takes 64 bytes.
+    let pages = (MAX_GROUPS * USERS.len() * 64).div_ceil(4096);
+    assert!(nr_listings * pages <= MAX_OPEN_OF_ALL, "{nr_listings}");
+
+    let connections = fill("connection", mount.socket(), 2 * MAX_CONNECTIONS);
+    let descriptors = fs::read_dir(format!("/proc/{daemon}/fd")).expect("it runs");
+    let nr_open = descriptors.count();
+    assert!(nr_open < MAX_CONNECTIONS * USERS.len() + 100, "{nr_open}");
+
+    let taken = kilobytes(daemon, "VmHWM") - before;
+    // Groups of 4 KiB, 256 MiB of files and as much of listings, connections of 2 KiB, and 64 MiB beside.
+    let bound = USERS.len() * (MAX_GROUPS * 4 + MAX_CONNECTIONS * 2) + (2 * 256 + 64) * 1024;
+    eprintln!("{taken} KiB taken, at most {bound}");
+    assert!(taken < bound);
+    // Others are served all the while.
+    mount.write(shell.pid(), "memory.limit", "4096");
+    assert_eq!(mount.read(shell.pid(), "memory.limit"), "4096");
+    drop((files, listings, connections));
+    let again = Hog::start(
+        &program,
+        USERS.start,
+        "file",
+        &mount.file("", "gcgroup.procs"),
+        100,
+    );
+    assert_eq!((again.nr, again.errno), (100, 0), "there is room again");
+}
