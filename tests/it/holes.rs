@@ -3,7 +3,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
 
 use gcgroup_abi::map::USAGE_SIZE;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -11,68 +10,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{Mount, stop, wait_until};
 
+use crate::cgroup::Cgroup;
 use crate::driver::{Dir, DriverShell};
 
 /// What the daemon's cgroup may have. What it makes for holes is twice as much in all.
 const LIMIT: u64 = 16 << 20;
-
-/// A memory cgroup of the test's own; gone when dropped, with everybody in it moved out.
-pub struct Cgroup(PathBuf);
-
-impl Cgroup {
-    /// `None` where the machine has no memory controller that we may use. Of version 1, or of version 2.
-    pub fn new(purpose: &str, bytes: u64) -> Option<Self> {
-        let name = format!("gcgroup-test-{purpose}-{}", std::process::id());
-        for (root, limit) in [
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            ("/sys/fs/cgroup", "memory.max"),
-        ] {
-            let root = Path::new(root);
-            if limit == "memory.max" {
-                // It may be on already, or nothing but the root be there for us.
-                let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
-            }
-            let path = root.join(&name);
-            if !root.join("cgroup.procs").exists() || fs::create_dir(&path).is_err() {
-                continue;
-            }
-            let cgroup = Self(path);
-            if fs::write(cgroup.0.join(limit), bytes.to_string()).is_err() {
-                continue;
-            }
-            for (swap, value) in [
-                ("memory.memsw.limit_in_bytes", bytes.to_string()),
-                ("memory.swap.max", "0".to_owned()),
-            ] {
-                // What went to the swap would not show. Where it is not counted there is none.
-                let _ = fs::write(cgroup.0.join(swap), value);
-            }
-            return Some(cgroup);
-        }
-        None
-    }
-
-    /// Who writes a pid there has the process in it.
-    pub fn procs(&self) -> PathBuf {
-        self.0.join("cgroup.procs")
-    }
-
-    #[track_caller]
-    fn take(&self, pid: Pid) {
-        fs::write(self.procs(), pid.to_string()).expect("it may be moved");
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let pids = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
-        for pid in pids.lines() {
-            let parent = self.0.with_file_name("cgroup.procs");
-            let _ = fs::write(parent, pid);
-        }
-        let _ = fs::remove_dir(&self.0);
-    }
-}
 
 /// The usage block of a process, by a descriptor that the process has.
 fn block(pid: i32) -> File {

@@ -1,6 +1,8 @@
 //! Integration tests: one binary, a real mount, real processes. Each file has one subject.
 
 #[cfg(test)]
+mod allocator;
+#[cfg(test)]
 mod arbiter;
 #[cfg(test)]
 mod built;
@@ -8,6 +10,8 @@ mod built;
 mod calls;
 #[cfg(test)]
 mod cap;
+#[cfg(test)]
+mod cgroup;
 #[cfg(test)]
 mod churn;
 #[cfg(test)]
@@ -128,6 +132,8 @@ mod rules;
 mod rules_groups;
 #[cfg(test)]
 mod runtime_library;
+#[cfg(test)]
+mod scarce;
 #[cfg(test)]
 mod scripts;
 #[cfg(test)]

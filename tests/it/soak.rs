@@ -1,9 +1,12 @@
-//! Two hundred programs that come, use the GPUs, and go by themselves or by kill -9, for minutes; people who write whatever
-//! they like; a daemon that is killed every twenty seconds (`GCGROUP_SOAK_LIFE` says how many). In the end everything adds up
-//! and nothing is left. scripts/soak.sh says for how long.
+//! Two hundred programs that come, use the GPUs, and go by themselves or by kill -9, for minutes; programs whose memory moves
+//! and is compared; people who write whatever they like; a daemon that is killed every twenty seconds (`GCGROUP_SOAK_LIFE`
+//! says how many); the faults of `soak/faults.rs`. In the end everything adds up and nothing is left. scripts/soak.sh says for
+//! how long.
 
 mod directories;
+mod faults;
 mod holdings;
+mod mover;
 mod people;
 mod program;
 pub(crate) mod random;
@@ -23,7 +26,9 @@ use support::{Config, Mount, wait_until};
 
 use crate::driver::governed_pids;
 use crate::supervise;
+use faults::Faults;
 use holdings::{Holdings, resident};
+use mover::{Moved, Mover, Recipe};
 use people::Person;
 use program::Program;
 use random::Random;
@@ -34,6 +39,8 @@ const PROGRAMS: usize = 200;
 const GPUS: usize = 2;
 /// People who read and write.
 const PEOPLE: u64 = 4;
+/// Programs at a time whose memory moves.
+const MOVERS: u64 = 6;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Daemon {
@@ -86,6 +93,7 @@ struct Soak {
     nr_started: u64,
     nr_killed: u64,
     nr_kills: u64,
+    faults: Faults,
     /// Kilobytes of each daemon, at the end of its life.
     resident: Vec<f64>,
 }
@@ -106,10 +114,12 @@ fn soak(daemon: Daemon) {
         nr_started: 0,
         nr_killed: 0,
         nr_kills: 0,
+        faults: Faults::default(),
         resident: Vec::new(),
     };
     let before = soak.holdings_of_an_idle_daemon();
     let (over, nr_done, refusals) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::default());
+    let (moved, recipe) = (Moved::default(), Recipe::of(&soak.mount));
     thread::scope(|scope| {
         let _end = supervise::End(&over);
         for number in 0..PEOPLE {
@@ -122,6 +132,15 @@ fn soak(daemon: Daemon) {
             };
             scope.spawn(|| person.live());
         }
+        for number in 0..MOVERS {
+            let mover = Mover {
+                recipe: recipe.clone(),
+                random: Random::of(200 + number),
+                over: &over,
+                moved: &moved,
+            };
+            scope.spawn(|| mover.live());
+        }
         soak.live();
     });
     let refusals = refusals.into_inner().expect("nobody panicked");
@@ -132,10 +151,26 @@ fn soak(daemon: Daemon) {
         resident,
         ..
     } = &soak;
+    let [nr_movers, nr_movers_killed, nr_faulty, verified, lost] = [
+        &moved.programs,
+        &moved.killed,
+        &moved.faulty_drivers,
+        &moved.verified_bytes,
+        &moved.lost,
+    ]
+    .map(|count| count.load(Relaxed));
     eprintln!(
-        "{daemon:?}: {nr_started} programs, {nr_killed} killed; {nr_kills} daemons killed; {} reads and writes, refused: \
-         {refusals:?}; kB {resident:?}",
-        nr_done.load(Relaxed)
+        "{daemon:?}: kills: {nr_kills} of the daemon, {nr_killed} of {nr_started} programs, {nr_movers_killed} in moves of \
+         {nr_movers} that move; faults: {:?}, {nr_faulty} drivers that fail in moves; {} reads and writes, refused: \
+         {refusals:?}; {} MiB verified after moves, losses: {lost}; kB {resident:?}",
+        soak.faults.counts,
+        nr_done.load(Relaxed),
+        verified >> 20,
+    );
+    eprintln!("{daemon:?}: left out: {:?}", faults::left_out());
+    assert!(
+        verified > 0 && lost == 0,
+        "{verified} bytes verified, {lost} lost"
     );
     let lost = [libc::ENOTCONN, libc::ECONNABORTED, libc::EIO, libc::EINTR, 0];
     assert!(
@@ -163,6 +198,14 @@ impl Soak {
         fs::read(self.mount.file(pid, "gcgroup.stat")).expect("reads");
         fs::read(self.mount.file("", "unmanaged")).expect("reads");
         program.load.wait();
+        let (over, moved) = (AtomicBool::new(false), Moved::default());
+        let mut mover = Mover {
+            recipe: Recipe::of(&self.mount),
+            random: Random::of(1),
+            over: &over,
+            moved: &moved,
+        };
+        mover.one();
         wait_until("it has gone", || governed_pids(&self.mount).is_empty());
         let mut last = Holdings::of(self.pid());
         wait_until("the daemon is at rest", || {
@@ -179,6 +222,7 @@ impl Soak {
         while Instant::now() < end {
             self.start_some();
             self.end_some();
+            self.inject();
             if Instant::now() >= next_kill {
                 self.note_resident();
                 self.kill_daemon();
@@ -186,6 +230,7 @@ impl Soak {
             }
             thread::sleep(Duration::from_millis(10));
         }
+        self.faults.undo();
         self.note_resident();
     }
 

@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use support::{Config, Mount, c_program, wait_until};
 
 use crate::driver::{Dir, DriverShell};
-use crate::holes::Cgroup;
+use crate::cgroup::Cgroup;
 use crate::supervise::daemon;
 
 /// Milliseconds of the pauses that the log tells of, in their order.

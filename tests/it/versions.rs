@@ -15,7 +15,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, listen,
     recv, sendmsg, socket,
 };
-use support::{Config, Mount, repository, wait_until};
+use support::{Config, Governed, Mount, artifacts, c_program, repository, wait_until};
 use tempfile::TempDir;
 
 use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
@@ -98,6 +98,63 @@ fn an_old_hook_that_must_be_governed_is_refused() {
         said.starts_with("ready ") && said.ends_with(" 802\n") && said.lines().count() == 1,
         "{said}"
     );
+}
+
+/// What an upgrade leaves of a program that has loaded one library before it and loads the other one after it.
+fn mixed(preload_is_old: bool) -> TempDir {
+    let directory = old_libraries();
+    let (name, new) = match preload_is_old {
+        true => ("libgcgroup_hook.so", artifacts().hook()),
+        false => ("libgcgroup.so", artifacts().preload()),
+    };
+    fs::copy(new, directory.path().join(name)).expect("copies");
+    directory
+}
+
+#[test]
+fn libraries_of_two_versions_leave_the_program_to_the_driver() {
+    let mount = Mount::new();
+    for preload_is_old in [false, true] {
+        let libraries = mixed(preload_is_old);
+        let mut shell = DriverShell::spawn(with_old_libraries(&mount, &libraries));
+        assert_works(&mut shell);
+        assert!(governed_pids(&mount).is_empty());
+        let neighbour = DriverShell::start(&mount);
+        wait_until("neighbours are governed", || {
+            governed_pids(&mount) == [neighbour.pid()]
+        });
+        assert_works(&mut shell);
+        shell.quit();
+        drop(neighbour);
+        wait_until("it has gone", || governed_pids(&mount).is_empty());
+    }
+}
+
+/// A program that has the preload library of before an upgrade loads the hook when it first asks for the driver.
+#[test]
+fn a_hook_that_is_replaced_before_it_is_loaded_governs() {
+    let mount = Mount::new();
+    let libraries = TempDir::new().expect("a directory");
+    for library in [artifacts().preload(), artifacts().hook()] {
+        let name = library.file_name().expect("a name");
+        fs::copy(&library, libraries.path().join(name)).expect("copies");
+    }
+    let program = c_program("late.c", &["-ldl"]);
+    let mut command = mount.command(program);
+    command.env("LD_PRELOAD", libraries.path().join("libgcgroup.so"));
+    let mut program = Governed::spawn(command);
+    program.expect("loaded");
+    for name in ["libgcgroup.so", "libgcgroup_hook.so"] {
+        let path = libraries.path().join(name);
+        let fresh = path.with_extension("new");
+        fs::copy(&path, &fresh).expect("copies");
+        fs::rename(fresh, path).expect("another file of that name");
+    }
+    program.say("go");
+    assert_eq!(program.line().as_deref(), Some("0"));
+    assert!(mount.governs(program.pid()));
+    program.say("end");
+    assert!(program.wait().success());
 }
 
 /// A daemon that says the same to everybody.

@@ -16,6 +16,10 @@ use crate::sys;
 const RESERVE: u64 = 512 << 20;
 const RESERVE_SHARE: u64 = 16;
 
+/// The share of the room that is taken without a claim. It is no more than the reserve, so one process that takes it while others
+/// take all they have claimed leaves the host something; and sixteen at once take no more than there is.
+const SMALL_SHARE: u64 = 16;
+
 /// How long an answer is of use. The daemon counts a claim for twice as long.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -98,8 +102,12 @@ pub(super) enum Unclaimed {
 impl Process {
     /// Claims that many bytes of the host's memory, to be taken before the result is dropped. A caller that is told
     /// [`Unclaimed::NotYet`] calls again; one that `is_late` has waited long enough, and is not held up by other processes.
+    /// Little beside what the host has is not claimed: that takes no daemon's answer.
     pub(super) fn claim_host(&self, size: u64, is_late: bool) -> Result<Claim<'_>, Unclaimed> {
         let (host, control) = (&self.swap.host, self.control());
+        if size <= host.room() / SMALL_SHARE {
+            return Ok(Claim(None));
+        }
         let mut claimed = host.claimed.lock();
         if is_late || control.answers_claims.load(Relaxed) == 0 {
             if matches!(*claimed, Claimed::Asked { .. }) {
@@ -224,6 +232,11 @@ mod tests {
         (process, adopt(process))
     }
 
+    /// As much as has to be claimed. Other processes of the host may take some meanwhile.
+    fn large(process: &Process) -> u64 {
+        process.swap.host.room() / 2
+    }
+
     /// A daemon as it is when the process has registered with it.
     fn adopt(process: &Process) -> &'static Control {
         let (control, file) = block::of_daemon();
@@ -253,16 +266,17 @@ mod tests {
     #[test]
     fn a_claim_is_published_until_the_memory_is_taken() {
         let (process, control) = claimant();
+        let size = large(process);
         for _ in 0..3 {
-            assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
-            assert_eq!(published(process), (4096, 1));
+            assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
+            assert_eq!(published(process), (size, 1));
         }
         answer(process, control, 0);
-        let claim = process.claim_host(4096, false).unwrap();
-        assert_eq!(published(process), (4096, 1));
-        assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet, "one at a time");
-        drop(process.claim_host(4096, true).unwrap());
-        assert_eq!(published(process), (4096, 1), "that of the first");
+        let claim = process.claim_host(size, false).unwrap();
+        assert_eq!(published(process), (size, 1));
+        assert_eq!(refusal(process, size, false), Unclaimed::NotYet, "one at a time");
+        drop(process.claim_host(size, true).unwrap());
+        assert_eq!(published(process), (size, 1), "that of the first");
         drop(claim);
         assert_eq!(published(process), (0, 1));
     }
@@ -270,15 +284,16 @@ mod tests {
     #[test]
     fn bytes_that_others_claim_are_waited_for_and_a_late_claim_is_not_held_up() {
         let (process, control) = claimant();
+        let size = large(process);
         for number in 1..4 {
-            assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
-            assert_eq!(published(process), (4096, number));
+            assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
+            assert_eq!(published(process), (size, number));
             answer(process, control, NO_LIMIT);
-            assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
+            assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
             assert_eq!(published(process), (0, number), "withdrawn");
         }
-        assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
-        drop(process.claim_host(4096, true).unwrap());
+        assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
+        drop(process.claim_host(size, true).unwrap());
         assert_eq!(published(process), (0, 4));
     }
 
@@ -295,25 +310,33 @@ mod tests {
     #[test]
     fn an_answer_that_is_old_or_of_another_daemon_is_not_used() {
         let (process, control) = claimant();
-        assert_eq!(refusal(process, 4096, false), Unclaimed::NotYet);
+        let (size, other) = (large(process), large(process) / 2);
+        assert_eq!(refusal(process, size, false), Unclaimed::NotYet);
         answer(process, control, 0);
-        assert_eq!(refusal(process, 8192, false), Unclaimed::NotYet, "another size");
+        assert_eq!(refusal(process, other, false), Unclaimed::NotYet, "another size");
         answer(process, control, 0);
         if let Claimed::Asked { since, .. } = &mut *process.swap.host.claimed.lock() {
             *since -= FRESH;
         }
-        assert_eq!(refusal(process, 8192, false), Unclaimed::NotYet);
-        assert_eq!(published(process), (8192, 3), "asked anew");
+        assert_eq!(refusal(process, other, false), Unclaimed::NotYet);
+        assert_eq!(published(process), (other, 3), "asked anew");
         let next = adopt(process);
-        assert_eq!(refusal(process, 8192, false), Unclaimed::NotYet);
-        assert_eq!(refusal(process, 8192, false), Unclaimed::NotYet);
+        assert_eq!(refusal(process, other, false), Unclaimed::NotYet);
+        assert_eq!(refusal(process, other, false), Unclaimed::NotYet);
         answer(process, next, 0);
-        drop(process.claim_host(8192, false).unwrap());
+        drop(process.claim_host(other, false).unwrap());
     }
 
     #[test]
     fn a_daemon_that_answers_no_claims_is_not_asked() {
         let process = Process::of_test(NO_LIMIT);
+        drop(process.claim_host(large(process), false).unwrap());
+        assert_eq!(published(process), (0, 0));
+    }
+
+    #[test]
+    fn little_memory_is_taken_without_a_claim() {
+        let (process, _) = claimant();
         drop(process.claim_host(4096, false).unwrap());
         assert_eq!(published(process), (0, 0));
     }

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(super) struct Holdings {
     descriptors: BTreeMap<String, usize>,
-    /// But for those that close what strangers sent, which stay.
+    /// But for those that close what strangers sent and those that read /proc, which stay: as many as were needed at once.
     threads: BTreeMap<String, usize>,
     blocks: usize,
 }
@@ -38,7 +38,7 @@ impl Holdings {
         };
         let comm = |path: &Path| Some(fs::read_to_string(path.join("comm")).ok()?.trim().to_owned());
         let mut threads = names("task", comm);
-        threads.retain(|name| name != "closer");
+        threads.retain(|name| name != "closer" && name != "procfs");
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("proc(5)");
         Self {
             descriptors: count(names("fd", kind)),

@@ -12,7 +12,7 @@ use super::{GPUS, Soak};
 use crate::driver::governed_pids;
 
 /// What holds nobody up. Who is least important among two hundred would have its turn in the end, and not soon.
-const FREE: [(&str, &str); 3] = [
+pub(super) const FREE: [(&str, &str); 3] = [
     ("compute.freeze", "0"),
     ("compute.max", "max"),
     ("compute.priority", "8"),

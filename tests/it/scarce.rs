@@ -1,0 +1,161 @@
+//! Programs to which the host gives too little memory: by their memory cgroup, or by RLIMIT_AS.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
+
+use nix::unistd::Pid;
+use simgpu::Held;
+use support::{Config, Governed, Mount, artifacts, wait_until};
+
+use crate::cgroup::Cgroup;
+use crate::driver::Dir;
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 8 * MIB;
+
+fn mount() -> Mount {
+    Mount::with(
+        Config::default()
+            .env("SIMGPU_CONTEXT_MEMORY", 0)
+            .env("GCGROUP_SWAP", "max"),
+    )
+}
+
+/// A program with that many blocks.
+#[track_caller]
+fn with_blocks(mount: &Mount, count: u64) -> Governed {
+    with_blocks_by(mount.command(artifacts().load()), count)
+}
+
+#[track_caller]
+fn with_blocks_by(mut command: Command, count: u64) -> Governed {
+    command.arg("obey");
+    let mut program = Governed::spawn(command);
+    program.expect("ready");
+    for _ in 0..count {
+        let answer = program.ask(&format!("alloc linear {BLOCK}"));
+        assert!(answer.starts_with("allocated "), "{answer}");
+    }
+    program
+}
+
+#[test]
+fn memory_moves_in_a_program_in_a_memory_cgroup() {
+    let Some(cgroup) = Cgroup::new("moves", 512 * MIB) else {
+        eprintln!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    let mount = mount();
+    let mut program = with_blocks(&mount, 4);
+    cgroup.take(Pid::from_raw(program.pid()));
+    let dir = Dir::of(&mount, program.pid());
+    for _ in 0..3 {
+        dir.write("memory.limit", BLOCK);
+        wait_until("three are out", || dir.number("memory.swap.current") == 3 * BLOCK);
+        assert_eq!(program.ask("verify"), "verified 4");
+        dir.write("memory.limit", "max");
+        wait_until("all are in", || dir.number("memory.swap.current") == 0);
+    }
+    dir.freeze();
+    dir.write("compute.freeze", 0);
+    assert_eq!(program.ask("verify"), "verified 4");
+    assert_eq!(program.ask("free all"), "freed 4");
+}
+
+/// The kernel kills a program whose cgroup has no room for what it is about to have on the host.
+#[test]
+fn a_program_that_its_cgroup_kills_in_a_move_leaves_nothing() {
+    let Some(cgroup) = Cgroup::new("kills", 24 * MIB) else {
+        eprintln!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    let mount = mount();
+    let mut program = with_blocks(&mount, 16);
+    let mut other = with_blocks(&mount, 1);
+    let pid = program.pid();
+    cgroup.take(Pid::from_raw(pid));
+    Dir::of(&mount, pid).write("memory.limit", BLOCK);
+    wait_until("it is killed", || !program.is_running());
+    assert_eq!(program.wait().signal(), Some(libc::SIGKILL));
+    wait_until("it is gone", || !mount.governs(pid));
+    assert_eq!(mount.truth().used_by_all(0), BLOCK);
+    let dir = Dir::of(&mount, other.pid());
+    dir.write("memory.limit", 1);
+    wait_until("the other moves", || dir.number("memory.swap.current") == BLOCK);
+    assert_eq!(other.ask("verify"), "verified 1");
+}
+
+/// A program with that many blocks, by a driver with these faults.
+#[track_caller]
+fn with_faulty_blocks(mount: &Mount, count: u64, faults: &str) -> Governed {
+    let mut command = mount.command(artifacts().load());
+    command.env("SIMGPU_FAULTS", faults);
+    with_blocks_by(command, count)
+}
+
+#[test]
+fn a_move_for_which_the_host_has_no_memory_left_loses_nothing() {
+    let mount = mount();
+    // Of four blocks two find memory; what is tried later finds some again.
+    for (faults, is_lasting) in [("cuMemCreate=2@7+", true), ("cuMemCreate=2@7", false)] {
+        let mut program = with_faulty_blocks(&mount, 4, faults);
+        let (dir, truth) = (Dir::of(&mount, program.pid()), mount.truth());
+        let sum = || {
+            let swapped = dir.number("memory.swap.current");
+            (dir.number("memory.current"), swapped)
+        };
+        dir.write("memory.limit", 1);
+        wait_until("it is said", || dir.key("memory.events", "swap_fail") >= 1);
+        let left = if is_lasting { 2 * BLOCK } else { 0 };
+        wait_until("as much as can be is out", || sum() == (left, 4 * BLOCK - left));
+        assert_eq!(program.ask("verify"), "verified 4");
+        assert_eq!(truth.used(program.pid(), 0), left, "{faults}");
+        wait_until("what was in excess is let go", || {
+            truth.held(program.pid(), 0, Held::HostPhysical) == 4 * BLOCK - left
+        });
+        assert_eq!(program.ask("free all"), "freed 4", "{faults}");
+        assert_eq!((sum(), truth.used(program.pid(), 0)), ((0, 0), 0), "{faults}");
+    }
+}
+
+/// The address space that the process has, bytes.
+fn address_space(pid: i32) -> u64 {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).expect("it lives");
+    let pages = statm.split(' ').next().and_then(|pages| pages.parse().ok());
+    pages.map_or(0, |pages: u64| pages * 4096)
+}
+
+#[track_caller]
+fn limit_address_space(pid: i32, limit: &str) {
+    let mut prlimit = Command::new("prlimit");
+    prlimit.args(["--pid", &pid.to_string(), &format!("--as={limit}:unlimited")]);
+    assert!(prlimit.status().expect("prlimit runs").success());
+}
+
+/// A driver that does not map the host's memory for a device: blocks go to memory of the process's own.
+#[test]
+fn a_move_that_the_address_space_has_no_room_for_loses_nothing() {
+    let mount = mount();
+    let mut program = with_faulty_blocks(&mount, 2, "cuMemCreate=801@3");
+    let dir = Dir::of(&mount, program.pid());
+    dir.freeze();
+    // Little things have room, and no block.
+    let limit = address_space(program.pid()) + BLOCK / 2;
+    limit_address_space(program.pid(), &limit.to_string());
+    dir.write("memory.reclaim", "max");
+    wait_until("it is said", || dir.key("memory.events", "swap_fail") >= 1);
+    assert_eq!(dir.number("memory.current"), 2 * BLOCK);
+    assert_eq!(dir.number("memory.swap.current"), 0);
+    dir.write("compute.freeze", 0);
+    assert_eq!(program.ask("verify"), "verified 2");
+    limit_address_space(program.pid(), "unlimited");
+    dir.freeze();
+    dir.write("memory.reclaim", "max");
+    wait_until("it is out", || dir.number("memory.current") == 0);
+    dir.write("compute.freeze", 0);
+    assert_eq!(program.ask("verify"), "verified 2");
+    assert_eq!(dir.number("memory.current"), 2 * BLOCK);
+    assert_eq!(program.ask("free all"), "freed 2");
+    assert_eq!(mount.truth().used(program.pid(), 0), 0);
+}
