@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{MsgFlags, recv, send};
+use nix::sys::socket::{MsgFlags, Shutdown, send, shutdown};
 use tracing::{debug, warn};
 
 use self::bells::Bells;
@@ -47,7 +47,7 @@ use self::strangers::Strangers;
 use crate::journal::{Journal, Key};
 use crate::process;
 use crate::share::Shares;
-use crate::sys;
+use crate::sys::{self, Received};
 use crate::tree::{GroupId, Saved, Settings, Tree, leave_behind};
 
 pub use self::enquiry::Current as CurrentRules;
@@ -140,6 +140,8 @@ pub struct Server {
     next_tend: Option<Instant>,
     /// When to look for those that have not come back after a restart.
     all_back: Option<Instant>,
+    /// When to look whether the socket's file is there.
+    next_look: Option<Instant>,
 }
 
 impl Server {
@@ -165,6 +167,7 @@ impl Server {
             EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into()),
         )?;
         epoll.add(&woken, EpollEvent::new(EpollFlags::EPOLLIN, Token::Wake.into()))?;
+        let next_look = listener.next_look(Instant::now());
         let bells = Arc::new(Bells::default());
         // The bells first: a thaw should not wait for the disk.
         tree.listen(bells.clone());
@@ -205,6 +208,7 @@ impl Server {
             // Whoever was here before may come back.
             next_tend: Some(Instant::now() + TICK),
             all_back: Some(Instant::now() + RETURN),
+            next_look,
         })
     }
 
@@ -250,8 +254,18 @@ impl Server {
 
     fn answer_supervisor(&mut self) {
         let Some(line) = &self.line else { return };
-        match recv(line.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) {
-            Ok(1..) => self.reassure(),
+        match sys::receive(line, &mut [0]) {
+            Ok(Received {
+                length: 1..,
+                descriptors,
+                ..
+            }) => match descriptors.into_iter().next() {
+                Some(socket) => {
+                    let old = self.listener.replace(socket);
+                    self.listen_anew(old);
+                }
+                None => self.reassure(),
+            },
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             // It has ended, and we are told by a signal.
             Ok(_) | Err(_) => {
@@ -265,7 +279,7 @@ impl Server {
     ///
     /// # Errors
     /// The kernel refuses to tell of events.
-    pub fn run(&mut self, go_on: impl Fn() -> bool) -> anyhow::Result<()> {
+    pub fn run(&mut self, mut go_on: impl FnMut() -> bool) -> anyhow::Result<()> {
         let mut events = [EpollEvent::empty(); 64];
         while go_on() {
             let ready = match self.epoll.wait(&mut events, self.timeout()) {
@@ -303,6 +317,7 @@ impl Server {
             self.full_until,
             self.next_tend,
             self.all_back,
+            self.next_look,
         ]
         .into_iter()
         .flatten()
@@ -347,6 +362,12 @@ impl Server {
         }
         if self.all_back.is_some_and(|when| when <= now) {
             self.all_back = self.registry.tend_remembered().then_some(now + RETURN);
+        }
+        if self.next_look.is_some_and(|when| when <= now) {
+            self.next_look = self.listener.next_look(now);
+            if let Some(old) = self.listener.look() {
+                self.listen_anew(old);
+            }
         }
         if self.full_until.is_some_and(|when| when <= now) {
             self.full_until = None;
@@ -407,6 +428,20 @@ impl Server {
     fn listen(&self, flags: EpollFlags) {
         let mut event = EpollEvent::new(flags, Token::Listener.into());
         if let Err(error) = self.epoll.modify(&self.listener, &mut event) {
+            warn!("cannot watch the socket: {error}");
+        }
+    }
+
+    /// Listens on the socket that has taken the place of `old`, after those who are waiting there have been let in.
+    fn listen_anew(&mut self, old: OwnedFd) {
+        let _ = self.epoll.delete(&old);
+        // Whoever still has a way to it gets no further, or there could be no end.
+        let _ = shutdown(old.as_raw_fd(), Shutdown::Both);
+        while let Ok(socket) = sys::accept(&old) {
+            self.welcome(socket);
+        }
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into());
+        if let Err(error) = self.epoll.add(&self.listener, event) {
             warn!("cannot watch the socket: {error}");
         }
     }

@@ -30,6 +30,10 @@ use crate::mount::Mount;
 use crate::server::Listener;
 use crate::sys;
 
+mod ends;
+
+use ends::Ends;
+
 /// The option that this is about, which the daemons are started without.
 const OPTION: &str = "--supervise";
 
@@ -71,12 +75,12 @@ const TRIAL: Duration = Duration::from_secs(60);
 /// nothing, and leaves nothing.
 ///
 /// # Errors
-/// The mount or the socket cannot be had, or a daemon gives up.
+/// The mount or the socket cannot be had, a daemon gives up, or somebody has aborted the mount's connection.
 pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<bool> {
     // First of all, so that of two daemons the second leaves everything alone.
     let listener = Listener::bind(socket)?;
     let cannot = || format!("cannot mount at {}", point.display());
-    let (mut mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
+    let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
     let init = match fuse::first_message(&device) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
             warn!("{error}: this one has no supervisor");
@@ -91,20 +95,21 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
     };
     let helper = fuse::Attended::start(ours, device.try_clone()?, spot)
         .context("cannot start who has the kernel forget")?;
-    let keeper = Keeper::new((device, mount.device()), listener.share()?, &init, theirs)?;
+    let mut keeper = Keeper::new((device, mount.device()), listener.share()?, &init, theirs)?;
+    let mut ends = Ends::new(mount, listener)?;
     let mut signals = Signals::new()?;
     super::mount::tell_ready();
-    let result = follow(&keeper, socket, &mut signals);
+    let result = follow(&mut keeper, &mut ends, socket, &mut signals);
     // It finds who waits for an answer by the mount.
     helper.stop(|| drop(keeper));
-    if let Err(error) = mount.unmount() {
+    if let Err(error) = ends.mount.unmount() {
         warn!("cannot unmount {}: {error}", point.display());
     }
     result.map(|()| true)
 }
 
 /// Starts one daemon after another.
-fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Result<()> {
+fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Signals) -> anyhow::Result<()> {
     let mut pause = Duration::ZERO;
     let (mut has_served, mut trial) = (false, None);
     // Daemons that a file of somebody's keeps from ending. They hold nothing any more that the next one needs.
@@ -114,7 +119,8 @@ fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Resu
         let began = Instant::now();
         abandoned.retain_mut(|daemon: &mut Child| matches!(daemon.try_wait(), Ok(None)));
         let mut daemon = start(keeper, !abandoned.is_empty())?;
-        let status = match daemon.attend(signals)? {
+        ends.begins();
+        let status = match daemon.attend(signals, ends, keeper)? {
             End::Ended(status) => status,
             End::Stuck => {
                 warn!("the daemon cannot end ({}); starting another", daemon.child.id());
@@ -128,7 +134,7 @@ fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Resu
                 continue;
             }
         };
-        if status.success() || signals.is_end_asked() {
+        if signals.is_end_asked() || ends.is_unmounted(keeper)? || status.success() {
             return Ok(());
         }
         if status.code() == Some(GIVES_UP) && began.elapsed() < SHORT {
@@ -221,12 +227,13 @@ impl Due {
 
 impl Daemon {
     /// Waits for the daemon's end, passes on to it what we are told, and kills it if it does not answer.
-    fn attend(&mut self, signals: &mut Signals) -> anyhow::Result<End> {
+    fn attend(&mut self, signals: &mut Signals, ends: &mut Ends, keeper: &mut Keeper) -> anyhow::Result<End> {
         let pid = Pid::from_raw(i32::try_from(self.child.id())?);
         let pidfd = sys::pidfd_open(pid.as_raw())?;
         let mut due = Due::Answer(Instant::now() + BEGINNING);
         loop {
-            let left = due.when().saturating_duration_since(Instant::now());
+            let next = ends.next_look().map_or(due.when(), |look| look.min(due.when()));
+            let left = next.saturating_duration_since(Instant::now());
             let mut watched = vec![
                 PollFd::new(pidfd.as_fd(), PollFlags::POLLIN),
                 PollFd::new(signals.woken.as_fd(), PollFlags::POLLIN),
@@ -251,6 +258,7 @@ impl Daemon {
                 }
             }
             due = self.listen(due);
+            ends.look(keeper, self.line.as_ref());
             if Instant::now() < due.when() {
                 continue;
             }
