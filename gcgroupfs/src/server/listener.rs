@@ -20,6 +20,10 @@ use tracing::warn;
 
 use crate::process;
 
+mod restore;
+
+use restore::{Restored, restore};
+
 /// Connections that may wait to be accepted; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
@@ -44,6 +48,8 @@ pub struct Listener {
     file: Option<(PathBuf, FileId)>,
     /// What was last told of a file that cannot be made again.
     complaint: String,
+    /// Whether the directory's lock was held by another process at the last look.
+    has_waited: bool,
 }
 
 impl Listener {
@@ -62,6 +68,7 @@ impl Listener {
             socket,
             file: Some((path.to_owned(), file)),
             complaint: String::new(),
+            has_waited: false,
         })
     }
 
@@ -71,6 +78,7 @@ impl Listener {
             socket,
             file: None,
             complaint: String::new(),
+            has_waited: false,
         }
     }
 
@@ -85,23 +93,20 @@ impl Listener {
     /// `NAME.displaced`.
     pub fn look(&mut self) -> Option<OwnedFd> {
         let (path, ours) = self.file.as_mut()?;
-        match is_there(path, ours).and_then(|is_there| if is_there { Ok(None) } else { remake(path) }) {
-            Ok(None) => self.complaint.clear(),
-            Ok(Some((socket, file))) => {
-                warn!(
-                    "{} was removed or replaced; another socket is there now",
-                    path.display()
-                );
+        let needs_lock = !std::mem::take(&mut self.has_waited);
+        match restore(path, ours, needs_lock) {
+            Ok(Restored::IsThere) => self.complaint.clear(),
+            Ok(Restored::Waits) => self.has_waited = true,
+            Ok(Restored::Made(socket)) => {
+                let path = path.display();
+                warn!("{path} was removed or replaced; another socket is there now");
                 self.complaint.clear();
-                *ours = file;
                 return Some(std::mem::replace(&mut self.socket, socket));
             }
             Err(error) => {
                 let complaint = format!("{error:#}");
                 if complaint != self.complaint {
-                    warn!(
-                        "the socket was removed or replaced, and new processes are not governed: {complaint}"
-                    );
+                    warn!("the socket was removed or replaced: new processes are not governed: {complaint}");
                     self.complaint = complaint;
                 }
             }
@@ -171,63 +176,6 @@ fn make(path: &Path, address: &UnixAddr) -> anyhow::Result<(OwnedFd, FileId)> {
     let file = fs::symlink_metadata(path)?;
     listen(&socket, Backlog::new(BACKLOG)?)?;
     Ok((socket, id(&file)))
-}
-
-/// Whether the file at `path` is our socket's. Its inode number may have been given to another one; if the time of the
-/// last change is another, too, the kernel is asked who listens there.
-fn is_there(path: &Path, ours: &mut FileId) -> anyhow::Result<bool> {
-    let there = match fs::symlink_metadata(path) {
-        Ok(file) => id(&file),
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(false);
-        }
-        Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
-    };
-    if there == *ours {
-        return Ok(true);
-    }
-    let is_same = (there.0, there.1) == (ours.0, ours.1) && {
-        let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
-        connect(probe.as_raw_fd(), &UnixAddr::new(path)?).is_ok()
-            && process::owner(&probe).is_ok_and(|(pid, ..)| pid == std::process::id())
-    };
-    if is_same {
-        *ours = there;
-    }
-    Ok(is_same)
-}
-
-/// Makes a socket at `path` once more; none if another daemon is being started there just now.
-fn remake(path: &Path) -> anyhow::Result<Option<(OwnedFd, FileId)>> {
-    let address = UnixAddr::new(path)?;
-    let directory = make_directory(path)?;
-    let file = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
-    let Ok(_turn) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
-        return Ok(None);
-    };
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
-        Ok(file) if file.file_type().is_socket() => {
-            let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
-            match connect(probe.as_raw_fd(), &address) {
-                Err(Errno::ECONNREFUSED) => fs::remove_file(path)?,
-                Err(Errno::ENOENT) => {}
-                _ => bail!("another daemon listens on {}", path.display()),
-            }
-        }
-        Ok(_) => {
-            let mut aside = path.as_os_str().to_owned();
-            aside.push(".displaced");
-            fs::rename(path, &aside).with_context(|| format!("cannot move {} away", path.display()))?;
-        }
-    }
-    make(path, &address).map(Some)
 }
 
 pub fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
@@ -339,6 +287,18 @@ mod tests {
         assert!(listener.look().is_some());
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn lock_of_somebody_else_delays_a_new_socket_by_one_look() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        let held = File::open(directory.path()).unwrap();
+        let _held = Flock::lock(held, FlockArg::LockExclusiveNonblock).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(listener.look().is_none() && !path.exists());
+        assert!(listener.look().is_some() && path.exists());
     }
 
     #[test]

@@ -251,6 +251,12 @@ fn a_freeze_above_closes_the_gates_of_all_before_anybody_is_rung() {
             .contains(&Notice::GroupEvents(world.group("a")))
     );
     assert!(events("101").contains("frozen 1"));
+    // A hook that has lost its daemon opens the gates after a while.
+    world.tree.set_hook(ids[0], false);
+    assert_eq!(events("a"), "populated 1\nfrozen 0\ndraining 100\n");
+    assert!(events("100").contains("frozen 0\nhook lost"));
+    world.tree.set_hook(ids[0], true);
+    assert_eq!(events("a"), "populated 1\nfrozen 1\n");
     // Who leaves the frozen group goes on, who comes stands still.
     world.store("gcgroup.procs", ROOT, "100").unwrap();
     assert_eq!(gate(ids[0], 0), Gate::Run);
