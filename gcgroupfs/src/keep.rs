@@ -56,7 +56,7 @@ pub struct Inheritance {
 pub struct Keeper {
     pub device: OwnedFd,
     number: u64,
-    listener: OwnedFd,
+    pub listener: OwnedFd,
     init: OwnedFd,
     relay: OwnedFd,
     roster: OwnedFd,

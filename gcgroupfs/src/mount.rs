@@ -21,8 +21,10 @@ use nix::unistd::{getegid, geteuid};
 
 mod abort;
 mod helper;
+mod watch;
 
-pub use abort::abort;
+pub use abort::{abort, is_connected};
+pub use watch::Watch;
 
 use abort::abort_dead;
 
@@ -187,6 +189,11 @@ pub fn point_of(socket: &Path) -> Option<PathBuf> {
         .map(|entry| entry.point)
 }
 
+/// Whether the mount of this device number is listed at `point`, though its connection has ended: it was not unmounted.
+pub fn is_listed(point: &Path, device: u64) -> bool {
+    ours(point).is_ok_and(|entries| entries.iter().any(|entry| entry.device == device))
+}
+
 /// Whether `path`, an absolute one, lies on a mount of ours.
 pub fn has(path: &Path) -> bool {
     fs::read_to_string("/proc/self/mountinfo").is_ok_and(|text| {
@@ -202,6 +209,8 @@ pub fn has(path: &Path) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     id: u64,
+    /// The mount that it is mounted on.
+    parent: u64,
     device: u64,
     point: PathBuf,
     /// What is mounted, in its own words: of ours, the daemon's socket.
@@ -240,13 +249,15 @@ fn entries(mountinfo: &str) -> impl Iterator<Item = Entry> {
         let (fields, kind) = line.split_once(" - ")?;
         let mut fields = fields.split(' ');
         let id = fields.next()?.parse().ok()?;
-        let (major, minor) = fields.nth(1)?.split_once(':')?;
+        let parent = fields.next()?.parse().ok()?;
+        let (major, minor) = fields.next()?.split_once(':')?;
         let device = makedev(major.parse().ok()?, minor.parse().ok()?);
         let root = fields.next()?;
         let point = unescaped(fields.next()?).into();
         let mut kind = kind.split(' ');
         Some(Entry {
             id,
+            parent,
             device,
             point,
             is_ours: kind.next() == Some(TYPE),

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{MsgFlags, recv, send};
+use nix::sys::socket::{MsgFlags, Shutdown, send, shutdown};
 use tracing::{debug, warn};
 
 use self::bells::Bells;
@@ -49,7 +49,7 @@ use self::strangers::Strangers;
 use crate::journal::{Condition, Journal, Key};
 use crate::process;
 use crate::share::Shares;
-use crate::sys;
+use crate::sys::{self, Received};
 use crate::tree::{GroupId, Saved, Settings, Tree, leave_behind};
 
 pub use self::enquiry::Current as CurrentRules;
@@ -143,6 +143,8 @@ pub struct Server {
     next_journal: Instant,
     /// When to look for those that have not come back after a restart.
     all_back: Option<Instant>,
+    /// When to look whether the socket's file is there.
+    next_look: Option<Instant>,
 }
 
 impl Server {
@@ -168,6 +170,7 @@ impl Server {
             EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into()),
         )?;
         epoll.add(&woken, EpollEvent::new(EpollFlags::EPOLLIN, Token::Wake.into()))?;
+        let next_look = listener.next_look(Instant::now());
         let bells = Arc::new(Bells::default());
         // The bells first: a thaw should not wait for the disk.
         tree.listen(bells.clone());
@@ -210,6 +213,7 @@ impl Server {
             next_tend: Some(Instant::now() + TICK),
             next_journal: Instant::now(),
             all_back: Some(Instant::now() + RETURN),
+            next_look,
         })
     }
 
@@ -255,8 +259,18 @@ impl Server {
 
     fn answer_supervisor(&mut self) {
         let Some(line) = &self.line else { return };
-        match recv(line.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) {
-            Ok(1..) => self.reassure(),
+        match sys::receive(line, &mut [0]) {
+            Ok(Received {
+                length: 1..,
+                descriptors,
+                ..
+            }) => match descriptors.into_iter().next() {
+                Some(socket) => {
+                    let old = self.listener.replace(socket);
+                    self.listen_anew(old);
+                }
+                None => self.reassure(),
+            },
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             // It has ended, and we are told by a signal.
             Ok(_) | Err(_) => {
@@ -270,7 +284,7 @@ impl Server {
     ///
     /// # Errors
     /// The kernel refuses to tell of events.
-    pub fn run(&mut self, go_on: impl Fn() -> bool) -> anyhow::Result<()> {
+    pub fn run(&mut self, mut go_on: impl FnMut() -> bool) -> anyhow::Result<()> {
         let mut events = [EpollEvent::empty(); 64];
         while go_on() {
             let ready = match self.epoll.wait(&mut events, self.timeout()) {
@@ -306,6 +320,7 @@ impl Server {
             self.next_tend,
             self.all_back,
             Some(self.next_journal),
+            self.next_look,
         ]
         .into_iter()
         .flatten()
@@ -353,6 +368,12 @@ impl Server {
         }
         if self.all_back.is_some_and(|when| when <= now) {
             self.all_back = self.registry.tend_remembered().then_some(now + RETURN);
+        }
+        if self.next_look.is_some_and(|when| when <= now) {
+            self.next_look = self.listener.next_look(now);
+            if let Some(old) = self.listener.look() {
+                self.listen_anew(old);
+            }
         }
         if self.full_until.is_some_and(|when| when <= now) {
             self.full_until = None;
@@ -413,6 +434,20 @@ impl Server {
     fn listen(&self, flags: EpollFlags) {
         let mut event = EpollEvent::new(flags, Token::Listener.into());
         if let Err(error) = self.epoll.modify(&self.listener, &mut event) {
+            warn!("cannot watch the socket: {error}");
+        }
+    }
+
+    /// Listens on the socket that has taken the place of `old`, after those who are waiting there have been let in.
+    fn listen_anew(&mut self, old: OwnedFd) {
+        let _ = self.epoll.delete(&old);
+        // Whoever still has a way to it gets no further, or there could be no end.
+        let _ = shutdown(old.as_raw_fd(), Shutdown::Both);
+        while let Ok(socket) = sys::accept(&old) {
+            self.welcome(socket);
+        }
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.into());
+        if let Err(error) = self.epoll.add(&self.listener, event) {
             warn!("cannot watch the socket: {error}");
         }
     }

@@ -85,13 +85,10 @@ static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// Whether [`at_exit`] is registered.
 static IS_EXIT_HANDLED: AtomicBool = AtomicBool::new(false);
 
-/// How long the first `cuInit` waits for a daemon that listens and does not answer, or says that it may admit the process
-/// later (`EAGAIN`). Then everything is let through until the helper has registered the process. The daemon delays a
-/// registration that comes too soon by less.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long the first `cuInit` of a process that must be governed tries to register.
-const PATIENCE_REQUIRED: Duration = Duration::from_secs(5);
+/// How long the first `cuInit` tries to register while a daemon listens and does not answer, or says that it may admit the
+/// process later (`EAGAIN`); that of a process that must be governed, also while there is no daemon. On a machine that has too
+/// much to do, a daemon may be held up for 3 s. The daemon delays a registration that comes too soon by less.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pause between two attempts.
 const RETRY: Duration = Duration::from_millis(50);
@@ -273,11 +270,11 @@ impl Process {
     }
 
     /// Registers for the first time: tries again for [`PATIENCE`] while a daemon listens that may admit the process later.
-    /// A process that must be governed tries for [`PATIENCE_REQUIRED`], also while there is no daemon, and says on standard
-    /// error why CUDA is refused.
+    /// If the process must be governed, also while there is no daemon, and it says on standard error why CUDA is refused.
+    /// Otherwise everything is let through then, until the helper has registered the process.
     fn enter(&self) -> Option<Descriptor> {
         let is_required = self.wishes.required;
-        let mut left = if is_required { PATIENCE_REQUIRED } else { PATIENCE };
+        let mut left = PATIENCE;
         let deadline = Instant::now() + left;
         loop {
             let refusal = match self.register(left) {

@@ -111,6 +111,8 @@ mod odd_times;
 #[cfg(test)]
 mod older_drivers;
 #[cfg(test)]
+mod outside;
+#[cfg(test)]
 mod own_daemon;
 #[cfg(test)]
 mod peers;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::{Signal, kill};
 use support::{Config, Mount, c_program, wait_until};
 
-use crate::driver::{Dir, DriverShell};
 use crate::cgroup::Cgroup;
+use crate::driver::{Dir, DriverShell};
 use crate::supervise::daemon;
 
 /// Milliseconds of the pauses that the log tells of, in their order.

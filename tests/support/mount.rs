@@ -5,7 +5,7 @@ use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::artifacts::artifacts;
 use crate::governed::Governed;
 use crate::hang::{abort, threads};
 use crate::truth::Truth;
-use crate::wait::{DEADLINE, wait_until};
+use crate::wait::{DEADLINE, wait_for, wait_until};
 use crate::watchdog::{Begun, begin};
 
 /// How a mount is set up.
@@ -298,6 +298,16 @@ impl Mount {
         wait_until("the daemon ends", || {
             daemon.try_wait().is_ok_and(|status| status.is_some())
         });
+    }
+
+    /// Waits until the daemon ends by itself, and returns its exit status.
+    ///
+    /// # Panics
+    /// When it does not end.
+    #[track_caller]
+    pub fn ended(&mut self) -> ExitStatus {
+        let mut daemon = self.daemon.take().expect("it was started");
+        wait_for("the daemon ends", || daemon.try_wait().expect("our own child"))
     }
 
     /// Starts the daemon again, on the same mount point, socket and state directory, ending it first if it runs.

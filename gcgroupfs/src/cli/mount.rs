@@ -9,8 +9,9 @@ use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
@@ -28,7 +29,7 @@ use crate::journal::Journal;
 use crate::keep::Inheritance;
 use crate::launch::Launcher;
 use crate::log::Log;
-use crate::mount::Mount;
+use crate::mount::{self, Mount, Watch};
 use crate::overhead;
 use crate::server::{self, Listener, Server};
 use crate::sys;
@@ -93,10 +94,10 @@ impl Arguments {
     }
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT, or until it is unmounted.
 ///
 /// # Errors
-/// The socket, the state file or the mount cannot be had.
+/// The socket, the state file or the mount cannot be had, or the mount has failed: somebody has aborted its connection.
 pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_new(&arguments.log).context("cannot understand --log")?)
@@ -105,6 +106,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .with_target(false)
         .init();
     raise_descriptor_limit();
+    survive_file_limit()?;
     // What whoever started us had open is nobody else's (Linux 5.11; what we open is closed on exec anyway).
     let _ = sys::close_on_exec_from(3);
     let socket = std::path::absolute(socket)?;
@@ -196,7 +198,8 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
             device: kept.number,
         };
         server.report_to(kept.line.try_clone()?)?;
-        fuse::serve(tree, fuse::Link::Kept(kept), spot, launcher, ended(stop.clone()))?;
+        let ended = ended(stop.clone(), spot.clone());
+        fuse::serve(tree, fuse::Link::Kept(kept), spot, launcher, ended)?;
         format!("{}, ", point.display())
     } else {
         let mounted = show(
@@ -213,10 +216,16 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     Log::new().write_all(ready.as_bytes())?;
     server.run(|| {
         reload.if_asked();
+        if let Some(shown) = &mut shown {
+            shown.watch.look(Instant::now());
+        }
         !stop.is_asked()
     })?;
     info!("stopping");
     drop(shown);
+    if stop.has_failed() {
+        bail!("the mount has failed");
+    }
     Ok(())
 }
 
@@ -234,15 +243,22 @@ fn show(
         point: mount.point().to_owned(),
         device: mount.device(),
     };
+    let watch = Watch::new(mount.point(), mount.device())?;
+    let ended = ended(stop, spot.clone());
     let forgetter =
-        fuse::serve(tree, fuse::Link::Fresh(device), spot, launcher, ended(stop)).with_context(cannot)?;
-    Ok(Shown { forgetter, mount })
+        fuse::serve(tree, fuse::Link::Fresh(device), spot, launcher, ended).with_context(cannot)?;
+    Ok(Shown {
+        forgetter,
+        mount,
+        watch,
+    })
 }
 
 /// What is mounted and answered for.
 struct Shown {
     forgetter: fuse::Forgetter,
     mount: Mount,
+    watch: Watch,
 }
 
 impl Drop for Shown {
@@ -252,12 +268,20 @@ impl Drop for Shown {
     }
 }
 
-/// When somebody else unmounts it, the daemon is to stop.
-fn ended(stop: Stop) -> impl FnOnce(io::Result<()>) + Send + 'static {
+/// When the mount has ended, the daemon is to stop: without an error if somebody has unmounted it.
+fn ended(stop: Stop, spot: fuse::Spot) -> impl FnOnce(io::Result<()>) + Send + 'static {
     move |result| {
         match result {
+            Err(error) => {
+                error!("the mount has failed: {error}");
+                stop.fail();
+            }
+            // By the kernel's list of connections, or umount -f of what is in use.
+            Ok(()) if mount::is_listed(&spot.point, spot.device) => {
+                error!("the connection of the mount was aborted");
+                stop.fail();
+            }
             Ok(()) => info!("unmounted"),
-            Err(error) => error!("the mount has failed: {error}"),
         }
         stop.ask();
     }
@@ -286,6 +310,12 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// Has a write beyond `RLIMIT_FSIZE` fail with `EFBIG` instead of ending the process. By a handler, since programs that
+/// are executed would inherit that the signal is ignored.
+fn survive_file_limit() -> io::Result<()> {
+    signal_hook::flag::register(libc::SIGXFSZ, Arc::default()).map(drop)
+}
+
 /// A flag that the signal sets, waking the server.
 fn flag_on(signal: i32, waker: &UnixStream) -> anyhow::Result<Arc<AtomicBool>> {
     let asked = Arc::new(AtomicBool::new(false));
@@ -298,6 +328,7 @@ fn flag_on(signal: i32, waker: &UnixStream) -> anyhow::Result<Arc<AtomicBool>> {
 #[derive(Debug, Clone)]
 struct Stop {
     asked: Arc<AtomicBool>,
+    failed: Arc<AtomicBool>,
     waker: Arc<UnixStream>,
 }
 
@@ -311,6 +342,7 @@ impl Stop {
         }
         Ok(Self {
             asked,
+            failed: Arc::default(),
             waker: Arc::new(waker),
         })
     }
@@ -323,6 +355,15 @@ impl Stop {
 
     fn is_asked(&self) -> bool {
         self.asked.load(Relaxed)
+    }
+
+    /// The daemon ends with an error.
+    fn fail(&self) {
+        self.failed.store(true, Relaxed);
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
     }
 }
 

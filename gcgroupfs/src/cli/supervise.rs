@@ -33,6 +33,10 @@ use crate::mount::Mount;
 use crate::server::Listener;
 use crate::sys;
 
+mod ends;
+
+use ends::Ends;
+
 /// The option that this is about, which the daemons are started without.
 const OPTION: &str = "--supervise";
 
@@ -71,12 +75,12 @@ const TRIAL: Duration = Duration::from_secs(60);
 /// nothing, and leaves nothing.
 ///
 /// # Errors
-/// The mount or the socket cannot be had, or a daemon gives up.
+/// The mount or the socket cannot be had, a daemon gives up, or somebody has aborted the mount's connection.
 pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<bool> {
     // First of all, so that of two daemons the second leaves everything alone.
     let listener = Listener::bind(socket)?;
     let cannot = || format!("cannot mount at {}", point.display());
-    let (mut mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
+    let (mount, device) = Mount::new(point, socket, allow_other).with_context(cannot)?;
     let init = match fuse::first_message(&device) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
             warn!("{error}: this one has no supervisor");
@@ -91,20 +95,21 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
     };
     let helper = fuse::Attended::start(ours, device.try_clone()?, spot)
         .context("cannot start who has the kernel forget")?;
-    let keeper = Keeper::new((device, mount.device()), listener.share()?, &init, theirs)?;
+    let mut keeper = Keeper::new((device, mount.device()), listener.share()?, &init, theirs)?;
+    let mut ends = Ends::new(mount, listener)?;
     let mut signals = Signals::new()?;
     super::mount::tell_ready();
-    let result = follow(&keeper, socket, &mut signals);
+    let result = follow(&mut keeper, &mut ends, socket, &mut signals);
     // It finds who waits for an answer by the mount.
     helper.stop(|| drop(keeper));
-    if let Err(error) = mount.unmount() {
+    if let Err(error) = ends.mount.unmount() {
         warn!("cannot unmount {}: {error}", point.display());
     }
     result.map(|()| true)
 }
 
 /// Starts one daemon after another.
-fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Result<()> {
+fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Signals) -> anyhow::Result<()> {
     let mut restarts = Restarts::default();
     let (mut has_served, mut trial) = (false, None);
     // Daemons that a file of somebody's keeps from ending. They hold nothing any more that the next one needs.
@@ -115,7 +120,9 @@ fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Resu
         abandoned.retain_mut(|daemon: &mut Child| matches!(daemon.try_wait(), Ok(None)));
         let before = restarts::nr_killed_for_memory();
         let started = start(keeper, !abandoned.is_empty());
-        let ended = started.and_then(|mut daemon| Ok((daemon.attend(signals, restarts.nr())?, daemon)));
+        ends.begins();
+        let ended =
+            started.and_then(|mut daemon| Ok((daemon.attend(signals, ends, keeper, restarts.nr())?, daemon)));
         let (end, daemon) = match ended {
             Ok(ended) => ended,
             Err(error) if !has_served => return Err(error),
@@ -142,7 +149,7 @@ fn follow(keeper: &Keeper, socket: &Path, signals: &mut Signals) -> anyhow::Resu
                 continue;
             }
         };
-        if status.success() || signals.is_end_asked() {
+        if signals.is_end_asked() || ends.is_unmounted(keeper)? || status.success() {
             return Ok(());
         }
         if status.code() == Some(GIVES_UP) && began.elapsed() < SHORT {
@@ -233,9 +240,15 @@ impl Due {
 }
 
 impl Daemon {
-    /// Waits for the daemon's end, passes on to it what we are told, and kills it if it does not answer. So many before it
-    /// have failed.
-    fn attend(&mut self, signals: &mut Signals, nr_failed: u32) -> anyhow::Result<End> {
+    /// Waits for the daemon's end, passes on to it what we are told, and kills it if it does not answer. `nr_failed`
+    /// daemons before it have failed.
+    fn attend(
+        &mut self,
+        signals: &mut Signals,
+        ends: &mut Ends,
+        keeper: &mut Keeper,
+        nr_failed: u32,
+    ) -> anyhow::Result<End> {
         let pid = Pid::from_raw(i32::try_from(self.child.id())?);
         let pidfd = sys::pidfd_open(pid.as_raw()).inspect_err(|_| {
             let _ = self.child.kill();
@@ -243,7 +256,8 @@ impl Daemon {
         })?;
         let mut due = Due::Answer(Instant::now() + BEGINNING);
         loop {
-            let left = due.when().saturating_duration_since(Instant::now());
+            let next = ends.next_look().map_or(due.when(), |look| look.min(due.when()));
+            let left = next.saturating_duration_since(Instant::now());
             let mut watched = vec![
                 PollFd::new(pidfd.as_fd(), PollFlags::POLLIN),
                 PollFd::new(signals.woken.as_fd(), PollFlags::POLLIN),
@@ -272,6 +286,7 @@ impl Daemon {
             if self.has_served && !had_served && nr_failed > 0 {
                 restarts::tell_served(nr_failed);
             }
+            ends.look(keeper, self.line.as_ref());
             if Instant::now() < due.when() {
                 continue;
             }

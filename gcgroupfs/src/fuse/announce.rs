@@ -170,7 +170,9 @@ impl Announcer {
     /// Queues a change. For a removed directory, only after its entry has been invalidated.
     pub(super) fn tell(&self, news: News) {
         let entity = match &news {
-            News::Appeared(Directory { place, .. }) | News::Gone(Directory { place, .. }) => Some(place.entity),
+            News::Appeared(Directory { place, .. }) | News::Gone(Directory { place, .. }) => {
+                Some(place.entity)
+            }
             News::Changed(_) => None,
         };
         if self.queue.get().is_some_and(|queue| !queue.send(news))

@@ -64,7 +64,7 @@ fn by_place(point: &Path, device: u64, is_right: impl Fn() -> bool) -> io::Resul
 }
 
 /// Whether the kernel has not let go of the mount that this end belongs to (fuse_dev_poll() says POLLERR then).
-fn is_connected(kernel: &impl AsFd) -> bool {
+pub fn is_connected(kernel: &impl AsFd) -> bool {
     let mut watched = [PollFd::new(kernel.as_fd(), PollFlags::empty())];
     let answer = poll(&mut watched, PollTimeout::ZERO);
     answer == Ok(0)

@@ -1,4 +1,5 @@
-//! The socket's place in the filesystem: taken over from a dead daemon, never from a living one.
+//! The socket's place in the filesystem: taken over from a dead daemon, never from a living one, and made again when its file
+//! has gone.
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io;
@@ -15,11 +16,19 @@ use nix::sys::socket::{
     shutdown, socket, sockopt,
 };
 use nix::unistd::geteuid;
+use tracing::warn;
 
 use crate::process;
 
+mod restore;
+
+use restore::{Restored, restore};
+
 /// Connections that may wait to be accepted; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
+
+/// How often the socket's file is looked at.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// How long to wait for another daemon that is being started at the same place.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(2);
@@ -37,6 +46,10 @@ pub struct Listener {
     socket: OwnedFd,
     /// Its file, if that is ours to remove: which one it was, so that a successor's is not.
     file: Option<(PathBuf, FileId)>,
+    /// What was last told of a file that cannot be made again.
+    complaint: String,
+    /// Whether the directory's lock was held by another process at the last look.
+    has_waited: bool,
 }
 
 impl Listener {
@@ -46,34 +59,64 @@ impl Listener {
     /// Somebody listens there already, what is there is no socket, or the place cannot be written.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
         let address = UnixAddr::new(path).with_context(|| format!("cannot listen on {}", path.display()))?;
-        let directory = match path.parent() {
-            Some(directory) if !directory.as_os_str().is_empty() => directory,
-            _ => Path::new("."),
-        };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(directory)
-            .with_context(|| format!("cannot make {}", directory.display()))?;
+        let directory = make_directory(path)?;
         // Looking and taking over are several steps; two daemons must not take them at once.
         let _turn = turn(directory)?;
         clear(path, &address)?;
-        let socket = new_socket(SockFlag::SOCK_NONBLOCK)?;
-        bind(socket.as_raw_fd(), &address).with_context(|| format!("cannot make {}", path.display()))?;
-        // A user's daemon is for the user's own processes.
-        let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
-        fs::set_permissions(path, Permissions::from_mode(mode))?;
-        let file = fs::symlink_metadata(path)?;
-        listen(&socket, Backlog::new(BACKLOG)?)?;
+        let (socket, file) = make(path, &address)?;
         Ok(Self {
             socket,
-            file: Some((path.to_owned(), id(&file))),
+            file: Some((path.to_owned(), file)),
+            complaint: String::new(),
+            has_waited: false,
         })
     }
 
     /// One that a supervisor listens on and keeps.
     pub fn kept(socket: OwnedFd) -> Self {
-        Self { socket, file: None }
+        Self {
+            socket,
+            file: None,
+            complaint: String::new(),
+            has_waited: false,
+        }
+    }
+
+    /// When to [look](Self::look) next, if there is a file to look after.
+    pub fn next_look(&self, now: Instant) -> Option<Instant> {
+        self.file.is_some().then(|| now + LOOK)
+    }
+
+    /// Looks whether the socket's file is there; if it was removed or replaced, makes another socket in its place, and
+    /// returns the one that nobody can reach any more. Waits for nobody. What cannot be done is told in the log, once, and
+    /// tried again at the next look: another daemon that listens there is left alone. Any other file there is renamed to
+    /// `NAME.displaced`.
+    pub fn look(&mut self) -> Option<OwnedFd> {
+        let (path, ours) = self.file.as_mut()?;
+        let needs_lock = !std::mem::take(&mut self.has_waited);
+        match restore(path, ours, needs_lock) {
+            Ok(Restored::IsThere) => self.complaint.clear(),
+            Ok(Restored::Waits) => self.has_waited = true,
+            Ok(Restored::Made(socket)) => {
+                let path = path.display();
+                warn!("{path} was removed or replaced; another socket is there now");
+                self.complaint.clear();
+                return Some(std::mem::replace(&mut self.socket, socket));
+            }
+            Err(error) => {
+                let complaint = format!("{error:#}");
+                if complaint != self.complaint {
+                    warn!("the socket was removed or replaced: new processes are not governed: {complaint}");
+                    self.complaint = complaint;
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes a socket in place of its own, which it returns.
+    pub fn replace(&mut self, socket: OwnedFd) -> OwnedFd {
+        std::mem::replace(&mut self.socket, socket)
     }
 
     /// Lets nobody connect any more, unless it is a supervisor's.
@@ -107,6 +150,32 @@ impl Drop for Listener {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// Makes the directory of a socket if there is none, and returns its path.
+fn make_directory(path: &Path) -> anyhow::Result<&Path> {
+    let directory = match path.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => directory,
+        _ => Path::new("."),
+    };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    Ok(directory)
+}
+
+/// Listens at a path where nothing is.
+fn make(path: &Path, address: &UnixAddr) -> anyhow::Result<(OwnedFd, FileId)> {
+    let socket = new_socket(SockFlag::SOCK_NONBLOCK)?;
+    bind(socket.as_raw_fd(), address).with_context(|| format!("cannot make {}", path.display()))?;
+    // A user's daemon is for the user's own processes.
+    let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
+    fs::set_permissions(path, Permissions::from_mode(mode))?;
+    let file = fs::symlink_metadata(path)?;
+    listen(&socket, Backlog::new(BACKLOG)?)?;
+    Ok((socket, id(&file)))
 }
 
 pub fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
@@ -202,6 +271,70 @@ mod tests {
         let _successor = Listener::bind(&path).unwrap();
         drop(dead);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn removed_socket_is_made_again_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        assert!(listener.look().is_none());
+        fs::remove_file(&path).unwrap();
+        assert!(listener.look().is_some() && listener.look().is_none());
+        let probe = new_socket(SockFlag::empty()).unwrap();
+        connect(probe.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        fs::remove_dir_all(directory.path()).unwrap();
+        assert!(listener.look().is_some());
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn lock_of_somebody_else_delays_a_new_socket_by_one_look() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        let held = File::open(directory.path()).unwrap();
+        let _held = Flock::lock(held, FlockArg::LockExclusiveNonblock).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(listener.look().is_none() && !path.exists());
+        assert!(listener.look().is_some() && path.exists());
+    }
+
+    #[test]
+    fn changed_permissions_do_not_replace_the_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        assert!(listener.look().is_none());
+        drop(listener);
+        assert!(!path.exists(), "its file is known as its own");
+    }
+
+    #[test]
+    fn file_in_place_of_the_socket_is_moved_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        assert!(listener.look().is_some());
+        let aside = directory.path().join("s.sock.displaced");
+        assert_eq!(fs::read_to_string(aside).unwrap(), "precious");
+    }
+
+    #[test]
+    fn another_daemon_in_place_of_the_socket_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let mut other = Listener::bind(&path).unwrap();
+        assert!(listener.look().is_none() && listener.complaint.contains("another daemon"));
+        assert!(other.look().is_none());
+        drop(other);
+        assert!(listener.look().is_some() && listener.complaint.is_empty());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 
 use gcgroup_abi::message::{Hello, Tag, Welcome, bare};
 use gcgroup_abi::{Gate, NO_LIMIT};
-use nix::sys::socket::{ControlMessage, SockFlag, UnixAddr, connect, sendmsg, setsockopt, sockopt};
+use nix::sys::socket::{ControlMessage, SockFlag, UnixAddr, connect, recv, sendmsg, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
 use super::*;

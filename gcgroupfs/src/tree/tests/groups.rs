@@ -259,6 +259,12 @@ fn group_freeze_closes_all_gates_before_ringing() {
             .contains(&Notice::GroupEvents(world.group("a")))
     );
     assert!(events("101").contains("frozen 1"));
+    // A hook that has lost its daemon opens the gates after the grace time.
+    world.tree.set_hook(ids[0], false);
+    assert_eq!(events("a"), "populated 1\nfrozen 0\ndraining 100\n");
+    assert!(events("100").contains("frozen 0\nhook lost"));
+    world.tree.set_hook(ids[0], true);
+    assert_eq!(events("a"), "populated 1\nfrozen 1\n");
     // A process that leaves the frozen group goes on, one that enters is frozen.
     world.store("gcgroup.procs", ROOT, "100").unwrap();
     assert_eq!(gate(ids[0], 0), Gate::Run);

@@ -1,0 +1,89 @@
+//! The two ends that the world knows, the mount and the socket, and what others do to them meanwhile.
+
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Instant;
+
+use anyhow::bail;
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use tracing::warn;
+
+use crate::keep::Keeper;
+use crate::mount::{self, Mount, Watch};
+use crate::server::Listener;
+
+pub(super) struct Ends {
+    pub(super) mount: Mount,
+    listener: Listener,
+    watch: Watch,
+    next_look: Option<Instant>,
+    /// The socket before the present one. Its last reference is dropped long after the daemon has let in who waited there.
+    old: Option<OwnedFd>,
+    /// Whether the daemon has the present socket, or will find it.
+    is_told: bool,
+}
+
+impl Ends {
+    /// # Errors
+    /// Out of descriptors.
+    pub(super) fn new(mount: Mount, listener: Listener) -> std::io::Result<Self> {
+        Ok(Self {
+            watch: Watch::new(mount.point(), mount.device())?,
+            mount,
+            next_look: listener.next_look(Instant::now()),
+            listener,
+            old: None,
+            is_told: true,
+        })
+    }
+
+    /// When to [look](Self::look) next.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.next_look
+    }
+
+    /// Looks whether the mount is seen and the socket's file is there, if it is time to. A new socket is kept, and sent to
+    /// the daemon over `line`.
+    pub(super) fn look(&mut self, keeper: &mut Keeper, line: Option<&OwnedFd>) {
+        let now = Instant::now();
+        if self.next_look.is_none_or(|when| now < when) {
+            return;
+        }
+        self.next_look = self.listener.next_look(now);
+        self.watch.look(now);
+        if let Some(old) = self.listener.look() {
+            self.old = Some(old);
+            self.is_told = false;
+            match self.listener.share() {
+                Ok(socket) => keeper.listener = socket,
+                Err(error) => warn!("the next daemon does not listen on the new socket: {error}"),
+            }
+        }
+        if let (false, Some(line)) = (self.is_told, line) {
+            let raw = [keeper.listener.as_raw_fd()];
+            let rights = [ControlMessage::ScmRights(&raw)];
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            let sent = sendmsg::<()>(line.as_raw_fd(), &[IoSlice::new(&[0])], &rights, flags, None);
+            self.is_told = sent.is_ok();
+        }
+    }
+
+    /// A daemon begins, with the present socket.
+    pub(super) fn begins(&mut self) {
+        self.is_told = true;
+    }
+
+    /// Whether the mount is there no more, so that there is nothing that a daemon could answer for.
+    ///
+    /// # Errors
+    /// Somebody has aborted its connection.
+    pub(super) fn is_unmounted(&self, keeper: &Keeper) -> anyhow::Result<bool> {
+        if mount::is_connected(&keeper.device) {
+            return Ok(false);
+        }
+        if mount::is_listed(self.mount.point(), self.mount.device()) {
+            bail!("the connection of the mount was aborted");
+        }
+        Ok(true)
+    }
+}

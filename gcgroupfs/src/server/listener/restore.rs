@@ -1,0 +1,96 @@
+//! Making the socket again where its file was removed or replaced, without waiting for anybody.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{SockFlag, UnixAddr, connect};
+
+use super::{FileId, id, make, make_directory, new_socket};
+use crate::process;
+
+/// What has become of the socket's file.
+pub(super) enum Restored {
+    IsThere,
+    /// It is not there, and another process has the directory's lock: a daemon that is being started there, or anybody else.
+    Waits,
+    /// It was not there, and this is the socket that is there now.
+    Made(OwnedFd),
+}
+
+/// Makes a socket at `path` if the one whose file was `ours` is not there, and notes its file in `ours`. Without the
+/// directory's lock only if that is not needed.
+///
+/// # Errors
+/// Another daemon listens there, or the place cannot be written.
+pub(super) fn restore(path: &Path, ours: &mut FileId, needs_lock: bool) -> anyhow::Result<Restored> {
+    if is_there(path, ours)? {
+        return Ok(Restored::IsThere);
+    }
+    let address = UnixAddr::new(path)?;
+    let directory = make_directory(path)?;
+    let file = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
+    let turn = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+    if turn.is_err() && needs_lock {
+        return Ok(Restored::Waits);
+    }
+    clear_away(path, &address)?;
+    let (socket, file) = make(path, &address)?;
+    *ours = file;
+    Ok(Restored::Made(socket))
+}
+
+/// Whether the file at `path` is our socket's. Its inode number may have been given to another one; if the time of the
+/// last change is another, too, the kernel is asked who listens there.
+fn is_there(path: &Path, ours: &mut FileId) -> anyhow::Result<bool> {
+    let there = match fs::symlink_metadata(path) {
+        Ok(file) => id(&file),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(false);
+        }
+        Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
+    };
+    if there == *ours {
+        return Ok(true);
+    }
+    let is_same = (there.0, there.1) == (ours.0, ours.1) && {
+        let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
+        connect(probe.as_raw_fd(), &UnixAddr::new(path)?).is_ok()
+            && process::owner(&probe).is_ok_and(|(pid, ..)| pid == std::process::id())
+    };
+    if is_same {
+        *ours = there;
+    }
+    Ok(is_same)
+}
+
+/// Removes a socket that nobody listens on, and renames anything else to `NAME.displaced`.
+fn clear_away(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot look at {}", path.display())),
+        Ok(file) if file.file_type().is_socket() => {
+            let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
+            match connect(probe.as_raw_fd(), address) {
+                Err(Errno::ECONNREFUSED) => Ok(fs::remove_file(path)?),
+                Err(Errno::ENOENT) => Ok(()),
+                _ => bail!("another daemon listens on {}", path.display()),
+            }
+        }
+        Ok(_) => {
+            let mut aside = path.as_os_str().to_owned();
+            aside.push(".displaced");
+            fs::rename(path, &aside).with_context(|| format!("cannot move {} away", path.display()))
+        }
+    }
+}
