@@ -18,7 +18,7 @@ pub(crate) struct Mark {
     asked: u32,
 }
 
-/// Number of polls after which it is checked whether the context can still run anything.
+/// Interval, in polls, at which it is checked whether the context can still run anything.
 const DOUBT: u32 = 16;
 
 /// Result of polling or setting markers.
@@ -212,7 +212,7 @@ impl Mark {
         })
     }
 
-    /// Returns whether the marker has passed, without waiting for a lock or the driver's lock.
+    /// Returns whether the marker has passed, for a thread that must not wait for a lock or for the driver.
     pub(crate) fn has_passed(&self) -> bool {
         self.context.signs.has_passed(self.sign)
     }
