@@ -12,8 +12,8 @@
 //!
 //! A field that is read alone is accessed `Relaxed`. Stronger orderings are used where several fields must be
 //! read together: publication of a block, gate and freeze generation, entry and exit counters, busy times
-//! ([`UsageDevice::busy`]), charge and grant, stocks ([`Stocks`]), a thread's own counts, and the flags of
-//! the doorbell. The functions of this crate use them; `hook/abi/models` checks the protocols.
+//! ([`UsageDevice::busy`]), charge and grant, requests for a grant, stocks ([`Stocks`]), a thread's own
+//! counts, and the flags of the doorbell. `hook/abi/models` checks these protocols.
 #![cfg_attr(not(loom), no_std)]
 
 mod bell;

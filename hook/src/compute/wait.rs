@@ -12,8 +12,8 @@ use crate::{sys, thread};
 pub(crate) const RECHECK: Duration = Duration::from_millis(100);
 /// Minimum patience, nanoseconds.
 pub(super) const PATIENCE: u64 = 5_000_000;
-/// Time by which a wait for room ends early, and interval of checks from then on, nanoseconds (half of the
-/// former).
+/// A wait for room ends twice this before room is expected; from then on it is polled at this interval,
+/// nanoseconds.
 const NAP: u64 = 30_000;
 
 /// Returns how long to sleep, nanoseconds, if room is expected in `nanoseconds`.

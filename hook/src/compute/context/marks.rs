@@ -20,7 +20,7 @@ pub(crate) struct Mark {
     failed: u32,
 }
 
-/// Number of polls after which it is checked whether the context can still run anything.
+/// Interval, in polls, at which it is checked whether the context can still run anything.
 const DOUBT: u32 = 16;
 /// Looks in a row after which a mark that the driver says nothing about is lost.
 const MOST_FAILED: u32 = 16;
@@ -259,7 +259,7 @@ impl Mark {
         })
     }
 
-    /// Returns whether the marker has passed, without waiting for a lock or the driver's lock.
+    /// Returns whether the marker has passed, for a thread that must not wait for a lock or for the driver.
     pub(crate) fn has_passed(&self) -> bool {
         self.context.signs.has_passed(self.sign)
     }

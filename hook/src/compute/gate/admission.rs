@@ -125,8 +125,8 @@ pub(super) fn window(control: &ControlDevice) -> u64 {
     (u64::from(control.window_usec.load(Relaxed)) * 1000).max(LEAST_WINDOW)
 }
 
-/// Returns the patience that the daemon asks for, nanoseconds: after it, a waiting thread lets a batch
-/// through.
+/// Returns the patience that the daemon asks for, nanoseconds, at least [`PATIENCE`]. After it, a waiting
+/// thread lets a batch through.
 pub(super) fn told(control: &ControlDevice) -> u64 {
     (u64::from(control.patience_usec.load(Relaxed)) * 1000).max(PATIENCE)
 }

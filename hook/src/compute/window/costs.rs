@@ -104,7 +104,7 @@ impl Costs {
         }
     }
 
-    /// Records that a load that had the device alone has ended, so that its kinds do not run for ever.
+    /// Records that a load that had the device alone has ended, so that its kinds are known to end.
     pub(super) fn know(&mut self, load: Load) {
         for (is_known, count) in self.is_known.iter_mut().zip(load.counts) {
             *is_known |= count != 0;
