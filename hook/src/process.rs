@@ -310,7 +310,7 @@ impl Process {
         self.keep_usage();
         // If the block must have another file, a thread could take what it keeps from both.
         let levels = &self.memory.levels;
-        let usage = levels.while_closed(self.usage(), || self.blocks.with_usage_file(drop));
+        let usage = levels.while_closed(self.usage(), || self.blocks.with_usage_file(|_| ()));
         // Once it has begun in its group, somebody may have moved it elsewhere.
         let hello = Hello {
             insists: (self.wishes.required && !self.is_governed.load(Relaxed)).into(),
