@@ -4,7 +4,7 @@
 //! and counters stay good. Knows no socket: `client` brings the daemon's control block.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gcgroup_abi::map::{self, CONTROL_SIZE, USAGE_SIZE};
@@ -91,19 +91,14 @@ impl Blocks {
     ///
     /// # Errors
     /// There is none, and none can be made.
-    pub(crate) fn with_usage_file<T>(&self, body: impl FnOnce(RawFd) -> T) -> io::Result<T> {
+    pub(crate) fn with_usage_file<T>(&self, body: impl FnOnce(&Descriptor) -> T) -> io::Result<T> {
         let mut file = self.usage_file.lock();
-        let fd = match file.as_ref().and_then(Descriptor::get) {
-            Some(fd) => fd,
+        if file.as_ref().and_then(Descriptor::get).is_none() {
             // The program closed what it thought nobody's. The block itself is still mapped.
-            None => {
-                let new = Descriptor::new(self.refile()?)?;
-                let fd = new.get().ok_or(io::ErrorKind::NotFound)?;
-                *file = Some(new);
-                fd
-            }
-        };
-        Ok(body(fd))
+            *file = Some(Descriptor::new(self.refile()?)?);
+        }
+        let file = file.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        Ok(body(file))
     }
 
     /// Puts a new file under the usage block, while other threads count in it.
@@ -222,7 +217,6 @@ pub(crate) fn of_daemon() -> (&'static Control, OwnedFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::BorrowedFd;
 
     #[test]
     fn without_a_daemon_everything_passes_and_the_wished_limit_holds() {
@@ -243,7 +237,7 @@ mod tests {
                 .iter()
                 .all(|d| d.gate.load(Relaxed) == Gate::Run as u32)
         );
-        assert!(blocks.with_usage_file(|fd| fd >= 3).unwrap());
+        assert!(blocks.with_usage_file(|file| file.get() >= Some(3)).unwrap());
     }
 
     #[test]
@@ -262,10 +256,8 @@ mod tests {
             }
         });
         assert_eq!(count.load(Relaxed), 200_000);
-        let seen = blocks.with_usage_file(|fd| {
-            // SAFETY: a descriptor that is lent to us.
-            let file = unsafe { BorrowedFd::borrow_raw(fd) };
-            let mapping = Mapping::shared(&file, USAGE_SIZE, false).unwrap();
+        let seen = blocks.with_usage_file(|file| {
+            let mapping = Mapping::shared(&file.get().unwrap(), USAGE_SIZE, false).unwrap();
             // SAFETY: page-aligned, of this size, and mapped meanwhile.
             unsafe { map::usage(mapping.address()) }.devices[2]
                 .nr_alloc

@@ -66,7 +66,7 @@ impl From<io::Error> for Refusal {
 pub(crate) fn register(
     path: &OsStr,
     hello: &Hello,
-    usage: RawFd,
+    usage: &Descriptor,
     patience: Duration,
 ) -> Result<(Descriptor, Descriptor), Refusal> {
     let deadline = Instant::now() + patience;
@@ -75,6 +75,7 @@ pub(crate) fn register(
         _ => Refusal::Absent,
     })?;
     let fd = || socket.get().ok_or(Refusal::Unanswered);
+    let usage = usage.get().ok_or(Refusal::Unanswered)?;
     send_with_file(fd()?, &hello.to_bytes(), usage)?;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -316,22 +317,12 @@ mod tests {
 
     #[test]
     fn nobody_listening_is_no_daemon() {
-        let usage = descriptor::sealed_file(c"usage", USAGE_SIZE).unwrap();
+        let usage = Descriptor::new(descriptor::sealed_file(c"usage", USAGE_SIZE).unwrap()).unwrap();
         let path = std::env::temp_dir().join(format!("gcgroup-nobody-{}", std::process::id()));
-        let answer = register(
-            path.as_os_str(),
-            &Hello::PLAIN,
-            usage.as_raw_fd(),
-            Duration::from_secs(1),
-        );
+        let answer = register(path.as_os_str(), &Hello::PLAIN, &usage, Duration::from_secs(1));
         assert!(matches!(answer, Err(Refusal::Absent)));
         let long = "x".repeat(200);
-        let answer = register(
-            long.as_ref(),
-            &Hello::PLAIN,
-            usage.as_raw_fd(),
-            Duration::from_secs(1),
-        );
+        let answer = register(long.as_ref(), &Hello::PLAIN, &usage, Duration::from_secs(1));
         assert!(matches!(answer, Err(Refusal::Absent)));
     }
 

@@ -78,6 +78,10 @@ const IDLE: u32 = 0;
 const BUSY: u32 = 1;
 /// The longest time between two looks at [`STARTING`].
 const START_RECHECK: Duration = Duration::from_millis(100);
+/// The longest time for which a thread waits for the helper thread to make the process.
+const START_LIMIT: Duration = Duration::from_secs(2 * PATIENCE.as_secs());
+/// Bytes of stack with which a thread makes the process itself: several times the size of a [`Process`].
+const ENOUGH_STACK: usize = 1 << 20;
 
 /// Set when the program exits normally: nothing waits from then on.
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
@@ -158,8 +162,11 @@ impl Drop for Starting {
     }
 }
 
-/// Has the helper thread make the process, and waits for that. A [`Process`] is too large for some callers' stacks: a
-/// thread's may have 16 KiB. Where no thread can be made, the caller makes the process, which then has no helper.
+/// Makes the process: on the caller's stack if at least [`ENOUGH_STACK`] of it is left, else in the helper thread, for
+/// which the caller waits at most [`START_LIMIT`]. A thread may have a stack of 16 KiB, and a [`Process`] is larger. The
+/// caller's stack is preferred because the first call may come from a constructor of a library: dlopen(3) then holds the
+/// loader's lock, for which another thread's first access to thread-local data waits in glibc before 2.35. Where no
+/// thread can be started, the process has no helper.
 fn start() -> Option<&'static Process> {
     static IS_FORK_HANDLED: AtomicBool = AtomicBool::new(false);
     while STARTING.compare_exchange(IDLE, BUSY, AcqRel, Relaxed).is_err() {
@@ -170,10 +177,15 @@ fn start() -> Option<&'static Process> {
         if !IS_FORK_HANDLED.swap(true, Relaxed) {
             sys::on_fork(in_child);
         }
-        if sys::spawn(c"gcgroup", live).is_ok() {
+        if sys::stack_left().is_some_and(|left| left >= ENOUGH_STACK) {
+            if make().is_ok() {
+                let _ = sys::spawn(c"gcgroup", helper::run);
+            }
+        } else if sys::spawn(c"gcgroup", live).is_ok() {
             // The helper resets the word.
             std::mem::forget(starting);
-            while STARTING.load(Acquire) == BUSY {
+            let deadline = Instant::now() + START_LIMIT;
+            while STARTING.load(Acquire) == BUSY && Instant::now() < deadline {
                 sys::futex_wait(&STARTING, BUSY, START_RECHECK);
             }
         } else {
@@ -315,7 +327,7 @@ impl Process {
         self.keep_usage();
         // If the block must have another file, a thread could take what it keeps from both.
         let levels = &self.memory.levels;
-        let usage = levels.while_closed(self.usage(), || self.blocks.with_usage_file(drop));
+        let usage = levels.while_closed(self.usage(), || self.blocks.with_usage_file(|_| ()));
         // Once it has begun in its group, somebody may have moved it elsewhere.
         let hello = Hello {
             insists: (self.wishes.required && !self.is_governed.load(Relaxed)).into(),

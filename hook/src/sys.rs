@@ -188,6 +188,22 @@ pub(crate) fn complain(line: &str) {
     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 
+/// Returns how many bytes of the calling thread's stack are left; `None` if the C library cannot tell.
+pub(crate) fn stack_left() -> Option<usize> {
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut lowest, mut size) = (null_mut::<c_void>(), 0);
+    // SAFETY: the first call initialises the structure if it succeeds; it is destroyed once, and not used after.
+    let is_known = unsafe {
+        libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) == 0 && {
+            let error = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size);
+            libc::pthread_attr_destroy(attributes.as_mut_ptr());
+            error == 0
+        }
+    };
+    let here = std::ptr::from_ref(&size).addr();
+    is_known.then(|| here.checked_sub(lowest.addr())).flatten()
+}
+
 /// Starts a thread that nobody joins, with every signal blocked, since signals are for the program's own threads.
 pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
     struct Start {
