@@ -149,8 +149,9 @@ fn lock_meminfo(_: &mut Soak) -> Option<Undo> {
 
 /// One pid executes many programs within a second; each is governed from its first call on.
 fn execute_rapidly(soak: &mut Soak) -> Option<Undo> {
-    // A daemon that is stopped governs nobody.
+    // A daemon that is stopped, or that begins, governs nobody.
     soak.faults.undo();
+    soak.mount.read("", "devices");
     let mut shell = DriverShell::start(&soak.mount);
     for _ in 0..24 {
         shell.exec();
