@@ -8,6 +8,7 @@
 //! A disk that is full or read-only, or a file that was removed, ends nothing: lines that cannot be stored are held in memory, the
 //! latest of each process and group, and [`Journal::tend`] tries again. A change is answered all the same.
 
+mod key;
 mod line;
 mod place;
 mod replay;
@@ -23,10 +24,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
+pub use self::key::Key;
 use self::place::{Fresh, Refusal};
 #[cfg(any(test, fuzzing))]
 pub use self::replay::check;
@@ -53,35 +55,6 @@ const QUIET: Duration = Duration::from_secs(10);
 
 /// How often it is looked whether the file is still there.
 const CHECK: Duration = Duration::from_secs(1);
-
-/// What a line is about. A process for as long as the machine is up: its pid (as the daemon sees it) and its start time in clock ticks
-/// since boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Key {
-    pub pid: u32,
-    pub start_time: u64,
-}
-
-impl Key {
-    /// What is asked of everybody: no process has this pid.
-    pub const ROOT: Self = Self {
-        pid: 0,
-        start_time: 0,
-    };
-
-    /// Of a group: no process has this pid either.
-    pub fn group(number: u64) -> Self {
-        Self {
-            pid: 0,
-            start_time: number,
-        }
-    }
-
-    /// The number of the group, if it is one's.
-    pub fn group_number(self) -> Option<u64> {
-        Some(self.start_time).filter(|number| self.pid == 0 && *number != 0)
-    }
-}
 
 /// How well settings are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
