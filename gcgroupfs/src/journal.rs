@@ -8,6 +8,7 @@
 //! A disk that is full or read-only, or a file that was removed, ends nothing: lines that cannot be stored are held in memory, the
 //! latest of each process and group, and [`Journal::tend`] tries again. A change is answered all the same.
 
+mod key;
 mod line;
 mod place;
 mod replay;
@@ -19,14 +20,15 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
+pub use self::key::Key;
 use self::place::{Fresh, Refusal};
 #[cfg(any(test, fuzzing))]
 pub use self::replay::check;
@@ -54,35 +56,6 @@ const QUIET: Duration = Duration::from_secs(10);
 /// How often it is looked whether the file is still there.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// What a line is about. A process for as long as the machine is up: its pid (as the daemon sees it) and its start time in clock ticks
-/// since boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Key {
-    pub pid: u32,
-    pub start_time: u64,
-}
-
-impl Key {
-    /// What is asked of everybody: no process has this pid.
-    pub const ROOT: Self = Self {
-        pid: 0,
-        start_time: 0,
-    };
-
-    /// Of a group: no process has this pid either.
-    pub fn group(number: u64) -> Self {
-        Self {
-            pid: 0,
-            start_time: number,
-        }
-    }
-
-    /// The number of the group, if it is one's.
-    pub fn group_number(self) -> Option<u64> {
-        Some(self.start_time).filter(|number| self.pid == 0 && *number != 0)
-    }
-}
-
 /// How well settings are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Condition {
@@ -101,6 +74,7 @@ pub struct Journal {
     header: Vec<u8>,
     next: AtomicU64,
     nr_damaged: u64,
+    is_degraded: AtomicBool,
     state: Mutex<Stored>,
 }
 
@@ -175,6 +149,7 @@ impl Journal {
             boot,
             next: AtomicU64::new(replay.highest + 1),
             nr_damaged: replay.nr_damaged,
+            is_degraded: AtomicBool::new(false),
             state: Mutex::new(stored),
         };
         journal.store_sifted(&replay, &before)?;
@@ -269,21 +244,24 @@ impl Journal {
     /// Returns how well settings are stored now.
     pub fn condition(&self) -> Condition {
         Condition {
-            is_degraded: self.state.lock().is_troubled,
+            is_degraded: self.is_degraded.load(Relaxed),
             nr_damaged: self.nr_damaged,
         }
     }
 
-    /// Returns whether [`Self::tend`] has something to do now.
+    /// Returns whether [`Self::tend`] has something to do now. Never waits for a disk: not so while somebody writes, who asks then.
     pub fn is_due(&self) -> bool {
-        let state = self.state.lock();
-        state.is_wanting() && state.due.is_none()
+        let state = self.state.try_lock();
+        state.is_some_and(|state| state.is_wanting() && state.due.is_none())
     }
 
     /// Stores what could not be stored, makes the file again where somebody has removed it, and keeps the file short. To be called
     /// by one thread, at the latest when it says; a failure makes it wait longer each time.
     pub fn tend(&self, now: Instant, is_alive: impl Fn(Key) -> bool) -> Instant {
-        let mut state = self.state.lock();
+        let Some(mut state) = self.state.try_lock() else {
+            // Somebody writes, perhaps to a slow disk.
+            return now + RETRY;
+        };
         if now.saturating_duration_since(state.checked) >= CHECK {
             state.checked = now;
             let is_there = (state.file.as_ref()).is_none_or(|file| place::is_at(file, &self.path));
@@ -377,15 +355,15 @@ impl Journal {
     /// Notes whether settings could be stored, and logs it where that is not as it was.
     fn note(&self, state: &mut Stored, stored: io::Result<()>) {
         let path = self.path.display();
-        match (stored, state.is_troubled) {
+        match (stored, self.is_degraded.load(Relaxed)) {
             (Ok(()), true) => {
-                state.is_troubled = false;
+                self.is_degraded.store(false, Relaxed);
                 if state.is_told {
                     info!("{path}: settings are saved again");
                 }
             }
             (Err(error), false) => {
-                state.is_troubled = true;
+                self.is_degraded.store(true, Relaxed);
                 let now = Instant::now();
                 // A disk that is nearly full takes some lines and not others.
                 state.is_told = state

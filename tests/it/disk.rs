@@ -95,6 +95,14 @@ impl Case {
         self.mount.log().matches(text).count()
     }
 
+    /// Waits for a line of the log, which is read by another thread. A disk that is nearly full may take some lines, so that it is
+    /// told again 10 seconds later.
+    #[track_caller]
+    fn assert_logs_seldom(&self, text: &str) {
+        wait_until("it is told", || self.has_logged(text) > 0);
+        assert!(self.has_logged(text) < 5, "{}", self.mount.log());
+    }
+
     /// Nobody has given up, and nothing was unmounted.
     fn assert_serves(&self) {
         let log = self.mount.log();
@@ -137,20 +145,10 @@ fn write_on_a_full_disk_holds_and_is_stored_later() {
             assert_eq!(dir.number("memory.limit"), n * MIB);
         }
         case.wait_for("journal_degraded=1");
-        assert_eq!(
-            case.has_logged("settings are not saved"),
-            1,
-            "{}",
-            case.mount.log()
-        );
+        case.assert_logs_seldom("settings are not saved");
         fs::remove_file(&filler).expect("removes");
         case.wait_for("journal_degraded=0");
-        assert_eq!(
-            case.has_logged("settings are saved again"),
-            1,
-            "{}",
-            case.mount.log()
-        );
+        case.assert_logs_seldom("settings are saved again");
         case.kill9();
         assert_limit(&case.mount, shell.pid(), 200 * MIB);
         case.assert_serves();
@@ -170,7 +168,7 @@ fn daemon_starts_on_the_old_file_of_a_full_disk() {
             case.kill9();
             assert_limit(&case.mount, pid, 7 * MIB);
         }
-        assert!(case.has_logged("cannot compact") >= 3, "{}", case.mount.log());
+        wait_until("it is told each time", || case.has_logged("cannot compact") >= 3);
         // More than the rest of a page.
         for n in 1..=100_u64 {
             Dir::of(&case.mount, pid).write("memory.limit", n * MIB);
@@ -242,11 +240,7 @@ fn removed_file_and_directory_are_made_again() {
             case.kill9();
             assert_limit(&case.mount, pid, 7 * MIB);
         }
-        assert!(
-            case.has_logged("settings are not saved") >= 1,
-            "{}",
-            case.mount.log()
-        );
+        wait_until("it is told", || case.has_logged("settings are not saved") >= 1);
         case.assert_serves();
     }
 }
@@ -268,12 +262,7 @@ fn damaged_line_is_shown_at_the_root_and_the_file_kept() {
         case.wait_for("journal_damaged=1");
         let copy = case.mount.state_dir().join("settings.corrupt");
         assert_eq!(fs::read(copy).expect("it is kept"), text);
-        assert_eq!(
-            case.has_logged("damaged; a copy is in"),
-            1,
-            "{}",
-            case.mount.log()
-        );
+        case.assert_logs_seldom("damaged; a copy is in");
         let limits = || {
             let limit = |shell: &DriverShell| Dir::of(&case.mount, shell.pid()).read("memory.limit");
             wait_until("the processes are back", || {

@@ -116,24 +116,31 @@ fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Sig
     let mut abandoned = Vec::new();
     let mut helpers = Vec::new();
     loop {
+        if signals.is_end_asked() {
+            return Ok(());
+        }
         let began = Instant::now();
         abandoned.retain_mut(|daemon: &mut Child| matches!(daemon.try_wait(), Ok(None)));
         let before = restarts::nr_killed_for_memory();
-        let started = start(keeper, !abandoned.is_empty());
-        ends.begins();
-        let ended =
-            started.and_then(|mut daemon| Ok((daemon.attend(signals, ends, keeper, restarts.nr())?, daemon)));
-        let (end, daemon) = match ended {
-            Ok(ended) => ended,
-            Err(error) if !has_served => return Err(error),
-            // Out of memory, or of processes: for a while, perhaps.
-            Err(error) => {
+        let mut daemon = match start(keeper, !abandoned.is_empty()) {
+            // Out of memory or of processes: for a while, perhaps.
+            Err(error) if has_served => {
                 restarts.wait(signals, &format!("{error:#}"), &Life::default());
-                if signals.is_end_asked() {
-                    return Ok(());
-                }
                 continue;
             }
+            daemon => daemon?,
+        };
+        ends.begins();
+        let ended = daemon.attend(signals, ends, keeper, restarts.nr());
+        has_served |= daemon.has_served;
+        let end = match ended {
+            Err(error) if has_served => {
+                let _ = daemon.child.kill();
+                abandoned.push(daemon.child);
+                restarts.wait(signals, &format!("{error:#}"), &Life::default());
+                continue;
+            }
+            ended => ended?,
         };
         let status = match end {
             End::Ended(status) => status,
@@ -142,9 +149,6 @@ fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Sig
                 helpers.retain_mut(|helper: &mut Child| matches!(helper.try_wait(), Ok(None)));
                 helpers.extend(sever(daemon.child.id(), socket));
                 abandoned.push(daemon.child);
-                if signals.is_end_asked() {
-                    return Ok(());
-                }
                 (has_served, trial, restarts) = (true, None, Restarts::default());
                 continue;
             }
@@ -167,9 +171,6 @@ fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Sig
             is_for_memory: restarts::nr_killed_for_memory() > before,
         };
         restarts.wait(signals, &life.end(status), &life);
-        if signals.is_end_asked() {
-            return Ok(());
-        }
     }
 }
 
@@ -250,10 +251,7 @@ impl Daemon {
         nr_failed: u32,
     ) -> anyhow::Result<End> {
         let pid = Pid::from_raw(i32::try_from(self.child.id())?);
-        let pidfd = sys::pidfd_open(pid.as_raw()).inspect_err(|_| {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        })?;
+        let pidfd = sys::pidfd_open(pid.as_raw())?;
         let mut due = Due::Answer(Instant::now() + BEGINNING);
         loop {
             let next = ends.next_look().map_or(due.when(), |look| look.min(due.when()));

@@ -23,8 +23,6 @@ pub(super) struct Stored {
     pub(super) is_spoilt: bool,
     /// The file of that name is to be kept as a copy when another takes its place.
     pub(super) keep_copy: bool,
-    /// Whether settings are not stored.
-    pub(super) is_troubled: bool,
     /// When to try again, and the pause before that.
     pub(super) due: Option<Instant>,
     pub(super) pause: Duration,
@@ -45,7 +43,6 @@ impl Stored {
             held: BTreeMap::new(),
             nr_held_bytes: 0,
             keep_copy: false,
-            is_troubled: false,
             due: None,
             pause: Duration::ZERO,
             checked: Instant::now(),
