@@ -53,6 +53,7 @@ fn programs_with_their_own_allocator_are_governed_as_others() {
         if how != "linked" {
             has_mapped(shell.pid(), &preloadable());
         }
+        wait_until("it is governed", || mount.governs(shell.pid()));
         dir.write_when_there("memory.limit", 4 * MIB);
         shell.tell(&format!("race 4 {MIB}"));
         assert_eq!(
@@ -93,6 +94,7 @@ fn memory_moves_in_a_program_with_its_own_allocator() {
             assert!(answer.starts_with("allocated "), "{answer}");
         }
         let dir = Dir::of(&mount, program.pid());
+        wait_until("it is governed", || dir.exists());
         for _ in 0..3 {
             dir.write("memory.limit", 4 * MIB);
             wait_until("three are out", || dir.number("memory.swap.current") == 12 * MIB);

@@ -152,7 +152,7 @@ fn a_hook_that_is_replaced_before_it_is_loaded_governs() {
     }
     program.say("go");
     assert_eq!(program.line().as_deref(), Some("0"));
-    assert!(mount.governs(program.pid()));
+    wait_until("it is governed", || mount.governs(program.pid()));
     program.say("end");
     assert!(program.wait().success());
 }

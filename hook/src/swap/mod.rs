@@ -54,8 +54,6 @@ pub(crate) const LEAST: u64 = 2 << 20;
 /// How long a call waits for memory to come back, and between looks.
 const PATIENCE: Duration = Duration::from_secs(10);
 const NAP: Duration = Duration::from_micros(200);
-/// How long an allocation waits for others that are about to take the host's memory.
-const LATE: Duration = Duration::from_secs(2);
 
 /// Everything that can be moved.
 #[derive(Debug)]
@@ -219,7 +217,7 @@ fn alloc_out(process: &Process, place: Place, number: u64, bytes: u64, size: u64
     let began = Instant::now();
     let host = location(place.local.device(), Goal::Host);
     let memory = loop {
-        match process.host_memory(index, host, size, began.elapsed() >= LATE) {
+        match process.host_memory(index, host, size, began.elapsed() >= PATIENCE) {
             Ok(memory) => break memory,
             Err(NotMade::NotYet) if began.elapsed() < 2 * PATIENCE => std::thread::sleep(NAP),
             Err(_) => return Err(CUerror::OUT_OF_MEMORY),
