@@ -16,15 +16,22 @@ use crate::supervise::kill9;
 
 const MIB: u64 = 1 << 20;
 
-/// Something mounted over the state directory, while it lives.
-struct Over(PathBuf);
+/// A filesystem mounted over the state directory until it is dropped.
+pub struct Over(PathBuf);
 
 impl Over {
-    /// A file system with room for 64 KiB.
-    fn small(mount: &Mount) -> Self {
+    /// Mounts a tmpfs with room for so many KiB.
+    pub fn small(mount: &Mount, kilobytes: u32) -> Self {
         let path = mount.state_dir();
-        let size = Some("size=64k");
-        mount_at(Some("small"), &path, Some("tmpfs"), MsFlags::empty(), size).expect("root mounts");
+        let size = format!("size={kilobytes}k");
+        mount_at(
+            Some("small"),
+            &path,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some(size.as_str()),
+        )
+        .expect("root mounts");
         Self(path)
     }
 
@@ -69,7 +76,7 @@ impl Case {
     /// Starts again over a small file system.
     fn on_small(&mut self) -> Over {
         self.mount.stop();
-        let small = Over::small(&self.mount);
+        let small = Over::small(&self.mount, 64);
         self.mount.restart();
         small
     }
@@ -187,7 +194,7 @@ fn daemon_starts_on_the_old_file_of_a_full_disk() {
 fn daemon_starts_on_a_full_disk_without_a_file() {
     for mut case in Case::both() {
         case.mount.stop();
-        let small = Over::small(&case.mount);
+        let small = Over::small(&case.mount, 64);
         let filler = fill(&small);
         case.mount.restart();
         let shell = DriverShell::start(&case.mount);

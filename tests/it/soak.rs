@@ -24,6 +24,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{Config, Mount, wait_until};
 
+use crate::disk::Over;
 use crate::driver::governed_pids;
 use crate::supervise;
 use faults::Faults;
@@ -41,6 +42,8 @@ const GPUS: usize = 2;
 const PEOPLE: u64 = 4;
 /// Programs at a time whose memory moves.
 const MOVERS: u64 = 6;
+/// Room of the filesystem of the state directory, KiB: for a file of all processes and a compacted copy.
+const STATE_KILOBYTES: u32 = 16 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Daemon {
@@ -117,6 +120,10 @@ fn soak(daemon: Daemon) {
         faults: Faults::default(),
         resident: Vec::new(),
     };
+    // A fault fills the state directory, so it has a small filesystem of its own.
+    soak.mount.stop();
+    let _small = Over::small(&soak.mount, STATE_KILOBYTES);
+    soak.mount.restart();
     let before = soak.holdings_of_an_idle_daemon();
     let (over, nr_done, refusals) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::default());
     let (moved, recipe) = (Moved::default(), Recipe::of(&soak.mount));
@@ -167,7 +174,6 @@ fn soak(daemon: Daemon) {
         nr_done.load(Relaxed),
         verified >> 20,
     );
-    eprintln!("{daemon:?}: left out: {:?}", faults::left_out());
     assert!(
         verified > 0 && lost == 0,
         "{verified} bytes verified, {lost} lost"
@@ -224,6 +230,8 @@ impl Soak {
             self.end_some();
             self.inject();
             if Instant::now() >= next_kill {
+                // A daemon that is killed while its disk is full loses what it could not store.
+                self.faults.undo();
                 self.note_resident();
                 self.kill_daemon();
                 next_kill = Instant::now() + life();

@@ -8,7 +8,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
 use support::{Governed, wait_until};
 
@@ -18,8 +17,6 @@ use crate::driver::{DriverShell, governed_pids};
 /// One kind of fault.
 struct Fault {
     name: &'static str,
-    /// What is missing for it to be part of a soak.
-    needs: Option<&'static str>,
     /// Seconds from one to the next, and half as many from the beginning to the first.
     every: u64,
     /// Milliseconds until it is undone.
@@ -33,42 +30,36 @@ type Undo = Box<dyn FnOnce() + Send>;
 const FAULTS: &[Fault] = &[
     Fault {
         name: "program stopped",
-        needs: None,
         every: 1,
         lasts: 500,
         begin: stop_program,
     },
     Fault {
         name: "daemon stopped",
-        needs: None,
         every: 7,
         lasts: 1500,
         begin: stop_daemon,
     },
     Fault {
         name: "/proc/meminfo locked",
-        needs: None,
         every: 5,
         lasts: 3000,
         begin: lock_meminfo,
     },
     Fault {
         name: "rapid exec",
-        needs: Some("a hook that waits where its registration is put off"),
         every: 8,
         lasts: 0,
         begin: execute_rapidly,
     },
     Fault {
         name: "socket removed",
-        needs: Some("a daemon that notices it and makes another socket"),
         every: 9,
         lasts: 0,
         begin: remove_socket,
     },
     Fault {
         name: "disk full",
-        needs: Some("a daemon that goes on then, and a state directory on a tmpfs of its own"),
         every: 11,
         lasts: 3000,
         begin: fill_disk,
@@ -96,7 +87,7 @@ impl Faults {
 impl Soak {
     /// Does what is due.
     pub(super) fn inject(&mut self) {
-        for fault in FAULTS.iter().filter(|fault| fault.needs.is_none()) {
+        for fault in FAULTS {
             let (now, every) = (Instant::now(), Duration::from_secs(fault.every));
             let next = self.faults.next.entry(fault.name).or_insert(now + every / 2);
             if now < *next {
@@ -172,25 +163,12 @@ fn remove_socket(soak: &mut Soak) -> Option<Undo> {
     Some(Box::new(|| ()))
 }
 
-/// Fills the file system of the state directory, if that is small.
+/// Fills the small filesystem of the state directory.
 fn fill_disk(soak: &mut Soak) -> Option<Undo> {
-    let directory = soak.mount.state_dir();
-    let all = statvfs(&directory).ok()?;
-    if all.blocks() * all.fragment_size() > 64 << 20 {
-        return None;
-    }
-    let path = directory.join("filler");
+    let path = soak.mount.state_dir().join("filler");
     let mut filler = OpenOptions::new().create(true).append(true).open(&path).ok()?;
     while filler.write_all(&[0; 4096]).is_ok() {}
     Some(Box::new(move || {
         fs::remove_file(path).expect("it is there");
     }))
-}
-
-/// What is not done, and why.
-pub(super) fn left_out() -> Vec<String> {
-    let lacking = FAULTS.iter().filter_map(|fault| Some((fault.name, fault.needs?)));
-    lacking
-        .map(|(name, needs)| format!("{name} (needs {needs})"))
-        .collect()
 }
