@@ -1,4 +1,5 @@
-//! Control and usage blocks as files: making ours, and refusing theirs unless it is exactly what it should be.
+//! Control and usage blocks as files: making ours, and refusing theirs unless it is exactly what it should
+//! be.
 //!
 //! It does not know what the fields mean.
 
@@ -37,9 +38,9 @@ pub fn new_control() -> nix::Result<(ControlMap, OwnedFd)> {
     Ok((map, file))
 }
 
-/// Whether the file is a memfd of fixed size. Closing one waits for nobody. The seals are asked for: that is answered by
-/// the kernel itself for every kind of file, while even fstat(2) of a file on somebody's FUSE mount waits for that
-/// somebody.
+/// Whether the file is a memfd of fixed size. Closing one waits for nobody. The seals are asked for: that is
+/// answered by the kernel itself for every kind of file, while even fstat(2) of a file on somebody's FUSE
+/// mount waits for that somebody.
 pub fn is_memfd(file: &OwnedFd) -> bool {
     // A file of an ordinary tmpfs has F_SEAL_SEAL alone, so the others say that it is a memfd.
     fcntl(file, FcntlArg::F_GET_SEALS)
@@ -49,7 +50,8 @@ pub fn is_memfd(file: &OwnedFd) -> bool {
 /// Maps a usage block that a process sent.
 ///
 /// # Errors
-/// `EINVAL` if it is not a memfd of the exact size whose size cannot change any more; `EPERM` if it cannot be written.
+/// `EINVAL` if it is not a memfd of the exact size whose size cannot change any more; `EPERM` if it cannot be
+/// written.
 pub fn map_usage(file: &OwnedFd) -> nix::Result<UsageMap> {
     if !is_memfd(file) {
         return Err(Errno::EINVAL);

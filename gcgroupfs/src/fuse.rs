@@ -1,6 +1,6 @@
-//! The FUSE adapter: kernel requests in, calls on the tree, replies out. The only module that imports fuser. It knows
-//! inodes, open files and replies, and neither a file by name nor a controller. Here is what it consists of, and how it
-//! begins.
+//! The FUSE adapter: kernel requests in, calls on the tree, replies out. The only module that imports fuser.
+//! It knows inodes, open files and replies, and neither a file by name nor a controller. Here is what it
+//! consists of, and how it begins.
 //!
 #![doc = include_str!("fuse/fuse.md")]
 
@@ -47,9 +47,9 @@ pub use announce::Spot;
 pub use forget::{Forgetter, deliver, done, next};
 pub use relay::Attended;
 
-/// Request loops. One, since no callback waits and a panic in one is caught. A second costs every `cat` a third more
-/// (25 us instead of 18: the kernel wakes it for the release that nobody waits for, between two requests that
-/// somebody does).
+/// Request loops. One, since no callback waits and a panic in one is caught. A second costs every `cat` a
+/// third more (25 us instead of 18: the kernel wakes it for the release that nobody waits for, between two
+/// requests that somebody does).
 const LOOPS: usize = 1;
 
 /// How the daemon came by its end of the mount, an open /dev/fuse.
@@ -61,8 +61,8 @@ pub enum Link {
     Kept(Kept),
 }
 
-/// Answers the requests of what is mounted at `spot`, on threads of its own. Calls `ended` when the mount is gone, or
-/// with the error that ended it. Gives what is to be stopped before it is unmounted.
+/// Answers the requests of what is mounted at `spot`, on threads of its own. Calls `ended` when the mount is
+/// gone, or with the error that ended it. Gives what is to be stopped before it is unmounted.
 ///
 /// # Errors
 /// If the kernel's first message is not understood, or there are no threads to be had.

@@ -1,5 +1,6 @@
-//! What fuzzers feed: each target takes any bytes, and panics when something is not as it must be with any bytes. The
-//! programs around them are in gcgroupfs/fuzz; a test runs each target over its seeds, and over many spoilt copies.
+//! What fuzzers feed: each target takes any bytes, and panics when something is not as it must be with any
+//! bytes. The programs around them are in gcgroupfs/fuzz; a test runs each target over its seeds, and over
+//! many spoilt copies.
 
 #![allow(clippy::unwrap_used, reason = "a failure is what is looked for")]
 
@@ -35,7 +36,8 @@ thread_local! {
     static WORLD: OnceCell<(World, ProcessId)> = const { OnceCell::new() };
 }
 
-/// With a tree of two devices and of one process in a group in a group, which keeps what earlier inputs have done to it.
+/// With a tree of two devices and of one process in a group in a group, which keeps what earlier inputs have
+/// done to it.
 fn with_world(body: impl FnOnce(&World, ProcessId)) {
     WORLD.with(|world| {
         let (world, id) = world.get_or_init(|| {
@@ -206,8 +208,8 @@ pub fn settings(text: &[u8]) {
     }
 }
 
-/// A configuration: either it is refused with the place of what is wrong, or whatever process comes is led to a group that
-/// can be made, or to none.
+/// A configuration: either it is refused with the place of what is wrong, or whatever process comes is led to
+/// a group that can be made, or to none.
 pub fn configuration(text: &[u8]) {
     let Ok(text) = str::from_utf8(text) else { return };
     let (nr_lines, path) = (text.matches('\n').count() + 1, Path::new("gcgroupfs.toml"));

@@ -1,12 +1,14 @@
 //! The state file: every setting, so that a daemon that starts again has it.
 //!
-//! A first line with the boot id, then one JSON line for each change, appended by one write(2) before the write that caused it is
-//! answered; a daemon killed at any point loses at most the line it was writing. Each line holds all settings of one process or
-//! group and a number; of several for one of them the highest number counts, so that lines may be appended in any order.
-//! Lines have a version and a checksum ([`line`]). What settings are, the journal does not know.
+//! A first line with the boot id, then one JSON line for each change, appended by one write(2) before the
+//! write that caused it is answered; a daemon killed at any point loses at most the line it was writing. Each
+//! line holds all settings of one process or group and a number; of several for one of them the highest
+//! number counts, so that lines may be appended in any order. Lines have a version and a checksum ([`line`]).
+//! What settings are, the journal does not know.
 //!
-//! A disk that is full or read-only, or a file that was removed, ends nothing: lines that cannot be stored are held in memory, the
-//! latest of each process and group, and [`Journal::tend`] tries again. A change is answered all the same.
+//! A disk that is full or read-only, or a file that was removed, ends nothing: lines that cannot be stored
+//! are held in memory, the latest of each process and group, and [`Journal::tend`] tries again. A change is
+//! answered all the same.
 
 mod key;
 mod line;
@@ -38,9 +40,9 @@ use self::stored::Stored;
 /// The file's name in the state directory.
 const NAME: &str = "settings.jsonl";
 
-/// Bytes appended since the last compaction that call for another, if that left less. So a file has no more than twice what
-/// is to be kept and this, and rewriting it costs no more than appending has. Lines that are held in memory are bounded by as
-/// much.
+/// Bytes appended since the last compaction that call for another, if that left less. So a file has no more
+/// than twice what is to be kept and this, and rewriting it costs no more than appending has. Lines that are
+/// held in memory are bounded by as much.
 const COMPACT_AFTER: u64 = 1 << 20;
 
 /// Bytes of lines in memory up to which each new change tries to store all of them.
@@ -79,12 +81,13 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens or begins the state file in `directory` and returns what is on file of those that `sift` keeps. What it changes
-    /// takes the place of what was there in one step. Where the file system refuses that, the journal goes on with the old
-    /// file, or without any.
+    /// Opens or begins the state file in `directory` and returns what is on file of those that `sift` keeps.
+    /// What it changes takes the place of what was there in one step. Where the file system refuses that, the
+    /// journal goes on with the old file, or without any.
     ///
     /// # Errors
-    /// The file is another user's, can be written by others, or is no regular file, or another daemon holds it.
+    /// The file is another user's, can be written by others, or is no regular file, or another daemon holds
+    /// it.
     pub fn open<S: Serialize + DeserializeOwned + Default>(
         directory: &Path,
         sift: impl FnOnce(&mut BTreeMap<Key, S>),
@@ -94,8 +97,9 @@ impl Journal {
         Self::begin(path, locked, sift)
     }
 
-    /// As [`open`](Self::open), but does not mind a lock that is held by a predecessor that was killed and cannot end: it
-    /// writes no more, and what it has locked is no longer the file of that name when this is done.
+    /// As [`open`](Self::open), but does not mind a lock that is held by a predecessor that was killed and
+    /// cannot end: it writes no more, and what it has locked is no longer the file of that name when this is
+    /// done.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -170,7 +174,8 @@ impl Journal {
         ))
     }
 
-    /// Stores what was read and sifted: in a fresh file, or, if there can be none, as what has changed in the old one.
+    /// Stores what was read and sifted: in a fresh file, or, if there can be none, as what has changed in the
+    /// old one.
     fn store_sifted<S: Serialize + DeserializeOwned + Default>(
         &self,
         replay: &Replay<S>,
@@ -206,7 +211,8 @@ impl Journal {
         self.next.fetch_add(1, Relaxed)
     }
 
-    /// Stores all settings of a process. What cannot be stored is held in memory until [`tend`](Self::tend) can.
+    /// Stores all settings of a process. What cannot be stored is held in memory until [`tend`](Self::tend)
+    /// can.
     pub fn append<S: Serialize>(&self, seq: u64, key: Key, settings: &S) {
         self.append_all(&[(seq, key, settings)]);
     }
@@ -249,14 +255,16 @@ impl Journal {
         }
     }
 
-    /// Returns whether [`Self::tend`] has something to do now. Never waits for a disk: not so while somebody writes, who asks then.
+    /// Returns whether [`Self::tend`] has something to do now. Never waits for a disk: not so while somebody
+    /// writes, who asks then.
     pub fn is_due(&self) -> bool {
         let state = self.state.try_lock();
         state.is_some_and(|state| state.is_wanting() && state.due.is_none())
     }
 
-    /// Stores what could not be stored, makes the file again where somebody has removed it, and keeps the file short. To be called
-    /// by one thread, at the latest when it says; a failure makes it wait longer each time.
+    /// Stores what could not be stored, makes the file again where somebody has removed it, and keeps the
+    /// file short. To be called by one thread, at the latest when it says; a failure makes it wait longer
+    /// each time.
     pub fn tend(&self, now: Instant, is_alive: impl Fn(Key) -> bool) -> Instant {
         let Some(mut state) = self.state.try_lock() else {
             // Somebody writes, perhaps to a slow disk.
@@ -296,8 +304,8 @@ impl Journal {
         state.due.map_or(check, |due| due.min(check))
     }
 
-    /// Rewrites the file without what is superseded or of dead processes, and with what is held in memory. Appending goes on
-    /// meanwhile: only the lines that came during the rewriting are copied under the lock.
+    /// Rewrites the file without what is superseded or of dead processes, and with what is held in memory.
+    /// Appending goes on meanwhile: only the lines that came during the rewriting are copied under the lock.
     ///
     /// # Errors
     /// The file system refuses; the old file is then still in place.
@@ -320,7 +328,8 @@ impl Journal {
         replaced
     }
 
-    /// Puts a file that begins with `text` in the place of the one that is there, of which it holds the first `end` bytes.
+    /// Puts a file that begins with `text` in the place of the one that is there, of which it holds the first
+    /// `end` bytes.
     fn replace(&self, text: &[u8], end: usize) -> io::Result<()> {
         let is_ours = (self.state.lock().file.as_ref()).is_some_and(|file| place::is_at(file, &self.path));
         // No other daemon may have made a file of that name meanwhile.

@@ -1,6 +1,6 @@
-//! What a supervisor keeps for the daemons that it starts one after another: the two ends that the world knows (the
-//! mount's and the socket's), and what one daemon has told the kernel and the next must know. It does not know what
-//! the kernel is told.
+//! What a supervisor keeps for the daemons that it starts one after another: the two ends that the world
+//! knows (the mount's and the socket's), and what one daemon has told the kernel and the next must know. It
+//! does not know what the kernel is told.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 
 use crate::sys;
 
-/// How many processes, and how many files that are polled, are remembered. Of more, the successor is not told: a
-/// reader may then find a process missing for a moment, and a poller sleep until the next change.
+/// How many processes, and how many files that are polled, are remembered. Of more, the successor is not
+/// told: a reader may then find a process missing for a moment, and a poller sleep until the next change.
 const NR_SLOTS: u64 = 16 << 10;
 
 /// What a daemon takes over.
@@ -40,7 +40,8 @@ pub struct Kept {
     pub pollers: Arc<Slots<8>>,
     /// The configuration that holds.
     pub configuration: Arc<Note>,
-    /// The daemon's end of its line to the supervisor: it answers each packet with one, and closes it by ending.
+    /// The daemon's end of its line to the supervisor: it answers each packet with one, and closes it by
+    /// ending.
     pub line: OwnedFd,
 }
 
@@ -199,8 +200,8 @@ impl Note {
     }
 }
 
-/// Records of `N` bytes in shared memory, which outlive who writes them. Each is written by one pwrite(2), so there is
-/// no half of one.
+/// Records of `N` bytes in shared memory, which outlive who writes them. Each is written by one pwrite(2), so
+/// there is no half of one.
 #[derive(Debug)]
 pub struct Slots<const N: usize> {
     file: File,
@@ -227,7 +228,8 @@ impl<const N: usize> Slots<N> {
         }
     }
 
-    /// What a predecessor has left. It is kept until [`remove`](Self::remove)d. Call once, before anything is put.
+    /// What a predecessor has left. It is kept until [`remove`](Self::remove)d. Call once, before anything is
+    /// put.
     ///
     /// # Errors
     /// The memory cannot be read.

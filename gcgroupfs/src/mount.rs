@@ -1,8 +1,8 @@
 //! Mounting and unmounting at a path. It knows neither FUSE messages nor what is in the tree.
 //!
-//! We call mount(2) and umount2(2) ourselves: unmounting must work while clients hold files open, and starting must
-//! work on what a killed predecessor has left, a dead mount on which every path look-up fails. So the mount point
-//! is never looked at before /proc/self/mountinfo has been.
+//! We call mount(2) and umount2(2) ourselves: unmounting must work while clients hold files open, and
+//! starting must work on what a killed predecessor has left, a dead mount on which every path look-up fails.
+//! So the mount point is never looked at before /proc/self/mountinfo has been.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -47,12 +47,12 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts at `point`, which is made if it does not exist, and replaces dead mounts there: those that nobody answers
-    /// for, and those of `source`, which is ours now. Gives the open
-    /// /dev/fuse over which the kernel will ask, and which must be answered from now on.
+    /// Mounts at `point`, which is made if it does not exist, and replaces dead mounts there: those that
+    /// nobody answers for, and those of `source`, which is ours now. Gives the open /dev/fuse over which the
+    /// kernel will ask, and which must be answered from now on.
     ///
-    /// The kernel lists the mount as that of `source`, the daemon's socket, by which [`point_of`] finds it. Without
-    /// `allow_other`, it lets nobody in but who mounts.
+    /// The kernel lists the mount as that of `source`, the daemon's socket, by which [`point_of`] finds it.
+    /// Without `allow_other`, it lets nobody in but who mounts.
     ///
     /// # Errors
     /// `EBUSY` if another daemon answers there; what mount(2) or, for others than root, fusermount3 says.
@@ -89,8 +89,8 @@ impl Mount {
         self.device
     }
 
-    /// Takes the mount out of the file system at once, also while clients hold files open. Theirs go on working for as
-    /// long as the daemon does.
+    /// Takes the mount out of the file system at once, also while clients hold files open. Theirs go on
+    /// working for as long as the daemon does.
     ///
     /// # Errors
     /// What umount2(2) or fusermount3 says. None if it has been unmounted already.
@@ -159,8 +159,8 @@ fn replace_dead(point: &Path, source: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a daemon answers for the mount at `point`. Asked on a thread of its own, since one that neither answers nor
-/// dies would keep us for ever.
+/// Whether a daemon answers for the mount at `point`. Asked on a thread of its own, since one that neither
+/// answers nor dies would keep us for ever.
 fn is_alive(point: &Path) -> io::Result<bool> {
     let (sender, receiver) = channel();
     let point = point.to_owned();
@@ -189,7 +189,8 @@ pub fn point_of(socket: &Path) -> Option<PathBuf> {
         .map(|entry| entry.point)
 }
 
-/// Whether the mount of this device number is listed at `point`, though its connection has ended: it was not unmounted.
+/// Whether the mount of this device number is listed at `point`, though its connection has ended: it was not
+/// unmounted.
 pub fn is_listed(point: &Path, device: u64) -> bool {
     ours(point).is_ok_and(|entries| entries.iter().any(|entry| entry.device == device))
 }

@@ -1,11 +1,11 @@
-//! Measurement of device memory that processes hold beyond their own ledgers: contexts, modules, and what the driver
-//! keeps for them. No driver call reports it. The same samples show whether processes use the devices as they claim
-//! (`evidence`).
+//! Measurement of device memory that processes hold beyond their own ledgers: contexts, modules, and what the
+//! driver keeps for them. No driver call reports it. The same samples show whether processes use the devices
+//! as they claim (`evidence`).
 //!
-//! The hook charges before it calls the driver and uncharges after the driver has freed, so a ledger never has less than
-//! the device. A sample counts only if the ledger did not change while it was taken: then no allocation was under way.
-//! Otherwise the last result stays in force. A sample can show too little while the driver has not yet made what is
-//! charged, so the greater of the last two samples is charged.
+//! The hook charges before it calls the driver and uncharges after the driver has freed, so a ledger never
+//! has less than the device. A sample counts only if the ledger did not change while it was taken: then no
+//! allocation was under way. Otherwise the last result stays in force. A sample can show too little while the
+//! driver has not yet made what is charged, so the greater of the last two samples is charged.
 
 mod evidence;
 mod ledger;
@@ -38,8 +38,8 @@ type Held = HashMap<u32, Option<u64>>;
 
 /// An observer of the devices: NVML.
 pub trait Source: Send {
-    /// Returns what each process holds on a device; `None` if the device cannot be asked, or its answer cannot be
-    /// trusted.
+    /// Returns what each process holds on a device; `None` if the device cannot be asked, or its answer
+    /// cannot be trusted.
     fn held(&self, device: usize) -> Option<Held>;
 
     /// Tells whether `held` lists either all processes on a device or none.
@@ -47,8 +47,8 @@ pub trait Source: Send {
         false
     }
 
-    /// Returns the pids of the processes that have worked on a device within the last `_since`; `None` if the device does
-    /// not say.
+    /// Returns the pids of the processes that have worked on a device within the last `_since`; `None` if the
+    /// device does not say.
     fn active(&self, _device: usize, _since: Duration) -> Option<HashSet<u32>> {
         None
     }
@@ -77,8 +77,8 @@ pub fn watch(tree: Arc<Tree>, mut source: impl Source + 'static) -> io::Result<(
     Ok(())
 }
 
-/// Wakes the thread when there may be something new to measure: a new context, a process that registered with contexts, or
-/// a reader who asked for an audit.
+/// Wakes the thread when there may be something new to measure: a new context, a process that registered with
+/// contexts, or a reader who asked for an audit.
 #[derive(Debug)]
 struct Ear(SyncSender<()>);
 
@@ -116,7 +116,8 @@ fn run(tree: &Tree, source: &mut impl Source, woken: &Receiver<()>) {
     }
 }
 
-/// Waits [`PAUSE`], or up to [`PERIOD`] while processes wait for room on a device. Returns whether one still waits.
+/// Waits [`PAUSE`], or up to [`PERIOD`] while processes wait for room on a device. Returns whether one still
+/// waits.
 fn rest(tree: &Tree, source: &impl Source) -> bool {
     let began = Instant::now();
     while relieve(tree, source) {

@@ -45,8 +45,8 @@ pub struct Stat {
     pub image: Option<(u64, u64)>,
 }
 
-/// Returns the pid (0 if it has none here), uid and gid of the process at the socket's other end, as they were when it
-/// connected.
+/// Returns the pid (0 if it has none here), uid and gid of the process at the socket's other end, as they
+/// were when it connected.
 ///
 /// # Errors
 /// The descriptor is not a connected socket.

@@ -1,5 +1,6 @@
-//! The socket: hooks register on it, the command line asks on it. One thread, one epoll loop, which never waits for
-//! anybody: not for a client that does not read, not for the closing of what a client sent, which never gets here.
+//! The socket: hooks register on it, the command line asks on it. One thread, one epoll loop, which never
+//! waits for anybody: not for a client that does not read, not for the closing of what a client sent, which
+//! never gets here.
 //!
 //! Everything that arrives is hostile until it has been checked. What a control file means, it does not know.
 //!
@@ -65,14 +66,15 @@ const ADVANCE: Duration = Duration::from_millis(25);
 /// The unit of what depends on time.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Connections that are looked at in one turn of the loop because their time has come: thousands may end at once.
+/// Connections that are looked at in one turn of the loop because their time has come: thousands may end at
+/// once.
 const MAX_DUE: usize = 64;
 
 /// How often connections lost without a death are looked at.
 const TEND: Duration = Duration::from_secs(1);
 
-/// After so long, whoever was governed before a restart is back; groups that were there for others alone go. Those who
-/// are not back and live are looked for again then.
+/// After so long, whoever was governed before a restart is back; groups that were there for others alone go.
+/// Those who are not back and live are looked for again then.
 const RETURN: Duration = Duration::from_secs(10);
 
 /// What an event is about.
@@ -230,8 +232,8 @@ impl Server {
         self.enquiries.rules()
     }
 
-    /// Tells a supervisor at the other end of this socket that the daemon serves, and then, whenever it asks, that it still
-    /// does.
+    /// Tells a supervisor at the other end of this socket that the daemon serves, and then, whenever it asks,
+    /// that it still does.
     ///
     /// # Errors
     /// The kernel refuses to tell of events.
@@ -438,7 +440,8 @@ impl Server {
         }
     }
 
-    /// Listens on the socket that has taken the place of `old`, after those who are waiting there have been let in.
+    /// Listens on the socket that has taken the place of `old`, after those who are waiting there have been
+    /// let in.
     fn listen_anew(&mut self, old: OwnedFd) {
         let _ = self.epoll.delete(&old);
         // Whoever still has a way to it gets no further, or there could be no end.
@@ -452,7 +455,8 @@ impl Server {
         }
     }
 
-    /// Before the end: closes all connections, so that nothing that clients have sent is left for exit(2) to close.
+    /// Before the end: closes all connections, so that nothing that clients have sent is left for exit(2) to
+    /// close.
     fn retire_all(&mut self) {
         self.listener.refuse();
         while let Ok(socket) = sys::accept(&self.listener) {
@@ -481,7 +485,8 @@ impl Server {
     }
 }
 
-/// Leaves out those that have ended: what they had counted stays in the groups that they were in, and in the root.
+/// Leaves out those that have ended: what they had counted stays in the groups that they were in, and in the
+/// root.
 pub fn sift(records: &mut BTreeMap<Key, Saved>) {
     let dead = records.extract_if(.., |key, _| !is_kept(*key));
     for dead in dead.map(|(_, dead)| dead).collect::<Vec<_>>() {
@@ -498,7 +503,8 @@ fn is_kept(key: Key) -> bool {
     key.pid == 0 || process::is_alive(key.pid, key.start_time)
 }
 
-/// Gives the root and the groups what they had before. A policy of the command line takes the place of what was written.
+/// Gives the root and the groups what they had before. A policy of the command line takes the place of what
+/// was written.
 pub fn restore(tree: &Tree, journal: &Journal, remembered: &mut BTreeMap<Key, Saved>, has_policy: bool) {
     let mut root = remembered.remove(&Key::ROOT).unwrap_or_default();
     if has_policy {

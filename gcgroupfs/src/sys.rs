@@ -160,8 +160,8 @@ pub fn replace(number: i32, with: &impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Closes every descriptor from this number on: close_range(2), Linux 5.9. For a process that has just begun, which has
-/// not opened any itself.
+/// Closes every descriptor from this number on: close_range(2), Linux 5.9. For a process that has just begun,
+/// which has not opened any itself.
 ///
 /// # Errors
 /// The kernel is too old.
@@ -173,7 +173,8 @@ pub fn close_from(number: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Has every descriptor from this number on closed on exec: close_range(2) with `CLOSE_RANGE_CLOEXEC`, Linux 5.11.
+/// Has every descriptor from this number on closed on exec: close_range(2) with `CLOSE_RANGE_CLOEXEC`, Linux
+/// 5.11.
 ///
 /// # Errors
 /// The kernel is too old.
@@ -186,7 +187,8 @@ pub fn close_on_exec_from(number: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// The supplementary groups of who connected the socket's other end, as they were then (`SO_PEERGROUPS`, Linux 4.13).
+/// The supplementary groups of who connected the socket's other end, as they were then (`SO_PEERGROUPS`,
+/// Linux 4.13).
 ///
 /// # Errors
 /// The socket is none of ours.
@@ -267,8 +269,8 @@ pub enum Plain {
     Senseless,
 }
 
-/// Receives a packet without descriptors, without waiting. Descriptors are never installed here, nor is the last reference to
-/// one dropped: closing it could take for ever.
+/// Receives a packet without descriptors, without waiting. Descriptors are never installed here, nor is the
+/// last reference to one dropped: closing it could take for ever.
 ///
 /// # Errors
 /// What recvmsg(2) says; `EAGAIN` if there is none.
@@ -284,8 +286,8 @@ pub fn receive_plain(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<Plain> 
     socket::recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT).map(Plain::Packet)
 }
 
-/// Looks at the next packet, with no room for descriptors: the kernel then says `MSG_CTRUNC` if there are any, and leaves
-/// them where they are.
+/// Looks at the next packet, with no room for descriptors: the kernel then says `MSG_CTRUNC` if there are
+/// any, and leaves them where they are.
 fn peek(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<(usize, MsgFlags)> {
     let mut parts = [IoSliceMut::new(buffer)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
@@ -293,9 +295,9 @@ fn peek(socket: &OwnedFd, buffer: &mut [u8]) -> nix::Result<(usize, MsgFlags)> {
     Ok((message.bytes, message.flags))
 }
 
-/// Takes all packets out of a connection that has been shut down for receiving, so that no more come. Says whether that is
-/// done: a packet that carries descriptors stays, with all behind it. A connection without packets can be closed without
-/// waiting.
+/// Takes all packets out of a connection that has been shut down for receiving, so that no more come. Says
+/// whether that is done: a packet that carries descriptors stays, with all behind it. A connection without
+/// packets can be closed without waiting.
 pub fn drain(socket: &OwnedFd) -> bool {
     // More than a sender's buffer holds, which counts 500 bytes and more for each.
     const MOST: usize = 1 << 16;
@@ -303,8 +305,8 @@ pub fn drain(socket: &OwnedFd) -> bool {
         let mut byte = [0];
         match peek(socket, &mut byte) {
             Ok((_, flags)) if flags.contains(MsgFlags::MSG_CTRUNC) => return false,
-            // Either a packet of no bytes or the end. If credentials are to come with packets, and there is no room for them,
-            // the kernel says so of a packet.
+            // Either a packet of no bytes or the end. If credentials are to come with packets, and there is
+            // no room for them, the kernel says so of a packet.
             Ok((0, _)) => {
                 if socket::setsockopt(socket, sockopt::PassCred, &true).is_err() {
                     return false;
@@ -329,7 +331,8 @@ pub fn drain(socket: &OwnedFd) -> bool {
     false
 }
 
-/// Receives one packet with its descriptors, without waiting. The daemon never calls it for a client's connection.
+/// Receives one packet with its descriptors, without waiting. The daemon never calls it for a client's
+/// connection.
 ///
 /// # Errors
 /// What recvmsg(2) says; `EAGAIN` if there is none.
@@ -342,7 +345,8 @@ pub fn receive(socket: &impl AsFd, buffer: &mut [u8]) -> nix::Result<Received> {
         .flags
         .intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
     let mut descriptors = Vec::new();
-    // An Err means MSG_CTRUNC; the descriptors that did arrive would leak, but there is room for all there can be.
+    // An Err means MSG_CTRUNC; the descriptors that did arrive would leak, but there is room for all there
+    // can be.
     for part in message.cmsgs().into_iter().flatten() {
         if let ControlMessageOwned::ScmRights(raw) = part {
             // SAFETY: the kernel installed these descriptors for this message; nobody else has them.

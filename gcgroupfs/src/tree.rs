@@ -1,5 +1,6 @@
-//! The model: devices, governed processes and what is asked of them. It knows no mount, no GPU and no disk, and of
-//! clocks only how old a process is; it stores into control blocks and reads usage blocks, and tells listeners what others must act on.
+//! The model: devices, governed processes and what is asked of them. It knows no mount, no GPU and no disk,
+//! and of clocks only how old a process is; it stores into control blocks and reads usage blocks, and tells
+//! listeners what others must act on.
 //!
 //! Everything is behind one lock, held for loads and stores only, so no caller ever waits for a system call.
 //!
@@ -155,8 +156,8 @@ pub struct State {
 }
 
 impl Tree {
-    /// An empty tree over `devices`, of which those beyond the blocks' slots are left out. Its root belongs to
-    /// `owner`.
+    /// An empty tree over `devices`, of which those beyond the blocks' slots are left out. Its root belongs
+    /// to `owner`.
     pub fn new(owner: Owner, mut devices: Vec<Device>) -> Self {
         devices.truncate(OTHER_DEVICE);
         for (index, device) in devices.iter_mut().enumerate() {
@@ -200,8 +201,8 @@ impl Tree {
         self.listeners.write().push(listener);
     }
 
-    /// The process has rung: its usage block says something new, about its work, about what it wants to be granted, or
-    /// about what events files show.
+    /// The process has rung: its usage block says something new, about its work, about what it wants to be
+    /// granted, or about what events files show.
     pub fn rung(&self, id: ProcessId) {
         // First of all: it may be waiting, or somebody more important.
         let mut notices = Vec::new();
@@ -215,8 +216,8 @@ impl Tree {
         self.note_events(id);
     }
 
-    /// A process's pid, and the driver's error (CUresult) that keeps the process from being known to stand still, if there is
-    /// one: `drain_error` of `gcgroup.events`.
+    /// A process's pid, and the driver's error (CUresult) that keeps the process from being known to stand
+    /// still, if there is one: `drain_error` of `gcgroup.events`.
     pub fn drain_error(&self, id: ProcessId) -> Option<(u32, u32)> {
         let state = self.state.lock();
         let process = state.processes.get(&id)?;
@@ -253,7 +254,8 @@ impl Tree {
             processes, devices, ..
         } = &mut *state;
         if let (Some(process), true) = (processes.get_mut(&id), device < devices.len()) {
-            // The peak is the ledger's and the overhead of now; what it was with that of before is not to fall.
+            // The peak is the ledger's and the overhead of now; what it was with that of before is not to
+            // fall.
             process.keep_peaks(device, devices);
             enforce::store_overhead(process, device, bytes);
             state.grants.set_overhead(id, device, bytes);
@@ -261,7 +263,8 @@ impl Tree {
         }
     }
 
-    /// Returns whether there is evidence that the process uses a device as it claims; `Unknown` if it has left.
+    /// Returns whether there is evidence that the process uses a device as it claims; `Unknown` if it has
+    /// left.
     pub fn evidence(&self, id: ProcessId, device: usize) -> Evidence {
         let state = self.state.lock();
         let process = state.processes.get(&id);
@@ -369,13 +372,15 @@ impl Tree {
         result
     }
 
-    /// Reads an events file: as [`view`](Self::view), and every change that `show` sees has been counted before. A process
-    /// changes its usage block before it rings, so a reader could see a change that is counted, and told to pollers, later.
+    /// Reads an events file: as [`view`](Self::view), and every change that `show` sees has been counted
+    /// before. A process changes its usage block before it rings, so a reader could see a change that is
+    /// counted, and told to pollers, later.
     ///
     /// # Errors
     /// As [`view`](Self::view).
     pub fn view_events<T>(&self, place: Place, show: impl Fn(&View<'_>) -> Result<T>) -> Result<T> {
-        /// Processes change while they are looked at. One that does so all the time has its pollers woken once too often.
+        /// Processes change while they are looked at. One that does so all the time has its pollers woken
+        /// once too often.
         const MOST: usize = 4;
         let mut notices = Vec::new();
         let mut state = self.state.lock();
@@ -392,8 +397,8 @@ impl Tree {
         result
     }
 
-    /// Writes: calls `store` with what can be changed at a place, in the caller's name. What it changes is in the
-    /// control block when this returns.
+    /// Writes: calls `store` with what can be changed at a place, in the caller's name. What it changes is in
+    /// the control block when this returns.
     ///
     /// # Errors
     /// [`Error::Gone`], and those of `store`, which then has changed nothing.

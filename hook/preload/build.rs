@@ -13,8 +13,9 @@ fn main() {
     println!("cargo::rustc-link-arg-cdylib=-nostdlib");
     println!("cargo::rustc-link-arg-cdylib=-nostartfiles");
     println!("cargo::rustc-link-arg-cdylib=-Wl,-soname,libgcgroup.so");
-    // As few mappings as can be, for every exec on the machine pays for each: no segment for constants alone, none to
-    // protect after relocation (what is left in it are the stubs' pointers, which change). One hash table will do.
+    // As few mappings as can be, for every exec on the machine pays for each: no segment for constants alone,
+    // none to protect after relocation (what is left in it are the stubs' pointers, which change). One hash
+    // table will do.
     println!("cargo::rustc-link-arg-cdylib=-Wl,--no-rosegment,-z,norelro,-z,now,-z,noexecstack");
     println!("cargo::rustc-link-arg-cdylib=-Wl,--hash-style=gnu,--build-id=none");
 

@@ -1,7 +1,7 @@
 //! This process's two blocks: where they are mapped, and what is mapped there.
 //!
-//! Both keep their addresses for the life of the process, whatever happens to the daemon, so that pointers to gates
-//! and counters stay good. Knows no socket: `client` brings the daemon's control block.
+//! Both keep their addresses for the life of the process, whatever happens to the daemon, so that pointers to
+//! gates and counters stay good. Knows no socket: `client` brings the daemon's control block.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,14 +26,15 @@ pub(crate) enum NotOurs {
 #[derive(Debug)]
 pub(crate) struct Blocks {
     usage: Mapping,
-    /// `None` where there was no descriptor for it, or memory files are refused: until there is one, no daemon can see our usage,
-    /// but the limits still hold.
+    /// `None` where there was no descriptor for it, or memory files are refused: until there is one, no
+    /// daemon can see our usage, but the limits still hold.
     usage_file: Mutex<Option<Descriptor>>,
     control: Mapping,
 }
 
 impl Blocks {
-    /// New blocks, not yet the daemon's: every gate open, no limit but `memory_limit`, and so much that may be swapped out.
+    /// New blocks, not yet the daemon's: every gate open, no limit but `memory_limit`, and so much that may
+    /// be swapped out.
     pub(crate) fn new(memory_limit: u64, memory_swap_max: u64) -> io::Result<Self> {
         let usage = Mapping::place(USAGE_SIZE)?;
         let usage_file = match shared_usage() {
@@ -83,7 +84,8 @@ impl Blocks {
 
     /// Read only: a store through it is fatal.
     pub(crate) fn control(&self) -> &Control {
-        // SAFETY: page-aligned, of this size, mapped as long as `self` is; what replaces it has the same size.
+        // SAFETY: page-aligned, of this size, mapped as long as `self` is; what replaces it has the same
+        // size.
         unsafe { map::control(self.control.address()) }
     }
 
@@ -103,8 +105,9 @@ impl Blocks {
 
     /// Puts a new file under the usage block, while other threads count in it.
     ///
-    /// Every word that changes is a sum or behaves as one, so what was added between the copy and the exchange can be added after. It
-    /// is seen through a second mapping of the old file, see mremap(2), old size 0.
+    /// Every word that changes is a sum or behaves as one, so what was added between the copy and the
+    /// exchange can be added after. It is seen through a second mapping of the old file, see mremap(2), old
+    /// size 0.
     fn refile(&self) -> io::Result<OwnedFd> {
         let (new, file) = shared_usage()?;
         let old = self.usage.again()?;

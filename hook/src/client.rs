@@ -61,8 +61,8 @@ impl From<io::Error> for Refusal {
 
 /// Introduces the process; returns the connection and the control block's file.
 ///
-/// The program may close the connection at any time, and open a file of its own under the number: then the answer is
-/// [`Refusal::Absent`].
+/// The program may close the connection at any time, and open a file of its own under the number: then the
+/// answer is [`Refusal::Absent`].
 pub(crate) fn register(
     path: &OsStr,
     hello: &Hello,
@@ -130,10 +130,11 @@ pub(crate) fn listen(connection: &Descriptor) -> Heard {
     }
 }
 
-/// Has the daemon look at the usage block; false if the program closed the connection. If the socket is full, it has been
-/// asked already.
+/// Has the daemon look at the usage block; false if the program closed the connection. If the socket is full,
+/// it has been asked already.
 ///
-/// Any thread of the program may come here, at no cost: send(2) of the C library would be a cancellation point.
+/// Any thread of the program may come here, at no cost: send(2) of the C library would be a cancellation
+/// point.
 pub(crate) fn ring(connection: &Descriptor) -> bool {
     let Some(fd) = connection.get() else { return false };
     let packet = message::bare(Tag::Doorbell);
@@ -210,7 +211,8 @@ fn send_with_file(socket: RawFd, bytes: &[u8], file: RawFd) -> io::Result<()> {
         iov_len: bytes.len(),
     };
     let mut header = header(&mut part, &mut ancillary);
-    // SAFETY: the header names `ancillary`, which has room for one message with one descriptor, asserted above.
+    // SAFETY: the header names `ancillary`, which has room for one message with one descriptor, asserted
+    // above.
     let sent = unsafe {
         header.msg_controllen = libc::CMSG_SPACE(length::<RawFd>()) as usize;
         let message = libc::CMSG_FIRSTHDR(&raw const header);

@@ -69,8 +69,8 @@ pub(crate) fn root() -> Option<Identity> {
     Some((stat.st_dev, stat.st_ino))
 }
 
-/// A descriptor in a program that may close it behind our back, and open something of its own under the number.
-/// It is asked who it is before every use, and closed only if it still is.
+/// A descriptor in a program that may close it behind our back, and open something of its own under the
+/// number. It is asked who it is before every use, and closed only if it still is.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: RawFd,
@@ -109,10 +109,12 @@ impl Descriptor {
     }
 }
 
-/// Closes what a lock has, in a forked child. The lock may be held for ever there, by a thread that the child does not have.
+/// Closes what a lock has, in a forked child. The lock may be held for ever there, by a thread that the child
+/// does not have.
 pub(crate) fn close_in_child(descriptor: &Mutex<Option<Descriptor>>) {
-    // SAFETY: this thread is the only one. Where another was changing the value, it is half the old and half the new
-    // one: numbers alone, by which nothing else is closed, since `get` compares them with what is open.
+    // SAFETY: this thread is the only one. Where another was changing the value, it is half the old and half
+    // the new one: numbers alone, by which nothing else is closed, since `get` compares them with what is
+    // open.
     let descriptor = unsafe { &*descriptor.data_ptr() };
     descriptor.as_ref().inspect(|descriptor| descriptor.close());
 }
@@ -128,8 +130,8 @@ const SMALL: u64 = 128;
 /// By how many numbers the soft limit is raised while the hook opens descriptors.
 const EXTRA: u64 = 16;
 
-/// A duplicate among the last of the numbers that the program may use, but below what select(2) can take; or beyond those that
-/// the program may use, where they are few.
+/// A duplicate among the last of the numbers that the program may use, but below what select(2) can take; or
+/// beyond those that the program may use, where they are few.
 fn raise(file: &OwnedFd) -> Option<OwnedFd> {
     let limit = change_limit(None)?;
     let is_small = limit.rlim_cur <= SMALL;
@@ -150,8 +152,8 @@ fn raise(file: &OwnedFd) -> Option<OwnedFd> {
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Runs `open`, which opens descriptors. If the program has used up its own, the soft `RLIMIT_NOFILE` is higher meanwhile, as
-/// far as the hard one allows.
+/// Runs `open`, which opens descriptors. If the program has used up its own, the soft `RLIMIT_NOFILE` is
+/// higher meanwhile, as far as the hard one allows.
 pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
     if is_any_free() {
         open()
@@ -172,7 +174,8 @@ fn is_any_free() -> bool {
 /// The soft limit before it was raised; 0 while it is not.
 static LIMIT_BEFORE: AtomicU64 = AtomicU64::new(0);
 
-/// Runs `body` with the soft `RLIMIT_NOFILE` raised by [`EXTRA`], if the hard one allows it and no other thread does so now.
+/// Runs `body` with the soft `RLIMIT_NOFILE` raised by [`EXTRA`], if the hard one allows it and no other
+/// thread does so now.
 fn with_raised_limit<T>(body: impl FnOnce() -> T) -> T {
     struct Raised(libc::rlimit);
     impl Drop for Raised {
@@ -199,7 +202,8 @@ fn with_raised_limit<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// Takes back what [`with_raised_limit`] has changed, unless the program has set a limit of its own meanwhile.
+/// Takes back what [`with_raised_limit`] has changed, unless the program has set a limit of its own
+/// meanwhile.
 fn restore_limit(raised: libc::rlimit) {
     let rlim_cur = LIMIT_BEFORE.load(Relaxed);
     let found = change_limit(Some(libc::rlimit { rlim_cur, ..raised }));

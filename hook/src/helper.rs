@@ -1,7 +1,7 @@
 //! The helper thread: hears the daemon's doorbell, drains, tells what has ended, finds the daemon again.
 //!
-//! Asleep in poll(2) while nothing is asked. Holds no lock while it calls the driver, except a context's for as long as
-//! it takes to set or ask for a mark there (see `compute::contexts`).
+//! Asleep in poll(2) while nothing is asked. Holds no lock while it calls the driver, except a context's for
+//! as long as it takes to set or ask for a mark there (see `compute::contexts`).
 
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
@@ -42,8 +42,8 @@ pub(crate) fn in_driver<T>(body: impl FnOnce() -> T) -> Option<T> {
     result
 }
 
-/// Waits a moment for the helper to be out of the driver, which is about to be torn down. The driver's handlers run
-/// after ours, since it registered them before its `cuInit` returned.
+/// Waits a moment for the helper to be out of the driver, which is about to be torn down. The driver's
+/// handlers run after ours, since it registered them before its `cuInit` returned.
 pub(crate) fn leave_driver() {
     std::sync::atomic::fence(SeqCst);
     for _ in 0..10 {
@@ -54,8 +54,9 @@ pub(crate) fn leave_driver() {
     }
 }
 
-/// A line to the helper, on which the program's threads wake it. An eventfd would do, but those cannot be told apart. And a
-/// program that closes all of the hook's descriptors at once (closefrom(3)) wakes the helper: the far end hangs up.
+/// A line to the helper, on which the program's threads wake it. An eventfd would do, but those cannot be
+/// told apart. And a program that closes all of the hook's descriptors at once (closefrom(3)) wakes the
+/// helper: the far end hangs up.
 #[derive(Debug)]
 pub(crate) struct Line {
     near: Mutex<Option<Descriptor>>,
@@ -72,7 +73,8 @@ impl Line {
         line
     }
 
-    /// The helper's end. Both ends are made anew if the program closed one of them; `None` where descriptors are short.
+    /// The helper's end. Both ends are made anew if the program closed one of them; `None` where descriptors
+    /// are short.
     fn near(&self) -> Option<RawFd> {
         let of = |end: &Mutex<Option<Descriptor>>| end.lock().as_ref().and_then(Descriptor::get);
         if let (Some(near), Some(_)) = (of(&self.near), of(&self.far)) {
@@ -108,7 +110,8 @@ pub(crate) fn forget() {
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LOST: Duration = Duration::from_millis(500);
 const RETRY_ABSENT: Duration = Duration::from_secs(2);
-/// Where what is frozen stays frozen without a daemon, everything else goes on after so long: nobody gives turns.
+/// Where what is frozen stays frozen without a daemon, everything else goes on after so long: nobody gives
+/// turns.
 const GRACE_OF_TURNS: Duration = Duration::from_secs(5);
 /// How often a program without a free descriptor is looked at for one.
 const RETRY_DESCRIPTOR: Duration = Duration::from_millis(100);
@@ -170,7 +173,8 @@ impl Helper {
         }
     }
 
-    /// A panic costs a round, not the thread, and the program nothing: what was held for a move is let go, and begun anew.
+    /// A panic costs a round, not the thread, and the program nothing: what was held for a move is let go,
+    /// and begun anew.
     fn guarded(&mut self, round: impl FnOnce(&mut Self)) {
         if interpose::guarded(|| round(self)).is_none() {
             *self = Self::new(self.process);
@@ -204,7 +208,8 @@ impl Helper {
         self.work();
     }
 
-    /// Until the daemon rings, a thread of the program's has begun work that must be watched, or `longest` has passed.
+    /// Until the daemon rings, a thread of the program's has begun work that must be watched, or `longest`
+    /// has passed.
     fn sleep(&self, daemon: Option<RawFd>, longest: Option<Duration>) {
         let line = self.process.line.near();
         let longest = match line {

@@ -1,8 +1,8 @@
 //! What enforces: loaded into a process when it first asks for a symbol of the NVIDIA driver.
 //!
-//! `table` names every hooked function; `symbols` answers look-ups with them; `memory`, `swap` and `compute` are
-//! what happens around the calls; `block` is the process's shared memory. Nothing here knows the daemon's code: the two
-//! meet in `gcgroup-abi`.
+//! `table` names every hooked function; `symbols` answers look-ups with them; `memory`, `swap` and `compute`
+//! are what happens around the calls; `block` is the process's shared memory. Nothing here knows the daemon's
+//! code: the two meet in `gcgroup-abi`.
 //!
 //! Every failure ends in the driver's own answer, except a refused charge and a required registration that
 //! fails.

@@ -1,8 +1,9 @@
-//! This process, once it uses CUDA: everything the hook knows of it, in one place that a forked child can turn its
-//! back on.
+//! This process, once it uses CUDA: everything the hook knows of it, in one place that a forked child can
+//! turn its back on.
 //!
-//! It is made by the first successful `cuInit`, or by the first of all if the process must be governed, and never goes. A
-//! child that fork(2) or clone(2) made finds none, since the blocks, the locks and the driver's state are its parent's.
+//! It is made by the first successful `cuInit`, or by the first of all if the process must be governed, and
+//! never goes. A child that fork(2) or clone(2) made finds none, since the blocks, the locks and the driver's
+//! state are its parent's.
 
 use std::io;
 #[cfg(test)]
@@ -72,7 +73,8 @@ pub(crate) struct Process {
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 
-/// [`IDLE`], or [`BUSY`] while some thread makes the process. A word and not a lock, so that a child can reset it.
+/// [`IDLE`], or [`BUSY`] while some thread makes the process. A word and not a lock, so that a child can
+/// reset it.
 static STARTING: AtomicU32 = AtomicU32::new(IDLE);
 const IDLE: u32 = 0;
 const BUSY: u32 = 1;
@@ -89,9 +91,10 @@ static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// Whether [`at_exit`] is registered.
 static IS_EXIT_HANDLED: AtomicBool = AtomicBool::new(false);
 
-/// How long the first `cuInit` tries to register while a daemon listens and does not answer, or says that it may admit the
-/// process later (`EAGAIN`); that of a process that must be governed, also while there is no daemon. On a machine that has too
-/// much to do, a daemon may be held up for 3 s. The daemon delays a registration that comes too soon by less.
+/// How long the first `cuInit` tries to register while a daemon listens and does not answer, or says that it
+/// may admit the process later (`EAGAIN`); that of a process that must be governed, also while there is no
+/// daemon. On a machine that has too much to do, a daemon may be held up for 3 s. The daemon delays a
+/// registration that comes too soon by less.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pause between two attempts.
@@ -115,11 +118,13 @@ pub(crate) fn is_exiting() -> bool {
 
 /// `cuInit`: the first that succeeds registers the process with the daemon.
 ///
-/// A process that must be governed (`GCGROUP_REQUIRED`) registers before the driver is initialised. If it cannot, the
-/// driver stays uninitialised and so refuses every call, whether or not the program heeds the error of this one.
+/// A process that must be governed (`GCGROUP_REQUIRED`) registers before the driver is initialised. If it
+/// cannot, the driver stays uninitialised and so refuses every call, whether or not the program heeds the
+/// error of this one.
 pub(crate) fn init(next: Next<'_>) -> CUresult {
     if is_required() {
-        // A panic of ours must not let the driver's answer stand here. Another thread may be at it: it is waited for.
+        // A panic of ours must not let the driver's answer stand here. Another thread may be at it: it is
+        // waited for.
         interpose::guarded(|| thread::uncanceled(start));
         if !get().is_some_and(|process| process.is_governed.load(Relaxed)) {
             return Err(CUerror::SYSTEM_NOT_READY);
@@ -142,8 +147,8 @@ fn is_required() -> bool {
     )
 }
 
-/// This process, made if there is none yet. While another thread makes it, that is waited for: the caller could start work
-/// before the daemon's limits hold.
+/// This process, made if there is none yet. While another thread makes it, that is waited for: the caller
+/// could start work before the daemon's limits hold.
 fn begin() -> Option<&'static Process> {
     match STARTING.load(Acquire) {
         IDLE => get(),
@@ -162,11 +167,11 @@ impl Drop for Starting {
     }
 }
 
-/// Makes the process: on the caller's stack if at least [`ENOUGH_STACK`] of it is left, else in the helper thread, for
-/// which the caller waits at most [`START_LIMIT`]. A thread may have a stack of 16 KiB, and a [`Process`] is larger. The
-/// caller's stack is preferred because the first call may come from a constructor of a library: dlopen(3) then holds the
-/// loader's lock, for which another thread's first access to thread-local data waits in glibc before 2.35. Where no
-/// thread can be started, the process has no helper.
+/// Makes the process: on the caller's stack if at least [`ENOUGH_STACK`] of it is left, else in the helper
+/// thread, for which the caller waits at most [`START_LIMIT`]. A thread may have a stack of 16 KiB, and a
+/// [`Process`] is larger. The caller's stack is preferred because the first call may come from a constructor
+/// of a library: dlopen(3) then holds the loader's lock, for which another thread's first access to
+/// thread-local data waits in glibc before 2.35. Where no thread can be started, the process has no helper.
 fn start() -> Option<&'static Process> {
     static IS_FORK_HANDLED: AtomicBool = AtomicBool::new(false);
     while STARTING.compare_exchange(IDLE, BUSY, AcqRel, Relaxed).is_err() {
@@ -281,9 +286,10 @@ impl Process {
         self.blocks.control()
     }
 
-    /// Registers for the first time: tries again for [`PATIENCE`] while a daemon listens that may admit the process later.
-    /// If the process must be governed, also while there is no daemon, and it says on standard error why CUDA is refused.
-    /// Otherwise everything is let through then, until the helper has registered the process.
+    /// Registers for the first time: tries again for [`PATIENCE`] while a daemon listens that may admit the
+    /// process later. If the process must be governed, also while there is no daemon, and it says on standard
+    /// error why CUDA is refused. Otherwise everything is let through then, until the helper has registered
+    /// the process.
     fn enter(&self) -> Option<Descriptor> {
         let is_required = self.wishes.required;
         let mut left = PATIENCE;
@@ -403,7 +409,8 @@ impl Process {
         let _ = self.blocks.open_gates(keep_frozen);
     }
 
-    /// Says on standard error why the process is not governed, once for each reason, where a daemon can be expected.
+    /// Says on standard error why the process is not governed, once for each reason, where a daemon can be
+    /// expected.
     fn complain_of(&self, refusal: Option<&Refusal>) {
         let lacks_descriptor = matches!(refusal, Some(Refusal::NoDescriptor));
         let lacked_descriptor = self.lacks_descriptor.swap(lacks_descriptor, Relaxed);
@@ -439,7 +446,8 @@ fn own_word(page: &Mapping) -> &AtomicU32 {
 
 #[cfg(test)]
 impl Process {
-    /// A process of a test's own, without a daemon, a helper or a driver; `limit` bytes for all devices together.
+    /// A process of a test's own, without a daemon, a helper or a driver; `limit` bytes for all devices
+    /// together.
     pub(crate) fn of_test(limit: u64) -> &'static Self {
         let wishes = Wishes {
             socket: "".into(),

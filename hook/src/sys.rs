@@ -18,8 +18,8 @@ pub(crate) fn gettid() -> u32 {
     unsafe { libc::gettid() }.cast_unsigned()
 }
 
-/// A variable of the environment. None where the program has more rights than who started it, and so chose the environment:
-/// see secure_getenv(3).
+/// A variable of the environment. None where the program has more rights than who started it, and so chose
+/// the environment: see secure_getenv(3).
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     // SAFETY: takes a number, cannot fail.
     let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
@@ -52,7 +52,8 @@ pub(crate) fn now() -> u64 {
     seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
 }
 
-/// Has the calling thread's short sleeps last about as long as they are meant to. See PR_SET_TIMERSLACK in prctl(2).
+/// Has the calling thread's short sleeps last about as long as they are meant to. See PR_SET_TIMERSLACK in
+/// prctl(2).
 pub(crate) fn sleep_precisely() {
     // SAFETY: a number, for the calling thread alone.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000, 0, 0, 0) };
@@ -71,7 +72,8 @@ pub(crate) fn line() -> io::Result<[OwnedFd; 2]> {
     Ok(ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) }))
 }
 
-/// Says something on a line; one that is full has been heard of already. Not send(3), at which a thread may be canceled.
+/// Says something on a line; one that is full has been heard of already. Not send(3), at which a thread may
+/// be canceled.
 pub(crate) fn post(end: RawFd) {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: a byte that is there, and no address.
@@ -167,8 +169,8 @@ pub(crate) fn register_barrier() {
 
 /// Puts a full memory barrier into every thread of this process that runs.
 ///
-/// Where membarrier(2) is refused (old kernels, seccomp), taking a page's write permission does it: the kernel
-/// must interrupt every processor that runs the process to drop the old translation.
+/// Where membarrier(2) is refused (old kernels, seccomp), taking a page's write permission does it: the
+/// kernel must interrupt every processor that runs the process to drop the old translation.
 pub(crate) fn barrier() {
     if membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) || membarrier(MEMBARRIER_CMD_GLOBAL) {
         return;
@@ -192,7 +194,8 @@ pub(crate) fn complain(line: &str) {
 pub(crate) fn stack_left() -> Option<usize> {
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut lowest, mut size) = (null_mut::<c_void>(), 0);
-    // SAFETY: the first call initialises the structure if it succeeds; it is destroyed once, and not used after.
+    // SAFETY: the first call initialises the structure if it succeeds; it is destroyed once, and not used
+    // after.
     let is_known = unsafe {
         libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) == 0 && {
             let error = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size);
@@ -204,7 +207,8 @@ pub(crate) fn stack_left() -> Option<usize> {
     is_known.then(|| here.checked_sub(lowest.addr())).flatten()
 }
 
-/// Starts a thread that nobody joins, with every signal blocked, since signals are for the program's own threads.
+/// Starts a thread that nobody joins, with every signal blocked, since signals are for the program's own
+/// threads.
 pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
     struct Start {
         name: &'static CStr,
@@ -223,7 +227,8 @@ pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
     let mut blocked = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut thread = std::mem::MaybeUninit::<libc::pthread_t>::uninit();
-    // SAFETY: each structure is initialised by the first call that takes it and used after; the mask is put back.
+    // SAFETY: each structure is initialised by the first call that takes it and used after; the mask is put
+    // back.
     let error = unsafe {
         libc::pthread_attr_init(attributes.as_mut_ptr());
         libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK);
@@ -248,7 +253,8 @@ pub(crate) fn spawn(name: &'static CStr, run: fn()) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(error))
 }
 
-/// Room for the driver's own frames, and for other libraries' thread-local data, which the C library puts there.
+/// Room for the driver's own frames, and for other libraries' thread-local data, which the C library puts
+/// there.
 const STACK: usize = 512 * 1024;
 
 /// Has `child` run in every child that fork(3) makes.

@@ -1,5 +1,5 @@
-//! What each thread has of ours: its slot, and whether a handler runs on it, which may not be cancelled in what it waits
-//! for.
+//! What each thread has of ours: its slot, and whether a handler runs on it, which may not be cancelled in
+//! what it waits for.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -23,12 +23,14 @@ pub(crate) fn set_locals(thread_offset: isize, unbound: *mut Entrance) {
 #[cfg(not(test))]
 fn local() -> &'static Local {
     let thread_pointer: usize;
-    // SAFETY: reads the first word of the thread control block, which the x86-64 ABI defines as its own address.
+    // SAFETY: reads the first word of the thread control block, which the x86-64 ABI defines as its own
+    // address.
     unsafe {
         std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, pure, readonly));
     }
     let address = thread_pointer.wrapping_add_signed(OFFSET.load(Relaxed));
-    // SAFETY: the preload library's thread-local block, there for as long as the thread; shared by nobody else.
+    // SAFETY: the preload library's thread-local block, there for as long as the thread; shared by nobody
+    // else.
     unsafe { &*std::ptr::with_exposed_provenance::<Local>(address) }
 }
 
@@ -74,8 +76,8 @@ const IS_HELD: usize = 1;
 const WAS_ENABLED: usize = 2;
 
 impl Inside {
-    /// `None` if one runs already: the word is where on the stack. One that runs no deeper than the caller does not run
-    /// any more: a signal's handler has left it by longjmp(3).
+    /// `None` if one runs already: the word is where on the stack. One that runs no deeper than the caller
+    /// does not run any more: a signal's handler has left it by longjmp(3).
     #[inline(always)]
     pub(crate) fn enter() -> Option<Self> {
         let here = 0_usize;
@@ -105,8 +107,9 @@ pub(crate) fn is_inside() -> bool {
     local().inside.get() != 0
 }
 
-/// From here to the handler's end, pthread_cancel(3) does not end the thread. For a handler that sleeps, does input or
-/// output, or calls the driver for itself: what would unwind it cannot pass the frames that catch our panics.
+/// From here to the handler's end, pthread_cancel(3) does not end the thread. For a handler that sleeps, does
+/// input or output, or calls the driver for itself: what would unwind it cannot pass the frames that catch
+/// our panics.
 #[inline]
 pub(crate) fn hold() {
     let inside = &local().inside;
@@ -128,8 +131,8 @@ fn enable_again() {
     set_cancel_state(PTHREAD_CANCEL_ENABLE);
 }
 
-/// Runs `wait`, during which the thread has nothing of ours in its hands: calls from a signal's handler are like any
-/// other, and so are those of a program that has left the wait by longjmp(3).
+/// Runs `wait`, during which the thread has nothing of ours in its hands: calls from a signal's handler are
+/// like any other, and so are those of a program that has left the wait by longjmp(3).
 pub(crate) fn outside(wait: impl FnOnce()) {
     let inside = &local().inside;
     let before = inside.replace(0);
@@ -158,8 +161,8 @@ fn set_cancel_state(state: c_int) -> c_int {
     before
 }
 
-/// Runs `body`, in which the thread may sleep or do input and output, so that pthread_cancel(3) ends it only after. For
-/// what runs outside of a handler.
+/// Runs `body`, in which the thread may sleep or do input and output, so that pthread_cancel(3) ends it only
+/// after. For what runs outside of a handler.
 pub(crate) fn uncanceled<T>(body: impl FnOnce() -> T) -> T {
     struct State(c_int);
     impl Drop for State {

@@ -1,5 +1,6 @@
-//! What the environment asks for: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`, `GCGROUP_SWAP`,
-//! `GCGROUP_GROUP`, `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. Wishes only: with a daemon, the daemon decides.
+//! What the environment asks for: `GCGROUP_MEMORY_LIMIT`, `GCGROUP_PRIORITY`, `GCGROUP_FREEZE`,
+//! `GCGROUP_SWAP`, `GCGROUP_GROUP`, `GCGROUP_REQUIRED`, `GCGROUP_SOCKET`. Wishes only: with a daemon, the
+//! daemon decides.
 
 use std::ffi::{OsStr, OsString};
 
@@ -57,7 +58,8 @@ pub(crate) fn size(text: &OsStr) -> u64 {
     text.to_str().and_then(bytes).unwrap_or(0)
 }
 
-/// A size as `memory.limit` accepts it: decimal, with K, M, G or T (powers of 1024; also `Ki`, `KiB`), or `max`.
+/// A size as `memory.limit` accepts it: decimal, with K, M, G or T (powers of 1024; also `Ki`, `KiB`), or
+/// `max`.
 fn bytes(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     if text == "max" {

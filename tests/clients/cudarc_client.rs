@@ -1,5 +1,5 @@
-//! A Rust program on `cudarc`, which opens the driver at run time. Reads commands on stdin, answers a line each:
-//! `total`, `alloc BYTES`, `free`, `launch N`.
+//! A Rust program on `cudarc`, which opens the driver at run time. Reads commands on stdin, answers a line
+//! each: `total`, `alloc BYTES`, `free`, `launch N`.
 
 use std::error::Error;
 use std::ffi::c_void;

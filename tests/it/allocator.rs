@@ -1,4 +1,5 @@
-//! Programs that bring their own allocator (`allocator.c`): preloaded before or behind the library, or linked.
+//! Programs that bring their own allocator (`allocator.c`): preloaded before or behind the library, or
+//! linked.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -28,7 +28,8 @@ fn sleeps(mount: &Mount) -> u64 {
         .expect("a number")
 }
 
-/// Until the arbiter has slept all through something, or but for so many times: what it was told before may reach it late.
+/// Until the arbiter has slept all through something, or but for so many times: what it was told before may
+/// reach it late.
 fn sleeps_through(mount: &Mount, woken: u64, something: impl Fn()) {
     wait_until("the arbiter sleeps", || {
         let before = sleeps(mount);
@@ -37,8 +38,9 @@ fn sleeps_through(mount: &Mount, woken: u64, something: impl Fn()) {
     });
 }
 
-/// Until, while the first has had the GPU for so many microseconds, the other has had less than half of that: without
-/// turns each has as much, and with them the first has most of it whenever the machine lets it submit in time.
+/// Until, while the first has had the GPU for so many microseconds, the other has had less than half of that:
+/// without turns each has as much, and with them the first has most of it whenever the machine lets it submit
+/// in time.
 fn has_most(mount: &Mount, [first, other]: [&Governed; 2], usec: u64) {
     wait_until("it has most of it", || {
         let before = used(mount, other);

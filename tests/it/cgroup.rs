@@ -10,8 +10,8 @@ use nix::unistd::Pid;
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes a cgroup of version 1, or of version 2, whose processes have at most `bytes`. `None` where the machine has no
-    /// memory controller that we may use.
+    /// Makes a cgroup of version 1, or of version 2, whose processes have at most `bytes`. `None` where the
+    /// machine has no memory controller that we may use.
     pub fn new(name: &str, bytes: u64) -> Option<Self> {
         let name = format!("gcgroup-test-{name}-{}", std::process::id());
         for (root, limit) in [

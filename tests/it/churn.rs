@@ -1,5 +1,5 @@
-//! Threads that allocate and free by every API at once: in the end the ledger is what the driver has and what NVML
-//! says.
+//! Threads that allocate and free by every API at once: in the end the ledger is what the driver has and what
+//! NVML says.
 
 use simgpu::Held;
 use support::{Mount, Truth, artifacts, wait_until};

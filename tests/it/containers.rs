@@ -36,7 +36,8 @@ impl Drop for Device {
     }
 }
 
-/// `podman run` of a program of this machine's, in a container with all its files and nothing of ours but the device.
+/// `podman run` of a program of this machine's, in a container with all its files and nothing of ours but the
+/// device.
 fn podman(mount: &Mount, device: &Device, environment: &[(&str, &str)], program: &[&str]) -> Command {
     let mut command = Command::new("podman");
     command.args(["--runtime", "runc", "run", "--rm", "-i", "--network=none"]);

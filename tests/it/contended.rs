@@ -7,8 +7,8 @@ use support::{Governed, Mount, python, repository, wait_until};
 
 use crate::simgpu::Program;
 
-/// Steps of `gcgroup_work` in a microsecond of a simulated GPU. Whoever measured it beside more important work would
-/// wait long, and take the waits for its own kernels' time.
+/// Steps of `gcgroup_work` in a microsecond of a simulated GPU. Whoever measured it beside more important
+/// work would wait long, and take the waits for its own kernels' time.
 const RATE: &str = "1000";
 
 /// How `gcgroup-load` is a batch job that is always busy.
@@ -67,7 +67,8 @@ pub fn goes_on(mount: &Mount, pid: i32, gpu: usize, usec: u64) {
     let goal = truth.usage_usec(pid, gpu) + usec;
     wait_until("it has had the GPU", || truth.usage_usec(pid, gpu) >= goal);
 }
-/// Waits until, while they all together have had GPU 0 for 200 ms, the first had so many times what the second had.
+/// Waits until, while they all together have had GPU 0 for 200 ms, the first had so many times what the
+/// second had.
 #[track_caller]
 pub fn wait_for_ratio(mount: &Mount, [first, second]: [i32; 2], is_it: impl Fn(f64) -> bool) {
     let truth = mount.truth();

@@ -50,7 +50,8 @@ fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
     let mount = shared();
     let process = shell_of(&mount, ALICE);
     let pid = process.pid();
-    // A file, what the owner may set before root has, what root sets, then what is tighter, undone, and beyond.
+    // A file, what the owner may set before root has, what root sets, then what is tighter, undone, and
+    // beyond.
     for (file, free, root, tighter, beyond) in [
         ("memory.limit", "max", "1000000", "4096", "1000001"),
         ("0/memory.limit", "1T", "8192", "0", "max"),
@@ -124,7 +125,8 @@ fn a_priority_of_a_user_stays_above_roots_or_the_default() {
         may(&mount, ALICE, &write(priority));
         assert_eq!(dir.number("compute.priority"), priority);
     }
-    // A user's own group is bound, too, and what root writes on the process itself counts for more than the group's.
+    // A user's own group is bound, too, and what root writes on the process itself counts for more than the
+    // group's.
     delegate(&mount, "team", ALICE);
     may(&mount, ALICE, "echo 8 > team/compute.priority");
     may_not(&mount, ALICE, "echo 7 > team/compute.priority", NOT_PERMITTED);

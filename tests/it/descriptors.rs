@@ -1,5 +1,5 @@
-//! The hook's descriptors in a program that closes them, puts files of its own in their place, has none to spare, or changes
-//! its root directory: the files stay what they are, freezes drain and limits hold.
+//! The hook's descriptors in a program that closes them, puts files of its own in their place, has none to
+//! spare, or changes its root directory: the files stay what they are, freezes drain and limits hold.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,8 @@ use crate::small_stacks::small_driver;
 
 const MIB: u64 = 1 << 20;
 
-/// The descriptors of a process that are the hook's, by number: what the simulated driver and the program have are no sockets.
+/// The descriptors of a process that are the hook's, by number: what the simulated driver and the program
+/// have are no sockets.
 fn hooks(pid: i32) -> Vec<i32> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
     let is_hooks = |path: &PathBuf| {

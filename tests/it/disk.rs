@@ -1,6 +1,6 @@
-//! A state directory whose disk is full or read-only, or that somebody removes, for a daemon by itself and under a supervisor:
-//! settings hold all the while, the root tells that they are not stored, and they are stored as soon as that is possible, without
-//! another write.
+//! A state directory whose disk is full or read-only, or that somebody removes, for a daemon by itself and
+//! under a supervisor: settings hold all the while, the root tells that they are not stored, and they are
+//! stored as soon as that is possible, without another write.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -102,8 +102,8 @@ impl Case {
         self.mount.log().matches(text).count()
     }
 
-    /// Waits for a line of the log, which is read by another thread. A disk that is nearly full may take some lines, so that it is
-    /// told again 10 seconds later.
+    /// Waits for a line of the log, which is read by another thread. A disk that is nearly full may take some
+    /// lines, so that it is told again 10 seconds later.
     #[track_caller]
     fn assert_logs_seldom(&self, text: &str) {
         wait_until("it is told", || self.has_logged(text) > 0);
@@ -279,7 +279,8 @@ fn damaged_line_is_shown_at_the_root_and_the_file_kept() {
             });
             shells.iter().map(limit).collect::<Vec<_>>()
         };
-        // At its end the first daemon stored one line more for each, the damaged one in the place of an equal one.
+        // At its end the first daemon stored one line more for each, the damaged one in the place of an equal
+        // one.
         let limits = limits();
         let is_right = |(limit, n): (&String, u64)| *limit == (n * MIB).to_string() || limit == "max";
         assert!(

@@ -186,8 +186,8 @@ impl<'m> Dir<'m> {
         self.mount.number(&self.name, file, key)
     }
 
-    /// Writes once the path leads to the program that runs now: after an exec the kernel takes a moment to forget the
-    /// directory that was there before.
+    /// Writes once the path leads to the program that runs now: after an exec the kernel takes a moment to
+    /// forget the directory that was there before.
     #[track_caller]
     pub fn write_when_there(&self, file: &str, value: impl ToString) {
         let value = value.to_string();

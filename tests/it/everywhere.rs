@@ -5,7 +5,8 @@ use std::process::Command;
 
 use support::artifacts;
 
-/// Programs at work, beyond answering `--version`. Each prints something that does not change from run to run.
+/// Programs at work, beyond answering `--version`. Each prints something that does not change from run to
+/// run.
 const AT_WORK: &[&str] = &[
     "bash -c 'for i in 1 2 3; do echo $i; done; exit 3'",
     "sh -c 'echo $((6*7)); kill -TERM $$'",

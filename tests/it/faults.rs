@@ -1,5 +1,5 @@
-//! The driver fails, at whatever the program or the hook itself asks of it: the program is told what the driver says, as
-//! it is without the library; nothing stays charged that is not there; and nobody is stuck.
+//! The driver fails, at whatever the program or the hook itself asks of it: the program is told what the
+//! driver says, as it is without the library; nothing stays charged that is not there; and nobody is stuck.
 
 use simgpu::Held;
 use support::{Mount, Truth, wait_until};
@@ -27,8 +27,8 @@ const CHARGED: &[&str] = &[
     "cuMemHostRegister_v2 &a 512 0",
 ];
 
-/// Everything that a program may want with memory, from its making to its end. Each is answered, whatever is made to
-/// fail.
+/// Everything that a program may want with memory, from its making to its end. Each is answered, whatever is
+/// made to fail.
 const LIFE: &[&str] = &[
     "cuStreamCreate &stream 1",
     "cuMemPoolCreate &pool &props",
@@ -101,8 +101,8 @@ fn describe(calls: &mut Calls) {
     }
 }
 
-/// A program that has what the calls above name, and of whose calls some fail. What its own beginning is answered it
-/// keeps to itself.
+/// A program that has what the calls above name, and of whose calls some fail. What its own beginning is
+/// answered it keeps to itself.
 fn start(mount: &Mount, faults: &str, is_governed: bool) -> Calls {
     let mut calls = Calls::with(mount, is_governed, &[("SIMGPU_FAULTS", faults)]);
     for call in [

@@ -147,7 +147,8 @@ fn a_child_of_a_frozen_process_is_a_process_of_its_own() {
         }
     }
     assert!(parent);
-    // The driver answers a child of a process that has initialised it with an error; what matters is that it answers.
+    // The driver answers a child of a process that has initialised it with an error; what matters is that it
+    // answers.
     assert!(
         shell.ask("spin 1 1").starts_with("error"),
         "the child is not held at its parent's gate"

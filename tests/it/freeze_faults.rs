@@ -1,4 +1,5 @@
-//! Freezes while the driver keeps failing at what the hook asks it: a freeze completes, or says why it does not.
+//! Freezes while the driver keeps failing at what the hook asks it: a freeze completes, or says why it does
+//! not.
 
 use support::{Mount, wait_until};
 

@@ -1,5 +1,5 @@
-//! Each function that the report calls gated, one by one: a freeze holds it, and a thaw lets it go to the driver. Those
-//! that must not be held are not.
+//! Each function that the report calls gated, one by one: a freeze holds it, and a thaw lets it go to the
+//! driver. Those that must not be held are not.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! Limits of groups: exact to the byte for all processes in them together, whoever races, moves, or is killed.
+//! Limits of groups: exact to the byte for all processes in them together, whoever races, moves, or is
+//! killed.
 
 mod races;
 

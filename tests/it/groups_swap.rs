@@ -60,7 +60,8 @@ fn swapped(mount: &Mount, group: &str) -> u64 {
     mount.number(group, "memory.swap.current", "")
 }
 
-/// Does something while the machine is watched, on which never more than `most` bytes of the host's memory may be in use.
+/// Does something while the machine is watched, on which never more than `most` bytes of the host's memory
+/// may be in use.
 fn never_more_than<T>(mount: &mut Mount, most: u64, body: impl FnOnce(&mut Mount) -> T) -> T {
     let (is_over, truth) = (AtomicBool::new(false), Truth::of(&mount.simgpu_dir()));
     std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Holes in a usage block. Its seals keep the size and not the pages, so a process can give pages back that the daemon then
-//! reads: the daemon gets zeroed ones, which are charged to its own memory cgroup.
+//! Holes in a usage block. Its seals keep the size and not the pages, so a process can give pages back that
+//! the daemon then reads: the daemon gets zeroed ones, which are charged to its own memory cgroup.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::MetadataExt as _;

@@ -11,7 +11,8 @@ use crate::driver::{Dir, DriverShell, governed_pids};
 
 const MIB: u64 = 1 << 20;
 
-/// Sets how many descriptors a process may have. It could raise that again itself, but does so only when it starts.
+/// Sets how many descriptors a process may have. It could raise that again itself, but does so only when it
+/// starts.
 fn limit_descriptors(pid: Pid, most: u64) {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -68,8 +69,8 @@ fn without_descriptors_the_daemon_serves_whom_it_has_and_later_the_others() {
     });
 }
 
-/// In a pid namespace of its own, with 50 pids to go round: a daemon, and one governed process after another, each of
-/// which must find no limit, is given one, and is killed. Now and then the daemon is, too.
+/// In a pid namespace of its own, with 50 pids to go round: a daemon, and one governed process after another,
+/// each of which must find no limit, is given one, and is killed. Now and then the daemon is, too.
 const PIDS_AGAIN: &str = r#"
 set -eu
 echo 360 > /proc/sys/kernel/pid_max

@@ -1,5 +1,5 @@
-//! Files that nobody can close, sent to the daemon: on a FUSE mount whose server never answers. Nothing that anybody else does
-//! may wait for it.
+//! Files that nobody can close, sent to the daemon: on a FUSE mount whose server never answers. Nothing that
+//! anybody else does may wait for it.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -92,7 +92,8 @@ impl Silent {
 
 impl Drop for Silent {
     fn drop(&mut self) {
-        // Through the kernel's list of connections, which may not be mounted here; and by the end of the server.
+        // Through the kernel's list of connections, which may not be mounted here; and by the end of the
+        // server.
         if let Ok(list) = TempDir::new()
             && mount_at(
                 Some("fusectl"),

@@ -1,5 +1,5 @@
-//! Users who have the daemon hold as much as they can: groups, open files, listings, connections. Each has a bound, and what the
-//! daemon takes for it is printed.
+//! Users who have the daemon hold as much as they can: groups, open files, listings, connections. Each has a
+//! bound, and what the daemon takes for it is printed.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};

@@ -1,5 +1,5 @@
-//! However a program comes by the driver, every launch is counted; and where there is nothing to intercept, the
-//! library is not to be noticed.
+//! However a program comes by the driver, every launch is counted; and where there is nothing to intercept,
+//! the library is not to be noticed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

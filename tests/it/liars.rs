@@ -1,5 +1,5 @@
-//! Processes that lie to the daemon, next to honest ones: `tests/programs/hostile_hook.rs` stores what it likes in its
-//! usage block. What the honest ones get must be what they get without the liar.
+//! Processes that lie to the daemon, next to honest ones: `tests/programs/hostile_hook.rs` stores what it
+//! likes in its usage block. What the honest ones get must be what they get without the liar.
 
 mod basics;
 mod floods;

@@ -1,5 +1,5 @@
-//! Look-ups by `cuGetProcAddress`: the simulated driver answers as its table of names says, and behind the hook every
-//! look-up finds the same: found or not, with the same status, and a function of the same symbol.
+//! Look-ups by `cuGetProcAddress`: the simulated driver answers as its table of names says, and behind the
+//! hook every look-up finds the same: found or not, with the same status, and a function of the same symbol.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,8 +20,8 @@ const RECORDED: [&str; 3] = [
     "numba-cuda-0.30.lookups.tsv",
 ];
 
-/// The table of names, `simgpu/data/cuda-names.tsv`: by name and version, the symbols of the legacy and of the
-/// per-thread flavour.
+/// The table of names, `simgpu/data/cuda-names.tsv`: by name and version, the symbols of the legacy and of
+/// the per-thread flavour.
 pub(crate) struct Names(BTreeMap<String, BTreeMap<i32, [Option<String>; 2]>>);
 
 /// What one look-up comes to: the result of the five-argument function, its status, and a symbol.

@@ -8,8 +8,8 @@ use crate::driver::Dir;
 const MIB: u64 = 1 << 20;
 const MEM_ALLOC: u64 = 10;
 
-/// A graph `graph` with a node that allocates `bytes`; the parameters of `cuGraphAddNode` have the node's own after
-/// the type and padding.
+/// A graph `graph` with a node that allocates `bytes`; the parameters of `cuGraphAddNode` have the node's own
+/// after the type and padding.
 fn graph_of(calls: &mut Calls, bytes: u64, way: &str) {
     calls.ok("cuGraphCreate &graph 0");
     let at = if way == "cuGraphAddMemAllocNode" { 0 } else { 16 };

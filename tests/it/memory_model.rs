@@ -1,5 +1,5 @@
-//! Random calls of every kind: after each of them, what is charged is what the device has, and nothing of it is taken for
-//! a context.
+//! Random calls of every kind: after each of them, what is charged is what the device has, and nothing of it
+//! is taken for a context.
 
 use support::{Config, Mount, Truth, wait_until};
 

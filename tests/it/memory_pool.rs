@@ -21,7 +21,8 @@ fn create(calls: &mut Calls, name: &str, location: u64, id: u64) {
     calls.ok(&format!("cuMemPoolCreate &{name} &properties"));
 }
 
-/// A program that uses pools and nothing else, and what is asserted of it: that it is charged so much, and has it.
+/// A program that uses pools and nothing else, and what is asserted of it: that it is charged so much, and
+/// has it.
 fn watched(mount: &Mount) -> (Calls, impl Fn(u64, &str)) {
     let calls = Calls::start(mount);
     let (dir, truth, pid) = (

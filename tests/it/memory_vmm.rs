@@ -1,4 +1,5 @@
-//! Physical memory by handle: charged once, for as long as anything holds it, on the device of its properties.
+//! Physical memory by handle: charged once, for as long as anything holds it, on the device of its
+//! properties.
 
 use support::{Config, Mount, Truth};
 

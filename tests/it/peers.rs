@@ -125,7 +125,8 @@ fn a_launch_error_is_the_drivers_own() {
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(shell.ask("spin 1 2"), "ok");
     assert_eq!(shell.ask("spin 1 1"), "error 719");
-    // The hook's own calls in between (it is asked for its progress, frozen and thawed) put nothing in its place.
+    // The hook's own calls in between (it is asked for its progress, frozen and thawed) put nothing in its
+    // place.
     dir.write("compute.freeze", 1);
     wait_until("it is drained", || dir.is_frozen());
     dir.write("compute.freeze", 0);

@@ -1,4 +1,5 @@
-//! Faults found in other tools of this kind, of what a call costs and what it leaves behind; each a test by its name.
+//! Faults found in other tools of this kind, of what a call costs and what it leaves behind; each a test by
+//! its name.
 
 use std::process::Command;
 
@@ -7,7 +8,8 @@ use support::{Config, Governed, Mount, artifacts, c_program, instructions, syste
 use crate::calls::Calls;
 use crate::driver::{Dir, DriverShell, driver_shell};
 
-/// A governed run of so many `cuMemAlloc` and `cuMemFree`, on a driver that does nothing itself, beside live blocks.
+/// A governed run of so many `cuMemAlloc` and `cuMemFree`, on a driver that does nothing itself, beside live
+/// blocks.
 fn pairs(mount: &Mount, calls: u32, live: u32) -> Command {
     let mut command = mount.command(artifacts().load());
     command.args(["overhead", "--call", "alloc-free", "--rounds", "1"]);
@@ -33,8 +35,8 @@ fn an_allocation_costs_no_more_beside_many() {
         let [less, more] = [FEW, MANY].map(|calls| instructions(&pairs(&mount, calls, live)));
         (more - less) / u64::from(MANY - FEW)
     });
-    // One that looks at every live block would take at least an instruction for each; what the helper does meanwhile is
-    // counted too.
+    // One that looks at every live block would take at least an instruction for each; what the helper does
+    // meanwhile is counted too.
     assert!(many < few + 1500, "{few} and {many} instructions a pair");
 }
 
@@ -93,7 +95,8 @@ fn a_look_up_starts_behind_who_asks_and_finds_the_same_again() {
             .get_envs()
             .any(|(name, value)| name == "LD_PRELOAD" && value.is_some());
         let mut next = Governed::spawn(command);
-        // A name of the program's own, not the driver's: the first library's function found the second's, twice.
+        // A name of the program's own, not the driver's: the first library's function found the second's,
+        // twice.
         next.expect("cuPlain 1 2 2");
         for how in ["default", "next", "handle", "getproc"] {
             next.expect(&format!("{how} found found same 0"));

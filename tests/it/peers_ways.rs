@@ -46,14 +46,16 @@ fn a_limit_outlives_an_environment_that_is_lost() {
     let mut shell = DriverShell::spawn(command);
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(dir.number("memory.limit"), 4 * MIB);
-    // What is told to the daemon later holds, whatever the environment still says, and in the next program too.
+    // What is told to the daemon later holds, whatever the environment still says, and in the next program
+    // too.
     dir.write("memory.limit", 2 * MIB);
     shell.exec_at(&mount);
     assert_eq!(dir.number("memory.limit"), 2 * MIB);
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB + 1)), "error 2");
 }
 
-/// `env -i` before a program, where every program is governed: nothing is left but what the simulated driver needs.
+/// `env -i` before a program, where every program is governed: nothing is left but what the simulated driver
+/// needs.
 const STRIPPED: &str = r#"
 set -e
 mkdir "$PLACE/etc"

@@ -1,6 +1,6 @@
-//! Random sequences of every way to allocate and to free: after each call the ledger says what the program's own books
-//! say and what the simulated driver really holds; no limit is passed; and every answer is that of the driver to a
-//! program without the library, but for a refusal that a limit calls for.
+//! Random sequences of every way to allocate and to free: after each call the ledger says what the program's
+//! own books say and what the simulated driver really holds; no limit is passed; and every answer is that of
+//! the driver to a program without the library, but for a refusal that a limit calls for.
 //!
 //! `PROPTEST_CASES` says how many sequences.
 

@@ -1,5 +1,5 @@
-//! Programs that execute one another under one pid faster than the daemon registers processes: each is governed from
-//! its first use of the GPU.
+//! Programs that execute one another under one pid faster than the daemon registers processes: each is
+//! governed from its first use of the GPU.
 
 use std::fs;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -23,7 +23,8 @@ fn again() -> PathBuf {
     c_program("again.c", &["-pthread", &path, "-lcuda"])
 }
 
-/// A mount with a group `team` in which `file` has this value, and `again` with these arguments, which begins there.
+/// A mount with a group `team` in which `file` has this value, and `again` with these arguments, which begins
+/// there.
 fn grouped(file: &str, value: &str, arguments: [&str; 3]) -> (Mount, Command) {
     let mount = Mount::new();
     fs::create_dir(mount.path().join("team")).expect("makes");
@@ -33,7 +34,8 @@ fn grouped(file: &str, value: &str, arguments: [&str; 3]) -> (Mount, Command) {
     (mount, command)
 }
 
-/// Runs `again alloc` in a group of 64 MiB, with 65 MiB for each allocation, and asserts that each is refused.
+/// Runs `again alloc` in a group of 64 MiB, with 65 MiB for each allocation, and asserts that each is
+/// refused.
 #[track_caller]
 fn assert_each_is_refused(environment: &[(&str, &str)]) {
     const ROUNDS: usize = 100;
@@ -74,7 +76,8 @@ fn execs_in_a_frozen_group_run_no_kernel() {
     assert_eq!(truth.busy_ns(0), before);
 }
 
-/// Listens at `path`: hangs up on the first hook, puts the next three off, and leaves its place to the daemon at `real`.
+/// Listens at `path`: hangs up on the first hook, puts the next three off, and leaves its place to the daemon
+/// at `real`.
 fn put_off(path: &Path, real: &Path) -> impl FnOnce() + use<> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("a socket");

@@ -1,5 +1,5 @@
-//! Programs that must be governed: they begin with the settings they are given, in the group they are given, or do not use
-//! the GPU at all.
+//! Programs that must be governed: they begin with the settings they are given, in the group they are given,
+//! or do not use the GPU at all.
 
 use std::os::unix::fs::chown;
 use std::process::{Command, Stdio};

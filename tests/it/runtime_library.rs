@@ -1,5 +1,5 @@
-//! NVIDIA's own libcudart beside the library: it makes its look-ups as ever, up to the check it makes of its driver.
-//! That check is its own affair: beyond it, runtime programs are for real GPUs.
+//! NVIDIA's own libcudart beside the library: it makes its look-ups as ever, up to the check it makes of its
+//! driver. That check is its own affair: beyond it, runtime programs are for real GPUs.
 
 use std::fs;
 use std::path::PathBuf;

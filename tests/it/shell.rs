@@ -95,7 +95,8 @@ fn a_refused_write_names_its_reason_and_changes_nothing() {
         ("compute.freeze", "2", libc::ERANGE, "0"),
         ("compute.freeze", "yes", libc::EINVAL, "0"),
     ] {
-        // An empty write(2) may be answered by the kernel without asking anybody: the newline is what a shell sends.
+        // An empty write(2) may be answered by the kernel without asking anybody: the newline is what a shell
+        // sends.
         if !text.is_empty() {
             assert_eq!(
                 write_error(&dir.join(file), text.as_bytes()),

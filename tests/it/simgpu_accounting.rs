@@ -1,4 +1,5 @@
-//! What the simulated NVML tells of processes' whole lives, of the device's periods, and of what the device is not.
+//! What the simulated NVML tells of processes' whole lives, of the device's periods, and of what the device
+//! is not.
 
 use support::{Truth, wait_until};
 

@@ -8,7 +8,8 @@ use crate::simgpu::Machine;
 const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 64 * MIB;
 
-/// What each thread does, by a sequence of its own: makes something of some kind and fills it, or ends something.
+/// What each thread does, by a sequence of its own: makes something of some kind and fills it, or ends
+/// something.
 const CHURN: &str = "
 import random, threading
 def make(kind):

@@ -1,4 +1,5 @@
-//! Graphs of the simulated driver: nodes that run as often as a value says, and nodes of stream memory operations.
+//! Graphs of the simulated driver: nodes that run as often as a value says, and nodes of stream memory
+//! operations.
 
 use crate::simgpu::{Machine, Program};
 

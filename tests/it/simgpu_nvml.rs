@@ -1,5 +1,5 @@
-//! The simulated NVML: it counts its users, sees what living processes hold on which device, and hands out lists as
-//! NVML does.
+//! The simulated NVML: it counts its users, sees what living processes hold on which device, and hands out
+//! lists as NVML does.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Virtual memory of the simulated driver: where memory is, what is known of an address, and other memory at the same
-//! address later.
+//! Virtual memory of the simulated driver: where memory is, what is known of an address, and other memory at
+//! the same address later.
 
 use simgpu::Held;
 use support::Truth;

@@ -1,4 +1,5 @@
-//! Threads with small stacks: the hook uses at most 8 KiB of a caller's, whichever call is the process's first.
+//! Threads with small stacks: the hook uses at most 8 KiB of a caller's, whichever call is the process's
+//! first.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -12,7 +13,8 @@ use tempfile::TempDir;
 use crate::driver::{Dir, DriverShell, driver_shell};
 use crate::odd_times::hooked;
 
-/// The least that pthread_attr_setstack(3) takes, bytes: the thread's own data and its thread-local storage come off.
+/// The least that pthread_attr_setstack(3) takes, bytes: the thread's own data and its thread-local storage
+/// come off.
 const LEAST: usize = 16 << 10;
 /// More than any call uses, bytes.
 const AMPLE: usize = 1 << 20;
@@ -22,7 +24,8 @@ const MOST: usize = 8 << 10;
 /// The code that a function answered, and the bytes of the stack that were used; or what else came of it.
 type Called = Result<(i32, usize), String>;
 
-/// Calls each of `names` in a process of its own, on a thread with a stack of `size` bytes, as `small_stack.c` says.
+/// Calls each of `names` in a process of its own, on a thread with a stack of `size` bytes, as
+/// `small_stack.c` says.
 fn called(mut command: Command, when: &str, size: usize, names: &[String]) -> BTreeMap<String, Called> {
     let mut child = command
         .arg(when)
@@ -63,8 +66,8 @@ pub fn small_driver() -> TempDir {
     directory
 }
 
-/// Compares governed calls with bare ones: on the least stack the answers, where the driver itself gets along with it, and on
-/// an ample one what is used.
+/// Compares governed calls with bare ones: on the least stack the answers, where the driver itself gets along
+/// with it, and on an ample one what is used.
 #[track_caller]
 fn little_is_used(when: &str, names: &[String]) {
     let mount = Mount::new();

@@ -1,7 +1,7 @@
-//! Two hundred programs that come, use the GPUs, and go by themselves or by kill -9, for minutes; programs whose memory moves
-//! and is compared; people who write whatever they like; a daemon that is killed every twenty seconds (`GCGROUP_SOAK_LIFE`
-//! says how many); the faults of `soak/faults.rs`. In the end everything adds up and nothing is left. scripts/soak.sh says for
-//! how long.
+//! Two hundred programs that come, use the GPUs, and go by themselves or by kill -9, for minutes; programs
+//! whose memory moves and is compared; people who write whatever they like; a daemon that is killed every
+//! twenty seconds (`GCGROUP_SOAK_LIFE` says how many); the faults of `soak/faults.rs`. In the end everything
+//! adds up and nothing is left. scripts/soak.sh says for how long.
 
 mod directories;
 mod faults;

@@ -1,5 +1,5 @@
-//! kill -9 of the daemon while the kernel forgets names for it: it locks directories for that, and so do those who make
-//! and remove directories and wait for the daemon's answer.
+//! kill -9 of the daemon while the kernel forgets names for it: it locks directories for that, and so do
+//! those who make and remove directories and wait for the daemon's answer.
 
 use std::fs;
 use std::path::Path;

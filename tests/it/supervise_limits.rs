@@ -1,5 +1,5 @@
-//! Limits of groups while the daemon is killed again and again under a supervisor: they hold to the byte, and who is within
-//! them is refused nothing.
+//! Limits of groups while the daemon is killed again and again under a supervisor: they hold to the byte, and
+//! who is within them is refused nothing.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -70,7 +70,8 @@ fn shuffle(shell: &mut DriverShell, most: u64, over: &AtomicBool, answers: &Answ
     }
 }
 
-/// `memory.current`, by one read(2): whoever reads on after a kill is given the rest of what the file shows by then.
+/// `memory.current`, by one read(2): whoever reads on after a kill is given the rest of what the file shows
+/// by then.
 fn at_once(mount: &Mount, directory: &str) -> u64 {
     let mut text = [0; 32];
     let mut file = File::open(mount.file(directory, "memory.current")).expect("opens");
@@ -111,7 +112,8 @@ fn watch(mount: &Mount, team: (&str, usize, &[i32]), over: &AtomicBool, nr_reads
 #[test]
 fn limits_of_groups_hold_over_kills_and_who_is_within_them_is_refused_nothing() {
     let mount = Mount::with(Config::default().arg("--supervise").env("SIMGPU_DEVICES", 2));
-    // All that three processes may hold at once fits, but nobody is granted it beforehand; and more than fits.
+    // All that three processes may hold at once fits, but nobody is granted it beforehand; and more than
+    // fits.
     let mut teams = [
         Team::new(&mount, "roomy", 0, LIMIT / 3 / HELD),
         Team::new(&mount, "crowded", 1, LIMIT / 8),

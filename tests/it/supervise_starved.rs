@@ -1,5 +1,5 @@
-//! A supervised daemon that has too little memory each time it starts: it is followed later and later, this is told, and the first
-//! one that has enough serves.
+//! A supervised daemon that has too little memory each time it starts: it is followed later and later, this
+//! is told, and the first one that has enough serves.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! A supervised daemon that cannot answer, nor end when it is killed, as when a thread of it waits in a driver that hangs.
+//! A supervised daemon that cannot answer, nor end when it is killed, as when a thread of it waits in a
+//! driver that hangs.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,5 @@
-//! Memory that moves to the host and back: the bytes stay what they are, where they are, and the accounts are right.
+//! Memory that moves to the host and back: the bytes stay what they are, where they are, and the accounts are
+//! right.
 
 use support::{Config, Governed, Mount, artifacts, wait_until};
 

@@ -1,5 +1,5 @@
-//! A driver that does not map the host's memory for a device: what is frozen goes out all the same, and is back before
-//! anything goes on; what runs stays where it is.
+//! A driver that does not map the host's memory for a device: what is frozen goes out all the same, and is
+//! back before anything goes on; what runs stays where it is.
 
 use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};

@@ -1,4 +1,5 @@
-//! What a program does to memory that can be moved, as to any other: peers use it, streams free it, wherever it is.
+//! What a program does to memory that can be moved, as to any other: peers use it, streams free it, wherever
+//! it is.
 
 use support::{Config, Mount, wait_until};
 

@@ -39,7 +39,8 @@ fn obeying(mount: &Mount, environment: &[(&str, &str)]) -> Governed {
     program
 }
 
-/// How often the program and the library have called what when the program has two blocks: what comes next is a move.
+/// How often the program and the library have called what when the program has two blocks: what comes next is
+/// a move.
 pub(crate) struct Before(HashMap<String, usize>);
 
 impl Before {
@@ -89,8 +90,8 @@ pub(crate) fn is_host_counted(mount: &Mount, pid: i32) -> bool {
     counted() == mount.truth().held(pid, 0, Held::HostPhysical)
 }
 
-/// Every call that a move makes, with how often it does so for one block out and in again. What the marks call that tell
-/// when the device is quiet is among them.
+/// Every call that a move makes, with how often it does so for one block out and in again. What the marks
+/// call that tell when the device is quiet is among them.
 const CALLS: [(&str, usize); 15] = [
     ("cuMemCreate", 2),
     ("cuMemRelease", 2),
@@ -324,8 +325,8 @@ fn swapping_calls() -> Mount {
     )
 }
 
-/// Has the program do something while limits, reclaims and freezes come from several hands, again until a block has moved
-/// meanwhile: that is a matter of chance. Returns its answers.
+/// Has the program do something while limits, reclaims and freezes come from several hands, again until a
+/// block has moved meanwhile: that is a matter of chance. Returns its answers.
 #[track_caller]
 fn with_many_hands(mount: &Mount, calls: &mut Calls, command: &str) -> Vec<String> {
     const MOST: usize = 20;

@@ -1,4 +1,5 @@
-//! A daemon that comes back counts the GPUs otherwise: what is on the host follows its device, with every count of it.
+//! A daemon that comes back counts the GPUs otherwise: what is on the host follows its device, with every
+//! count of it.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! A card that is full because of others: less important processes that can swap give way, and nobody else is touched.
+//! A card that is full because of others: less important processes that can swap give way, and nobody else is
+//! touched.
 
 use nix::unistd::Pid;
 use support::{Config, Governed, Mount, artifacts, stop, wait_until};

@@ -1,4 +1,5 @@
-//! What processes have counted stays in the totals of their groups and of the root, whatever becomes of them and of the daemon.
+//! What processes have counted stays in the totals of their groups and of the root, whatever becomes of them
+//! and of the daemon.
 
 use std::fs;
 

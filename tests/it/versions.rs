@@ -1,4 +1,5 @@
-//! Hooks and daemons of different versions, and state of an earlier daemon: a program goes on whatever it meets.
+//! Hooks and daemons of different versions, and state of an earlier daemon: a program goes on whatever it
+//! meets.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write as _;
@@ -100,7 +101,8 @@ fn an_old_hook_that_must_be_governed_is_refused() {
     );
 }
 
-/// What an upgrade leaves of a program that has loaded one library before it and loads the other one after it.
+/// What an upgrade leaves of a program that has loaded one library before it and loads the other one after
+/// it.
 fn mixed(preload_is_old: bool) -> TempDir {
     let directory = old_libraries();
     let (name, new) = match preload_is_old {
@@ -130,7 +132,8 @@ fn libraries_of_two_versions_leave_the_program_to_the_driver() {
     }
 }
 
-/// A program that has the preload library of before an upgrade loads the hook when it first asks for the driver.
+/// A program that has the preload library of before an upgrade loads the hook when it first asks for the
+/// driver.
 #[test]
 fn a_hook_that_is_replaced_before_it_is_loaded_governs() {
     let mount = Mount::new();
@@ -200,7 +203,8 @@ impl Answers {
     }
 }
 
-/// The control block of a daemon of version [`OLD`]: 1 MiB for the process, everything frozen, 100 ms of grace.
+/// The control block of a daemon of version [`OLD`]: 1 MiB for the process, everything frozen, 100 ms of
+/// grace.
 fn old_control() -> OwnedFd {
     let mut block = vec![0; 12288];
     let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);

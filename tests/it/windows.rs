@@ -1,5 +1,5 @@
-//! Work that is held back is the same work: all of it, in order, whatever way it was submitted; and who is more
-//! important has more of the GPU.
+//! Work that is held back is the same work: all of it, in order, whatever way it was submitted; and who is
+//! more important has more of the GPU.
 
 use support::{Config, Governed, Mount, wait_until};
 

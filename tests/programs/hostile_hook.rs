@@ -1,6 +1,6 @@
-//! A hook that lies: it registers with the daemon as the real one does, and then stores in its usage block whatever it
-//! is told to. It has no GPU. `GCGROUP_SOCKET` names the daemon; arguments are wishes: `group=a/b`, `priority=0`,
-//! `memory_limit=BYTES`, `memory_swap_max=BYTES`, `can_swap=1`.
+//! A hook that lies: it registers with the daemon as the real one does, and then stores in its usage block
+//! whatever it is told to. It has no GPU. `GCGROUP_SOCKET` names the daemon; arguments are wishes:
+//! `group=a/b`, `priority=0`, `memory_limit=BYTES`, `memory_swap_max=BYTES`, `can_swap=1`.
 //!
 //! Prints `ready`, then reads commands from stdin and answers each with one line. A new command is one row of
 //! [`COMMANDS`]; a new word of the block is one name in the lists of [`word`].
@@ -42,7 +42,8 @@ const COMMANDS: &[Command] = &[
         name: "add",
         run: add,
     },
-    // toggle FIELD INDEX ONE OTHER TIMES MICROSECONDS: stores one and the other in turn, with a pause and a ring each.
+    // toggle FIELD INDEX ONE OTHER TIMES MICROSECONDS: stores one and the other in turn, with a pause and a
+    // ring each.
     Command {
         name: "toggle",
         run: toggle,
@@ -57,7 +58,8 @@ const COMMANDS: &[Command] = &[
         name: "control",
         run: show_control,
     },
-    // request INDEX BYTES: asks the groups above for a grant. Answers `granted BYTES`, all that it has, or `refused`.
+    // request INDEX BYTES: asks the groups above for a grant. Answers `granted BYTES`, all that it has, or
+    // `refused`.
     Command {
         name: "request",
         run: request,
@@ -82,7 +84,8 @@ const COMMANDS: &[Command] = &[
         name: "context",
         run: context,
     },
-    // flood PROCESSES: registers so many children, one after the other; each ends at once. Answers `flooded ACCEPTED`.
+    // flood PROCESSES: registers so many children, one after the other; each ends at once. Answers `flooded
+    // ACCEPTED`.
     Command {
         name: "flood",
         run: flood,

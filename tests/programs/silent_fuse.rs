@@ -1,5 +1,6 @@
-//! A FUSE filesystem that never answers FLUSH (and, with writeback caching, WRITE), and a client that sends open files of
-//! it to a socket. Whoever closes such a file waits, uninterruptibly, until the connection is aborted.
+//! A FUSE filesystem that never answers FLUSH (and, with writeback caching, WRITE), and a client that sends
+//! open files of it to a socket. Whoever closes such a file waits, uninterruptibly, until the connection is
+//! aborted.
 //!
 //! ```text
 //! silent_fuse serve DIR [writeback]          mounts at DIR and serves; prints "ready"
@@ -8,7 +9,8 @@
 //!                                            prints "ready" before
 //! ```
 //!
-//! The server has no file of its own filesystem open, so killing it always aborts the connection and frees all that wait.
+//! The server has no file of its own filesystem open, so killing it always aborts the connection and frees
+//! all that wait.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read as _, Write as _};
@@ -165,7 +167,8 @@ fn open(file: &Path) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// Sends, and keeps the connections until standard input ends. This process never closes the file: it is killed or waits.
+/// Sends, and keeps the connections until standard input ends. This process never closes the file: it is
+/// killed or waits.
 fn send(path: &Path, file: &Path, number: usize, what: &str) -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     let packet = match what {
@@ -193,7 +196,8 @@ fn send(path: &Path, file: &Path, number: usize, what: &str) -> anyhow::Result<(
     Ok(())
 }
 
-/// Never comes back: the kernel closes the file while it executes the other program. The connection is closed before.
+/// Never comes back: the kernel closes the file while it executes the other program. The connection is closed
+/// before.
 fn execute(path: &Path, file: &Path) -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     let connection = connected(path)?;

@@ -59,8 +59,8 @@ impl Artifacts {
     }
 }
 
-/// The built tree: `GCGROUP_DIST` if that is set, else one in the target directory, built now unless it is newer
-/// than everything it is built from. Processes that ask at once wait for the one that builds.
+/// The built tree: `GCGROUP_DIST` if that is set, else one in the target directory, built now unless it is
+/// newer than everything it is built from. Processes that ask at once wait for the one that builds.
 pub fn artifacts() -> &'static Artifacts {
     static ARTIFACTS: OnceLock<Artifacts> = OnceLock::new();
     ARTIFACTS.get_or_init(|| {

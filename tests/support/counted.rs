@@ -1,4 +1,5 @@
-//! Programs under a tool that counts what they do: strace(1) and valgrind(1), which scripts/setup-debian.sh installs.
+//! Programs under a tool that counts what they do: strace(1) and valgrind(1), which scripts/setup-debian.sh
+//! installs.
 
 use std::process::Command;
 

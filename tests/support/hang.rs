@@ -26,8 +26,8 @@ pub fn threads(pid: impl ToString) -> String {
     text
 }
 
-/// Has all who wait for an answer from the FUSE mount at `point` get an error instead. (umount2(2) says EBUSY if a file
-/// is open there, and has ended the connection by then.)
+/// Has all who wait for an answer from the FUSE mount at `point` get an error instead. (umount2(2) says EBUSY
+/// if a file is open there, and has ended the connection by then.)
 pub fn abort(point: &Path) {
     let _ = umount2(point, MntFlags::MNT_FORCE);
 }

@@ -1,5 +1,5 @@
-//! What the integration tests share: the built artifacts, a mount, processes that are governed by it, programs
-//! in C, the truth about simulated GPUs, and a way to wait for a condition.
+//! What the integration tests share: the built artifacts, a mount, processes that are governed by it,
+//! programs in C, the truth about simulated GPUs, and a way to wait for a condition.
 //!
 //! Everything here panics rather than return an error: a test that cannot have what it needs has failed.
 

@@ -29,8 +29,8 @@ use crate::watchdog::{Begun, begin};
 pub struct Config {
     /// More arguments of `gcgroupfs mount`.
     pub arguments: Vec<String>,
-    /// Environment of the daemon and of everything governed: `SIMGPU_DEVICES` and the like. Contexts take no memory
-    /// unless `SIMGPU_CONTEXT_MEMORY` says how much.
+    /// Environment of the daemon and of everything governed: `SIMGPU_DEVICES` and the like. Contexts take no
+    /// memory unless `SIMGPU_CONTEXT_MEMORY` says how much.
     pub environment: Vec<(String, String)>,
     /// How many descriptors the daemon may have, if not as many as this process.
     pub descriptors: Option<u64>,
@@ -310,7 +310,8 @@ impl Mount {
         wait_for("the daemon ends", || daemon.try_wait().expect("our own child"))
     }
 
-    /// Starts the daemon again, on the same mount point, socket and state directory, ending it first if it runs.
+    /// Starts the daemon again, on the same mount point, socket and state directory, ending it first if it
+    /// runs.
     #[track_caller]
     pub fn restart(&mut self) {
         self.stop();
@@ -402,8 +403,8 @@ impl Drop for Mount {
     }
 }
 
-/// Whether a live FUSE filesystem is mounted there: the kernel's list has it, and it answers. (What is listed may be a
-/// dead one, and the place bare by the time it is asked.)
+/// Whether a live FUSE filesystem is mounted there: the kernel's list has it, and it answers. (What is listed
+/// may be a dead one, and the place bare by the time it is asked.)
 fn is_mounted(path: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let here = |line: &str| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == path);

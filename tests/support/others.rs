@@ -9,7 +9,8 @@ use std::process::Command;
 use crate::artifacts::artifacts;
 use crate::mount::Mount;
 
-/// The built tree, where everybody can read it: where it is, or a copy in `place`, which everybody must be able to read.
+/// The built tree, where everybody can read it: where it is, or a copy in `place`, which everybody must be
+/// able to read.
 pub fn tree_for_all(place: &Path) -> PathBuf {
     let dist = artifacts().dist();
     if is_open_to_all(dist) {
@@ -42,8 +43,8 @@ pub fn program_for_all(program: &Path, place: &Path) -> PathBuf {
     copy
 }
 
-/// Copies a program, to be run at once: in a process of its own, since a child that another test starts just then would have
-/// our descriptor open for writing, and what somebody writes is not executed (`ETXTBSY`).
+/// Copies a program, to be run at once: in a process of its own, since a child that another test starts just
+/// then would have our descriptor open for writing, and what somebody writes is not executed (`ETXTBSY`).
 ///
 /// # Panics
 /// When it cannot be copied.
@@ -80,7 +81,8 @@ impl Mount {
         command
     }
 
-    /// Runs a script at the mount point in another user's name; gives whether it succeeded, and all that it said.
+    /// Runs a script at the mount point in another user's name; gives whether it succeeded, and all that it
+    /// said.
     #[track_caller]
     pub fn sh_of(&self, uid: u32, script: &str) -> (bool, String) {
         let output = Command::new("bash")

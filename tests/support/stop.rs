@@ -7,8 +7,8 @@ use nix::unistd::Pid;
 
 use crate::wait::wait_until;
 
-/// Stops a process as SIGSTOP does, and waits until each of its threads has: kill(2) returns before, and a thread that runs
-/// on another CPU goes on for a while.
+/// Stops a process as SIGSTOP does, and waits until each of its threads has: kill(2) returns before, and a
+/// thread that runs on another CPU goes on for a while.
 ///
 /// # Panics
 /// When there is none of that pid.

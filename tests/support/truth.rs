@@ -1,4 +1,5 @@
-//! What processes have really had of simulated GPUs, from the machine's own state and past every driver and library.
+//! What processes have really had of simulated GPUs, from the machine's own state and past every driver and
+//! library.
 
 use std::path::Path;
 
@@ -19,7 +20,8 @@ impl Truth {
         Self(machine.unwrap_or_else(|error| panic!("{}: {error}", directory.display())))
     }
 
-    /// Makes instances on it now, as an administrator does; those that there are come first in `text` (`SIMGPU_MIG`).
+    /// Makes instances on it now, as an administrator does; those that there are come first in `text`
+    /// (`SIMGPU_MIG`).
     ///
     /// # Panics
     /// When the GPUs cannot be divided so.
@@ -40,8 +42,8 @@ impl Truth {
         self.account(pid)?.devices.into_iter().nth(gpu)
     }
 
-    /// Microseconds for which a GPU has run a process's kernels; also of a process that has died, until another one
-    /// comes to the machine. 0 for one that was never there.
+    /// Microseconds for which a GPU has run a process's kernels; also of a process that has died, until
+    /// another one comes to the machine. 0 for one that was never there.
     pub fn usage_usec(&self, pid: i32, gpu: usize) -> u64 {
         self.on_device(pid, gpu).map_or(0, |here| here.busy_ns / 1000)
     }
@@ -64,7 +66,8 @@ impl Truth {
             .unwrap_or(0)
     }
 
-    /// Bytes of one kind that a living process holds: of that GPU's memory, or of the host's, which is no GPU's.
+    /// Bytes of one kind that a living process holds: of that GPU's memory, or of the host's, which is no
+    /// GPU's.
     pub fn held(&self, pid: i32, gpu: usize, kind: Held) -> u64 {
         let Some(account) = self.account(pid).filter(|account| account.is_alive) else {
             return 0;
@@ -78,8 +81,8 @@ impl Truth {
         found.map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Bytes of a GPU's memory that living processes hold at one moment. None if that has changed while it was looked at:
-    /// what one frees and another allocates meanwhile would count twice.
+    /// Bytes of a GPU's memory that living processes hold at one moment. None if that has changed while it
+    /// was looked at: what one frees and another allocates meanwhile would count twice.
     pub fn used_at_once(&self, gpu: usize) -> Option<u64> {
         self.at_once(|account| account.devices.get(gpu).map(|here| here.used))
     }
@@ -101,7 +104,8 @@ impl Truth {
         (seen == look()).then(|| seen.iter().map(|(_, bytes)| bytes).sum())
     }
 
-    /// Nanoseconds of work that a GPU has done since the machine was made, for living and dead processes together.
+    /// Nanoseconds of work that a GPU has done since the machine was made, for living and dead processes
+    /// together.
     pub fn busy_ns(&self, gpu: usize) -> u64 {
         self.0.device(gpu).map_or(0, |device| device.busy_ns())
     }

@@ -1,5 +1,6 @@
-//! Ends a test run that hangs. A thread that waits in the kernel for a daemon's answer cannot wait with a deadline, so
-//! somebody else has to: who hangs is told, all who wait for an answer get an error, and the run has failed.
+//! Ends a test run that hangs. A thread that waits in the kernel for a daemon's answer cannot wait with a
+//! deadline, so somebody else has to: who hangs is told, all who wait for an answer get an error, and the run
+//! has failed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,8 +17,8 @@ use nix::unistd::Pid;
 
 use crate::hang::{abort, threads};
 
-/// How long a daemon or a process of a test's may be there, in seconds, if `GCGROUP_TEST_PATIENCE` does not say: far beyond
-/// anything that works, however loaded the machine.
+/// How long a daemon or a process of a test's may be there, in seconds, if `GCGROUP_TEST_PATIENCE` does not
+/// say: far beyond anything that works, however loaded the machine.
 const PATIENCE: u64 = 600;
 
 /// The status of a test run that has failed.

@@ -37,8 +37,8 @@ use crate::tree::{Owner, Tree};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Where the control files are shown; made if it is not there [default: /gcgroup; for other users than root,
-    /// $XDG_RUNTIME_DIR/gcgroup]
+    /// Where the control files are shown; made if it is not there [default: /gcgroup; for other users than
+    /// root, $XDG_RUNTIME_DIR/gcgroup]
     mountpoint: Option<PathBuf>,
     /// Where settings are kept over a restart; by default where the socket is
     #[arg(long, value_name = "DIR")]
@@ -46,8 +46,8 @@ pub struct Arguments {
     /// Let other users see the control files
     #[arg(long)]
     allow_other: bool,
-    /// The configuration; read again at SIGHUP [default: /etc/gcgroupfs.toml; for other users than root, gcgroupfs.toml in
-    /// $XDG_CONFIG_HOME; if it is there]
+    /// The configuration; read again at SIGHUP [default: /etc/gcgroupfs.toml; for other users than root,
+    /// gcgroupfs.toml in $XDG_CONFIG_HOME; if it is there]
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
     /// What compute.priority means, in place of what the configuration and compute.policy said
@@ -62,8 +62,8 @@ pub struct Arguments {
     /// Serve the socket alone
     #[arg(long)]
     no_fuse: bool,
-    /// Keep mount and socket in a process that starts the daemon again when it dies: nobody's read fails (Linux 6.9; without effect
-    /// before)
+    /// Keep mount and socket in a process that starts the daemon again when it dies: nobody's read fails
+    /// (Linux 6.9; without effect before)
     #[arg(long, conflicts_with = "no_fuse")]
     supervise: bool,
     #[arg(long, hide = true, conflicts_with = "no_fuse")]
@@ -97,7 +97,8 @@ impl Arguments {
 /// Runs until SIGTERM or SIGINT, or until it is unmounted.
 ///
 /// # Errors
-/// The socket, the state file or the mount cannot be had, or the mount has failed: somebody has aborted its connection.
+/// The socket, the state file or the mount cannot be had, or the mount has failed: somebody has aborted its
+/// connection.
 pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_new(&arguments.log).context("cannot understand --log")?)
@@ -295,8 +296,8 @@ fn owner() -> Owner {
     }
 }
 
-/// Descriptors that the daemon has at most: they bound how many processes and connections there are, and so its memory. Some
-/// systems have a hard limit of a thousand millions.
+/// Descriptors that the daemon has at most: they bound how many processes and connections there are, and so
+/// its memory. Some systems have a hard limit of a thousand millions.
 const MAX_DESCRIPTORS: u64 = 128 << 10;
 
 /// Every process costs two descriptors; the usual soft limit is for programs that use select(2).
@@ -310,8 +311,8 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Has a write beyond `RLIMIT_FSIZE` fail with `EFBIG` instead of ending the process. By a handler, since programs that
-/// are executed would inherit that the signal is ignored.
+/// Has a write beyond `RLIMIT_FSIZE` fail with `EFBIG` instead of ending the process. By a handler, since
+/// programs that are executed would inherit that the signal is ignored.
 fn survive_file_limit() -> io::Result<()> {
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default()).map(drop)
 }

@@ -1,5 +1,5 @@
-//! `gcgroupfs mount --supervise`: a small process that keeps the mount and the socket while daemons come and go. It
-//! answers nobody itself: who asks while there is no daemon waits for the next one.
+//! `gcgroupfs mount --supervise`: a small process that keeps the mount and the socket while daemons come and
+//! go. It answers nobody itself: who asks while there is no daemon waits for the next one.
 
 mod restarts;
 
@@ -64,15 +64,15 @@ const ENDING: Duration = Duration::from_secs(30);
 /// How long it may take to end when it has been killed.
 const DYING: Duration = Duration::from_secs(2);
 
-/// The exit status of a daemon that knows why it cannot go on. The next one could not either, but for what passes: a disk
-/// that is full.
+/// The exit status of a daemon that knows why it cannot go on. The next one could not either, but for what
+/// passes: a disk that is full.
 const GIVES_UP: i32 = 1;
 
 /// For how long daemons may give up one after another, once one has served.
 const TRIAL: Duration = Duration::from_secs(60);
 
-/// Runs until SIGTERM or SIGINT, or until a daemon ends by itself. Gives whether it could: under an older kernel it does
-/// nothing, and leaves nothing.
+/// Runs until SIGTERM or SIGINT, or until a daemon ends by itself. Gives whether it could: under an older
+/// kernel it does nothing, and leaves nothing.
 ///
 /// # Errors
 /// The mount or the socket cannot be had, a daemon gives up, or somebody has aborted the mount's connection.
@@ -112,7 +112,8 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
 fn follow(keeper: &mut Keeper, ends: &mut Ends, socket: &Path, signals: &mut Signals) -> anyhow::Result<()> {
     let mut restarts = Restarts::default();
     let (mut has_served, mut trial) = (false, None);
-    // Daemons that a file of somebody's keeps from ending. They hold nothing any more that the next one needs.
+    // Daemons that a file of somebody's keeps from ending. They hold nothing any more that the next one
+    // needs.
     let mut abandoned = Vec::new();
     let mut helpers = Vec::new();
     loop {
@@ -209,8 +210,8 @@ fn sever(pid: u32, socket: &Path) -> Option<Child> {
 /// A daemon that was started.
 struct Daemon {
     child: Child,
-    /// Nobody but the daemon has the other end, so this says when it has ended, also if a thread of it cannot. It answers each
-    /// packet, and sends one of itself when it begins to serve.
+    /// Nobody but the daemon has the other end, so this says when it has ended, also if a thread of it
+    /// cannot. It answers each packet, and sends one of itself when it begins to serve.
     line: Option<OwnedFd>,
     has_served: bool,
 }
@@ -241,8 +242,8 @@ impl Due {
 }
 
 impl Daemon {
-    /// Waits for the daemon's end, passes on to it what we are told, and kills it if it does not answer. `nr_failed`
-    /// daemons before it have failed.
+    /// Waits for the daemon's end, passes on to it what we are told, and kills it if it does not answer.
+    /// `nr_failed` daemons before it have failed.
     fn attend(
         &mut self,
         signals: &mut Signals,
@@ -340,7 +341,8 @@ impl Daemon {
     }
 }
 
-/// Whether somebody has stopped the process, by SIGSTOP or as a debugger does. This file of /proc is never held up.
+/// Whether somebody has stopped the process, by SIGSTOP or as a debugger does. This file of /proc is never
+/// held up.
 fn is_stopped(pid: Pid) -> bool {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     text.lines()

@@ -6,7 +6,8 @@ mod memory;
 
 use crate::file::ControlFile;
 
-/// Every control file there is. A file's position decides its inode number, so the order is part of nothing else.
+/// Every control file there is. A file's position decides its inode number, so the order is part of nothing
+/// else.
 pub const FILES: &[&[ControlFile]] = &[gcgroup::FILES, memory::FILES, compute::FILES];
 
 /// [`FILES`], one after another.

@@ -1,5 +1,6 @@
-//! A queue to a thread that clients can hold up, by keeping a directory's lock in the kernel: it takes so many messages and no
-//! more. What is lost then costs little: the kernel finds out itself that a name has gone, and watchers miss it.
+//! A queue to a thread that clients can hold up, by keeping a directory's lock in the kernel: it takes so
+//! many messages and no more. What is lost then costs little: the kernel finds out itself that a name has
+//! gone, and watchers miss it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};

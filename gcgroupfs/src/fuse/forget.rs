@@ -1,6 +1,7 @@
-//! Has the kernel forget names. It locks the directory for that, and who holds the lock may wait for our answer. A
-//! daemon that was killed in that write would not come to its end before it is answered, and so never. So another
-//! process writes, a helper: under a supervisor its, since the next daemon gives the answer; else ours.
+//! Has the kernel forget names. It locks the directory for that, and who holds the lock may wait for our
+//! answer. A daemon that was killed in that write would not come to its end before it is answered, and so
+//! never. So another process writes, a helper: under a supervisor its, since the next daemon gives the
+//! answer; else ours.
 
 use std::ffi::OsStr;
 use std::io;
@@ -42,8 +43,8 @@ impl Forgetter {
 
     /// The directory entry has gone. Whether the kernel knows it is its own matter.
     pub(super) fn delete(&self, parent: INodeNo, child: INodeNo, name: &OsStr) -> io::Result<()> {
-        // Deleting also wakes those who watch the directory, but the kernel refuses it while something below is in
-        // use; then it is enough to have the name asked for again. The mount itself may be gone by now.
+        // Deleting also wakes those who watch the directory, but the kernel refuses it while something below
+        // is in use; then it is enough to have the name asked for again. The mount itself may be gone by now.
         self.pass(&[delete(parent, child, name), inval_entry(parent, name)])
     }
 
@@ -64,8 +65,8 @@ impl Forgetter {
         }
     }
 
-    /// Has nothing forgotten any more, and ends the helper. To be called while requests are still answered: who waits
-    /// for a directory's lock would go on waiting.
+    /// Has nothing forgotten any more, and ends the helper. To be called while requests are still answered:
+    /// who waits for a directory's lock would go on waiting.
     pub fn stop(&self) {
         if let Self::Helped(relay) = self {
             match relay.try_lock_for(PATIENCE) {
@@ -76,8 +77,8 @@ impl Forgetter {
     }
 }
 
-/// What comes over a relay, if there is still somebody to send. It stays there until it is [`done`]: should we be killed
-/// before that, another finds it.
+/// What comes over a relay, if there is still somebody to send. It stays there until it is [`done`]: should
+/// we be killed before that, another finds it.
 ///
 /// # Errors
 /// The relay is broken.
@@ -88,8 +89,8 @@ pub fn next(relay: &impl AsFd) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(buffer).filter(|messages| !messages.is_empty()))
 }
 
-/// Takes what has come out of the relay, and says so with a byte. Daemons of a supervisor do not wait for it: when too many
-/// are there, it is left unsaid.
+/// Takes what has come out of the relay, and says so with a byte. Daemons of a supervisor do not wait for it:
+/// when too many are there, it is left unsaid.
 ///
 /// # Errors
 /// The relay is broken.

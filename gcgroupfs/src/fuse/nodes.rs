@@ -42,8 +42,8 @@ impl Nodes {
         inode::node(&self.tree, ino)
     }
 
-    /// What a path has led to. The kernel may remember a process's directory until it is told that it has gone, and
-    /// another be there by that name: after an exec(2), within milliseconds.
+    /// What a path has led to. The kernel may remember a process's directory until it is told that it has
+    /// gone, and another be there by that name: after an exec(2), within milliseconds.
     pub(super) fn reached(&self, ino: INodeNo) -> Result<Node> {
         self.node(ino).map_err(|error| match error {
             Error::Gone => Error::Stale,
@@ -168,8 +168,8 @@ impl Nodes {
         Ok((node, ttl, attr))
     }
 
-    /// Makes a group in a directory that the kernel lets the caller write. `is_again`: an earlier daemon may have
-    /// done it, and not have lived to say so.
+    /// Makes a group in a directory that the kernel lets the caller write. `is_again`: an earlier daemon may
+    /// have done it, and not have lived to say so.
     pub(super) fn make_group(
         &self,
         caller: Caller,
@@ -221,7 +221,8 @@ impl Nodes {
         self.attributes(Node::Dir(place))
     }
 
-    /// The nodes that belong to whom a directory belongs to: its files, and its directories for devices with theirs.
+    /// The nodes that belong to whom a directory belongs to: its files, and its directories for devices with
+    /// theirs.
     pub(super) fn below(&self, ino: INodeNo) -> Vec<INodeNo> {
         let Ok(Node::Dir(place)) = self.node(ino) else {
             return Vec::new();
@@ -264,8 +265,8 @@ impl Nodes {
         }
         let (text, nr_changes) = file.show_and_count(&self.tree, place)?;
         let text = Arc::<str>::from(text);
-        // Who asks for more than there is, and goes on where a predecessor's answer ended, has had all of that one: it
-        // asked it for as much. What follows is the end, and not the tail of another text.
+        // Who asks for more than there is, and goes on where a predecessor's answer ended, has had all of
+        // that one: it asked it for as much. What follows is the end, and not the tail of another text.
         if offset > 0 && self.handles.is_inherited(handle, ino) && text.len() <= size as usize {
             return Ok(Arc::from(""));
         }
@@ -289,7 +290,8 @@ impl Nodes {
         }
     }
 
-    /// Whether there is something new in an events file. In other files there always is, as in any plain file.
+    /// Whether there is something new in an events file. In other files there always is, as in any plain
+    /// file.
     pub(super) fn poll(
         &self,
         ino: INodeNo,

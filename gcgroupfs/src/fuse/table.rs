@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 /// Most pages of a user other than root in one table.
 const MAX_PER_UID: usize = 16 << 10;
 
-/// Most pages of all users but root in one table. The last quarter is reserved for users with at most [`FEW`].
+/// Most pages of all users but root in one table. The last quarter is reserved for users with at most
+/// [`FEW`].
 const MAX_OTHERS: usize = 64 << 10;
 const FEW: usize = 512;
 

@@ -1,5 +1,5 @@
-//! Wakes those who poll events files. On a thread of its own, so that whoever causes an event does not wait for the
-//! kernel to tell of it.
+//! Wakes those who poll events files. On a thread of its own, so that whoever causes an event does not wait
+//! for the kernel to tell of it.
 //!
 #![doc = include_str!("notification.md")]
 
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use super::nodes::Nodes;
 use crate::tree::{Listener, Notice, Place};
 
-/// The least time between two wake-ups of the same sleeper: what happens meanwhile it sees all at once. A process
-/// that makes events in a loop must not keep its watchers busy. (What they were not told of yet does not end their
-/// poll(2) either, so reading again at once gains them nothing.)
+/// The least time between two wake-ups of the same sleeper: what happens meanwhile it sees all at once. A
+/// process that makes events in a loop must not keep its watchers busy. (What they were not told of yet does
+/// not end their poll(2) either, so reading again at once gains them nothing.)
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Passes events on to the pollers.

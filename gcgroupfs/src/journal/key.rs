@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a line is about. A process for as long as the machine is up: its pid (as the daemon sees it) and its start time in clock ticks
-/// since boot.
+/// What a line is about. A process for as long as the machine is up: its pid (as the daemon sees it) and its
+/// start time in clock ticks since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Key {
     pub pid: u32,

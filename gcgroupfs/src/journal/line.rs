@@ -1,9 +1,11 @@
-//! One line of a state file, encoded and decoded: a JSON object that begins with the format's version and a checksum.
+//! One line of a state file, encoded and decoded: a JSON object that begins with the format's version and a
+//! checksum.
 //!
-//! `{"v":2,"crc":"89abcdef","seq":1,"pid":…}`. The checksum is the CRC-32 (IEEE) of a salt, of the version's digits and of all
-//! that follows the checksum, so it finds every damage of up to 32 neighbouring bits. The salt of a record is the boot id: a
-//! record that is valid was written since the machine was booted, also where the file's first line is damaged. How a line
-//! begins and what its checksum covers stays as it is in later versions, so that a newer line is not taken for damage.
+//! `{"v":2,"crc":"89abcdef","seq":1,"pid":…}`. The checksum is the CRC-32 (IEEE) of a salt, of the version's
+//! digits and of all that follows the checksum, so it finds every damage of up to 32 neighbouring bits. The
+//! salt of a record is the boot id: a record that is valid was written since the machine was booted, also
+//! where the file's first line is damaged. How a line begins and what its checksum covers stays as it is in
+//! later versions, so that a newer line is not taken for damage.
 
 use std::io;
 
@@ -69,8 +71,8 @@ pub(super) fn decode<T: DeserializeOwned>(salt: &str, line: &[u8]) -> Result<T, 
     serde_json::from_slice(&[b"{", body].concat()).map_err(|_| Fault::Damage)
 }
 
-/// Returns whether `rest`, the end of a file, is the beginning of a line whose writer was stopped. A line that is damaged in its
-/// last byte, the newline, is not: nothing that is written ends there.
+/// Returns whether `rest`, the end of a file, is the beginning of a line whose writer was stopped. A line
+/// that is damaged in its last byte, the newline, is not: nothing that is written ends there.
 pub(super) fn is_torn(rest: &[u8]) -> bool {
     match split(rest) {
         Some(Parts { body, .. }) => {

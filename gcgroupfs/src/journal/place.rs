@@ -1,4 +1,5 @@
-//! The state file's place in the file system: opened and locked if it is fit, replaced in one step, kept as a copy.
+//! The state file's place in the file system: opened and locked if it is fit, replaced in one step, kept as a
+//! copy.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
@@ -157,8 +158,9 @@ fn create(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Locks a file, waiting for a moment: a daemon that was killed while it started a process may have left a lock to that
-/// process, which lets go of it when it executes its program or ends. Returns whether the file is locked.
+/// Locks a file, waiting for a moment: a daemon that was killed while it started a process may have left a
+/// lock to that process, which lets go of it when it executes its program or ends. Returns whether the file
+/// is locked.
 fn take(file: &File, patience: Duration) -> bool {
     let deadline = Instant::now() + patience;
     loop {
@@ -205,7 +207,8 @@ pub(super) fn copy(path: &Path) -> PathBuf {
     path.with_extension("corrupt")
 }
 
-/// Keeps the file at `path` as [`copy`], until a fresh one takes its name. Takes no room where the file system has links.
+/// Keeps the file at `path` as [`copy`], until a fresh one takes its name. Takes no room where the file
+/// system has links.
 pub(super) fn set_aside(path: &Path) -> io::Result<()> {
     let copy = copy(path);
     remove(&copy)?;

@@ -1,4 +1,5 @@
-//! What a state file says, read and written: of several lines for one key the one with the highest number counts.
+//! What a state file says, read and written: of several lines for one key the one with the highest number
+//! counts.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -208,8 +209,8 @@ impl First {
     }
 }
 
-/// Returns what is left of a file when what is superseded, damaged or of dead processes is left out. Takes no more memory than
-/// the file has bytes, and some for each record.
+/// Returns what is left of a file when what is superseded, damaged or of dead processes is left out. Takes no
+/// more memory than the file has bytes, and some for each record.
 pub(super) fn compacted(text: &[u8], boot: &str, is_alive: impl Fn(Key) -> bool) -> io::Result<Vec<u8>> {
     let is_newline = |byte: &u8| *byte == b'\n';
     let first = text.split_inclusive(is_newline).next().unwrap_or_default();

@@ -69,8 +69,9 @@ impl Stored {
         }
     }
 
-    /// Returns all lines that are held. Those of processes are before those of the groups that they have left, and the root's is the
-    /// last: what a write that is cut off has lost counts nowhere, and nothing counts twice.
+    /// Returns all lines that are held. Those of processes are before those of the groups that they have
+    /// left, and the root's is the last: what a write that is cut off has lost counts nowhere, and nothing
+    /// counts twice.
     pub(super) fn held_text(&self) -> Vec<u8> {
         let lines = self.held.values().rev().flat_map(|(_, line)| line);
         lines.copied().collect()
@@ -95,8 +96,8 @@ impl Stored {
         Ok(())
     }
 
-    /// Appends lines by one write(2), so that a daemon that is killed leaves at most a line that is cut off; `header` comes
-    /// first in an empty file.
+    /// Appends lines by one write(2), so that a daemon that is killed leaves at most a line that is cut off;
+    /// `header` comes first in an empty file.
     ///
     /// # Errors
     /// The file system takes less than all of it; then it has none.

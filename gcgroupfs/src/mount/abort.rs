@@ -15,9 +15,9 @@ use super::mounts;
 /// Where the kernel shows its FUSE connections, in directories named by the device numbers' minors.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// Has those who wait for an answer from the mount of this device number at `point` get an error, and what writes to
-/// its connection come back. `kernel` is the connection's other end: once that is broken, its number and its place may
-/// be those of another mount, which is left alone.
+/// Has those who wait for an answer from the mount of this device number at `point` get an error, and what
+/// writes to its connection come back. `kernel` is the connection's other end: once that is broken, its
+/// number and its place may be those of another mount, which is left alone.
 pub fn abort(point: &Path, device: u64, kernel: &impl AsFd) {
     abort_if(point, device, || is_connected(kernel));
 }
@@ -63,7 +63,8 @@ fn by_place(point: &Path, device: u64, is_right: impl Fn() -> bool) -> io::Resul
     Ok(())
 }
 
-/// Whether the kernel has not let go of the mount that this end belongs to (fuse_dev_poll() says POLLERR then).
+/// Whether the kernel has not let go of the mount that this end belongs to (fuse_dev_poll() says POLLERR
+/// then).
 pub fn is_connected(kernel: &impl AsFd) -> bool {
     let mut watched = [PollFd::new(kernel.as_fd(), PollFlags::empty())];
     let answer = poll(&mut watched, PollTimeout::ZERO);

@@ -1,5 +1,5 @@
-//! fusermount3(1), which mounts for those who are not root: it opens /dev/fuse, mounts it, and hands it back over a
-//! socket.
+//! fusermount3(1), which mounts for those who are not root: it opens /dev/fuse, mounts it, and hands it back
+//! over a socket.
 
 use std::ffi::OsStr;
 use std::io;

@@ -1,4 +1,5 @@
-//! Watching for mounts that hide ours: readers of the mount point then see something else, and nobody would know why.
+//! Watching for mounts that hide ours: readers of the mount point then see something else, and nobody would
+//! know why.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -11,7 +12,8 @@ use tracing::{info, warn};
 
 use super::{Entry, entries};
 
-/// The least time between two looks. Reading a long table takes a while, and others can change it all the time.
+/// The least time between two looks. Reading a long table takes a while, and others can change it all the
+/// time.
 const PAUSE: Duration = Duration::from_millis(400);
 
 /// Tells in the log, once each, that our mount is hidden and that it is seen again.
@@ -41,8 +43,8 @@ impl Watch {
         })
     }
 
-    /// Looks at the mount table if it has changed, at most each [`PAUSE`]. Asks nothing of any mounted file system, which
-    /// might not answer.
+    /// Looks at the mount table if it has changed, at most each [`PAUSE`]. Asks nothing of any mounted file
+    /// system, which might not answer.
     pub fn look(&mut self, now: Instant) {
         if self.last.is_some_and(|last| now.duration_since(last) < PAUSE) {
             return;
@@ -73,7 +75,8 @@ impl Watch {
     }
 }
 
-/// A mount that hides ours: one at the same place or above it that ours is not mounted on, directly or by others.
+/// A mount that hides ours: one at the same place or above it that ours is not mounted on, directly or by
+/// others.
 fn hidden_by<'a>(all: &'a [Entry], point: &Path, device: u64) -> Option<&'a Entry> {
     let is_it = |entry: &&Entry| entry.is_ours && entry.device == device && entry.point == point;
     let ours = all.iter().rfind(is_it)?;

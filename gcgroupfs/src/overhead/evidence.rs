@@ -1,15 +1,16 @@
-//! Evidence that processes use a device as they claim. A usage block can claim anything; the driver knows which processes
-//! have a context.
+//! Evidence that processes use a device as they claim. A usage block can claim anything; the driver knows
+//! which processes have a context.
 //!
 //! A claim is refuted where
 //!
 //! * the driver lists the processes on the device, and this one is not among them;
-//! * the process has had work for a fifth of the time or more since the last look, [`APART`] ago, and has never submitted any;
-//! * it has had so much work in three looks, has submitted nothing meanwhile, and the driver's utilisation of the device by
-//!   processes says that it did nothing.
+//! * the process has had work for a fifth of the time or more since the last look, [`APART`] ago, and has
+//!   never submitted any;
+//! * it has had so much work in three looks, has submitted nothing meanwhile, and the driver's utilisation of
+//!   the device by processes says that it did nothing.
 //!
-//! A process can forge its own counts, so only the first rule holds against every lie. A process that has a real context and
-//! forges the counts takes no more than its share: it is charged for what it claims.
+//! A process can forge its own counts, so only the first rule holds against every lie. A process that has a
+//! real context and forges the counts takes no more than its share: it is charged for what it claims.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
@@ -24,14 +25,16 @@ use crate::tree::{Blocks, Evidence, ProcessId, Tree};
 /// Least time between two comparisons of counts.
 const APART: Duration = Duration::from_secs(1);
 
-/// Comparisons in a row without any evidence of work after which a claim is refuted: a kernel may be long, and the driver
-/// updates its figures about once a second.
+/// Comparisons in a row without any evidence of work after which a claim is refuted: a kernel may be long,
+/// and the driver updates its figures about once a second.
 const MOST_IDLE: u32 = 3;
 
-/// A claim to less than one part in this many of the time is not checked: the driver's figures are whole percents.
+/// A claim to less than one part in this many of the time is not checked: the driver's figures are whole
+/// percents.
 const NOTEWORTHY: u32 = 5;
 
-/// What a process claims of its use of a device, read before the driver is asked: the driver's answer must include it.
+/// What a process claims of its use of a device, read before the driver is asked: the driver's answer must
+/// include it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UseClaim {
     /// Set if the process has claimed to use the device since the last look.
@@ -104,8 +107,8 @@ impl UseRecords {
         }
     }
 
-    /// Returns whether the process claims to have work while neither its counts nor the driver's figures show any. Asks the
-    /// driver only if its answer decides.
+    /// Returns whether the process claims to have work while neither its counts nor the driver's figures show
+    /// any. Asks the driver only if its answer decides.
     fn is_idle(
         &mut self,
         now: Instant,
@@ -188,7 +191,8 @@ impl<'a, S: Source> Driver<'a, S> {
             .and_then(|held| held.get(&pid).copied().unwrap_or(Some(0)))
     }
 
-    /// Returns whether the process has worked within the last [`APART`]; `None` if the driver does not say, or lists no process.
+    /// Returns whether the process has worked within the last [`APART`]; `None` if the driver does not say,
+    /// or lists no process.
     fn has_worked(&self, pid: u32) -> Option<bool> {
         let active = self.active.get_or_init(|| self.source.active(self.device, APART));
         let active = active.as_ref().filter(|active| !active.is_empty())?;

@@ -10,8 +10,8 @@ pub(super) struct Ledger {
     pub(super) charged: u64,
     /// Charged, but on the device only as far as it has been used there.
     pub(super) managed: u64,
-    /// Each moves before bytes are uncharged that the device does not hold any more, so a ledger that seems to have stood
-    /// still has.
+    /// Each moves before bytes are uncharged that the device does not hold any more, so a ledger that seems
+    /// to have stood still has.
     pub(super) counts: [u64; 4],
     pub(super) unsettled: u64,
     pub(super) unsettled_threads: u64,
@@ -20,8 +20,8 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Reads the account of a device, including what the process charged to devices whose number it did not know: they may
-    /// be this one.
+    /// Reads the account of a device, including what the process charged to devices whose number it did not
+    /// know: they may be this one.
     pub(super) fn of(usage: &Usage, device: usize) -> Option<Self> {
         let slots = [usage.devices.get(device)?, usage.devices.get(OTHER_DEVICE)?];
         // Bytes move from the second to the first: read last, so that none is missed on its way.
@@ -59,8 +59,8 @@ impl Ledger {
         self.unsettled & u64::from(u32::MAX) == 0 && self.unsettled_threads == 0 && self.stocks.is_some()
     }
 
-    /// Returns the bytes beyond the ledger, of `held` bytes in all. No interface tells how much managed memory is on the
-    /// device, so the `known` result is kept where it is still possible.
+    /// Returns the bytes beyond the ledger, of `held` bytes in all. No interface tells how much managed
+    /// memory is on the device, so the `known` result is kept where it is still possible.
     pub(super) fn overhead(&self, held: u64, known: u64) -> u64 {
         let least = held.saturating_sub(self.charged);
         let most = held.saturating_sub(self.charged.saturating_sub(self.managed));

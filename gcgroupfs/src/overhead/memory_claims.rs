@@ -1,7 +1,9 @@
-//! Claims that NVML does not confirm: a process says that it has charged more on a device than NVML shows it to hold.
+//! Claims that NVML does not confirm: a process says that it has charged more on a device than NVML shows it
+//! to hold.
 //!
-//! An honest process does so for up to 10 s: it charges before the driver is called, and the driver may take seconds. It also
-//! does so for memory that is on the device only while in use: managed memory, and memory of graphs.
+//! An honest process does so for up to 10 s: it charges before the driver is called, and the driver may take
+//! seconds. It also does so for memory that is on the device only while in use: managed memory, and memory of
+//! graphs.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -35,7 +37,8 @@ impl MemoryClaim {
         }
     }
 
-    /// Returns the bytes claimed beyond `held`, 0 within the tolerance. `None`: the process is not on the device.
+    /// Returns the bytes claimed beyond `held`, 0 within the tolerance. `None`: the process is not on the
+    /// device.
     fn beyond(&self, held: Option<u64>) -> u64 {
         let beyond = match held {
             Some(held) => self.charged.saturating_sub(self.movable).saturating_sub(held),
@@ -55,8 +58,8 @@ impl Unconfirmed {
         self.0.retain(|(id, _), _| there.contains(id));
     }
 
-    /// Records what a process claimed before and after the device was asked. Returns the bytes claimed beyond `held` if they
-    /// have been claimed for [`PATIENCE`].
+    /// Records what a process claimed before and after the device was asked. Returns the bytes claimed beyond
+    /// `held` if they have been claimed for [`PATIENCE`].
     pub(super) fn note(
         &mut self,
         (id, device): (ProcessId, usize),

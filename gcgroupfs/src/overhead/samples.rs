@@ -38,8 +38,8 @@ struct Before {
 }
 
 impl Samples {
-    /// Samples every process once, and lists the processes that use a device without a hook. Returns the time until the
-    /// next sample; `None` if there is nothing to sample until a notice arrives.
+    /// Samples every process once, and lists the processes that use a device without a hook. Returns the time
+    /// until the next sample; `None` if there is nothing to sample until a notice arrives.
     pub(super) fn take(&mut self, tree: &Tree, source: &impl Source) -> Option<Duration> {
         let (processes, asked) = (tree.ledgers(), tree.nr_audits_asked());
         self.retain(&processes.iter().map(|(id, ..)| *id).collect());
@@ -129,7 +129,8 @@ impl Samples {
         }
     }
 
-    /// Compares what the process holds, `None` if the device does not list it, with what it claims and has charged.
+    /// Compares what the process holds, `None` if the device does not list it, with what it claims and has
+    /// charged.
     fn measure(
         &mut self,
         tree: &Tree,
@@ -155,8 +156,8 @@ impl Samples {
         self.audit.beyond_ledger(*pid, device, found, contexts);
     }
 
-    /// Lists the processes on the device that have no hook. They are looked up after the device was asked: a process
-    /// registers before it uses one.
+    /// Lists the processes on the device that have no hook. They are looked up after the device was asked: a
+    /// process registers before it uses one.
     fn find_unmanaged(&mut self, tree: &Tree, device: usize, held: &Held) {
         let unmanaged = held.iter().filter(|(pid, _)| tree.find(**pid).is_none());
         for (pid, bytes) in unmanaged {
@@ -164,8 +165,8 @@ impl Samples {
         }
     }
 
-    /// Charges what the process holds beyond its ledger. Returns the part that is certain: the lesser of the last two
-    /// samples.
+    /// Charges what the process holds beyond its ledger. Returns the part that is certain: the lesser of the
+    /// last two samples.
     fn settle(
         &mut self,
         tree: &Tree,
@@ -198,7 +199,8 @@ impl Samples {
     }
 }
 
-/// Returns the number of contexts that the process claims on a device, with those on devices whose number it does not know.
+/// Returns the number of contexts that the process claims on a device, with those on devices whose number it
+/// does not know.
 fn nr_contexts(usage: &Usage, device: usize) -> u64 {
     [device, OTHER_DEVICE]
         .into_iter()

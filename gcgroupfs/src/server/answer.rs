@@ -31,8 +31,8 @@ struct Line<'a> {
     files: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Answers one packet. `text` is what the connection has been reading, and returned is what it goes on to read. Nothing, if
-/// the packet is no request.
+/// Answers one packet. `text` is what the connection has been reading, and returned is what it goes on to
+/// read. Nothing, if the packet is no request.
 pub fn answer(tree: &Tree, asker: &Credentials, text: Vec<u8>, packet: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let request = match Request::from_bytes(packet) {
         Ok(request) => request,

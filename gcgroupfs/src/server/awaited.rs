@@ -1,5 +1,6 @@
-//! Processes that were in groups when the last daemon ended, and have not registered with this one yet. What they have
-//! charged nobody knows before they do; so in their groups nothing is granted meanwhile, for a while.
+//! Processes that were in groups when the last daemon ended, and have not registered with this one yet. What
+//! they have charged nobody knows before they do; so in their groups nothing is granted meanwhile, for a
+//! while.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,8 +10,9 @@ use crate::journal::Key;
 use crate::process;
 use crate::tree::{GroupId, Saved, Tree};
 
-/// A hook that has lost its daemon looks for another every 500 ms at least. One that does not, because it is stopped, is
-/// waited for no longer; what it holds counts when it comes. Less than a hook waits for an answer.
+/// A hook that has lost its daemon looks for another every 500 ms at least. One that does not, because it is
+/// stopped, is waited for no longer; what it holds counts when it comes. Less than a hook waits for an
+/// answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]

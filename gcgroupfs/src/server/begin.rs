@@ -1,5 +1,6 @@
-//! Where a process begins: in the group of the one that started it; else where a rule says; and, as far as that leaves
-//! it the choice, where it asks to. Groups that are not there are made, and go with the last who is in them.
+//! Where a process begins: in the group of the one that started it; else where a rule says; and, as far as
+//! that leaves it the choice, where it asks to. Groups that are not there are made, and go with the last who
+//! is in them.
 
 use nix::unistd::{getegid, geteuid};
 
@@ -15,7 +16,8 @@ pub struct Credentials {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// In a container: its users are not those of the machine, whatever their numbers, and may change nothing.
+    /// In a container: its users are not those of the machine, whatever their numbers, and may change
+    /// nothing.
     pub is_contained: bool,
 }
 
@@ -33,7 +35,8 @@ impl Credentials {
         !self.is_contained && tree.is_root(self.caller())
     }
 
-    /// Whether groups may be made in a directory and removed, as the kernel would have it of one on the mount.
+    /// Whether groups may be made in a directory and removed, as the kernel would have it of one on the
+    /// mount.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -41,7 +44,8 @@ impl Credentials {
         Ok(!self.is_contained && tree.may_change(place, self.in_group_of(tree, place)?)?)
     }
 
-    /// Whether what is in a directory may be opened, likewise. In a container is nobody whom the directory knows.
+    /// Whether what is in a directory may be opened, likewise. In a container is nobody whom the directory
+    /// knows.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -134,8 +138,8 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
     }
 }
 
-/// The group that a rule names, made if it is not there: what is set for it is root's word. If that cannot be, as far
-/// as it goes: whoever has spoilt the rest, a limit above still holds.
+/// The group that a rule names, made if it is not there: what is set for it is root's word. If that cannot
+/// be, as far as it goes: whoever has spoilt the rest, a limit above still holds.
 fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, Result<()>) {
     let root = Caller {
         uid: geteuid().as_raw(),
@@ -172,8 +176,8 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
 /// The group that a process asks for, made if it is not there.
 ///
 /// # Errors
-/// `EACCES` if its user may not put it there, or not make it; `EPERM` if it is not in that where the process begins
-/// otherwise, and not the user's to move it to, or if it is in a container; as making a group.
+/// `EACCES` if its user may not put it there, or not make it; `EPERM` if it is not in that where the process
+/// begins otherwise, and not the user's to move it to, or if it is in a container; as making a group.
 fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<GroupId> {
     if who.is_contained {
         return Err(Error::NotYours(
@@ -236,7 +240,8 @@ struct Step {
     is_last: bool,
 }
 
-/// Goes down a path of groups, of which `make` makes those that are not there: how far it got, and whether that is all.
+/// Goes down a path of groups, of which `make` makes those that are not there: how far it got, and whether
+/// that is all.
 fn descend(
     tree: &Tree,
     path: &str,
@@ -263,8 +268,8 @@ fn descend(
     (reached, Ok(()))
 }
 
-/// Whether a process that begins in one group may go to another: into a group within its own; further if what both are
-/// in is its user's; from the root, anywhere.
+/// Whether a process that begins in one group may go to another: into a group within its own; further if what
+/// both are in is its user's; from the root, anywhere.
 fn may_leave(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<bool> {
     let own = tree.path(begins);
     if begins.is_none() || tree.is_root(who.caller()) {

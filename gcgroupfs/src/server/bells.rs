@@ -1,8 +1,8 @@
-//! Telling processes that their control block has something for them: by a packet to the hook's helper thread, and
-//! by waking the threads that wait at gates.
+//! Telling processes that their control block has something for them: by a packet to the hook's helper
+//! thread, and by waking the threads that wait at gates.
 //!
-//! Called on whatever thread has changed something, and never waits: a process that does not read its packets has
-//! one waiting already.
+//! Called on whatever thread has changed something, and never waits: a process that does not read its packets
+//! has one waiting already.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};

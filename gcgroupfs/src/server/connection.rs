@@ -31,8 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Doorbells that a hook may ring in one [`super::TICK`]; then it is not listened to for the rest of it.
 ///
-/// An honest one rings when its work begins after it was taken to be idle, which is once a millisecond at most; and for
-/// each allocation, where it has charged all that its groups have granted, which takes 100 us and more.
+/// An honest one rings when its work begins after it was taken to be idle, which is once a millisecond at
+/// most; and for each allocation, where it has charged all that its groups have granted, which takes 100 us
+/// and more.
 const MAX_RINGS: u32 = 1024;
 
 #[derive(Debug)]
@@ -298,7 +299,8 @@ impl Server {
         }
     }
 
-    /// Registers it at once, or when the rules have been asked. A user's daemon governs the user's own processes alone.
+    /// Registers it at once, or when the rules have been asked. A user's daemon governs the user's own
+    /// processes alone.
     fn register(&mut self, number: u64, hello: &Hello, usage: &OwnedFd) -> nix::Result<()> {
         let Some(connection) = self.connections.get(&number) else {
             return Err(Errno::ENOTCONN);
@@ -384,8 +386,8 @@ impl Server {
         self.welcome_not(number, errno);
     }
 
-    /// Tells of a process whose hook was built for another daemon, once for each: it goes on asking, in case the next
-    /// daemon is its own.
+    /// Tells of a process whose hook was built for another daemon, once for each: it goes on asking, in case
+    /// the next daemon is its own.
     fn complain_of(&mut self, number: u64, version: u32) {
         let Some(connection) = self.connections.get(&number) else {
             return;

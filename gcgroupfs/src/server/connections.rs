@@ -1,6 +1,7 @@
 //! All connections by their numbers, who has how many, and when each must be looked at next.
 //!
-//! Nothing here walks over all connections: what a turn of the loop costs does not depend on how many there are.
+//! Nothing here walks over all connections: what a turn of the loop costs does not depend on how many there
+//! are.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
@@ -10,8 +11,8 @@ use super::connection::Connection;
 /// Connections of one user that are not (or not yet) those of a registered process.
 pub const MAX_VISITORS_PER_UID: usize = 1024;
 
-/// Bytes of the texts that one user reads, and that all read together, where a text takes several packets. The last quarter is
-/// for users with little.
+/// Bytes of the texts that one user reads, and that all read together, where a text takes several packets.
+/// The last quarter is for users with little.
 const MAX_HELD_PER_UID: usize = 64 << 20;
 const MAX_HELD: usize = 256 << 20;
 const LITTLE: usize = 1 << 20;
@@ -79,8 +80,8 @@ impl Connections {
         self.all.get_mut(number).map(|entry| entry.connection.as_mut())
     }
 
-    /// Whether the user may have another connection. Where there is no more room, the user with the most visitors loses the
-    /// oldest of them to a user with fewer.
+    /// Whether the user may have another connection. Where there is no more room, the user with the most
+    /// visitors loses the oldest of them to a user with fewer.
     pub fn admission(&self, uid: u32) -> Admission {
         let own = self.users.get(&uid).map_or(0, |user| user.nr_visitors);
         if own >= MAX_VISITORS_PER_UID {

@@ -1,5 +1,5 @@
-//! Asking the rules about those who register. What they ask about comes from /proc and from the users' database, which
-//! may be far away; so it is looked up on a thread of its own, and the loop goes on.
+//! Asking the rules about those who register. What they ask about comes from /proc and from the users'
+//! database, which may be far away; so it is looked up on a thread of its own, and the loop goes on.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -129,7 +129,8 @@ impl Enquiries {
     /// Asks.
     ///
     /// # Errors
-    /// `EAGAIN` if there is nobody to ask any more, or if too many wait: also those whose connection has ended meanwhile.
+    /// `EAGAIN` if there is nobody to ask any more, or if too many wait: also those whose connection has
+    /// ended meanwhile.
     pub fn ask(&mut self, applicant: Applicant) -> nix::Result<()> {
         if !self.waiting.add(applicant.peer.uid) {
             return Err(Errno::EAGAIN);

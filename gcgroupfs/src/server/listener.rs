@@ -1,5 +1,5 @@
-//! The socket's place in the filesystem: taken over from a dead daemon, never from a living one, and made again when its file
-//! has gone.
+//! The socket's place in the filesystem: taken over from a dead daemon, never from a living one, and made
+//! again when its file has gone.
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io;
@@ -87,10 +87,10 @@ impl Listener {
         self.file.is_some().then(|| now + LOOK)
     }
 
-    /// Looks whether the socket's file is there; if it was removed or replaced, makes another socket in its place, and
-    /// returns the one that nobody can reach any more. Waits for nobody. What cannot be done is told in the log, once, and
-    /// tried again at the next look: another daemon that listens there is left alone. Any other file there is renamed to
-    /// `NAME.displaced`.
+    /// Looks whether the socket's file is there; if it was removed or replaced, makes another socket in its
+    /// place, and returns the one that nobody can reach any more. Waits for nobody. What cannot be done is
+    /// told in the log, once, and tried again at the next look: another daemon that listens there is left
+    /// alone. Any other file there is renamed to `NAME.displaced`.
     pub fn look(&mut self) -> Option<OwnedFd> {
         let (path, ours) = self.file.as_mut()?;
         let needs_lock = !std::mem::take(&mut self.has_waited);
@@ -217,7 +217,8 @@ fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
                 return fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()));
             }
             Err(Errno::ENOENT) => return Ok(()),
-            // A daemon that was killed while it started a process: the socket closes when that executes its program.
+            // A daemon that was killed while it started a process: the socket closes when that executes its
+            // program.
             Ok(()) if is_orphan(&probe) && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
             }

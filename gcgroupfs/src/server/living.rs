@@ -1,4 +1,5 @@
-//! Processes that live, and are or were registered, each by a number of the server's; and how their end is told.
+//! Processes that live, and are or were registered, each by a number of the server's; and how their end is
+//! told.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -18,7 +19,8 @@ use crate::process;
 use crate::sys;
 use crate::tree::ProcessId;
 
-/// Registrations of one process in a second; those beyond wait. A process needs one for each program that it executes.
+/// Registrations of one process in a second; those beyond wait. A process needs one for each program that it
+/// executes.
 pub const MAX_PER_SECOND: u32 = 16;
 
 #[derive(Debug)]

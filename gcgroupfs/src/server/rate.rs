@@ -1,4 +1,5 @@
-//! How often something may happen: [`Rate`] refuses what is too much, [`Pace`] says when it may happen instead.
+//! How often something may happen: [`Rate`] refuses what is too much, [`Pace`] says when it may happen
+//! instead.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,8 @@ impl Rate {
     }
 }
 
-/// Spreads what happens over time: a second's worth may happen at once, and then one each fraction of a second.
+/// Spreads what happens over time: a second's worth may happen at once, and then one each fraction of a
+/// second.
 #[derive(Debug)]
 pub struct Pace {
     interval: Duration,
@@ -61,7 +63,8 @@ impl Pace {
         }
     }
 
-    /// Returns how long the next one must wait: at most a fraction of a second, and zero if it may happen now.
+    /// Returns how long the next one must wait: at most a fraction of a second, and zero if it may happen
+    /// now.
     pub fn delay(&self, now: Instant) -> Duration {
         let end = self.end.unwrap_or(now);
         end.saturating_duration_since(now + self.ahead)

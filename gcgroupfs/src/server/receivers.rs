@@ -1,5 +1,5 @@
-//! Receiver processes ([`crate::receive`]), as the daemon sees them: one at a time, replaced when it has ended or does not
-//! answer; and the closing of connections that hold descriptors which may never close.
+//! Receiver processes ([`crate::receive`]), as the daemon sees them: one at a time, replaced when it has
+//! ended or does not answer; and the closing of connections that hold descriptors which may never close.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -84,7 +84,8 @@ impl Receivers {
         receivers
     }
 
-    /// Has the next message of a connection received, which carries descriptors. [`Self::answer`] has what came of it.
+    /// Has the next message of a connection received, which carries descriptors. [`Self::answer`] has what
+    /// came of it.
     ///
     /// # Errors
     /// `EAGAIN` if the user has sent too much that is no memfd.
@@ -98,7 +99,8 @@ impl Receivers {
         Ok(())
     }
 
-    /// The next answer, if there is one: the connection's number, and its usage block or the reason why there is none.
+    /// The next answer, if there is one: the connection's number, and its usage block or the reason why there
+    /// is none.
     pub fn answer(&mut self) -> Option<(u64, nix::Result<OwnedFd>)> {
         let running = self.running.as_ref()?;
         let mut buffer = [0; Taken::LENGTH];

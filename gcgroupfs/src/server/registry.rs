@@ -1,8 +1,8 @@
 //! Which processes are registered, by whom the kernel says they are; and what is remembered of them between
 //! registrations.
 //!
-//! A process is named by pid and start time. It keeps its settings for as long as it lives: over an exec, over a
-//! lost connection, over a restart of the daemon.
+//! A process is named by pid and start time. It keeps its settings for as long as it lives: over an exec,
+//! over a lost connection, over a restart of the daemon.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -99,15 +99,16 @@ impl Registry {
         self.saved(key(peer)).is_some()
     }
 
-    /// Returns how long the registration of the process with this pid must wait: nothing unless it registers more often than
-    /// it may.
+    /// Returns how long the registration of the process with this pid must wait: nothing unless it registers
+    /// more often than it may.
     pub fn delay(&self, pid: u32, now: Instant) -> Option<Duration> {
         let delay = self.living.find_pid(pid)?.pace.delay(now);
         (!delay.is_zero()).then_some(delay)
     }
 
-    /// Notes that a hook in the process with this pid has asked to be registered, or has ended its connection without an
-    /// answer: from now on it may give up waiting and let everything through, until it is registered.
+    /// Notes that a hook in the process with this pid has asked to be registered, or has ended its connection
+    /// without an answer: from now on it may give up waiting and let everything through, until it is
+    /// registered.
     pub fn asks(&mut self, pid: u32) {
         if let Some(known) = self.living.find_pid_mut(pid) {
             known.is_asking = true;
@@ -115,12 +116,12 @@ impl Registry {
         }
     }
 
-    /// Gives a process its directory, in place of the one it may have. The verdict counts for one that has not been here
-    /// before.
+    /// Gives a process its directory, in place of the one it may have. The verdict counts for one that has
+    /// not been here before.
     ///
     /// # Errors
-    /// `EDQUOT` if its user has too many, `EAGAIN` if it comes before [`delay`](Self::delay) is over, `EACCES` if it insists
-    /// on a group and would not be in it; out of memory or descriptors.
+    /// `EDQUOT` if its user has too many, `EAGAIN` if it comes before [`delay`](Self::delay) is over,
+    /// `EACCES` if it insists on a group and would not be in it; out of memory or descriptors.
     pub fn register(
         &mut self,
         applicant: Applicant,
@@ -241,8 +242,9 @@ impl Registry {
         })
     }
 
-    /// The process's connection has closed. It has ended, or executes another program, or has closed what it did not
-    /// know: in the last case its directory stays, and what is written there still holds it by shared memory.
+    /// The process's connection has closed. It has ended, or executes another program, or has closed what it
+    /// did not know: in the last case its directory stays, and what is written there still holds it by shared
+    /// memory.
     pub fn lost(&mut self, process: u64, connection: u64) {
         let Some(known) = self.living.get_mut(process) else {
             return;
@@ -274,8 +276,8 @@ impl Registry {
         }
     }
 
-    /// Looks after those who are waited for, and those whose connection is lost. Returns when to look again, if there are
-    /// any left.
+    /// Looks after those who are waited for, and those whose connection is lost. Returns when to look again,
+    /// if there are any left.
     pub fn tend(&mut self, now: Instant) -> Option<Duration> {
         for key in self.awaited.tend(now) {
             if self.living.find(key).is_none_or(|known| !known.is_asking) {
@@ -291,8 +293,8 @@ impl Registry {
             .or(later)
     }
 
-    /// Has it noticed at once when those end that were in groups and have not come back: a group is not removed while it
-    /// is held for somebody.
+    /// Has it noticed at once when those end that were in groups and have not come back: a group is not
+    /// removed while it is held for somebody.
     pub fn watch_remembered(&mut self, mut new_number: impl FnMut() -> u64) {
         for key in self.remembered.in_groups() {
             match self.living.watch(new_number(), key) {
@@ -304,15 +306,16 @@ impl Registry {
         }
     }
 
-    /// Forgets those that have ended since the last daemon, and with them groups that were there for them alone. Whether
-    /// there are any left that have not come back.
+    /// Forgets those that have ended since the last daemon, and with them groups that were there for them
+    /// alone. Whether there are any left that have not come back.
     pub fn tend_remembered(&mut self) -> bool {
         let is_any_left = self.remembered.tend();
         self.tree.reap_transient(None);
         is_any_left
     }
 
-    /// Those whose connection is lost and who have executed another program leave. Whether there are any others.
+    /// Those whose connection is lost and who have executed another program leave. Whether there are any
+    /// others.
     fn tend_lost(&mut self) -> bool {
         let mut is_any_left = false;
         for process in self.living.lost() {
@@ -338,8 +341,8 @@ impl Registry {
         {
             info!("{} ({}) left", identity.pid, identity.comm);
         }
-        // Before it is shown as what has been left behind: so a daemon that is killed then has told of nothing that the next
-        // one does not know.
+        // Before it is shown as what has been left behind: so a daemon that is killed then has told of
+        // nothing that the next one does not know.
         self.tree.write_counts_of(registration.id);
         // Before it leaves its group, which would go with the last in it.
         if let Some(mut saved) = self.tree.saved(registration.id) {
@@ -368,12 +371,12 @@ impl Registry {
         self.living.find(key)?.registration.as_ref()
     }
 
-    /// The group that a new process begins in, held until it has come in: meanwhile others may empty it, and it would go.
-    /// And whether its wish is kept.
+    /// The group that a new process begins in, held until it has come in: meanwhile others may empty it, and
+    /// it would go. And whether its wish is kept.
     ///
     /// # Errors
-    /// `EAGAIN` if it always went before it could be held, or if an ancestor cannot be looked at; `EACCES` if the process
-    /// insists on another.
+    /// `EAGAIN` if it always went before it could be held, or if an ancestor cannot be looked at; `EACCES` if
+    /// the process insists on another.
     fn begin(
         &mut self,
         pid: u32,
@@ -413,8 +416,8 @@ impl Registry {
         Err(Errno::EAGAIN)
     }
 
-    /// What holds for a new process: what the rules say, and within that what it wishes. If its user may not have the priority
-    /// that it wishes for, also the reason, for the log.
+    /// What holds for a new process: what the rules say, and within that what it wishes. If its user may not
+    /// have the priority that it wishes for, also the reason, for the log.
     fn settings_of(
         &self,
         verdict: &Verdict,
@@ -432,8 +435,8 @@ impl Registry {
         (settings, trouble)
     }
 
-    /// Whether a wish is kept by `group`: that is the group wished for or one below it; or the process, or its nearest
-    /// governed ancestor, was in such a group by the same wish (`before`) and was moved since.
+    /// Whether a wish is kept by `group`: that is the group wished for or one below it; or the process, or
+    /// its nearest governed ancestor, was in such a group by the same wish (`before`) and was moved since.
     fn is_kept(&self, wish: GroupName, group: Option<GroupId>, before: Option<GroupName>) -> bool {
         let Some(wanted) = wish.as_str() else { return true };
         let path = self.tree.path(group);
@@ -441,8 +444,8 @@ impl Registry {
         before == Some(wish) || below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
     }
 
-    /// The group of the nearest of a process's ancestors that is governed, none for the root, and the wish that it came
-    /// with. Where a parent has ended, its children are others', and nobody can know.
+    /// The group of the nearest of a process's ancestors that is governed, none for the root, and the wish
+    /// that it came with. Where a parent has ended, its children are others', and nobody can know.
     ///
     /// # Errors
     /// `EAGAIN` if an ancestor that is not governed holds up looking for its own.

@@ -1,6 +1,6 @@
-//! What is remembered of processes that live and are not registered now: they execute another program, or have not come
-//! back after a restart. Their groups are there for them as long as they live, or a program could leave a group by
-//! executing another.
+//! What is remembered of processes that live and are not registered now: they execute another program, or
+//! have not come back after a restart. Their groups are there for them as long as they live, or a program
+//! could leave a group by executing another.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,8 @@ impl Remembered {
         }
     }
 
-    /// Forgets a process that is about to enter its group again. Returns whether it was remembered: then its group stays held.
+    /// Forgets a process that is about to enter its group again. Returns whether it was remembered: then its
+    /// group stays held.
     pub fn take(&mut self, key: Key) -> bool {
         self.processes.remove(&key).is_some()
     }
@@ -69,8 +70,8 @@ impl Remembered {
         self.let_go(before);
     }
 
-    /// The process registers, and may execute another program by now than when it was written down what it had counted:
-    /// then that program has ended.
+    /// The process registers, and may execute another program by now than when it was written down what it
+    /// had counted: then that program has ended.
     pub fn comes_as(&mut self, key: Key, image: Option<(u64, u64)>) {
         if let Some(saved) = self.processes.get_mut(&key)
             && saved.is_of_another(image)
@@ -79,7 +80,8 @@ impl Remembered {
         }
     }
 
-    /// The process has ended. If it has not been here before, nobody has told its groups and the root what it had counted.
+    /// The process has ended. If it has not been here before, nobody has told its groups and the root what it
+    /// had counted.
     pub fn ended(&mut self, key: Key) {
         let Some(mut saved) = self.processes.remove(&key) else {
             return;

@@ -1,8 +1,8 @@
 //! What the daemon's descriptors are for, and how they are divided between users.
 //!
-//! A limit that one user could fill would keep all others out. So whoever has few may still come when others have filled
-//! theirs: visitors take the place of those of the user with the most, and a quarter of the room for processes is kept for
-//! users with few.
+//! A limit that one user could fill would keep all others out. So whoever has few may still come when others
+//! have filled theirs: visitors take the place of those of the user with the most, and a quarter of the room
+//! for processes is kept for users with few.
 
 use std::collections::HashMap;
 
@@ -37,7 +37,8 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// Three eighths of the descriptors: each process takes a connection and a pidfd. The last eighth is for files.
+    /// Three eighths of the descriptors: each process takes a connection and a pidfd. The last eighth is for
+    /// files.
     pub fn new() -> Self {
         Self::at_most(nr_descriptors() / 8 * 3 / 2)
     }

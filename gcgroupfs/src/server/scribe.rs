@@ -80,7 +80,8 @@ mod tests {
     use crate::tree::Saved;
     use crate::tree::fixture::{ROOT, World};
 
-    /// Between each change and its being written somebody else writes something down, and the daemon is killed.
+    /// Between each change and its being written somebody else writes something down, and the daemon is
+    /// killed.
     struct Killer {
         scribe: Arc<Scribe>,
         directory: PathBuf,
@@ -119,8 +120,9 @@ mod tests {
         launches.unwrap().parse().unwrap()
     }
 
-    /// Makes a change in the course of which each of these is written by somebody else. Gives what the next daemon finds to
-    /// have been launched in these places, wherever this one is killed, if all processes have ended.
+    /// Makes a change in the course of which each of these is written by somebody else. Gives what the next
+    /// daemon finds to have been launched in these places, wherever this one is killed, if all processes have
+    /// ended.
     fn found(places: &[&str], change: impl Fn(&World)) -> Vec<Vec<u64>> {
         let directory = tempfile::tempdir().unwrap();
         let (journal, _) = Journal::open::<Saved>(directory.path(), |_| ()).unwrap();

@@ -22,8 +22,8 @@ pub(super) struct Moved {
 
 /// Fills a new process's block and makes it visible.
 ///
-/// Counters that both sides compare go on from where the usage block is, since that one outlives the daemon: a
-/// peak stays valid, and an old acknowledgement is never taken for one of a new freeze.
+/// Counters that both sides compare go on from where the usage block is, since that one outlives the daemon:
+/// a peak stays valid, and an old acknowledgement is never taken for one of a new freeze.
 pub(super) fn publish(process: &Process, devices: &[Device]) {
     let (control, usage) = (process.control(), process.usage());
     let ProcessId(generation) = process.id;
@@ -139,7 +139,8 @@ pub(super) fn answer_pressure(process: &Process, device: usize, number: u32, is_
     }
 }
 
-/// Makes what is asked of the process hold. Returns whether a gate has closed or opened, or memory may have to move.
+/// Makes what is asked of the process hold. Returns whether a gate has closed or opened, or memory may have
+/// to move.
 pub(super) fn settings(process: &Process, devices: &[Device]) -> bool {
     let (control, asked) = (process.control(), &process.settings);
     let mut changed = swap(process, asked.memory_limit(None), process.swap_max(None, None));
@@ -290,7 +291,8 @@ pub(super) fn answer_swap(process: &Process, device: usize, number: u32, answer:
     }
 }
 
-/// Answers a process's claim of the host's memory: `others` is the number of bytes that other processes are about to take.
+/// Answers a process's claim of the host's memory: `others` is the number of bytes that other processes are
+/// about to take.
 pub(super) fn answer_claim(process: &Process, number: u32, others: u64) {
     let control = process.control();
     control.host_claimed.store(others, Relaxed);

@@ -1,11 +1,12 @@
-//! What events files show, reduced to what must be compared to know that it has changed, and how often it has.
+//! What events files show, reduced to what must be compared to know that it has changed, and how often it
+//! has.
 
 use super::peaks::MAX_LOOK;
 use super::process::Process;
 use super::{Device, Entity, Group, GroupId, Notice, Place, ProcessId, State, Sums};
 
-/// What the events files of one directory show, each with the number of changes so far: a poller compares that with
-/// what it was when it last read.
+/// What the events files of one directory show, each with the number of changes so far: a poller compares
+/// that with what it was when it last read.
 #[derive(Debug, Clone, Copy, Default)]
 struct Directory {
     standing: Standing,
@@ -132,8 +133,8 @@ impl State {
         });
     }
 
-    /// Counts and tells of changes of a process, or of all processes in a group unless it is a large one. Returns whether there
-    /// were any.
+    /// Counts and tells of changes of a process, or of all processes in a group unless it is a large one.
+    /// Returns whether there were any.
     pub(super) fn note_events_below(&mut self, place: Place, notices: &mut Vec<Notice>) -> bool {
         let ids = match place.whose() {
             Entity::Root => Vec::new(),

@@ -1,8 +1,9 @@
-//! Memory of the host that processes are about to take for their moves. MemAvailable shows memory when it is taken, so two
-//! processes that look at once would count the same bytes twice. Each one states what it is about to take, and is told what the
-//! others have stated before it.
+//! Memory of the host that processes are about to take for their moves. MemAvailable shows memory when it is
+//! taken, so two processes that look at once would count the same bytes twice. Each one states what it is
+//! about to take, and is told what the others have stated before it.
 //!
-//! Nobody holds a lock, and nobody can: a claim of a process that is stopped, or that lies, is counted for [`LASTS`].
+//! Nobody holds a lock, and nobody can: a claim of a process that is stopped, or that lies, is counted for
+//! [`LASTS`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::{Blocks, Exited, Identity, Notice, Process, ProcessId, Saved, State, Tree, enforce, exited};
 
 impl Tree {
-    /// Adds a process with what is kept of it from before, or what holds for it from the start; fills its control block
-    /// and publishes it. A process that already has the pid's directory leaves first: its pid was recycled, or it has
-    /// executed another program. If the group it was in is gone, it is in the root.
+    /// Adds a process with what is kept of it from before, or what holds for it from the start; fills its
+    /// control block and publishes it. A process that already has the pid's directory leaves first: its pid
+    /// was recycled, or it has executed another program. If the group it was in is gone, it is in the root.
     ///
-    /// Where the same process has the directory, what holds for it is taken from there, and not from `saved`: it may have
-    /// changed since that was copied.
+    /// Where the same process has the directory, what holds for it is taken from there, and not from `saved`:
+    /// it may have changed since that was copied.
     ///
     /// Before the call, `grace_msec` is the caller's to set. Hand the block out only afterwards.
     pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
@@ -59,10 +59,11 @@ impl Tree {
         id
     }
 
-    /// Removes a process, which ended at `end` (seconds since 1970). Its charges go with it, its counts stay in the
-    /// totals. A process that has left before is left alone.
+    /// Removes a process, which ended at `end` (seconds since 1970). Its charges go with it, its counts stay
+    /// in the totals. A process that has left before is left alone.
     ///
-    /// Returns what is to be kept of it without its counts, as it was at the end: nobody writes to it after that.
+    /// Returns what is to be kept of it without its counts, as it was at the end: nobody writes to it after
+    /// that.
     pub fn leave(&self, id: ProcessId, end: u64) -> Option<Saved> {
         let mut notices = Vec::new();
         // Dropped after the lock: the last owner of the blocks unmaps them.
@@ -85,7 +86,8 @@ impl Tree {
 }
 
 impl State {
-    /// The number of a process's program: 48 bits of a hash (splitmix64's mixing), and not zero, which is the root's.
+    /// The number of a process's program: 48 bits of a hash (splitmix64's mixing), and not zero, which is the
+    /// root's.
     pub(super) fn number(&self, identity: &Identity) -> ProcessId {
         let Identity {
             pid,
@@ -111,7 +113,8 @@ impl State {
         ProcessId(number)
     }
 
-    /// Takes a process out. Of one that `goes_on` here at once, nothing is added to what others have left behind.
+    /// Takes a process out. Of one that `goes_on` here at once, nothing is added to what others have left
+    /// behind.
     pub(super) fn leave(
         &mut self,
         id: ProcessId,
@@ -149,7 +152,8 @@ impl State {
         self.departed += exited.sums.departed();
         let Identity { pid, start_time, .. } = process.identity;
         let saved = Box::new(saved);
-        // First of all: what was not written after it is lost, and what was written before it would count twice.
+        // First of all: what was not written after it is lost, and what was written before it would count
+        // twice.
         let departed = Notice::Departed {
             pid,
             start_time,

@@ -75,8 +75,8 @@ pub trait Listener: Send + Sync {
         notices.iter().for_each(|notice| self.notice(notice));
     }
 
-    /// Returns whether the listener may wait for a disk. Then it is called on a thread that can wait, possibly with
-    /// notices of records alone.
+    /// Returns whether the listener may wait for a disk. Then it is called on a thread that can wait,
+    /// possibly with notices of records alone.
     fn may_wait(&self) -> bool {
         false
     }

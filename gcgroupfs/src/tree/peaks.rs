@@ -1,9 +1,10 @@
-//! The most that groups have held at one moment. Nobody adds up what processes hold while they allocate, so it is known of
-//! the moments in which somebody looks.
+//! The most that groups have held at one moment. Nobody adds up what processes hold while they allocate, so
+//! it is known of the moments in which somebody looks.
 //!
-//! What each process was last seen to hold is kept, and added up for each group above, so that a look at one process costs
-//! no more than the depth. Such a sum is of several moments: what one process has freed since it was looked at would count
-//! together with what another has allocated. So it is a hint, and before it counts as a peak all of the group is looked at.
+//! What each process was last seen to hold is kept, and added up for each group above, so that a look at one
+//! process costs no more than the depth. Such a sum is of several moments: what one process has freed since
+//! it was looked at would count together with what another has allocated. So it is a hint, and before it
+//! counts as a peak all of the group is looked at.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -29,8 +30,8 @@ struct Next {
 }
 
 impl Tree {
-    /// Looks at what these processes hold, for the peaks of the groups that they are in, and has those written down
-    /// that have grown. Nobody else can know of a peak that has passed, so call it now and then.
+    /// Looks at what these processes hold, for the peaks of the groups that they are in, and has those
+    /// written down that have grown. Nobody else can know of a peak that has passed, so call it now and then.
     pub fn look_at(&self, processes: impl IntoIterator<Item = ProcessId>) {
         // Others come in between.
         for id in processes {
@@ -59,8 +60,8 @@ impl Tree {
 }
 
 impl State {
-    /// Looks at what a process holds, and at all of the groups that seem to hold more with it than ever, unless they are
-    /// large.
+    /// Looks at what a process holds, and at all of the groups that seem to hold more with it than ever,
+    /// unless they are large.
     pub(super) fn observe(&mut self, id: ProcessId) {
         self.see(id, None);
         let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
@@ -73,8 +74,8 @@ impl State {
         }
     }
 
-    /// The process is being granted what it asked for on a device, and charges it next: looks at its groups as they are then,
-    /// but for large ones.
+    /// The process is being granted what it asked for on a device, and charges it next: looks at its groups
+    /// as they are then, but for large ones.
     pub(super) fn observe_grant(&mut self, id: ProcessId, device: usize, bytes: u64) {
         let Some(granted) = self.grants.granted(id, device) else {
             return;
@@ -177,8 +178,8 @@ impl State {
         }
     }
 
-    /// The highest `memory.current` of a group that anybody can know of: what was seen, and what one process alone
-    /// has had that has been nowhere else.
+    /// The highest `memory.current` of a group that anybody can know of: what was seen, and what one process
+    /// alone has had that has been nowhere else.
     pub(super) fn group_peak(&self, id: GroupId, device: Option<usize>) -> u64 {
         let counted = self
             .groups
@@ -234,8 +235,8 @@ impl State {
         swapped.first().map_or(0, |bytes| (*bytes).min(host_memory()))
     }
 
-    /// What is believed to be held in a group, by place: of the processes directly in it all that `of` says, of the groups
-    /// in it what they can have.
+    /// What is believed to be held in a group, by place: of the processes directly in it all that `of` says,
+    /// of the groups in it what they can have.
     fn believed_in(
         &self,
         id: GroupId,

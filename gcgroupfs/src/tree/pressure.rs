@@ -1,12 +1,14 @@
-//! Memory pressure: the driver refused memory to a process because the device is full. Processes of less priority that
-//! can swap are asked to move memory out. They are the donors; the process that asks is the requester.
+//! Memory pressure: the driver refused memory to a process because the device is full. Processes of less
+//! priority that can swap are asked to move memory out. They are the donors; the process that asks is the
+//! requester.
 //!
-//! Both may lie, so each request is checked with NVML: whether memory is short, what each donor holds and has delivered,
-//! and whether the requester then uses the freed memory. A request is recorded when its process rings, and served by
-//! the thread that asks NVML ([`Tree::relieve`]); it looks every 10 ms while there are requests.
+//! Both may lie, so each request is checked with NVML: whether memory is short, what each donor holds and has
+//! delivered, and whether the requester then uses the freed memory. A request is recorded when its process
+//! rings, and served by the thread that asks NVML ([`Tree::relieve`]); it looks every 10 ms while there are
+//! requests.
 //!
-//! Where NVML does not answer, claims are believed: memory is short if a process says so, and a donor has delivered when
-//! it says so. Then at most four requests of a user are served in a second.
+//! Where NVML does not answer, claims are believed: memory is short if a process says so, and a donor has
+//! delivered when it says so. Then at most four requests of a user are served in a second.
 
 mod credit;
 mod donor;
@@ -27,8 +29,8 @@ const DELIVERY: Duration = Duration::from_secs(1);
 /// Longest life of a request: longer than its hook waits.
 const PATIENCE: Duration = Duration::from_secs(12);
 
-/// Memory is short where less than this part of the device is free beyond the request: contexts need some, and free
-/// memory may be fragmented.
+/// Memory is short where less than this part of the device is free beyond the request: contexts need some,
+/// and free memory may be fragmented.
 const SHORT_PART: u64 = 16;
 
 /// What NVML says of a device at one time.
@@ -78,7 +80,8 @@ struct Begun {
 }
 
 impl Tree {
-    /// Returns the devices with requests. The caller asks NVML about them and then calls [`relieve`](Self::relieve).
+    /// Returns the devices with requests. The caller asks NVML about them and then calls
+    /// [`relieve`](Self::relieve).
     pub fn pressed_devices(&self) -> Vec<usize> {
         let mut state = self.state.lock();
         let Pressure {
@@ -211,7 +214,8 @@ impl State {
         None
     }
 
-    /// Checks what donors have delivered, and asks others if that is too little. Returns the answer, if there is one.
+    /// Checks what donors have delivered, and asks others if that is too little. Returns the answer, if there
+    /// is one.
     fn go_on(
         &mut self,
         requester: ProcessId,
@@ -268,8 +272,8 @@ impl State {
         Some(delivered > 0)
     }
 
-    /// Asks processes of less priority for `wanted` bytes, the least priority and then the largest first; no process if they
-    /// have less than that together. Leaves out those of `but`.
+    /// Asks processes of less priority for `wanted` bytes, the least priority and then the largest first; no
+    /// process if they have less than that together. Leaves out those of `but`.
     fn ask(
         &mut self,
         requester: ProcessId,

@@ -211,8 +211,8 @@ impl Process {
     }
 
     /// Returns whether the process is frozen on the device, or as a whole on all: the gate is closed, and the
-    /// process has acknowledged that very closing. A process whose connection is lost is not: its hook opens the
-    /// gates after the grace time, or it executes another program.
+    /// process has acknowledged that very closing. A process whose connection is lost is not: its hook opens
+    /// the gates after the grace time, or it executes another program.
     pub(super) fn is_frozen(&self, device: Option<usize>, nr_devices: usize) -> bool {
         self.hook_ok
             && match device {
@@ -222,8 +222,8 @@ impl Process {
     }
 
     /// Returns the driver's error (CUresult) because of which the hook cannot tell whether submitted work has
-    /// completed: on a device, or as a whole on the first that has one. `None` if no drain is pending. The process
-    /// claims it.
+    /// completed: on a device, or as a whole on the first that has one. `None` if no drain is pending. The
+    /// process claims it.
     pub(super) fn drain_error(&self, device: Option<usize>, nr_devices: usize) -> Option<u32> {
         let on = |device: usize| {
             let control = self.control().devices.get(device)?;

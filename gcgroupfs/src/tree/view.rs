@@ -290,8 +290,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns the lowest pid that has not acknowledged a freeze of this group, or that is not registered and may
-    /// use the GPU; `None` if there is none or no freeze is requested.
+    /// Returns the lowest pid that has not acknowledged a freeze of this group, or that is not registered and
+    /// may use the GPU; `None` if there is none or no freeze is requested.
     pub fn draining(&self) -> Option<u32> {
         let Scope::Group(group, device) = self.scope else {
             return None;
@@ -312,8 +312,8 @@ impl<'a> View<'a> {
         draining
     }
 
-    /// Returns the driver's error (CUresult) because of which a freeze cannot be known to be complete; `None` except
-    /// for processes.
+    /// Returns the driver's error (CUresult) because of which a freeze cannot be known to be complete; `None`
+    /// except for processes.
     pub fn drain_error(&self) -> Option<u32> {
         match self.scope {
             Scope::Process(process, device) => process.drain_error(device, self.devices().len()),

@@ -41,7 +41,8 @@ pub const BELL_AT_BEGIN: u32 = 1;
 /// In `wants_bell`: others wait for the device, and the end of the work here is to be told.
 pub const BELL_AT_END: u32 = 2;
 
-/// One (process, device): a cache line for the submission path, a line for allocation, the rest for what is rare.
+/// One (process, device): a cache line for the submission path, a line for allocation, the rest for what is
+/// rare.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ControlDevice {
@@ -51,7 +52,8 @@ pub struct ControlDevice {
     pub freeze_generation: AtomicU32,
     /// `compute.priority` in force here.
     pub priority: AtomicU32,
-    /// Longest run of queued work, microseconds, while the gate is [`Gate::Arbitrate`] or [`Gate::Throttled`].
+    /// Longest run of queued work, microseconds, while the gate is [`Gate::Arbitrate`] or
+    /// [`Gate::Throttled`].
     pub window_usec: AtomicU32,
     /// Longest wait, microseconds, while the gate is [`Gate::Throttled`].
     pub patience_usec: AtomicU32,
@@ -59,9 +61,11 @@ pub struct ControlDevice {
     pub wants_bell: AtomicU32,
     /// Counts the writes of `memory.reclaim` here.
     pub reclaim_generation: AtomicU32,
-    /// Not zero: all of those were asked for in the name of more important processes, and come back when there is room.
+    /// Not zero: all of those were asked for in the name of more important processes, and come back when
+    /// there is room.
     pub reclaim_is_lent: AtomicU32,
-    /// Bytes to be swapped out, asked for by all writes that the process has not dealt with; [`crate::NO_LIMIT`]: all there are.
+    /// Bytes to be swapped out, asked for by all writes that the process has not dealt with;
+    /// [`crate::NO_LIMIT`]: all there are.
     pub reclaim_bytes: AtomicU64,
     reserved_gate: [AtomicU64; 3],
     /// The device's UUID as the driver gives it (16 bytes, little-endian halves); zero: no device here.
@@ -75,18 +79,21 @@ pub struct ControlDevice {
     /// Counts the resets of `memory.peak` on this device.
     pub peak_generation: AtomicU32,
     reserved_word: AtomicU32,
-    /// GPU time charged to the process here, nanoseconds: what the daemon made of its and its neighbours' `busy_nsec`.
+    /// GPU time charged to the process here, nanoseconds: what the daemon made of its and its neighbours'
+    /// `busy_nsec`.
     pub usage_nsec: AtomicU64,
     /// Most bytes of the process's memory here that may be swapped out.
     pub memory_swap_max: AtomicU64,
-    /// The last `grant_request` of the usage block that has been answered; its thread waits on it with `FUTEX_WAIT`.
+    /// The last `grant_request` of the usage block that has been answered; its thread waits on it with
+    /// `FUTEX_WAIT`.
     pub grant_answer: AtomicU32,
     /// The last one that was refused.
     pub grant_refused: AtomicU32,
     /// The same of `pressure_request`: looked at, and nobody can make room.
     pub pressure_answer: AtomicU32,
     pub pressure_refused: AtomicU32,
-    /// Least of the limits of the groups above, here and on all devices together, bytes; [`crate::NO_LIMIT`]: none.
+    /// Least of the limits of the groups above, here and on all devices together, bytes; [`crate::NO_LIMIT`]:
+    /// none.
     pub group_limit: AtomicU64,
     /// Bytes that those groups have left, besides what is granted; [`crate::NO_LIMIT`]: they have no limit.
     pub group_room: AtomicU64,
@@ -94,9 +101,11 @@ pub struct ControlDevice {
     pub swap_answer: AtomicU32,
     /// The last one that was refused.
     pub swap_refused: AtomicU32,
-    /// The last one that was refused while others have been asked to let go what they keep: there may be room in a moment.
+    /// The last one that was refused while others have been asked to let go what they keep: there may be room
+    /// in a moment.
     pub swap_recalled: AtomicU32,
-    /// Counts how often the process was asked to let go what it keeps (`swap_supply`), since others have no room for it.
+    /// Counts how often the process was asked to let go what it keeps (`swap_supply`), since others have no
+    /// room for it.
     pub swap_recall: AtomicU32,
     reserved_groups: [AtomicU64; 10],
 }
@@ -127,8 +136,8 @@ pub struct Control {
     pub grants_swap: AtomicU32,
     /// Not zero: the daemon knows that threads may keep what they uncharge ([`crate::Stocks`]).
     pub knows_stocks: AtomicU32,
-    /// Bytes of the host's memory that other processes were about to take when claim `host_answer` was answered;
-    /// [`crate::NO_LIMIT`]: unknown.
+    /// Bytes of the host's memory that other processes were about to take when claim `host_answer` was
+    /// answered; [`crate::NO_LIMIT`]: unknown.
     pub host_claimed: AtomicU64,
     /// The last `host_request` of the usage block that has been answered.
     pub host_answer: AtomicU32,

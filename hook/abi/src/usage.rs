@@ -72,7 +72,8 @@ pub struct UsageDevice {
     pub peak_generation: AtomicU32,
     /// The freeze generation for which everything submitted here has ended and nothing more will be.
     pub drained_generation: AtomicU32,
-    /// Bytes by [`Kind`], allocations and frees: what is not in the threads' own counts ([`Usage::allocations`]).
+    /// Bytes by [`Kind`], allocations and frees: what is not in the threads' own counts
+    /// ([`Usage::allocations`]).
     pub kinds: [AtomicU64; 12],
     pub nr_alloc: AtomicU64,
     pub nr_free: AtomicU64,
@@ -93,10 +94,11 @@ pub struct UsageDevice {
     pub shared_exited: [AtomicU64; Submission::COUNT],
     /// Kernels in the graphs that were launched.
     pub graph_kernels: AtomicU64,
-    /// Calls under way in which the device may come to hold more than is charged, in the low half; in the high half, how
-    /// many have begun.
+    /// Calls under way in which the device may come to hold more than is charged, in the low half; in the
+    /// high half, how many have begun.
     pub unsettled: AtomicU64,
-    /// Bytes of host memory that is in no block's place: made for a move to come, or left by one a moment ago.
+    /// Bytes of host memory that is in no block's place: made for a move to come, or left by one a moment
+    /// ago.
     pub swap_supply: AtomicU64,
     /// Contexts the process has here.
     pub nr_contexts: AtomicU32,
@@ -104,11 +106,11 @@ pub struct UsageDevice {
     pub nr_waiting: AtomicU32,
     /// Odd while `busy_since` and `busy_nsec` are being changed; they belong together.
     pub busy_sequence: AtomicU32,
-    /// The driver's error (CUresult) that keeps the hook from learning whether what was submitted here before the last freeze
-    /// has ended; zero: none does, or an earlier hook, which does not say.
+    /// The driver's error (CUresult) that keeps the hook from learning whether what was submitted here before
+    /// the last freeze has ended; zero: none does, or an earlier hook, which does not say.
     pub drain_error: AtomicU32,
-    /// When work was submitted that has not been seen to end, by `CLOCK_MONOTONIC`, nanoseconds; zero: there is none.
-    /// Kept while the gate is not [`Gate::Run`](crate::Gate::Run).
+    /// When work was submitted that has not been seen to end, by `CLOCK_MONOTONIC`, nanoseconds; zero: there
+    /// is none. Kept while the gate is not [`Gate::Run`](crate::Gate::Run).
     pub busy_since: AtomicU64,
     /// For how long there was work before `busy_since`, nanoseconds.
     pub busy_nsec: AtomicU64,
@@ -133,13 +135,15 @@ pub struct UsageDevice {
     /// The `reclaim_generation` that has been dealt with.
     pub reclaim_generation: AtomicU32,
     reserved_swap: AtomicU32,
-    /// The most that `memory_current` may be by the limits of the groups above, bytes; [`NO_LIMIT`](crate::NO_LIMIT):
-    /// they have none. The hook makes it `NO_LIMIT`; from then on the daemon writes it. It is here, so that it outlives
-    /// the daemon. What `memory_current` is charged by against it: [`crate::try_charge_granted`].
+    /// The most that `memory_current` may be by the limits of the groups above, bytes;
+    /// [`NO_LIMIT`](crate::NO_LIMIT): they have none. The hook makes it `NO_LIMIT`; from then on the daemon
+    /// writes it. It is here, so that it outlives the daemon. What `memory_current` is charged by against it:
+    /// [`crate::try_charge_granted`].
     pub memory_granted: AtomicU64,
     /// Bytes of the charge for which more is wanted. Means something while `grant_request` is not answered.
     pub grant_wanted: AtomicU64,
-    /// Counts the requests for more; the last one is answered when `grant_answer` of the control block is as high.
+    /// Counts the requests for more; the last one is answered when `grant_answer` of the control block is as
+    /// high.
     pub grant_request: AtomicU32,
     /// The same for requests that others make room on the device.
     pub pressure_request: AtomicU32,
@@ -147,19 +151,19 @@ pub struct UsageDevice {
     pub pressure_wanted: AtomicU64,
     /// The last `memory_overhead` of a control block that was replaced.
     pub memory_overhead_before: AtomicU64,
-    /// Bytes of host memory that the process has for swapping, or is about to make: `swap_current`, `swap_supply`, and what a
-    /// move to come needs. Kept where [`Usage::asks_to_swap`].
+    /// Bytes of host memory that the process has for swapping, or is about to make: `swap_current`,
+    /// `swap_supply`, and what a move to come needs. Kept where [`Usage::asks_to_swap`].
     pub swap_charged: AtomicU64,
-    /// The most that `swap_charged` may be by `memory.swap.max` of the groups above, as `memory_granted` is for
-    /// `memory_current`.
+    /// The most that `swap_charged` may be by `memory.swap.max` of the groups above, as `memory_granted` is
+    /// for `memory_current`.
     pub swap_granted: AtomicU64,
     /// Bytes of the charge for which more of it is wanted, as `grant_wanted`.
     pub swap_wanted: AtomicU64,
     /// Counts the requests for more of it, as `grant_request`; answered by `swap_answer`.
     pub swap_request: AtomicU32,
     reserved_request: AtomicU32,
-    /// Nanoseconds that what has been submitted here takes, by what the like of it took; counted while the gate is
-    /// [`Gate::Arbitrate`](crate::Gate::Arbitrate).
+    /// Nanoseconds that what has been submitted here takes, by what the like of it took; counted while the
+    /// gate is [`Gate::Arbitrate`](crate::Gate::Arbitrate).
     pub submitted_nsec: AtomicU64,
     /// When all of it will have ended, if nobody else has the device, `CLOCK_MONOTONIC`, nanoseconds.
     pub queued_until: AtomicU64,
@@ -169,7 +173,8 @@ pub struct UsageDevice {
 }
 
 impl UsageDevice {
-    /// Whether the process says that it uses the device: that it has a context, work or waiting threads there.
+    /// Whether the process says that it uses the device: that it has a context, work or waiting threads
+    /// there.
     pub fn claims_use(&self) -> bool {
         self.busy_since.load(Acquire) != 0
             || self.nr_waiting.load(Relaxed) > 0
@@ -177,34 +182,36 @@ impl UsageDevice {
     }
 }
 
-/// One submitting thread on one device. Only that thread writes the counters, with plain adds; its `stock`, whoever closes it.
+/// One submitting thread on one device. Only that thread writes the counters, with plain adds; its `stock`,
+/// whoever closes it.
 ///
 /// Nothing here is an address: the gate and the entries are in the process's private part of the slot
-/// ([`Entrance`](crate::Entrance)). A slot keeps its counts when its thread ends and another takes it over: they are the
-/// device's.
+/// ([`Entrance`](crate::Entrance)). A slot keeps its counts when its thread ends and another takes it over:
+/// they are the device's.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Thread {
     /// An earlier hook has an address here.
     reserved_gate: AtomicU64,
-    /// Bytes that the thread has uncharged and keeps. Means something unless [`Stocks`](crate::Stocks) are closed: an earlier
-    /// hook had the thread's id here.
+    /// Bytes that the thread has uncharged and keeps. Means something unless [`Stocks`](crate::Stocks) are
+    /// closed: an earlier hook had the thread's id here.
     pub stock: AtomicU32,
     /// Index of the device.
     pub device: AtomicU32,
-    /// By [`Submission`], one pair each: submissions begun at a gate that was not open, which the daemon takes for evidence of
-    /// work; submissions the driver has returned from.
+    /// By [`Submission`], one pair each: submissions begun at a gate that was not open, which the daemon
+    /// takes for evidence of work; submissions the driver has returned from.
     pub submissions: [[AtomicU64; 2]; Submission::COUNT],
     /// Allocations and frees on the device `counted_device`.
     pub nr_alloc: AtomicU64,
     pub nr_free: AtomicU64,
-    /// Bytes there of the kinds that are allocated most ([`Self::kind`]), less those freed. Who frees what another has
-    /// allocated has less than nothing: the sum over threads is what counts, and wraps.
+    /// Bytes there of the kinds that are allocated most ([`Self::kind`]), less those freed. Who frees what
+    /// another has allocated has less than nothing: the sum over threads is what counts, and wraps.
     kinds: [AtomicU64; 5],
-    /// The device that this thread's allocations are counted for. Another than `device` until it allocates there.
+    /// The device that this thread's allocations are counted for. Another than `device` until it allocates
+    /// there.
     pub counted_device: AtomicU32,
-    /// Odd while the thread is in a call in which that device may come to hold more than is charged: the thread's own part of
-    /// [`UsageDevice::unsettled`].
+    /// Odd while the thread is in a call in which that device may come to hold more than is charged: the
+    /// thread's own part of [`UsageDevice::unsettled`].
     pub unsettled: AtomicU32,
 }
 
@@ -227,8 +234,8 @@ impl Thread {
     }
 }
 
-/// What the process counts of its memory on one device. Sums that wrap, of what several threads are changing: where
-/// nothing stands still they are about right.
+/// What the process counts of its memory on one device. Sums that wrap, of what several threads are changing:
+/// where nothing stands still they are about right.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Allocations {
     pub nr_alloc: u64,
@@ -241,7 +248,8 @@ pub struct Allocations {
     pub unsettled_threads: u64,
 }
 
-/// Written by the hook, but for [`UsageDevice::memory_granted`] and [`UsageDevice::swap_granted`]; read by the daemon.
+/// Written by the hook, but for [`UsageDevice::memory_granted`] and [`UsageDevice::swap_granted`]; read by
+/// the daemon.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Usage {
@@ -249,8 +257,8 @@ pub struct Usage {
     version: AtomicU32,
     /// Thread slots ever taken; those beyond are untouched.
     pub nr_threads: AtomicU32,
-    /// The process's own affair: bytes charged on other devices than the one that it charged first. What it has on all
-    /// together is the sum of [`UsageDevice::memory_current`].
+    /// The process's own affair: bytes charged on other devices than the one that it charged first. What it
+    /// has on all together is the sum of [`UsageDevice::memory_current`].
     pub memory_elsewhere: AtomicU64,
     /// The most that was ever charged on all devices together since the reset numbered `peak_generation`.
     pub memory_peak: AtomicU64,
@@ -264,14 +272,14 @@ pub struct Usage {
     pub nr_unknown_symbols: AtomicU64,
     /// Not zero: the process's large allocations can be swapped out.
     pub can_swap: AtomicU32,
-    /// Not zero: it keeps to [`UsageDevice::swap_granted`], and asks for more. Else `memory_swap_max` of the control block has
-    /// to say what the groups above leave it.
+    /// Not zero: it keeps to [`UsageDevice::swap_granted`], and asks for more. Else `memory_swap_max` of the
+    /// control block has to say what the groups above leave it.
     pub asks_to_swap: AtomicU32,
     /// Whether threads keep what they uncharge: [`Stocks`](crate::Stocks).
     pub stocks: AtomicU32,
     reserved_word: AtomicU32,
-    /// Bytes of the host's memory that the process is about to take for a block; zero: none. Set before `host_request` is
-    /// increased, and zero again when the memory is made or is not wanted any more.
+    /// Bytes of the host's memory that the process is about to take for a block; zero: none. Set before
+    /// `host_request` is increased, and zero again when the memory is made or is not wanted any more.
     pub host_claim: AtomicU64,
     /// Counts the claims. `host_answer` of the control block answers the last one.
     pub host_request: AtomicU32,
@@ -307,8 +315,8 @@ impl Usage {
             })
     }
 
-    /// A number that changes with each submission on one device: when the driver has taken it, and also when it begins, if
-    /// its gate is not open then. Zero if there has been none.
+    /// A number that changes with each submission on one device: when the driver has taken it, and also when
+    /// it begins, if its gate is not open then. Zero if there has been none.
     pub fn progress(&self, device: usize) -> u64 {
         let shared = self.devices.get(device).map(|device| &device.shared_exited);
         let shared = shared.into_iter().flatten();

@@ -1,4 +1,5 @@
-//! Room for one more descriptor, in a program that has used up its own: to load the hook, a file must be opened.
+//! Room for one more descriptor, in a program that has used up its own: to load the hook, a file must be
+//! opened.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -47,8 +48,8 @@ pub(crate) fn is_any_free() -> bool {
     }
 }
 
-/// Runs `open`, which opens a file. If no descriptor is free, the soft `RLIMIT_NOFILE` is higher meanwhile, as far as the hard
-/// one allows.
+/// Runs `open`, which opens a file. If no descriptor is free, the soft `RLIMIT_NOFILE` is higher meanwhile,
+/// as far as the hard one allows.
 pub(crate) fn with_room<T>(open: impl FnOnce() -> T) -> T {
     if is_any_free() {
         return open();

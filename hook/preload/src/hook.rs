@@ -25,8 +25,8 @@ type Start = unsafe extern "C" fn(*const Bridge) -> Option<Resolve>;
 /// What the hook gave for answering look-ups. Null: not loaded yet; all ones: it cannot be.
 static RESOLVE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// The path of the hook. Not on the stack, which may be a thread's of 16 KiB. Several threads may fill it in at a time, all
-/// with the same.
+/// The path of the hook. Not on the stack, which may be a thread's of 16 KiB. Several threads may fill it in
+/// at a time, all with the same.
 static PATH: [AtomicU8; LONGEST_PATH] = [const { AtomicU8::new(0) }; LONGEST_PATH];
 
 /// A [`Bridge`], in a form that several threads may fill in at a time, all with the same.
@@ -42,7 +42,8 @@ pub(crate) fn substitute(name: *const c_char, found: *mut c_void) -> *mut c_void
     }
 }
 
-/// Whether it is settled what [`substitute`] gives. It is not while the program has no descriptor to load the hook by.
+/// Whether it is settled what [`substitute`] gives. It is not while the program has no descriptor to load the
+/// hook by.
 pub(crate) fn is_settled() -> bool {
     !RESOLVE.load(Acquire).is_null()
 }

@@ -1,12 +1,14 @@
 //! `libgcgroup.so`: preloaded into every process, and inert until one asks for a symbol of the NVIDIA driver.
 //!
 //! It stands before the C library's `dlsym` and `dlvsym`, exports the hooked symbols of the driver, and loads
-//! `libgcgroup_hook.so` from its own directory when one of those is wanted. It needs no library, runs nothing at the
-//! start, allocates nothing and says nothing: it may be in a shell, in a setuid program, under another C library.
+//! `libgcgroup_hook.so` from its own directory when one of those is wanted. It needs no library, runs nothing
+//! at the start, allocates nothing and says nothing: it may be in a shell, in a setuid program, under another
+//! C library.
 //!
 //! Knows no function of the driver but by name, and no signature at all.
 //!
-//! Made by `cargo build --profile preload`. Without `panic = "abort"` it can only be checked, with std for its panics.
+//! Made by `cargo build --profile preload`. Without `panic = "abort"` it can only be checked, with std for
+//! its panics.
 #![cfg_attr(panic = "abort", no_std)]
 // There is no library to take memcpy(3) from, so no loop may be made a call of it.
 #![cfg_attr(panic = "abort", no_builtins)]
@@ -36,8 +38,8 @@ const NVML_ERROR_LIBRARY_NOT_FOUND: c_int = 12;
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// A function that we stand before: the C library's, or that of another library that stands before it too. Null: not
-/// there, or not yet; libraries come later, so it is asked again.
+/// A function that we stand before: the C library's, or that of another library that stands before it too.
+/// Null: not there, or not yet; libraries come later, so it is asked again.
 struct Shadowed(AtomicPtr<c_void>);
 
 static DLSYM: Shadowed = Shadowed(AtomicPtr::new(null_mut()));
@@ -134,8 +136,8 @@ fn verdict(
     }
 }
 
-/// A look-up has found `stub`, of our own: the answer, if there is a driver behind it. We must not make one seem to be
-/// there.
+/// A look-up has found `stub`, of our own: the answer, if there is a driver behind it. We must not make one
+/// seem to be there.
 fn ours(name: *const c_char, stub: *mut c_void) -> *mut c_void {
     if objects::next_definition(name).is_some() {
         return stub;
@@ -145,8 +147,8 @@ fn ours(name: *const c_char, stub: *mut c_void) -> *mut c_void {
     };
     // SAFETY: the C library's function of this name.
     let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(dlsym) };
-    // Null, with the error that the C library has for it: what comes after us, who are the caller, has no such symbol.
-    // SAFETY: the program's own string.
+    // Null, with the error that the C library has for it: what comes after us, who are the caller, has no
+    // such symbol. SAFETY: the program's own string.
     unsafe { dlsym(without_provenance_mut(RTLD_NEXT), name) }
 }
 
@@ -169,7 +171,8 @@ unsafe extern "C" fn destination(index: u32, to: *const AtomicPtr<c_void>) -> *m
     destination
 }
 
-/// Stands in for any function of a driver that is not there: the calling convention lets it ignore its arguments.
+/// Stands in for any function of a driver that is not there: the calling convention lets it ignore its
+/// arguments.
 extern "C" fn no_cuda() -> c_int {
     CUDA_ERROR_NO_DEVICE
 }

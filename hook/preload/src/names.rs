@@ -11,8 +11,8 @@ pub(crate) fn name(index: usize) -> *const c_char {
     NAMES.as_ptr().wrapping_add(start.into()).cast()
 }
 
-/// Whether the table has exactly this name. Nearly every name that is ever looked up is not the driver's, and two
-/// letters tell.
+/// Whether the table has exactly this name. Nearly every name that is ever looked up is not the driver's, and
+/// two letters tell.
 pub(crate) fn contains(wanted: *const c_char) -> bool {
     let mut letters = crate::elf::bytes(wanted);
     matches!(

@@ -1,7 +1,7 @@
 //! Who defines a symbol: this library, the C library, whoever comes next.
 //!
-//! Objects are in the order they were loaded, which for those of the program's start is the order in which symbols are
-//! searched. What is opened later comes last.
+//! Objects are in the order they were loaded, which for those of the program's start is the order in which
+//! symbols are searched. What is opened later comes last.
 
 use core::ffi::{c_char, c_void};
 
@@ -65,8 +65,9 @@ pub(crate) fn next_definition(name: *const c_char) -> Option<*mut c_void> {
     definition_after(here(), name)
 }
 
-/// The C library's definition of a function of its dynamic linker, whoever else stands before that. `dlinfo` tells
-/// the C library: in glibc it has always been beside `dlsym`, in musl too, and nobody has a reason to stand before it.
+/// The C library's definition of a function of its dynamic linker, whoever else stands before that. `dlinfo`
+/// tells the C library: in glibc it has always been beside `dlsym`, in musl too, and nobody has a reason to
+/// stand before it.
 pub(crate) fn c_library(name: *const c_char) -> Option<*mut c_void> {
     first(|object| object.find(c"dlinfo".as_ptr()).and_then(|_| object.find(name)))
 }

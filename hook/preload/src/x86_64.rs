@@ -1,13 +1,14 @@
 //! Everything that is assembly, for x86-64 and the System V calling convention.
 //!
-//! No function of the table takes floating-point arguments, so the argument registers are the six integer ones.
+//! No function of the table takes floating-point arguments, so the argument registers are the six integer
+//! ones.
 
 use core::arch::{global_asm, naked_asm};
 use core::ffi::c_void;
 
-// What every thread begins with (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Entrance`) shared by all, with a gate
-// that is closed, so that a thread's first submission asks the hook for a slot of its own. By relocation rather than
-// at run time, since nothing runs at the start of a thread.
+// What every thread begins with (`gcgroup_abi::Local`): a slot (`gcgroup_abi::Entrance`) shared by all, with
+// a gate that is closed, so that a thread's first submission asks the hook for a slot of its own. By
+// relocation rather than at run time, since nothing runs at the start of a thread.
 global_asm!(
     ".pushsection .data.gcgroup_unbound, \"aw\", @progbits",
     ".hidden gcgroup_unbound",
@@ -75,8 +76,8 @@ pub(crate) extern "C" fn dl_iterate_phdr() -> *const c_void {
 pub(crate) struct Verdict {
     /// The answer, or where to go.
     pub(crate) address: *mut c_void,
-    /// Not zero: go there, with the arguments as they came and the caller's return address on top of the stack,
-    /// by which the C library knows whom `RTLD_NEXT` and `RTLD_DEFAULT` are meant for.
+    /// Not zero: go there, with the arguments as they came and the caller's return address on top of the
+    /// stack, by which the C library knows whom `RTLD_NEXT` and `RTLD_DEFAULT` are meant for.
     pub(crate) is_jump: usize,
 }
 
@@ -114,7 +115,8 @@ macro_rules! look_up {
 look_up!(dlsym, "rdx", crate::dlsym_verdict);
 look_up!(dlvsym, "rcx", crate::dlvsym_verdict);
 
-/// An exported symbol of the driver: a jump through a pointer, which leads to `resolve` until that has changed it.
+/// An exported symbol of the driver: a jump through a pointer, which leads to `resolve` until that has
+/// changed it.
 macro_rules! stub {
     ($name:ident, $index:literal) => {
         #[unsafe(no_mangle)]

@@ -108,8 +108,8 @@ impl Context {
         self.id
     }
 
-    /// Returns the driver's last error that kept a marker from being set or polled; `None` if a poll has succeeded
-    /// since.
+    /// Returns the driver's last error that kept a marker from being set or polled; `None` if a poll has
+    /// succeeded since.
     pub(super) fn fault(&self) -> Option<CUerror> {
         self.signs.fault()
     }

@@ -159,8 +159,8 @@ impl Contexts {
         self.are_on_several.load(Relaxed)
     }
 
-    /// The device of a stream that the program made, where it has contexts on several devices: elsewhere there is no need
-    /// to wait for whoever marks one of them.
+    /// The device of a stream that the program made, where it has contexts on several devices: elsewhere
+    /// there is no need to wait for whoever marks one of them.
     pub(crate) fn device_of(&self, stream: CUstream) -> Option<LocalDevice> {
         if stream.0.addr() <= PER_THREAD || !self.are_on_several() {
             return None;

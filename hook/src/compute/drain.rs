@@ -1,10 +1,10 @@
 //! A frozen device is drained when nothing is submitted to it any more and all that was has ended.
 //!
-//! Runs in the helper thread, in steps that do not wait, so that a thaw ends it at once. A device is said to be drained
-//! only for the freeze during which all of this held, one after the other:
-//! the gate is frozen; every thread has passed a memory barrier since, and so sees it; no capture is under way, and none
-//! can begin; no thread is inside a submission, on this device or since before that on another; marks set after that, on
-//! every context and stream, have passed.
+//! Runs in the helper thread, in steps that do not wait, so that a thaw ends it at once. A device is said to
+//! be drained only for the freeze during which all of this held, one after the other: the gate is frozen;
+//! every thread has passed a memory barrier since, and so sees it; no capture is under way, and none can
+//! begin; no thread is inside a submission, on this device or since before that on another; marks set after
+//! that, on every context and stream, have passed.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -170,8 +170,8 @@ impl Device {
     }
 }
 
-/// Publishes which error of the driver keeps the device from being known as drained, or that none does any more; whether
-/// that has changed.
+/// Publishes which error of the driver keeps the device from being known as drained, or that none does any
+/// more; whether that has changed.
 fn report_error(process: &Process, index: usize, error: Option<CUerror>) -> bool {
     let Some(usage) = process.usage().devices.get(index) else {
         return false;

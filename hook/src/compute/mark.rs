@@ -37,8 +37,8 @@ pub(super) struct Signs {
     spares: Mutex<Spares>,
     /// Whether no events are set, because the driver keeps failing to say whether they have passed.
     are_events_lost: AtomicBool,
-    /// The driver's last error that kept a mark from being set or from being looked at (CUresult); zero: none since a look
-    /// that succeeded.
+    /// The driver's last error that kept a mark from being set or from being looked at (CUresult); zero: none
+    /// since a look that succeeded.
     fault: AtomicU32,
 }
 

@@ -1,9 +1,10 @@
 //! Work for the device: let through, counted, held back.
 //!
-//! `fast` is the path of a submission while its gate is open; everything else is here: `slots` says where a thread
-//! counts, `gate` what it does at a gate that is not open, `window` how much of it may be queued, `meter` for how long there
-//! was some, `graphs` what a graph has in it and `reach` where, `contexts` what there is to wait for (`streams` and `capture`
-//! keep it true, `mark` asks the GPU); `drain`, `progress` and `watch` wait for it in the helper thread.
+//! `fast` is the path of a submission while its gate is open; everything else is here: `slots` says where a
+//! thread counts, `gate` what it does at a gate that is not open, `window` how much of it may be queued,
+//! `meter` for how long there was some, `graphs` what a graph has in it and `reach` where, `contexts` what
+//! there is to wait for (`streams` and `capture` keep it true, `mark` asks the GPU); `drain`, `progress` and
+//! `watch` wait for it in the helper thread.
 //!
 #![doc = include_str!("freezing.md")]
 

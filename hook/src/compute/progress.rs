@@ -1,8 +1,9 @@
 //! How many kernels have ended, for whoever reads `gcgroup.stat`.
 //!
-//! Only marks can tell, and marks cost: one on the legacy stream lines the context's blocking streams up. So they are set
-//! when somebody asks, and every few milliseconds for a while after as long as something is submitted, never for each
-//! launch. Kernels that were queued before anybody asked are known to have ended only all at once.
+//! Only marks can tell, and marks cost: one on the legacy stream lines the context's blocking streams up. So
+//! they are set when somebody asks, and every few milliseconds for a while after as long as something is
+//! submitted, never for each launch. Kernels that were queued before anybody asked are known to have ended
+//! only all at once.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -159,7 +160,8 @@ impl Round {
         true
     }
 
-    /// Asks about every mark; publishes each device's count when its marks have passed. `Lost` if any mark is lost.
+    /// Asks about every mark; publishes each device's count when its marks have passed. `Lost` if any mark is
+    /// lost.
     fn ask(&mut self, process: &Process) -> Passed {
         let mut is_lost = false;
         helper::in_driver(|| {
@@ -204,8 +206,8 @@ fn ended(process: &Process, index: usize, count: u64) {
     }
 }
 
-/// `cuCtxSynchronize`: if the process has no other context on the device, but for green ones that are parts of this one,
-/// what was submitted has ended.
+/// `cuCtxSynchronize`: if the process has no other context on the device, but for green ones that are parts
+/// of this one, what was submitted has ended.
 pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
     let Some(process) = process::get() else {
         return next();

@@ -1,6 +1,7 @@
 //! Waiting, in steps that do not wait, until a device, or all of them, have nothing of this process's to do.
 //!
-//! To be begun when no thread can submit any more: all have passed a memory barrier since the gate was closed.
+//! To be begun when no thread can submit any more: all have passed a memory barrier since the gate was
+//! closed.
 
 use std::sync::Arc;
 

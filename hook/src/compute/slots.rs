@@ -1,11 +1,12 @@
-//! Which slot a thread counts its submissions in: one for each (thread, device), in the usage block while there is room.
+//! Which slot a thread counts its submissions in: one for each (thread, device), in the usage block while
+//! there is room.
 //!
-//! What others read of a slot is in the usage block (`Thread`); what leads a submission into the driver is in memory of the
-//! process alone (`Entrance`), where no other process can change it.
+//! What others read of a slot is in the usage block (`Thread`); what leads a submission into the driver is in
+//! memory of the process alone (`Entrance`), where no other process can change it.
 //!
-//! A slot belongs to the thread whose id it carries until that thread is gone. Threads beyond the block's room get a slot
-//! of the heap, whose gate is always closed, so that each of their submissions passes `gate::admit`, which adds its
-//! counts to the device's shared ones.
+//! A slot belongs to the thread whose id it carries until that thread is gone. Threads beyond the block's
+//! room get a slot of the heap, whose gate is always closed, so that each of their submissions passes
+//! `gate::admit`, which adds its counts to the device's shared ones.
 
 use std::io;
 use std::marker::PhantomData;
@@ -60,7 +61,8 @@ impl Slots {
     /// Those of the block's slots.
     #[inline]
     fn entrances(&self) -> &[Entrance; MAX_THREADS] {
-        // SAFETY: a page-aligned mapping of that size, which lives as long as `self`; atomics alone, which may be zero.
+        // SAFETY: a page-aligned mapping of that size, which lives as long as `self`; atomics alone, which
+        // may be zero.
         unsafe { &*self.entrances.address().cast() }
     }
 
@@ -182,8 +184,8 @@ impl Slots {
         if slot == thread::unbound() || slot.is_null() {
             return None;
         }
-        // SAFETY: a thread's slot that is neither the unbound one nor in the block is the first field of one of our
-        // own, which are never freed.
+        // SAFETY: a thread's slot that is neither the unbound one nor in the block is the first field of one
+        // of our own, which are never freed.
         let extra: &'static Extra = unsafe { &*slot.cast::<Extra>() };
         Some(extra.bound())
     }
@@ -194,8 +196,8 @@ impl Slots {
         self.current(process).or_else(|| self.bind_anew(process))
     }
 
-    /// The same for a submission to that stream, which needs no current context if it is none of the default ones (CUDA Driver
-    /// API, `cuLaunchKernel`): without one the thread counts where the stream is.
+    /// The same for a submission to that stream, which needs no current context if it is none of the default
+    /// ones (CUDA Driver API, `cuLaunchKernel`): without one the thread counts where the stream is.
     pub(super) fn bind_on<'a>(&'a self, process: &'a Process, stream: usize) -> Option<Bound<'a>> {
         self.bind(process).or_else(|| self.bind_to(process, stream))
     }
@@ -372,7 +374,8 @@ impl Slots {
     }
 }
 
-/// Part of the calling thread's own slot, which stays with the thread: another has the slot only when it is gone.
+/// Part of the calling thread's own slot, which stays with the thread: another has the slot only when it is
+/// gone.
 #[derive(Debug)]
 pub(crate) struct Own<'a, T>(&'a T, PhantomData<*const ()>);
 

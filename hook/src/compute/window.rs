@@ -312,8 +312,8 @@ impl Window {
         };
     }
 
-    /// Sets markers on streams with more than `least` nanoseconds of work since their last one. `in_use` is the
-    /// stream of the current call, which surely exists.
+    /// Sets markers on streams with more than `least` nanoseconds of work since their last one. `in_use` is
+    /// the stream of the current call, which surely exists.
     fn mark(&mut self, context: Option<&Arc<Context>>, in_use: usize, least: u64, now: u64) {
         let Some(context) = context else { return };
         let Self {

@@ -1,6 +1,6 @@
-//! What blocks are charged: on the device against `memory.limit`, on the host against the process's `memory.swap.max` (against
-//! that of groups, see `grant`). A block is in one
-//! of the two sums at any time, except while it is moved in, when it is in both.
+//! What blocks are charged: on the device against `memory.limit`, on the host against the process's
+//! `memory.swap.max` (against that of groups, see `grant`). A block is in one of the two sums at any time,
+//! except while it is moved in, when it is in both.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -24,7 +24,8 @@ impl Process {
         self.memory.levels.uncharge(self.usage(), index, size);
     }
 
-    /// Charges host memory for a block; whether `memory.swap.max` allows it, of the device and of the process.
+    /// Charges host memory for a block; whether `memory.swap.max` allows it, of the device and of the
+    /// process.
     pub(super) fn charge_swap(&self, index: usize, size: u64) -> bool {
         let (Some(usage), Some(control)) =
             (self.usage().devices.get(index), self.control().devices.get(index))
@@ -87,7 +88,8 @@ impl Process {
         self.count_out(&entry(block, index));
     }
 
-    /// It was moved there, and what it left is let go. The bytes of a block count as linear memory while they are on the device.
+    /// It was moved there, and what it left is let go. The bytes of a block count as linear memory while they
+    /// are on the device.
     pub(super) fn moved_block(&self, block: &Block, index: usize, to: Where) {
         self.count_swap(block.local, Outcome::Moved(to, block.size));
         match to {
@@ -104,8 +106,8 @@ impl Process {
         }
     }
 
-    /// Moves what a block is charged to another slot; the process's sums stay. Until it is settled, it is charged in both
-    /// places, and counts where it was.
+    /// Moves what a block is charged to another slot; the process's sums stay. Until it is settled, it is
+    /// charged in both places, and counts where it was.
     pub(super) fn transfer_block(&self, block: &Block, placed: &Placed, to: usize) {
         let (from, size) = (placed.index, block.size);
         let (is_on_host, is_in_both) = (placed.place == Where::Host, placed.is_unsettled());
@@ -188,8 +190,8 @@ fn swapped(usage: &Usage) -> u64 {
     usage.devices.iter().map(each).fold(0, u64::saturating_add)
 }
 
-/// The limits that a decision is for, of the device, the process and the groups above: when they change, what was moved
-/// out on request may come back.
+/// The limits that a decision is for, of the device, the process and the groups above: when they change, what
+/// was moved out on request may come back.
 pub(super) fn limits(control: &Control, index: usize) -> [u64; 3] {
     let (on_device, of_groups) = control.devices.get(index).map_or((NO_LIMIT, NO_LIMIT), |device| {
         (

@@ -1,5 +1,6 @@
-//! Host memory that is made before anybody asks for a move, so that a move takes no longer than its copies: for the blocks that
-//! would go next, as much as the program's environment says. It is of the supply, and kept; nothing else gives way to it.
+//! Host memory that is made before anybody asks for a move, so that a move takes no longer than its copies:
+//! for the blocks that would go next, as much as the program's environment says. It is of the supply, and
+//! kept; nothing else gives way to it.
 
 use std::time::{Duration, Instant};
 

@@ -26,7 +26,8 @@ pub(super) enum Stays {
     No,
     /// Somebody asked for that: until a limit changes or the process thaws.
     Asked,
-    /// Another process needs the room: until there is some again, but not at once, for that one has to take it first.
+    /// Another process needs the room: until there is some again, but not at once, for that one has to take
+    /// it first.
     Lent(Instant),
 }
 
@@ -122,7 +123,8 @@ pub(super) enum Way {
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(super) base: u64,
-    /// Counts up, and never comes again: the order they were made in, and what the program is told as buffer's id.
+    /// Counts up, and never comes again: the order they were made in, and what the program is told as
+    /// buffer's id.
     pub(super) number: u64,
     /// Bytes that were asked for, and that are there.
     pub(super) asked: u64,
@@ -131,7 +133,8 @@ pub(crate) struct Block {
     pub(super) context: u32,
     pub(super) range: Range,
     is_pinned: AtomicBool,
-    /// Held while it is moved or freed, and so while the driver is called: who frees a block that moves has to wait.
+    /// Held while it is moved or freed, and so while the driver is called: who frees a block that moves has
+    /// to wait.
     placed: Mutex<Placed>,
 }
 
@@ -260,7 +263,8 @@ impl Block {
         !matches!(placed.body, Body::Gone) && placed.place == Where::Host
     }
 
-    /// Unmaps it for good and lets its memory go; where it was last, and where it is charged. An error leaves it as it was.
+    /// Unmaps it for good and lets its memory go; where it was last, and where it is charged. An error leaves
+    /// it as it was.
     pub(super) fn end(&self, process: &Process) -> Result<(Where, usize), CUerror> {
         let mut placed = self.placed.lock();
         let _ = self.settle_locked(process, &mut placed);
@@ -317,8 +321,9 @@ impl Block {
         is_free && is_whole && placed.place != to.place() && placed.index == index
     }
 
-    /// Has other memory, with the same bytes in it, mapped in the place of the old, which is kept until it is settled. Nothing
-    /// may use the memory meanwhile: the caller has seen to that. An error leaves the old where it was, or whole and loose.
+    /// Has other memory, with the same bytes in it, mapped in the place of the old, which is kept until it is
+    /// settled. Nothing may use the memory meanwhile: the caller has seen to that. An error leaves the old
+    /// where it was, or whole and loose.
     pub(super) fn exchange(
         &self,
         process: &Process,

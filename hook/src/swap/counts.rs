@@ -1,5 +1,6 @@
-//! How often blocks of each device have moved, and how many bytes that was. It is counted in the device's slot of the usage
-//! block; here is which part of it is whose, so that it follows its device to another number, like the blocks.
+//! How often blocks of each device have moved, and how many bytes that was. It is counted in the device's
+//! slot of the usage block; here is which part of it is whose, so that it follows its device to another
+//! number, like the blocks.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,8 +1,8 @@
 //! Moves a device's blocks, a step at a time, so that the helper hears what else it is told.
 //!
-//! What the moves need is made first. Then all the process's submissions are held, since a device may use another's memory;
-//! what was queued has ended, and the blocks are moved. If that cannot be had in a while, everything goes on as it was: a
-//! kernel may wait for a submission that is held.
+//! What the moves need is made first. Then all the process's submissions are held, since a device may use
+//! another's memory; what was queued has ended, and the blocks are moved. If that cannot be had in a while,
+//! everything goes on as it was: a kernel may wait for a submission that is held.
 
 mod moving;
 mod prepare;
@@ -21,7 +21,8 @@ use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::process::Process;
 
-/// When something was short or failed, it is tried again after so long, and after twice as long each time it fails again.
+/// When something was short or failed, it is tried again after so long, and after twice as long each time it
+/// fails again.
 const AGAIN: Duration = Duration::from_millis(500);
 const SELDOM: Duration = Duration::from_secs(8);
 

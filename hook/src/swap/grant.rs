@@ -1,6 +1,7 @@
-//! What the groups above let the process have on the host: charged before host memory is made, and given back after it is let
-//! go, against what the daemon has granted (`memory.swap.max` of groups). More is asked for, as of the device's memory; but
-//! nobody sleeps for the answer: the helper has other things to see to, and who allocates looks again in a moment.
+//! What the groups above let the process have on the host: charged before host memory is made, and given back
+//! after it is let go, against what the daemon has granted (`memory.swap.max` of groups). More is asked for,
+//! as of the device's memory; but nobody sleeps for the answer: the helper has other things to see to, and
+//! who allocates looks again in a moment.
 
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::{Duration, Instant};
@@ -42,7 +43,8 @@ impl Requests {
 }
 
 impl Process {
-    /// Charges host memory of that size for a device, which is about to be made. Who is told to wait calls again.
+    /// Charges host memory of that size for a device, which is about to be made. Who is told to wait calls
+    /// again.
     ///
     /// Who has waited for [`PATIENCE`] is refused, and so is everybody else until there is an answer.
     pub(super) fn charge_host(&self, index: usize, size: u64) -> Result<(), NotMade> {
@@ -65,8 +67,8 @@ impl Process {
         }
     }
 
-    /// Whether all that is charged for a device is granted: where the groups above have come to allow less, nothing new goes
-    /// into what is there.
+    /// Whether all that is charged for a device is granted: where the groups above have come to allow less,
+    /// nothing new goes into what is there.
     pub(super) fn is_host_granted(&self, index: usize) -> bool {
         let usage = self.usage().devices.get(index);
         usage.is_some_and(|usage| usage.swap_charged.load(Relaxed) <= usage.swap_granted.load(Relaxed))
@@ -100,7 +102,8 @@ impl Process {
                 };
             }
             if control.swap_refused.load(Relaxed) == request.number && request.bytes <= bytes {
-                // Not in the helper: what it has made ready others wait for in the same way, and it tries again anyway.
+                // Not in the helper: what it has made ready others wait for in the same way, and it tries
+                // again anyway.
                 let is_recalled =
                     control.swap_recalled.load(Relaxed) == request.number && !helper::is_caller();
                 if !is_recalled || now - request.begun >= LETTING_GO {

@@ -1,7 +1,8 @@
 //! How much of the host's memory may be taken: never so much that the host has to kill somebody for it.
 //!
-//! Two processes that look at `MemAvailable` at once would count the same bytes twice. So a process publishes what it is about
-//! to take in its usage block, and the daemon tells it what others are about to take. No lock is taken: a process could keep it.
+//! Two processes that look at `MemAvailable` at once would count the same bytes twice. So a process publishes
+//! what it is about to take in its usage block, and the daemon tells it what others are about to take. No
+//! lock is taken: a process could keep it.
 
 use std::path::PathBuf;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -16,14 +17,16 @@ use crate::sys;
 const RESERVE: u64 = 512 << 20;
 const RESERVE_SHARE: u64 = 16;
 
-/// The share of the room that is taken without a claim. It is no more than the reserve, so one process that takes it while others
-/// take all they have claimed leaves the host something; and sixteen at once take no more than there is.
+/// The share of the room that is taken without a claim. It is no more than the reserve, so one process that
+/// takes it while others take all they have claimed leaves the host something; and sixteen at once take no
+/// more than there is.
 const SMALL_SHARE: u64 = 16;
 
 /// How long an answer is of use. The daemon counts a claim for twice as long.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Where the host says what it has: proc_meminfo(5), or another file of that form that `GCGROUP_MEMINFO` names.
+/// Where the host says what it has: proc_meminfo(5), or another file of that form that `GCGROUP_MEMINFO`
+/// names.
 #[derive(Debug)]
 pub(crate) struct Host {
     meminfo: PathBuf,
@@ -50,7 +53,8 @@ impl Host {
         }
     }
 
-    /// Bytes that may be taken, by `MemAvailable`. Where that cannot be read, the driver will say when it is asked.
+    /// Bytes that may be taken, by `MemAvailable`. Where that cannot be read, the driver will say when it is
+    /// asked.
     pub(super) fn room(&self) -> u64 {
         self.look().room
     }
@@ -100,9 +104,9 @@ pub(super) enum Unclaimed {
 }
 
 impl Process {
-    /// Claims that many bytes of the host's memory, to be taken before the result is dropped. A caller that is told
-    /// [`Unclaimed::NotYet`] calls again; one that `is_late` has waited long enough, and is not held up by other processes.
-    /// Little beside what the host has is not claimed: that takes no daemon's answer.
+    /// Claims that many bytes of the host's memory, to be taken before the result is dropped. A caller that
+    /// is told [`Unclaimed::NotYet`] calls again; one that `is_late` has waited long enough, and is not held
+    /// up by other processes. Little beside what the host has is not claimed: that takes no daemon's answer.
     pub(super) fn claim_host(&self, size: u64, is_late: bool) -> Result<Claim<'_>, Unclaimed> {
         let (host, control) = (&self.swap.host, self.control());
         if size <= host.room() / SMALL_SHARE {
@@ -133,7 +137,8 @@ impl Process {
         if control.host_answer.load(Acquire) != number {
             return Err(Unclaimed::NotYet);
         }
-        // The host is looked at after the others' claims: what was made meanwhile counts twice, and not never.
+        // The host is looked at after the others' claims: what was made meanwhile counts twice, and not
+        // never.
         let others = control.host_claimed.load(Relaxed);
         let room = host.room();
         if room.saturating_sub(others) >= size {

@@ -1,5 +1,5 @@
-//! What a move needs, made before anything is held for it: memory where a block is to go, mapped at other addresses, so that
-//! the bytes can be copied to it.
+//! What a move needs, made before anything is held for it: memory where a block is to go, mapped at other
+//! addresses, so that the bytes can be copied to it.
 
 use std::sync::Arc;
 

@@ -1,12 +1,14 @@
 //! Memory that can be moved to the host and back under a fixed address.
 //!
-//! In a process that was started for it, large allocations are made of physical memory mapped at reserved addresses
-//! (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its place. To the program they
-//! are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver is asked for, `account` what is
-//! charged, `counts` what has moved, `grant` how much of it the groups above let the process have, `host` how much of the host may be taken. `mover` sees to it in the helper thread that what `task` finds, in the
-//! order of `policy`, is moved: on each `device` what that needs is `made` first, of the `supply` if there is some, or if some was made `ahead`; then,
-//! while everything is held, the blocks are moved in one `run`, or what has no address by itself (`relocate`). `query`
-//! answers for what has moved.
+//! In a process that was started for it, large allocations are made of physical memory mapped at reserved
+//! addresses (CUDA Driver API, "Virtual Memory Management"), so that other physical memory can take its
+//! place. To the program they are what `cuMemAlloc` gives. `block` is one of them, `physical` what the driver
+//! is asked for, `account` what is charged, `counts` what has moved, `grant` how much of it the groups above
+//! let the process have, `host` how much of the host may be taken. `mover` sees to it in the helper thread
+//! that what `task` finds, in the order of `policy`, is moved: on each `device` what that needs is `made`
+//! first, of the `supply` if there is some, or if some was made `ahead`; then, while everything is held, the
+//! blocks are moved in one `run`, or what has no address by itself (`relocate`). `query` answers for what has
+//! moved.
 //!
 #![doc = include_str!("swap.md")]
 
@@ -248,7 +250,8 @@ pub(crate) fn free(process: &Process, address: u64) -> Option<CUresult> {
     })
 }
 
-/// `cuMemFreeAsync`, likewise. It waits where the driver would not: nothing else tells when what is mapped may go.
+/// `cuMemFreeAsync`, likewise. It waits where the driver would not: nothing else tells when what is mapped
+/// may go.
 #[inline]
 pub(crate) fn free_on(process: &Process, address: u64, stream: CUstream) -> Option<CUresult> {
     if !process.swap.is_on() {

@@ -1,6 +1,8 @@
-//! Moves blocks, in the helper thread: out when a limit is lowered or somebody asks for it, in when there is room.
+//! Moves blocks, in the helper thread: out when a limit is lowered or somebody asks for it, in when there is
+//! room.
 //!
-//! A step goes on with each device's moves (`device`), settles what one block left, or lets one piece of host memory go.
+//! A step goes on with each device's moves (`device`), settles what one block left, or lets one piece of host
+//! memory go.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -22,8 +24,8 @@ use crate::wishes;
 pub(super) struct Manner {
     /// Of the reclaim policies, by name (`GCGROUP_RECLAIM`).
     pub(super) order: Option<String>,
-    /// Whether a thaw waits for room on the device (`GCGROUP_THAW=wait`), instead of running from host memory what does
-    /// not fit.
+    /// Whether a thaw waits for room on the device (`GCGROUP_THAW=wait`), instead of running from host memory
+    /// what does not fit.
     pub(super) waits: bool,
 }
 
@@ -90,8 +92,8 @@ impl Mover {
         all
     }
 
-    /// Has what is known of each device follow it to the slot that it has now. What was under way is ended, and begun anew
-    /// there.
+    /// Has what is known of each device follow it to the slot that it has now. What was under way is ended,
+    /// and begun anew there.
     #[cold]
     fn renumber(&mut self, process: &Process) {
         let before = std::mem::replace(&mut self.slots, process.devices.all());
@@ -117,8 +119,8 @@ impl Mover {
         }
     }
 
-    /// Lets host memory go that has not been used for a while, or that others need, and makes what is to be there before it is
-    /// needed; when there will be more to do.
+    /// Lets host memory go that has not been used for a while, or that others need, and makes what is to be
+    /// there before it is needed; when there will be more to do.
     fn tidy(&mut self, process: &Process) -> Option<Duration> {
         let supply = &process.swap.supply;
         let recalls = recalls(process);

@@ -55,7 +55,8 @@ impl Drop for Memory {
     }
 }
 
-/// Page-locked memory of the process's own; not locked where the driver does not do that, which makes copies slower.
+/// Page-locked memory of the process's own; not locked where the driver does not do that, which makes copies
+/// slower.
 #[derive(Debug)]
 pub(super) struct Copied {
     memory: Mapping,
@@ -174,8 +175,8 @@ fn set_access(address: u64, size: u64, device: CUdevice) -> CUresult {
     driver::cuMemSetAccess(CUdeviceptr(address), bytes(size)?, &access, 1)
 }
 
-/// Lets every device that can be a peer of the memory's use it: with plain memory the program would only have to enable
-/// that, and here there is no such call.
+/// Lets every device that can be a peer of the memory's use it: with plain memory the program would only have
+/// to enable that, and here there is no such call.
 fn allow_peers(address: u64, size: u64, device: CUdevice) {
     let mut count = 0;
     if driver::cuDeviceGetCount(&mut count).is_err() || count < 2 {

@@ -18,8 +18,8 @@ struct Policy {
 }
 
 const POLICIES: &[Policy] = &[
-    // What was made first has its work behind it more often than not; use itself is not known, since a launch's pointers
-    // cannot be told from its numbers.
+    // What was made first has its work behind it more often than not; use itself is not known, since a
+    // launch's pointers cannot be told from its numbers.
     Policy {
         name: "oldest",
         key: |one| (one.number, 0),
@@ -30,8 +30,8 @@ const POLICIES: &[Policy] = &[
     },
 ];
 
-/// The blocks to move out so that at least `wanted` bytes go and at most `allowed`: their places in the list. Fewer where
-/// they cannot be had. `GCGROUP_RECLAIM` names another order than the first.
+/// The blocks to move out so that at least `wanted` bytes go and at most `allowed`: their places in the list.
+/// Fewer where they cannot be had. `GCGROUP_RECLAIM` names another order than the first.
 pub(super) fn choose(name: Option<&str>, blocks: &[Candidate], wanted: u64, allowed: u64) -> Vec<usize> {
     let policy = POLICIES
         .iter()

@@ -10,8 +10,8 @@ use crate::process;
 
 /// `CU_POINTER_ATTRIBUTE_P2P_TOKENS`: asked for by whoever has another device read the memory.
 const P2P_TOKENS: c_uint = 5;
-/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`: no more so where it is mapped. Programs have places of one byte and of four for it, and
-/// how many are written is not documented: so the driver writes them, if it can.
+/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`: no more so where it is mapped. Programs have places of one byte and of
+/// four for it, and how many are written is not documented: so the driver writes them, if it can.
 const IS_MANAGED: c_uint = 8;
 /// `CU_MEMORYTYPE_DEVICE`.
 const MEMORYTYPE_DEVICE: u64 = 2;

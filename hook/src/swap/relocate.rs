@@ -1,5 +1,5 @@
-//! A block's move by itself, with its charge: charged where it goes before it goes, uncharged where it was after. The groups
-//! above have granted before what it needs of the host.
+//! A block's move by itself, with its charge: charged where it goes before it goes, uncharged where it was
+//! after. The groups above have granted before what it needs of the host.
 
 use std::sync::Arc;
 
@@ -54,12 +54,12 @@ pub(super) fn relocate(
 }
 
 impl Block {
-    /// Moves its bytes by itself, in their context: to where nothing is mapped, and from there. Nothing may use the memory
-    /// meanwhile.
+    /// Moves its bytes by itself, in their context: to where nothing is mapped, and from there. Nothing may
+    /// use the memory meanwhile.
     ///
-    /// At each step the bytes are whole in what is mapped or in what will be: the old memory is let go last. False if there
-    /// was nothing to move: it has been freed, or is there already, or must stay; or it was whole, and is mapped again.
-    /// `count` is called when it is there, before anybody can see that.
+    /// At each step the bytes are whole in what is mapped or in what will be: the old memory is let go last.
+    /// False if there was nothing to move: it has been freed, or is there already, or must stay; or it was
+    /// whole, and is mapped again. `count` is called when it is there, before anybody can see that.
     fn move_to(
         &self,
         process: &Process,

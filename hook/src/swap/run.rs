@@ -1,5 +1,5 @@
-//! Moves many blocks at once: a batch is copied while the one before has its memory exchanged. All that is needed was made
-//! before, and what it leaves is settled after.
+//! Moves many blocks at once: a batch is copied while the one before has its memory exchanged. All that is
+//! needed was made before, and what it leaves is settled after.
 
 use std::ops::Range;
 use std::sync::Arc;

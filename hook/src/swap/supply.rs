@@ -1,6 +1,7 @@
-//! Memory of the host that is there before it is needed. Making it takes longer than a copy, and letting it go takes time
-//! too, so neither is done while anything is held for a move: what a move needs is made before, and what it leaves is kept
-//! for the next, for a moment. What is made and in no block's place is counted as `swap_supply`, wherever it is.
+//! Memory of the host that is there before it is needed. Making it takes longer than a copy, and letting it
+//! go takes time too, so neither is done while anything is held for a move: what a move needs is made before,
+//! and what it leaves is kept for the next, for a moment. What is made and in no block's place is counted as
+//! `swap_supply`, wherever it is.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -78,7 +79,8 @@ impl Supply {
         Some(spares.swap_remove(at).memory)
     }
 
-    /// Keeps one piece for each of these, and no other for longer than for a moment; the first for which there is none.
+    /// Keeps one piece for each of these, and no other for longer than for a moment; the first for which
+    /// there is none.
     pub(super) fn want(&self, wanted: &[Wanted]) -> Option<Wanted> {
         let (mut spares, now) = (self.0.lock(), Instant::now());
         spares.iter_mut().for_each(|spare| spare.is_wanted = false);
@@ -94,8 +96,8 @@ impl Supply {
         lacking
     }
 
-    /// What is to be let go next: the one that nobody has used for longest, if that is long enough, or whatever it is, but
-    /// first of all what nobody wants.
+    /// What is to be let go next: the one that nobody has used for longest, if that is long enough, or
+    /// whatever it is, but first of all what nobody wants.
     fn drain(&self, any: bool) -> Option<Spare> {
         let mut spares = self.0.lock();
         let order = |(_, spare): &(usize, &Spare)| (spare.is_wanted, spare.since);
@@ -139,8 +141,8 @@ impl From<Failed> for NotMade {
 }
 
 impl Process {
-    /// Memory of the host for a block of that device, counted as supply: what is there already, or made. `is_late` if others
-    /// have been waited for long enough.
+    /// Memory of the host for a block of that device, counted as supply: what is there already, or made.
+    /// `is_late` if others have been waited for long enough.
     pub(super) fn host_memory(
         &self,
         index: usize,
@@ -164,7 +166,8 @@ impl Process {
         made
     }
 
-    /// Charges host memory that is about to be made, in the place of what is kept if there is no other. In the driver.
+    /// Charges host memory that is about to be made, in the place of what is kept if there is no other. In
+    /// the driver.
     pub(super) fn reserve_host(&self, index: usize, size: u64) -> Result<(), NotMade> {
         loop {
             match self.charge_host(index, size) {

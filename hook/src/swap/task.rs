@@ -87,7 +87,8 @@ pub(super) struct Look<'a> {
     pub(super) is_frozen: bool,
     /// Of the reclaim policies.
     pub(super) order: Option<&'a str>,
-    /// What the groups above did not let go out when they were last asked: blocks of that size and larger ones.
+    /// What the groups above did not let go out when they were last asked: blocks of that size and larger
+    /// ones.
     pub(super) not_granted: Option<u64>,
 }
 
@@ -128,7 +129,8 @@ impl Look<'_> {
         }
     }
 
-    /// What comes back whatever the limits say: what the program is about to give away, and what must be at its addresses.
+    /// What comes back whatever the limits say: what the program is about to give away, and what must be at
+    /// its addresses.
     fn due(&self, all: &[Arc<Block>]) -> Vec<Arc<Block>> {
         let may_be_absent = self.is_frozen && elsewhere::is_all_frozen(self.process);
         let is_due = |block: &&Arc<Block>| {
@@ -280,7 +282,8 @@ fn room(process: &Process, index: usize) -> u64 {
         .min(group_room(process.usage(), control, index))
 }
 
-/// Bytes that the driver has to give where the block would be; without an answer, it will say when it is asked for them.
+/// Bytes that the driver has to give where the block would be; without an answer, it will say when it is
+/// asked for them.
 fn free_memory(process: &Process, block: &Block) -> u64 {
     let (mut free, mut total) = (0, 0);
     let context = process.contexts.numbered(block.context);

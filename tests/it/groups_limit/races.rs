@@ -23,7 +23,8 @@ fn race(shells: &mut [DriverShell], bytes: u64) {
     }
 }
 
-/// Does something while the machine is watched, on which never more than `limit` bytes of a GPU may be in use.
+/// Does something while the machine is watched, on which never more than `limit` bytes of a GPU may be in
+/// use.
 fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Mount) -> T) -> T {
     let (is_over, truth) = (AtomicBool::new(false), Truth::of(&mount.simgpu_dir()));
     std::thread::scope(|scope| {

@@ -11,7 +11,8 @@ fn shared(policy: &str) -> Mount {
     Mount::with(Config::default().arg("--allow-other").arg("--policy").arg(policy))
 }
 
-/// Waits until the honest one has had 200 ms of GPU time, by the GPU's own account, while a count has not moved.
+/// Waits until the honest one has had 200 ms of GPU time, by the GPU's own account, while a count has not
+/// moved.
 #[track_caller]
 fn goes_on_while(mount: &Mount, honest: &Governed, what: &str, count: impl Fn() -> u64) {
     wait_until(what, || {

@@ -7,7 +7,8 @@ use crate::driver::DriverShell;
 
 const MIB: u64 = 1 << 20;
 
-/// A GPU of 256 MiB; `team` may have 128 MiB of it, the liar's `team/a` 32 MiB, the honest tenant is in `team/b`.
+/// A GPU of 256 MiB; `team` may have 128 MiB of it, the liar's `team/a` 32 MiB, the honest tenant is in
+/// `team/b`.
 fn mount() -> Mount {
     let config = Config::default()
         .env("SIMGPU_MEMORY", "256M")
@@ -26,7 +27,8 @@ fn join(mount: &Mount, group: &str, pid: i32) {
     mount.write(group, "gcgroup.procs", &pid.to_string());
 }
 
-/// Allocates blocks until one is refused; how many bytes were given, and how many were refused. Frees them all.
+/// Allocates blocks until one is refused; how many bytes were given, and how many were refused. Frees them
+/// all.
 #[track_caller]
 fn take_all(shell: &mut DriverShell, next: &mut usize) -> (u64, u64) {
     let (mut blocks, mut refused) = (Vec::new(), 0);

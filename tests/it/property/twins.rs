@@ -73,8 +73,8 @@ impl<'m> Twins<'m> {
         twins
     }
 
-    /// Has both do it; they must be answered alike, unless the governed one is refused. `least` is what the call takes
-    /// at the least: a refusal is right if that does not fit. Whether the call did what it should.
+    /// Has both do it; they must be answered alike, unless the governed one is refused. `least` is what the
+    /// call takes at the least: a refusal is right if that does not fit. Whether the call did what it should.
     fn both(&mut self, call: &str, least: Option<u64>) -> Result<bool, TestCaseError> {
         self.each([call, call], least)
     }
@@ -210,7 +210,8 @@ impl<'m> Twins<'m> {
         let begin = Instant::now();
         let mut wrong = self.told();
         loop {
-            // What a pool reserves that is destroyed and still in use, nobody can ask any more: it stays charged.
+            // What a pool reserves that is destroyed and still in use, nobody can ask any more: it stays
+            // charged.
             let may_exceed = self.model.bytes(|way| way == Way::Pool(GONE)) != 0;
             wrong.retain(|(what, told, is)| {
                 told != is && !(may_exceed && ["pool", "all"].contains(what) && told > is)

@@ -72,8 +72,8 @@ fn threads_on_several_devices_fill_the_processs_limit_and_not_one_block_more() {
     assert_eq!(charged(&dir, 4), want);
 }
 
-/// Whatever is allocated, freed and destroyed from wherever, what is charged on each device is what the process holds
-/// there by the driver's own count.
+/// Whatever is allocated, freed and destroyed from wherever, what is charged on each device is what the
+/// process holds there by the driver's own count.
 #[test]
 fn through_a_thousand_calls_each_device_is_charged_what_the_driver_gave() {
     const GPUS: u32 = 3;

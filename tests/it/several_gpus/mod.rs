@@ -44,8 +44,8 @@ impl Devices {
         devices
     }
 
-    /// A command that concerns a device that is frozen waits until it thaws, and the device stays frozen so long. Gives what it
-    /// says then.
+    /// A command that concerns a device that is frozen waits until it thaws, and the device stays frozen so
+    /// long. Gives what it says then.
     #[track_caller]
     fn waits_for(&mut self, frozen: &Dir<'_>, command: &str) -> String {
         let waited = || frozen.key("compute.stat", "nr_frozen");

@@ -1,4 +1,5 @@
-//! The faults of a soak, one a row: what is done to programs and to the daemon while all goes on, and how it is undone.
+//! The faults of a soak, one a row: what is done to programs and to the daemon while all goes on, and how it
+//! is undone.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -75,8 +76,8 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Waits until everything is undone. Each is undone by a thread of its own: this one may wait for a daemon that is
-    /// stopped.
+    /// Waits until everything is undone. Each is undone by a thread of its own: this one may wait for a
+    /// daemon that is stopped.
     pub(super) fn undo(&mut self) {
         for end in self.ends.drain(..) {
             end.join().expect("it can be undone");

@@ -10,7 +10,8 @@ use nix::unistd::Pid;
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(super) struct Holdings {
     descriptors: BTreeMap<String, usize>,
-    /// But for those that close what strangers sent and those that read /proc, which stay: as many as were needed at once.
+    /// But for those that close what strangers sent and those that read /proc, which stay: as many as were
+    /// needed at once.
     threads: BTreeMap<String, usize>,
     blocks: usize,
 }

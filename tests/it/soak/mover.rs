@@ -1,5 +1,5 @@
-//! Programs whose memory moves to the host and back all the time: killed in moves, and served by drivers that fail in moves.
-//! Every byte that they hold is compared again and again.
+//! Programs whose memory moves to the host and back all the time: killed in moves, and served by drivers that
+//! fail in moves. Every byte that they hold is compared again and again.
 
 use std::ffi::OsString;
 use std::fs;

@@ -11,7 +11,8 @@ use super::directories::{groups, names};
 use super::{GPUS, Soak};
 use crate::driver::governed_pids;
 
-/// What holds nobody up. Who is least important among two hundred would have its turn in the end, and not soon.
+/// What holds nobody up. Who is least important among two hundred would have its turn in the end, and not
+/// soon.
 pub(super) const FREE: [(&str, &str); 3] = [
     ("compute.freeze", "0"),
     ("compute.max", "max"),

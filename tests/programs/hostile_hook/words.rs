@@ -54,8 +54,8 @@ macro_rules! named {
     };
 }
 
-/// Finds a word of the block by its name: of a device, of a thread (`thread.NAME`), of an array of a device (`kinds.3`), or of the
-/// process (`process.NAME`). The index is that of the device or of the thread.
+/// Finds a word of the block by its name: of a device, of a thread (`thread.NAME`), of an array of a device
+/// (`kinds.3`), or of the process (`process.NAME`). The index is that of the device or of the thread.
 pub fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word<'a>, Box<dyn Error>> {
     let index: usize = index.parse()?;
     let device = block.devices.get(index);

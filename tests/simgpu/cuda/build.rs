@@ -1,5 +1,6 @@
-//! Names the library as the driver's is named, and writes what follows from the lists of the driver's symbols:
-//! a stub for every symbol that no source file implements, and the table that `cuGetProcAddress` answers from.
+//! Names the library as the driver's is named, and writes what follows from the lists of the driver's
+//! symbols: a stub for every symbol that no source file implements, and the table that `cuGetProcAddress`
+//! answers from.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -85,7 +86,8 @@ fn collect(directory: &Path, into: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// The driver's symbols that a source file implements: `fn cuName(`, and `twin cuName` for a row's second symbol.
+/// The driver's symbols that a source file implements: `fn cuName(`, and `twin cuName` for a row's second
+/// symbol.
 fn exported(source: &str, into: &mut BTreeSet<String>) {
     for line in source.lines() {
         let code = line.split("//").next().unwrap_or_default();

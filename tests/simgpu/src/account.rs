@@ -1,5 +1,5 @@
-//! The truth about every process of a machine, alive or not, for whoever has the machine's directory: tests compare
-//! with it what others say.
+//! The truth about every process of a machine, alive or not, for whoever has the machine's directory: tests
+//! compare with it what others say.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +17,8 @@ pub struct Account {
     pub pid: u32,
     /// Whether it lives.
     pub is_alive: bool,
-    /// What it has on each device, by the device's place on the machine. Of one that has died: what it had then.
+    /// What it has on each device, by the device's place on the machine. Of one that has died: what it had
+    /// then.
     pub devices: Vec<OnDevice>,
     /// Bytes of host memory of the driver's that it has, by kind.
     pub host: Vec<(Held, u64)>,

@@ -4,20 +4,24 @@
 //! Besides the variables of [`Config`], each process obeys some of its own:
 //!
 //! - `SIMGPU_DIR`: the directory that the machine lives in.
-//! - `SIMGPU_DRIVER`: the driver's version, `11.8`, `12.2`, `12.8` or `13.5` (the default), by the CUDA version that it
-//!   came with. What is newer than it is neither exported nor found by `cuGetProcAddress`.
-//! - `SIMGPU_FAULTS`: calls that answer an error and do nothing, a list of `NAME=ERROR` (every call), `NAME=ERROR@N`
-//!   (the N-th call in this process, from 1) and `NAME=ERROR@N+` (that one and all later). NAME is an exported name, such
-//!   as `cuMemAlloc_v2` or `cuLaunchKernel_ptsz`, or ends with `*` and stands for all that begin so, which are then
-//!   counted together. ERROR is a `CUresult` other than 0; or `stop`: the process is stopped (SIGSTOP), and the call is
-//!   done when it goes on; or `cancel`: the call is a cancellation point, as calls of the real driver may be. Of several
-//!   that strike the first counts. Functions that are not simulated have faults too.
+//! - `SIMGPU_DRIVER`: the driver's version, `11.8`, `12.2`, `12.8` or `13.5` (the default), by the CUDA
+//!   version that it came with. What is newer than it is neither exported nor found by `cuGetProcAddress`.
+//! - `SIMGPU_FAULTS`: calls that answer an error and do nothing, a list of `NAME=ERROR` (every call),
+//!   `NAME=ERROR@N` (the N-th call in this process, from 1) and `NAME=ERROR@N+` (that one and all later).
+//!   NAME is an exported name, such as `cuMemAlloc_v2` or `cuLaunchKernel_ptsz`, or ends with `*` and stands
+//!   for all that begin so, which are then counted together. ERROR is a `CUresult` other than 0; or `stop`:
+//!   the process is stopped (SIGSTOP), and the call is done when it goes on; or `cancel`: the call is a
+//!   cancellation point, as calls of the real driver may be. Of several that strike the first counts.
+//!   Functions that are not simulated have faults too.
 //! - `SIMGPU_TRACE`: a file to which a line is appended for each call: pid, name, answer.
-//! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` memory of devices that stay where they are for the next to have, as a
-//!   device's own do. By default (0) they go back to the system, and the next pays for pages and finds them zero.
-//! - `SIMGPU_HOST_MEMORY`: bytes that the host is said to have, with a suffix as below; `meminfo` in the machine's directory
-//!   tells what processes leave of it, in the form of proc_meminfo(5). Nothing is refused for it.
-//! - `SIMGPU_FUTURE`: one more name that `cuGetProcAddress` finds, as of a driver newer than everybody's lists.
+//! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` memory of devices that stay where they are for the next to
+//!   have, as a device's own do. By default (0) they go back to the system, and the next pays for pages and
+//!   finds them zero.
+//! - `SIMGPU_HOST_MEMORY`: bytes that the host is said to have, with a suffix as below; `meminfo` in the
+//!   machine's directory tells what processes leave of it, in the form of proc_meminfo(5). Nothing is refused
+//!   for it.
+//! - `SIMGPU_FUTURE`: one more name that `cuGetProcAddress` finds, as of a driver newer than everybody's
+//!   lists.
 //! - `SIMGPU_FUTURE_LOCATION`: one more kind of `CUmemLocation`, a number; memory made there is the host's.
 //!
 //! Null mode has neither faults nor trace.
@@ -47,8 +51,8 @@ pub struct Config {
     pub host_bandwidth: u64,
     /// Bytes that a copy or a set within a device moves in a second (`SIMGPU_DEVICE_BANDWIDTH`).
     pub device_bandwidth: u64,
-    /// Which devices are divided, and into what (`SIMGPU_MIG`; see [`Mig`]). With their instances they are at most
-    /// [`MAX_DEVICES`].
+    /// Which devices are divided, and into what (`SIMGPU_MIG`; see [`Mig`]). With their instances they are at
+    /// most [`MAX_DEVICES`].
     pub mig: Mig,
     /// Whether driver calls check nothing and return at once (`SIMGPU_NULL=1`), for benchmarks.
     pub null: bool,

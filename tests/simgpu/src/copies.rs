@@ -86,7 +86,8 @@ impl Copies {
         ended
     }
 
-    /// How long to sleep: until the next copy ends, or the limit there is already. `None`: not worth it, look again.
+    /// How long to sleep: until the next copy ends, or the limit there is already. `None`: not worth it, look
+    /// again.
     pub(crate) fn until_next(
         &self,
         queues: &mut MutexGuard<'_, Queues>,

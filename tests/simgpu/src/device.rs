@@ -38,7 +38,8 @@ impl<'a> Device<'a> {
         Device { machine, index }
     }
 
-    /// Its place on the machine: that in the order of PCI addresses, from 0; instances have theirs behind all devices.
+    /// Its place on the machine: that in the order of PCI addresses, from 0; instances have theirs behind all
+    /// devices.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -81,8 +82,8 @@ impl<'a> Device<'a> {
             .map_or(132, |slices| 16 * slices)
     }
 
-    /// Its UUID, the same for the same index on every simulated machine. That of an instance begins with what the others
-    /// have not, so that it can be abbreviated.
+    /// Its UUID, the same for the same index on every simulated machine. That of an instance begins with what
+    /// the others have not, so that it can be abbreviated.
     pub fn uuid(&self) -> [u8; 16] {
         let mut uuid = *b"simgpu\x40\0\x80\0gcgr\0\0";
         let byte = |number| u8::try_from(number).unwrap_or(u8::MAX);
@@ -123,8 +124,8 @@ impl<'a> Device<'a> {
         self.machine.memory_of(self.index)
     }
 
-    /// Bytes of memory in use: by living processes, and what has no owner any more but is held by some. Of a device
-    /// that is divided: on all its instances.
+    /// Bytes of memory in use: by living processes, and what has no owner any more but is held by some. Of a
+    /// device that is divided: on all its instances.
     pub fn memory_used(&self) -> u64 {
         let owned: u64 = self.processes().iter().map(|process| process.used).sum();
         let here = owned.saturating_add(self.machine.orphaned(self.index));

@@ -1,5 +1,5 @@
-//! Which driver is simulated: `SIMGPU_DRIVER`, read by each process for itself, as each loads a driver library of
-//! its own.
+//! Which driver is simulated: `SIMGPU_DRIVER`, read by each process for itself, as each loads a driver
+//! library of its own.
 
 use std::sync::OnceLock;
 
@@ -43,8 +43,8 @@ impl Driver {
         })
     }
 
-    /// Whether NVML's third lists of processes have entries of 32 bytes, as those of drivers 535.43 to 535.86 have, and not
-    /// of 24.
+    /// Whether NVML's third lists of processes have entries of 32 bytes, as those of drivers 535.43 to 535.86
+    /// have, and not of 24.
     pub fn has_long_processes(&self) -> bool {
         self.driver_version.starts_with("535.54.")
     }

@@ -1,10 +1,10 @@
 //! A device's work of one process: streams, each a queue in order, and the thread that does it.
 //!
-//! Time is kept, not spent: a kernel begins when its stream, its device and its turn allow and ends as
-//! much later as it takes; the thread sleeps meanwhile and, when it wakes late, begins the next one at
-//! the time it could have begun. So short kernels take their true time on average although no sleep is
-//! that exact. Kernels of one process run one after another, and so do its copies by each route; kernels, the routes
-//! and all else overlap.
+//! Time is kept, not spent: a kernel begins when its stream, its device and its turn allow and ends as much
+//! later as it takes; the thread sleeps meanwhile and, when it wakes late, begins the next one at the time it
+//! could have begun. So short kernels take their true time on average although no sleep is that exact.
+//! Kernels of one process run one after another, and so do its copies by each route; kernels, the routes and
+//! all else overlap.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -63,13 +63,15 @@ impl Route {
 pub enum Work {
     /// A kernel; what it does to memory is done when it ends.
     Kernel(Cost, Box<dyn FnOnce() + Send>),
-    /// A copy that takes so many nanoseconds of its route, whoever has the device; the bytes move when it ends.
+    /// A copy that takes so many nanoseconds of its route, whoever has the device; the bytes move when it
+    /// ends.
     Copy(Route, u64, Box<dyn FnOnce() + Send>),
     /// Something the engine's thread does at once, given the time. It must not wait.
     Do(Box<dyn FnOnce(u64) + Send>),
     /// Something the program does: on a thread of its own, for it may take long.
     Host(Box<dyn FnOnce() + Send>),
-    /// More work, which is done before the stream goes on: asked for again when that is done, until there is none.
+    /// More work, which is done before the stream goes on: asked for again when that is done, until there is
+    /// none.
     Expand(Box<dyn FnMut() -> Vec<Work> + Send>),
     /// The stream does not go on until this is true. Asked after all other progress of the engine, when
     /// it is nudged, and, for what rings no bell, some ten thousand times a second.
@@ -413,7 +415,8 @@ impl Queues {
             .any(|other| other.domain == stream.domain && other.kind == held_by && other.first() < seq)
     }
 
-    /// The stream whose next operation is one that is meant and goes first: by priority, then in the order of submission.
+    /// The stream whose next operation is one that is meant and goes first: by priority, then in the order of
+    /// submission.
     pub(crate) fn next(&self, is_meant: impl Fn(&Work) -> bool) -> Option<StreamId> {
         let mut best: Option<(i32, u64, StreamId)> = None;
         for (id, stream) in &self.streams {

@@ -1,10 +1,10 @@
-//! Memory that several processes hold, and other things that they share: a file for each in `exports/`, named by a
-//! number that is never used again.
+//! Memory that several processes hold, and other things that they share: a file for each in `exports/`, named
+//! by a number that is never used again.
 //!
-//! Who holds one has the file open with a shared flock(2) on it, which ends with the last descriptor however its
-//! process ends, and passes with a descriptor that is passed. Whoever gets the lock for itself alone has found that
-//! nobody holds the thing any more. Memory is charged to the process that made it for as long as that one keeps it;
-//! after that to none, but the device has that much less until nobody holds it.
+//! Who holds one has the file open with a shared flock(2) on it, which ends with the last descriptor however
+//! its process ends, and passes with a descriptor that is passed. Whoever gets the lock for itself alone has
+//! found that nobody holds the thing any more. Memory is charged to the process that made it for as long as
+//! that one keeps it; after that to none, but the device has that much less until nobody holds it.
 
 use std::fs::{self, File};
 use std::io;
@@ -139,8 +139,8 @@ impl Machine {
 }
 
 impl Member {
-    /// Shares memory of a device that is charged to this process, or something that is of no device. The file is all
-    /// zero.
+    /// Shares memory of a device that is charged to this process, or something that is of no device. The file
+    /// is all zero.
     pub fn export(&self, tag: Tag, device: usize, size: u64) -> io::Result<Export> {
         let machine = self.machine();
         let directory = machine.directory().join("exports");

@@ -1,6 +1,6 @@
-//! What the host of the machine has left, told as Linux does: in a file of proc_meminfo(5)'s form in the machine's
-//! directory, `meminfo`. It is told when memory has been made, before the call returns, and when it has been let go. What a
-//! process had that was killed comes back with the next change.
+//! What the host of the machine has left, told as Linux does: in a file of proc_meminfo(5)'s form in the
+//! machine's directory, `meminfo`. It is told when memory has been made, before the call returns, and when it
+//! has been let go. What a process had that was killed comes back with the next change.
 
 use std::env;
 use std::fs::File;

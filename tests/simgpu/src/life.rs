@@ -17,7 +17,8 @@ pub struct Life {
     pub is_running: bool,
     /// When it first had anything on the device, in microseconds since 1970.
     pub began_usec: u64,
-    /// For how long it has been there, in microseconds. Of one that has died: until it last did anything there.
+    /// For how long it has been there, in microseconds. Of one that has died: until it last did anything
+    /// there.
     pub lasted_usec: u64,
     /// Nanoseconds of work it has had done.
     pub busy_ns: u64,

@@ -1,7 +1,7 @@
 //! Devices that are divided into instances, as MIG does: which, and into what.
 //!
-//! An instance is a device of its own, with memory and time slices that it shares with no other. Its place on the machine
-//! is behind those of all whole devices. A device that is divided does no work itself.
+//! An instance is a device of its own, with memory and time slices that it shares with no other. Its place on
+//! the machine is behind those of all whole devices. A device that is divided does no work itself.
 
 use crate::config::{MAX_DEVICES, parse_bytes};
 
@@ -28,9 +28,9 @@ pub struct Mig {
 }
 
 impl Mig {
-    /// Reads a list of `DEVICE:INSTANCES`, separated by semicolons. INSTANCES is a number of equal parts, 0 to
-    /// [`MAX_INSTANCES`] (`0:3`), or a list of profiles: compute slices and bytes of memory (`0:1g.5gb,2g.10gb`).
-    /// `None` for what is no such list, and for more than the devices have.
+    /// Reads a list of `DEVICE:INSTANCES`, separated by semicolons. INSTANCES is a number of equal parts, 0
+    /// to [`MAX_INSTANCES`] (`0:3`), or a list of profiles: compute slices and bytes of memory
+    /// (`0:1g.5gb,2g.10gb`). `None` for what is no such list, and for more than the devices have.
     pub(crate) fn parse(text: &str, devices: usize, memory: u64) -> Option<Mig> {
         let mut mig = Mig::default();
         let mut next = 0;

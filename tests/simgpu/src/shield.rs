@@ -1,5 +1,6 @@
-//! Keeps the program's signal handlers and pthread_cancel(3) out of a driver call: it holds locks, and what leaves it by
-//! siglongjmp(3) or is unwound would keep them. They are let in where a call waits and holds nothing ([`Bell::sleep`]).
+//! Keeps the program's signal handlers and pthread_cancel(3) out of a driver call: it holds locks, and what
+//! leaves it by siglongjmp(3) or is unwound would keep them. They are let in where a call waits and holds
+//! nothing ([`Bell::sleep`]).
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -96,7 +97,8 @@ fn set_cancel_state(state: c_int) -> c_int {
     before
 }
 
-/// What threads wait for in a driver call. A waiting thread is in no list, so one that leaves by siglongjmp(3) leaves nothing.
+/// What threads wait for in a driver call. A waiting thread is in no list, so one that leaves by
+/// siglongjmp(3) leaves nothing.
 #[derive(Debug, Default)]
 pub struct Bell(AtomicU32);
 
@@ -111,8 +113,8 @@ impl Bell {
         clock::ring(&self.0);
     }
 
-    /// Sleeps until it is rung, unless it no longer is as `seen`; may wake for nothing. Handlers run and may not return, so the
-    /// caller holds no lock, and nothing that must be dropped.
+    /// Sleeps until it is rung, unless it no longer is as `seen`; may wake for nothing. Handlers run and may
+    /// not return, so the caller holds no lock, and nothing that must be dropped.
     pub fn sleep(&self, seen: u32) {
         exposed(|| clock::sleep(&self.0, seen, None));
     }

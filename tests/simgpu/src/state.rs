@@ -101,9 +101,9 @@ impl Machine {
         self.layout().mig()
     }
 
-    /// Makes instances while processes use the machine: `text` is as in `SIMGPU_MIG` and begins with the instances that
-    /// there are. Whether the devices can be divided so. Who has initialised the driver before has no use of them, as with
-    /// NVIDIA's.
+    /// Makes instances while processes use the machine: `text` is as in `SIMGPU_MIG` and begins with the
+    /// instances that there are. Whether the devices can be divided so. Who has initialised the driver before
+    /// has no use of them, as with NVIDIA's.
     pub fn divide(&self, text: &str) -> bool {
         let wanted = Mig::parse(text, self.config.devices, self.config.memory);
         let wanted = wanted.filter(|mig| {
@@ -192,8 +192,8 @@ impl Machine {
     }
 }
 
-/// Holds a file alone, that of the state while a machine is looked at or made. flock(2) and not a record lock,
-/// because the two copies of this library that a process may have must exclude each other too.
+/// Holds a file alone, that of the state while a machine is looked at or made. flock(2) and not a record
+/// lock, because the two copies of this library that a process may have must exclude each other too.
 pub(crate) struct Exclusive<'a>(&'a File);
 
 impl<'a> Exclusive<'a> {

@@ -4,8 +4,9 @@
 //! it back: once it has lapsed by [`GRACE_NS`], whoever wants it takes it, so that neither a killed nor
 //! a stopped owner holds others up for more than a slice.
 //!
-//! Who gives it on does so as of the time it used the device last, however late its thread is to notice, and who is
-//! given it has it from then on, however late it wakes: the device is not idle because threads of the host are slow.
+//! Who gives it on does so as of the time it used the device last, however late its thread is to notice, and
+//! who is given it has it from then on, however late it wakes: the device is not idle because threads of the
+//! host are slow.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -136,8 +137,8 @@ impl Turn {
         clock::ring(self.member.bell_of(next, self.device));
     }
 
-    /// When a slice that begins at `at` ends. Rounded up: a slice's beginning is told from its end, and must not be in
-    /// the time of the one before.
+    /// When a slice that begins at `at` ends. Rounded up: a slice's beginning is told from its end, and must
+    /// not be in the time of the one before.
     fn end_of_slice(&self, at: u64) -> u64 {
         (at + self.slice_ns).next_multiple_of(1 << UNIT_BITS)
     }

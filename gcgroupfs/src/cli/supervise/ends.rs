@@ -17,7 +17,8 @@ pub(super) struct Ends {
     listener: Listener,
     watch: Watch,
     next_look: Option<Instant>,
-    /// The socket before the present one. Its last reference is dropped long after the daemon has let in who waited there.
+    /// The socket before the present one. Its last reference is dropped long after the daemon has let in who
+    /// waited there.
     old: Option<OwnedFd>,
     /// Whether the daemon has the present socket, or will find it.
     is_told: bool,
@@ -42,8 +43,8 @@ impl Ends {
         self.next_look
     }
 
-    /// Looks whether the mount is seen and the socket's file is there, if it is time to. A new socket is kept, and sent to
-    /// the daemon over `line`.
+    /// Looks whether the mount is seen and the socket's file is there, if it is time to. A new socket is
+    /// kept, and sent to the daemon over `line`.
     pub(super) fn look(&mut self, keeper: &mut Keeper, line: Option<&OwnedFd>) {
         let now = Instant::now();
         if self.next_look.is_none_or(|when| now < when) {

@@ -1,5 +1,6 @@
-//! When the next daemon is started after one has ended: soon after one that served and was killed by somebody, and later and later
-//! while daemons fail by themselves, as when the machine has no memory for them.
+//! When the next daemon is started after one has ended: soon after one that served and was killed by
+//! somebody, and later and later while daemons fail by themselves, as when the machine has no memory for
+//! them.
 
 use std::fs;
 use std::process::ExitStatus;
@@ -14,7 +15,8 @@ use crate::cli::mount;
 /// A daemon that served for longer, and was killed by somebody, is followed at once.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// The longest pause after one that was killed by somebody. Processes wait for a second before they try again to register.
+/// The longest pause after one that was killed by somebody. Processes wait for a second before they try again
+/// to register.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// The longest pause after one that failed by itself; one that lived for longer is followed at once.
@@ -81,7 +83,8 @@ impl Restarts {
         self.pause
     }
 
-    /// Tells of a daemon's end (the log, and the service manager) and waits until the next is due, or a signal comes.
+    /// Tells of a daemon's end (the log, and the service manager) and waits until the next is due, or a
+    /// signal comes.
     pub(super) fn wait(&mut self, signals: &Signals, end: &str, life: &Life) {
         let pause = self.pause(life);
         if self.nr > 1 {
@@ -101,8 +104,8 @@ pub(super) fn tell_served(nr_failed: u32) {
     mount::notify("STATUS=");
 }
 
-/// Returns how many processes of the machine the kernel has killed for memory, in a memory cgroup or in all; zero where it does not
-/// tell.
+/// Returns how many processes of the machine the kernel has killed for memory, in a memory cgroup or in all;
+/// zero where it does not tell.
 pub(super) fn nr_killed_for_memory() -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));

@@ -1,4 +1,5 @@
-//! Requests of the command line: answered at once, within what a user may take of the loop's time and of memory.
+//! Requests of the command line: answered at once, within what a user may take of the loop's time and of
+//! memory.
 
 use std::os::fd::AsRawFd;
 use std::time::Instant;

@@ -17,14 +17,15 @@ use crate::process;
 /// What has become of the socket's file.
 pub(super) enum Restored {
     IsThere,
-    /// It is not there, and another process has the directory's lock: a daemon that is being started there, or anybody else.
+    /// It is not there, and another process has the directory's lock: a daemon that is being started there,
+    /// or anybody else.
     Waits,
     /// It was not there, and this is the socket that is there now.
     Made(OwnedFd),
 }
 
-/// Makes a socket at `path` if the one whose file was `ours` is not there, and notes its file in `ours`. Without the
-/// directory's lock only if that is not needed.
+/// Makes a socket at `path` if the one whose file was `ours` is not there, and notes its file in `ours`.
+/// Without the directory's lock only if that is not needed.
 ///
 /// # Errors
 /// Another daemon listens there, or the place cannot be written.
@@ -45,8 +46,8 @@ pub(super) fn restore(path: &Path, ours: &mut FileId, needs_lock: bool) -> anyho
     Ok(Restored::Made(socket))
 }
 
-/// Whether the file at `path` is our socket's. Its inode number may have been given to another one; if the time of the
-/// last change is another, too, the kernel is asked who listens there.
+/// Whether the file at `path` is our socket's. Its inode number may have been given to another one; if the
+/// time of the last change is another, too, the kernel is asked who listens there.
 fn is_there(path: &Path, ours: &mut FileId) -> anyhow::Result<bool> {
     let there = match fs::symlink_metadata(path) {
         Ok(file) => id(&file),

@@ -48,7 +48,8 @@ impl<'w> Executing<'w> {
         }
     }
 
-    /// Registers the program that the process runs by now, by the connection of that number; gives the process's number.
+    /// Registers the program that the process runs by now, by the connection of that number; gives the
+    /// process's number.
     fn register(&mut self, connection: u64) -> u64 {
         let applicant = Applicant {
             number: connection,

@@ -8,7 +8,8 @@ use crate::tree::ProcessId;
 /// Time within which a requester must use the freed memory.
 const USE: Duration = Duration::from_secs(1);
 
-/// Unused grants in a row that a process, and all processes of a user, may have: another process may have been faster.
+/// Unused grants in a row that a process, and all processes of a user, may have: another process may have
+/// been faster.
 const MOST_UNUSED: u32 = 3;
 const MOST_UNUSED_OF_USER: u32 = 12;
 

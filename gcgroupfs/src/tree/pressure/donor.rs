@@ -20,7 +20,8 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Returns `None` for a process that has no bytes to move out. `allowed`: the bytes that its groups let it swap out.
+    /// Returns `None` for a process that has no bytes to move out. `allowed`: the bytes that its groups let
+    /// it swap out.
     pub(super) fn of(process: &Process, allowed: u64, sight: &Sight) -> Option<Self> {
         let (usage, control, device) = (process.usage(), process.control(), sight.device);
         let charged = usage.memory_current(device);
@@ -109,7 +110,8 @@ impl Asked {
         self.has_answered || self.delivered >= self.bytes
     }
 
-    /// Returns whether the donor fails to deliver: it says that it has finished and has not, or is silent for [`DELIVERY`].
+    /// Returns whether the donor fails to deliver: it says that it has finished and has not, or is silent for
+    /// [`DELIVERY`].
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         if self.is_done() {
             return self.delivered < self.bytes / 2;

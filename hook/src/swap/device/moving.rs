@@ -1,4 +1,5 @@
-//! A device's moves themselves: everything is held, what was queued ends, the blocks are moved, and all goes on.
+//! A device's moves themselves: everything is held, what was queued ends, the blocks are moved, and all goes
+//! on.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};

@@ -60,7 +60,8 @@ impl Device {
         }
     }
 
-    /// The groups above have no room for a block on the host, and so for none as large; there may be for smaller ones.
+    /// The groups above have no room for a block on the host, and so for none as large; there may be for
+    /// smaller ones.
     fn leave_out(&mut self, task: &mut Task, block: &Block) {
         self.not_granted = Some(block.size);
         task.blocks.retain(|other| other.size < block.size);

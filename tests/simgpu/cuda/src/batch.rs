@@ -28,7 +28,8 @@ pub(crate) fn check_stream(call: Call, stream: CUstream) -> CUresult {
     Ok(())
 }
 
-/// Checks where in a batch each of several rows begins: the first at 0, each behind the one before, all within.
+/// Checks where in a batch each of several rows begins: the first at 0, each behind the one before, all
+/// within.
 pub(crate) fn check_indexes(indexes: &[usize], count: usize) -> CUresult {
     let is_sound = indexes.first() == Some(&0)
         && indexes.is_sorted_by(|one, next| one < next)

@@ -7,8 +7,8 @@ use crate::call::{Call, driver};
 use crate::copy::copy_later;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE};
 
-/// `CUmemcpy3DOperand`: of a pointer the address, the length of rows and the height of layers in elements, and a hint;
-/// of an array the array and an offset in elements.
+/// `CUmemcpy3DOperand`: of a pointer the address, the length of rows and the height of layers in elements,
+/// and a hint; of an array the array and an offset in elements.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
@@ -33,7 +33,8 @@ const _: () = assert!(size_of::<Op3d>() == 112);
 const POINTER: u32 = 1;
 const ARRAY: u32 = 2;
 
-/// An operand in the terms of the older structure: memory type, address, array, pitch and height, and the place.
+/// An operand in the terms of the older structure: memory type, address, array, pitch and height, and the
+/// place.
 struct Side {
     memory_type: u32,
     address: u64,

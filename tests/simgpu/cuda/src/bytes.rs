@@ -154,7 +154,8 @@ impl Copy {
         self.width.saturating_mul(self.height).saturating_mul(self.depth)
     }
 
-    /// The route it takes through a device and for how many nanoseconds. `None`: the host does it, or it is nothing.
+    /// The route it takes through a device and for how many nanoseconds. `None`: the host does it, or it is
+    /// nothing.
     pub(crate) fn cost(&self, process: &Process) -> Option<(Route, u64)> {
         let route = match (
             self.src.place.is_on_host(process.space),

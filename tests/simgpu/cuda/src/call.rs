@@ -40,8 +40,8 @@ pub(crate) fn set_null_mode() {
     MODE.store(NULL, Relaxed);
 }
 
-/// Answers a call by `body`, unless a fault was asked for. No handler runs in it and nobody cancels the thread, except where it
-/// waits.
+/// Answers a call by `body`, unless a fault was asked for. No handler runs in it and nobody cancels the
+/// thread, except where it waits.
 pub(crate) fn answer(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
     match MODE.load(Relaxed) {
         NULL => body(),

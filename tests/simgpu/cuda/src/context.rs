@@ -34,8 +34,8 @@ pub(crate) struct Context {
     primary: Option<Arc<Context>>,
     /// Those that were ever made of it for green contexts.
     parts: Mutex<Vec<CUcontext>>,
-    /// The thread that a green context's is current to, 0 for none: the documentation allows of one at a time, and this driver
-    /// refuses another.
+    /// The thread that a green context's is current to, 0 for none: the documentation allows of one at a
+    /// time, and this driver refuses another.
     user: AtomicU64,
     /// Whether it has default streams, as all but some green contexts' have.
     has_default: bool,
@@ -158,7 +158,8 @@ impl Context {
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
     }
 
-    /// A green context's ends. Its streams are detached, and what is on them runs on; nothing else is its own.
+    /// A green context's ends. Its streams are detached, and what is on them runs on; nothing else is its
+    /// own.
     pub(crate) fn end_part(&self, process: &Process) {
         self.is_alive.store(false, Release);
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);

@@ -26,8 +26,8 @@ pub(crate) fn copy_now(call: Call, copy: &Copy) -> CUresult {
     wait(call, &stream)
 }
 
-/// Shorter copies than this are done by the thread that asks, where nothing goes before them: handing them to another
-/// takes longer.
+/// Shorter copies than this are done by the thread that asks, where nothing goes before them: handing them to
+/// another takes longer.
 const AT_ONCE_NS: u64 = 20_000;
 
 /// Does a copy here and now, if it is that short and nothing goes before it.

@@ -1,8 +1,9 @@
 //! Hides what a driver of the version asked for would not export.
 //!
-//! There is one library for all versions. When it is loaded, and before anybody can look anything up in it, it takes
-//! the functions newer than `SIMGPU_DRIVER` out of its own table of symbols: an entry without a section and a value is
-//! none to `dlsym`, whoever asks. A program linked with the driver has its references bound before that.
+//! There is one library for all versions. When it is loaded, and before anybody can look anything up in it,
+//! it takes the functions newer than `SIMGPU_DRIVER` out of its own table of symbols: an entry without a
+//! section and a value is none to `dlsym`, whoever asks. A program linked with the driver has its references
+//! bound before that.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -118,7 +119,8 @@ unsafe fn hide(tables: &Tables, wanted: impl Fn(&str) -> bool) {
     }
     for index in 0..count {
         let symbol = (tables.symbols as *mut Symbol).wrapping_add(usize::try_from(index).unwrap_or(0));
-        // SAFETY: within the table, which can be written now and which nobody reads while the library is loaded.
+        // SAFETY: within the table, which can be written now and which nobody reads while the library is
+        // loaded.
         let symbol = unsafe { &mut *symbol };
         // SAFETY: names are strings of the table of strings.
         let name = unsafe { CStr::from_ptr((tables.strings + u64::from(symbol.name)) as *const c_char) };

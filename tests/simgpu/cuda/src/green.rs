@@ -1,7 +1,8 @@
-//! Green contexts: parts of a device's primary context with streams of their own, on some of its multiprocessors.
+//! Green contexts: parts of a device's primary context with streams of their own, on some of its
+//! multiprocessors.
 //!
-//! A kernel takes as long there as elsewhere. The documentation does not say what becomes of work that is still on a
-//! green context's streams when that is destroyed; here it runs on.
+//! A kernel takes as long there as elsewhere. The documentation does not say what becomes of work that is
+//! still on a green context's streams when that is destroyed; here it runs on.
 
 use std::sync::Arc;
 
@@ -104,7 +105,8 @@ impl Context {
         streams
     }
 
-    /// An event comes about when all that was submitted to the context before has ended. Nothing waits for that.
+    /// An event comes about when all that was submitted to the context before has ended. Nothing waits for
+    /// that.
     pub(crate) fn record(&self, call: Call, event: CUevent) -> CUresult {
         let event = call.event(event)?;
         capture::check_context(self)?;

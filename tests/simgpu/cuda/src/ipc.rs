@@ -1,4 +1,5 @@
-//! The older way between processes: handles of linear memory and of events, 64 bytes each, good for whoever has them.
+//! The older way between processes: handles of linear memory and of events, 64 bytes each, good for whoever
+//! has them.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

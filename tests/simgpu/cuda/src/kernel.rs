@@ -27,8 +27,8 @@ pub(crate) enum Known {
     Fill,
     /// `gcgroup_checksum(u64 src, u64 n_words, u64 out)`: adds the sum of `src[i] * (i + 1)` to `*out`.
     Checksum,
-    /// `gcgroup_condition(u64 handle, u64 counter)`: takes one from `*counter`, of 32 bits, if it is not 0, and gives it
-    /// to the condition of that handle.
+    /// `gcgroup_condition(u64 handle, u64 counter)`: takes one from `*counter`, of 32 bits, if it is not 0,
+    /// and gives it to the condition of that handle.
     Condition,
 }
 

@@ -1,7 +1,7 @@
 //! Multicast objects: memory of several devices that is bound to one range.
 //!
-//! What is bound is held, whoever else lets go of it. The instructions that reach all devices at once are not simulated,
-//! so that an object cannot be mapped: only they could use the mapping.
+//! What is bound is held, whoever else lets go of it. The instructions that reach all devices at once are not
+//! simulated, so that an object cannot be mapped: only they could use the mapping.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! `cuGetProcAddress`, and the functions that the simulated driver has in name only.
 //!
 //! The build script writes both tables from the driver's lists of symbols (see `../data/cuda-names.tsv`).
-//! Behaviour as documented for CUDA 12 and 13: an unknown name is no error of `cuGetProcAddress_v2`, which tells of it
-//! by a null pointer and the status. The older function of four arguments has no status and answers
-//! `CUDA_ERROR_NOT_FOUND`. What the real driver does with flags that do not exist is not documented; here they are invalid.
+//! Behaviour as documented for CUDA 12 and 13: an unknown name is no error of `cuGetProcAddress_v2`, which
+//! tells of it by a null pointer and the status. The older function of four arguments has no status and
+//! answers `CUDA_ERROR_NOT_FOUND`. What the real driver does with flags that do not exist is not documented;
+//! here they are invalid.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -38,7 +39,8 @@ struct Name {
 
 macro_rules! symbols {
     ($($symbol:ident,)*) => {
-        /// Every function of the table by its exported symbol, declared for its address and never called from here.
+        /// Every function of the table by its exported symbol, declared for its address and never called from
+        /// here.
         mod symbol {
             unsafe extern "C" {
                 $( pub(super) fn $symbol(); )*
@@ -58,7 +60,8 @@ macro_rules! names {
 macro_rules! stubs {
     ($($symbol:ident,)*) => {
         $(
-            // SAFETY: the driver's symbol of that name; a caller who relies on its arguments is told that it does nothing.
+            // SAFETY: the driver's symbol of that name; a caller who relies on its arguments is told that it
+            // does nothing.
             #[unsafe(no_mangle)]
             extern "C" fn $symbol() -> CUresult {
                 static SAID: AtomicBool = AtomicBool::new(false);

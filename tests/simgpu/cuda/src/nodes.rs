@@ -159,8 +159,8 @@ fn add_graph(
     out.set(call.graph(graph)?.add(call.process, task, after.to_vec())?)
 }
 
-/// The operation that a structure of the general form describes: the kind, then its parameters. `None`: it is a node of
-/// more than an operation.
+/// The operation that a structure of the general form describes: the kind, then its parameters. `None`: it is
+/// a node of more than an operation.
 fn op_of(call: Call, node: Raw) -> Result<Option<Op>, CUerror> {
     let params = params_of(node);
     Ok(Some(match node.as_in::<u32>().get()? {

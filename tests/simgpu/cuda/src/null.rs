@@ -1,5 +1,6 @@
-//! Null mode: what calls answer that must answer something. Nothing is checked, nothing is kept, and no thread meets
-//! another: what is measured beside it would hide behind a lock here, or behind a cache line that all want.
+//! Null mode: what calls answer that must answer something. Nothing is checked, nothing is kept, and no
+//! thread meets another: what is measured beside it would hide behind a lock here, or behind a cache line
+//! that all want.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU64;
@@ -47,7 +48,8 @@ fn take(bytes: u64) -> u64 {
     MINE.with(|mine| take_of(mine, bytes.next_multiple_of(512)))
 }
 
-/// Reserves addresses as drivers do: of whole pages of device memory, and not in between of what is allocated.
+/// Reserves addresses as drivers do: of whole pages of device memory, and not in between of what is
+/// allocated.
 #[inline]
 pub(crate) fn reserve(address: Out<CUdeviceptr>, bytes: usize) {
     thread_local! {

@@ -1,6 +1,6 @@
-//! The functions of before CUDA 3.2, when an address had 32 bits: programs built since do not call them, but they are
-//! exported. What the real driver does with them in a process of 64 bits is not documented; here they work, on memory
-//! whose addresses are below 4 GiB, and are told only what fits.
+//! The functions of before CUDA 3.2, when an address had 32 bits: programs built since do not call them, but
+//! they are exported. What the real driver does with them in a process of 64 bits is not documented; here
+//! they work, on memory whose addresses are below 4 GiB, and are told only what fits.
 
 use crate::abi::{
     CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUarray, CUdevice, CUerror, CUmodule, CUresult,

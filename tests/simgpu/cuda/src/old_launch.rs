@@ -1,4 +1,5 @@
-//! Launches of the oldest kind: a function is told its shape and its arguments, call by call, and then launched.
+//! Launches of the oldest kind: a function is told its shape and its arguments, call by call, and then
+//! launched.
 
 use std::ffi::c_void;
 

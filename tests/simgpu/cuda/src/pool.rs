@@ -209,7 +209,8 @@ impl Pool {
         self.state.lock().is_closed
     }
 
-    /// Ends the block at `address` if it `is_due`, in one step for whoever allocates. Whether the pool ends with it.
+    /// Ends the block at `address` if it `is_due`, in one step for whoever allocates. Whether the pool ends
+    /// with it.
     fn end(&self, process: &Process, address: u64, is_due: impl FnOnce(&State) -> bool) -> bool {
         let in_pool = |block: &simgpu::memory::Block| matches!(block.kind, Kind::Pool(_));
         let mut state = self.state.lock();

@@ -1,7 +1,8 @@
-//! What a device's multiprocessors are divided into for green contexts: resources, and descriptions made of them.
+//! What a device's multiprocessors are divided into for green contexts: resources, and descriptions made of
+//! them.
 //!
-//! A resource is the program's own memory. What the driver keeps in it that is nobody else's business is found by a number
-//! in front; in what does not have it, nothing is believed.
+//! A resource is the program's own memory. What the driver keeps in it that is nobody else's business is
+//! found by a number in front; in what does not have it, nothing is believed.
 
 use crate::abi::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult, CUstream, In, Out};
 use crate::call::{Call, driver};

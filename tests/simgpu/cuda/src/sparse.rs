@@ -1,7 +1,7 @@
 //! Arrays whose memory comes later: sparse ones, tile by tile, and those with deferred mapping, as a whole.
 //!
-//! What is mapped holds its physical memory. The bytes of a tile are kept with the array and not in the tile pool: two
-//! arrays never see each other's, and a tile is zero when it is mapped.
+//! What is mapped holds its physical memory. The bytes of a tile are kept with the array and not in the tile
+//! pool: two arrays never see each other's, and a tile is zero when it is mapped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -71,7 +71,8 @@ const MAP: u32 = 1;
 const UNMAP: u32 = 2;
 const SINGLE_TAIL: u32 = 1;
 
-/// Tiles that are mapped, by level, layer and the place of their first element; the tail counts as one beyond all.
+/// Tiles that are mapped, by level, layer and the place of their first element; the tail counts as one beyond
+/// all.
 #[derive(Default)]
 pub(crate) struct Tiles(Mutex<BTreeMap<Place, Held>>);
 

@@ -2,8 +2,9 @@
 
 use simgpu::{Device, Machine};
 
-/// The places of the devices that `CUDA_VISIBLE_DEVICES` leaves, in its order, up to the first that is none; all without
-/// it. One named twice leaves none at all. A process sees one instance at most, the first, and then no whole device.
+/// The places of the devices that `CUDA_VISIBLE_DEVICES` leaves, in its order, up to the first that is none;
+/// all without it. One named twice leaves none at all. A process sees one instance at most, the first, and
+/// then no whole device.
 pub(crate) fn of(machine: &Machine, wish: Option<&str>) -> Vec<usize> {
     let visible = match wish {
         None => machine

@@ -46,7 +46,8 @@ fn is_node(node: i32) -> bool {
     node == 0 || Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
 }
 
-/// Where memory can be made: as documented, not on whatever node the thread is on; before CUDA 12.2 on devices alone.
+/// Where memory can be made: as documented, not on whatever node the thread is on; before CUDA 12.2 on
+/// devices alone.
 pub(crate) fn place_for(process: &Process, location: CUmemLocation) -> Result<usize, CUerror> {
     let is_old = Driver::of_process().cuda_version < 12_020;
     if location.kind == LOCATION_HOST_NUMA_CURRENT || is_old && location.kind != LOCATION_DEVICE {
@@ -147,7 +148,8 @@ fn unreserve(call: Call, base: CUdeviceptr, size: usize) -> CUresult {
     Ok(())
 }
 
-/// Sets what each location listed may do; what others may stays as it is. The host has no way to memory of a device.
+/// Sets what each location listed may do; what others may stays as it is. The host has no way to memory of a
+/// device.
 fn set_access(
     call: Call,
     base: CUdeviceptr,

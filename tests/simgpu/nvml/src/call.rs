@@ -109,7 +109,8 @@ impl Handle {
         }
     }
 
-    /// A device to which MIG means nothing: what NVML cannot say of instances and of what is divided into them.
+    /// A device to which MIG means nothing: what NVML cannot say of instances and of what is divided into
+    /// them.
     pub(crate) fn undivided(self, machine: &Machine) -> Result<Device<'_>> {
         let device = self.device(machine)?;
         match device.is_divided() || device.part_of().is_some() {
@@ -119,7 +120,8 @@ impl Handle {
     }
 }
 
-/// A caller's pointer to one `T`: null, or good to read and to write for the length of the call. Only C makes one.
+/// A caller's pointer to one `T`: null, or good to read and to write for the length of the call. Only C makes
+/// one.
 #[repr(transparent)]
 pub(crate) struct Place<T>(*mut T);
 

@@ -46,8 +46,8 @@ extern "C" fn nvmlInit_v2() -> u32 {
     code(initialise())
 }
 
-/// The flags ask not to fail without a device, and not to attach to any; the simulated machine has devices and
-/// needs no attaching.
+/// The flags ask not to fail without a device, and not to attach to any; the simulated machine has devices
+/// and needs no attaching.
 // SAFETY: likewise.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {

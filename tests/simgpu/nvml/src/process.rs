@@ -148,8 +148,8 @@ impl From<Found<'_>> for Detail {
     }
 }
 
-/// Gives a caller a list as NVML does: `count` says what there is room for and is told what there is; where that is
-/// more, nothing else is written.
+/// Gives a caller a list as NVML does: `count` says what there is room for and is told what there is; where
+/// that is more, nothing else is written.
 pub(crate) fn put_list<T: Copy>(list: &[T], count: Place<c_uint>, into: Place<T>) -> Result {
     let room = count.get()?;
     let there = c_uint::try_from(list.len()).unwrap_or(c_uint::MAX);

@@ -1,5 +1,6 @@
-//! How busy the devices were of late. NVML's numbers are shares of a period that has just passed; here the period
-//! goes back to a look at the devices' counters that is at most a second old, or the last one there was.
+//! How busy the devices were of late. NVML's numbers are shares of a period that has just passed; here the
+//! period goes back to a look at the devices' counters that is at most a second old, or the last one there
+//! was.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -81,8 +82,8 @@ pub(crate) fn now_usec() -> u64 {
     u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// How busy the device was from each look to the next, up to now: when the period ended, in microseconds since 1970,
-/// and the share of it in percent. Only periods that ended after a time.
+/// How busy the device was from each look to the next, up to now: when the period ended, in microseconds
+/// since 1970, and the share of it in percent. Only periods that ended after a time.
 pub(crate) fn history(device: Device<'_>, after_usec: u64) -> Vec<(u64, u32)> {
     // Forgets what is too old and looks once more, if the last look is not just past.
     busy(device);

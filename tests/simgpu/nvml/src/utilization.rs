@@ -21,7 +21,8 @@ struct Sample {
     value: u64,
 }
 
-/// `nvmlSamplingType_t`, as far as a simulated device has it: of the GPU, its memory, the encoder and the decoder.
+/// `nvmlSamplingType_t`, as far as a simulated device has it: of the GPU, its memory, the encoder and the
+/// decoder.
 const OF_GPU: c_uint = 1;
 const OF_MEMORY: c_uint = 2;
 const OF_ENCODER: c_uint = 3;
@@ -34,7 +35,8 @@ const UNSIGNED: c_uint = 1;
 const PERIOD_USEC: c_uint = 1_000_000;
 
 nvml! {
-    /// How much of the last second the device worked, which is not known where MIG divides it; the traffic of its memory is not simulated.
+    /// How much of the last second the device worked, which is not known where MIG divides it; the traffic of
+    /// its memory is not simulated.
     fn nvmlDeviceGetUtilizationRates(device: Handle, rates: Place<Utilization>) => |machine| {
         let gpu = sample::busy(device.undivided(machine)?).all;
         rates.put(Utilization { gpu, memory: 0 })

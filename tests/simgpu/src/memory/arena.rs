@@ -151,7 +151,8 @@ impl Arena {
         }
     }
 
-    /// Takes the pages of a range from the system now rather than when they are touched, where it can do that.
+    /// Takes the pages of a range from the system now rather than when they are touched, where it can do
+    /// that.
     pub fn populate(&self, at: u64, length: u64) {
         let length = usize::try_from(length).unwrap_or(0);
         // SAFETY: pages of an arena's own mapping; what is in them stays.
@@ -210,7 +211,8 @@ fn map(
         (file.as_raw_fd(), i64::try_from(offset).unwrap_or(0))
     });
     let flags = kind | fixed | libc::MAP_NORESERVE;
-    // SAFETY: a fresh mapping replaces nothing, or pages of an arena, which are only ever reached by their addresses.
+    // SAFETY: a fresh mapping replaces nothing, or pages of an arena, which are only ever reached by their
+    // addresses.
     let start = unsafe { libc::mmap(at, length, protection, flags, descriptor, offset) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());

@@ -1,5 +1,5 @@
-//! Memory of a device that has been freed and is still there, as it is on a device: whoever gets it next has no pages to
-//! wait for, and finds in it what was there.
+//! Memory of a device that has been freed and is still there, as it is on a device: whoever gets it next has
+//! no pages to wait for, and finds in it what was there.
 
 use parking_lot::Mutex;
 

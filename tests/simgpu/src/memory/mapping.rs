@@ -21,8 +21,8 @@ impl Space {
         self.reserved.give(base, size);
     }
 
-    /// Makes physical memory, already charged for; `owner` is told when it goes. Its bytes are those of a file from a
-    /// place on, or of nobody else.
+    /// Makes physical memory, already charged for; `owner` is told when it goes. Its bytes are those of a
+    /// file from a place on, or of nobody else.
     pub fn make_physical(
         &'static self,
         size: u64,
