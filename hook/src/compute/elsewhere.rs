@@ -2,7 +2,7 @@
 //! memory that they name, or by a node of a graph (`reach`).
 //!
 //! A thread checks only the gate of its current device. So while any device of a process with several devices
-//! is frozen, every slot's gate leads to the slow path, which asks here what each call concerns. [`Inside`]
+//! is frozen, every slot's gate leads to the slow path, which asks here what each call concerns. `Inside`
 //! records the threads that were in the driver before, and the drain waits for these.
 //!
 //! Not examined: the levels of mipmapped arrays.

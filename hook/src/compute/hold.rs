@@ -1,7 +1,7 @@
 //! Process-internal gate: closed while a device's memory is changed in a way that no submission may observe.
 //!
 //! While any device is held, every slot's gate leads to the slow path, so the fast path has no extra check.
-//! Calls that use memory without being submissions take a [`Touch`].
+//! Calls that use memory without being submissions take a `Touch`.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 

@@ -34,8 +34,16 @@ impl Holdings {
         };
         let kind = |path: &Path| {
             let target = fs::read_link(path).ok()?.display().to_string();
-            // Sockets and pipes have numbers.
-            Some(target.split(":[").next().unwrap_or_default().to_owned())
+            // Sockets and pipes have numbers, and files of /proc the daemon's pid.
+            let target = target.split(":[").next().unwrap_or_default();
+            let is_pid = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+            Some(
+                target
+                    .split('/')
+                    .filter(|part| !is_pid(part))
+                    .collect::<Vec<_>>()
+                    .join("/"),
+            )
         };
         let comm = |path: &Path| Some(fs::read_to_string(path.join("comm")).ok()?.trim().to_owned());
         let mut threads = names("task", comm);
