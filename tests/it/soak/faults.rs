@@ -26,6 +26,10 @@ struct Fault {
     begin: fn(&mut Soak) -> Option<Undo>,
 }
 
+/// Time for which a hook tries to register. A daemon among two hundred programs may get too little CPU time to
+/// answer within it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 type Undo = Box<dyn FnOnce() + Send>;
 
 const FAULTS: &[Fault] = &[
@@ -146,10 +150,12 @@ fn execute_rapidly(soak: &mut Soak) -> Option<Undo> {
     soak.mount.read("", "devices");
     let mut shell = DriverShell::start(&soak.mount);
     for _ in 0..24 {
+        let began = Instant::now();
         shell.exec();
         assert!(
-            soak.mount.governs(shell.pid()),
-            "ungoverned when cuInit has returned"
+            soak.mount.governs(shell.pid()) || began.elapsed() >= PATIENCE,
+            "ungoverned when cuInit has returned after {:?}",
+            began.elapsed()
         );
     }
     shell.quit();
