@@ -1,4 +1,4 @@
-//! Blocks: what is known of the memory at a device address.
+//! Blocks: properties of the memory at a device address.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,27 +6,27 @@ use std::sync::Arc;
 
 use super::Space;
 
-/// The device of what is in host memory.
+/// Device number of host memory.
 pub const HOST: usize = usize::MAX;
 
-/// What a block of memory is.
+/// Type of a block of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Device memory from the linear allocator.
     Linear,
     /// Device memory of an array.
     Array,
-    /// Memory from the pool of that handle.
+    /// Memory from the pool with this handle.
     Pool(usize),
     /// Device memory of a graph.
     Graph,
     /// Memory that host and device both address.
     Managed,
-    /// Page-locked host memory of the driver's.
+    /// Page-locked host memory allocated by the driver.
     Host,
-    /// Host memory of the program's, registered.
+    /// Host memory of the program, registered.
     Registered,
-    /// Part of a reserved address range with the physical memory of that handle behind it.
+    /// Part of a reserved address range, backed by the physical memory with this handle.
     Mapped(usize),
     /// Device memory of another process.
     Imported,
@@ -35,17 +35,17 @@ pub enum Kind {
 /// A block of memory at a device address.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// Its first address.
+    /// First address.
     pub base: u64,
-    /// Its length in bytes, as asked for.
+    /// Length in bytes, as requested.
     pub size: u64,
-    /// What it is.
+    /// Type of the block.
     pub kind: Kind,
-    /// The device it is on, or [`HOST`].
+    /// Device of the memory, or [`HOST`].
     pub device: usize,
-    /// The context it was made in.
+    /// Context in which it was created.
     pub context: u64,
-    /// A number no other block of this process ever has.
+    /// Number unique among all blocks of this process.
     pub id: u64,
     /// Flags it was made with.
     pub flags: u32,
