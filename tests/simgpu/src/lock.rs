@@ -25,7 +25,7 @@ const SLOTS: i64 = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct Locks {
     file: &'static File,
-    /// Record locks belong to the process: its threads need a lock of their own.
+    /// Record locks belong to the process: its threads need a separate lock.
     devices: [Mutex<()>; MAX_DEVICES],
 }
 
