@@ -228,7 +228,7 @@ driver! {
         properties.set(values)
     }
     fn cuDeviceGetPCIBusId(text: Out<c_char>, length: i32, device: CUdevice) |call| {
-        // Four digits of domain, as the driver has it; NVML has eight.
+        // A four-digit domain, as in the driver; NVML has eight digits.
         let address = call.process.on_machine(device)?.pci_address();
         text.set_text(&address[4..], length)
     }
