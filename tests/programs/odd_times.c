@@ -1,4 +1,4 @@
-/* Calls the driver at odd times, told by lines on stdin; each is answered by one line on stdout.
+/* Calls the driver at unusual times, controlled by lines on stdin; each is answered by one line on stdout.
  *
  *   launch N                N launches of a microsecond's kernel          -> CODE
  *   alloc BYTES             kept                                           -> CODE
@@ -122,7 +122,7 @@ static void jump_out(int signal)
     siglongjmp(out, 1);
 }
 
-/* A program that gives a launch so long, and then does something else. */
+/* A program that waits this long for a launch, and then continues with something else. */
 static void jump(void)
 {
     struct sigaction action = { .sa_handler = jump_out };
@@ -133,7 +133,7 @@ static void jump(void)
         printf("%d\n", launch());
 }
 
-/* A program that waits for a kernel so long, and then does something else. */
+/* A program that waits this long for a kernel, and then continues with something else. */
 static void wait_for_kernel(unsigned long long microseconds)
 {
     struct sigaction action = { .sa_handler = jump_out };
@@ -268,7 +268,7 @@ static void *submits(void *unused)
 
 static void at_the_end(void)
 {
-    /* What the driver answers now is its own business: it may be gone already. Only, it answers. */
+    /* The result is not checked: the driver may be unloaded already. The call must only return. */
     size_t available, total;
     CUdeviceptr pointer = 0;
     launch();
@@ -325,7 +325,7 @@ int main(int count, char **words)
     struct sigaction action = { .sa_handler = handler };
     (void)count;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    /* Before the driver registers handlers of its own, so run after them. */
+    /* Registered before the driver's own handlers, so it runs after them. */
     atexit(at_the_end);
     at_quick_exit(at_the_end);
     CUmodule module;

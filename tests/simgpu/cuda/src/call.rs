@@ -81,7 +81,7 @@ fn watched(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
     if let Some(trace) = &watch.trace {
         let number = result.err().map_or(0, |error| error.0.get());
         let line = format!("{} {name} {number}\n", std::process::id());
-        // One write, so that lines of several processes do not mix; a full disk only loses lines.
+        // A single write, so that lines of different processes do not mix; a full disk only loses lines.
         let _ = trace.lock().write_all(line.as_bytes());
     }
     result

@@ -124,7 +124,7 @@ impl Exec {
             .collect()
     }
 
-    /// What a graph has that this cannot become, as a `CUgraphExecUpdateResult` and a node of the graph.
+    /// Updates the steps. Fails with a `CUgraphExecUpdateResult` and the node of the graph that cannot be applied.
     fn update(&self, new: Vec<Step>) -> Result<(), (u32, CUgraphNode)> {
         let mut steps = self.steps.lock();
         if steps.len() != new.len() {
