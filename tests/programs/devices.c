@@ -1,6 +1,6 @@
-/* Calls the driver API on several devices from one thread: a command per line, answered by a line with the result of
- * the last call and its output. Contexts, streams, pools and memory are named by the numbers that they were given,
- * from 0.
+/* Calls the driver API on several devices from one thread: a command per line, answered by a line with the
+ * result of the last call and its output. Contexts, streams, pools and memory are named by the numbers that
+ * they were given, from 0.
  *
  *   init | count | uuid DEVICE | total DEVICE
  *   gpu DEVICE              the UUID of the GPU that it is or is an instance of

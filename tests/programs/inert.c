@@ -1,5 +1,5 @@
-/* A program without CUDA: prints what a preloaded library must not change. Can be linked with any C library, also
- * statically.
+/* A program without CUDA: prints what a preloaded library must not change. Can be linked with any C library,
+ * also statically.
  *
  * Prints "descriptors N", "threads N", "hook mapped" or "no hook", then for each argument whether a lookup
  * finds that name: "NAME found" or "NAME absent: WHY".
@@ -11,7 +11,7 @@
 #include <string.h>
 
 static int entries(const char *path) {
-    int n = -1; /* the directory's own descriptor, or "." and ".." */
+    int n = -1; /* opendir's own descriptor is not counted */
     DIR *directory = opendir(path);
     if (!directory)
         return -1;

@@ -1,5 +1,6 @@
-/* Lookups with dlsym, each made twice. Three parts of one program: two libraries that both define cuPlain, which is in
- * no driver, the first of which passes the call on to the next; and, with neither -DFIRST nor -DSECOND, the program:
+/* Lookups with dlsym, each made twice. Three parts of one program: two libraries that both define cuPlain,
+ * which is in no driver, the first of which passes the call on to the next; and, with neither -DFIRST nor
+ * -DSECOND, the program:
  *
  *   cuPlain 1 2 2                 libraries reached: the first, and through it twice the second
  *   HOW found found same CODE     cuMemAlloc_v2 looked up twice, and its result with all arguments zero

@@ -4,18 +4,20 @@
  *   alloc BYTES             kept                                           -> CODE
  *   free                    what was allocated last                        -> CODE
  *   sync                                                                   -> CODE
- *   thread                  starts a thread that launches once, at once    -> started
- *   once                    the same, and waits until it has ended         -> CODE
+ *   thread                  starts a thread that launches once, immediately -> started
+ *   once                    as thread, and waits until it has ended        -> CODE
  *   jump                    launches; SIGUSR1 meanwhile jumps out of it    -> jumped | CODE
- *   wait USEC               a kernel of so long; SIGUSR1 jumps out of the
+ *   wait USEC               a kernel of USEC; SIGUSR1 jumps out of the
  *                           wait for it                                    -> waits, then jumped | CODE
  *   cancel                  cancels that thread                            -> sent
- *   join                    waits for it                                   -> canceled | CODE
+ *   join                    joins it                                       -> canceled | CODE
  *   condemned BYTES         a thread that is canceled already allocates    -> canceled CODE
- *   ended WHAT              a thread that is canceled already does that:
+ *   ended WHAT              a thread that is canceled already calls WHAT:
  *                           alloc | free | launch | sync                   -> canceled CODE, -1 if it did not return
- *   doomed N                one more does all that N times, among others   -> canceled CODE
- *   handler BYTES           a signal's handler allocates, frees, launches  -> CODE CODE CODE
+ *   doomed N                another calls all of these N times, among
+ *                           other threads                                  -> canceled CODE
+ *   handler BYTES           a signal handler allocates, frees, launches    -> CODE CODE CODE
+ *   callback BYTES          a host function on a stream allocates, queries -> CODE CODE
  *   callback BYTES          a host function on a stream allocates, asks    -> CODE CODE
  *   vfork PROGRAM WAY N     a child that shares our memory becomes that    -> STATUS
  *   spawn PROGRAM WAY N     posix_spawn                                    -> STATUS

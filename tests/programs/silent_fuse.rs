@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! silent_fuse serve DIR [writeback]          mounts at DIR and serves; prints "ready"
-//! silent_fuse send SOCKET FILE NUMBER WHAT   sends NUMBER descriptors of FILE, one per connection; prints "sent"
+//! silent_fuse send SOCKET FILE NUMBER WHAT   sends NUMBER descriptors of FILE, one per connection;
+//!                                            prints "sent"
 //! silent_fuse exec SOCKET FILE               registers, and executes another program with FILE open and
 //!                                            close-on-exec; prints "ready" before
 //! ```

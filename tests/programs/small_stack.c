@@ -1,6 +1,6 @@
-/* Calls driver functions in threads with small stacks, each function in a separate process, and prints the stack use.
- * Reads the functions' names from stdin and prints a line for each: "NAME CODE BYTES", "NAME absent" or
- * "NAME signal N".
+/* Calls driver functions in threads with small stacks, each function in a separate process, and prints the
+ * stack use. Reads the functions' names from stdin and prints a line for each: "NAME CODE BYTES",
+ * "NAME absent" or "NAME signal N".
  *
  *   small_stack WHEN SIZE
  *

@@ -1,5 +1,5 @@
-/* Calls each driver function whose name it reads with all arguments zero, each in a separate process, and prints the
- * results: "NAME CODE", "NAME absent" or "NAME signal N".
+/* Calls each driver function whose name it reads with all arguments zero, each in a separate process, and
+ * prints the results: "NAME CODE", "NAME absent" or "NAME signal N".
  *
  *   zeros before | after | context | destroyed | canceled
  *                                                 before cuInit; after it, without a context; with one; with a

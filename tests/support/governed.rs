@@ -201,7 +201,7 @@ impl Drop for Governed {
         let deadline = Instant::now() + DEADLINE;
         while matches!(self.child.try_wait(), Ok(None)) {
             if Instant::now() > deadline {
-                eprintln!("who was killed does not end:\n{}", threads(self.child.id()));
+                eprintln!("a killed process does not end:\n{}", threads(self.child.id()));
                 return;
             }
             thread::sleep(Duration::from_millis(1));

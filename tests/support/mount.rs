@@ -91,7 +91,8 @@ impl Mount {
         }
         // Some tests access it as other users.
         fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).expect("our own directory");
-        fs::set_permissions(root.path().join("sim"), fs::Permissions::from_mode(0o1777)).expect("likewise");
+        fs::set_permissions(root.path().join("sim"), fs::Permissions::from_mode(0o1777))
+            .expect("our own directory");
         let mut mount = Self {
             root,
             config,

@@ -68,7 +68,7 @@ pub fn ask_for_devices(visitor: &OwnedFd) -> nix::Result<()> {
 /// # Panics
 /// If the limit cannot be read or set.
 pub fn raise_descriptors() -> u64 {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("it is told");
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("as much as it may");
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit can be read");
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("the soft limit can be raised");
     most
 }

@@ -254,8 +254,8 @@ pub(crate) fn record(stream: &Stream, event: &Event) -> Option<CUresult> {
     Some(Ok(()))
 }
 
-/// Adds a stream that waits for a captured event to the event's capture; handles waits if either is part of
-/// one.
+/// Makes a stream that waits for a captured event join the event's capture. Returns the result of the wait,
+/// or `None` if neither is part of a capture.
 pub(crate) fn wait(stream: &Arc<Stream>, event: &Event) -> Option<CUresult> {
     let fork = event.captured.lock().clone();
     let mut capture = stream.capture.lock();

@@ -250,7 +250,7 @@ impl Context {
         peers.len() < before
     }
 
-    /// The calling thread's own default stream.
+    /// Returns the stream of graph nodes that were launched on another device's stream.
     pub(crate) fn of_nodes(&self) -> &Stream {
         let open = || {
             Stream::open(
@@ -264,6 +264,7 @@ impl Context {
         self.nodes.get_or_init(open)
     }
 
+    /// Returns the calling thread's default stream.
     pub(crate) fn of_this_thread(&self) -> Arc<Stream> {
         let mut streams = self.per_thread.lock();
         let open = || {

@@ -124,7 +124,8 @@ impl Exec {
             .collect()
     }
 
-    /// Updates the steps. Fails with a `CUgraphExecUpdateResult` and the node of the graph that cannot be applied.
+    /// Updates the steps. On failure returns a `CUgraphExecUpdateResult` and the node of the graph that
+    /// cannot be applied.
     fn update(&self, new: Vec<Step>) -> Result<(), (u32, CUgraphNode)> {
         let mut steps = self.steps.lock();
         if steps.len() != new.len() {

@@ -94,7 +94,8 @@ fn get_memory(call: Call, out: Out<IpcHandle>, address: CUdeviceptr) -> CUresult
     })
 }
 
-/// Frees a block of linear memory. If other processes still hold it, its bytes are never reused.
+/// Frees a block of linear memory. If other processes still hold it, its addresses and bytes are never
+/// reused.
 pub(crate) fn end_linear(process: &Process, block: &Block, kind: simgpu::Held) {
     let export = process.ipc.lock().exported.remove(&block.id);
     let Some(export) = export else {

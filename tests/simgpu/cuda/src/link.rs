@@ -13,7 +13,7 @@ pub(crate) struct Link {
     bytes: Vec<u8>,
 }
 
-/// Adds an input. The first input with kernels is kept, and is the result of the link.
+/// Adds an input. Only one is kept, as the result of the link: the last with kernels, or else the first.
 fn add(call: Call, state: usize, data: Vec<u8>) -> CUresult {
     let link = call.process.links.get(state, INVALID_HANDLE)?;
     let image = image::parse(&data)?;

@@ -1,5 +1,5 @@
 //! Recent utilization of the devices. NVML reports shares of a period that has just passed; here the period
-//! starts at the oldest sample of the counters that is at most one second old, or else at the newest sample.
+//! starts at the newest sample of the counters that is more than one second old, or else at the oldest sample.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use simgpu::{Device, Machine};
 
-/// Maximum age of a sample; the newest one is always kept.
+/// Age limit of samples; of the older ones only the newest is kept.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Minimum time between two samples.
 const APART: Duration = Duration::from_millis(100);
