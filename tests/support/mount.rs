@@ -394,7 +394,7 @@ impl Drop for Mount {
         if thread::panicking() {
             eprintln!("the daemon's log:\n{}", self.log());
             if let Err(threads) = self.try_kill9() {
-                eprintln!("it does not end:\n{threads}");
+                eprintln!("the daemon does not end:\n{threads}");
             }
         } else {
             self.stop();

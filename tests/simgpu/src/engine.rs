@@ -64,7 +64,8 @@ impl Route {
 pub enum Work {
     /// A kernel; its effect on memory is applied when it ends.
     Kernel(Cost, Box<dyn FnOnce() + Send>),
-    /// A copy with its duration in nanoseconds on the route, independent of turns; the bytes move when it ends.
+    /// A copy with its duration in nanoseconds on the route, independent of turns; the bytes move when it
+    /// ends.
     Copy(Route, u64, Box<dyn FnOnce() + Send>),
     /// A closure that the engine's thread runs at once, given the time. It must not block.
     Do(Box<dyn FnOnce(u64) + Send>),

@@ -192,8 +192,8 @@ fn allocate(
     let get = || pool.allocate(call.process, &context, stream.id, bytes as u64);
     let at = match get() {
         Err(OUT_OF_MEMORY) => {
-            // First returns unused chunks of all pools, then waits for the context's work, which includes pending
-            // frees.
+            // First returns unused chunks of all pools, then waits for the context's work, which includes
+            // pending frees.
             give_up_unused(call.process, device);
             get().or_else(|_| {
                 context.base().wait();

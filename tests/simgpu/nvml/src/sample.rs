@@ -1,5 +1,6 @@
 //! Recent utilization of the devices. NVML reports shares of a period that has just passed; here the period
-//! starts at the newest sample of the counters that is more than one second old, or else at the oldest sample.
+//! starts at the newest sample of the counters that is more than one second old, or else at the oldest
+//! sample.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
