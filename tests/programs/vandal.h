@@ -29,7 +29,7 @@ static void vandal_faults(int signal)
     siglongjmp(vandal_fault, 1);
 }
 
-/* An address that is never mapped, and larger than any count. */
+/* Fills the words with a value that is no mapped address and larger than any count. */
 static void vandal_fill(volatile uint64_t *words, size_t size)
 {
     for (size_t word = 0; word < size / sizeof *words; word++)
