@@ -1,9 +1,9 @@
-/* Executes itself again and again under one pid. Each of its programs uses the GPU as soon as it can.
+/* Executes itself repeatedly under one pid. Each execution uses the GPU as soon as it can.
  *
- *   again alloc ROUNDS BYTES          two threads call cuInit, the second 20 ms after the first, and each allocates so many
- *                                     bytes: prints "alloc INIT ALLOC INIT ALLOC", what both calls answered each thread
- *   again launch ROUNDS MICROSECONDS  a thread launches kernels of 100 us without end; so many microseconds after its
- *                                     first attempt another one executes the next program
+ *   again alloc ROUNDS BYTES          two threads call cuInit, the second 20 ms after the first, and each allocates BYTES:
+ *                                     prints "alloc INIT ALLOC INIT ALLOC", the results of both calls in each thread
+ *   again launch ROUNDS MICROSECONDS  a thread launches kernels of 100 us in a loop; MICROSECONDS after its first
+ *                                     attempt another thread executes the next program
  *
  * The last program prints "end".
  */

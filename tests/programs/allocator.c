@@ -1,6 +1,6 @@
-/* An allocator in the place of the C library's, as jemalloc and tcmalloc are: preloaded, or linked into the program. It
- * starts at the first call, keeps a header before each block, fills what it hands out and what it takes back, and aborts
- * the program if a block is none of its own, was freed before, or if its own thread enters it again. */
+/* A replacement of the C library's allocator, like jemalloc and tcmalloc: preloaded, or linked into the
+ * program. It initializes at the first call, keeps a header before each block, fills blocks on allocation and
+ * on free, and aborts the program if a block is not its own, was freed before, or if a thread reenters it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

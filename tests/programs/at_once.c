@@ -1,6 +1,6 @@
-/* Calls each driver function that it reads the name of with nothing but zeros, on a thread of its own in the primary
- * context of device 0: "called NAME" when that has begun, "NAME CODE" when it has returned. First "ready".
- */
+/* Calls each driver function whose name it reads with all arguments zero, on a separate thread in the primary
+ * context of device 0: prints "called NAME" when the call begins and "NAME CODE" when it returns. Prints
+ * "ready" first. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static void *thread(void *name)
     if (!call || ((int (*)(void *))find("cuCtxSetCurrent"))(context))
         exit(1);
     printf("called %s\n", (char *)name);
-    /* Structures that are passed by value are on the stack: zeros, too. */
+    /* Structures passed by value are on the stack: zeros too. */
     int code = call(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
     printf("%s %d\n", (char *)name, code);
     return NULL;

@@ -1,22 +1,22 @@
 #define _GNU_SOURCE
-/* Any call of the driver, by name: one command a line on stdin, one line of answer on stdout.
+/* Calls any driver function by name: one command per line on stdin, one line of answer on stdout.
  *
  *   call NAME ARGUMENT...      the driver's function                        -> ok | error CODE | absent
- *   apart NAME ARGUMENT...     the same on a thread of its own, which has no context
- *   beside NAME ARGUMENT...    the same on a thread of its own that has the caller's
- *   put VARIABLE OFFSET SIZE VALUE   store into a variable                  -> ok
+ *   apart NAME ARGUMENT...     the same on a separate thread without a context
+ *   beside NAME ARGUMENT...    the same on a separate thread with the caller's context
+ *   put VARIABLE OFFSET SIZE VALUE   stores into a variable                 -> ok
  *   get VARIABLE OFFSET SIZE   a part of a variable as a number             -> NUMBER
- *   bytes VARIABLE HEX         all of a variable, of another process say    -> ok
+ *   bytes VARIABLE HEX         sets a whole variable, for example to another process's -> ok
  *   show VARIABLE SIZE         a variable's first bytes                     -> HEX
- *   take PID DESCRIPTOR        a copy of another process's descriptor       -> NUMBER
- *   churn SECONDS THREADS BYTES MOST   threads allocate and free blocks of at most BYTES, MOST each at a time
+ *   take PID DESCRIPTOR        duplicates another process's descriptor      -> NUMBER
+ *   churn SECONDS THREADS BYTES MOST   threads allocate and free blocks of at most BYTES, at most MOST each at a time
  *                                                                           -> calls N refused M
- *   carry SECONDS THREADS BYTES   threads allocate, fill, copy, look at and free blocks of BYTES -> carried N wrong M
- *   quit                       leave without freeing anything
+ *   carry SECONDS THREADS BYTES   threads allocate, fill, copy, check and free blocks of BYTES -> carried N wrong M
+ *   quit                       exits without freeing anything
  *
  * An argument is a number, $VARIABLE (its first eight bytes), &VARIABLE (its address), @VARIABLE+N (an address within
- * it) or *VARIABLE: 64 bytes passed by value, which is last, after the six arguments that go in registers.
- * A variable is 512 bytes, zero at first.
+ * it) or *VARIABLE: 64 bytes passed by value, which is last, after the six arguments passed in registers.
+ * A variable has 512 bytes, initially zero.
  */
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
-/* The driver API on several devices from one thread: a command a line, answered by a line that is the result of the
- * last call that was made, and what it gave. Contexts, streams, pools and memory are named by the numbers that they
- * were given, from 0.
+/* Calls the driver API on several devices from one thread: a command per line, answered by a line with the
+ * result of the last call and its output. Contexts, streams, pools and memory are named by the numbers that
+ * they were given, from 0.
  *
  *   init | count | uuid DEVICE | total DEVICE
  *   gpu DEVICE              the UUID of the GPU that it is or is an instance of
@@ -132,7 +132,7 @@ struct conditional { int type, reserved[3]; unsigned long long handle; int kind;
     unsigned char rest[208]; };
 struct together { void *function; unsigned grid[3], block[3], shared; void *stream; void **params; };
 
-/* A spin, as a function of the current context. */
+/* A spin kernel, as a function of the current context. */
 static int spinner(void **kernel)
 {
     void *module;
@@ -191,7 +191,8 @@ static int add_fills(void *graph, const char *numbers)
     return result;
 }
 
-/* From a stream of the first context, with streams of the others that wait for it and that it waits for. */
+/* Captures from a stream of the first context, with streams of the others that wait for it and for which it
+ * waits. */
 static int capture(void **graph, const char *devices, void *origin)
 {
     unsigned long long microseconds = 0;
@@ -324,7 +325,7 @@ static unsigned long progress(void)
     return made;
 }
 
-/* `null`, or the number of one. */
+/* Parses `null`, or a number. */
 static void *stream(const char *name)
 {
     return strcmp(name, "null") ? streams[atoi(name)] : NULL;

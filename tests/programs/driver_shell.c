@@ -1,5 +1,5 @@
-/* A shell on the driver API: one command a line on stdin, one line of answer on stdout. Tests drive it, so that
- * what is allocated, freed and launched, and when, is theirs to say.
+/* A shell for the driver API: one command per line on stdin, one line of answer on stdout. Tests control with
+ * it what is allocated, freed and launched, and when.
  *
  *   alloc KIND BYTES     linear managed async pool vmm array host          -> ok ID | error CODE
  *   pitched WIDTH ROWS                                                     -> ok ID PITCH | error CODE
@@ -217,7 +217,7 @@ static void race(int threads, size_t bytes)
     printf("raced %zu\n", all);
 }
 
-/* Allocates and frees blocks of up to so many bytes, in no order; what is refused is done without. */
+/* Allocates and frees blocks of up to this many bytes, in random order; refused allocations are skipped. */
 static void shuffle(long rounds, size_t most)
 {
     enum { HELD = 8 };
@@ -276,7 +276,7 @@ static void *launcher(void *unused)
 static CUresult busy(int threads, long count)
 {
     pthread_t thread[64];
-    CUresult status = launch(1, 0); /* The module, before there are several who would load it. */
+    CUresult status = launch(1, 0); /* Loads the module before the threads start. */
     void *answered;
     if (threads > 64)
         threads = 64;

@@ -1,4 +1,4 @@
-/* Using up the program's descriptors. */
+/* Exhausts the program's descriptors. */
 #pragma once
 
 #include <fcntl.h>
@@ -12,7 +12,7 @@ static void unfill(int count)
         close(filled[--nr_filled]);
 }
 
-/* Opens files until no more than so many can be opened; how many there are now. */
+/* Opens files until only so many more can be opened; returns the number opened. */
 static int fill(int left)
 {
     int fd;

@@ -1,7 +1,7 @@
-/* hog KIND PATH MOST: opens PATH (KIND "file": and reads from it; "listing"), makes directories PATH-N ("directory") or connects to
- * the socket PATH ("connection") until that is refused, or there are MOST. Prints how many there are and the errno of the refusal,
- * zero if there was none, and keeps them open until its standard input ends.
- */
+/* hog KIND PATH MOST: opens PATH (KIND "file": and reads from it; "listing"), creates directories PATH-N
+ * ("directory") or connects to the socket PATH ("connection"), until this fails or MOST is reached. Prints
+ * their number and the errno of the failure, zero without one, and keeps them open until standard input ends.
+ * */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-//! A hook that lies: it registers with the daemon as the real one does, and then stores in its usage block
-//! whatever it is told to. It has no GPU. `GCGROUP_SOCKET` names the daemon; arguments are wishes:
-//! `group=a/b`, `priority=0`, `memory_limit=BYTES`, `memory_swap_max=BYTES`, `can_swap=1`.
+//! A malicious hook: registers with the daemon as the real one does, and then stores arbitrary values in its
+//! usage block on command. It has no GPU. `GCGROUP_SOCKET` names the daemon; arguments are requested
+//! settings: `group=a/b`, `priority=0`, `memory_limit=BYTES`, `memory_swap_max=BYTES`, `can_swap=1`.
 //!
 //! Prints `ready`, then reads commands from stdin and answers each with one line. A new command is one row of
 //! [`COMMANDS`]; a new word of the block is one name in the lists of [`word`].
@@ -25,66 +25,66 @@ use crate::words::{now, number, word};
 
 type Answer = Result<String, Box<dyn Error>>;
 
-/// What a command does with its words.
+/// Handler of a command, with its arguments.
 struct Command {
     name: &'static str,
     run: fn(&Hook, &[&str]) -> Answer,
 }
 
 const COMMANDS: &[Command] = &[
-    // set FIELD INDEX VALUE: stores it, and rings the doorbell.
+    // set FIELD INDEX VALUE: stores the value, and rings the doorbell.
     Command {
         name: "set",
         run: set,
     },
-    // add FIELD INDEX VALUE: adds it (the sum wraps), and rings.
+    // add FIELD INDEX VALUE: adds the value (wrapping), and rings.
     Command {
         name: "add",
         run: add,
     },
-    // toggle FIELD INDEX ONE OTHER TIMES MICROSECONDS: stores one and the other in turn, with a pause and a
-    // ring each.
+    // toggle FIELD INDEX ONE OTHER TIMES MICROSECONDS: stores two values alternately, with a pause and a ring
+    // after each.
     Command {
         name: "toggle",
         run: toggle,
     },
-    // get FIELD INDEX: the word's value. Answers `FIELD VALUE`.
+    // get FIELD INDEX: reads the word. Answers `FIELD VALUE`.
     Command {
         name: "get",
         run: get,
     },
-    // control INDEX: the daemon's words of a device that a liar may wait for.
+    // control INDEX: prints words of a device in the control block, for tests that wait for them.
     Command {
         name: "control",
         run: show_control,
     },
-    // request INDEX BYTES: asks the groups above for a grant. Answers `granted BYTES`, all that it has, or
-    // `refused`.
+    // request INDEX BYTES: requests a grant from the groups above. Answers `granted BYTES` (the total of the
+    // grant) or `refused`.
     Command {
         name: "request",
         run: request,
     },
-    // press INDEX BYTES: asks for other processes to make room on the GPU. Answers `relieved` or `refused`.
+    // press INDEX BYTES: requests that other processes make room on the GPU. Answers `relieved` or `refused`.
     Command {
         name: "press",
         run: press,
     },
-    // acknowledge INDEX: says that it has given what it was asked for to others, without having done so.
+    // acknowledge INDEX: claims to have made the room requested of it, without having done so.
     Command {
         name: "acknowledge",
         run: acknowledge,
     },
-    // random SEED STORES: stores values at random places of the block, and rings 64 times on the way.
+    // random SEED STORES: stores values at random positions of the block, and rings 64 times meanwhile.
     Command {
         name: "random",
         run: random,
     },
-    // context: has a context on device 0, by the driver alone: NVML lists the process from then on.
+    // context: creates a context on device 0 with the driver alone: NVML lists the process from then on.
     Command {
         name: "context",
         run: context,
     },
-    // flood PROCESSES: registers so many children, one after the other; each ends at once. Answers `flooded
+    // flood PROCESSES: registers this many children in succession; each ends at once. Answers `flooded
     // ACCEPTED`.
     Command {
         name: "flood",
@@ -204,12 +204,12 @@ fn random(hook: &Hook, words: &[&str]) -> Answer {
         state ^= state >> 27;
         state.wrapping_mul(0x2545_f491_4f6c_dd1d)
     };
-    // SAFETY: the block is that long, aligned to a page, and consists of atomic words.
+    // SAFETY: the block has this length, is page-aligned and consists of atomic words.
     let words = unsafe {
         std::slice::from_raw_parts(std::ptr::from_ref(hook.usage).cast::<AtomicU64>(), USAGE_SIZE / 8)
     };
     for store in 0..stores {
-        // Magic and version stay: a block without them is soon not looked at any more.
+        // Magic and version are kept: the daemon ignores a block without them.
         let at = 2 + usize::try_from(next() >> 16).unwrap_or(0) % (words.len() - 2);
         let value = match next() >> 61 {
             0 => 0,
@@ -228,9 +228,9 @@ fn random(hook: &Hook, words: &[&str]) -> Answer {
 }
 
 fn context(_: &Hook, _: &[&str]) -> Answer {
-    /// The address of one of the driver's functions.
+    /// Returns the address of a driver function.
     fn find(driver: *mut libc::c_void, name: &CStr) -> Result<*mut libc::c_void, Box<dyn Error>> {
-        // SAFETY: the library is open, and the name is a string.
+        // SAFETY: the library is open, and the name is a valid string.
         let found = unsafe { libc::dlsym(driver, name.as_ptr()) };
         match found.is_null() {
             true => Err(format!("no {name:?}").into()),
@@ -239,12 +239,12 @@ fn context(_: &Hook, _: &[&str]) -> Answer {
     }
     type Init = extern "C" fn(u32) -> i32;
     type Create = extern "C" fn(*mut *mut libc::c_void, u32, i32) -> i32;
-    // SAFETY: the driver's initialisers may run at any time.
+    // SAFETY: the driver's initializers may run at any time.
     let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     if driver.is_null() {
         return Err("no driver".into());
     }
-    // SAFETY: these are the functions' types in cuda.h.
+    // SAFETY: these are the types of the functions in cuda.h.
     let (init, create) = unsafe {
         (
             std::mem::transmute::<*mut libc::c_void, Init>(find(driver, c"cuInit")?),
@@ -264,7 +264,7 @@ fn flood(hook: &Hook, words: &[&str]) -> Answer {
     };
     let mut accepted = 0;
     for _ in 0..number(times)? {
-        // SAFETY: the program has no other thread, so the child may do whatever it could.
+        // SAFETY: the program is single-threaded, so the child may call any function.
         match unsafe { fork() }? {
             ForkResult::Child => {
                 let is_accepted = Hook::register(hook.hello).is_ok();

@@ -1,7 +1,7 @@
-/* A program that has nothing to do with CUDA: says what a preloaded library must not change. Links with any C library,
- * statically too.
+/* A program without CUDA: prints what a preloaded library must not change. Can be linked with any C library,
+ * also statically.
  *
- * Prints "descriptors N", "threads N", "hook mapped" or "no hook", then for each argument whether a look-up
+ * Prints "descriptors N", "threads N", "hook mapped" or "no hook", then for each argument whether a lookup
  * finds that name: "NAME found" or "NAME absent: WHY".
  */
 #define _GNU_SOURCE
@@ -11,7 +11,7 @@
 #include <string.h>
 
 static int entries(const char *path) {
-    int n = -1; /* the directory's own descriptor, or "." and ".." */
+    int n = -1; /* opendir's own descriptor is not counted */
     DIR *directory = opendir(path);
     if (!directory)
         return -1;

@@ -1,9 +1,7 @@
-/* A second preloaded library that stands before the driver, as profilers and tracers do: counts launches and passes them
- * on to whatever comes next. Built with -shared -fPIC.
- *
- * With -DHANDLE it finds the driver's function by dlsym on the driver itself, with -DWRAP_DLSYM it stands before dlsym as
- * well and gives its own launch to whoever asks there.
- */
+/* A second preloaded library that interposes the driver, as profilers and tracers do: counts launches and
+ * passes them to the next library. Built with -shared -fPIC. With -DHANDLE it finds the driver's function
+ * with dlsym on the driver's handle; with -DWRAP_DLSYM it interposes dlsym too and returns its own launch
+ * function there. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <string.h>

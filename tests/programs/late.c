@@ -1,5 +1,5 @@
-/* Opens the driver long after it was started: says "loaded", waits for a line, initialises the driver, says what cuInit
- * answered, and waits for another line. */
+/* Opens the driver long after the start of the program: prints "loaded", waits for a line, initializes the
+ * driver, prints the result of cuInit, and waits for another line. */
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /*
- * Asks the driver for functions by name, as clients do at their start, and says what came of it.
+ * Looks up driver functions by name, as clients do when they start, and prints the results.
  *
  *   lookups SYMBOLS [4] < LOOKUPS
  *
@@ -7,11 +7,10 @@
  *
  *   name<TAB>version<TAB>flags<TAB>result<TAB>status<TAB>symbol<TAB>object
  *
- * The symbol is the name by which dlsym gives the same address: of those in the file SYMBOLS, one a line, all that do,
- * with "|" between; "none" for a null pointer, "untouched" where none was written, "strange" for an address that dlsym
- * gives for none of them. The object is
- * the file name of the library that the address lies in. With "4" the older function of four arguments is asked, which has
- * no status ("-").
+ * The symbol is the name for which dlsym returns the same address: all such names in the file SYMBOLS (one per line),
+ * separated by "|"; "none" for a null pointer, "untouched" if nothing was written, "strange" for an address that dlsym
+ * returns for none of them. The object is the file name of the library that contains the address. With "4" the older
+ * function with four arguments is called, which has no status ("-").
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,7 +36,7 @@ static void die(const char *what)
     exit(2);
 }
 
-/* What stands before the first newline; 0 at the end of the file. */
+/* Reads a line without its newline; returns 0 at the end of the file. */
 static int line(FILE *from, char *into)
 {
     if (!fgets(into, LINE, from))
@@ -46,7 +45,7 @@ static int line(FILE *from, char *into)
     return 1;
 }
 
-/* What is not null and no function: an answer is written over it. */
+/* A value that is neither null nor a function: a result overwrites it. */
 static char unwritten;
 
 static void print_answer(void *address)

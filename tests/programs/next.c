@@ -1,8 +1,9 @@
-/* Look-ups by dlsym, each twice. Three parts of one program: two libraries that both define cuPlain, which no driver has,
- * and whose first passes the call on to the next; and, with neither -DFIRST nor -DSECOND, the program:
+/* Lookups with dlsym, each made twice. Three parts of one program: two libraries that both define cuPlain,
+ * which is in no driver, the first of which passes the call on to the next; and, with neither -DFIRST nor
+ * -DSECOND, the program:
  *
- *   cuPlain 1 2 2                 which ones were reached: the first, and by it twice the second
- *   HOW found found same CODE     cuMemAlloc_v2 looked up twice, and what it answers when it is asked for nothing
+ *   cuPlain 1 2 2                 libraries reached: the first, and through it twice the second
+ *   HOW found found same CODE     cuMemAlloc_v2 looked up twice, and its result with all arguments zero
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -46,7 +47,7 @@ static void tell(const char *how, void *once, void *again)
 {
     unsigned long long pointer;
     printf("%s %s %s %s ", how, once ? "found" : "null", again ? "found" : "null", once == again ? "same" : "other");
-    /* Nothing is asked for: the driver refuses, and only a call that comes back to itself has no answer. */
+    /* With zero arguments the driver refuses the call; a call that recurses into itself never returns. */
     int status = once ? ((alloc)once)(&pointer, 0) : -1;
     printf("%d\n", status == 1 || status == 201 ? 0 : status);
 }

@@ -1,34 +1,34 @@
 /*
- * Asks NVML what it is told to, a command a line, and answers each with a line that begins with NVML's result:
+ * Calls NVML: one command per line, answered by a line that begins with NVML's result:
  *
  *   init | shutdown | count
- *   uuid DEVICE ROOM                     the UUID, with so many bytes for it
+ *   uuid DEVICE ROOM                     the UUID, with a buffer of ROOM bytes
  *   memory DEVICE 1|2                    total free used
- *   processes DEVICE KIND VERSION ROOM   how many there are, then pid:bytes of each written
- *   details DEVICE ROOM                  the same by nvmlDeviceGetRunningProcessDetailList
- *   rates DEVICE                         percent of the time that the device worked
- *   samples DEVICE ROOM [null]           how many there are, then pid:percent of each written; null: with nowhere to put them
- *   infos DEVICE ROOM [null]             the same by nvmlDeviceGetProcessesUtilizationInfo
- *   nulls DEVICE                         the results of processes and of details with room for some and nowhere to put
- *                                        them, and of processes without a count
- *   account DEVICE MODE                  switches accounting on (1) or off (0)
- *   accounting DEVICE PID                how many pids are accounted, then the result of asking for that one's account, the
- *                                        most memory it held, and whether it runs
- *   cuda                                 begins to use CUDA; answers with cuInit's result
- *   alloc DEVICE BYTES                   allocates there
- *   work                                 a kernel of a millisecond, waited for, where the last allocation was
+ *   processes DEVICE KIND VERSION ROOM   number of processes, then pid:bytes of each one written
+ *   details DEVICE ROOM                  as processes, by nvmlDeviceGetRunningProcessDetailList
+ *   rates DEVICE                         percentage of time in which the device worked
+ *   samples DEVICE ROOM [null]           number of samples, then pid:percent of each one written; null: null pointer
+ *   infos DEVICE ROOM [null]             as samples, by nvmlDeviceGetProcessesUtilizationInfo
+ *   nulls DEVICE                         the results of processes and details with room but a null pointer, and of
+ *                                        processes without a count
+ *   account DEVICE MODE                  enables accounting (1) or disables it (0)
+ *   accounting DEVICE PID                number of accounted pids, then the result of the query of this pid's account,
+ *                                        its peak memory, and whether it is running
+ *   cuda                                 initializes CUDA; answers with cuInit's result
+ *   alloc DEVICE BYTES                   allocates on the device
+ *   work                                 runs a kernel of one millisecond to its end, on the device of the last allocation
  *
  *   name DEVICE                          the name
- *   mode DEVICE                          the MIG mode now and later, by nvmlDeviceGetMigMode
- *   most DEVICE                          the most instances
+ *   mode DEVICE                          the current and the pending MIG mode, by nvmlDeviceGetMigMode
+ *   most DEVICE                          the maximum number of instances
  *   instance DEVICE                      1 for an instance, else 0
  *   ids DEVICE                           the GPU instance and the compute instance
- *   parent DEVICE                        the index of the GPU that an instance is of, and the instance's own
+ *   parent DEVICE                        the index of an instance's parent GPU, and the instance's own
  *   by UUID                              the index of the device or instance with that UUID
  *
  * DEVICE is NVML's index of a GPU, or 1000 * (1 + that index) + N for the Nth MIG instance of it.
  *
- * KIND is a part of the function's name: Compute, Graphics, MPSCompute. What is not written is "-".
+ * KIND is a part of the function's name: Compute, Graphics, MPSCompute. A value that was not written is printed as "-".
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -81,7 +81,7 @@ struct infos {
 
 static void *library, *cuda;
 
-/* Not the address of anything: a function that is missing ends the program, as it would end a client. */
+/* An invalid address: a call of a missing function ends the program, as it would end a client. */
 static void *function(const char *name)
 {
     void *found = dlsym(strncmp(name, "cu", 2) ? library : cuda, name);

@@ -1,21 +1,23 @@
-/* Calls the driver at odd times, told by lines on stdin; each is answered by one line on stdout.
+/* Calls the driver at unusual times, controlled by lines on stdin; each is answered by one line on stdout.
  *
  *   launch N                N launches of a microsecond's kernel          -> CODE
  *   alloc BYTES             kept                                           -> CODE
  *   free                    what was allocated last                        -> CODE
  *   sync                                                                   -> CODE
- *   thread                  starts a thread that launches once, at once    -> started
- *   once                    the same, and waits until it has ended         -> CODE
+ *   thread                  starts a thread that launches once, immediately -> started
+ *   once                    as thread, and waits until it has ended        -> CODE
  *   jump                    launches; SIGUSR1 meanwhile jumps out of it    -> jumped | CODE
- *   wait USEC               a kernel of so long; SIGUSR1 jumps out of the
+ *   wait USEC               a kernel of USEC; SIGUSR1 jumps out of the
  *                           wait for it                                    -> waits, then jumped | CODE
  *   cancel                  cancels that thread                            -> sent
- *   join                    waits for it                                   -> canceled | CODE
+ *   join                    joins it                                       -> canceled | CODE
  *   condemned BYTES         a thread that is canceled already allocates    -> canceled CODE
- *   ended WHAT              a thread that is canceled already does that:
+ *   ended WHAT              a thread that is canceled already calls WHAT:
  *                           alloc | free | launch | sync                   -> canceled CODE, -1 if it did not return
- *   doomed N                one more does all that N times, among others   -> canceled CODE
- *   handler BYTES           a signal's handler allocates, frees, launches  -> CODE CODE CODE
+ *   doomed N                another calls all of these N times, among
+ *                           other threads                                  -> canceled CODE
+ *   handler BYTES           a signal handler allocates, frees, launches    -> CODE CODE CODE
+ *   callback BYTES          a host function on a stream allocates, queries -> CODE CODE
  *   callback BYTES          a host function on a stream allocates, asks    -> CODE CODE
  *   vfork PROGRAM WAY N     a child that shares our memory becomes that    -> STATUS
  *   spawn PROGRAM WAY N     posix_spawn                                    -> STATUS
@@ -122,7 +124,7 @@ static void jump_out(int signal)
     siglongjmp(out, 1);
 }
 
-/* A program that gives a launch so long, and then does something else. */
+/* A program that waits this long for a launch, and then continues with something else. */
 static void jump(void)
 {
     struct sigaction action = { .sa_handler = jump_out };
@@ -133,7 +135,7 @@ static void jump(void)
         printf("%d\n", launch());
 }
 
-/* A program that waits for a kernel so long, and then does something else. */
+/* A program that waits this long for a kernel, and then continues with something else. */
 static void wait_for_kernel(unsigned long long microseconds)
 {
     struct sigaction action = { .sa_handler = jump_out };
@@ -268,7 +270,7 @@ static void *submits(void *unused)
 
 static void at_the_end(void)
 {
-    /* What the driver answers now is its own business: it may be gone already. Only, it answers. */
+    /* The result is not checked: the driver may be unloaded already. The call must only return. */
     size_t available, total;
     CUdeviceptr pointer = 0;
     launch();
@@ -325,7 +327,7 @@ int main(int count, char **words)
     struct sigaction action = { .sa_handler = handler };
     (void)count;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    /* Before the driver registers handlers of its own, so run after them. */
+    /* Registered before the driver's own handlers, so it runs after them. */
     atexit(at_the_end);
     at_quick_exit(at_the_end);
     CUmodule module;

@@ -1,6 +1,5 @@
-/* Preloaded into a daemon: to it the kernel is one that cannot send again what was left unanswered (FUSE_HAS_RESEND in
- * include/uapi/linux/fuse.h is not among the flags of its FUSE_INIT).
- */
+/* Preloaded into a daemon: hides that the kernel can resend unanswered requests (clears FUSE_HAS_RESEND of
+ * include/uapi/linux/fuse.h in the flags of FUSE_INIT). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -16,7 +15,7 @@ ssize_t read(int fd, void *buffer, size_t size)
         next = (ssize_t(*)(int, void *, size_t))dlsym(RTLD_NEXT, "read");
     ssize_t length = next(fd, buffer, size);
     uint32_t opcode, flags;
-    /* Who reads less at once does not read from /dev/fuse. */
+    /* Shorter reads are not from /dev/fuse. */
     if (size < BUFFER || length < FLAGS2 + 4)
         return length;
     memcpy(&opcode, (char *)buffer + OPCODE, sizeof opcode);

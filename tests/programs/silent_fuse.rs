@@ -1,16 +1,17 @@
 //! A FUSE filesystem that never answers FLUSH (and, with writeback caching, WRITE), and a client that sends
-//! open files of it to a socket. Whoever closes such a file waits, uninterruptibly, until the connection is
-//! aborted.
+//! its open files to a socket. A process that closes such a file blocks uninterruptibly until the connection
+//! is aborted.
 //!
 //! ```text
 //! silent_fuse serve DIR [writeback]          mounts at DIR and serves; prints "ready"
-//! silent_fuse send SOCKET FILE NUMBER WHAT   sends NUMBER descriptors of FILE, one for each connection; prints "sent"
-//! silent_fuse exec SOCKET FILE               registers, and executes another program with FILE open and closed on exec;
-//!                                            prints "ready" before
+//! silent_fuse send SOCKET FILE NUMBER WHAT   sends NUMBER descriptors of FILE, one per connection;
+//!                                            prints "sent"
+//! silent_fuse exec SOCKET FILE               registers, and executes another program with FILE open and
+//!                                            close-on-exec; prints "ready" before
 //! ```
 //!
-//! The server has no file of its own filesystem open, so killing it always aborts the connection and frees
-//! all that wait.
+//! The server has no file of its own filesystem open, so killing it always aborts the connection and releases
+//! all blocked processes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read as _, Write as _};
@@ -32,7 +33,7 @@ use nix::sys::socket::{
 };
 use nix::unistd::ftruncate;
 
-/// Operations, in the kernel's `include/uapi/linux/fuse.h`.
+/// Operation codes, from the kernel's `include/uapi/linux/fuse.h`.
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
@@ -49,7 +50,7 @@ const FUSE_WRITEBACK_CACHE: u32 = 1 << 16;
 
 const PAGE: usize = 4096;
 
-/// The node of the root directory. Each name that is looked up in it is another file.
+/// Node of the root directory. Each lookup of a name in it returns a new file.
 const ROOT: u64 = 1;
 
 fn main() -> anyhow::Result<()> {
@@ -126,7 +127,7 @@ fn serve(directory: &Path, is_writeback: bool) -> anyhow::Result<()> {
             &body,
         ]
         .concat();
-        // The request may have been interrupted meanwhile.
+        // The request may have been interrupted in the meantime.
         let _ = device.write(&reply);
     }
 }
@@ -155,11 +156,11 @@ fn attributes(node: u64) -> Vec<u8> {
     [long, short].concat()
 }
 
-/// A file whose close(2) is never answered. With writeback caching its last close waits for a write, too.
+/// A file whose close(2) is never answered. With writeback caching its last close also waits for a write.
 fn open(file: &Path) -> anyhow::Result<File> {
     let mut file = OpenOptions::new().read(true).write(true).open(file)?;
     file.write_all(&[1; PAGE]).or_else(|error| {
-        // Without writeback caching the server answers that it cannot write.
+        // Without writeback caching the server answers the write with an error.
         (error.raw_os_error() == Some(libc::ENOSYS))
             .then_some(())
             .ok_or(error)
@@ -168,23 +169,24 @@ fn open(file: &Path) -> anyhow::Result<File> {
 }
 
 /// Sends, and keeps the connections until standard input ends. This process never closes the file: it is
-/// killed or waits.
+/// killed or blocks.
 fn send(path: &Path, file: &Path, number: usize, what: &str) -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     let packet = match what {
         // A registration with the wrong descriptor.
         "hello" => Hello::PLAIN.to_bytes().to_vec(),
-        // A packet that carries no descriptor by right.
+        // A packet that should not carry a descriptor.
         "junk" => b"junk".to_vec(),
         _ => bail!("hello or junk"),
     };
     let mut kept: Vec<(OwnedFd, File)> = Vec::new();
     for n in 0..number {
-        // Each another file: a page that is being written back cannot be written again.
+        // Each a different file: a page under writeback cannot be written again.
         let name = format!("{}-{}-{n}", file.display(), std::process::id());
         let file = open(Path::new(&name))?;
         let connection = connected(path)?;
-        // Of a registration, and what nobody reads any more. The other end may have gone after the first.
+        // A registration, then packets that the daemon no longer reads. It may have closed the connection
+        // after the first.
         for _ in 0..2 {
             let _ = transmit(&connection, &packet, &file);
         }
@@ -196,8 +198,7 @@ fn send(path: &Path, file: &Path, number: usize, what: &str) -> anyhow::Result<(
     Ok(())
 }
 
-/// Never comes back: the kernel closes the file while it executes the other program. The connection is closed
-/// before.
+/// Never returns: the kernel closes the file during the exec of the other program, after the connection.
 fn execute(path: &Path, file: &Path) -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     let connection = connected(path)?;
@@ -207,7 +208,7 @@ fn execute(path: &Path, file: &Path) -> anyhow::Result<()> {
     fcntl(&usage, FcntlArg::F_ADD_SEALS(seals))?;
     transmit(&connection, &Hello::PLAIN.to_bytes(), &usage)?;
     recv(connection.as_raw_fd(), &mut [0; 64], MsgFlags::empty())?;
-    // Descriptors are closed in the order of their numbers, so this comes after the connection.
+    // Descriptors are closed in ascending order, so this one is closed after the connection.
     let file = open(file)?;
     fcntl(&file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     println!("ready");

@@ -1,4 +1,4 @@
-/* A driver that needs next to no stack: what a program uses of a thread's, it and the library use by themselves. Built as
+/* A driver that uses almost no stack: the stack use of a thread is then that of program and library. Built as
  * libcuda.so.1. */
 int cuInit(unsigned flags)
 {

@@ -1,14 +1,14 @@
-/* Calls driver functions in threads with small stacks, each function in a process of its own, and says how much of the
- * stack was used. Reads the functions' names from stdin and prints a line for each: "NAME CODE BYTES", "NAME absent" or
- * "NAME signal N".
+/* Calls driver functions in threads with small stacks, each function in a separate process, and prints the
+ * stack use. Reads the functions' names from stdin and prints a line for each: "NAME CODE BYTES",
+ * "NAME absent" or "NAME signal N".
  *
  *   small_stack WHEN SIZE
  *
- *   WHEN   first     the thread's look-up and call are the process's first of the driver; all arguments are zero
- *          linked    the same without a look-up of the program's own, for the functions of the list below
+ *   WHEN   first     the thread's lookup and call are the process's first use of the driver; all arguments are zero
+ *          linked    as first, but without a lookup by the program, for the functions of the list below
  *          context   the process has a context, which the thread makes current; all arguments are zero
  *          work      the process has a context; the thread allocates, copies, launches and frees, whatever the name is
- *   SIZE   the stack's bytes
+ *   SIZE   size of the stack in bytes
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -64,7 +64,7 @@ static int linked(void)
     _exit(ABSENT);
 }
 
-/* Each step's answer, or 0 once all have succeeded. */
+/* Runs the steps; returns the result of the first that fails, or 0. */
 static int work(void)
 {
     uint64_t address = 0, other = 0, microseconds = 1, bytes = 4096, total;
@@ -117,7 +117,7 @@ static void *in_thread(void *unused)
 
 static void child(size_t size, int answer)
 {
-    /* What hangs is ended by SIGALRM. */
+    /* SIGALRM ends a call that hangs. */
     alarm(60);
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     library = strncmp(name, "nvml", 4) ? cuda : dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -127,7 +127,7 @@ static void child(size_t size, int answer)
     if (has_context
         && (find("cuInit")(0) || find("cuCtxCreate_v2")(&context, 0, 0)))
         _exit(NO_DRIVER);
-    /* A page below that allows no access. */
+    /* A page without access below the stack. */
     unsigned char *stack = mmap(NULL, PAGE + size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (stack == MAP_FAILED || mprotect(stack, PAGE, PROT_NONE))
         _exit(NO_THREAD);

@@ -1,4 +1,4 @@
-/* A kernel that lasts for so many microseconds by the clock, as PTX: gcgroup_spin(microseconds). */
+/* PTX kernel gcgroup_spin(microseconds), which runs for this wall time. */
 #pragma once
 
 static const char ptx[] =

@@ -1,6 +1,6 @@
-/* Preloaded into a supervisor: while the file that STARVE names is there, each daemon that it starts has too little memory. The file
- * says how: "cgroup FILE" (a memory cgroup's cgroup.procs) or "as BYTES" (RLIMIT_AS).
- */
+/* Preloaded into a supervisor: while the file named by STARVE exists, each daemon that it starts gets too
+ * little memory. The content of the file selects how: "cgroup FILE" (a memory cgroup's cgroup.procs) or "as
+ * BYTES" (RLIMIT_AS). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

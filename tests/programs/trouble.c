@@ -1,6 +1,7 @@
-/* Preloaded into the daemon: has its clock jump, and memory run short, when a test says so. The file of TROUBLE has two
- * words of eight bytes, which hold from the moment they are written: seconds that CLOCK_REALTIME is ahead, and, if it is
- * not zero, the errno of every memfd_create(2) and shared mmap(2). (CLOCK_MONOTONIC does not jump.) */
+/* Preloaded into the daemon: makes its clock jump, and memory run short, when a test requests it. The file
+ * named by TROUBLE has two words of eight bytes, which take effect when written: seconds by which
+ * CLOCK_REALTIME is ahead, and, unless zero, the errno of every memfd_create(2) and shared mmap(2).
+ * (CLOCK_MONOTONIC does not jump.) */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

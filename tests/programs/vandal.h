@@ -1,4 +1,5 @@
-/* A child of another user that writes wherever its parent's usage block was, and into every file that may be the block's. */
+/* A child with another user id that writes to the address of its parent's usage block and to every file that
+ * may be the block. */
 #pragma once
 
 #include <fcntl.h>
@@ -15,8 +16,8 @@
 #include <unistd.h>
 
 struct vandal {
-    /* Whether the child could not write at the address, the files it found, what its first call of the driver returned (0 if it made
-     * none). */
+    /* Whether the child failed to write at the address, the files it found, and the result of its first
+     * driver call (0 if it made none). */
     int faults, files, status;
 };
 
@@ -28,14 +29,14 @@ static void vandal_faults(int signal)
     siglongjmp(vandal_fault, 1);
 }
 
-/* No address that is mapped, and far more than any count. */
+/* Fills the words with a value that is no mapped address and larger than any count. */
 static void vandal_fill(volatile uint64_t *words, size_t size)
 {
     for (size_t word = 0; word < size / sizeof *words; word++)
         words[word] = (1ull << 40) + 8;
 }
 
-/* Where the usage block is mapped; gives its size, or zero. */
+/* Finds the mapping of the usage block; returns its size, or zero. */
 static size_t vandal_block(unsigned long *address)
 {
     FILE *maps = fopen("/proc/self/maps", "r");
@@ -54,7 +55,7 @@ static void vandal_child(int report, unsigned long address, size_t size, int wit
 {
     struct vandal said = {0, 0, 0};
     struct sigaction action = {.sa_handler = vandal_faults, .sa_flags = SA_NODEFER};
-    /* Not the C library's, which would wait for the threads that the parent has. */
+    /* A direct system call: the C library's function would wait for the parent's threads. */
     if (syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, 65534, 65534, 65534) ||
         syscall(SYS_setresuid, 65534, 65534, 65534))
         _exit(3);
@@ -78,8 +79,9 @@ static void vandal_child(int report, unsigned long address, size_t size, int wit
     _exit(write(report, &said, sizeof said) != sizeof said);
 }
 
-/* Has a child, made by fork(3) or by clone(2) alone, do all that, with the files or without; whether it came to its end. A child
- * by clone(2) does not call the driver: the parent's other threads may have held locks of the C library or of the driver. */
+/* Runs all this in a child made by fork(3) or by clone(2) alone, with or without the files; returns whether
+ * the child completed. A child made by clone(2) does not call the driver: the parent's other threads may have
+ * held locks of the C library or the driver. */
 static int vandal(int is_forked, int with_files, int (*launch)(void), struct vandal *said)
 {
     unsigned long address;

@@ -1,21 +1,21 @@
-/* Launches a kernel, having come by the driver in one of the ways that programs do.
+/* Launches a kernel through a driver function obtained in one of the ways that programs use.
  *
  *   ways [fork|exec] WAY N
  *
- *   linked            calls the driver's symbols; only where this is linked with -lcuda and -DLINKED
+ *   linked            calls the driver's symbols; only if linked with -lcuda and -DLINKED
  *   dlsym             dlopen("libcuda.so.1"), dlsym on the handle
- *   dlsym:PATH        the same by another name
- *   proc1, proc2      cuGetProcAddress of four arguments, of five; both found by dlsym
- *   ptsz              the five-argument one, asked for the functions of the per-thread default stream
+ *   dlsym:PATH        dlopen(PATH), dlsym on the handle
+ *   proc1, proc2      cuGetProcAddress with four arguments, with five; both found by dlsym
+ *   ptsz              the one with five arguments, for the functions of the per-thread default stream
  *   ex                as dlsym, but launches with cuLaunchKernelEx
- *   next              dlsym(RTLD_NEXT, ...), where this is linked with -lcuda
- *   default           dlsym(RTLD_DEFAULT, ...), likewise
- *   local:PATH:WAY    this program, as a library at PATH (-shared -fPIC -DLIBRARY), opened with RTLD_LOCAL, goes WAY
+ *   next              dlsym(RTLD_NEXT, ...), if linked with -lcuda
+ *   default           dlsym(RTLD_DEFAULT, ...), if linked with -lcuda
+ *   local:PATH:WAY    runs WAY in this program built as a library at PATH (-shared -fPIC -DLIBRARY), opened with RTLD_LOCAL
  *   quiet:PATH        opens the driver at PATH and looks symbols up, but calls nothing
  *
- * "fork" does it in a child, which alone uses the driver; "exec" does it, then replaces itself by "ways WAY N".
- * Prints "pid PID", then "launched N" when the device has done all N launches, or "FUNCTION: CODE" and exits with 1. Then waits for a
- * line on stdin, so that counts may be read while it lives; prints "done" and ends.
+ * "fork" runs it in a child, which alone uses the driver; "exec" runs it, then executes "ways WAY N".
+ * Prints "pid PID", then "launched N" when the device has completed all N launches, or "FUNCTION: CODE" and exits
+ * with 1. Then waits for a line on stdin, so that counts can be read while it is alive; prints "done" and exits.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -34,7 +34,7 @@ struct config {
     unsigned nr_attributes;
 };
 
-/* The driver's functions, by the names that a header's macros make of them. */
+/* The driver's functions, by the names to which a header's macros expand. */
 #define FUNCTIONS(_) \
     _(init, "cuInit", 2000, (unsigned)) \
     _(device, "cuDeviceGet", 2000, (int *, int)) \
@@ -108,7 +108,7 @@ static struct driver by_name(void *handle) {
     return driver;
 }
 
-/* A look-up that must be in this object, since RTLD_NEXT and RTLD_DEFAULT go by who asks. */
+/* A lookup that must be in this object, since RTLD_NEXT and RTLD_DEFAULT depend on the caller. */
 static struct driver by_version(int arguments, uint64_t flags) {
     void *handle = opened("libcuda.so.1");
     int (*four)(const char *, void **, int, uint64_t) =
@@ -202,7 +202,7 @@ static void wait_for_a_line(void) {
         return;
 }
 
-/* What a second preloaded library (interposer.c) has seen go by, if there is one. */
+/* The launches counted by a second preloaded library (interposer.c), if there is one. */
 static void report_interposer(void) {
     int *seen = dlsym(RTLD_DEFAULT, "interposer_seen");
     if (seen)

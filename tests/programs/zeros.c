@@ -1,9 +1,10 @@
-/* Calls each driver function that it reads the name of with nothing but zeros, in a process of its own, and says what
- * was answered: "NAME CODE", "NAME absent" or "NAME signal N".
+/* Calls each driver function whose name it reads with all arguments zero, each in a separate process, and
+ * prints the results: "NAME CODE", "NAME absent" or "NAME signal N".
  *
  *   zeros before | after | context | destroyed | canceled
- *                                                 before cuInit; after it, without a context; with one; with one
- *                                                 that is gone; with one, in a thread that is to end where it may wait
+ *                                                 before cuInit; after it, without a context; with one; with a
+ *                                                 destroyed one; with one, in a cancelled thread, which ends where
+ *                                                 the call may wait
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,7 +26,7 @@ static int (*find(void *library, const char *name))()
     return (int (*)())dlsym(library, name);
 }
 
-/* Ends with a code of its own where the driver cannot be brought there. */
+/* Exits with a distinct code if the driver cannot be brought into the requested state. */
 static void go_to(void *cuda, const char *when)
 {
     void *context = NULL;
@@ -43,7 +44,7 @@ static void go_to(void *cuda, const char *when)
 
 static void child(const char *name, const char *when, int answer)
 {
-    /* What hangs is ended by SIGALRM. */
+    /* SIGALRM ends a call that hangs. */
     alarm(60);
     int is_nvml = !strncmp(name, "nvml", 4);
     void *library = dlopen(is_nvml ? "libnvidia-ml.so.1" : "libcuda.so.1", RTLD_NOW);
@@ -59,7 +60,7 @@ static void child(const char *name, const char *when, int answer)
     int is_canceled = !strcmp(when, "canceled");
     if (is_canceled)
         pthread_cancel(pthread_self());
-    /* Structures that are passed by value are on the stack: zeros, too. */
+    /* Structures passed by value are on the stack: zeros too. */
     int code = call(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
     if (is_canceled)
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);

@@ -1,5 +1,5 @@
-//! The built tree. `cargo test` builds no other package's libraries and binaries, so the first test that asks
-//! builds them, by the script that builds them for everybody.
+//! The built tree. `cargo test` builds no other package's libraries and binaries, so the first test that
+//! needs them runs the build script.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use nix::fcntl::{Flock, FlockArg};
 
-/// What a change of must be followed by a build.
+/// Files and directories whose changes require a build.
 const INPUTS: [&str; 9] = [
     "Cargo.toml",
     "Cargo.lock",
@@ -22,7 +22,7 @@ const INPUTS: [&str; 9] = [
     "tests/simgpu",
 ];
 
-/// The tree that `scripts/build.sh` leaves.
+/// The tree built by `scripts/build.sh`.
 #[derive(Debug)]
 pub struct Artifacts {
     dist: PathBuf,
@@ -33,34 +33,34 @@ impl Artifacts {
         &self.dist
     }
 
-    /// The daemon and command line.
+    /// Path of the daemon and command line.
     pub fn gcgroupfs(&self) -> PathBuf {
         self.dist.join("bin/gcgroupfs")
     }
 
-    /// The workload program.
+    /// Path of the workload program.
     pub fn load(&self) -> PathBuf {
         self.dist.join("bin/gcgroup-load")
     }
 
-    /// The library to preload.
+    /// Path of the preloaded library.
     pub fn preload(&self) -> PathBuf {
         self.dist.join("lib/libgcgroup.so")
     }
 
-    /// The library that enforces.
+    /// Path of the hook library.
     pub fn hook(&self) -> PathBuf {
         self.dist.join("lib/libgcgroup_hook.so")
     }
 
-    /// The directory of the simulated driver's libraries.
+    /// Directory of the simulated driver's libraries.
     pub fn simgpu(&self) -> PathBuf {
         self.dist.join("simgpu")
     }
 }
 
-/// The built tree: `GCGROUP_DIST` if that is set, else one in the target directory, built now unless it is
-/// newer than everything it is built from. Processes that ask at once wait for the one that builds.
+/// Returns the built tree: `GCGROUP_DIST` if set, otherwise one in the target directory, which is built first
+/// unless it is newer than all inputs. Concurrent processes wait for the one that builds.
 pub fn artifacts() -> &'static Artifacts {
     static ARTIFACTS: OnceLock<Artifacts> = OnceLock::new();
     ARTIFACTS.get_or_init(|| {
@@ -85,7 +85,7 @@ fn built() -> PathBuf {
     if changed(&stamp).is_ok_and(|built| newest_input() < built) {
         return dist;
     }
-    // The time at which the build began: what changes meanwhile is newer.
+    // Timestamp of the start of the build: files changed during it are newer.
     let fresh = dist.join(".building");
     File::create(&fresh).expect("the tree takes a file");
     let output = Command::new(repository().join("scripts/build.sh"))
@@ -105,12 +105,12 @@ fn built() -> PathBuf {
     dist
 }
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// Cargo's target directory: this program lies in its `debug/deps`.
+/// Returns Cargo's target directory: the test program lies in its `debug/deps`.
 pub(crate) fn target() -> PathBuf {
     let program = std::env::current_exe().expect("a program has a path");
     program
@@ -120,7 +120,8 @@ pub(crate) fn target() -> PathBuf {
         .to_owned()
 }
 
-/// The Python that has the real clients: `GCGROUP_TEST_VENV`, or the `.venv` of the repository.
+/// Returns the Python interpreter with the real clients: of `GCGROUP_TEST_VENV`, or of the repository's
+/// `.venv`.
 pub fn python() -> PathBuf {
     let venv =
         std::env::var_os("GCGROUP_TEST_VENV").map_or_else(|| repository().join(".venv"), PathBuf::from);
@@ -145,7 +146,7 @@ fn newest_input() -> SystemTime {
         .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// The last change of a file or of anything in a directory.
+/// Returns the last modification time of a file, or of anything in a directory.
 fn newest(path: &Path) -> SystemTime {
     let own = changed(path).unwrap_or(SystemTime::UNIX_EPOCH);
     let Ok(entries) = fs::read_dir(path) else {

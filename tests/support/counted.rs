@@ -1,9 +1,8 @@
-//! Programs under a tool that counts what they do: strace(1) and valgrind(1), which scripts/setup-debian.sh
-//! installs.
+//! Programs run under counting tools: strace(1) and valgrind(1), which scripts/setup-debian.sh installs.
 
 use std::process::Command;
 
-/// `command` as an argument of a tool, with its environment.
+/// Returns the command that runs `command` under a tool, with its environment.
 fn under(tool: &str, arguments: &[&str], command: &Command) -> Command {
     let mut whole = Command::new(tool);
     whole
@@ -16,10 +15,10 @@ fn under(tool: &str, arguments: &[&str], command: &Command) -> Command {
     whole
 }
 
-/// Instructions of all threads, of a whole run.
+/// Counts the instructions of all threads over a whole run.
 ///
 /// # Panics
-/// When valgrind does not run, or the program fails.
+/// If valgrind does not run, or the program fails.
 #[track_caller]
 pub fn instructions(command: &Command) -> u64 {
     let arguments = ["--tool=callgrind", "--callgrind-out-file=/dev/null", "--"];
@@ -34,10 +33,10 @@ pub fn instructions(command: &Command) -> u64 {
         .unwrap_or_else(|| panic!("no count in {words}"))
 }
 
-/// System calls of the first thread, of a whole run.
+/// Counts the system calls of the first thread over a whole run.
 ///
 /// # Panics
-/// When strace does not run, or the program fails.
+/// If strace does not run, or the program fails.
 #[track_caller]
 pub fn system_calls(command: &Command) -> usize {
     let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
@@ -49,7 +48,7 @@ pub fn system_calls(command: &Command) -> usize {
     let text = std::fs::read_to_string(file.path()).expect("strace has written it");
     let thread = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
     let first = text.lines().next().map(thread).expect("a system call");
-    // Of a call that another thread's came between there are two lines.
+    // A call interrupted by another thread's has two lines.
     let lines = text.lines().filter(|line| !line.contains(" resumed>"));
     lines.filter(|line| thread(line) == first).count()
 }

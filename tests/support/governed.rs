@@ -1,4 +1,4 @@
-//! A process under test: what it says, line by line, and what it is told.
+//! A process under test: its output, line by line, and its input.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -80,10 +80,10 @@ impl Governed {
         i32::try_from(self.child.id()).expect("a pid is a positive i32")
     }
 
-    /// The next line of stdout, or none at its end.
+    /// Returns the next line of stdout, or `None` at its end.
     ///
     /// # Panics
-    /// When neither comes.
+    /// If neither comes before the deadline.
     #[track_caller]
     pub fn line(&mut self) -> Option<String> {
         match self.lines.recv_timeout(DEADLINE) {
@@ -96,17 +96,17 @@ impl Governed {
         }
     }
 
-    /// The next line of stdout if one is there already.
+    /// Returns the next line of stdout if one is available.
     pub fn line_now(&mut self) -> Option<String> {
         let line = self.lines.try_recv().ok()?;
         self.said.push(line.clone());
         Some(line)
     }
 
-    /// Reads on to the line that begins with `prefix`, and gives it.
+    /// Skips to the line that begins with `prefix`, and returns it.
     ///
     /// # Panics
-    /// When stdout ends, or falls silent, before that.
+    /// If stdout ends before that, or no line comes before the deadline.
     #[track_caller]
     pub fn expect(&mut self, prefix: &str) -> String {
         while let Some(line) = self.line() {
@@ -127,7 +127,7 @@ impl Governed {
         }
     }
 
-    /// Sends a line to stdin and gives the line that answers it.
+    /// Sends a line to stdin and returns the next line of stdout.
     #[track_caller]
     pub fn ask(&mut self, line: &str) -> String {
         self.say(line);
@@ -135,20 +135,20 @@ impl Governed {
             .unwrap_or_else(|| panic!("no answer to {line:?}: {}", self.story()))
     }
 
-    /// Ends its stdin.
+    /// Closes the child's stdin.
     pub fn close_stdin(&mut self) {
         self.stdin = None;
     }
 
     pub fn signal(&self, signal: Signal) {
-        // Only our own child, not waited for yet, so the pid is still its.
+        // Our own child, not waited for yet, so the pid is still valid.
         let _ = kill(Pid::from_raw(self.pid()), signal);
     }
 
-    /// Waits for its end. Its stdin is closed first.
+    /// Closes stdin and waits for the exit.
     ///
     /// # Panics
-    /// When it goes on.
+    /// If the child does not exit before the deadline.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
         self.close_stdin();
@@ -158,16 +158,16 @@ impl Governed {
         if let Some(reader) = self.reader.take()
             && status.signal().is_none()
         {
-            // Others may have its stderr, and go on.
+            // Other processes may have inherited its stderr and keep it open.
             wait_until("its stderr ends", || reader.is_finished());
         }
         status
     }
 
-    /// Waits for its end and gives what it wrote to stdout since the last line read.
+    /// Waits for the exit and returns the stdout lines not read yet.
     ///
     /// # Panics
-    /// When it does not exit with success.
+    /// If it does not exit with success.
     #[track_caller]
     pub fn finish(&mut self) -> Vec<String> {
         self.close_stdin();
@@ -180,12 +180,12 @@ impl Governed {
         rest
     }
 
-    /// Whether it still runs.
+    /// Returns whether it is still running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What it wrote to stderr so far.
+    /// Returns its stderr output so far.
     pub fn stderr(&self) -> String {
         self.stderr.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -201,7 +201,7 @@ impl Drop for Governed {
         let deadline = Instant::now() + DEADLINE;
         while matches!(self.child.try_wait(), Ok(None)) {
             if Instant::now() > deadline {
-                eprintln!("who was killed does not end:\n{}", threads(self.child.id()));
+                eprintln!("a killed process does not end:\n{}", threads(self.child.id()));
                 return;
             }
             thread::sleep(Duration::from_millis(1));

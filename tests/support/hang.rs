@@ -1,4 +1,4 @@
-//! What to say, and what to do, where something hangs.
+//! Diagnosis and release of hanging processes.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nix::mount::{MntFlags, umount2};
 
-/// Where in the kernel each thread of a process is.
+/// Returns where in the kernel each thread of a process is.
 pub fn threads(pid: impl ToString) -> String {
     let tasks = format!("/proc/{}/task", pid.to_string());
     let mut text = String::new();
@@ -26,8 +26,8 @@ pub fn threads(pid: impl ToString) -> String {
     text
 }
 
-/// Has all who wait for an answer from the FUSE mount at `point` get an error instead. (umount2(2) says EBUSY
-/// if a file is open there, and has ended the connection by then.)
+/// Fails all pending requests to the FUSE mount at `point`. (If a file is open there, umount2(2) returns
+/// EBUSY, but has aborted the connection by then.)
 pub fn abort(point: &Path) {
     let _ = umount2(point, MntFlags::MNT_FORCE);
 }

@@ -1,10 +1,10 @@
-//! The processes that a daemon has started to help it.
+//! Helper processes of a daemon.
 
 use std::fs;
 
 use nix::unistd::Pid;
 
-/// The process that runs `gcgroupfs COMMAND` and descends from the daemon, if there is one.
+/// Returns the descendant of the daemon that runs `gcgroupfs COMMAND`, if there is one.
 pub fn helper(daemon: Pid, command: &str) -> Option<Pid> {
     let processes = fs::read_dir("/proc").expect("proc(5)").flatten();
     let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());

@@ -1,7 +1,7 @@
-//! What the integration tests share: the built artifacts, a mount, processes that are governed by it,
-//! programs in C, the truth about simulated GPUs, and a way to wait for a condition.
+//! Shared by the integration tests: the built artifacts, a mount, governed processes, C programs, ground
+//! truth about simulated GPUs, and waiting for conditions.
 //!
-//! Everything here panics rather than return an error: a test that cannot have what it needs has failed.
+//! Functions panic instead of returning errors: a test without its prerequisites has failed.
 
 mod artifacts;
 mod counted;

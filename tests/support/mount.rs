@@ -1,4 +1,4 @@
-//! A daemon with a mount of its own, in a temporary directory, over simulated GPUs of its own.
+//! A daemon with its own mount and its own simulated GPUs, in a temporary directory.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -24,34 +24,34 @@ use crate::truth::Truth;
 use crate::wait::{DEADLINE, wait_for, wait_until};
 use crate::watchdog::{Begun, begin};
 
-/// How a mount is set up.
+/// Setup of a mount.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
-    /// More arguments of `gcgroupfs mount`.
+    /// Additional arguments of `gcgroupfs mount`.
     pub arguments: Vec<String>,
-    /// Environment of the daemon and of everything governed: `SIMGPU_DEVICES` and the like. Contexts take no
-    /// memory unless `SIMGPU_CONTEXT_MEMORY` says how much.
+    /// Environment of the daemon and of all its commands: `SIMGPU_DEVICES` and the like. Contexts use no
+    /// memory unless `SIMGPU_CONTEXT_MEMORY` is set.
     pub environment: Vec<(String, String)>,
-    /// How many descriptors the daemon may have, if not as many as this process.
+    /// Limit of the daemon's descriptors; by default that of this process.
     pub descriptors: Option<u64>,
 }
 
 impl Config {
-    /// With one more variable.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// With so many descriptors for the daemon.
+    /// Sets the limit of the daemon's descriptors.
     #[must_use]
     pub fn descriptors(mut self, most: u64) -> Self {
         self.descriptors = Some(most);
         self
     }
 
-    /// With one more argument.
+    /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, argument: &str) -> Self {
         self.arguments.push(argument.to_owned());
@@ -59,10 +59,10 @@ impl Config {
     }
 }
 
-/// How the line begins in which a daemon says that it serves.
+/// Prefix of the line by which a daemon reports that it serves.
 const READY: &str = "gcgroupfs: ready:";
 
-/// A running daemon. Unmounted and ended when dropped, so that tests run side by side.
+/// A running daemon. Unmounted and ended when dropped, so that tests can run in parallel.
 #[derive(Debug)]
 pub struct Mount {
     root: TempDir,
@@ -73,7 +73,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// One simulated GPU, everything at its default.
+    /// Starts a daemon with one simulated GPU and default settings.
     #[track_caller]
     pub fn new() -> Self {
         Self::with(Config::default())
@@ -82,16 +82,17 @@ impl Mount {
     /// Starts a daemon and waits until it serves both the mount and the socket.
     #[track_caller]
     pub fn with(config: Config) -> Self {
-        // They may have to be built first.
+        // The artifacts may have to be built first.
         artifacts();
         let root = TempDir::new().expect("a temporary directory");
         let begun = begin(Some(root.path().join("mnt")));
         for directory in ["mnt", "run", "sim"] {
             fs::create_dir(root.path().join(directory)).expect("a directory in it");
         }
-        // Other users have business here in some tests.
+        // Some tests access it as other users.
         fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).expect("our own directory");
-        fs::set_permissions(root.path().join("sim"), fs::Permissions::from_mode(0o1777)).expect("likewise");
+        fs::set_permissions(root.path().join("sim"), fs::Permissions::from_mode(0o1777))
+            .expect("our own directory");
         let mut mount = Self {
             root,
             config,
@@ -103,46 +104,46 @@ impl Mount {
         mount
     }
 
-    /// The mount point.
+    /// Returns the mount point.
     pub fn path(&self) -> PathBuf {
         self.root.path().join("mnt")
     }
 
-    /// The directory of all that is the mount's, which everybody can read.
+    /// Returns the directory with all files of the mount, readable by all users.
     pub fn root(&self) -> &Path {
         self.root.path()
     }
 
-    /// The daemon's socket.
+    /// Returns the path of the daemon's socket.
     pub fn socket(&self) -> PathBuf {
         self.root.path().join("gcgroup.sock")
     }
 
-    /// The daemon's state directory.
+    /// Returns the daemon's state directory.
     pub fn state_dir(&self) -> PathBuf {
         self.root.path().join("run")
     }
 
-    /// The simulated GPUs' state directory.
+    /// Returns the simulated machine's directory.
     pub fn simgpu_dir(&self) -> PathBuf {
         self.root.path().join("sim")
     }
 
-    /// What processes have really had of the simulated GPUs. There must have been one.
+    /// Returns the ground truth about the simulated GPUs. A process must have used them before.
     #[track_caller]
     pub fn truth(&self) -> Truth {
         Truth::of(&self.simgpu_dir())
     }
 
-    /// A file's path: `file(&pid, "memory.limit")`, `file(&format!("{pid}/0"), "memory.limit")`.
+    /// Returns a file's path: `file(&pid, "memory.limit")`, `file(&format!("{pid}/0"), "memory.limit")`.
     pub fn file(&self, directory: impl ToString, name: &str) -> PathBuf {
         self.path().join(directory.to_string()).join(name)
     }
 
-    /// A control file's contents, without the last newline.
+    /// Returns a control file's content without the final newline.
     ///
     /// # Panics
-    /// When it cannot be read.
+    /// If it cannot be read.
     #[track_caller]
     pub fn read(&self, directory: impl ToString, name: &str) -> String {
         let path = self.file(directory, name);
@@ -150,10 +151,10 @@ impl Mount {
         text.trim_end_matches('\n').to_owned()
     }
 
-    /// The number behind a key of a flat-keyed control file, or the number that is all of the file.
+    /// Returns the number of a key in a flat-keyed control file, or the number that is the whole content.
     ///
     /// # Panics
-    /// When there is none.
+    /// If there is none.
     #[track_caller]
     pub fn number(&self, directory: impl ToString, name: &str, key: &str) -> u64 {
         let text = self.read(directory, name);
@@ -167,10 +168,10 @@ impl Mount {
         number.unwrap_or_else(|| panic!("no number {key:?} in {name}: {text:?}"))
     }
 
-    /// Writes a control file by one write(2), as `echo` does.
+    /// Writes a control file with one write(2), as `echo` does.
     ///
     /// # Errors
-    /// The kernel's or the daemon's.
+    /// The errors of the kernel and the daemon.
     pub fn try_write(&self, directory: impl ToString, name: &str, value: &str) -> io::Result<()> {
         let mut file = fs::OpenOptions::new()
             .write(true)
@@ -182,10 +183,10 @@ impl Mount {
         Ok(())
     }
 
-    /// Writes a control file.
+    /// Writes a control file with one write(2).
     ///
     /// # Panics
-    /// When it is refused.
+    /// If the write fails.
     #[track_caller]
     pub fn write(&self, directory: impl ToString, name: &str, value: &str) {
         let shown = format!("{}/{name}", directory.to_string());
@@ -193,12 +194,12 @@ impl Mount {
             .unwrap_or_else(|error| panic!("{value} to {shown}: {error}"));
     }
 
-    /// Whether a process has its directory.
+    /// Returns whether a process has a directory in the mount.
     pub fn governs(&self, pid: i32) -> bool {
         self.path().join(pid.to_string()).exists()
     }
 
-    /// A command that runs governed: preloaded, on the simulated GPUs, with this daemon's socket.
+    /// Returns a command that runs governed: preloaded, on the simulated GPUs, with this daemon's socket.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = self.bare_command(program);
         command
@@ -207,26 +208,26 @@ impl Mount {
         command
     }
 
-    /// A command on the same simulated GPUs that is not governed.
+    /// Returns a command that runs on the same simulated GPUs, but not governed.
     pub fn bare_command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         command
             .env("LD_LIBRARY_PATH", artifacts().simgpu())
             .env("SIMGPU_DIR", self.simgpu_dir())
-            // So that what is charged is what was asked for.
+            // By default a context costs nothing, so that the charge equals the request.
             .env("SIMGPU_CONTEXT_MEMORY", "0")
             .envs(self.config.environment.iter().cloned());
         command
     }
 
-    /// The daemon's own command line, `gcgroupfs`, with this daemon's socket.
+    /// Returns a `gcgroupfs` command with this daemon's socket.
     pub fn gcgroupfs(&self, arguments: &[&str]) -> Command {
         let mut command = self.bare_command(artifacts().gcgroupfs());
         command.env("GCGROUP_SOCKET", self.socket()).args(arguments);
         command
     }
 
-    /// A governed `gcgroup-load`, once it has its GPU.
+    /// Starts a governed `gcgroup-load` and waits until it has its GPU.
     #[track_caller]
     pub fn load(&self, arguments: &[&str]) -> Governed {
         let mut command = self.command(artifacts().load());
@@ -236,18 +237,18 @@ impl Mount {
         load
     }
 
-    /// A governed `gcgroup-load obey`: does what [`Governed::ask`] tells it.
+    /// Starts a governed `gcgroup-load obey`, which executes the commands of [`Governed::ask`].
     #[track_caller]
     pub fn obedient(&self) -> Governed {
         self.load(&["obey"])
     }
 
-    /// What the daemon wrote to stderr.
+    /// Returns the daemon's stderr output.
     pub fn log(&self) -> String {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 
-    /// The daemon's pid, while it runs.
+    /// Returns the daemon's pid while it runs.
     pub fn daemon(&self) -> Option<Pid> {
         self.daemon
             .as_ref()
@@ -255,10 +256,10 @@ impl Mount {
             .map(Pid::from_raw)
     }
 
-    /// Kills the daemon as `kill -9` does, and leaves its dead mount behind.
+    /// Kills the daemon with SIGKILL; its dead mount remains.
     ///
     /// # Panics
-    /// When that does not end it.
+    /// If the daemon does not end.
     #[track_caller]
     pub fn kill9(&mut self) {
         if let Err(threads) = self.try_kill9() {
@@ -266,7 +267,8 @@ impl Mount {
         }
     }
 
-    /// If the daemon does not end, what its threads are at. Then nobody waits for it any more.
+    /// Kills the daemon. If it does not end, returns the state of its threads, and no later call waits for
+    /// it.
     fn try_kill9(&mut self) -> Result<(), String> {
         let Some(mut daemon) = self.daemon.take() else {
             return Ok(());
@@ -287,7 +289,7 @@ impl Mount {
     /// Ends the daemon as a service manager does.
     ///
     /// # Panics
-    /// When it does not end.
+    /// If the daemon does not end.
     #[track_caller]
     pub fn stop(&mut self) {
         let Some(pid) = self.daemon() else { return };
@@ -303,15 +305,14 @@ impl Mount {
     /// Waits until the daemon ends by itself, and returns its exit status.
     ///
     /// # Panics
-    /// When it does not end.
+    /// If the daemon does not end.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
         let mut daemon = self.daemon.take().expect("it was started");
         wait_for("the daemon ends", || daemon.try_wait().expect("our own child"))
     }
 
-    /// Starts the daemon again, on the same mount point, socket and state directory, ending it first if it
-    /// runs.
+    /// Restarts the daemon on the same mount point, socket and state directory; a running one is ended first.
     #[track_caller]
     pub fn restart(&mut self) {
         self.stop();
@@ -369,7 +370,7 @@ impl Mount {
             .any(|argument| argument == "--no-fuse");
         wait_until("the daemon serves mount and socket", || {
             ended = daemon.try_wait().unwrap_or_default();
-            // What answers may still be one that was killed, or what its supervisor has left.
+            // A killed daemon or one left by its supervisor may still answer.
             ended.is_some()
                 || (nr_ready() > nr_ready_before
                     && (!is_fuse || is_mounted(&root.join("mnt")))
@@ -393,25 +394,25 @@ impl Drop for Mount {
         if thread::panicking() {
             eprintln!("the daemon's log:\n{}", self.log());
             if let Err(threads) = self.try_kill9() {
-                eprintln!("it does not end:\n{threads}");
+                eprintln!("the daemon does not end:\n{threads}");
             }
         } else {
             self.stop();
         }
-        // Whatever a killed daemon, or several of them, left.
+        // Unmounts what one or more killed daemons have left.
         while umount2(&self.path(), MntFlags::MNT_DETACH).is_ok() {}
     }
 }
 
-/// Whether a live FUSE filesystem is mounted there: the kernel's list has it, and it answers. (What is listed
-/// may be a dead one, and the place bare by the time it is asked.)
+/// Returns whether a live FUSE filesystem is mounted: the kernel lists it and it answers. (A listed one may
+/// be dead, and unmounted before it is asked.)
 fn is_mounted(path: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let here = |line: &str| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == path);
     mounts.lines().any(|line| here(line) && line.contains(" - fuse")) && path.join("devices").exists()
 }
 
-/// Whether somebody accepts connections there.
+/// Returns whether a process accepts connections on the socket.
 fn is_listening(path: &Path) -> bool {
     let Ok(address) = UnixAddr::new(path) else {
         return false;

@@ -1,4 +1,4 @@
-//! Programs in other users' names. Root alone can run them so.
+//! Programs run as other users. Requires root.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,8 +9,8 @@ use std::process::Command;
 use crate::artifacts::artifacts;
 use crate::mount::Mount;
 
-/// The built tree, where everybody can read it: where it is, or a copy in `place`, which everybody must be
-/// able to read.
+/// Returns the built tree at a path that all users can read: in place, or copied to `place`, which all users
+/// must be able to read.
 pub fn tree_for_all(place: &Path) -> PathBuf {
     let dist = artifacts().dist();
     if is_open_to_all(dist) {
@@ -31,7 +31,7 @@ pub fn tree_for_all(place: &Path) -> PathBuf {
     copy
 }
 
-/// A program, where everybody can run it: where it is, or a copy in `place`.
+/// Returns a path where all users can execute the program: in place, or copied to `place`.
 pub fn program_for_all(program: &Path, place: &Path) -> PathBuf {
     if is_open_to_all(program) {
         return program.to_owned();
@@ -43,11 +43,12 @@ pub fn program_for_all(program: &Path, place: &Path) -> PathBuf {
     copy
 }
 
-/// Copies a program, to be run at once: in a process of its own, since a child that another test starts just
-/// then would have our descriptor open for writing, and what somebody writes is not executed (`ETXTBSY`).
+/// Copies a program that is executed right away. The copy runs in a separate process: otherwise a child
+/// started by another test at this moment could inherit our descriptor open for writing, and execution would
+/// fail (`ETXTBSY`).
 ///
 /// # Panics
-/// When it cannot be copied.
+/// If it cannot be copied.
 #[track_caller]
 pub fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg(from).arg(to).status().expect("cp runs");
@@ -60,7 +61,7 @@ fn is_open_to_all(path: &Path) -> bool {
 }
 
 impl Mount {
-    /// As [`Self::command`], in another user's name and that of the group of the same number alone.
+    /// Returns the command of [`Self::command`] run as another user, in the group with the same number only.
     pub fn command_of(&self, uid: u32, program: &Path) -> Command {
         let tree = tree_for_all(self.root());
         let mut command = self.bare_command(program_for_all(program, self.root()));
@@ -73,7 +74,7 @@ impl Mount {
         command
     }
 
-    /// As [`Self::gcgroupfs`], in another user's name.
+    /// Returns the command of [`Self::gcgroupfs`] run as another user.
     pub fn gcgroupfs_of(&self, uid: u32, arguments: &[&str]) -> Command {
         let program = tree_for_all(self.root()).join("bin/gcgroupfs");
         let mut command = self.command_of(uid, &program);
@@ -81,8 +82,7 @@ impl Mount {
         command
     }
 
-    /// Runs a script at the mount point in another user's name; gives whether it succeeded, and all that it
-    /// said.
+    /// Runs a script at the mount point as another user. Returns whether it succeeded, and its whole output.
     #[track_caller]
     pub fn sh_of(&self, uid: u32, script: &str) -> (bool, String) {
         let output = Command::new("bash")

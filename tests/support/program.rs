@@ -1,4 +1,4 @@
-//! Test programs in C, from `tests/programs`.
+//! C test programs from `tests/programs`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::artifacts::{repository, target};
 
-/// Compiles `tests/programs/<source>` with gcc and these flags (after the source, so `-l` may be among them);
-/// what was compiled before, of the same text and headers with the same flags, is taken as it is.
+/// Compiles `tests/programs/<source>` with gcc and these flags (placed after the source, so `-l` is
+/// possible). A program compiled from the same text, headers and flags is reused.
 pub fn c_program(source: &str, flags: &[&str]) -> PathBuf {
     c_program_by("gcc", source, flags)
 }
 
-/// The same by another compiler, such as `musl-gcc`.
+/// Compiles a program as [`c_program`] does, with another compiler such as `musl-gcc`.
 pub fn c_program_by(compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
     let path = repository().join("tests/programs").join(source);
     let text = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -28,7 +28,7 @@ pub fn c_program_by(compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
     if program.exists() {
         return program;
     }
-    // Under a name of this call's own first: another thread or process may be compiling the same.
+    // First under a name unique to this call: another thread or process may be compiling the same program.
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let call = CALLS.fetch_add(1, Relaxed);
     let fresh = program.with_extension(format!("{}-{call}", std::process::id()));
@@ -49,7 +49,7 @@ pub fn c_program_by(compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-/// The text of every header that a program may include, by name.
+/// Returns the text of every header that a program may include, by path.
 fn headers() -> BTreeMap<PathBuf, Vec<u8>> {
     let entries = fs::read_dir(repository().join("tests/programs")).expect("the programs are there");
     let paths = entries.map(|entry| entry.expect("it can be listed").path());

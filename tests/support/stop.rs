@@ -1,4 +1,4 @@
-//! Processes that stand still.
+//! Stopping processes.
 
 use std::fs;
 
@@ -7,11 +7,11 @@ use nix::unistd::Pid;
 
 use crate::wait::wait_until;
 
-/// Stops a process as SIGSTOP does, and waits until each of its threads has: kill(2) returns before, and a
-/// thread that runs on another CPU goes on for a while.
+/// Stops a process with SIGSTOP and waits until all its threads have stopped: kill(2) returns earlier, while
+/// threads on other CPUs still run.
 ///
 /// # Panics
-/// When there is none of that pid.
+/// If there is no process with this pid.
 #[track_caller]
 pub fn stop(pid: Pid) {
     kill(pid, Signal::SIGSTOP).expect("it runs");
@@ -21,7 +21,7 @@ pub fn stop(pid: Pid) {
             let Ok(text) = fs::read_to_string(task.path().join("stat")) else {
                 return true;
             };
-            // Behind the name, which may have anything in it.
+            // After the name, which may contain any character.
             let state = text.rsplit(") ").next().unwrap_or_default();
             state.starts_with(['T', 't'])
         })

@@ -1,36 +1,36 @@
-//! What processes have really had of simulated GPUs, from the machine's own state and past every driver and
+//! Ground truth about processes' use of simulated GPUs, read from the machine's state without any driver or
 //! library.
 
 use std::path::Path;
 
 use simgpu::{Account, Held, Machine, OnDevice};
 
-/// A machine of simulated GPUs, looked at from outside.
+/// A simulated machine, observed from outside.
 #[derive(Debug)]
 pub struct Truth(Machine);
 
 impl Truth {
-    /// That of the machine in a directory (`SIMGPU_DIR`).
+    /// Opens the machine in a directory (`SIMGPU_DIR`).
     ///
     /// # Panics
-    /// When no process has made one there yet.
+    /// If no process has created a machine there yet.
     #[track_caller]
     pub fn of(directory: &Path) -> Self {
         let machine = Machine::observe(directory);
         Self(machine.unwrap_or_else(|error| panic!("{}: {error}", directory.display())))
     }
 
-    /// Makes instances on it now, as an administrator does; those that there are come first in `text`
-    /// (`SIMGPU_MIG`).
+    /// Creates MIG instances on the running machine, as an administrator does; `text` (as `SIMGPU_MIG`)
+    /// begins with the existing instances.
     ///
     /// # Panics
-    /// When the GPUs cannot be divided so.
+    /// If the GPUs cannot be divided so.
     #[track_caller]
     pub fn divide(&self, text: &str) {
         assert!(self.0.divide(text), "{text}");
     }
 
-    /// A process's account: the living one's of that pid, else that of the dead one seen last.
+    /// Returns the account of the living process with this pid, or else of the dead one seen last.
     fn account(&self, pid: i32) -> Option<Account> {
         let pid = u32::try_from(pid).ok()?;
         let mut accounts = self.0.accounts();
@@ -42,23 +42,23 @@ impl Truth {
         self.account(pid)?.devices.into_iter().nth(gpu)
     }
 
-    /// Microseconds for which a GPU has run a process's kernels; also of a process that has died, until
-    /// another one comes to the machine. 0 for one that was never there.
+    /// Returns the microseconds for which a GPU has run a process's kernels; for a dead process, until its
+    /// slot is reused. 0 for an unknown process.
     pub fn usage_usec(&self, pid: i32, gpu: usize) -> u64 {
         self.on_device(pid, gpu).map_or(0, |here| here.busy_ns / 1000)
     }
 
-    /// Microseconds for which a GPU's copy engines have worked for a process.
+    /// Returns the microseconds for which a GPU's copy engines have worked for a process.
     pub fn copy_usec(&self, pid: i32, gpu: usize) -> u64 {
         self.on_device(pid, gpu).map_or(0, |here| here.copy_ns / 1000)
     }
 
-    /// Kernels of a process that have begun on a GPU.
+    /// Returns the number of kernels that a process has started on a GPU.
     pub fn nr_launches(&self, pid: i32, gpu: usize) -> u64 {
         self.on_device(pid, gpu).map_or(0, |here| here.nr_launches)
     }
 
-    /// Bytes of a GPU's memory that a process holds now, that of its contexts included.
+    /// Returns the bytes of a GPU's memory that a process holds now, contexts included.
     pub fn used(&self, pid: i32, gpu: usize) -> u64 {
         let living = self.account(pid).filter(|account| account.is_alive);
         living
@@ -66,8 +66,8 @@ impl Truth {
             .unwrap_or(0)
     }
 
-    /// Bytes of one kind that a living process holds: of that GPU's memory, or of the host's, which is no
-    /// GPU's.
+    /// Returns the bytes of one kind that a living process holds, of the GPU's memory or, for host kinds, of
+    /// host memory.
     pub fn held(&self, pid: i32, gpu: usize, kind: Held) -> u64 {
         let Some(account) = self.account(pid).filter(|account| account.is_alive) else {
             return 0;
@@ -81,13 +81,14 @@ impl Truth {
         found.map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Bytes of a GPU's memory that living processes hold at one moment. None if that has changed while it
-    /// was looked at: what one frees and another allocates meanwhile would count twice.
+    /// Returns the bytes of a GPU's memory that all living processes hold at one moment. `None` if the
+    /// accounts changed during the reading: concurrent frees and allocations could be counted twice.
     pub fn used_at_once(&self, gpu: usize) -> Option<u64> {
         self.at_once(|account| account.devices.get(gpu).map(|here| here.used))
     }
 
-    /// Bytes of one kind of the host's memory that living processes hold at one moment; none, likewise.
+    /// Returns the bytes of one kind of host memory that all living processes hold at one moment; `None` if
+    /// the accounts changed during the reading.
     pub fn host_at_once(&self, kind: Held) -> Option<u64> {
         let of_kind = |account: &Account| account.host.iter().find(|(known, _)| *known == kind).copied();
         self.at_once(|account| of_kind(account).map(|(_, bytes)| bytes))
@@ -104,13 +105,12 @@ impl Truth {
         (seen == look()).then(|| seen.iter().map(|(_, bytes)| bytes).sum())
     }
 
-    /// Nanoseconds of work that a GPU has done since the machine was made, for living and dead processes
-    /// together.
+    /// Returns the nanoseconds of work of a GPU since the machine was created, for living and dead processes.
     pub fn busy_ns(&self, gpu: usize) -> u64 {
         self.0.device(gpu).map_or(0, |device| device.busy_ns())
     }
 
-    /// Bytes of a GPU's memory in use by living processes.
+    /// Returns the bytes of a GPU's memory in use by living processes.
     pub fn used_by_all(&self, gpu: usize) -> u64 {
         self.0.device(gpu).map_or(0, |device| device.memory_used())
     }

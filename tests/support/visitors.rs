@@ -1,4 +1,4 @@
-//! Connections to the daemon in many users' names.
+//! Connections to the daemon by many users.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -8,10 +8,10 @@ use std::thread;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
 
-/// Connects; says nothing.
+/// Connects without sending anything.
 ///
 /// # Errors
-/// Nobody listens there, or out of descriptors.
+/// The system's error, for example if no process listens or descriptors are exhausted.
 pub fn visit(path: &Path) -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let visitor = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
@@ -19,13 +19,13 @@ pub fn visit(path: &Path) -> nix::Result<OwnedFd> {
     Ok(visitor)
 }
 
-/// Connections of each of `uids`, so many for each, which say nothing. For root.
+/// Makes `each` idle connections for each of `uids`. Requires root.
 ///
 /// # Panics
-/// When one cannot be made.
+/// If a connection cannot be made.
 #[track_caller]
 pub fn visitors(path: &Path, uids: impl IntoIterator<Item = u32>, each: usize) -> Vec<OwnedFd> {
-    // A thread for each: who is not root any more cannot become yet another user.
+    // One thread per user: a thread that is no longer root cannot change its user again.
     let of_one = |uid: u32| {
         let visit = move || {
             become_user(uid);
@@ -38,18 +38,18 @@ pub fn visitors(path: &Path, uids: impl IntoIterator<Item = u32>, each: usize) -
     uids.into_iter().flat_map(of_one).collect()
 }
 
-/// Gives the calling thread, and no other, another effective user.
+/// Changes the effective user of the calling thread only.
 fn become_user(uid: u32) {
     const KEEP: libc::uid_t = libc::uid_t::MAX;
-    // SAFETY: numbers only. Not the C library's function, which changes all threads.
+    // SAFETY: passes only numbers. The C library's function would change all threads.
     let answer = unsafe { libc::syscall(libc::SYS_setresuid, KEEP, uid, KEEP) };
     assert_eq!(answer, 0, "{}", io::Error::last_os_error());
 }
 
-/// Asks the daemon for the devices on a connection, and waits for the answer.
+/// Requests the list of devices on a connection, and waits for the answer.
 ///
 /// # Errors
-/// The daemon has hung up.
+/// If the daemon has closed the connection.
 pub fn ask_for_devices(visitor: &OwnedFd) -> nix::Result<()> {
     // Operation 1, offset 0, the name's length, the name.
     let name = b"devices";
@@ -63,12 +63,12 @@ pub fn ask_for_devices(visitor: &OwnedFd) -> nix::Result<()> {
     }
 }
 
-/// Raises how many descriptors this process may have as far as it may; gives how many that is.
+/// Raises the soft limit of descriptors to the hard limit, and returns it.
 ///
 /// # Panics
-/// When the kernel does not say.
+/// If the limit cannot be read or set.
 pub fn raise_descriptors() -> u64 {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("it is told");
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("as much as it may");
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit can be read");
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("the soft limit can be raised");
     most
 }

@@ -2,22 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-/// Far beyond anything that works, however loaded the machine.
+/// Longer than any operation takes on the most loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` holds.
 ///
 /// # Panics
-/// After [`DEADLINE`], saying `what` did not come about.
+/// After [`DEADLINE`], with `what` in the message.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));
 }
 
-/// Waits until `look` finds something, and gives it.
+/// Waits until `look` returns a value, and returns it.
 ///
 /// # Panics
-/// After [`DEADLINE`], saying `what` was not found.
+/// After [`DEADLINE`], with `what` in the message.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
@@ -30,10 +30,10 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Waits until none are left of what `count` counts.
+/// Waits until `count` returns 0.
 ///
 /// # Panics
-/// When there have not been fewer for [`DEADLINE`], saying `what` is left.
+/// If the count has not decreased for [`DEADLINE`], with `what` in the message.
 #[track_caller]
 pub fn wait_until_none(what: &str, mut count: impl FnMut() -> usize) {
     let (mut fewest, mut since) = (usize::MAX, Instant::now());

@@ -1,6 +1,5 @@
-//! Ends a test run that hangs. A thread that waits in the kernel for a daemon's answer cannot wait with a
-//! deadline, so somebody else has to: who hangs is told, all who wait for an answer get an error, and the run
-//! has failed.
+//! Ends a test run that hangs. A thread that waits in the kernel for the daemon's answer has no deadline, so
+//! a watchdog thread reports the hanging processes, aborts their pending requests, and fails the run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,14 +16,14 @@ use nix::unistd::Pid;
 
 use crate::hang::{abort, threads};
 
-/// How long a daemon or a process of a test's may be there, in seconds, if `GCGROUP_TEST_PATIENCE` does not
-/// say: far beyond anything that works, however loaded the machine.
+/// Default of `GCGROUP_TEST_PATIENCE`: seconds for which a daemon or process of a test may exist. Longer than
+/// any test takes on the most loaded machine.
 const PATIENCE: u64 = 600;
 
-/// The status of a test run that has failed.
+/// Exit status of a failed test run.
 const FAILED: i32 = 101;
 
-/// Seconds beyond that.
+/// Additional seconds, set by [`allow`].
 static MORE: AtomicU64 = AtomicU64::new(0);
 static BEGUN: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -34,15 +33,15 @@ static START: Once = Once::new();
 struct Entry {
     test: String,
     since: Instant,
-    /// Of a mount.
+    /// Mount point, for a mount.
     point: Option<PathBuf>,
 }
 
-/// Something that is there for a test, until it is dropped.
+/// Registration of a watched object, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Begun(u64);
 
-/// Has it watched, by the name of the test whose thread this is.
+/// Starts watching an object, under the name of the calling thread's test.
 pub(crate) fn begin(point: Option<PathBuf>) -> Begun {
     START.call_once(|| {
         thread::spawn(watch);
@@ -65,7 +64,7 @@ impl Drop for Begun {
     }
 }
 
-/// A test of this run takes so long by itself.
+/// Extends the time limit by `time`, for a test that takes so long by itself.
 pub fn allow(time: Duration) {
     MORE.fetch_max(time.as_secs(), Relaxed);
 }
@@ -87,10 +86,10 @@ fn watch() {
     }
 }
 
-/// Says what everybody is at, lets go who can be, and ends the run.
+/// Reports what all processes are doing, releases those that can be released, and ends the run.
 fn end(what: &str, points: &[&Path]) {
     let ours = ours(points);
-    // Past what captures the output of tests.
+    // Bypasses the capture of test output.
     let mut out = std::io::stderr();
     let _ = writeln!(out, "\n{what}");
     for pid in &ours {
@@ -113,7 +112,8 @@ fn end(what: &str, points: &[&Path]) {
     std::process::exit(FAILED);
 }
 
-/// This process, all that come from it, and all that have been told of one of the mounts.
+/// Returns this process, its descendants, and all processes whose command line contains one of the mount
+/// points.
 fn ours(points: &[&Path]) -> Vec<u32> {
     let mut ours = vec![std::process::id()];
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -38,7 +38,7 @@ impl Hook {
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
         let map = map(&file, USAGE_SIZE, libc::PROT_READ | libc::PROT_WRITE)?;
-        // SAFETY: mapped just now, page-aligned, of that size, and never unmapped.
+        // SAFETY: just mapped, page-aligned, of this size, and never unmapped.
         let usage = unsafe { usage(map) };
         for device in &usage.devices {
             device.memory_granted.store(NO_LIMIT, Relaxed);
@@ -71,11 +71,11 @@ impl Hook {
 
     pub fn ring(&self) {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        // If the socket is full, the daemon has been rung already.
+        // If the socket is full, the daemon has a wake-up pending already.
         let _ = send(self.socket.as_raw_fd(), &bare(Tag::Doorbell), flags);
     }
 
-    /// Rings, and waits until the answer to a request is as high as its number.
+    /// Rings, and waits until the number of the answer reaches that of the request.
     pub fn wait_for(&self, answer: &AtomicU32, number: u32) -> Result<(), Box<dyn Error>> {
         self.ring();
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -89,7 +89,7 @@ impl Hook {
     }
 }
 
-/// Receives the daemon's answer, and maps the control block that comes with it.
+/// Receives the daemon's answer, and maps the control block passed with it.
 fn welcome(socket: &OwnedFd) -> Result<&'static Control, Box<dyn Error>> {
     let mut buffer = [0; MAX_LENGTH];
     let mut parts = [IoSliceMut::new(&mut buffer)];
@@ -99,14 +99,14 @@ fn welcome(socket: &OwnedFd) -> Result<&'static Control, Box<dyn Error>> {
     let (length, mut files) = (received.bytes, Vec::new());
     for message in received.cmsgs()? {
         if let ControlMessageOwned::ScmRights(fds) = message {
-            // SAFETY: the kernel has just opened them for this process.
+            // SAFETY: the kernel has just created these descriptors for this process.
             files.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
     let answer = Welcome::from_bytes(&buffer[..length]).map_err(|error| format!("{error:?}"))?;
     let file = files.pop().ok_or_else(|| format!("refused: {}", answer.status))?;
     let map = map(&file, CONTROL_SIZE, libc::PROT_READ)?;
-    // SAFETY: mapped just now, page-aligned, of that size, and never unmapped; nothing is stored through it.
+    // SAFETY: just mapped, page-aligned, of this size, and never unmapped; never written.
     Ok(unsafe { control(map) })
 }
 
@@ -128,7 +128,7 @@ fn map(file: &OwnedFd, size: usize, protection: i32) -> io::Result<*const u8> {
     Ok(map.cast_const().cast())
 }
 
-/// Parses the arguments: the settings that the process asks for when it registers.
+/// Parses the arguments: the settings requested at registration.
 pub fn wishes(arguments: impl Iterator<Item = String>) -> Result<Hello, Box<dyn Error>> {
     let mut hello = Hello::PLAIN;
     for argument in arguments {

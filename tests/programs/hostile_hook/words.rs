@@ -1,4 +1,4 @@
-//! The words of a usage block by their names, and the numbers that are stored there.
+//! Names of the words of a usage block, and parsing of the values to store.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Release};
@@ -44,7 +44,7 @@ impl Word<'_> {
     }
 }
 
-/// The word of that name, if it is one of these in that part of the block.
+/// Returns the word with this name, if it is in this list and this part of the block.
 macro_rules! named {
     ($name:expr, $part:expr, $($field:ident)*) => {
         match $name {
@@ -54,8 +54,8 @@ macro_rules! named {
     };
 }
 
-/// Finds a word of the block by its name: of a device, of a thread (`thread.NAME`), of an array of a device
-/// (`kinds.3`), or of the process (`process.NAME`). The index is that of the device or of the thread.
+/// Finds a word of the block by name: of a device, of a thread (`thread.NAME`), of a device's array
+/// (`kinds.3`), or of the process (`process.NAME`). The index is that of the device or thread.
 pub fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word<'a>, Box<dyn Error>> {
     let index: usize = index.parse()?;
     let device = block.devices.get(index);

@@ -1,5 +1,5 @@
-//! The truth about every process of a machine, alive or not, for whoever has the machine's directory: tests
-//! compare with it what others say.
+//! Ground truth about every process of a machine, alive or dead, readable by any process with access to the
+//! machine's directory. Tests compare other sources with it.
 
 use std::io;
 use std::path::Path;
@@ -10,34 +10,33 @@ use crate::held::Held;
 use crate::layout::{Slot, SlotDevice};
 use crate::state::Machine;
 
-/// A process that is on the machine, or was and whose place nobody has taken since.
+/// A process on the machine, or a dead process whose slot has not been reused.
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// Its pid, as its own pid namespace knows it.
+    /// The process's pid in its own pid namespace.
     pub pid: u32,
-    /// Whether it lives.
+    /// Whether the process is alive.
     pub is_alive: bool,
-    /// What it has on each device, by the device's place on the machine. Of one that has died: what it had
-    /// then.
+    /// Usage per device, by device index. For a dead process: its last values.
     pub devices: Vec<OnDevice>,
-    /// Bytes of host memory of the driver's that it has, by kind.
+    /// Bytes of the driver's host memory that the process holds, by kind.
     pub host: Vec<(Held, u64)>,
 }
 
-/// What a process has on a device.
+/// Usage of one device by one process.
 #[derive(Clone, Debug)]
 pub struct OnDevice {
     /// Bytes of device memory.
     pub used: u64,
-    /// The most that has ever been.
+    /// Peak of `used`.
     pub peak: u64,
-    /// The same bytes by kind; kinds of which there are none are there too.
+    /// `used` divided by kind. Kinds without memory are listed with 0.
     pub held: Vec<(Held, u64)>,
-    /// Nanoseconds for which the device has run its kernels.
+    /// Nanoseconds for which the device has run the process's kernels.
     pub busy_ns: u64,
-    /// Nanoseconds for which the device's copy engines have worked for it, each by itself.
+    /// Nanoseconds for which the device's copy engines have worked for the process, summed over the engines.
     pub copy_ns: u64,
-    /// Kernels begun.
+    /// Kernels started.
     pub nr_launches: u64,
     /// Contexts that exist.
     pub contexts: u32,
@@ -73,10 +72,10 @@ impl Account {
 }
 
 impl Machine {
-    /// Looks at the machine in `dir` without being part of it. For processes that never attach to it.
+    /// Opens the machine in `dir` for reading. For processes that never attach to it.
     ///
     /// # Errors
-    /// The system's, and `NotFound` where there is no machine.
+    /// The system's errors; `NotFound` if there is no machine.
     pub fn observe(dir: &Path) -> io::Result<Machine> {
         let mut machine = Machine::open(dir, Config::default())?;
         let config = machine.layout().config();
@@ -84,7 +83,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Every process that is on the machine, and those that have left a place that nobody has taken.
+    /// Returns every process on the machine, and dead processes whose slot has not been reused.
     pub fn accounts(&self) -> Vec<Account> {
         let slots = self.layout().slots().enumerate();
         let taken = slots.filter(|(_, slot)| slot.pid.load(Relaxed) != 0);

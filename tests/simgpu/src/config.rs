@@ -1,30 +1,30 @@
-//! What the simulated machine has: read from the environment by the first process that attaches,
-//! kept in the state file, and read from there by all that come later.
+//! Configuration of the simulated machine. The first process that attaches reads it from the environment and
+//! stores it in the state file; later processes read it from there.
 //!
-//! Besides the variables of [`Config`], each process obeys some of its own:
+//! Besides the variables of [`Config`], each process reads some for itself:
 //!
-//! - `SIMGPU_DIR`: the directory that the machine lives in.
-//! - `SIMGPU_DRIVER`: the driver's version, `11.8`, `12.2`, `12.8` or `13.5` (the default), by the CUDA
-//!   version that it came with. What is newer than it is neither exported nor found by `cuGetProcAddress`.
-//! - `SIMGPU_FAULTS`: calls that answer an error and do nothing, a list of `NAME=ERROR` (every call),
-//!   `NAME=ERROR@N` (the N-th call in this process, from 1) and `NAME=ERROR@N+` (that one and all later).
-//!   NAME is an exported name, such as `cuMemAlloc_v2` or `cuLaunchKernel_ptsz`, or ends with `*` and stands
-//!   for all that begin so, which are then counted together. ERROR is a `CUresult` other than 0; or `stop`:
-//!   the process is stopped (SIGSTOP), and the call is done when it goes on; or `cancel`: the call is a
-//!   cancellation point, as calls of the real driver may be. Of several that strike the first counts.
-//!   Functions that are not simulated have faults too.
-//! - `SIMGPU_TRACE`: a file to which a line is appended for each call: pid, name, answer.
-//! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` memory of devices that stay where they are for the next to
-//!   have, as a device's own do. By default (0) they go back to the system, and the next pays for pages and
-//!   finds them zero.
-//! - `SIMGPU_HOST_MEMORY`: bytes that the host is said to have, with a suffix as below; `meminfo` in the
-//!   machine's directory tells what processes leave of it, in the form of proc_meminfo(5). Nothing is refused
-//!   for it.
-//! - `SIMGPU_FUTURE`: one more name that `cuGetProcAddress` finds, as of a driver newer than everybody's
+//! - `SIMGPU_DIR`: the machine's directory.
+//! - `SIMGPU_DRIVER`: the driver's version, `11.8`, `12.2`, `12.8` or `13.5` (the default), named by the CUDA
+//!   version of its release. Newer functions are neither exported nor found by `cuGetProcAddress`.
+//! - `SIMGPU_FAULTS`: calls that return an error and do nothing else: a list of `NAME=ERROR` (every call),
+//!   `NAME=ERROR@N` (the N-th call in this process, from 1) and `NAME=ERROR@N+` (the N-th and all later
+//!   calls). NAME is an exported name, such as `cuMemAlloc_v2` or `cuLaunchKernel_ptsz`, or a prefix followed
+//!   by `*`; calls of all functions with the prefix are counted together. ERROR is a `CUresult` other than 0;
+//!   or `stop`: the process is stopped (SIGSTOP), and the call is made when it continues; or `cancel`: the
+//!   call is a cancellation point, as calls of the real driver may be. If several entries match, the first
+//!   counts. Functions that are not simulated can have faults too.
+//! - `SIMGPU_TRACE`: a file to which each call appends a line: pid, name, result.
+//! - `SIMGPU_KEPT`: bytes of freed `cuMemCreate` device memory that are kept for reuse with their content, as
+//!   on a real device. With 0 (the default) freed pages are returned to the system; later allocations fault
+//!   in new pages and read zeros.
+//! - `SIMGPU_HOST_MEMORY`: total bytes of simulated host memory, with a suffix as below. `meminfo` in the
+//!   machine's directory shows what the processes leave of it, in the format of proc_meminfo(5). No
+//!   allocation is refused because of it.
+//! - `SIMGPU_FUTURE`: one additional name that `cuGetProcAddress` finds, as in a driver newer than all known
 //!   lists.
-//! - `SIMGPU_FUTURE_LOCATION`: one more kind of `CUmemLocation`, a number; memory made there is the host's.
+//! - `SIMGPU_FUTURE_LOCATION`: one additional `CUmemLocation` type, a number; its memory is host memory.
 //!
-//! Null mode has neither faults nor trace.
+//! In null mode there are neither faults nor a trace.
 
 use std::env;
 use std::path::PathBuf;
@@ -32,27 +32,28 @@ use std::path::PathBuf;
 use crate::engine::Route;
 use crate::mig::Mig;
 
-/// Most devices a machine may have.
+/// Maximum number of devices of a machine, MIG instances included.
 pub const MAX_DEVICES: usize = 16;
 
-/// The simulated machine, alike for every process that shares it.
+/// Configuration of a machine, equal for all processes that share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Devices in the machine, 1 to [`MAX_DEVICES`] (`SIMGPU_DEVICES`).
+    /// Number of devices, 1 to [`MAX_DEVICES`] (`SIMGPU_DEVICES`).
     pub devices: usize,
-    /// Bytes of memory of each device (`SIMGPU_MEMORY`, with an optional suffix K, M, G or T).
+    /// Bytes of memory per device (`SIMGPU_MEMORY`, with an optional suffix K, M, G or T).
     pub memory: u64,
-    /// Bytes of device memory that a context costs (`SIMGPU_CONTEXT_MEMORY`).
+    /// Bytes of device memory per context (`SIMGPU_CONTEXT_MEMORY`).
     pub context_memory: u64,
-    /// Longest time one process keeps the device while others wait, in nanoseconds
-    /// (`SIMGPU_TIMESLICE_US`, in microseconds).
+    /// Longest time one process keeps the device while others wait, in nanoseconds (`SIMGPU_TIMESLICE_US`, in
+    /// microseconds).
     pub timeslice_ns: u64,
-    /// Bytes that a copy between host and device moves in a second, each way (`SIMGPU_HOST_BANDWIDTH`).
+    /// Bandwidth of copies between host and device, in bytes per second and direction
+    /// (`SIMGPU_HOST_BANDWIDTH`).
     pub host_bandwidth: u64,
-    /// Bytes that a copy or a set within a device moves in a second (`SIMGPU_DEVICE_BANDWIDTH`).
+    /// Bandwidth of copies and sets within a device, in bytes per second (`SIMGPU_DEVICE_BANDWIDTH`).
     pub device_bandwidth: u64,
-    /// Which devices are divided, and into what (`SIMGPU_MIG`; see [`Mig`]). With their instances they are at
-    /// most [`MAX_DEVICES`].
+    /// MIG instances of each device (`SIMGPU_MIG`; see [`Mig`]). Devices and instances together are at most
+    /// [`MAX_DEVICES`].
     pub mig: Mig,
     /// Whether driver calls check nothing and return at once (`SIMGPU_NULL=1`), for benchmarks.
     pub null: bool,
@@ -74,7 +75,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads the `SIMGPU_*` variables; what is not set, or cannot be read, has its default.
+    /// Reads the `SIMGPU_*` variables. Unset and invalid variables have their defaults.
     pub fn from_env() -> Self {
         Self::from_vars(|name| env::var(name).ok())
     }
@@ -107,7 +108,7 @@ impl Config {
 }
 
 impl Config {
-    /// Nanoseconds that a copy of so many bytes takes by a route.
+    /// Returns the nanoseconds that a copy of `bytes` takes on a route.
     pub fn copy_ns(&self, route: Route, bytes: u64) -> u64 {
         let bandwidth = match route {
             Route::ToDevice | Route::ToHost => self.host_bandwidth,
@@ -118,7 +119,7 @@ impl Config {
     }
 }
 
-/// The directory the machine lives in: `SIMGPU_DIR`, or one for each user under `/tmp`.
+/// Returns the machine's directory: `SIMGPU_DIR`, or a directory per user under `/tmp`.
 pub fn directory() -> PathBuf {
     match env::var_os("SIMGPU_DIR") {
         Some(dir) if !dir.is_empty() => PathBuf::from(dir),
@@ -127,7 +128,7 @@ pub fn directory() -> PathBuf {
     }
 }
 
-/// Parses a decimal size with an optional suffix K, M, G or T, powers of 1024, in either case.
+/// Parses a decimal size with an optional case-insensitive suffix K, M, G or T (powers of 1024).
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

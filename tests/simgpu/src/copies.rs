@@ -1,4 +1,4 @@
-//! Copies under way: one at a time by each route, beside the kernels.
+//! Copies in progress: one at a time per route, concurrent with kernels.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::clock::now_ns;
 use crate::engine::{Engine, Queues, Route, StreamId, Work};
 use crate::runner::SPIN_NS;
 
-/// A copy that has begun.
+/// A copy that has started.
 struct Copying {
     stream: StreamId,
     effect: Box<dyn FnOnce() + Send>,
@@ -20,14 +20,14 @@ struct Copying {
 #[derive(Default)]
 struct CopyEngine {
     copying: Option<Copying>,
-    /// When the last copy ended.
+    /// End time of the last copy.
     clock: u64,
 }
 
-/// The copy engines of a device, as one process uses them.
+/// The copy engines of a device, as used by one process.
 pub(crate) struct Copies {
     engine: &'static Engine,
-    /// By route.
+    /// Indexed by route.
     engines: [CopyEngine; Route::ALL.len()],
 }
 
@@ -39,7 +39,7 @@ impl Copies {
         }
     }
 
-    /// Begins the next copy by each route whose engine is free.
+    /// Starts the next copy on each route whose engine is idle.
     pub(crate) fn begin(&mut self, queues: &mut Queues) {
         for route in Route::ALL {
             let engine = &mut self.engines[route as usize];
@@ -69,7 +69,7 @@ impl Copies {
         }
     }
 
-    /// Ends the copies whose time has come. Whether there were any.
+    /// Completes the copies whose end time has passed. Returns whether there were any.
     pub(crate) fn end(&mut self, queues: &mut MutexGuard<'_, Queues>) -> bool {
         let now = now_ns();
         let mut ended = false;
@@ -86,8 +86,8 @@ impl Copies {
         ended
     }
 
-    /// How long to sleep: until the next copy ends, or the limit there is already. `None`: not worth it, look
-    /// again.
+    /// Returns how long to sleep: until the next copy ends, at most `limit`. `None`: the time is too short to
+    /// sleep; the caller checks again.
     pub(crate) fn until_next(
         &self,
         queues: &mut MutexGuard<'_, Queues>,

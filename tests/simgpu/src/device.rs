@@ -1,4 +1,4 @@
-//! One device as anybody may see it: what it is, how full, how busy, and by whom.
+//! One device as seen from outside: its properties, memory use, busy time and processes.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,18 +18,18 @@ pub struct Device<'a> {
     index: usize,
 }
 
-/// A living process that has something on a device.
+/// A living process that uses a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its pid, as the asking process's pid namespace knows it.
+    /// The process's pid in the caller's pid namespace.
     pub pid: u32,
-    /// Bytes of device memory it holds, those of its contexts included.
+    /// Bytes of device memory, including the memory of contexts.
     pub used: u64,
-    /// Contexts it has on the device.
+    /// Number of contexts on the device.
     pub contexts: u32,
-    /// Nanoseconds of work it has had done.
+    /// Nanoseconds of device time used.
     pub busy_ns: u64,
-    /// Kernels it has begun.
+    /// Kernels started.
     pub nr_launches: u64,
 }
 
@@ -38,25 +38,25 @@ impl<'a> Device<'a> {
         Device { machine, index }
     }
 
-    /// Its place on the machine: that in the order of PCI addresses, from 0; instances have theirs behind all
-    /// devices.
+    /// Returns the device's index on the machine: devices in the order of PCI addresses, from 0, then all MIG
+    /// instances.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// What it is called: the product, and of an instance its profile too (`Simulated GPU MIG 1g.5gb`).
+    /// Returns the product name, for a MIG instance with its profile (`Simulated GPU MIG 1g.5gb`).
     pub fn name(&self) -> String {
         self.machine.instance(self.index).map_or(NAME.to_owned(), |it| {
             format!("{NAME} MIG {}g.{}gb", it.slices, it.memory >> 30)
         })
     }
 
-    /// Whether it is in MIG mode: it does no work itself, its instances do.
+    /// Returns whether the device is in MIG mode, where only its instances do work.
     pub fn is_divided(&self) -> bool {
         self.machine.mig().is_enabled(self.index)
     }
 
-    /// Its instances, of a device that is divided.
+    /// Returns the device's MIG instances.
     pub fn instances(&self) -> impl Iterator<Item = Device<'a>> + use<'a> {
         let (machine, parent) = (self.machine, self.index);
         let first = machine.config().devices;
@@ -67,14 +67,14 @@ impl<'a> Device<'a> {
             .map(move |(place, _)| Device::new(machine, first + place))
     }
 
-    /// The device that it is an instance of, and which of its instances it is, from 0.
+    /// For a MIG instance: returns its parent device and its number among the parent's instances, from 0.
     pub fn part_of(&self) -> Option<(Device<'a>, usize)> {
         let parent = Device::new(self.machine, self.machine.instance(self.index)?.parent);
         let number = parent.instances().position(|it| it.index == self.index)?;
         Some((parent, number))
     }
 
-    /// Multiprocessors it has.
+    /// Returns the number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         let slices = self.machine.instance(self.index).map(|it| it.slices);
         slices
@@ -82,8 +82,8 @@ impl<'a> Device<'a> {
             .map_or(132, |slices| 16 * slices)
     }
 
-    /// Its UUID, the same for the same index on every simulated machine. That of an instance begins with what
-    /// the others have not, so that it can be abbreviated.
+    /// Returns the UUID, which depends only on the index. The first bytes of an instance's UUID are unique,
+    /// so that it can be abbreviated.
     pub fn uuid(&self) -> [u8; 16] {
         let mut uuid = *b"simgpu\x40\0\x80\0gcgr\0\0";
         let byte = |number| u8::try_from(number).unwrap_or(u8::MAX);
@@ -94,7 +94,7 @@ impl<'a> Device<'a> {
         uuid
     }
 
-    /// Its UUID as the driver's tools write it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`.
+    /// Returns the UUID in the driver's text form: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`.
     pub fn uuid_string(&self) -> String {
         let hex: String = self.uuid().iter().map(|byte| format!("{byte:02x}")).collect();
         let kind = if self.part_of().is_some() { "MIG" } else { "GPU" };
@@ -108,24 +108,24 @@ impl<'a> Device<'a> {
         )
     }
 
-    /// The bus number of its PCI address; domain, device and function are 0. An instance has its device's.
+    /// Returns the PCI bus number; domain, device and function are 0. An instance has its parent's.
     pub fn pci_bus(&self) -> u32 {
         let device = self.part_of().map_or(self.index, |(parent, _)| parent.index);
         u32::try_from(device).unwrap_or(0) + 1
     }
 
-    /// Its PCI address with an eight-digit domain, as NVML writes it: `00000000:01:00.0`.
+    /// Returns the PCI address with an eight-digit domain, as NVML writes it: `00000000:01:00.0`.
     pub fn pci_address(&self) -> String {
         format!("00000000:{:02X}:00.0", self.pci_bus())
     }
 
-    /// Bytes of memory it has.
+    /// Returns the total memory in bytes.
     pub fn memory_total(&self) -> u64 {
         self.machine.memory_of(self.index)
     }
 
-    /// Bytes of memory in use: by living processes, and what has no owner any more but is held by some. Of a
-    /// device that is divided: on all its instances.
+    /// Returns the bytes of memory in use: by living processes, and exported memory without an owner that is
+    /// still held. For a device in MIG mode, its instances are included.
     pub fn memory_used(&self) -> u64 {
         let owned: u64 = self.processes().iter().map(|process| process.used).sum();
         let here = owned.saturating_add(self.machine.orphaned(self.index));
@@ -134,8 +134,8 @@ impl<'a> Device<'a> {
             .fold(here, u64::saturating_add)
     }
 
-    /// Nanoseconds of work it has done since the machine was made, by whomever. Grows while a kernel
-    /// runs, at least once in a time slice.
+    /// Returns the nanoseconds of work done since the machine was created, for all processes. Grows while a
+    /// kernel runs, at least once per time slice.
     pub fn busy_ns(&self) -> u64 {
         let slots = self.machine.layout().slots();
         let here: u64 = slots
@@ -144,7 +144,7 @@ impl<'a> Device<'a> {
         self.shared().busy_of_gone_ns.load(Relaxed).saturating_add(here)
     }
 
-    /// The living processes that hold memory or a context on it.
+    /// Returns the living processes that hold memory or a context on the device.
     pub fn processes(&self) -> Vec<Process> {
         let mut list = Vec::new();
         for (index, slot) in self.machine.layout().slots().enumerate() {
@@ -167,12 +167,12 @@ impl<'a> Device<'a> {
         list
     }
 
-    /// Every place on the machine that was ever taken, with its number.
+    /// Returns every slot that was ever claimed, with its index.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, &'a Slot)> {
         self.machine.layout().slots().enumerate()
     }
 
-    /// The pid of the living process in a place.
+    /// Returns the pid of the living process in a slot.
     pub(crate) fn owner(&self, slot: usize) -> Option<u32> {
         self.machine.locks.slot_owner(slot)
     }

@@ -1,20 +1,20 @@
-//! Which driver is simulated: `SIMGPU_DRIVER`, read by each process for itself, as each loads a driver
-//! library of its own.
+//! The simulated driver version: `SIMGPU_DRIVER`, read by each process for itself because each loads its own
+//! driver library.
 
 use std::sync::OnceLock;
 
-/// A driver, by the CUDA version that it came with.
+/// A driver, identified by the CUDA version of its release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Driver {
-    /// What `SIMGPU_DRIVER` calls it.
+    /// Value of `SIMGPU_DRIVER` that selects it.
     name: &'static str,
-    /// The CUDA version as `cuDriverGetVersion` counts: 1000 major + 10 minor.
+    /// CUDA version in the encoding of `cuDriverGetVersion`: 1000 major + 10 minor.
     pub cuda_version: i32,
-    /// The driver's own version, as NVML words it.
+    /// The driver's own version, as NVML reports it.
     pub driver_version: &'static str,
 }
 
-/// The drivers there are, the newest last: that is the one where nothing else is asked for.
+/// The available drivers; the last one is the newest and the default.
 const DRIVERS: [Driver; 4] = [
     driver("11.8", 11080, "520.61.05"),
     driver("12.2", 12020, "535.54.03"),
@@ -31,7 +31,7 @@ const fn driver(name: &'static str, cuda_version: i32, driver_version: &'static 
 }
 
 impl Driver {
-    /// The driver of this process.
+    /// Returns the driver selected for this process.
     pub fn of_process() -> Driver {
         static DRIVER: OnceLock<Driver> = OnceLock::new();
         *DRIVER.get_or_init(|| {
@@ -43,8 +43,8 @@ impl Driver {
         })
     }
 
-    /// Whether NVML's third lists of processes have entries of 32 bytes, as those of drivers 535.43 to 535.86
-    /// have, and not of 24.
+    /// Returns whether entries of NVML's third process list have 32 bytes, as in drivers 535.43 to 535.86,
+    /// instead of 24.
     pub fn has_long_processes(&self) -> bool {
         self.driver_version.starts_with("535.54.")
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_has_its_name_and_no_name_is_the_newest() {
+    fn driver_name_selects_it_and_empty_name_selects_newest() {
         assert_eq!(Driver::named("").map(|driver| driver.cuda_version), Some(13050));
         assert_eq!(
             Driver::named("12.2").map(|driver| driver.cuda_version),

@@ -1,9 +1,10 @@
-//! A device's work of one process: streams, each a queue in order, and the thread that does it.
+//! One process's work on one device: streams, each a queue executed in order, and the thread that executes
+//! them.
 //!
-//! Time is kept, not spent: a kernel begins when its stream, its device and its turn allow and ends as much
-//! later as it takes; the thread sleeps meanwhile and, when it wakes late, begins the next one at the time it
-//! could have begun. So short kernels take their true time on average although no sleep is that exact.
-//! Kernels of one process run one after another, and so do its copies by each route; kernels, the routes and
+//! Time is simulated: a kernel starts when its stream, its device and its turn allow, and ends its cost
+//! later. The thread sleeps meanwhile; if it wakes late, the next kernel starts at the time at which it could
+//! have started. So short kernels take their exact time on average although sleeps are inexact. Kernels of
+//! one process run one after another, and so do its copies on each route; kernels and the routes overlap.
 //! all else overlap.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -23,27 +24,27 @@ use crate::shield::Bell;
 /// A stream of an engine.
 pub type StreamId = u64;
 
-/// How a stream orders itself against the others of its context.
+/// Ordering of a stream relative to the other streams of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
-    /// The legacy default stream: after all that blocking streams have, and they after it.
+    /// The legacy default stream: ordered with all blocking streams.
     Legacy,
-    /// In order with the legacy default stream.
+    /// Ordered with the legacy default stream.
     Blocking,
-    /// By itself.
+    /// Not ordered with other streams.
     NonBlocking,
 }
 
-/// How long a kernel takes.
+/// Duration of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cost {
-    /// So many nanoseconds of the device.
+    /// Nanoseconds of device time.
     Device(u64),
-    /// Until so many nanoseconds have passed since it began, whoever had the device meanwhile.
+    /// Nanoseconds of wall time since the kernel started, whichever process had the device meanwhile.
     Elapsed(u64),
 }
 
-/// Where a copy goes through: for each there is an engine of its own in the device.
+/// Route of a copy; the device has one copy engine per route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// From the host to the device.
@@ -59,31 +60,31 @@ impl Route {
     pub(crate) const ALL: [Route; 3] = [Route::ToDevice, Route::ToHost, Route::OnDevice];
 }
 
-/// One piece of work.
+/// One operation of a stream.
 pub enum Work {
-    /// A kernel; what it does to memory is done when it ends.
+    /// A kernel; its effect on memory is applied when it ends.
     Kernel(Cost, Box<dyn FnOnce() + Send>),
-    /// A copy that takes so many nanoseconds of its route, whoever has the device; the bytes move when it
+    /// A copy with its duration in nanoseconds on the route, independent of turns; the bytes move when it
     /// ends.
     Copy(Route, u64, Box<dyn FnOnce() + Send>),
-    /// Something the engine's thread does at once, given the time. It must not wait.
+    /// A closure that the engine's thread runs at once, given the time. It must not block.
     Do(Box<dyn FnOnce(u64) + Send>),
-    /// Something the program does: on a thread of its own, for it may take long.
+    /// A closure of the program's, run on a separate thread because it may block.
     Host(Box<dyn FnOnce() + Send>),
-    /// More work, which is done before the stream goes on: asked for again when that is done, until there is
-    /// none.
+    /// Operations that are executed before the stream continues. The closure is called again when they are
+    /// done, until it returns none.
     Expand(Box<dyn FnMut() -> Vec<Work> + Send>),
-    /// The stream does not go on until this is true. Asked after all other progress of the engine, when
-    /// it is nudged, and, for what rings no bell, some ten thousand times a second.
+    /// The stream continues when the closure returns true. It is called after any other progress of the
+    /// engine, when the engine is nudged and, with [`Watch::Polled`], every 100 µs.
     Wait(Box<dyn FnMut() -> bool + Send>, Watch),
 }
 
-/// How a [`Work::Wait`] is to be noticed.
+/// How an engine learns that a [`Work::Wait`] may be over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// Whoever makes it true nudges the engine.
+    /// The code that ends the wait nudges the engine.
     Nudged,
-    /// It is to be polled.
+    /// The engine polls.
     Polled,
 }
 
@@ -104,7 +105,7 @@ impl fmt::Debug for Work {
 pub(crate) struct Op {
     pub(crate) seq: u64,
     pub(crate) submitted: u64,
-    /// Taken out when it begins; the operation leaves the queue when it ends.
+    /// Taken when the operation starts; the operation leaves the queue when it ends.
     pub(crate) work: Option<Work>,
 }
 
@@ -113,10 +114,10 @@ pub(crate) struct Stream {
     pub(crate) domain: u64,
     pub(crate) kind: StreamKind,
     pub(crate) priority: i32,
-    /// When its last finished operation ended.
+    /// End time of the last completed operation.
     pub(crate) clock: u64,
     pub(crate) queue: VecDeque<Op>,
-    /// Goes away with its last operation.
+    /// Removed after its last operation.
     pub(crate) closing: bool,
 }
 
@@ -130,7 +131,7 @@ pub(crate) struct Queues {
     waiters: usize,
 }
 
-/// The work of this process on one device.
+/// One process's work on one device.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) member: &'static Member,
@@ -143,7 +144,7 @@ pub struct Engine {
 type HostWork = Box<dyn FnOnce() + Send>;
 
 impl Engine {
-    /// An engine with no streams. Its thread starts with the first work.
+    /// Creates an engine without streams. Its thread starts with the first submission.
     pub fn new(member: &'static Member, device: usize) -> &'static Engine {
         Box::leak(Box::new(Engine {
             member,
@@ -154,13 +155,13 @@ impl Engine {
         }))
     }
 
-    /// The device it works on.
+    /// Returns the engine's device.
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Makes a stream. `domain` names the context, within which default streams order the others;
-    /// lower `priority` goes first.
+    /// Opens a stream. `domain` identifies the context, within which default streams order the others;
+    /// streams with lower `priority` go first.
     pub fn open(&self, domain: u64, kind: StreamKind, priority: i32) -> StreamId {
         let mut queues = self.queues.lock();
         queues.next_stream += 1;
@@ -180,7 +181,7 @@ impl Engine {
         id
     }
 
-    /// Lets a stream go once its work is done.
+    /// Closes a stream when its work is done.
     pub fn close(&self, id: StreamId) {
         let mut queues = self.queues.lock();
         if queues.streams.get_mut(&id).is_some_and(|stream| {
@@ -191,7 +192,7 @@ impl Engine {
         }
     }
 
-    /// Puts work at the end of a stream, in one piece.
+    /// Appends operations to a stream, without operations of other threads between them.
     pub fn submit(&'static self, id: StreamId, work: impl IntoIterator<Item = Work>) {
         let mut queues = self.queues.lock();
         let submitted = now_ns();
@@ -210,7 +211,7 @@ impl Engine {
         self.wake(&mut queues);
     }
 
-    /// Whether all work of a stream, and all it is ordered behind, is done.
+    /// Returns whether all work of a stream, and all work it is ordered behind, is done.
     pub fn is_idle(&self, id: StreamId) -> bool {
         let queues = self.queues.lock();
         queues
@@ -219,12 +220,12 @@ impl Engine {
             .is_none_or(|stream| stream.queue.is_empty() && queues.allowed(stream, u64::MAX))
     }
 
-    /// Waits for all that a stream has now.
+    /// Waits until all work submitted to a stream so far is done.
     pub fn wait(&'static self, id: StreamId) {
         if self.is_idle(id) {
             return;
         }
-        // A legacy stream waits behind others even when it has nothing itself.
+        // A legacy stream waits for others even when its own queue is empty.
         self.submit(id, [Work::Do(Box::new(|_| ()))]);
         let mut queues = self.queues.lock();
         let last = queues
@@ -240,7 +241,7 @@ impl Engine {
         });
     }
 
-    /// Whether a context has no work left.
+    /// Returns whether a context has no work left.
     pub fn is_domain_idle(&self, domain: u64) -> bool {
         let queues = self.queues.lock();
         queues
@@ -249,24 +250,24 @@ impl Engine {
             .all(|stream| stream.domain != domain || stream.queue.is_empty())
     }
 
-    /// Waits for all that a context has now.
+    /// Waits until all work submitted to a context so far is done.
     pub fn wait_domain(&self, domain: u64) {
         let mut queues = self.queues.lock();
         let last = queues.next_seq;
         self.wait_while(&mut queues, |queues| !queues.has_ended(domain, last));
     }
 
-    /// How much has been submitted: the number of the last piece of work.
+    /// Returns the sequence number of the last submitted operation.
     pub fn submitted(&self) -> u64 {
         self.queues.lock().next_seq
     }
 
-    /// Whether a context has none left of the work that was submitted up to that number.
+    /// Returns whether a context's operations up to sequence number `last` are done.
     pub fn has_ended(&self, domain: u64, last: u64) -> bool {
         self.queues.lock().has_ended(domain, last)
     }
 
-    /// Forgets all streams of a context and what they still have to do, but for what has begun.
+    /// Closes all streams of a context and drops their operations that have not started.
     pub fn drop_domain(&self, domain: u64) {
         let mut queues = self.queues.lock();
         for stream in queues
@@ -283,7 +284,7 @@ impl Engine {
         self.progress.ring();
     }
 
-    /// Has the engine look again at what its streams wait for.
+    /// Wakes the engine to check again what its streams wait for.
     pub fn nudge(&'static self) {
         let mut queues = self.queues.lock();
         if queues.started {
@@ -318,7 +319,7 @@ impl Engine {
         self.queues.lock()
     }
 
-    /// Takes the first operation of a stream off its queue: it ended at `ended`.
+    /// Removes the first operation of a stream, which ended at `ended`.
     pub(crate) fn finish(&self, queues: &mut Queues, id: StreamId, ended: u64) {
         let Some(stream) = queues.streams.get_mut(&id) else {
             return;
@@ -333,7 +334,7 @@ impl Engine {
         }
     }
 
-    /// Puts more work before the first operation of a stream, which goes on with the rest of it after that.
+    /// Inserts `more` before the first operation of a stream, whose work becomes `rest`.
     pub(crate) fn expand(&self, queues: &mut Queues, id: StreamId, rest: Work, more: Vec<Work>) {
         let Some(stream) = queues.streams.get_mut(&id) else {
             return;
@@ -352,7 +353,7 @@ impl Engine {
         }
     }
 
-    /// Has the host thread do `work`, the first of the stream.
+    /// Runs `work`, the first operation of the stream, on the host thread.
     pub(crate) fn hand_to_host(&'static self, id: StreamId, work: HostWork) {
         let host = self.host.get_or_init(|| {
             let (sender, jobs) = mpsc::channel::<(StreamId, HostWork)>();
@@ -378,7 +379,7 @@ impl Engine {
         self.member.count_copy(self.device, ns);
     }
 
-    /// Sleeps, unless the bell has rung since it was `seen`.
+    /// Sleeps, or returns at once if the bell has rung since `seen` was read.
     pub(crate) fn sleep(&self, seen: u32, limit: Option<Duration>) {
         clock::sleep(self.bell(), seen, limit);
         self.queues.lock().asleep = false;
@@ -390,7 +391,7 @@ impl Engine {
 }
 
 impl Stream {
-    /// The place in the order of submission of what it does next.
+    /// Returns the sequence number of the stream's next operation.
     pub(crate) fn first(&self) -> u64 {
         self.queue.front().map_or(u64::MAX, |op| op.seq)
     }
@@ -402,7 +403,8 @@ impl Queues {
         !streams.any(|stream| stream.domain == domain && stream.first() <= last)
     }
 
-    /// Whether the rules of default streams let `stream` begin an operation of that sequence number.
+    /// Returns whether the ordering of default streams lets `stream` start the operation with this sequence
+    /// number.
     pub(crate) fn allowed(&self, stream: &Stream, seq: u64) -> bool {
         let held_by = match stream.kind {
             StreamKind::NonBlocking => return true,
@@ -415,8 +417,8 @@ impl Queues {
             .any(|other| other.domain == stream.domain && other.kind == held_by && other.first() < seq)
     }
 
-    /// The stream whose next operation is one that is meant and goes first: by priority, then in the order of
-    /// submission.
+    /// Returns the stream whose next operation `is_meant` accepts and is first: by priority, then in the
+    /// order of submission.
     pub(crate) fn next(&self, is_meant: impl Fn(&Work) -> bool) -> Option<StreamId> {
         let mut best: Option<(i32, u64, StreamId)> = None;
         for (id, stream) in &self.streams {

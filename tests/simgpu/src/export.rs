@@ -1,10 +1,11 @@
-//! Memory that several processes hold, and other things that they share: a file for each in `exports/`, named
-//! by a number that is never used again.
+//! Exports: memory and other objects shared between processes, each with a file in `exports/`, named by a
+//! serial number that is never reused.
 //!
-//! Who holds one has the file open with a shared flock(2) on it, which ends with the last descriptor however
-//! its process ends, and passes with a descriptor that is passed. Whoever gets the lock for itself alone has
-//! found that nobody holds the thing any more. Memory is charged to the process that made it for as long as
-//! that one keeps it; after that to none, but the device has that much less until nobody holds it.
+//! A process that holds an export has its file open with a shared flock(2), which ends with the last
+//! descriptor however the process ends, and is passed along with a descriptor. An exclusive lock succeeds
+//! only if no process holds the export any more. Memory is charged to the process that created it until that
+//! process releases it; afterwards to no process, but it reduces the device's free memory until it is no
+//! longer held.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,20 +20,20 @@ use crate::lock::open_shared;
 use crate::member::Member;
 use crate::state::Machine;
 
-/// What is shared.
+/// Type of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tag {
-    /// Memory whose bytes are in the process that made it.
+    /// Memory whose bytes are in the process that created it.
     Linear = 1,
-    /// Memory with its bytes in the file.
+    /// Memory whose bytes are in the file.
     Memory,
     /// A pool.
     Pool,
-    /// An event, with its state in the file.
+    /// An event, whose state is in the file.
     Event,
 }
 
-/// A thing that this process shares with others, held.
+/// An export that this process holds.
 #[derive(Debug)]
 pub struct Export {
     machine: &'static Machine,
@@ -54,7 +55,7 @@ impl Machine {
         exports.find(|export| export.serial.load(Acquire) == serial)
     }
 
-    /// Bytes of a device that belong to no living process but that somebody holds.
+    /// Returns the bytes of a device that belong to no living process but are still held.
     pub(crate) fn orphaned(&self, device: usize) -> u64 {
         let lost = self.exports().filter(|export| {
             export.serial.load(Acquire) != 0
@@ -67,7 +68,7 @@ impl Machine {
             .sum()
     }
 
-    /// The most that could be, without a look at who lives.
+    /// Returns an upper bound of the orphaned bytes, without checking which processes are alive.
     pub(crate) fn orphaned_at_most(&self, device: usize) -> u64 {
         let lost = self.exports().filter(|export| {
             export.serial.load(Acquire) != 0
@@ -84,7 +85,7 @@ impl Machine {
             .is_some_and(|slot| self.locks.slot_owner(slot).is_some())
     }
 
-    /// Whether anybody holds it. If nobody does, it is gone after this.
+    /// Returns whether any process holds the export; if none does, removes it.
     fn is_held(&self, export: &SharedExport) -> bool {
         let serial = export.serial.load(Acquire);
         let Ok(file) = File::open(self.export_path(serial)) else {
@@ -97,16 +98,16 @@ impl Machine {
         false
     }
 
-    /// Ends it. Only for who holds it alone.
+    /// Removes an export. Only while the caller holds its exclusive lock.
     fn forget(&self, export: &SharedExport, serial: u64) {
         let _ = fs::remove_file(self.export_path(serial));
         let _ = export.serial.compare_exchange(serial, 0, AcqRel, Relaxed);
     }
 
-    /// Opens a thing of that kind that others share.
+    /// Opens an export with this tag.
     ///
     /// # Errors
-    /// `NotFound` when nobody holds it any more.
+    /// `NotFound` if no process holds it any more.
     pub fn open_export(&'static self, serial: u64, tag: Tag) -> io::Result<Export> {
         let file = open_existing(&self.export_path(serial))?;
         let is_it = |export: &SharedExport| serial != 0 && export.tag.load(Relaxed) == tag as u64;
@@ -120,10 +121,10 @@ impl Machine {
         })
     }
 
-    /// Opens what a descriptor stands for that `Export::descriptor` gave to this process or another.
+    /// Opens the export of a descriptor made by `Export::descriptor` in any process.
     ///
     /// # Errors
-    /// `NotFound` when it stands for nothing of this machine.
+    /// `NotFound` if the descriptor is of no export of this machine.
     pub fn open_descriptor(&'static self, descriptor: i32, tag: Tag) -> io::Result<Export> {
         let not_found = || io::Error::from(io::ErrorKind::NotFound);
         let path = fs::read_link(format!("/proc/self/fd/{descriptor}")).map_err(|_| not_found())?;
@@ -139,8 +140,8 @@ impl Machine {
 }
 
 impl Member {
-    /// Shares memory of a device that is charged to this process, or something that is of no device. The file
-    /// is all zero.
+    /// Creates an export: device memory that is charged to this process, or an object that belongs to no
+    /// device. The file is zeroed.
     pub fn export(&self, tag: Tag, device: usize, size: u64) -> io::Result<Export> {
         let machine = self.machine();
         let directory = machine.directory().join("exports");
@@ -149,7 +150,7 @@ impl Member {
         }
         let serial = machine.layout().next_export.fetch_add(1, Relaxed) + 1;
         let file = open_shared(&machine.export_path(serial))?;
-        // A machine that was here before may have left one.
+        // An earlier machine may have left a file of this name.
         file.set_len(0)?;
         file.set_len(if tag == Tag::Linear { 0 } else { size })?;
         let export = Export {
@@ -184,7 +185,7 @@ impl Member {
         Ok(export)
     }
 
-    /// Takes back a charge for memory that is shared, which others may go on holding.
+    /// Drops the charge for exported memory that other processes may still hold.
     pub fn uncharge_exported(&self, export: &Export, kind: Held, bytes: u64) {
         let device = export.device();
         let _guard = self.machine().locks.device(device);
@@ -195,7 +196,7 @@ impl Member {
     }
 }
 
-/// The serial of a place that somebody is about to fill.
+/// Serial of an entry that is being filled in.
 const CLAIMED: u64 = u64::MAX;
 
 impl SharedExport {
@@ -205,12 +206,12 @@ impl SharedExport {
 }
 
 impl Export {
-    /// Its number, by which others open it.
+    /// Returns the serial, by which other processes open the export.
     pub fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// The device that it is memory of.
+    /// Returns the device of the memory.
     pub fn device(&self) -> usize {
         let device = self.machine.export_of(self.serial);
         device.map_or(0, |export| {
@@ -218,27 +219,27 @@ impl Export {
         })
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.machine
             .export_of(self.serial)
             .map_or(0, |export| export.size.load(Relaxed))
     }
 
-    /// The living process that it is charged to, by the pid that this process knows it by.
+    /// Returns the pid, in the caller's pid namespace, of the living process that is charged.
     pub fn owner(&self) -> Option<u32> {
         let owner = self.machine.export_of(self.serial)?.owner.load(Acquire);
         let slot = usize::try_from(owner).ok()?.checked_sub(1)?;
         self.machine.locks.slot_owner(slot)
     }
 
-    /// Lets go of it. Whether nobody else holds it.
+    /// Releases the export. Returns whether no other process holds it.
     pub fn let_go(self) -> bool {
         self.forget_if_alone()
     }
 
     fn forget_if_alone(&self) -> bool {
-        // Where this is refused the lock that was there is gone too, as is meant.
+        // If the conversion fails, the shared lock is lost too, as intended.
         let is_alone = lock(&self.file, libc::LOCK_EX | libc::LOCK_NB);
         if let Some(place) = self.machine.export_of(self.serial).filter(|_| is_alone) {
             self.machine.forget(place, self.serial);
@@ -246,12 +247,12 @@ impl Export {
         is_alone
     }
 
-    /// The file with its bytes.
+    /// Duplicates the descriptor of the file with the bytes.
     pub fn file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// A descriptor that holds it by itself, for as long as it or a copy of it is open in any process.
+    /// Opens a descriptor that holds the export while it or a copy of it is open in any process.
     pub fn descriptor(&self) -> io::Result<File> {
         let file = open_existing(&self.machine.export_path(self.serial))?;
         lock(&file, libc::LOCK_SH);
@@ -269,7 +270,7 @@ fn open_existing(path: &std::path::Path) -> io::Result<File> {
     fs::OpenOptions::new().read(true).write(true).open(path)
 }
 
-/// Changes the flock(2) of a file. Whether it could be.
+/// Changes the flock(2) of a file. Returns whether that succeeded.
 fn lock(file: &File, operation: i32) -> bool {
     // SAFETY: the descriptor is open.
     while unsafe { libc::flock(file.as_raw_fd(), operation) } != 0 {
@@ -280,10 +281,10 @@ fn lock(file: &File, operation: i32) -> bool {
     true
 }
 
-/// Opens what another process has open.
+/// Opens a file through another process's descriptor.
 ///
 /// # Errors
-/// The system's: it may be gone, or not be this process's to open.
+/// The system's errors, for example if the process is gone or may not be accessed.
 pub fn open_of(pid: u32, descriptor: i32) -> io::Result<File> {
     open_existing(&PathBuf::from(format!("/proc/{pid}/fd/{descriptor}")))
 }

@@ -1,31 +1,31 @@
-//! Faults that a process asks for: which call of which function answers what error, instead of being done.
+//! Injected faults: which call of which function returns an error instead of being executed.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The faults of a process, as `SIMGPU_FAULTS` lists them (see `config`).
+/// The faults of a process, parsed from `SIMGPU_FAULTS` (see `config`).
 #[derive(Debug, Default)]
 pub struct Faults(Vec<Fault>);
 
 #[derive(Debug)]
 struct Fault {
-    /// A function's exported name, or the beginning of several functions' names.
+    /// Exported name of a function, or prefix of several names.
     name: String,
     is_beginning: bool,
     strike: Strike,
     when: When,
-    /// Calls so far of the functions it is for.
+    /// Calls so far of the matching functions.
     calls: AtomicU32,
 }
 
-/// What a fault does to a call.
+/// Effect of a fault on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strike {
-    /// The call answers the error and does nothing.
+    /// The call returns the error and does nothing.
     Error(u32),
-    /// The whole process is stopped (SIGSTOP) before the call is done.
+    /// The process is stopped (SIGSTOP) before the call is executed.
     Stop,
-    /// The call is a cancellation point: a thread that was cancelled ends before the call is done.
+    /// The call is a cancellation point: a cancelled thread ends before the call is executed.
     Cancel,
 }
 
@@ -39,7 +39,7 @@ impl Strike {
     }
 }
 
-/// Calls count from 1.
+/// Calls that a fault affects; they count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     Always,
@@ -48,7 +48,7 @@ enum When {
 }
 
 impl Faults {
-    /// Reads a list; what cannot be read is complained of and left out.
+    /// Parses a list. Invalid entries are reported on standard error and skipped.
     pub fn parse(list: &str) -> Faults {
         let rows = list.split(',').map(str::trim).filter(|row| !row.is_empty());
         let faults = rows.filter_map(|row| {
@@ -63,15 +63,15 @@ impl Faults {
         Faults(faults.collect())
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no faults.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Counts a call of a function, and returns what happens to it, if anything: the first of the list.
+    /// Counts a call of a function, and returns the effect of the first fault that strikes it.
     pub fn strike(&self, name: &str) -> Option<Strike> {
         let struck = self.0.iter().map(|fault| fault.strike(name));
-        // Every fault counts its calls, also behind one that strikes.
+        // Every matching fault counts the call, also after one that strikes.
         struck.fold(None, |first, next| first.or(next))
     }
 }
@@ -118,7 +118,7 @@ impl Fault {
     }
 }
 
-/// A positive number.
+/// Parses a positive number.
 fn count(text: &str) -> Option<u32> {
     text.parse().ok().filter(|&number| number > 0)
 }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_strikes_always_once_or_from_a_call_on() {
+    fn fault_strikes_always_once_or_from_a_call_on() {
         let calls = ["a", "b", "a", "a"];
         assert_eq!(answers("a=2", &calls), [Some(2), None, Some(2), Some(2)]);
         assert_eq!(answers("a=2@2", &calls), [None, None, Some(2), None]);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_stands_for_all_names_that_begin_so() {
+    fn prefix_matches_all_names_and_counts_them_together() {
         let calls = ["cuMemAlloc_v2", "cuMemFree_v2", "cuInit"];
         assert_eq!(answers("cuMem*=1", &calls), [Some(1), Some(1), None]);
         assert_eq!(
@@ -160,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn a_call_can_be_stopped_or_made_a_cancellation_point() {
+    fn call_can_be_stopped_or_made_a_cancellation_point() {
         let calls = ["a", "b", "a"];
         let (stop, cancel) = (Some(Strike::Stop), Some(Strike::Cancel));
         assert_eq!(strikes("a=stop@2,b=cancel", &calls), [None, cancel, stop]);
     }
 
     #[test]
-    fn what_cannot_be_read_is_left_out() {
+    fn invalid_entry_is_skipped() {
         for list in ["a", "a=", "a=0", "a=2@0", "a=2@x", "a=-1", ""] {
             assert!(Faults::parse(list).is_empty(), "{list}");
         }

@@ -1,32 +1,32 @@
-//! What kinds of memory a process holds, for those who want to know the truth about it.
+//! Kinds of memory that a process holds, for ground truth.
 
 /// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Held {
-    /// What contexts cost.
+    /// Memory of contexts.
     Context,
-    /// `cuMemAlloc` and the like.
+    /// Linear memory: `cuMemAlloc` and similar calls.
     Linear,
     /// `cuMemAllocManaged`.
     Managed,
     /// Arrays and mipmapped arrays.
     Array,
-    /// What pools reserve.
+    /// Memory reserved by pools.
     Pool,
-    /// What graphs reserve.
+    /// Memory reserved by graphs.
     Graph,
     /// `cuMemCreate` on a device.
     Physical,
-    /// Page-locked host memory of the driver's.
+    /// Page-locked host memory allocated by the driver.
     HostPinned,
-    /// What pools reserve on the host.
+    /// Host memory reserved by pools.
     HostPool,
     /// `cuMemCreate` on the host.
     HostPhysical,
 }
 
 impl Held {
-    /// All kinds, those of device memory first.
+    /// All kinds, device memory first.
     pub const ALL: [Held; 10] = [
         Held::Context,
         Held::Linear,
@@ -40,17 +40,17 @@ impl Held {
         Held::HostPhysical,
     ];
 
-    /// How many kinds of device memory there are.
+    /// Number of kinds of device memory.
     pub(crate) const ON_DEVICE: usize = Held::Physical as usize + 1;
-    /// How many kinds of host memory there are.
+    /// Number of kinds of host memory.
     pub(crate) const ON_HOST: usize = Held::ALL.len() - Held::ON_DEVICE;
 
-    /// Whether it is device memory.
+    /// Returns whether it is device memory.
     pub fn is_on_device(self) -> bool {
         (self as usize) < Held::ON_DEVICE
     }
 
-    /// Its place among the kinds of its memory.
+    /// Returns the index among the kinds of device or of host memory.
     pub(crate) fn index(self) -> usize {
         let index = self as usize;
         index.checked_sub(Held::ON_DEVICE).unwrap_or(index)

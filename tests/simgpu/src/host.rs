@@ -1,6 +1,6 @@
-//! What the host of the machine has left, told as Linux does: in a file of proc_meminfo(5)'s form in the
-//! machine's directory, `meminfo`. It is told when memory has been made, before the call returns, and when it
-//! has been let go. What a process had that was killed comes back with the next change.
+//! Available host memory of the machine, published in its directory as `meminfo` in the format of
+//! proc_meminfo(5). Updated after an allocation, before the call returns, and after a release. Memory of a
+//! killed process is returned with the next update.
 
 use std::env;
 use std::fs::File;
@@ -19,12 +19,12 @@ use crate::state::Exclusive;
 pub(crate) struct Host {
     total: u64,
     file: File,
-    /// Held by who writes; of another file, since readers may lock that one for purposes of their own.
+    /// Held while writing. A separate file, because readers may lock `meminfo` for their own purposes.
     lock: Mutex<File>,
 }
 
 impl Host {
-    /// None unless it is asked for (`SIMGPU_HOST_MEMORY`).
+    /// Opens the file. `None` unless `SIMGPU_HOST_MEMORY` is set.
     pub(crate) fn open(dir: &Path) -> io::Result<Option<Host>> {
         let total = env::var("SIMGPU_HOST_MEMORY").ok();
         let Some(total) = total.as_deref().and_then(parse_bytes) else {
@@ -37,7 +37,7 @@ impl Host {
         }))
     }
 
-    /// Tells what is left by those of the places that are taken.
+    /// Writes what the processes in the given slots leave of the total.
     pub(crate) fn tell<'a>(&self, taken: impl Iterator<Item = &'a Slot>) {
         let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(_exclusive) = Exclusive::hold(&lock) else {
@@ -45,13 +45,13 @@ impl Host {
         };
         let held = taken.flat_map(|slot| &slot.host).map(|kind| kind.load(Relaxed));
         let left = self.total.saturating_sub(held.sum());
-        // Always as long, so that nobody sees a part of it.
+        // The length is constant, so that readers never see a partial update.
         let text = format!(
             "MemTotal:     {:12} kB\nMemAvailable: {:12} kB\n",
             self.total >> 10,
             left >> 10
         );
-        // Readers find what was there before.
+        // On failure readers see the previous content.
         let _ = self.file.write_all_at(text.as_bytes(), 0);
     }
 }

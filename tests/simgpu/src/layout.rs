@@ -1,5 +1,5 @@
-//! The state file: what the processes that share a machine have in common. It holds no lock and no
-//! pointer; who is alive is told by file locks (see `lock`), so a process may die at any point.
+//! The state file: data shared by the processes of a machine. It contains no lock and no pointer; file locks
+//! show which processes are alive (see `lock`), so a process may die at any point.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -8,18 +8,18 @@ use crate::config::{Config, MAX_DEVICES};
 use crate::held::Held;
 use crate::mig::Mig;
 
-/// Most processes that can use the machine at once.
+/// Maximum number of concurrent processes.
 pub const MAX_PROCESSES: usize = 4096;
 
-/// Most things that processes can share at once.
+/// Maximum number of concurrent exports.
 pub const MAX_EXPORTS: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x03");
 
-/// The whole of the file.
+/// Layout of the whole file.
 #[repr(C)]
 pub(crate) struct Layout {
-    /// Stored last when the file is made.
+    /// Stored last when the file is created.
     magic: AtomicU64,
     devices: AtomicU64,
     memory: AtomicU64,
@@ -30,9 +30,9 @@ pub(crate) struct Layout {
     pub(crate) claimed: AtomicU64,
     host_bandwidth: AtomicU64,
     device_bandwidth: AtomicU64,
-    /// The last number given to a thing that processes share; see `export`.
+    /// The last serial given to an export; see `export`.
     pub(crate) next_export: AtomicU64,
-    /// How devices are divided: the words of a [`Mig`].
+    /// MIG configuration: the words of a [`Mig`].
     mig: [AtomicU64; 2 * MAX_DEVICES + 1],
     reserved: [AtomicU64; 21],
     pub(crate) device: [SharedDevice; MAX_DEVICES],
@@ -40,40 +40,40 @@ pub(crate) struct Layout {
     pub(crate) slot: [Slot; MAX_PROCESSES],
 }
 
-/// One device.
+/// State of one device.
 #[repr(C, align(64))]
 pub(crate) struct SharedDevice {
-    /// Whose turn it is and until when; see `turn`.
+    /// The current turn: its owner and end; see `turn`.
     pub(crate) turn: AtomicU64,
     /// Nanoseconds of work done by processes that have left.
     pub(crate) busy_of_gone_ns: AtomicU64,
-    /// Since when the lives of processes are kept, in microseconds since 1970; 0: they are not.
+    /// Start of accounting of process lifetimes, in microseconds since 1970; 0: disabled.
     pub(crate) kept_since_usec: AtomicU64,
-    /// The lives that ended before this time are forgotten.
+    /// Lifetimes that ended before this time are not reported.
     pub(crate) forgotten_usec: AtomicU64,
     reserved: [AtomicU64; 4],
-    /// One bit for each slot that waits for the device.
+    /// One bit per slot that waits for the device.
     pub(crate) wanted: [AtomicU64; MAX_PROCESSES / 64],
 }
 
-/// A thing that processes share.
+/// An export: an object shared between processes.
 #[repr(C)]
 pub(crate) struct SharedExport {
-    /// Its number; 0: none.
+    /// Serial number; 0: free.
     pub(crate) serial: AtomicU64,
-    /// What it is: see `export::Tag`.
+    /// Type of the export: see `export::Tag`.
     pub(crate) tag: AtomicU64,
-    /// The device that it is memory of, and how much.
+    /// Device of the memory, and its size in bytes.
     pub(crate) device: AtomicU64,
     pub(crate) size: AtomicU64,
-    /// One more than the slot of the process that it is charged to; 0: none.
+    /// Slot of the process that is charged, plus 1; 0: none.
     pub(crate) owner: AtomicU64,
 }
 
-/// One process. Only its owner, the holder of the slot's file lock, writes it.
+/// One process. Written only by its owner, the holder of the slot's file lock.
 #[repr(C, align(64))]
 pub(crate) struct Slot {
-    /// The owner's pid as the owner sees it.
+    /// The owner's pid in its own pid namespace.
     pub(crate) pid: AtomicU32,
     reserved: [AtomicU32; 1],
     /// Bytes of host memory by kind.
@@ -82,33 +82,33 @@ pub(crate) struct Slot {
     pub(crate) device: [SlotDevice; MAX_DEVICES],
 }
 
-/// What one process has on one device.
+/// Usage of one device by one process.
 #[repr(C, align(64))]
 pub(crate) struct SlotDevice {
     /// Bytes of device memory.
     pub(crate) used: AtomicU64,
     /// Nanoseconds of work done.
     pub(crate) busy_ns: AtomicU64,
-    /// Kernels begun.
+    /// Kernels started.
     pub(crate) nr_launches: AtomicU64,
-    /// Contexts that exist.
+    /// Existing contexts.
     pub(crate) contexts: AtomicU32,
-    /// What the owner's device thread sleeps on: a futex, bumped to wake it.
+    /// Futex on which the owner's device thread sleeps; incremented to wake it.
     pub(crate) bell: AtomicU32,
-    /// The most bytes of device memory there ever were.
+    /// Peak of `used`.
     pub(crate) peak: AtomicU64,
     /// Nanoseconds of work done by copy engines.
     pub(crate) copy_ns: AtomicU64,
-    /// When it first had anything here and when it last did anything, in microseconds since 1970.
+    /// Times of the first and the last use of the device, in microseconds since 1970.
     pub(crate) began_usec: AtomicU64,
     pub(crate) seen_usec: AtomicU64,
-    /// The bytes of device memory by kind.
+    /// `used` divided by kind.
     pub(crate) held: [AtomicU64; Held::ON_DEVICE],
     reserved: [AtomicU64; 8 - Held::ON_DEVICE],
 }
 
 impl Layout {
-    /// The configuration, once one has been published.
+    /// Returns the configuration, if one has been published.
     pub(crate) fn config(&self) -> Option<Config> {
         if self.magic.load(Acquire) != MAGIC {
             return None;
@@ -127,7 +127,7 @@ impl Layout {
         })
     }
 
-    /// How devices are divided now.
+    /// Returns the current MIG configuration.
     pub(crate) fn mig(&self) -> Mig {
         Mig::of_words(self.mig.each_ref().map(|word| word.load(Acquire)))
     }
@@ -138,7 +138,7 @@ impl Layout {
         }
     }
 
-    /// Makes a fresh machine. Only for a file that nobody uses.
+    /// Initializes a machine. The file must not be in use.
     pub(crate) fn publish(&self, config: &Config) {
         self.magic.store(0, Relaxed);
         for device in &self.device {
@@ -165,7 +165,7 @@ impl Layout {
         self.magic.store(MAGIC, Release);
     }
 
-    /// Every slot that was ever claimed.
+    /// Returns every slot that was ever claimed.
     pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
         let claimed = usize::try_from(self.claimed.load(Acquire)).unwrap_or(0);
         self.slot.iter().take(claimed)
@@ -173,7 +173,7 @@ impl Layout {
 }
 
 impl Slot {
-    /// Makes the slot that of a process that has nothing.
+    /// Resets the slot to that of a process that holds nothing.
     pub(crate) fn clear(&self) {
         self.pid.store(0, Relaxed);
         for device in &self.device {

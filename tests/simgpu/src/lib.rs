@@ -1,5 +1,5 @@
-//! The simulated GPU: devices, their memory and their time, shared by several processes through a
-//! directory. It knows nothing of CUDA or NVML, whose simulated libraries are built on it.
+//! A simulated GPU: devices, their memory and their time, shared by several processes through a directory.
+//! Independent of CUDA and NVML; the simulated libraries are built on this crate.
 
 mod account;
 pub mod clock;

@@ -1,38 +1,37 @@
-//! What a device remembers of the processes that use it and have used it, while it is told to.
+//! Accounting of process lifetimes on a device, including processes that have ended, while enabled.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::clock;
 use crate::device::Device;
 
-/// Most lives that a device remembers.
+/// Maximum number of lifetimes that a device keeps.
 pub const MAX_LIVES: usize = crate::layout::MAX_PROCESSES;
 
-/// A process's life on a device.
+/// Lifetime of a process on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// Its pid, as the asking process's pid namespace knows it; of one that has died, as its own did.
+    /// The process's pid in the caller's pid namespace; for a dead process, in its own.
     pub pid: u32,
-    /// Whether it lives.
+    /// Whether the process is alive.
     pub is_running: bool,
-    /// When it first had anything on the device, in microseconds since 1970.
+    /// Time of the first use of the device, in microseconds since 1970.
     pub began_usec: u64,
-    /// For how long it has been there, in microseconds. Of one that has died: until it last did anything
-    /// there.
+    /// Duration in microseconds; for a dead process, until its last use of the device.
     pub lasted_usec: u64,
-    /// Nanoseconds of work it has had done.
+    /// Nanoseconds of device time used.
     pub busy_ns: u64,
-    /// The most bytes of device memory it has held.
+    /// Peak device memory in bytes.
     pub peak: u64,
 }
 
 impl Device<'_> {
-    /// Whether it remembers lives.
+    /// Returns whether accounting is enabled.
     pub fn remembers(&self) -> bool {
         self.shared().kept_since_usec.load(Relaxed) != 0
     }
 
-    /// Has it remember those that go on from now, or none.
+    /// Enables accounting from now on, for running processes too, or disables it.
     pub fn remember(&self, wanted: bool) {
         if wanted != self.remembers() {
             let since = if wanted { clock::since_1970_usec() } else { 0 };
@@ -40,15 +39,15 @@ impl Device<'_> {
         }
     }
 
-    /// Has it forget the lives that have ended.
+    /// Clears the lifetimes that have ended.
     pub fn forget(&self) {
-        // What has ended was last seen before now.
+        // Any ended lifetime was last seen before now.
         self.shared()
             .forgotten_usec
             .store(clock::since_1970_usec(), Relaxed);
     }
 
-    /// The lives it remembers, in no order. A dead process's is forgotten when another one takes its place.
+    /// Returns the lifetimes in no particular order. That of a dead process is lost when its slot is reused.
     pub fn lives(&self) -> Vec<Life> {
         let since = self.shared().kept_since_usec.load(Relaxed);
         let forgotten = self.shared().forgotten_usec.load(Relaxed);

@@ -1,11 +1,10 @@
-//! The lock file: who is alive, and who may change what.
+//! The lock file: shows which processes are alive, and serializes changes.
 //!
-//! Its bytes are locked with the traditional record locks of fcntl(2), because these are what a
-//! simulated machine needs: they end with the process however it ends, a fork child does not hold its
-//! parent's, and they work across pid namespaces. Their one trap, that closing *any* descriptor of
-//! the file in a process drops all of its locks, is why the file is opened once and never closed.
-//! Tests for a lock use `F_OFD_GETLK`, which also sees the locks of the asking process, and which
-//! gives the owner's pid as the asker's pid namespace knows it.
+//! Its bytes are locked with the traditional record locks of fcntl(2): they end with the process however it
+//! ends, a forked child does not hold its parent's, and they work across pid namespaces. Closing *any*
+//! descriptor of the file in a process drops all of its locks; so the file is opened once and never closed.
+//! Tests for a lock use `F_OFD_GETLK`, which also sees the locks of the calling process and returns the
+//! owner's pid in the caller's pid namespace.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -26,17 +25,17 @@ const SLOTS: i64 = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct Locks {
     file: &'static File,
-    /// Record locks belong to the process: its threads need a lock of their own.
+    /// Record locks belong to the process: its threads need a separate lock.
     devices: [Mutex<()>; MAX_DEVICES],
 }
 
-/// The lock file of that path, which this process opens once, however often it looks at the machine.
+/// Returns the lock file at `path`, which this process opens only once.
 fn opened_once(path: PathBuf) -> io::Result<&'static File> {
     static OPENED: Mutex<BTreeMap<PathBuf, &'static File>> = Mutex::new(BTreeMap::new());
     let mut opened = OPENED.lock();
     if let (Some(file), Ok(now)) = (opened.get(&path), fs::metadata(&path)) {
         let known = file.metadata()?;
-        // It may have been removed and made again.
+        // The file may have been removed and created again.
         if (known.dev(), known.ino()) == (now.dev(), now.ino()) {
             return Ok(file);
         }
@@ -46,7 +45,7 @@ fn opened_once(path: PathBuf) -> io::Result<&'static File> {
     Ok(file)
 }
 
-/// Holds one device's memory accounts still, against every thread of every process.
+/// Excludes changes of one device's memory accounts by any other thread of any process.
 #[derive(Debug)]
 pub(crate) struct DeviceGuard<'a> {
     locks: &'a Locks,
@@ -56,7 +55,7 @@ pub(crate) struct DeviceGuard<'a> {
 
 impl Drop for DeviceGuard<'_> {
     fn drop(&mut self) {
-        // Unlocking a range one holds cannot fail.
+        // Unlocking a range that is held cannot fail.
         let _ = self
             .locks
             .set(libc::F_SETLK, libc::F_UNLCK, DEVICES + offset(self.device), 1);
@@ -64,7 +63,7 @@ impl Drop for DeviceGuard<'_> {
 }
 
 impl Locks {
-    /// Opens the lock file, for the life of the process.
+    /// Opens the lock file for the lifetime of the process.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
         Ok(Locks {
             file: opened_once(dir.join("lock"))?,
@@ -72,7 +71,7 @@ impl Locks {
         })
     }
 
-    /// Waits for one device's accounts.
+    /// Waits for the lock of one device's accounts.
     pub(crate) fn device(&self, device: usize) -> DeviceGuard<'_> {
         let thread = self.devices[device].lock();
         self.wait(DEVICES + offset(device), 1);
@@ -83,7 +82,7 @@ impl Locks {
         }
     }
 
-    /// Takes a free slot, running `clear` on it while no device's accounts can be read.
+    /// Claims a free slot, and runs `clear` on it while no device's accounts can be read.
     pub(crate) fn claim_slot(&self, slots: usize, clear: impl Fn(usize)) -> io::Result<usize> {
         let _threads: Vec<_> = self.devices.iter().map(Mutex::lock).collect();
         self.wait(DEVICES, offset(MAX_DEVICES));
@@ -105,17 +104,17 @@ impl Locks {
         claimed
     }
 
-    /// The pid of the living owner of a slot; 0 where the asker's pid namespace does not have it.
+    /// Returns the pid of the living owner of a slot; 0 if the owner is not in the caller's pid namespace.
     pub(crate) fn slot_owner(&self, slot: usize) -> Option<u32> {
         self.owner(SLOTS + offset(slot))
     }
 
-    /// Whether any living process, this one included, has attached.
+    /// Returns whether any living process, this one included, has attached.
     pub(crate) fn anyone_attached(&self) -> bool {
         self.owner(ATTACHED).is_some()
     }
 
-    /// Shows this process as attached until it ends.
+    /// Marks this process as attached until it ends.
     pub(crate) fn attach(&self) -> io::Result<()> {
         self.set(libc::F_SETLK, libc::F_RDLCK, ATTACHED, 1)
     }
@@ -128,8 +127,8 @@ impl Locks {
             .then(|| u32::try_from(lock.l_pid).unwrap_or(0))
     }
 
-    /// Waits for a lock, whatever interrupts. The kernel's deadlock detection counts all threads of a
-    /// process as one and so may see a circle where there is none: then try again.
+    /// Waits for a lock, and retries after interruptions. The kernel's deadlock detection treats all threads
+    /// of a process as one, so it may report a deadlock that does not exist; then the call retries too.
     fn wait(&self, start: i64, length: i64) {
         while self.set(libc::F_SETLKW, libc::F_WRLCK, start, length).is_err() {
             std::thread::yield_now();
@@ -146,7 +145,7 @@ impl Locks {
     }
 }
 
-/// Opens or makes a file that every user of the directory may share.
+/// Opens or creates a file with access for all users of the directory.
 pub(crate) fn open_shared(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
@@ -156,7 +155,7 @@ pub(crate) fn open_shared(path: &Path) -> io::Result<File> {
         .mode(0o666)
         .custom_flags(libc::O_CLOEXEC)
         .open(path)?;
-    // Despite the umask; another user's file is as its owner left it.
+    // Set explicitly because of the umask. Fails for another user's file, which stays as it is.
     let _ = file.set_permissions(std::fs::Permissions::from_mode(0o666));
     Ok(file)
 }
@@ -180,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn however_often_it_is_looked_at_the_file_is_open_once() {
+    fn lock_file_is_opened_once_until_it_is_replaced() {
         let directory = std::env::temp_dir().join(format!("simgpu-lock-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let file = directory.join("lock");

@@ -1,4 +1,4 @@
-//! This process's place on the machine: what it holds, counted where all others can see it.
+//! This process's slot on the machine: its usage, visible to all other processes.
 
 use std::io;
 use std::sync::atomic::AtomicU32;
@@ -9,7 +9,7 @@ use crate::held::Held;
 use crate::layout::{SharedDevice, Slot, SlotDevice};
 use crate::state::Machine;
 
-/// A process that uses the machine. Its place ends with the process, not with this value.
+/// A process that uses the machine. Its slot is freed when the process ends, not when this value is dropped.
 #[derive(Debug)]
 pub struct Member {
     machine: &'static Machine,
@@ -17,8 +17,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Takes a place on the machine. At most once in a process; a fork child must not use its
-    /// parent's.
+    /// Claims a slot on the machine. At most once per process; a forked child must not use its parent's slot.
     pub fn join(machine: &'static Machine) -> io::Result<Member> {
         Ok(Member {
             machine,
@@ -26,17 +25,17 @@ impl Member {
         })
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub fn machine(&self) -> &'static Machine {
         self.machine
     }
 
-    /// Charges `bytes` of device memory to this process, unless the device has not that many left:
-    /// exact, whoever else is charging.
+    /// Charges `bytes` of device memory to this process. Returns `false` if the device has not that many
+    /// left; exact under concurrent charges.
     pub fn try_charge(&self, device: usize, kind: Held, bytes: u64) -> bool {
         let _guard = self.machine.locks.device(device);
         let total = self.machine.memory_of(device);
-        // Most often everything fits, the dead included; only else is it worth asking who is alive.
+        // Usually everything fits even with dead processes counted; liveness is checked only otherwise.
         let with_dead: u64 = self
             .machine
             .layout()
@@ -56,42 +55,42 @@ impl Member {
         true
     }
 
-    /// Takes back a charge.
+    /// Drops a charge.
     pub fn uncharge(&self, device: usize, kind: Held, bytes: u64) {
         self.here(device).used.fetch_sub(bytes, Relaxed);
         self.here(device).held[kind.index()].fetch_sub(bytes, Relaxed);
         self.see(device);
     }
 
-    /// Counts bytes of host memory that are to be made.
+    /// Counts bytes of host memory before they are allocated.
     pub fn hold_host(&self, kind: Held, bytes: u64) {
         self.place().host[kind.index()].fetch_add(bytes, Relaxed);
     }
 
-    /// They are there: the host has less, from now on.
+    /// Publishes the host memory left after an allocation.
     pub fn tell_host(&self) {
         self.machine.tell_host(self.slot);
     }
 
-    /// Takes them back.
+    /// Drops bytes of host memory from the count and publishes what is left.
     pub fn drop_host(&self, kind: Held, bytes: u64) {
         self.place().host[kind.index()].fetch_sub(bytes, Relaxed);
         self.machine.tell_host(self.slot);
     }
 
-    /// Bytes this process has charged.
+    /// Returns the bytes charged to this process.
     pub fn used(&self, device: usize) -> u64 {
         self.here(device).used.load(Relaxed)
     }
 
-    /// Bytes the device has left.
+    /// Returns the bytes of free memory of the device.
     pub fn free(&self, device: usize) -> u64 {
         self.machine
             .memory_of(device)
             .saturating_sub(self.living_use(device))
     }
 
-    /// Counts a context made (`1`) or destroyed (`-1`).
+    /// Adds `change` to the number of contexts: 1 for one created, -1 for one destroyed.
     pub fn count_context(&self, device: usize, change: i32) {
         let contexts = &self.here(device).contexts;
         match change {
@@ -100,27 +99,27 @@ impl Member {
         };
     }
 
-    /// Counts a kernel begun.
+    /// Counts a kernel start.
     pub fn count_launch(&self, device: usize) {
         self.here(device).nr_launches.fetch_add(1, Relaxed);
     }
 
-    /// Counts work done for this process.
+    /// Adds nanoseconds of device time.
     pub(crate) fn count_busy(&self, device: usize, ns: u64) {
         self.here(device).busy_ns.fetch_add(ns, Relaxed);
         self.see(device);
     }
 
-    /// Counts work of copy engines done for this process.
+    /// Adds nanoseconds of copy engine time.
     pub fn count_copy(&self, device: usize, ns: u64) {
         self.here(device).copy_ns.fetch_add(ns, Relaxed);
     }
 
-    /// Notes that the process does something on a device now.
+    /// Records that the process uses the device now.
     fn see(&self, device: usize) {
         let now = clock::since_1970_usec();
         let here = self.here(device);
-        // Whoever is first: both are now.
+        // Concurrent callers store about the same time.
         if here.began_usec.load(Relaxed) == 0 {
             here.began_usec.store(now, Relaxed);
         }
@@ -139,7 +138,7 @@ impl Member {
             .saturating_add(self.machine.orphaned(device))
     }
 
-    /// Its place, which no other living process has.
+    /// Returns the slot's index; no other living process has it.
     pub fn slot(&self) -> usize {
         self.slot
     }
@@ -156,7 +155,7 @@ impl Member {
         &self.machine.layout().device[device]
     }
 
-    /// The bell of another process on a device.
+    /// Returns the bell of another process on a device.
     pub(crate) fn bell_of(&self, slot: usize, device: usize) -> &'static AtomicU32 {
         &self.machine.layout().slot[slot].device[device].bell
     }
@@ -164,8 +163,8 @@ impl Member {
 
 #[cfg(test)]
 impl Member {
-    /// Two places on a fresh machine. In one process they are not told apart by their locks, which only
-    /// charging looks at.
+    /// Returns two slots on a new machine. Within one process their locks do not distinguish them; only
+    /// charging depends on that.
     pub(crate) fn two() -> [&'static Member; 2] {
         let thread = std::thread::current().id();
         let dir = std::env::temp_dir().join(format!("simgpu-test-{}-{thread:?}", std::process::id()));

@@ -1,36 +1,36 @@
-//! Devices that are divided into instances, as MIG does: which, and into what.
+//! Devices divided into MIG instances.
 //!
-//! An instance is a device of its own, with memory and time slices that it shares with no other. Its place on
-//! the machine is behind those of all whole devices. A device that is divided does no work itself.
+//! An instance is a separate device with memory and compute slices of its own. Its index on the machine
+//! follows those of all whole devices. A device in MIG mode does no work itself.
 
 use crate::config::{MAX_DEVICES, parse_bytes};
 
-/// Compute slices that a device can be divided into, and so the most instances it can have.
+/// Compute slices of a device, and so the maximum number of its instances.
 pub const MAX_INSTANCES: u32 = 7;
 
-/// What one instance is.
+/// One MIG instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Instance {
-    /// The place of the device that it is a part of.
+    /// Index of the parent device.
     pub parent: usize,
     /// Compute slices, 1 to [`MAX_INSTANCES`].
     pub slices: u32,
-    /// Bytes of memory. 0: there is no such instance.
+    /// Bytes of memory. 0: no such instance.
     pub memory: u64,
 }
 
-/// How the devices of a machine are divided (`SIMGPU_MIG`).
+/// MIG configuration of a machine (`SIMGPU_MIG`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mig {
-    /// One bit for each device that is in MIG mode; it may have no instances.
+    /// One bit per device in MIG mode; such a device may have no instances.
     enabled: u64,
     instances: [Instance; MAX_DEVICES],
 }
 
 impl Mig {
-    /// Reads a list of `DEVICE:INSTANCES`, separated by semicolons. INSTANCES is a number of equal parts, 0
+    /// Parses a list of `DEVICE:INSTANCES`, separated by semicolons. INSTANCES is a number of equal parts, 0
     /// to [`MAX_INSTANCES`] (`0:3`), or a list of profiles: compute slices and bytes of memory
-    /// (`0:1g.5gb,2g.10gb`). `None` for what is no such list, and for more than the devices have.
+    /// (`0:1g.5gb,2g.10gb`). `None` if the list is invalid or exceeds the devices' capacity.
     pub(crate) fn parse(text: &str, devices: usize, memory: u64) -> Option<Mig> {
         let mut mig = Mig::default();
         let mut next = 0;
@@ -57,24 +57,24 @@ impl Mig {
         Some(mig)
     }
 
-    /// Whether a device is in MIG mode.
+    /// Returns whether a device is in MIG mode.
     pub fn is_enabled(&self, device: usize) -> bool {
         device < MAX_DEVICES && self.enabled & 1 << device != 0
     }
 
-    /// Whether any device is.
+    /// Returns whether any device is in MIG mode.
     pub fn is_anywhere(&self) -> bool {
         self.enabled != 0
     }
 
-    /// The instances, in the order of their places.
+    /// Returns the instances in the order of their indices.
     pub fn instances(&self) -> impl Iterator<Item = Instance> {
         self.instances
             .into_iter()
             .take_while(|instance| instance.memory != 0)
     }
 
-    /// As the words of the state file.
+    /// Encodes the configuration as the words of the state file.
     pub(crate) fn words(&self) -> [u64; 2 * MAX_DEVICES + 1] {
         let mut words = [0; 2 * MAX_DEVICES + 1];
         let (first, rest) = words.split_at_mut(1);
@@ -86,7 +86,7 @@ impl Mig {
         words
     }
 
-    /// From such words.
+    /// Decodes the words of the state file.
     pub(crate) fn of_words(words: [u64; 2 * MAX_DEVICES + 1]) -> Mig {
         let (first, rest) = words.split_at(1);
         let mut mig = Mig {
@@ -104,7 +104,7 @@ impl Mig {
     }
 }
 
-/// The slices and the bytes of memory of each instance of one device.
+/// Returns the slices and the bytes of memory of each instance of one device.
 fn profiles(text: &str, memory: u64) -> Option<Vec<(u32, u64)>> {
     if let Ok(count) = text.parse::<u32>() {
         if count > MAX_INSTANCES {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_divided_into_equal_parts_or_by_profiles() {
+    fn device_is_divided_into_equal_parts_or_by_profiles() {
         assert_eq!(instances(""), Some(vec![]));
         assert_eq!(instances("0:2"), Some(vec![(0, 3, 8), (0, 3, 8)]));
         assert_eq!(
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_device_can_be_divided_into_is_refused() {
+    fn impossible_division_is_refused() {
         for text in [
             "0",
             "2:1",

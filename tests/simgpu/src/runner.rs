@@ -1,4 +1,4 @@
-//! The thread behind an engine.
+//! The thread that executes an engine's work.
 
 #[cfg(test)]
 mod tests;
@@ -12,29 +12,29 @@ use crate::copies::Copies;
 use crate::engine::{Cost, Engine, Queues, StreamId, Watch, Work};
 use crate::turn::{Grant, Turn};
 
-/// Sleeps shorter than this end too late to be worth it.
+/// Shorter waits spin, because sleeps would end too late.
 pub(crate) const SPIN_NS: u64 = 40_000;
 
-/// How often a stream that waits for a word of memory looks at it.
+/// Interval at which waits with [`Watch::Polled`] are checked.
 const POLL: Duration = Duration::from_micros(100);
 
-/// A kernel that has begun.
+/// A kernel that has started.
 struct Running {
     stream: StreamId,
     effect: Box<dyn FnOnce() + Send>,
     cost: Cost,
     /// When it first had the device.
     began: Option<u64>,
-    /// The earliest it may begin.
+    /// Earliest start time.
     ready: u64,
-    /// Nanoseconds of the device it has had.
+    /// Nanoseconds of device time consumed.
     had: u64,
 }
 
-/// The time the device is this process's.
+/// The interval in which this process has the device.
 #[derive(Clone, Copy)]
 struct Hold {
-    /// Work is accounted for up to here.
+    /// Work is accounted for up to this time.
     from: u64,
     until: u64,
 }
@@ -44,12 +44,12 @@ struct Runner {
     turn: Turn,
     running: Option<Running>,
     hold: Option<Hold>,
-    /// When the last kernel ended.
+    /// End time of the last kernel.
     clock: u64,
     copies: Copies,
 }
 
-/// Starts a thread that no signal of the program's is delivered to.
+/// Starts a thread with all signals blocked.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
     // SAFETY: both sets are valid and the calls cannot fail with these arguments.
     let before = unsafe {
@@ -70,9 +70,9 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Does an engine's work for ever.
+/// Executes an engine's work forever.
 pub(crate) fn run(engine: &'static Engine) {
-    // SAFETY: concerns this thread's timers only.
+    // SAFETY: affects only this thread's timers.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
     let mut runner = Runner::new(engine);
     loop {
@@ -92,7 +92,7 @@ impl Runner {
         }
     }
 
-    /// Does what can be done, then sleeps until there may be more.
+    /// Makes all possible progress, then sleeps until there may be more.
     fn step(&mut self) {
         let bell = self.engine.bell_count();
         let mut queues = self.engine.lock();
@@ -122,8 +122,8 @@ impl Runner {
         self.engine.sleep(bell, limit);
     }
 
-    /// Goes once over all streams and does what is not a kernel. Tells whether anything was done, and
-    /// whether a stream waits for what rings no bell.
+    /// Goes once over all streams and executes everything but kernels and copies. Returns whether anything
+    /// was done, and whether a stream has a wait that must be polled.
     fn pass(&self, queues: &mut MutexGuard<'_, Queues>) -> (bool, bool) {
         let (mut moved, mut waits) = (false, false);
         let ids: Vec<StreamId> = queues
@@ -184,7 +184,7 @@ impl Runner {
         (moved, waits)
     }
 
-    /// Begins the next kernel.
+    /// Starts the next kernel.
     fn begin(&mut self, queues: &mut Queues) {
         let Some(id) = queues.next(|work| matches!(work, Work::Kernel(..))) else {
             return;
@@ -209,7 +209,8 @@ impl Runner {
         }
     }
 
-    /// Moves the running kernel on. `None`: something happened, look again; else how long to sleep.
+    /// Advances the running kernel. `None`: there was progress, the caller checks again; otherwise how long
+    /// to sleep.
     fn advance(&mut self, queues: &mut MutexGuard<'_, Queues>, now: u64) -> Option<Option<Duration>> {
         let Some(running) = &mut self.running else {
             if let Some(hold) = self.hold.take() {

@@ -1,6 +1,6 @@
-//! Keeps the program's signal handlers and pthread_cancel(3) out of a driver call: it holds locks, and what
-//! leaves it by siglongjmp(3) or is unwound would keep them. They are let in where a call waits and holds
-//! nothing ([`Bell::sleep`]).
+//! Blocks the program's signal handlers and pthread_cancel(3) during a driver call: the call holds locks,
+//! which siglongjmp(3) or unwinding would leave locked. They are enabled where a call waits and holds no lock
+//! ([`Bell::sleep`]).
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::clock;
 
 thread_local! {
-    /// What the thread had set when it entered the call that it is in.
+    /// The thread's settings when it entered the current call.
     static OUTSIDE: Cell<Option<Outside>> = const { Cell::new(None) };
 }
 
@@ -24,12 +24,12 @@ struct Outside {
     cancel: c_int,
 }
 
-/// While it lives, no handler of the program's runs in the thread, and nobody cancels it.
+/// Guard during whose lifetime the program's signal handlers and cancellation are disabled in the thread.
 #[derive(Debug)]
 pub struct Shield {
     before: Option<Outside>,
     outside: Outside,
-    /// Of one thread.
+    /// Makes the guard `!Send`: it belongs to one thread.
     _here: PhantomData<*const ()>,
 }
 
@@ -58,7 +58,7 @@ fn shut() -> Outside {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
-        // Faults of the thread's own are not put off.
+        // Synchronous faults of the thread itself are not deferred.
         for signal in [
             libc::SIGSEGV,
             libc::SIGBUS,
@@ -92,41 +92,42 @@ fn set_cancel_state(state: c_int) -> c_int {
         fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
     }
     let mut before = 0;
-    // SAFETY: a state that there is, and a place for the one before.
+    // SAFETY: the state is valid, and `before` is a valid out-pointer.
     unsafe { pthread_setcancelstate(state, &raw mut before) };
     before
 }
 
-/// What threads wait for in a driver call. A waiting thread is in no list, so one that leaves by
-/// siglongjmp(3) leaves nothing.
+/// A futex on which threads wait in a driver call. A waiting thread is in no list, so leaving by
+/// siglongjmp(3) leaves nothing behind.
 #[derive(Debug, Default)]
 pub struct Bell(AtomicU32);
 
 impl Bell {
-    /// Returns how often it was rung.
+    /// Returns how often the bell was rung.
     pub fn count(&self) -> u32 {
         self.0.load(SeqCst)
     }
 
-    /// Wakes all that sleep.
+    /// Wakes all sleeping threads.
     pub fn ring(&self) {
         clock::ring(&self.0);
     }
 
-    /// Sleeps until it is rung, unless it no longer is as `seen`; may wake for nothing. Handlers run and may
-    /// not return, so the caller holds no lock, and nothing that must be dropped.
+    /// Sleeps until the bell is rung, or returns at once if its count is not `seen`; may wake spuriously.
+    /// Signal handlers run and may not return, so the caller must hold no lock and nothing that must be
+    /// dropped.
     pub fn sleep(&self, seen: u32) {
         exposed(|| clock::sleep(&self.0, seen, None));
     }
 }
 
-/// Sleeps, as [`Bell::sleep`] does.
+/// Sleeps for `time`, with signal handlers and cancellation enabled as in [`Bell::sleep`].
 pub fn nap(time: Duration) {
     let bell = AtomicU32::new(0);
     exposed(|| clock::sleep(&bell, 0, Some(time)));
 }
 
-/// The system calls in `wait` are no cancellation points.
+/// Runs `wait` with the settings from outside the call. Its system calls must not be cancellation points.
 fn exposed(wait: impl FnOnce()) {
     let Some(outside) = OUTSIDE.get() else {
         return wait();

@@ -1,4 +1,4 @@
-//! The simulated machine as one process sees it: attached once, for the life of the process.
+//! The simulated machine as one process sees it: attached once, for the lifetime of the process.
 
 use std::fs::{self, File};
 use std::io;
@@ -28,10 +28,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine in [`config::directory`], attached on the first call and made if it is not there.
+    /// Returns the machine in [`config::directory`], attached on the first call and created if it does not
+    /// exist.
     ///
-    /// If no living process has attached to the directory, a fresh machine is made from the
-    /// environment; else the machine is as the first process asked for it.
+    /// If no living process has attached to the directory, a new machine is created from the environment;
+    /// otherwise the first process's configuration applies.
     pub fn attached() -> io::Result<&'static Machine> {
         static MACHINE: OnceLock<Result<Machine, (io::ErrorKind, String)>> = OnceLock::new();
         let attach = || Machine::attach(&config::directory(), Config::from_env());
@@ -41,10 +42,10 @@ impl Machine {
         }
     }
 
-    /// Attaches to the machine in `dir`; `config` is what a fresh one is made from.
+    /// Attaches to the machine in `dir`; `config` is used if a new one is created.
     ///
-    /// A process must attach to a directory at most once with each copy of this library and never
-    /// detach: see `lock`.
+    /// A process must attach to a directory at most once with each copy of this library and never detach: see
+    /// `lock`.
     pub fn attach(dir: &Path, config: Config) -> io::Result<Machine> {
         make_directory(dir)?;
         let mut machine = Machine::open(dir, config)?;
@@ -61,7 +62,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Maps the state file, whatever is in it.
+    /// Maps the state file, whatever its content.
     pub(crate) fn open(dir: &Path, config: Config) -> io::Result<Machine> {
         let locks = Locks::open(dir)?;
         let file = open_shared(&dir.join("state"))?;
@@ -82,7 +83,7 @@ impl Machine {
         })
     }
 
-    /// Makes a directory in the machine's, for all who share it.
+    /// Creates a directory in the machine's directory, accessible to all its users.
     pub(crate) fn make_directory(&self, dir: &Path) -> io::Result<()> {
         make_directory(dir)
     }
@@ -91,19 +92,19 @@ impl Machine {
         self.config = config;
     }
 
-    /// What the machine has.
+    /// Returns the machine's configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// How the devices are divided now.
+    /// Returns the current MIG configuration.
     pub fn mig(&self) -> Mig {
         self.layout().mig()
     }
 
-    /// Makes instances while processes use the machine: `text` is as in `SIMGPU_MIG` and begins with the
-    /// instances that there are. Whether the devices can be divided so. Who has initialised the driver before
-    /// has no use of them, as with NVIDIA's.
+    /// Creates instances while processes use the machine: `text` is as in `SIMGPU_MIG` and begins with the
+    /// existing instances. Returns whether the devices can be divided so. Processes that have initialized the
+    /// driver before do not see new instances, as with NVIDIA's driver.
     pub fn divide(&self, text: &str) -> bool {
         let wanted = Mig::parse(text, self.config.devices, self.config.memory);
         let wanted = wanted.filter(|mig| {
@@ -115,44 +116,44 @@ impl Machine {
         wanted.inspect(|mig| self.layout().divide(mig)).is_some()
     }
 
-    /// The directory the machine lives in.
+    /// Returns the machine's directory.
     pub fn directory(&self) -> &Path {
         &self.dir
     }
 
-    /// The devices, in the order of their PCI addresses. Instances of them are not among them.
+    /// Returns the devices without MIG instances, in the order of their PCI addresses.
     pub fn devices(&self) -> impl Iterator<Item = Device<'_>> {
         (0..self.config.devices).map(|index| Device::new(self, index))
     }
 
-    /// Whether a living process has that place.
+    /// Returns whether a living process owns the slot.
     pub fn is_taken(&self, slot: usize) -> bool {
         self.locks.slot_owner(slot).is_some()
     }
 
-    /// The device or the instance at one place, if the machine has that many.
+    /// Returns the device or instance with this index, if it exists.
     pub fn device(&self, index: usize) -> Option<Device<'_>> {
         (index < self.config.devices || index < self.places()).then(|| Device::new(self, index))
     }
 
-    /// How many places there are: those of the devices, and behind them those of all their instances.
+    /// Returns the number of devices and instances together.
     pub(crate) fn places(&self) -> usize {
         self.config.devices + self.mig().instances().count()
     }
 
-    /// What the instance at one place is; `None` for a device.
+    /// Returns the instance with this index; `None` for a device.
     pub(crate) fn instance(&self, index: usize) -> Option<Instance> {
         let index = index.checked_sub(self.config.devices)?;
         self.mig().instances().nth(index)
     }
 
-    /// Bytes of memory of the device or the instance at one place.
+    /// Returns the bytes of memory of a device or instance.
     pub(crate) fn memory_of(&self, index: usize) -> u64 {
         self.instance(index)
             .map_or(self.config.memory, |instance| instance.memory)
     }
 
-    /// Tells what the host has left; `own` is the place of who tells.
+    /// Publishes the available host memory; `own` is the caller's slot.
     pub(crate) fn tell_host(&self, own: usize) {
         if let Some(host) = &self.host {
             let slots = self.layout().slots().enumerate();
@@ -164,7 +165,7 @@ impl Machine {
         }
     }
 
-    /// Takes a place among the processes that share the machine. At most once in a process.
+    /// Claims a slot among the processes that share the machine. At most once per process.
     pub(crate) fn claim(&self) -> io::Result<usize> {
         let layout = self.layout();
         let slot = self.locks.claim_slot(MAX_PROCESSES, |slot| {
@@ -173,7 +174,7 @@ impl Machine {
                     .busy_of_gone_ns
                     .fetch_add(left.busy_ns.load(Relaxed), Relaxed);
             }
-            // What its last owner shared is nobody's now.
+            // Exports of the slot's last owner have no owner now.
             for export in &layout.export {
                 let owner = slot as u64 + 1;
                 let _ = export.owner.compare_exchange(owner, 0, AcqRel, Relaxed);
@@ -186,14 +187,14 @@ impl Machine {
     }
 
     pub(crate) fn layout(&self) -> &Layout {
-        // SAFETY: the mapping is page-aligned, as long as a Layout, lives as long as self, and a
-        // Layout is nothing but atomic integers, for which any bytes are valid.
+        // SAFETY: the mapping is page-aligned, as long as a Layout and lives as long as self; a Layout
+        // consists of atomic integers only, for which any bytes are valid.
         unsafe { &*self.map.as_ptr().cast::<Layout>() }
     }
 }
 
-/// Holds a file alone, that of the state while a machine is looked at or made. flock(2) and not a record
-/// lock, because the two copies of this library that a process may have must exclude each other too.
+/// Exclusive lock on a file, such as the state file while a machine is opened or created. flock(2) rather
+/// than a record lock, because two copies of this library in one process must exclude each other too.
 pub(crate) struct Exclusive<'a>(&'a File);
 
 impl<'a> Exclusive<'a> {

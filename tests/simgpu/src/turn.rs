@@ -1,12 +1,12 @@
-//! Whose turn it is on a device: round robin among the processes with work, a slice each.
+//! Turns on a device: round robin among the processes with work, one slice each.
 //!
-//! The turn is one word: the owner's slot and the time until which it is the owner's. Nobody must give
-//! it back: once it has lapsed by [`GRACE_NS`], whoever wants it takes it, so that neither a killed nor
-//! a stopped owner holds others up for more than a slice.
+//! The turn is one word: the owner's slot and the end of its slice. The owner need not release it:
+//! [`GRACE_NS`] after the end of the slice another process takes it, so that a killed or stopped owner delays
+//! others by little more than a slice.
 //!
-//! Who gives it on does so as of the time it used the device last, however late its thread is to notice, and
-//! who is given it has it from then on, however late it wakes: the device is not idle because threads of the
-//! host are slow.
+//! A turn is handed on as of the time of the device's last use, however late the owner's thread notices, and
+//! the next owner has it from then on, however late its thread wakes: slow host threads cause no idle time of
+//! the device.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -15,24 +15,23 @@ use crate::clock;
 use crate::layout::MAX_PROCESSES;
 use crate::member::Member;
 
-/// How late an owner may be to give its turn on before others take it.
+/// Nanoseconds after the end of a slice before other processes take the turn.
 pub(crate) const GRACE_NS: u64 = 1_000_000;
 
-/// Low bits of the word: the owner's slot and one, or 0 for nobody. The rest is the time, in units of
-/// 1024 ns.
+/// Low bits of the word: the owner's slot plus 1, or 0 for none. The rest is the time in units of 1024 ns.
 const OWNER_BITS: u32 = 16;
 const UNIT_BITS: u32 = 10;
 
-/// What a request for the turn came to.
+/// Result of a request for the turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grant {
-    /// The device is this process's from the first time to the second.
+    /// The process has the device from `since` to `until`.
     Mine { since: u64, until: u64 },
-    /// Somebody else's; worth asking again when the bell rings, or after this long.
+    /// Another process has the device; ask again when the bell rings, or after this time.
     Wait(Duration),
 }
 
-/// One process's side of the turn on one device.
+/// One process's view of the turn on one device.
 #[derive(Debug)]
 pub(crate) struct Turn {
     member: &'static Member,
@@ -50,7 +49,7 @@ impl Turn {
         }
     }
 
-    /// Asks for the turn, and gets in line if it is somebody else's.
+    /// Requests the turn, and queues for it if another process has it.
     pub(crate) fn ask(&self, now: u64) -> Grant {
         let me = self.member.slot();
         let word = &self.member.shared(self.device).turn;
@@ -58,7 +57,7 @@ impl Turn {
             let seen = word.load(SeqCst);
             let (owner, until) = unpack(seen);
             match owner {
-                // Late or not: nobody else has had it since it was given to us.
+                // Even if late: no other process has had the turn since it was given to us.
                 Some(owner) if owner == me => {
                     self.set_wanted(me, false);
                     return Grant::Mine {
@@ -72,7 +71,7 @@ impl Turn {
                         return Grant::Wait(Duration::from_nanos(until + GRACE_NS - now));
                     }
                 }
-                // Nobody's, or lapsed.
+                // Free, or expired.
                 _ => {
                     let until = self.end_of_slice(now);
                     if word
@@ -87,8 +86,8 @@ impl Turn {
         }
     }
 
-    /// At the end of a slice, with work left: keeps the turn if nobody wants it, else gives it on and
-    /// gets in line. The device was used until `at`. Returns the new end, if kept.
+    /// Ends a slice with work left: keeps the turn if no process waits, otherwise hands it on and queues for
+    /// it. The device was used until `at`. Returns the new end if the turn is kept.
     pub(crate) fn renew(&self, at: u64) -> Option<u64> {
         let me = self.member.slot();
         let word = &self.member.shared(self.device).turn;
@@ -107,7 +106,8 @@ impl Turn {
             .then_some(until)
     }
 
-    /// With no work left: gives the turn on, or to nobody. The device was used until `at`.
+    /// Releases the turn with no work left: hands it to the next process or frees it. The device was used
+    /// until `at`.
     pub(crate) fn release(&self, at: u64) {
         let word = &self.member.shared(self.device).turn;
         let seen = word.load(SeqCst);
@@ -118,7 +118,7 @@ impl Turn {
             Some(next) => self.give(seen, next, at),
             None => {
                 let _ = word.compare_exchange(seen, 0, SeqCst, SeqCst);
-                // Somebody may have got in line while the turn was still ours.
+                // A process may have queued while the turn was still ours.
                 if let Some(next) = self.next() {
                     clock::ring(self.member.bell_of(next, self.device));
                 }
@@ -137,13 +137,13 @@ impl Turn {
         clock::ring(self.member.bell_of(next, self.device));
     }
 
-    /// When a slice that begins at `at` ends. Rounded up: a slice's beginning is told from its end, and must
-    /// not be in the time of the one before.
+    /// Returns the end of a slice that starts at `at`. Rounded up: the start is computed from the end and
+    /// must not lie in the preceding slice.
     fn end_of_slice(&self, at: u64) -> u64 {
         (at + self.slice_ns).next_multiple_of(1 << UNIT_BITS)
     }
 
-    /// The next in line after this process, in the order of slots.
+    /// Returns the next waiting process after this one, in the order of slots.
     fn next(&self) -> Option<usize> {
         let wanted = &self.member.shared(self.device).wanted;
         let words = wanted.len();
@@ -199,7 +199,7 @@ mod tests {
     const NOW: u64 = 1 << 30;
 
     #[test]
-    fn an_idle_device_is_anybodys() {
+    fn idle_device_goes_to_any_process() {
         let (a, b) = two();
         assert!(matches!(a.ask(NOW), Grant::Mine { since: NOW, .. }));
         assert!(matches!(b.ask(NOW), Grant::Wait(_)));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_alternate_while_both_want_them() {
+    fn turns_alternate_while_both_processes_wait() {
         let (a, b) = two();
         a.ask(NOW);
         b.ask(NOW);
@@ -222,25 +222,25 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_owner_keeps_the_turn() {
+    fn lone_owner_keeps_the_turn() {
         let (a, _) = two();
         a.ask(NOW);
         assert!(a.renew(NOW + SLICE).is_some_and(|until| until > NOW + SLICE));
     }
 
     #[test]
-    fn who_wakes_late_has_its_slice_from_where_the_last_one_ended() {
+    fn late_waker_has_its_slice_from_end_of_the_last_one() {
         let (a, b) = two();
         a.ask(NOW);
         b.ask(NOW);
         let ended = NOW + SLICE + 333;
         a.renew(ended);
         let Grant::Mine { since, until } = b.ask(ended + SLICE + GRACE_NS / 2) else {
-            panic!("it was given to it")
+            panic!("the turn was given to b")
         };
         assert!((ended..ended + 1024).contains(&since), "{since} after {ended}");
         assert_eq!(until, since + SLICE);
-        // Unless another has taken it since.
+        // Unless another process has taken it since.
         b.renew(until);
         assert!(matches!(
             b.ask(until + SLICE + GRACE_NS + 1024),
@@ -250,10 +250,10 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_is_not_given_on_is_taken() {
+    fn expired_turn_is_taken() {
         let (a, b) = two();
         let Grant::Mine { until, .. } = a.ask(NOW) else {
-            panic!("it is nobody's")
+            panic!("the turn is free")
         };
         assert!(matches!(b.ask(until), Grant::Wait(_)));
         assert!(matches!(b.ask(until + GRACE_NS), Grant::Mine { .. }));

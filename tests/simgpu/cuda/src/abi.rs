@@ -1,4 +1,4 @@
-//! The driver's types, as far as the simulated functions need them, and the pointers a program passes.
+//! The driver's types, as far as the simulated functions need them, and the program's pointers.
 //!
 //! Handles are plain numbers here (see `registry`). Structures follow the headers of CUDA 12 and 13.
 #![allow(non_camel_case_types, reason = "they are spelt as the driver spells them")]
@@ -23,27 +23,27 @@ pub(crate) type CUgraphNode = usize;
 pub(crate) type CUgraphExec = usize;
 pub(crate) type CUmemGenericAllocationHandle = u64;
 
-/// Where a driver function puts a result. Null, or writable: what its caller promises.
+/// An out-pointer of the program. Null or writable, which the caller guarantees.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
-/// What a driver function reads a structure from. Null, or readable: what its caller promises.
+/// A pointer to a structure that is read. Null or readable, which the caller guarantees.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 
-/// A string of the program's, or null.
+/// A string of the program, or null.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Text(*const c_char);
 
-/// An address the driver hands on without looking at it, or looks at by rules of its own.
+/// An address that the driver passes on without access, or accesses by rules of its own.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Raw(pub(crate) *mut c_void);
 
-// SAFETY: only ever a number to be given back to the program, or read by `In` and `Out` on its thread.
+// SAFETY: only a number that is returned to the program, or read by `In` and `Out` on its thread.
 unsafe impl Send for Raw {}
-// SAFETY: likewise.
+// SAFETY: only a number that is returned to the program, or read by `In` and `Out` on its thread.
 unsafe impl Sync for Raw {}
 
 impl<T> Clone for Out<T> {
@@ -64,7 +64,7 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// Stores the result; without a place for it the call is invalid.
+    /// Stores the result; a null pointer makes the call invalid.
     pub(crate) fn set(self, value: T) -> Result<(), CUerror> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
@@ -73,25 +73,25 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Stores the result if the program wants it.
+    /// Stores the result unless the pointer is null.
     pub(crate) fn set_if(self, value: T) {
         self.set_at(0, value);
     }
 
-    /// Stores one of several results. The program has promised room for them.
+    /// Stores one of several results. The program guarantees the room.
     pub(crate) fn set_at(self, index: usize, value: T) {
         if !self.0.is_null() {
-            // SAFETY: not null, so writable, and as long as the function's other arguments say.
+            // SAFETY: not null, so writable, with the length given by the function's other arguments.
             unsafe { self.0.add(index).write_unaligned(value) };
         }
     }
 
-    /// The same place, to read from.
+    /// Converts the pointer to one for reading.
     pub(crate) fn as_in(self) -> In<T> {
         In(self.0.cast_const())
     }
 
-    /// Reads what is there.
+    /// Reads the current value.
     pub(crate) fn get(self) -> Result<T, CUerror>
     where
         T: Copy,
@@ -101,7 +101,7 @@ impl<T> Out<T> {
 }
 
 impl Out<c_char> {
-    /// Stores a string, cut to `length` bytes with its end.
+    /// Stores a string with its terminating zero, truncated to `length` bytes.
     pub(crate) fn set_text(self, text: &str, length: i32) -> Result<(), CUerror> {
         let room = usize::try_from(length)
             .ok()
@@ -127,12 +127,12 @@ impl<T: Copy> In<T> {
         Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// The first `count` of several.
+    /// Reads the first `count` elements.
     pub(crate) fn list(self, count: usize) -> Result<Vec<T>, CUerror> {
         if self.0.is_null() && count > 0 {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: readable, and as long as the function's other arguments say.
+        // SAFETY: readable, with the length given by the function's other arguments.
         Ok((0..count)
             .map(|index| unsafe { self.0.add(index).read_unaligned() })
             .collect())
@@ -148,7 +148,7 @@ impl Text {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: not null, so a string by the caller's promise, and it lasts as long as the call.
+        // SAFETY: not null, so by the caller's guarantee a string that is valid during the call.
         unsafe { CStr::from_ptr(self.0) }
             .to_str()
             .map_err(|_| INVALID_VALUE)
@@ -234,7 +234,7 @@ pub(crate) struct CUDA_MEMCPY3D {
     pub(crate) src_host: u64,
     pub(crate) src_device: CUdeviceptr,
     pub(crate) src_array: CUarray,
-    /// A context in the peer form of the structure, reserved in the other.
+    /// A context in the peer form of the structure, reserved in the other form.
     pub(crate) src_context: usize,
     pub(crate) src_pitch: usize,
     pub(crate) src_height: usize,
@@ -246,7 +246,7 @@ pub(crate) struct CUDA_MEMCPY3D {
     pub(crate) dst_host: u64,
     pub(crate) dst_device: CUdeviceptr,
     pub(crate) dst_array: CUarray,
-    /// As `src_context`.
+    /// See `src_context`.
     pub(crate) dst_context: usize,
     pub(crate) dst_pitch: usize,
     pub(crate) dst_height: usize,

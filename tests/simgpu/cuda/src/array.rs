@@ -18,7 +18,7 @@ use crate::process::Process;
 use crate::sparse::{Held, Tiles};
 use crate::{memory, null};
 
-/// Rows begin at multiples of this, arrays are multiples of that: a simple stand-in for tiling.
+/// Rows are aligned to `ROW` bytes, arrays to `WHOLE`: a simple substitute for tiling.
 const ROW: usize = 32;
 pub(crate) const WHOLE: usize = 64 << 10;
 
@@ -33,25 +33,25 @@ pub(crate) struct Array {
     pub(crate) context: CUcontext,
     pub(crate) descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     base: Mutex<Base>,
-    /// The tiles that are mapped of a sparse one.
+    /// Mapped tiles of a sparse array.
     tiles: Option<Arc<Tiles>>,
-    /// Whether its memory goes with it: not so for a level.
+    /// Whether it owns its memory; false for a level.
     owns: AtomicBool,
 }
 
-/// Where an array's bytes are.
+/// Location of an array's bytes.
 enum Base {
-    /// Nowhere yet.
+    /// No memory yet.
     None,
     At(u64),
-    /// At addresses of its own, with memory behind them that was mapped.
+    /// At addresses of the array's own, backed by mapped memory.
     Mapped(u64, Held),
 }
 
 /// A mipmapped array.
 pub(crate) struct Mipmap {
     pub(crate) levels: Vec<CUarray>,
-    /// The tiles that are mapped of a sparse one, of all levels.
+    /// Mapped tiles of a sparse one, for all levels.
     pub(crate) tiles: Option<Arc<Tiles>>,
     pub(crate) context: CUcontext,
     descriptor: CUDA_ARRAY3D_DESCRIPTOR,
@@ -67,39 +67,39 @@ impl Array {
         }
     }
 
-    /// Whether its memory is mapped as a whole.
+    /// Returns whether its memory is mapped later, as a whole.
     pub(crate) fn is_deferred(&self) -> bool {
         self.descriptor.flags & DEFERRED_MAPPING != 0 && self.owns.load(Relaxed)
     }
 
-    /// Its own tiles, if it is sparse and no level.
+    /// Returns its own tiles, if it is sparse and not a level.
     pub(crate) fn tiles(&self) -> Option<Arc<Tiles>> {
         self.tiles.clone()
     }
 
-    /// Bytes of an element.
+    /// Returns the bytes per element.
     pub(crate) fn element(&self) -> usize {
         element(&self.descriptor).unwrap_or(0)
     }
 
-    /// Bytes of all of it.
+    /// Returns the size of the whole array in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         size(&self.descriptor).unwrap_or(0) as u64
     }
 
-    /// Whether it has three dimensions, and not layers of two.
+    /// Returns whether it is three-dimensional rather than layered.
     pub(crate) fn is_solid(&self) -> bool {
         self.descriptor.depth > 0 && self.descriptor.flags & LAYERED == 0
     }
 
-    /// Elements in each direction; one deep if it has layers.
+    /// Returns the elements in each direction; depth 1 for a layered array.
     pub(crate) fn extent(&self) -> [u32; 3] {
         let depth = if self.is_solid() { self.descriptor.depth } else { 1 };
         [self.descriptor.width, self.descriptor.height.max(1), depth]
             .map(|size| u32::try_from(size).unwrap_or(u32::MAX))
     }
 
-    /// How many layers it has.
+    /// Returns the number of layers.
     pub(crate) fn layers(&self) -> u32 {
         let layers = if self.is_solid() {
             1
@@ -109,7 +109,7 @@ impl Array {
         u32::try_from(layers).unwrap_or(u32::MAX)
     }
 
-    /// Puts memory behind all of it, from a place in the memory on, or takes away what is there.
+    /// Maps memory for the whole array, from an offset in the memory on, or unmaps it.
     pub(crate) fn place(&self, memory: Option<(Held, u64)>) {
         let space = self.process.space;
         let bytes = self.bytes();
@@ -139,19 +139,19 @@ impl Array {
         }
     }
 
-    /// Bytes from one row to the next.
+    /// Returns the bytes from one row to the next.
     pub(crate) fn pitch(&self) -> u64 {
         pitch(&self.descriptor).unwrap_or(0) as u64
     }
 
-    /// Whether a box of bytes, rows and layers that begins at a place in bytes, rows and layers is all in it.
+    /// Returns whether a box, with position and extent in bytes, rows and layers, lies within the array.
     pub(crate) fn contains(&self, at: [usize; 3], extent: [usize; 3]) -> bool {
         let row = element(&self.descriptor).unwrap_or(0) * self.descriptor.width;
         let size = [row, self.descriptor.height.max(1), self.descriptor.depth.max(1)];
         (0..3).all(|i| at[i].checked_add(extent[i]).is_some_and(|end| end <= size[i]))
     }
 
-    /// Bytes from one layer to the next.
+    /// Returns the bytes from one layer to the next.
     pub(crate) fn layer(&self) -> u64 {
         self.pitch() * self.descriptor.height.max(1) as u64
     }
@@ -175,7 +175,7 @@ impl Drop for Mipmap {
     }
 }
 
-/// Bytes of one element, by `CUarray_format` and channels.
+/// Returns the bytes per element, by `CUarray_format` and channels.
 fn element(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Option<usize> {
     let channel = match descriptor.format {
         0x01 | 0x08 => 1,
@@ -193,7 +193,7 @@ fn pitch(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Option<usize> {
         .checked_next_multiple_of(ROW)
 }
 
-/// Bytes an array takes on the device.
+/// Returns the size of an array on the device in bytes.
 fn size(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Option<usize> {
     let rows = descriptor.height.max(1).checked_mul(descriptor.depth.max(1))?;
     pitch(descriptor)?
@@ -202,7 +202,8 @@ fn size(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Option<usize> {
 }
 
 fn check(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> CUresult {
-    // As documented: of two dimensions, with layers or not, or of three; and not also mapped as a whole.
+    // As documented: two-dimensional, with layers or not, or three-dimensional; not together with deferred
+    // mapping.
     let is_sparse = descriptor.flags & SPARSE != 0;
     if is_sparse && (descriptor.height == 0 || descriptor.flags & DEFERRED_MAPPING != 0) {
         return Err(INVALID_VALUE);
@@ -213,7 +214,7 @@ fn check(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> CUresult {
     sound.then_some(()).ok_or(INVALID_VALUE)
 }
 
-/// Takes memory for an array, unless that comes later: a sparse one has only its addresses.
+/// Allocates memory for an array, unless it is mapped later; a sparse array gets only addresses.
 fn reserve(call: Call, context: &Context, flags: u32, bytes: usize) -> Result<Option<u64>, CUerror> {
     if flags & DEFERRED_MAPPING != 0 {
         return Ok(None);
@@ -226,7 +227,7 @@ fn reserve(call: Call, context: &Context, flags: u32, bytes: usize) -> Result<Op
     made.map(Some).ok_or(OUT_OF_MEMORY)
 }
 
-/// The tiles of an array, if it is sparse.
+/// Creates the table of tiles for a sparse array.
 fn tiles(flags: u32) -> Option<Arc<Tiles>> {
     (flags & SPARSE != 0).then(Arc::default)
 }
@@ -271,7 +272,7 @@ fn of_two_dimensions(descriptor: &CUDA_ARRAY_DESCRIPTOR) -> CUDA_ARRAY3D_DESCRIP
     }
 }
 
-/// What the levels of a mipmapped array are.
+/// Returns the descriptors of the levels of a mipmapped array.
 fn levels(descriptor: &CUDA_ARRAY3D_DESCRIPTOR, count: u32) -> Vec<CUDA_ARRAY3D_DESCRIPTOR> {
     let half = |size: usize, level: u32| if size == 0 { 0 } else { (size >> level).max(1) };
     let depth = |level| {
@@ -336,7 +337,7 @@ fn create_mipmap(
     }))
 }
 
-/// As the driver documents it: only for arrays whose memory is mapped later.
+/// Returns memory requirements; as documented, only for arrays whose memory is mapped later.
 fn requirements(
     out: Out<CUDA_ARRAY_MEMORY_REQUIREMENTS>,
     descriptor: &CUDA_ARRAY3D_DESCRIPTOR,

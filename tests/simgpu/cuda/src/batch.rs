@@ -1,4 +1,4 @@
-//! Copies in batches.
+//! Batched copies.
 
 use simgpu::StreamKind;
 
@@ -11,7 +11,7 @@ use crate::error::INVALID_VALUE;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct CopyAttributes {
-    /// `CUmemcpySrcAccessOrder`: in the order of the stream, during the call, any.
+    /// `CUmemcpySrcAccessOrder`: in stream order, during the call, or any.
     order: u32,
     src_hint: CUmemLocation,
     dst_hint: CUmemLocation,
@@ -20,7 +20,7 @@ pub(crate) struct CopyAttributes {
 
 const _: () = assert!(size_of::<CopyAttributes>() == 24);
 
-/// Refuses the legacy stream, as the functions for batches do.
+/// Refuses the legacy stream, as the batch functions do.
 pub(crate) fn check_stream(call: Call, stream: CUstream) -> CUresult {
     if call.stream(stream)?.kind == StreamKind::Legacy {
         return Err(INVALID_VALUE);
@@ -28,8 +28,7 @@ pub(crate) fn check_stream(call: Call, stream: CUstream) -> CUresult {
     Ok(())
 }
 
-/// Checks where in a batch each of several rows begins: the first at 0, each behind the one before, all
-/// within.
+/// Checks the start indices of sections in a batch: the first is 0, they ascend and lie within the batch.
 pub(crate) fn check_indexes(indexes: &[usize], count: usize) -> CUresult {
     let is_sound = indexes.first() == Some(&0)
         && indexes.is_sorted_by(|one, next| one < next)
@@ -37,7 +36,7 @@ pub(crate) fn check_indexes(indexes: &[usize], count: usize) -> CUresult {
     is_sound.then_some(()).ok_or(INVALID_VALUE)
 }
 
-/// What a batch of copies is given as.
+/// Arguments of a batch of copies.
 struct Batch {
     dsts: In<CUdeviceptr>,
     srcs: In<CUdeviceptr>,
@@ -48,7 +47,7 @@ struct Batch {
     nr_attributes: usize,
 }
 
-/// Does the copies of a batch, or none if anything is wrong: then tells which, if that is known.
+/// Executes the copies of a batch, or none if one is invalid; then stores its index, if known.
 fn copy(call: Call, batch: &Batch, failed: Out<usize>, stream: CUstream) -> CUresult {
     const NONE_IN_PARTICULAR: usize = usize::MAX;
     failed.set_if(NONE_IN_PARTICULAR);
@@ -85,7 +84,7 @@ fn check_attributes(attributes: CopyAttributes) -> Result<(), CUerror> {
     Ok(())
 }
 
-/// A place that the program has not asked to be filled.
+/// Returns a null out-pointer.
 fn nowhere<T>() -> Out<T> {
     crate::abi::Raw(std::ptr::null_mut()).as_out()
 }

@@ -1,4 +1,4 @@
-//! Copies of three dimensions in batches, of memory and of arrays.
+//! Batched three-dimensional copies, of memory and of arrays.
 
 use crate::abi::{CUDA_MEMCPY3D, CUarray, CUerror, CUresult, CUstream, In, Out};
 use crate::batch::check_stream;
@@ -7,8 +7,8 @@ use crate::call::{Call, driver};
 use crate::copy::copy_later;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE};
 
-/// `CUmemcpy3DOperand`: of a pointer the address, the length of rows and the height of layers in elements,
-/// and a hint; of an array the array and an offset in elements.
+/// `CUmemcpy3DOperand`. For a pointer: address, row length and layer height in elements, and a hint; for an
+/// array: the array and an offset in elements.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
@@ -33,8 +33,7 @@ const _: () = assert!(size_of::<Op3d>() == 112);
 const POINTER: u32 = 1;
 const ARRAY: u32 = 2;
 
-/// An operand in the terms of the older structure: memory type, address, array, pitch and height, and the
-/// place.
+/// An operand in the form of the older structure: memory type, address, array, pitch, height and position.
 struct Side {
     memory_type: u32,
     address: u64,
@@ -48,7 +47,7 @@ fn size(word: u64) -> Result<usize, CUerror> {
     usize::try_from(word).map_err(|_| INVALID_VALUE)
 }
 
-/// Bytes of an array's element; a pointer has none of its own.
+/// Returns the bytes per element of an array; `None` for a pointer.
 fn element(call: Call, operand: Operand) -> Result<Option<usize>, CUerror> {
     if operand.kind != ARRAY {
         return Ok(None);
@@ -63,7 +62,7 @@ fn side(operand: Operand, element: usize, extent: [usize; 3]) -> Result<Side, CU
     let [first, a, b, c] = operand.words;
     match operand.kind {
         POINTER => {
-            // Nothing said of rows and layers means that they follow each other.
+            // Zero row length and layer height mean contiguous rows and layers.
             let or = |word, otherwise| Ok(if word == 0 { otherwise } else { size(word)? });
             let (row, height) = (or(a, extent[0])?, or(b, extent[1])?);
             if row < extent[0] || height < extent[1] {
@@ -95,7 +94,7 @@ fn side(operand: Operand, element: usize, extent: [usize; 3]) -> Result<Side, CU
 }
 
 impl Op3d {
-    /// The copy, checked.
+    /// Returns the copy, checked.
     fn copy(&self, call: Call) -> Result<Copy, CUerror> {
         const OVERLAP: u32 = 1;
         if self.extent.contains(&0) || !(1..=3).contains(&self.order) || self.flags > OVERLAP {
@@ -137,7 +136,7 @@ impl Op3d {
     }
 }
 
-/// Does the copies of a batch, or none if one is wrong: then tells which.
+/// Executes the copies of a batch, or none if one is invalid; then stores its index.
 fn copy(
     call: Call,
     count: usize,

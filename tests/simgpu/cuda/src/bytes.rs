@@ -1,4 +1,4 @@
-//! Copies and fills: what they move, checked when they are asked for and moved when their turn comes.
+//! Copies and fills: checked when they are submitted, executed in stream order.
 
 use std::ptr;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use crate::abi::{CUDA_MEMCPY3D, CUresult};
 use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
 use crate::process::Process;
 
-/// Where a copy reads or writes.
+/// Source or destination of a copy.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// The program's own memory.
+    /// Memory of the program.
     Host(u64),
     /// An address of the unified address space.
     Space(u64),
-    /// A copy of the program's memory, taken when the copy was asked for.
+    /// A copy of the program's memory, made at submission.
     Staged(Arc<[u8]>),
 }
 
-/// One side of a copy: rows `pitch` apart, in layers `layer` apart, all in bytes.
+/// One side of a copy: distances `pitch` between rows and `layer` between layers, in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Side {
     pub(crate) place: Place,
@@ -46,13 +46,13 @@ pub(crate) struct Fill {
     pub(crate) pitch: u64,
     pub(crate) value: u32,
     pub(crate) value_size: u64,
-    /// Values in a row.
+    /// Values per row.
     pub(crate) width: u64,
     pub(crate) height: u64,
 }
 
 impl Copy {
-    /// The structure that asks for it.
+    /// Returns the structure that describes the copy.
     pub(crate) fn described(&self) -> CUDA_MEMCPY3D {
         const HOST: u32 = 1;
         const DEVICE: u32 = 2;
@@ -94,7 +94,7 @@ impl Copy {
 }
 
 impl Place {
-    /// The place an address means, whoever's it is.
+    /// Returns the place of an address, in the unified address space or the program's own memory.
     pub(crate) fn of(space: &Space, address: u64) -> Place {
         if space.owns(address) {
             Place::Space(address)
@@ -127,7 +127,7 @@ impl Place {
 }
 
 impl Side {
-    /// A side of a copy that is one row.
+    /// Returns a side of a copy with a single row.
     pub(crate) fn row(place: Place) -> Side {
         Side {
             place,
@@ -138,7 +138,7 @@ impl Side {
 }
 
 impl Copy {
-    /// A copy of `length` bytes in a row.
+    /// Returns a copy of `length` bytes in one row.
     pub(crate) fn row(dst: Place, src: Place, length: u64) -> Copy {
         Copy {
             dst: Side::row(dst),
@@ -149,13 +149,13 @@ impl Copy {
         }
     }
 
-    /// Bytes that are moved.
+    /// Returns the number of bytes copied.
     pub(crate) fn bytes(&self) -> u64 {
         self.width.saturating_mul(self.height).saturating_mul(self.depth)
     }
 
-    /// The route it takes through a device and for how many nanoseconds. `None`: the host does it, or it is
-    /// nothing.
+    /// Returns the route through a device and the duration in nanoseconds. `None`: copied by the host, or
+    /// empty.
     pub(crate) fn cost(&self, process: &Process) -> Option<(Route, u64)> {
         let route = match (
             self.src.place.is_on_host(process.space),
@@ -170,7 +170,7 @@ impl Copy {
         (ns > 0).then_some((route, ns))
     }
 
-    /// Whether all of both sides is there; the program's own memory is taken on trust.
+    /// Checks that both sides exist completely; the program's own memory is not checked.
     pub(crate) fn check(&self, space: &Space) -> CUresult {
         if self.bytes() == 0 {
             return Ok(());
@@ -188,7 +188,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Moves the bytes.
+    /// Copies the bytes.
     pub(crate) fn run(&self, space: &Space) -> CUresult {
         if self.bytes() == 0 {
             return Ok(());
@@ -216,7 +216,7 @@ fn transfer(dst: &[Chunk], src: &[Chunk]) {
     loop {
         let length = to.length.min(from.length);
         // SAFETY: chunks are `length` bytes of an arena, which stays mapped, or of the program's memory,
-        // which it promises to keep; the two may overlap.
+        // which it guarantees to keep; the two may overlap.
         unsafe { ptr::copy(from.bytes, to.bytes, length) };
         match advance(to, length).or_else(|| dst.next()) {
             Some(next) => to = next,
@@ -237,7 +237,7 @@ fn advance(chunk: Chunk, by: usize) -> Option<Chunk> {
 }
 
 impl Fill {
-    /// Nanoseconds of the device that it takes.
+    /// Returns the nanoseconds of device time.
     pub(crate) fn cost(&self, process: &Process) -> u64 {
         let bytes = self
             .width
@@ -246,7 +246,7 @@ impl Fill {
         process.member.machine().config().copy_ns(Route::OnDevice, bytes)
     }
 
-    /// Whether all of it is there.
+    /// Checks that the destination exists completely.
     pub(crate) fn check(&self, space: &Space) -> CUresult {
         if !self.address.is_multiple_of(self.value_size)
             || (self.height > 1 && self.pitch < self.width * self.value_size)
@@ -273,7 +273,7 @@ impl Fill {
                     // SAFETY: within a chunk of an arena, which stays mapped.
                     unsafe { chunk.bytes.add(index).write(value[(phase + index) % size]) };
                 }
-                // What is there is repeated, twice as much each time.
+                // Repeats the written bytes, doubling the length each time.
                 let mut done = size;
                 while done < chunk.length {
                     let more = done.min(chunk.length - done);
@@ -291,23 +291,23 @@ impl Fill {
         let address = self.address.checked_add(row * self.pitch)?;
         match Place::of(space, address) {
             Place::Space(address) => space.chunks(address, self.width.checked_mul(self.value_size)?),
-            // Registered memory is the program's, but the device may write it.
+            // Registered memory belongs to the program, but the device may write it.
             _ => space.chunks(address, self.width.checked_mul(self.value_size)?),
         }
     }
 }
 
-/// The bytes of device memory, copied out.
+/// Reads bytes of device memory.
 pub(crate) fn read(space: &Space, address: u64, length: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(usize::try_from(length).ok()?);
     for chunk in space.chunks(address, length)? {
-        // SAFETY: a chunk of an arena, which stays mapped; bytes have no invalid values.
+        // SAFETY: a chunk of an arena, which stays mapped; every byte value is valid.
         bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(chunk.bytes, chunk.length) });
     }
     Some(bytes)
 }
 
-/// Puts bytes into device memory.
+/// Writes bytes to device memory. Returns `false` if not all of it exists.
 pub(crate) fn write(space: &Space, address: u64, bytes: &[u8]) -> bool {
     let Some(chunks) = space.chunks(address, bytes.len() as u64) else {
         return false;
@@ -322,11 +322,11 @@ pub(crate) fn write(space: &Space, address: u64, bytes: &[u8]) -> bool {
     true
 }
 
-/// The program's own bytes, copied out.
+/// Reads the program's own memory.
 pub(crate) fn from_host(address: u64, length: u64) -> Vec<u8> {
     let length = usize::try_from(length).unwrap_or(0);
     let mut bytes = vec![0; length];
-    // SAFETY: the program promises that a copy's source can be read.
+    // SAFETY: the program guarantees that a copy's source is readable.
     unsafe { ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), length) };
     bytes
 }

@@ -1,5 +1,5 @@
-//! How a driver function is written: the exported symbol, its twin for the per-thread default stream,
-//! the checks common to all, null mode, faults asked for and the trace.
+//! Definition of driver functions: the exported symbol, its variant for the per-thread default stream, the
+//! common checks, null mode, injected faults and the trace.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -14,34 +14,34 @@ use simgpu::{Faults, Strike};
 use crate::abi::{CUerror, CUresult};
 use crate::process::Process;
 
-/// What the body of a driver function is given.
+/// Context passed to the body of a driver function.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
-    /// Whether the null stream is the calling thread's own.
+    /// Whether the null stream means the per-thread default stream.
     pub(crate) per_thread: bool,
     pub(crate) process: &'static Process,
 }
 
-/// How the functions behave in this process.
+/// Mode of the driver functions in this process.
 static MODE: AtomicU32 = AtomicU32::new(UNKNOWN);
 const UNKNOWN: u32 = 0;
 const PLAIN: u32 = 1;
 const WATCHED: u32 = 2;
 const NULL: u32 = 3;
 
-/// Whether calls check nothing and return at once.
+/// Returns whether calls check nothing and return at once.
 #[inline]
 pub(crate) fn is_null_mode() -> bool {
     MODE.load(Relaxed) == NULL
 }
 
-/// Begins null mode. Only `cuInit` does.
+/// Enables null mode. Called by `cuInit` only.
 pub(crate) fn set_null_mode() {
     MODE.store(NULL, Relaxed);
 }
 
-/// Answers a call by `body`, unless a fault was asked for. No handler runs in it and nobody cancels the
-/// thread, except where it waits.
+/// Answers a call with `body`, unless a fault is injected. Signal handlers and cancellation are disabled
+/// during the call, except while it waits.
 pub(crate) fn answer(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
     match MODE.load(Relaxed) {
         NULL => body(),
@@ -66,9 +66,10 @@ fn watched(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
     }
     let strike = watch.faults.strike(name);
     match strike {
-        // Before there is anything to drop.
+        // Here no value needs to be dropped yet.
         Some(Strike::Cancel) => pthread_testcancel(),
-        // SAFETY: a number only. To this very thread, which does not go on before all are stopped.
+        // SAFETY: passes only a number. The signal goes to this thread, which continues only after the whole
+        // process was stopped.
         Some(Strike::Stop) => drop(unsafe { libc::raise(libc::SIGSTOP) }),
         Some(Strike::Error(_)) | None => {}
     }
@@ -80,18 +81,18 @@ fn watched(name: &'static str, body: impl FnOnce() -> CUresult) -> CUresult {
     if let Some(trace) = &watch.trace {
         let number = result.err().map_or(0, |error| error.0.get());
         let line = format!("{} {name} {number}\n", std::process::id());
-        // One write, so that lines of several processes do not mix; a full disk only loses lines.
+        // A single write, so that lines of different processes do not mix; a full disk only loses lines.
         let _ = trace.lock().write_all(line.as_bytes());
     }
     result
 }
 
 unsafe extern "C-unwind" {
-    /// Ends the thread, if it was cancelled, by unwinding its stack.
+    /// Ends the thread by unwinding its stack if it was cancelled.
     safe fn pthread_testcancel();
 }
 
-/// What the environment asks of this process.
+/// Faults and trace requested by the environment.
 struct Watch {
     faults: Faults,
     trace: Option<Mutex<File>>,
@@ -113,20 +114,20 @@ fn watch() -> &'static Watch {
     })
 }
 
-/// Driver functions, one a row:
+/// Defines driver functions, one per row:
 ///
 /// ```text
 /// fn cuName(argument: Type, …) twin cuName_ptsz null { … } |call| { … }
 /// ```
 ///
-/// `twin` names the symbol that is the same with the per-thread default stream. `null` is done instead
-/// of all else in null mode. The body sees the arguments and a [`Call`] and answers a `CUresult`.
-/// `early fn` is for those that may be called before `cuInit`; they get no `Call`.
+/// `twin` names the symbol of the variant for the per-thread default stream. `null` is executed in null mode
+/// instead of checks and body. The body has access to the arguments and a [`Call`] and returns a `CUresult`.
+/// `early fn` is for functions that may be called before `cuInit`; they get no `Call`.
 macro_rules! driver {
     () => {};
     ($(#[$doc:meta])* early fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block $($rest:tt)*) => {
         $(#[$doc])*
-        // SAFETY: the driver's symbol of this name with the driver's signature; pointers are as `abi` says.
+        // SAFETY: the driver's symbol of this name with the driver's signature; for pointers see `abi`.
         #[unsafe(no_mangle)]
         pub(crate) extern "C-unwind" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
             $crate::call::answer(stringify!($name), || $body)
@@ -150,13 +151,13 @@ macro_rules! driver {
     (@one $(#[$doc:meta])* $name:ident $per_thread:literal $args:tt () $call:pat_param, $body:block) => {
         $crate::call::driver! { @whole $(#[$doc])* #[unsafe(no_mangle)] $name $name $per_thread $args $call, $body }
     };
-    // In null mode the function must be no more than its look at the mode: all else is elsewhere.
+    // In null mode the function must do nothing but check the mode, so the rest is in a separate function.
     (
         @one $(#[$doc:meta])* $name:ident $per_thread:literal ($($arg:ident: $ty:ty),* $(,)?) ($null:block)
         $call:pat_param, $body:block
     ) => {
         $(#[$doc])*
-        // SAFETY: the driver's symbol of this name with the driver's signature; pointers are as `abi` says.
+        // SAFETY: the driver's symbol of this name with the driver's signature; for pointers see `abi`.
         #[unsafe(no_mangle)]
         pub(crate) extern "C-unwind" fn $name($($arg: $ty),*) -> $crate::abi::CUresult {
             if $crate::call::is_null_mode() {

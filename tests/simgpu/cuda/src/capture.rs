@@ -1,4 +1,4 @@
-//! Stream capture: streams that put what they are told into a graph instead of doing it.
+//! Stream capture: operations are added to a graph instead of being executed.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -21,23 +21,23 @@ use crate::graph::{Graph, Task};
 use crate::op::Op;
 use crate::stream::Stream;
 
-/// What a capturing stream knows.
+/// Capture state of a stream.
 pub(crate) struct Capture {
     fork: Fork,
-    /// Whether the capture began with this stream, and so ends with it.
+    /// Whether the capture was started, and must be ended, on this stream.
     is_origin: bool,
-    /// What `cuStreamGetCaptureInfo` last gave out: it stays until the next operation.
+    /// Nodes that `cuStreamGetCaptureInfo` last returned; valid until the next operation.
     shown: Vec<CUgraphNode>,
 }
 
-/// A point in a capture: what is captured next depends on the nodes of `tail`.
+/// A point in a capture: the next captured operation depends on the nodes of `tail`.
 #[derive(Clone)]
 pub(crate) struct Fork {
     sequence: Arc<Sequence>,
     tail: Vec<CUgraphNode>,
 }
 
-/// A capture from its beginning to its end, whatever streams take part.
+/// A capture from beginning to end, with all participating streams.
 struct Sequence {
     id: u64,
     graph: CUgraph,
@@ -54,12 +54,12 @@ const INVALIDATED: u32 = 2;
 const GLOBAL: u32 = 0;
 const RELAXED: u32 = 2;
 
-/// The captures that have begun and not ended; while there are none, asking costs one load.
+/// Captures in progress; while there are none, checks cost one load.
 static UNDER_WAY: Mutex<Vec<Arc<Sequence>>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// What the calling thread thinks of calls that may harm a capture.
+    /// The calling thread's capture mode, which determines which unsafe calls are refused.
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
 }
 
@@ -113,7 +113,7 @@ impl Drop for Capture {
     }
 }
 
-/// The captures under way that `wanted` agrees to.
+/// Returns the captures in progress that `wanted` accepts.
 fn find(wanted: impl Fn(&Sequence) -> bool) -> Vec<Arc<Sequence>> {
     if COUNT.load(Relaxed) == 0 {
         return Vec::new();
@@ -122,13 +122,14 @@ fn find(wanted: impl Fn(&Sequence) -> bool) -> Vec<Arc<Sequence>> {
     all.into_iter().filter(|sequence| wanted(sequence)).collect()
 }
 
-/// Spoils captures and answers for it, if there are any.
+/// Invalidates captures and returns `error` if there are any.
 fn spoil(captures: &[Arc<Sequence>], error: CUerror) -> CUresult {
     captures.iter().for_each(|sequence| sequence.invalidate());
     if captures.is_empty() { Ok(()) } else { Err(error) }
 }
 
-/// The captures that the legacy stream must stay away from: those of blocking streams of its context.
+/// Returns the captures that a use of the legacy stream would violate: those of blocking streams of its
+/// context.
 fn beside_legacy(stream: &Stream) -> Vec<Arc<Sequence>> {
     if stream.kind != StreamKind::Legacy {
         return Vec::new();
@@ -137,12 +138,12 @@ fn beside_legacy(stream: &Stream) -> Vec<Arc<Sequence>> {
     find(|sequence| sequence.has(is_blocking))
 }
 
-/// Refuses a use of the legacy stream that would have to wait for a capture, and spoils the capture.
+/// Refuses a use of the legacy stream that would have to wait for a capture, and invalidates the capture.
 pub(crate) fn check_legacy(stream: &Stream) -> CUresult {
     spoil(&beside_legacy(stream), STREAM_CAPTURE_IMPLICIT)
 }
 
-/// Refuses to wait for a stream that captures, or to ask whether it is idle.
+/// Refuses to synchronize with or query a capturing stream.
 pub(crate) fn check_wait(stream: &Stream) -> CUresult {
     if is_capturing(stream) {
         invalidate(stream);
@@ -151,25 +152,25 @@ pub(crate) fn check_wait(stream: &Stream) -> CUresult {
     check_legacy(stream)
 }
 
-/// The captures of a context's streams, and of its green contexts'.
+/// Returns the captures of the streams of a context and its green contexts.
 fn in_context(context: &Context) -> Vec<Arc<Sequence>> {
     let family = context.family();
     find(|sequence| sequence.has(|stream| family.contains(&stream.context)))
 }
 
-/// Refuses to wait for a context of which a stream captures.
+/// Refuses to synchronize with a context that has a capturing stream.
 pub(crate) fn check_context(context: &Context) -> CUresult {
     spoil(&in_context(context), STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// Spoils what a context's streams capture, since it goes.
+/// Invalidates the captures of a context that is being destroyed.
 pub(crate) fn spoil_context(context: &Context) {
     in_context(context)
         .iter()
         .for_each(|sequence| sequence.invalidate());
 }
 
-/// Refuses what may harm a capture, by the rules of `cuThreadExchangeStreamCaptureMode`.
+/// Refuses potentially unsafe calls during a capture, by the rules of `cuThreadExchangeStreamCaptureMode`.
 pub(crate) fn check_unsafe() -> CUresult {
     if COUNT.load(Relaxed) == 0 {
         return Ok(());
@@ -183,7 +184,7 @@ pub(crate) fn check_unsafe() -> CUresult {
     spoil(&captures, STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// Refuses a question about an event that stands for a point in a capture.
+/// Refuses a query of an event that stands for a point in a capture.
 pub(crate) fn check_event(event: &Event) -> CUresult {
     match &*event.captured.lock() {
         None => Ok(()),
@@ -198,14 +199,14 @@ pub(crate) fn is_capturing(stream: &Stream) -> bool {
     stream.capture.lock().is_some()
 }
 
-/// Spoils a capture: its end will be an error.
+/// Invalidates a capture: ending it returns an error.
 pub(crate) fn invalidate(stream: &Stream) {
     if let Some(capture) = &*stream.capture.lock() {
         capture.fork.sequence.invalidate();
     }
 }
 
-/// Captures an operation, if the stream is capturing.
+/// Captures an operation if the stream is capturing.
 pub(crate) fn intercept(call: &Call, stream: &Stream, op: &Op) -> Option<CUresult> {
     if let Err(error) = check_legacy(stream) {
         return Some(Err(error));
@@ -218,7 +219,7 @@ pub(crate) fn intercept(call: &Call, stream: &Stream, op: &Op) -> Option<CUresul
     Some(fork.add(call, op))
 }
 
-/// Captures the operations of a graph, if the stream is capturing.
+/// Captures the operations of a graph if the stream is capturing.
 pub(crate) fn intercept_graph(call: Call, stream: &Stream, ops: &[Op]) -> Option<CUresult> {
     if let Err(error) = check_legacy(stream) {
         return Some(Err(error));
@@ -233,7 +234,7 @@ pub(crate) fn intercept_graph(call: Call, stream: &Stream, ops: &[Op]) -> Option
 }
 
 impl Fork {
-    /// Adds a node behind the tail, and makes it the tail.
+    /// Adds a node after the tail and makes it the tail.
     fn add(&mut self, call: &Call, op: &Op) -> CUresult {
         let graph = call.graph(self.sequence.graph)?;
         let node = graph.add(call.process, Task::Op(op.clone()), self.tail.clone())?;
@@ -242,7 +243,7 @@ impl Fork {
     }
 }
 
-/// Has a recorded event stand for a point in a capture, if the stream is capturing.
+/// If the stream is capturing: makes a recorded event stand for the current point in the capture.
 pub(crate) fn record(stream: &Stream, event: &Event) -> Option<CUresult> {
     let capture = stream.capture.lock();
     let fork = &capture.as_ref()?.fork;
@@ -253,13 +254,14 @@ pub(crate) fn record(stream: &Stream, event: &Event) -> Option<CUresult> {
     Some(Ok(()))
 }
 
-/// Has a stream that waits for an event join the event's capture, if either is part of one.
+/// Makes a stream that waits for a captured event join the event's capture. Returns the result of the wait,
+/// or `None` if neither is part of a capture.
 pub(crate) fn wait(stream: &Arc<Stream>, event: &Event) -> Option<CUresult> {
     let fork = event.captured.lock().clone();
     let mut capture = stream.capture.lock();
     match (fork, &mut *capture) {
         (None, None) => None,
-        // An event never recorded is nothing to wait for.
+        // An event that was never recorded requires no wait.
         (None, Some(_)) if event.last() == 0 => Some(Ok(())),
         (None, Some(capture)) => {
             capture.fork.sequence.invalidate();
@@ -369,7 +371,7 @@ fn end(call: Call, stream: CUstream, out: Out<CUgraph>) -> CUresult {
     out.set(sequence.graph)
 }
 
-/// What a stream has to do with captures. Asking spoils none.
+/// Returns the capture status of a stream, without invalidating a capture.
 fn status(stream: &Stream) -> Result<u32, CUerror> {
     if !beside_legacy(stream).is_empty() {
         return Err(STREAM_CAPTURE_IMPLICIT);
@@ -415,7 +417,7 @@ fn update(call: Call, stream: CUstream, nodes: In<CUgraphNode>, count: usize, fl
     Ok(())
 }
 
-/// A place that the program has not asked to be filled.
+/// Returns a null out-pointer.
 fn nowhere<T>() -> Out<T> {
     crate::abi::Raw(std::ptr::null_mut()).as_out()
 }

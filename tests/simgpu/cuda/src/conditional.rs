@@ -1,4 +1,4 @@
-//! Conditional nodes: graphs that run if, while or where a value says so that kernels set.
+//! Conditional nodes: if, while and switch graphs that depend on a value set by kernels.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -11,11 +11,11 @@ use crate::graph::Graph;
 use crate::op::Op;
 use crate::process::Process;
 
-/// The value that a conditional node looks at.
+/// The value that controls a conditional node.
 pub(crate) struct Condition {
     graph: CUgraph,
     default: u32,
-    /// Whether each launch begins with the default.
+    /// Whether each launch resets the value to the default.
     is_assigned: bool,
     value: AtomicU32,
 }
@@ -27,7 +27,7 @@ pub(crate) struct ConditionalParams {
     handle: u64,
     kind: u32,
     size: u32,
-    /// The driver's answer: the graphs.
+    /// Output of the driver: the body graphs.
     graphs: Raw,
     context: CUcontext,
 }
@@ -39,36 +39,36 @@ const WHILE: u32 = 1;
 const SWITCH: u32 = 2;
 const ASSIGN_DEFAULT: u32 = 1;
 
-/// A conditional node: the graphs of which one runs.
+/// A conditional node with its body graphs, of which one runs.
 pub(crate) struct Conditional {
     kind: u32,
     condition: Arc<Condition>,
     graphs: Vec<CUgraph>,
 }
 
-/// What a conditional node does in a graph that can be launched.
+/// A conditional node of an instantiated graph.
 pub(crate) struct Branches {
     kind: u32,
     condition: Arc<Condition>,
-    /// By graph, what it does.
+    /// Operations of each body graph.
     bodies: Vec<Vec<Op>>,
 }
 
-/// One run of a conditional node.
+/// One execution of a conditional node.
 pub(crate) struct Turn {
     branches: Arc<Branches>,
     nr_runs: u64,
 }
 
 impl Condition {
-    /// Gives it the value that a launch begins with.
+    /// Resets the value at the start of a launch, if requested.
     pub(crate) fn assign(&self) {
         if self.is_assigned {
             self.value.store(self.default, Release);
         }
     }
 
-    /// What a kernel does that calls `cudaGraphSetConditional`.
+    /// Sets the value, as a kernel does with `cudaGraphSetConditional`.
     pub(crate) fn set(&self, value: u32) {
         self.value.store(value, Release);
     }
@@ -83,7 +83,7 @@ impl Conditional {
         &self.graphs
     }
 
-    /// The node with what its graphs do.
+    /// Returns the node with the operations of its body graphs.
     pub(crate) fn branches(&self, bodies: Vec<Vec<Op>>) -> Arc<Branches> {
         Arc::new(Branches {
             kind: self.kind,
@@ -92,7 +92,7 @@ impl Conditional {
         })
     }
 
-    /// Ends its graphs.
+    /// Destroys the body graphs.
     pub(crate) fn forget(&self, process: &Process) {
         for graph in &self.graphs {
             if let Ok(graph) = process.graphs.get(*graph, INVALID_VALUE) {
@@ -112,7 +112,7 @@ impl Branches {
 }
 
 impl Turn {
-    /// What to do next; nothing when the node is done.
+    /// Returns the next operations; none when the node is done.
     pub(crate) fn next_ops(&mut self) -> Vec<Op> {
         let branches = &self.branches;
         let value = branches.condition.value.load(Acquire);
@@ -128,14 +128,15 @@ impl Turn {
             .cloned()
             .unwrap_or_default();
         if ops.is_empty() && branches.kind == WHILE && body.is_some() {
-            // A loop around nothing would never end, on a real device neither; but here others must go on.
+            // A loop with an empty body never ends, as on a real device; a no-op lets other streams make
+            // progress here.
             return vec![Op::Nothing];
         }
         ops
     }
 }
 
-/// Makes what the parameters of a node ask for, and its graphs, which the parameters are told of.
+/// Creates the node and its body graphs, which are stored in the parameters.
 pub(crate) fn prepare(
     call: Call,
     graph: &Graph,

@@ -1,4 +1,4 @@
-//! Contexts: which are current to a thread, and what goes with them.
+//! Contexts: the current one of each thread, and the objects that belong to them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -24,42 +24,42 @@ use crate::stream::Stream;
 /// A context.
 pub(crate) struct Context {
     pub(crate) handle: CUcontext,
-    /// The device as the process numbers it.
+    /// Device number in the process.
     pub(crate) device: CUdevice,
-    /// The device as the machine numbers it.
+    /// Device index on the machine.
     pub(crate) index: usize,
     pub(crate) engine: &'static Engine,
     is_primary: bool,
-    /// The primary context that it is a part of, if it is a green context's.
+    /// For a green context: the primary context that it belongs to.
     primary: Option<Arc<Context>>,
-    /// Those that were ever made of it for green contexts.
+    /// All green contexts ever created from this one.
     parts: Mutex<Vec<CUcontext>>,
-    /// The thread that a green context's is current to, 0 for none: the documentation allows of one at a
-    /// time, and this driver refuses another.
+    /// Thread to which a green context is current, 0 for none: the documentation allows one at a time, and
+    /// this driver refuses a second one.
     user: AtomicU64,
-    /// Whether it has default streams, as all but some green contexts' have.
+    /// Whether it has default streams; only some green contexts have none.
     has_default: bool,
     pub(crate) flags: AtomicU32,
     api_version: u32,
     is_alive: AtomicBool,
-    /// A device-side fault, which every later call in the context answers with; 0 is none.
+    /// A device-side fault, returned by every later call in the context; 0 is none.
     fault: AtomicU32,
     limits: [AtomicU64; 11],
     pub(crate) legacy: Arc<Stream>,
     per_thread: Mutex<HashMap<u64, Arc<Stream>>>,
-    /// Where nodes of graphs run that were launched on another device's stream.
+    /// Stream of graph nodes that belong to this context but were launched on another device's stream.
     nodes: OnceLock<Stream>,
-    /// Contexts of other devices whose memory it may use.
+    /// Contexts of other devices whose memory this context may access.
     peers: Mutex<Vec<CUcontext>>,
 }
 
-// Neither has a destructor, so that both still work when other thread-locals are gone.
+// Neither has a destructor, so that both work even while other thread-locals are destroyed.
 thread_local! {
     static STACK: RefCell<ManuallyDrop<Vec<Arc<Context>>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
     static THREAD: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The values limits have in a fresh context, by `CUlimit`; 0: not supported.
+/// Limits in a new context, by `CUlimit`; 0: not supported.
 const LIMITS: [u64; 11] = [1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0, 0];
 
 const STREAM_NON_BLOCKING: u32 = 1;
@@ -86,7 +86,8 @@ impl Context {
         .enter(process))
     }
 
-    /// What a green context has for other calls: streams of its own, and else its primary context's.
+    /// Creates the context of a green context: it has its own streams, and shares the rest with its primary
+    /// context.
     pub(crate) fn make_part(process: &Process, primary: &Arc<Context>, has_default: bool) -> Arc<Context> {
         let part = Context::new(process, primary.engine, primary.device, primary.index);
         primary.parts.lock().push(part.handle);
@@ -128,7 +129,7 @@ impl Context {
         context
     }
 
-    /// Ends the context and all it owns.
+    /// Destroys the context and everything it owns.
     pub(crate) fn destroy(&self, process: &'static Process) {
         if !self.is_alive.swap(false, Acquire) {
             return;
@@ -158,53 +159,54 @@ impl Context {
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
     }
 
-    /// A green context's ends. Its streams are detached, and what is on them runs on; nothing else is its
-    /// own.
+    /// Destroys a green context's context. Its streams are detached and finish their work; it owns nothing
+    /// else.
     pub(crate) fn end_part(&self, process: &Process) {
         self.is_alive.store(false, Release);
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
     }
 
-    /// What streams know the context by.
+    /// Returns the engine's domain of the context.
     pub(crate) fn domain(&self) -> u64 {
         self.handle as u64
     }
 
-    /// The context that owns what is made in this one, streams aside: itself, but for a green context's.
+    /// Returns the context that owns objects created in this one, except streams: the primary context of a
+    /// green context, otherwise itself.
     pub(crate) fn base(&self) -> &Context {
         self.primary.as_deref().unwrap_or(self)
     }
 
-    /// What memory knows [`Self::base`] by.
+    /// Returns the owner of memory created in [`Self::base`].
     pub(crate) fn owner(&self) -> u64 {
         self.base().domain()
     }
 
-    /// Whether it still is one.
+    /// Returns whether the context has not been destroyed.
     pub(crate) fn is_alive(&self) -> bool {
         self.is_alive.load(Acquire)
     }
 
-    /// Whether it is a green context's.
+    /// Returns whether it belongs to a green context.
     pub(crate) fn is_part(&self) -> bool {
         self.primary.is_some()
     }
 
-    /// It and those that are parts of it.
+    /// Returns the context and the green contexts created from it.
     pub(crate) fn family(&self) -> Vec<CUcontext> {
         let mut family = self.parts.lock().clone();
         family.push(self.handle);
         family
     }
 
-    /// Waits for its work, and for that of its green contexts.
+    /// Waits for the work of the context and its green contexts.
     pub(crate) fn wait(&self) {
         for context in self.family() {
             self.engine.wait_domain(context as u64);
         }
     }
 
-    /// Notes that it becomes current to the calling thread.
+    /// Records that the context becomes current to the calling thread.
     fn begin_use(&self) -> CUresult {
         if !self.is_part() {
             return Ok(());
@@ -216,13 +218,13 @@ impl Context {
         }
     }
 
-    /// Records a device-side fault. The first one stays.
+    /// Records a device-side fault. The first one is kept.
     pub(crate) fn set_fault(&self, error: CUerror) {
         let fault = &self.base().fault;
         let _ = fault.compare_exchange(0, error.0.get(), Release, Relaxed);
     }
 
-    /// The device-side fault, if there was one.
+    /// Returns the device-side fault as an error, if there was one.
     pub(crate) fn check_fault(&self) -> CUresult {
         match self.base().fault.load(Acquire) {
             0 => Ok(()),
@@ -230,7 +232,7 @@ impl Context {
         }
     }
 
-    /// Allows access to a peer's memory. Whether it was not allowed before.
+    /// Allows access to a peer's memory. Returns whether it was not allowed before.
     pub(crate) fn add_peer(&self, peer: CUcontext) -> bool {
         let mut peers = self.base().peers.lock();
         let is_new = !peers.contains(&peer);
@@ -240,7 +242,7 @@ impl Context {
         is_new
     }
 
-    /// Forbids it. Whether it was allowed before.
+    /// Revokes access to a peer's memory. Returns whether it was allowed before.
     pub(crate) fn remove_peer(&self, peer: CUcontext) -> bool {
         let mut peers = self.base().peers.lock();
         let before = peers.len();
@@ -248,7 +250,7 @@ impl Context {
         peers.len() < before
     }
 
-    /// The calling thread's own default stream.
+    /// Returns the stream of graph nodes that were launched on another device's stream.
     pub(crate) fn of_nodes(&self) -> &Stream {
         let open = || {
             Stream::open(
@@ -262,6 +264,7 @@ impl Context {
         self.nodes.get_or_init(open)
     }
 
+    /// Returns the calling thread's default stream.
     pub(crate) fn of_this_thread(&self) -> Arc<Stream> {
         let mut streams = self.per_thread.lock();
         let open = || {
@@ -277,7 +280,7 @@ impl Context {
     }
 }
 
-/// A number for the calling thread that no other has.
+/// Returns a unique number for the calling thread.
 pub(crate) fn thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     THREAD.with(|thread| {
@@ -289,7 +292,7 @@ pub(crate) fn thread() -> u64 {
 }
 
 impl Call {
-    /// The calling thread's current context.
+    /// Returns the calling thread's current context.
     pub(crate) fn context(&self) -> Result<Arc<Context>, CUerror> {
         let context = top().ok_or(INVALID_CONTEXT)?;
         if !context.is_alive.load(Relaxed) {
@@ -299,12 +302,12 @@ impl Call {
         Ok(context)
     }
 
-    /// The context of that handle.
+    /// Returns the context with this handle.
     pub(crate) fn context_of(&self, handle: CUcontext) -> Result<Arc<Context>, CUerror> {
         self.process.contexts.get(handle, INVALID_CONTEXT)
     }
 
-    /// The stream of that handle in the current context; for small numbers one of the default streams.
+    /// Returns the stream with this handle in the current context; small numbers mean default streams.
     pub(crate) fn stream(&self, handle: CUstream) -> Result<Arc<Stream>, CUerror> {
         match handle {
             0..=2 if !self.context()?.has_default => Err(INVALID_HANDLE),
@@ -313,7 +316,7 @@ impl Call {
             2 => Ok(self.context()?.of_this_thread()),
             _ => {
                 let stream = self.process.streams.get(handle, INVALID_HANDLE)?;
-                // Any other context takes its streams along.
+                // Contexts other than green ones destroy their streams with them.
                 let context = self.process.contexts.get(stream.context, STREAM_DETACHED)?;
                 context.check_fault()?;
                 Ok(stream)
@@ -330,7 +333,7 @@ fn push(context: Arc<Context>) {
     STACK.with_borrow_mut(|stack| stack.push(context));
 }
 
-/// Takes the current context away.
+/// Pops the current context.
 fn drop_top() -> Option<Arc<Context>> {
     let dropped = STACK.with_borrow_mut(|stack| stack.pop())?;
     let is_left = !STACK.with_borrow(|stack| stack.iter().any(|other| Arc::ptr_eq(other, &dropped)));
@@ -340,7 +343,7 @@ fn drop_top() -> Option<Arc<Context>> {
     Some(dropped)
 }
 
-/// Makes a context current in place of the one that is; `None` only takes that away.
+/// Replaces the current context; `None` only pops it.
 fn replace(context: Option<Arc<Context>>) {
     drop_top();
     context.into_iter().for_each(push);

@@ -1,4 +1,4 @@
-//! The copies and sets a program asks for, in all their forms.
+//! The copy and set functions.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::error::{INVALID_HANDLE, INVALID_VALUE};
 use crate::op::Op;
 use crate::stream::Stream;
 
-/// Does a copy in the order of the default stream and returns when it is done.
+/// Executes a copy in the order of the default stream and returns when it is done.
 pub(crate) fn copy_now(call: Call, copy: &Copy) -> CUresult {
     let stream = call.stream(0)?;
     capture::check_wait(&stream)?;
@@ -26,11 +26,11 @@ pub(crate) fn copy_now(call: Call, copy: &Copy) -> CUresult {
     wait(call, &stream)
 }
 
-/// Shorter copies than this are done by the thread that asks, where nothing goes before them: handing them to
-/// another takes longer.
+/// Copies shorter than this are executed by the calling thread if nothing precedes them: handing them to
+/// another thread takes longer.
 const AT_ONCE_NS: u64 = 20_000;
 
-/// Does a copy here and now, if it is that short and nothing goes before it.
+/// Executes a copy immediately if it is shorter than [`AT_ONCE_NS`] and nothing precedes it.
 fn copy_at_once(call: Call, copy: &Copy, stream: &Stream) -> Option<CUresult> {
     let ns = copy.cost(call.process).map_or(0, |(_, ns)| ns);
     if ns >= AT_ONCE_NS || !stream.engine.is_idle(stream.id) {
@@ -40,7 +40,8 @@ fn copy_at_once(call: Call, copy: &Copy, stream: &Stream) -> Option<CUresult> {
     Some(copy.run(call.process.space))
 }
 
-/// Does a copy in the order of a stream. The program's ordinary memory is done with when this returns.
+/// Executes a copy in the order of a stream. The program's pageable memory is no longer accessed when this
+/// returns.
 pub(crate) fn copy_later(call: Call, mut copy: Copy, stream: CUstream) -> CUresult {
     let stream = call.stream(stream)?;
     copy.check(call.process.space)?;
@@ -75,7 +76,7 @@ fn is_pageable(call: Call, side: &Side) -> bool {
     }
 }
 
-/// The source of a copy, read now.
+/// Returns the source of a copy with the program's bytes read now.
 fn staged(copy: &Copy) -> Result<Side, CUerror> {
     let Place::Host(address) = copy.src.place else {
         return Err(INVALID_VALUE);
@@ -102,7 +103,7 @@ impl Call {
         Ok(Place::Space(array.base()? + offset as u64))
     }
 
-    /// The copy that a structure of three dimensions describes.
+    /// Returns the copy that a three-dimensional structure describes.
     pub(crate) fn copy_3d(&self, c: &CUDA_MEMCPY3D) -> Result<Copy, CUerror> {
         let extent = [c.width_in_bytes, c.height, c.depth];
         let dst = self.side(

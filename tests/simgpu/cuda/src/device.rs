@@ -1,4 +1,4 @@
-//! What can be asked about devices and the driver.
+//! Queries about devices and the driver.
 
 use std::ffi::{c_char, c_void};
 
@@ -10,8 +10,8 @@ use crate::error::{self, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, PEER_ACCESS_A
 use crate::module::SHARED_AT_MOST;
 use crate::process;
 
-/// Values of device attributes, by `CUdevice_attribute`: those of an H100 as far as they are known, and
-/// 0 where a simulated card has not what is asked for. An attribute that is in no row is invalid.
+/// Device attributes by `CUdevice_attribute`: those of an H100 where known, 0 where a simulated card lacks a
+/// feature. Attributes not listed are invalid.
 const ATTRIBUTES: &[(u32, i32)] = &[
     (1, 1024),                          // MAX_THREADS_PER_BLOCK
     (2, 1024),                          // MAX_BLOCK_DIM_X
@@ -191,7 +191,7 @@ driver! {
     early fn cuDriverGetVersion(version: Out<i32>) { version.set(Driver::of_process().cuda_version) }
     early fn cuGetErrorName(number: u32, text: Out<*const c_char>) { describe(number, text, true) }
     early fn cuGetErrorString(number: u32, text: Out<*const c_char>) { describe(number, text, false) }
-    /// Tables of functions that are NVIDIA's own business: there are none.
+    /// Reports that no internal function table of NVIDIA exists.
     early fn cuGetExportTable(table: Out<*const c_void>, _id: Raw) {
         table.set_if(std::ptr::null());
         Err(NOT_FOUND)
@@ -205,7 +205,7 @@ driver! {
     fn cuDeviceGetName(name: Out<c_char>, length: i32, device: CUdevice) |call| {
         name.set_text(&call.process.on_machine(device)?.name(), length)
     }
-    /// Of an instance: that of the device it is a part of.
+    /// For an instance: the UUID of its parent device.
     fn cuDeviceGetUuid(uuid: Out<CUuuid>, device: CUdevice) |call| {
         let device = call.process.on_machine(device)?;
         uuid.set(CUuuid(device.part_of().map_or(device, |(parent, _)| parent).uuid()))
@@ -228,7 +228,7 @@ driver! {
         properties.set(values)
     }
     fn cuDeviceGetPCIBusId(text: Out<c_char>, length: i32, device: CUdevice) |call| {
-        // Four digits of domain, as the driver has it; NVML has eight.
+        // A four-digit domain, as in the driver; NVML has eight digits.
         let address = call.process.on_machine(device)?.pci_address();
         text.set_text(&address[4..], length)
     }

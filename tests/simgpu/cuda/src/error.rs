@@ -1,20 +1,20 @@
-//! What a driver function answers.
+//! Results of driver functions.
 
 use std::ffi::CStr;
 use std::num::NonZeroU32;
 
-/// An answer other than `CUDA_SUCCESS`.
+/// A result other than `CUDA_SUCCESS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct CUerror(pub(crate) NonZeroU32);
 
-/// What every driver function returns: as large and as valued as the driver's `CUresult`.
+/// Return type of driver functions: size and values of the driver's `CUresult`.
 pub(crate) type CUresult = Result<(), CUerror>;
 
 const _: () = assert!(size_of::<CUresult>() == 4);
 
 impl CUerror {
-    /// The error of that number; 0 is none and becomes `CUDA_ERROR_UNKNOWN`.
+    /// Returns the error with this number; 0 becomes `CUDA_ERROR_UNKNOWN`.
     pub(crate) const fn new(number: u32) -> CUerror {
         match NonZeroU32::new(number) {
             Some(number) => CUerror(number),
@@ -31,7 +31,7 @@ macro_rules! errors {
             pub(crate) const $short: CUerror = CUerror(NonZeroU32::new($number).expect("not 0"));
         )*
 
-        /// The name and the description of an answer, if it is one of the driver's.
+        /// Returns name and description of a result, if the driver defines it.
         pub(crate) fn describe(number: u32) -> Option<(&'static CStr, &'static CStr)> {
             Some(match number {
                 0 => (c"CUDA_SUCCESS", c"no error"),

@@ -1,4 +1,4 @@
-//! Events: points in a stream's time.
+//! Events: points in the order of a stream.
 
 use std::sync::Arc;
 
@@ -24,19 +24,19 @@ pub(crate) struct Event {
     flags: u32,
     state: Mutex<State>,
     reached: Bell,
-    /// Its state, in place of the other, where processes share it.
+    /// State of an interprocess event, used instead of `state`.
     shared: Option<SharedEvent>,
-    /// Where the event stands in a graph being captured.
+    /// Position of the event in a capture.
     pub(crate) captured: Mutex<Option<capture::Fork>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// How often it was recorded.
+    /// Number of recordings.
     begun: u64,
-    /// The recordings that were not reached yet: those in different streams are not reached in order.
+    /// Recordings not reached yet; those in different streams may be reached in any order.
     pending: Vec<u64>,
-    /// When the last of those that were reached was, in nanoseconds.
+    /// Time of the last recording reached, in nanoseconds.
     at: u64,
     last_reached: u64,
 }
@@ -60,7 +60,7 @@ impl Event {
         }
     }
 
-    /// One that another process has made.
+    /// Opens an event that another process has created.
     pub(crate) fn shared(
         process: &'static Process,
         context: &Context,
@@ -70,12 +70,12 @@ impl Event {
         Ok(Event::new(context, DISABLE_TIMING | INTERPROCESS, Some(shared)))
     }
 
-    /// What other processes open it by, if they can.
+    /// Returns the export by which other processes open the event, if it is interprocess.
     pub(crate) fn export(&self) -> Option<&Export> {
         self.shared.as_ref().map(SharedEvent::export)
     }
 
-    /// How a stream is to notice that it was reached.
+    /// Returns how a waiting stream learns that the event was reached.
     pub(crate) fn watch(&self) -> Watch {
         if self.shared.is_some() {
             Watch::Polled
@@ -96,7 +96,7 @@ impl Event {
         turn
     }
 
-    /// The number of the last recording; 0 if there was none.
+    /// Returns the number of the last recording; 0 if there was none.
     pub(crate) fn last(&self) -> u64 {
         if let Some(shared) = &self.shared {
             return shared.last();
@@ -104,7 +104,7 @@ impl Event {
         self.state.lock().begun
     }
 
-    /// Tells that a recording was reached.
+    /// Marks a recording as reached.
     pub(crate) fn complete(&self, process: &Process, turn: u64, at: u64) {
         if let Some(shared) = &self.shared {
             return shared.complete(turn);
@@ -121,7 +121,7 @@ impl Event {
         }
     }
 
-    /// Whether that recording was reached.
+    /// Returns whether a recording was reached.
     pub(crate) fn is_complete(&self, turn: u64) -> bool {
         if let Some(shared) = &self.shared {
             return shared.is_complete(turn);
@@ -141,7 +141,7 @@ impl Event {
         }
     }
 
-    /// When it was reached; nothing for one that keeps no time or was never recorded.
+    /// Returns when the event was reached; an error if it keeps no time or was never recorded.
     fn time(&self) -> Result<u64, CUerror> {
         let state = self.state.lock();
         if self.flags & DISABLE_TIMING != 0 || state.begun == 0 {
@@ -184,7 +184,7 @@ fn elapsed(call: Call, milliseconds: Out<f32>, start: CUevent, end: CUevent) -> 
 driver! {
     fn cuEventCreate(event: Out<CUevent>, flags: u32) |call| {
         let context = call.context()?;
-        // Events that processes share keep no time.
+        // Interprocess events keep no time.
         if event.is_null() || flags > 7 || flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS {
             return Err(INVALID_VALUE);
         }

@@ -1,4 +1,4 @@
-//! Executable graphs: instantiated, updated, launched.
+//! Executable graphs: instantiation, update and launch.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::op::Op;
 use crate::user_object::UserObject;
 use crate::{capture, graph_memory};
 
-/// An executable graph: what it does, in an order that keeps every dependency.
+/// An executable graph: its operations, in an order that satisfies all dependencies.
 pub(crate) struct Exec {
     flags: u64,
     steps: Mutex<Vec<Step>>,
-    /// What the program has tied to the graph it was made from.
+    /// User objects retained by the source graph.
     _objects: Vec<Arc<UserObject>>,
 }
 
 struct Step {
-    /// The node it was made from.
+    /// The node of the source graph.
     node: CUgraphNode,
     kind: u32,
     op: Op,
@@ -61,7 +61,7 @@ const INSTANTIATE_INVALID_STRUCTURE: u32 = 2;
 const UPDATE_TOPOLOGY_CHANGED: u32 = 2;
 const UPDATE_NODE_TYPE_CHANGED: u32 = 3;
 
-/// The steps of a graph and of the graphs within it.
+/// Returns the steps of a graph and of its child graphs.
 fn steps(call: Call, graph: &Graph) -> Result<Vec<Step>, CUerror> {
     let mut all = Vec::new();
     let mut assigned = Vec::new();
@@ -92,7 +92,7 @@ fn steps(call: Call, graph: &Graph) -> Result<Vec<Step>, CUerror> {
             }
         }
     }
-    // Conditions get their values before anything runs that may set them.
+    // Conditions are reset before any operation that may set them.
     let assign = |condition| Step {
         node: 0,
         kind: EMPTY,
@@ -104,7 +104,7 @@ fn steps(call: Call, graph: &Graph) -> Result<Vec<Step>, CUerror> {
 }
 
 impl Exec {
-    /// Changes what a node does.
+    /// Replaces the operation of a node.
     pub(crate) fn set(&self, node: CUgraphNode, op: Op) -> CUresult {
         let kind = Task::Op(op.clone()).kind();
         let mut steps = self.steps.lock();
@@ -124,7 +124,8 @@ impl Exec {
             .collect()
     }
 
-    /// What a graph has that this cannot become, as a `CUgraphExecUpdateResult` and a node of the graph.
+    /// Updates the steps. On failure returns a `CUgraphExecUpdateResult` and the node of the graph that
+    /// cannot be applied.
     fn update(&self, new: Vec<Step>) -> Result<(), (u32, CUgraphNode)> {
         let mut steps = self.steps.lock();
         if steps.len() != new.len() {
@@ -280,7 +281,7 @@ driver! {
     fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: u32) |call| {
         let exec = call.exec(exec)?;
         let mut steps = exec.steps.lock();
-        // As documented: kernels, sets and copies alone.
+        // As documented: only kernels, sets and copies can be disabled.
         let step = steps.iter_mut().find(|step| step.node == node && step.kind <= 2).ok_or(INVALID_VALUE)?;
         step.is_enabled = enabled != 0;
         Ok(())

@@ -1,9 +1,8 @@
-//! Hides what a driver of the version asked for would not export.
+//! Hides functions that a driver of the selected version would not export.
 //!
-//! There is one library for all versions. When it is loaded, and before anybody can look anything up in it,
-//! it takes the functions newer than `SIMGPU_DRIVER` out of its own table of symbols: an entry without a
-//! section and a value is none to `dlsym`, whoever asks. A program linked with the driver has its references
-//! bound before that.
+//! One library serves all versions. When it is loaded, before any lookup in it, it removes the functions
+//! newer than `SIMGPU_DRIVER` from its own dynamic symbol table: `dlsym` never finds an entry without section
+//! and value. References of a program linked with the driver are bound before that.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -12,7 +11,7 @@ use simgpu::Driver;
 use crate::names;
 
 #[used]
-// SAFETY: the loader calls what is in this section, once, with nothing that the function looks at.
+// SAFETY: the loader calls the functions in this section once; the function reads no argument.
 #[unsafe(link_section = ".init_array")]
 static BEFORE_ANYTHING: extern "C" fn() = hide_newer;
 
@@ -27,7 +26,7 @@ struct Symbol {
     size: u64,
 }
 
-/// Of the dynamic section: what is where.
+/// Addresses of tables, from the dynamic section.
 #[derive(Default)]
 struct Tables {
     symbols: u64,
@@ -48,19 +47,19 @@ extern "C" fn hide_newer() {
     }
     newer.sort_unstable();
     let mut tables = Tables::default();
-    // SAFETY: the callback has the type asked for and its argument outlives the call.
+    // SAFETY: the callback has the required type and its argument outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(find_tables), (&raw mut tables).cast()) };
     if tables.symbols == 0 || tables.strings == 0 || tables.gnu_hash == 0 {
         eprintln!("simgpu: SIMGPU_DRIVER: the library has no tables");
         return;
     }
-    // SAFETY: the tables are this library's own, which stays loaded.
+    // SAFETY: the tables belong to this library, which stays loaded.
     unsafe { hide(&tables, |name| newer.binary_search(&name).is_ok()) }
 }
 
-/// Fills in the tables of the library that this function is in.
+/// Fills in the tables of the library that contains this function.
 extern "C" fn find_tables(info: *mut libc::dl_phdr_info, _size: usize, tables: *mut c_void) -> c_int {
-    // SAFETY: the loader gives a valid structure with as many headers as it says.
+    // SAFETY: the loader passes a valid structure with the stated number of headers.
     let (base, headers) = unsafe {
         let info = &*info;
         (
@@ -79,13 +78,13 @@ extern "C" fn find_tables(info: *mut libc::dl_phdr_info, _size: usize, tables: *
     let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else {
         return 1;
     };
-    // SAFETY: what the caller of the loader gave.
+    // SAFETY: the pointer that was passed to `dl_iterate_phdr`.
     let tables = unsafe { &mut *tables.cast::<Tables>() };
     let mut entry = (base + dynamic.p_vaddr) as *const [i64; 2];
     loop {
         // SAFETY: the dynamic section ends with an entry of zero.
         let [tag, value] = unsafe { entry.read() };
-        // Some loaders make addresses of the offsets that the file has, some do not.
+        // Some loaders relocate the offsets of the file to addresses, others do not.
         let value = value.cast_unsigned();
         let address = if value < base { base + value } else { value };
         match tag {
@@ -99,12 +98,12 @@ extern "C" fn find_tables(info: *mut libc::dl_phdr_info, _size: usize, tables: *
     }
 }
 
-/// Takes the symbols out that `wanted` agrees to.
+/// Removes the symbols that `wanted` accepts.
 ///
 /// # Safety
 /// The tables must be those of a library that stays loaded.
 unsafe fn hide(tables: &Tables, wanted: impl Fn(&str) -> bool) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let count = unsafe { count(tables.gnu_hash) };
     let first = tables.symbols / PAGE * PAGE;
     let end = (tables.symbols + count * size_of::<Symbol>() as u64).next_multiple_of(PAGE);
@@ -119,10 +118,10 @@ unsafe fn hide(tables: &Tables, wanted: impl Fn(&str) -> bool) {
     }
     for index in 0..count {
         let symbol = (tables.symbols as *mut Symbol).wrapping_add(usize::try_from(index).unwrap_or(0));
-        // SAFETY: within the table, which can be written now and which nobody reads while the library is
+        // SAFETY: within the table, which is writable now and has no reader while the library is being
         // loaded.
         let symbol = unsafe { &mut *symbol };
-        // SAFETY: names are strings of the table of strings.
+        // SAFETY: names are strings in the string table.
         let name = unsafe { CStr::from_ptr((tables.strings + u64::from(symbol.name)) as *const c_char) };
         if symbol.value != 0 && name.to_str().is_ok_and(&wanted) {
             (symbol.section, symbol.value) = (0, 0);
@@ -131,12 +130,12 @@ unsafe fn hide(tables: &Tables, wanted: impl Fn(&str) -> bool) {
     protect(libc::PROT_READ);
 }
 
-/// How many dynamic symbols there are: one more than the last of the last chain of the hash table.
+/// Returns the number of dynamic symbols: one more than the last of the last chain of the hash table.
 ///
 /// # Safety
 /// The address must be that of a GNU hash table.
 unsafe fn count(table: u64) -> u64 {
-    // SAFETY: by the caller's promise; every word read is one the table has.
+    // SAFETY: guaranteed by the caller; only words of the table are read.
     let word = |at: u64| unsafe { ((table + at) as *const u32).read() };
     let [buckets, first, bloom] = [0, 4, 8].map(|at| u64::from(word(at)));
     let bucket = 16 + bloom * 8;

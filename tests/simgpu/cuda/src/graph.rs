@@ -1,6 +1,4 @@
-//! Graphs: operations and the order between them.
-//!
-//! A graph does nothing by itself: `exec` makes something of it that can be launched.
+//! Graphs: operations and the dependencies between them. `exec` instantiates graphs for launching.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,9 +18,9 @@ pub(crate) use crate::exec::Exec;
 /// A graph.
 pub(crate) struct Graph {
     handle: CUgraph,
-    /// In the order of their making.
+    /// Nodes in the order of creation.
     nodes: Mutex<Vec<Arc<Node>>>,
-    /// What the program has tied to it.
+    /// User objects that the graph retains.
     pub(crate) objects: Mutex<Vec<Arc<UserObject>>>,
 }
 
@@ -30,25 +28,25 @@ pub(crate) struct Graph {
 pub(crate) struct Node {
     pub(crate) handle: CUgraphNode,
     graph: CUgraph,
-    /// The node this one was cloned from; 0 for none.
+    /// The node from which this one was cloned; 0 for none.
     original: CUgraphNode,
     pub(crate) task: Mutex<Task>,
-    /// What it comes after.
+    /// Nodes on which this one depends.
     after: Mutex<Vec<CUgraphNode>>,
 }
 
-/// What a node stands for.
+/// Content of a node.
 #[derive(Clone)]
 pub(crate) enum Task {
     Op(Op),
-    /// A graph of the node's own.
+    /// A child graph, owned by the node.
     Graph(CUgraph),
-    /// Graphs of the node's own, of which one runs.
+    /// Body graphs owned by the node, of which one runs.
     Conditional(Arc<Conditional>),
 }
 
 impl Task {
-    /// Its `CUgraphNodeType`.
+    /// Returns the `CUgraphNodeType`.
     pub(crate) fn kind(&self) -> u32 {
         match self {
             Task::Graph(_) => 4,
@@ -71,7 +69,7 @@ impl Task {
 }
 
 impl Graph {
-    /// Makes an empty graph.
+    /// Creates an empty graph.
     pub(crate) fn make(process: &Process) -> Arc<Graph> {
         let handle = process.graphs.reserve();
         let graph = Arc::new(Graph {
@@ -87,7 +85,7 @@ impl Graph {
         self.handle
     }
 
-    /// Adds a node that comes after others of this graph.
+    /// Adds a node that depends on other nodes of this graph.
     pub(crate) fn add(
         &self,
         process: &Process,
@@ -124,8 +122,8 @@ impl Graph {
         Ok(handle)
     }
 
-    /// The nodes, each after all that it comes after and else as they were made; `None` if they go in a
-    /// circle.
+    /// Returns the nodes in topological order, otherwise in the order of creation; `None` if they form a
+    /// cycle.
     pub(crate) fn order(&self) -> Option<Vec<Arc<Node>>> {
         let mut left = self.nodes.lock().clone();
         let mut order: Vec<Arc<Node>> = Vec::with_capacity(left.len());
@@ -142,7 +140,7 @@ impl Graph {
         Some(order)
     }
 
-    /// Each pair of nodes of which the second comes after the first.
+    /// Returns all edges; the second node of a pair depends on the first.
     pub(crate) fn edges(&self) -> Vec<(CUgraphNode, CUgraphNode)> {
         let nodes = self.nodes.lock();
         let of = |node: &Arc<Node>| {
@@ -155,7 +153,7 @@ impl Graph {
         nodes.iter().flat_map(of).collect()
     }
 
-    /// All nodes that come before some, those included.
+    /// Returns all nodes on which the given ones depend, those included.
     pub(crate) fn ancestors(&self, of: &[CUgraphNode]) -> HashSet<CUgraphNode> {
         let edges = self.edges();
         let mut found = HashSet::new();
@@ -172,7 +170,7 @@ impl Graph {
         self.nodes.lock().iter().map(|node| node.handle).collect()
     }
 
-    /// A graph like this one; graphs within it are copied too.
+    /// Clones the graph with its child graphs.
     pub(crate) fn copy(&self, process: &Process) -> Result<Arc<Graph>, CUerror> {
         let copy = Graph::make(process);
         copy.objects.lock().clone_from(&self.objects.lock());
@@ -182,7 +180,7 @@ impl Graph {
                 Task::Graph(graph) => {
                     Task::Graph(process.graphs.get(graph, INVALID_VALUE)?.copy(process)?.handle)
                 }
-                // As documented: a graph with such a node cannot be cloned.
+                // As documented: a graph with a conditional node cannot be cloned.
                 Task::Conditional(_) => return Err(NOT_SUPPORTED),
                 task @ Task::Op(_) => task,
             };
@@ -197,7 +195,7 @@ impl Graph {
         Ok(copy)
     }
 
-    /// Ends the graph, its nodes and the graphs within it.
+    /// Destroys the graph, its nodes and its child graphs.
     pub(crate) fn destroy(&self, process: &Process) {
         let _ = process.graphs.remove(self.handle, INVALID_VALUE);
         for node in self.nodes.lock().drain(..) {
@@ -232,7 +230,7 @@ impl Call {
     }
 }
 
-/// Tells how many there are, or stores as many as there is room for and zeroes the rest.
+/// Returns the number of nodes, or stores as many as there is room for and zeroes the rest.
 fn list(out: Out<CUgraphNode>, count: Out<usize>, found: &[CUgraphNode]) -> CUresult {
     let room = count.get()?;
     if out.is_null() {
@@ -267,7 +265,7 @@ fn list_edges(
     count.set(edges.len().min(room))
 }
 
-/// Edges carry no data here: what is stored of it is all zero.
+/// Stores zeros as edge data: edges have no data here.
 fn no_data(data: Out<u64>, count: Out<usize>) -> CUresult {
     let length = if data.is_null() { 0 } else { count.get()? };
     (0..length).for_each(|index| data.set_at(index, 0));
@@ -289,7 +287,7 @@ fn behind(call: Call, node: CUgraphNode, out: Out<CUgraphNode>, count: Out<usize
     list(out, count, &found)
 }
 
-/// Adds edges, or takes them away: all, or none if one cannot be.
+/// Adds or removes edges: all, or none if one is invalid.
 fn connect(
     call: Call,
     graph: CUgraph,

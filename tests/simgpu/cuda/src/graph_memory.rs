@@ -1,7 +1,7 @@
-//! Memory that graphs allocate and free: by captured calls, or by nodes for it.
+//! Memory that graphs allocate and free, by captured calls or by allocation nodes.
 //!
-//! An allocation has its address from the start and room on the device from a launch until it is freed.
-//! A device keeps the room it has ever needed at one time until it is trimmed; graphs share it.
+//! An allocation has its address from creation, and device memory from a launch until it is freed. Until it
+//! is trimmed, a device keeps the peak of this memory reserved; all graphs share it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::op::Op;
 use crate::pool::Gauge;
 use crate::process::{OneDevice, Process};
 
-/// An allocation of a graph, held by the nodes that make it and, while it is in use, by its device.
+/// An allocation of a graph, held by its nodes and, while in use, by its device.
 pub(crate) struct Memory {
     process: &'static Process,
     device: &'static OneDevice,
@@ -31,7 +31,7 @@ pub(crate) struct Memory {
     size: u64,
 }
 
-/// What graphs have of a device's memory.
+/// Graph memory of a device.
 #[derive(Default)]
 pub(crate) struct OfDevice {
     reserved: Gauge,
@@ -39,16 +39,17 @@ pub(crate) struct OfDevice {
     in_use: BTreeMap<u64, InUse>,
 }
 
-/// An allocation that a launch has made.
+/// An allocation made by a launch.
 struct InUse {
     memory: Arc<Memory>,
-    /// A stream has been told to free it.
+    /// Whether a stream has a pending free of it.
     is_freeing: bool,
 }
 
 const UNIT: u64 = 2 << 20;
 
-/// The flag of an executable graph that may be launched although its memory was not freed.
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`: the graph may be launched again while its memory is not
+/// freed.
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
 
 fn of_index(process: &'static Process, index: usize) -> Result<&'static OneDevice, CUerror> {
@@ -57,7 +58,7 @@ fn of_index(process: &'static Process, index: usize) -> Result<&'static OneDevic
 }
 
 impl Memory {
-    /// Takes addresses for `bytes` bytes.
+    /// Reserves addresses for `bytes` bytes.
     pub(crate) fn reserve(
         process: &'static Process,
         context: &Context,
@@ -83,7 +84,7 @@ impl Memory {
         self.address
     }
 
-    /// Takes room on the device, if it has none. Whether it had none.
+    /// Allocates device memory if there is none yet. Returns whether there was none.
     pub(crate) fn begin(self: &Arc<Self>) -> Result<bool, CUerror> {
         let mut state = self.device.graph_memory.lock();
         if state.in_use.contains_key(&self.address) {
@@ -102,7 +103,7 @@ impl Memory {
         Ok(true)
     }
 
-    /// Whether it was made and nobody has asked to free it.
+    /// Returns whether it is allocated and no free is pending.
     fn is_unfreed(&self) -> bool {
         let state = self.device.graph_memory.lock();
         state
@@ -131,7 +132,7 @@ impl Drop for Memory {
     }
 }
 
-/// Makes what a launch of these operations allocates: all of it, or none.
+/// Makes all allocations of a launch of these operations, or none.
 pub(crate) fn prepare(ops: &[Op], flags: u64) -> CUresult {
     let is_freed = |address| {
         ops.iter()
@@ -172,12 +173,12 @@ fn in_use(process: &'static Process, address: u64) -> Option<Arc<Memory>> {
     state.in_use.get(&address).map(|block| Arc::clone(&block.memory))
 }
 
-/// Ends an allocation. Whether there was one.
+/// Ends an allocation. Returns whether there was one.
 pub(crate) fn free(process: &'static Process, address: u64) -> bool {
     in_use(process, address).is_some_and(|memory| memory.end())
 }
 
-/// Notes that a stream is to end an allocation.
+/// Records that a stream will free an allocation.
 pub(crate) fn begin_freeing(process: &'static Process, address: u64) -> CUresult {
     let memory = in_use(process, address).ok_or(INVALID_VALUE)?;
     let mut state = memory.device.graph_memory.lock();
@@ -186,7 +187,7 @@ pub(crate) fn begin_freeing(process: &'static Process, address: u64) -> CUresult
     Ok(())
 }
 
-/// The operation, for a graph, of freeing what a graph allocates.
+/// Returns the graph operation that frees memory allocated by a graph.
 pub(crate) fn free_op(call: Call, address: CUdeviceptr) -> Result<Op, CUerror> {
     let block = call.process.space.find(address);
     let is_ours = block.is_some_and(|block| block.base == address && block.kind == Kind::Graph);
@@ -201,7 +202,7 @@ pub(crate) struct AllocateParams {
     access: Raw,
     access_count: usize,
     bytes: usize,
-    /// The driver's answer.
+    /// Output of the driver.
     address: CUdeviceptr,
 }
 
@@ -210,7 +211,7 @@ const _: () = assert!(size_of::<AllocateParams>() == 120);
 const ALLOCATION_PINNED: u32 = 1;
 const LOCATION_DEVICE: u32 = 1;
 
-/// Adds a node that allocates, and stores the address in its parameters.
+/// Adds an allocation node, and stores the address in its parameters.
 pub(crate) fn add_allocation(
     call: Call,
     out: Out<CUgraphNode>,
@@ -296,7 +297,7 @@ fn reset(call: Call, device: CUdevice, attribute: u32, value: In<u64>) -> CUresu
     }
 }
 
-/// Gives back what no allocation is in.
+/// Returns unused graph memory to the device.
 fn trim(call: Call, device: CUdevice) -> CUresult {
     let device = call.process.device(device)?;
     let mut state = device.graph_memory.lock();

@@ -1,8 +1,7 @@
-//! Green contexts: parts of a device's primary context with streams of their own, on some of its
-//! multiprocessors.
+//! Green contexts: parts of a device's primary context with separate streams, on some of its multiprocessors.
 //!
-//! A kernel takes as long there as elsewhere. The documentation does not say what becomes of work that is
-//! still on a green context's streams when that is destroyed; here it runs on.
+//! Kernels take as long there as elsewhere. The documentation does not specify what happens to work on a
+//! green context's streams when it is destroyed; here the work completes.
 
 use std::sync::Arc;
 
@@ -18,15 +17,15 @@ use crate::{capture, primary, stream};
 
 /// `CU_GREEN_CTX_DEFAULT_STREAM`.
 const DEFAULT_STREAM: u32 = 1;
-/// The first driver that makes green contexts without.
+/// First driver that creates green contexts without a default stream.
 const WITHOUT_DEFAULT: i32 = 13_000;
 
 /// A green context.
 pub(crate) struct Green {
-    /// What other calls take in its place.
+    /// The context that other functions accept in place of the green context.
     pub(crate) context: Arc<Context>,
     pub(crate) device: CUdevice,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub(crate) count: u32,
 }
 
@@ -40,7 +39,7 @@ impl Call {
     }
 }
 
-/// The green context that a context is of, and its handle.
+/// Returns the green context of a context, and its handle.
 fn find(call: Call, context: CUcontext) -> Option<(CUgreenCtx, Arc<Green>)> {
     let greens = call.process.greens.all();
     greens
@@ -48,7 +47,7 @@ fn find(call: Call, context: CUcontext) -> Option<(CUgreenCtx, Arc<Green>)> {
         .find(|(_, green)| green.context.handle == context)
 }
 
-/// The green context that a context is of.
+/// Returns the green context of a context.
 pub(crate) fn of_context(call: Call, context: CUcontext) -> Option<Arc<Green>> {
     Some(find(call, context)?.1)
 }
@@ -82,7 +81,7 @@ fn destroy(call: Call, green: CUgreenCtx) -> CUresult {
     primary::release(call, green.device)
 }
 
-/// The green context of a stream and the context that it is a part of; 0 for none.
+/// Returns a stream's context and the handle of its green context; 0 for none.
 fn of_stream(call: Call, stream: CUstream) -> Result<(CUcontext, CUgreenCtx), CUerror> {
     let context = call.context_of(call.stream(stream)?.context)?;
     match find(call, context.handle) {
@@ -93,7 +92,8 @@ fn of_stream(call: Call, stream: CUstream) -> Result<(CUcontext, CUgreenCtx), CU
 }
 
 impl Context {
-    /// All its streams that wait for no other's: what a context as a whole does.
+    /// Returns all its streams that are not ordered behind others: the targets of operations on a whole
+    /// context.
     fn streams(&self, call: Call) -> Vec<Arc<Stream>> {
         let family = self.family();
         let contexts = family.iter().filter_map(|handle| call.context_of(*handle).ok());
@@ -105,8 +105,8 @@ impl Context {
         streams
     }
 
-    /// An event comes about when all that was submitted to the context before has ended. Nothing waits for
-    /// that.
+    /// Records an event that is reached when all work submitted to the context so far has completed. Later
+    /// work does not wait for it.
     pub(crate) fn record(&self, call: Call, event: CUevent) -> CUresult {
         let event = call.event(event)?;
         capture::check_context(self)?;
@@ -125,7 +125,7 @@ impl Context {
         call.enqueue(&last, Op::Record(event))
     }
 
-    /// All that is submitted to the context from here on waits for an event.
+    /// Makes all work submitted to the context from now on wait for an event.
     pub(crate) fn wait_event(&self, call: Call, event: CUevent) -> CUresult {
         let event = call.event(event)?;
         capture::check_context(self)?;

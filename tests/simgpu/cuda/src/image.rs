@@ -1,27 +1,27 @@
-//! Code images: which kernels a PTX text, a cubin or a fat binary has. Their code is not looked at.
+//! Code images: finds the kernels of a PTX text, a cubin or a fat binary. Code is not interpreted.
 
 use crate::abi::{CUerror, In, Raw};
 use crate::error::{INVALID_IMAGE, INVALID_PTX};
 
 const ELF: [u8; 4] = *b"\x7fELF";
-/// The header of a fat binary.
+/// Magic number of a fat binary.
 const FATBIN: u32 = 0xba55_ed50;
-/// The wrapper that a compiler puts around one in a program.
+/// Magic number of the wrapper that a compiler puts around a fat binary.
 const WRAPPER: u32 = 0x4662_43b1;
 
-/// Most bytes of an image without a length.
+/// Maximum size in bytes of an image without a given length.
 const LONGEST: usize = 256 << 20;
 
-/// What a module has.
+/// Contents of a module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) kernels: Vec<String>,
-    /// Variables with their size in bytes; 0 where it is not known.
+    /// Variables with their size in bytes; 0 if unknown.
     pub(crate) globals: Vec<(String, u64)>,
 }
 
-/// Reads the image a program points at. It tells its own length: text ends with a zero, a cubin and a
-/// fat binary say it in their headers.
+/// Parses the image at an address. Text ends with a zero; a cubin and a fat binary have their length in the
+/// header.
 pub(crate) fn at(address: Raw) -> Result<Image, CUerror> {
     let bytes: In<u8> = address.as_in();
     let word = |offset: usize| -> Result<u32, CUerror> {
@@ -31,7 +31,7 @@ pub(crate) fn at(address: Raw) -> Result<Image, CUerror> {
     if first == [ELF[0]] && word(0)?.to_le_bytes() == ELF {
         return parse(&bytes.list(elf_length(address)?)?);
     }
-    // Text is never shorter than a word: it must have a version and a target.
+    // Valid text is never shorter than four bytes: it has a version and a target.
     if first[0].is_ascii() && text_length(bytes, 4)? < 4 {
         return Err(INVALID_IMAGE);
     }
@@ -44,7 +44,7 @@ pub(crate) fn at(address: Raw) -> Result<Image, CUerror> {
     }
 }
 
-/// Reads an image of known length.
+/// Parses an image of known length.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Image, CUerror> {
     let mut image = Image::default();
     if bytes.starts_with(&ELF) {
@@ -93,8 +93,8 @@ fn fatbin_length(address: Raw) -> Result<usize, CUerror> {
         .ok_or(INVALID_IMAGE)
 }
 
-/// A fat binary: a header, then entries of a header and contents each. Compressed contents are looked
-/// at no further: what such a module has is found by asking for it.
+/// Parses a fat binary: a header, then entries with header and contents. Compressed contents are skipped;
+/// functions of such a module are found by name on request.
 fn fatbin(bytes: &[u8], image: &mut Image) -> Option<()> {
     let mut at = usize::from(number::<2>(bytes, 6)?);
     while at + 16 <= bytes.len() {
@@ -110,7 +110,7 @@ fn fatbin(bytes: &[u8], image: &mut Image) -> Option<()> {
     Some(())
 }
 
-/// A cubin: kernels are the sections `.text.NAME`, variables the objects of the symbol table.
+/// Parses a cubin: kernels are the sections `.text.NAME`, variables the objects in the symbol table.
 fn elf(bytes: &[u8], image: &mut Image) -> Option<()> {
     let sections = usize::try_from(number::<8>(bytes, 0x28)?).ok()?;
     let size = usize::from(number::<2>(bytes, 0x3a)?);
@@ -156,8 +156,7 @@ fn symbols(bytes: &[u8], start: usize, length: usize, strings: usize, image: &mu
     Some(())
 }
 
-/// PTX: kernels are what stands after `.entry`, variables what stands before a `[` or `;` of a line with
-/// `.global`.
+/// Parses PTX: kernels follow `.entry`, variables precede a `[` or `;` in a line with `.global`.
 fn ptx(bytes: &[u8], image: &mut Image) -> Result<(), CUerror> {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     let text = std::str::from_utf8(&bytes[..end]).map_err(|_| INVALID_IMAGE)?;
@@ -217,7 +216,7 @@ fn without_comments(text: &str) -> String {
     code
 }
 
-/// The little-endian number of N bytes at an offset.
+/// Returns the little-endian number of N bytes at an offset.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<<[u8; N] as Number>::Value>
 where
     [u8; N]: Number,

@@ -1,5 +1,5 @@
-//! The older way between processes: handles of linear memory and of events, 64 bytes each, good for whoever
-//! has them.
+//! Legacy interprocess functions: handles of linear memory and of events, 64 bytes each, usable by any
+//! process.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::event::Event;
 use crate::process::Process;
 use crate::share::Charge;
 
-/// `CUipcMemHandle` and `CUipcEventHandle`, which only this driver looks into.
+/// `CUipcMemHandle` and `CUipcEventHandle`, opaque outside this driver.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct IpcHandle {
     magic: u64,
-    /// What it is of; see `simgpu::Export`.
+    /// Serial of the export; see `simgpu::Export`.
     serial: u64,
     size: u64,
-    /// Where the owner has the bytes: a descriptor, and the place in its file.
+    /// Location of the bytes in the owner: a descriptor, and the offset in its file.
     offset: u64,
     descriptor: i32,
     reserved: [u8; 28],
@@ -31,19 +31,19 @@ pub(crate) struct IpcHandle {
 const _: () = assert!(size_of::<IpcHandle>() == 64);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x03");
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, which must be given.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, a required flag.
 const LAZY_PEER_ACCESS: u32 = 1;
 const PAGE: u64 = 4096;
 
-/// What a process shares and has opened of others.
+/// Memory that a process has exported and opened.
 #[derive(Default)]
 pub(crate) struct Ipc {
-    /// Linear memory that others have been given handles of, by the block's number.
+    /// Linear memory with handles given out, by the block's id.
     exported: std::collections::HashMap<u64, Export>,
     opened: Vec<Opened>,
 }
 
-/// Memory of another process, opened by one context so often.
+/// Memory of another process, with the number of opens in one context.
 struct Opened {
     serial: u64,
     context: CUcontext,
@@ -94,7 +94,8 @@ fn get_memory(call: Call, out: Out<IpcHandle>, address: CUdeviceptr) -> CUresult
     })
 }
 
-/// Ends a block of linear memory. Where others hold it too, its bytes are never used again.
+/// Frees a block of linear memory. If other processes still hold it, its addresses and bytes are never
+/// reused.
 pub(crate) fn end_linear(process: &Process, block: &Block, kind: simgpu::Held) {
     let export = process.ipc.lock().exported.remove(&block.id);
     let Some(export) = export else {
@@ -121,7 +122,7 @@ fn open_memory(call: Call, out: Out<CUdeviceptr>, handle: IpcHandle, flags: u32)
         opened.count += 1;
         return out.set(opened.address);
     }
-    // A process cannot open what is its own.
+    // A process cannot open its own memory.
     if ipc.exported.values().any(|ours| ours.serial() == handle.serial) {
         return Err(INVALID_CONTEXT);
     }
@@ -184,7 +185,7 @@ fn close_block(process: &Process, address: CUdeviceptr) {
     }
 }
 
-/// Closes all that a context has opened.
+/// Closes all memory that a context has opened.
 pub(crate) fn close_all_of(process: &Process, context: CUcontext) {
     let mut ipc = process.ipc.lock();
     let opened = std::mem::take(&mut ipc.opened);

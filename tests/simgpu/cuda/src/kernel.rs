@@ -1,4 +1,4 @@
-//! Kernels: what a launch does and how long it takes.
+//! Kernels: effect and duration of launches.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,21 +14,21 @@ use crate::op::Op;
 use crate::process::Process;
 use crate::stream::PER_THREAD;
 
-/// What a kernel is known to do. To teach another, add a row.
+/// Effects of the known kernels. A new kernel needs a row here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// Nothing that can be seen.
+    /// No visible effect.
     Nothing,
-    /// `gcgroup_spin(u64 microseconds)`: runs until so much time has passed.
+    /// `gcgroup_spin(u64 microseconds)`: runs for this wall time.
     Spin,
-    /// `gcgroup_work(u64 iterations)`: takes the device for a nanosecond each.
+    /// `gcgroup_work(u64 iterations)`: takes one nanosecond of device time per iteration.
     Work,
     /// `gcgroup_fill(u64 dst, u64 n_words, u32 value)`: `dst[i] = value + i`.
     Fill,
     /// `gcgroup_checksum(u64 src, u64 n_words, u64 out)`: adds the sum of `src[i] * (i + 1)` to `*out`.
     Checksum,
-    /// `gcgroup_condition(u64 handle, u64 counter)`: takes one from `*counter`, of 32 bits, if it is not 0,
-    /// and gives it to the condition of that handle.
+    /// `gcgroup_condition(u64 handle, u64 counter)`: decrements the 32-bit `*counter` unless it is 0, and
+    /// sets the condition with this handle to it.
     Condition,
 }
 
@@ -40,20 +40,20 @@ const KNOWN: &[(&str, Known)] = &[
     ("gcgroup_condition", Known::Condition),
 ];
 
-/// A launch, arguments and all.
+/// A launch with its arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) cost: Cost,
-    /// What runs, as the program named it: a function or a kernel.
+    /// The function or kernel, as given by the program.
     pub(crate) function: CUfunction,
     pub(crate) shape: Shape,
-    /// Where it runs, whatever stream it comes by.
+    /// Context in which it runs, whatever its stream.
     pub(crate) context: CUcontext,
     known: Known,
     arguments: Arc<Arguments>,
 }
 
-/// The arguments, where they stay.
+/// Stored copy of the arguments.
 #[derive(Debug)]
 pub(crate) struct Arguments {
     words: [u64; 3],
@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
 }
 
 impl Launch {
-    /// Pointers to the arguments, there for as long as the launch is.
+    /// Returns an array of pointers to the arguments, valid as long as the launch.
     pub(crate) fn params(&self) -> Raw {
         let places = || {
             self.arguments
@@ -88,7 +88,7 @@ pub(crate) struct LaunchParams {
 
 const _: () = assert!(size_of::<LaunchParams>() == 56);
 
-/// The shape of a launch.
+/// Grid, blocks and shared memory of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) grid: [u32; 3],
@@ -96,11 +96,11 @@ pub(crate) struct Shape {
     pub(crate) shared: u32,
 }
 
-/// Nanoseconds of the shortest kernel, of a wave of blocks, and bytes of memory traffic in a nanosecond.
+/// Nanoseconds of the shortest kernel and of a wave of blocks, and bytes of memory traffic per nanosecond.
 const SHORTEST_NS: u64 = 5_000;
 const WAVE_NS: u64 = 2_000;
 const BYTES_PER_NS: u64 = 1_000;
-/// Threads the device runs at once: 132 multiprocessors of 2048.
+/// Threads that the device runs concurrently: 132 multiprocessors with 2048 each.
 const THREADS: u64 = 132 * 2048;
 
 const LARGEST_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
@@ -147,7 +147,7 @@ impl Shape {
     }
 }
 
-/// Checks a launch and reads its arguments, which may be gone when it runs.
+/// Checks a launch and copies its arguments, which may be gone when it runs.
 pub(crate) fn prepare(
     call: Call,
     function: CUfunction,
@@ -189,7 +189,7 @@ pub(crate) fn prepare(
     })
 }
 
-/// Where an argument is: behind the pointer of its index, or in the buffer that `extra` describes. All
+/// Returns the address of an argument: from the pointer array, or in the buffer that `extra` describes. All
 /// known kernels have arguments of up to eight bytes at multiples of eight.
 fn argument(index: usize, params: Raw, extra: Raw) -> Result<Raw, CUerror> {
     const BUFFER_POINTER: usize = 1;
@@ -211,7 +211,7 @@ fn argument(index: usize, params: Raw, extra: Raw) -> Result<Raw, CUerror> {
     }
 }
 
-/// Does what a kernel does to memory.
+/// Applies a kernel's effect on memory.
 pub(crate) fn run(process: &Process, launch: &Launch) -> CUresult {
     let space = process.space;
     let [first, words, third] = launch.arguments.words;
@@ -223,7 +223,7 @@ pub(crate) fn run(process: &Process, launch: &Launch) -> CUresult {
     }
 }
 
-/// Words worked on at a time, so that a large fill needs no large buffer.
+/// Words processed at a time, so that a large fill needs no large buffer.
 const BATCH: u64 = 1 << 16;
 
 fn fill(space: &Space, dst: u64, words: u64, value: u64) -> CUresult {
@@ -286,7 +286,7 @@ pub(crate) fn launch(
     call.enqueue(&stream, Op::Kernel(launch))
 }
 
-/// One launch on each of several devices.
+/// Launches one kernel on each of several devices.
 fn launch_together(call: Call, list: In<LaunchParams>, count: u32) -> CUresult {
     let list = list.list(usize::try_from(count).unwrap_or(0))?;
     let mut devices = Vec::new();

@@ -1,9 +1,9 @@
 //! The simulated `libcuda.so.1`: the driver API on the simulated machine of the crate `simgpu`.
 //!
-//! Each function is a row of a `driver!` table, in the module of its subject. What is in no row is a
-//! stub that answers `CUDA_ERROR_NOT_SUPPORTED` (see `names`).
+//! Each function is a row of a `driver!` table, in the module of its subject. All other functions are stubs
+//! that return `CUDA_ERROR_NOT_SUPPORTED` (see `names`).
 //!
-//! What a process asks for by its environment is told in `simgpu::config`.
+//! The environment variables are documented in `simgpu::config`.
 
 mod abi;
 mod array;

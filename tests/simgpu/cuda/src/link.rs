@@ -1,4 +1,4 @@
-//! The linker, as far as a card that runs no code needs one.
+//! The linker, as far as a simulated card needs one, which executes no code.
 
 use parking_lot::Mutex;
 
@@ -7,20 +7,20 @@ use crate::call::{Call, driver};
 use crate::error::{FILE_NOT_FOUND, INVALID_HANDLE};
 use crate::image;
 
-/// Code being linked: what was added.
+/// A link in progress: the input kept.
 #[derive(Default)]
 pub(crate) struct Link {
     bytes: Vec<u8>,
 }
 
-/// Adds an input. Linking keeps the first with kernels in it, which is then its own result.
+/// Adds an input. Only one is kept, as the result of the link: the last with kernels, or else the first.
 fn add(call: Call, state: usize, data: Vec<u8>) -> CUresult {
     let link = call.process.links.get(state, INVALID_HANDLE)?;
     let image = image::parse(&data)?;
     let mut link = link.lock();
     if link.bytes.is_empty() || !image.kernels.is_empty() {
         link.bytes = data;
-        // A text handed out must end.
+        // Text returned to the program must be terminated.
         link.bytes.push(0);
     }
     Ok(())

@@ -1,6 +1,7 @@
-//! Managed memory after it has been made: where it is to be, and what is no longer needed of it.
+//! Prefetch, advice and discard of managed memory.
 //!
-//! Its bytes are in one place here, so that a prefetch moves nothing; what is asked is checked all the same.
+//! The bytes have only one location here, so that a prefetch moves nothing; arguments are checked
+//! nevertheless.
 
 use simgpu::memory::Kind;
 
@@ -14,7 +15,7 @@ use crate::vmm::{self, LOCATION_DEVICE, LOCATION_HOST};
 /// `CU_DEVICE_CPU`.
 const CPU: CUdevice = -1;
 
-/// Checks that a range is all of one managed block, or of a pool of such.
+/// Checks that a range lies in one managed block, or in a pool of managed memory.
 fn check_range(call: Call, address: CUdeviceptr, bytes: usize) -> CUresult {
     let block = call.process.space.find(address).ok_or(INVALID_VALUE)?;
     let is_managed = match block.kind {
@@ -61,7 +62,7 @@ fn prefetch(
     call.enqueue(&stream, Op::Nothing)
 }
 
-/// Where to, for batches that prefetch.
+/// Target locations of batched prefetches.
 struct Locations {
     list: In<CUmemLocation>,
     indexes: In<usize>,

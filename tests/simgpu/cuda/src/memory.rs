@@ -12,10 +12,10 @@ use crate::error::{
 use crate::process::Process;
 use crate::{capture, graph_memory, null, pool};
 
-/// Rows of pitched memory begin at multiples of this.
+/// Alignment of rows of pitched memory, in bytes.
 pub(crate) const PITCH: usize = 512;
 
-/// Charges a device, after giving back what the process's pools keep unused if that is what it takes.
+/// Charges a device; if it is full, first frees the unused chunks of the process's pools.
 pub(crate) fn charge(process: &Process, device: usize, kind: Held, bytes: u64) -> Result<(), CUerror> {
     if process.member.try_charge(device, kind, bytes) {
         return Ok(());
@@ -28,7 +28,7 @@ pub(crate) fn charge(process: &Process, device: usize, kind: Held, bytes: u64) -
         .ok_or(OUT_OF_MEMORY)
 }
 
-/// What a block is counted as.
+/// Returns the accounting kind of a block.
 fn held(kind: Kind) -> Held {
     match kind {
         Kind::Managed => Held::Managed,
@@ -37,7 +37,7 @@ fn held(kind: Kind) -> Held {
     }
 }
 
-/// Makes a block of device memory, linear or of an array.
+/// Allocates a block of device memory, linear or for an array.
 pub(crate) fn allocate(
     call: Call,
     context: &Context,
@@ -60,7 +60,7 @@ pub(crate) fn allocate(
     })
 }
 
-/// Makes a block of linear device memory whose address fits in 32 bits.
+/// Allocates a block of linear device memory with a 32-bit address.
 pub(crate) fn allocate_low(call: Call, bytes: u32) -> Result<CUdeviceptr, CUerror> {
     let context = call.context()?;
     capture::check_unsafe()?;
@@ -77,7 +77,7 @@ pub(crate) fn allocate_low(call: Call, bytes: u32) -> Result<CUdeviceptr, CUerro
     })
 }
 
-/// Ends a block that begins at an address and that `wanted` agrees to. Whether there was one.
+/// Frees the block at an address if `wanted` accepts it. Returns whether there was one.
 pub(crate) fn free_block(
     process: &'static Process,
     address: CUdeviceptr,
@@ -90,7 +90,7 @@ pub(crate) fn free_block(
     true
 }
 
-/// Ends all blocks of a context.
+/// Frees all blocks of a context.
 pub(crate) fn free_all_of(process: &'static Process, context: u64) {
     let owned = |block: &Block| {
         block.context == context
@@ -132,7 +132,7 @@ pub(crate) fn free(call: Call, address: CUdeviceptr) -> CUresult {
             return Err(INVALID_VALUE);
         }
     }
-    // What the memory may still be used by comes first.
+    // Work that may still use the memory completes first.
     if let Ok(context) = call.context_of(usize::try_from(block.context).unwrap_or(0)) {
         context.wait();
     }

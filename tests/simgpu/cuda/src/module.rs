@@ -32,15 +32,15 @@ pub(crate) struct Function {
     pub(crate) context: CUcontext,
     module: CUmodule,
     pub(crate) code: Arc<Code>,
-    /// What launches of the oldest kind are prepared with.
+    /// Shape and arguments set for the launch functions of before CUDA 4.0.
     pub(crate) prepared: Mutex<Prepared>,
 }
 
-/// A library, which belongs to no context.
+/// A library, independent of contexts.
 pub(crate) struct Library {
     image: Image,
     kernels: Mutex<HashMap<String, CUkernel>>,
-    /// The module it is in each context that has used it.
+    /// The module in each context that has used the library.
     modules: Mutex<HashMap<CUcontext, CUmodule>>,
 }
 
@@ -50,16 +50,16 @@ pub(crate) struct Kernel {
     pub(crate) code: Arc<Code>,
 }
 
-/// What there is to know of a kernel's code.
+/// Attributes of a kernel's code.
 pub(crate) struct Code {
     name: CString,
     pub(crate) known: Known,
-    /// Most bytes of dynamic shared memory, as the program set it.
+    /// Maximum bytes of dynamic shared memory, as set by the program.
     shared: AtomicU32,
 }
 
 const SHARED_BY_DEFAULT: u32 = 48 << 10;
-/// The most of the simulated card, `MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
+/// Maximum of the simulated card, `MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
 pub(crate) const SHARED_AT_MOST: u32 = 227 << 10;
 
 impl Code {
@@ -72,12 +72,12 @@ impl Code {
         })
     }
 
-    /// Most bytes of dynamic shared memory a launch may ask for.
+    /// Returns the maximum bytes of dynamic shared memory of a launch.
     pub(crate) fn most_shared(&self) -> u32 {
         self.shared.load(Relaxed)
     }
 
-    /// A function attribute, by `CUfunction_attribute`.
+    /// Returns a function attribute, by `CUfunction_attribute`.
     fn attribute(&self, attribute: u32) -> Result<i32, CUerror> {
         Ok(match attribute {
             0 => 1024,                             // MAX_THREADS_PER_BLOCK
@@ -103,7 +103,7 @@ impl Code {
 }
 
 impl Call {
-    /// The code behind a function or a kernel: launches take either.
+    /// Returns the code of a function or a kernel: launches accept either.
     pub(crate) fn code(&self, function: CUfunction) -> Result<Arc<Code>, CUerror> {
         if let Ok(function) = self.process.functions.get(function, INVALID_HANDLE) {
             return Ok(Arc::clone(&function.code));
@@ -177,7 +177,7 @@ pub(crate) fn get_global(
         Some(global) => *global,
         None => {
             let context = call.context_of(object.context)?;
-            // Part of the module, and so of what a context costs.
+            // Part of the module, and so of the memory that a context costs.
             let space = call.process.space;
             let at = space
                 .make_device(size, Kind::Linear, context.index, context.owner(), 0)
@@ -222,7 +222,7 @@ fn get_kernel(call: Call, library: CUlibrary, name: &str) -> Result<CUkernel, CU
     Ok(*kernels.entry(name.to_owned()).or_insert_with(make))
 }
 
-/// The module that a library is in the current context.
+/// Returns the library's module in the current context.
 fn module_of(call: Call, library: CUlibrary) -> Result<CUmodule, CUerror> {
     let object = call.process.libraries.get(library, INVALID_HANDLE)?;
     let context = call.context()?.base().handle;

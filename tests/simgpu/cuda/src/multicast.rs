@@ -1,7 +1,7 @@
-//! Multicast objects: memory of several devices that is bound to one range.
+//! Multicast objects: memory of several devices bound to one range.
 //!
-//! What is bound is held, whoever else lets go of it. The instructions that reach all devices at once are not
-//! simulated, so that an object cannot be mapped: only they could use the mapping.
+//! The object holds bound memory even if all other references are released. The instructions that reach all
+//! devices at once are not simulated, so an object cannot be mapped: only they could use the mapping.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,9 +35,9 @@ pub(crate) struct Multicast {
 
 #[derive(Default)]
 struct State {
-    /// The devices of the team, as the machine numbers them.
+    /// Devices of the team, by index on the machine.
     team: Vec<usize>,
-    /// By device and place in the object: the length, and the memory.
+    /// Length and memory, by device and offset in the object.
     bound: BTreeMap<(usize, u64), (u64, Held)>,
 }
 
@@ -66,7 +66,7 @@ fn create(call: Call, out: Out<CUmemGenericAllocationHandle>, properties: In<Pro
     }) as u64)
 }
 
-/// Lets go of a multicast object and of all that is bound to it, if the handle is one's.
+/// Releases a multicast object and all memory bound to it. Returns whether the handle was that of one.
 pub(crate) fn release(call: Call, handle: CUmemGenericAllocationHandle) -> bool {
     let handle = usize::try_from(handle).unwrap_or(0);
     call.process.multicasts.remove(handle, INVALID_VALUE).is_ok()
@@ -90,7 +90,7 @@ fn add_device(call: Call, handle: CUmemGenericAllocationHandle, device: CUdevice
     Ok(())
 }
 
-/// What is to be bound: a place in the object, memory and a place in it, a length.
+/// Arguments of a bind: offset in the object, memory and offset in it, length.
 struct Binding {
     place: usize,
     number: usize,
@@ -124,7 +124,7 @@ fn bind(
         return Err(INVALID_DEVICE);
     }
     let mut state = multicast.state.lock();
-    // The real driver waits for the rest of the team; a program of one thread would wait for ever.
+    // The real driver waits for the rest of the team; a single-threaded program would then wait forever.
     if state.team.len() < multicast.nr_devices {
         return Err(ILLEGAL_STATE);
     }
@@ -159,7 +159,7 @@ fn bind_address(
     let Kind::Mapped(number) = block.kind else {
         return Err(INVALID_VALUE);
     };
-    // The program may have let go of the handle already: what is mapped is held.
+    // The program may have released the handle already: mapped memory is held.
     let binding = Binding {
         place,
         number,
@@ -171,7 +171,7 @@ fn bind_address(
     bind(call, handle, device, binding)
 }
 
-/// The binding of memory that the program holds.
+/// Returns the binding of memory by its handle.
 fn of_handle(
     call: Call,
     place: usize,

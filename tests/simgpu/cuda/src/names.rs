@@ -1,10 +1,10 @@
-//! `cuGetProcAddress`, and the functions that the simulated driver has in name only.
+//! `cuGetProcAddress`, and the functions that the simulated driver exports but does not implement.
 //!
-//! The build script writes both tables from the driver's lists of symbols (see `../data/cuda-names.tsv`).
-//! Behaviour as documented for CUDA 12 and 13: an unknown name is no error of `cuGetProcAddress_v2`, which
-//! tells of it by a null pointer and the status. The older function of four arguments has no status and
-//! answers `CUDA_ERROR_NOT_FOUND`. What the real driver does with flags that do not exist is not documented;
-//! here they are invalid.
+//! The build script generates both tables from the driver's symbol lists (see `../data/cuda-names.tsv`).
+//! Behavior as documented for CUDA 12 and 13: for an unknown name `cuGetProcAddress_v2` succeeds and returns
+//! a null pointer and a status. The older function with four arguments has no status and returns
+//! `CUDA_ERROR_NOT_FOUND`. The real driver's handling of unknown flags is not documented; here they are
+//! invalid.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,7 +18,7 @@ use crate::error::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`; 0 and 1 are both the legacy stream.
 const PER_THREAD: u64 = 2;
 
-/// What a look-up came to; the values of `CUdriverProcAddressQueryResult`.
+/// Result of a lookup; the values of `CUdriverProcAddressQueryResult`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Status {
     Found = 0,
@@ -29,9 +29,9 @@ enum Status {
 /// One version of one name.
 struct Name {
     name: &'static str,
-    /// The CUDA version it came with: 1000 major + 10 minor.
+    /// CUDA version that introduced it: 1000 major + 10 minor.
     since: i32,
-    /// Whether the null stream is the calling thread's own.
+    /// Whether the null stream means the per-thread default stream.
     per_thread: bool,
     symbol: &'static str,
     function: unsafe extern "C" fn(),
@@ -39,8 +39,7 @@ struct Name {
 
 macro_rules! symbols {
     ($($symbol:ident,)*) => {
-        /// Every function of the table by its exported symbol, declared for its address and never called from
-        /// here.
+        /// All functions of the table by exported symbol, declared only for their addresses.
         mod symbol {
             unsafe extern "C" {
                 $( pub(super) fn $symbol(); )*
@@ -60,8 +59,7 @@ macro_rules! names {
 macro_rules! stubs {
     ($($symbol:ident,)*) => {
         $(
-            // SAFETY: the driver's symbol of that name; a caller who relies on its arguments is told that it
-            // does nothing.
+            // SAFETY: the driver's symbol of this name; it accesses no arguments and returns an error.
             #[unsafe(no_mangle)]
             extern "C" fn $symbol() -> CUresult {
                 static SAID: AtomicBool = AtomicBool::new(false);
@@ -74,7 +72,8 @@ macro_rules! stubs {
 include!(concat!(env!("OUT_DIR"), "/names.rs"));
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
-/// Answers for a function that is not simulated, and says so the first time.
+/// Returns `CUDA_ERROR_NOT_SUPPORTED` for a function that is not simulated, and reports its first call on
+/// standard error.
 #[cold]
 fn unsupported(said: &AtomicBool, symbol: &str) -> CUresult {
     if !said.swap(true, Relaxed) {
@@ -83,17 +82,17 @@ fn unsupported(said: &AtomicBool, symbol: &str) -> CUresult {
     Err(NOT_SUPPORTED)
 }
 
-/// Exported symbols that are in no row, and the CUDA version they came with.
+/// Exported symbols that are in no row, with the CUDA version that introduced them.
 const UNNAMED: [(&str, i32); 1] = [("cuGetProcAddress_v2_ptsz", 12000)];
 
-/// The exported symbols that came after a CUDA version.
+/// Returns the exported symbols introduced after a CUDA version.
 pub(crate) fn newer_than(version: i32) -> impl Iterator<Item = &'static str> {
     let rows = NAMES.iter().map(|row| (row.symbol, row.since)).chain(UNNAMED);
     rows.filter(move |(_, since)| *since > version)
         .map(|(symbol, _)| symbol)
 }
 
-/// The newest function of `name` not newer than `version` and `driver`; the names are sorted.
+/// Returns the newest function `name` that is not newer than `version` and `driver`; the names are sorted.
 fn find(name: &str, version: i32, driver: i32, per_thread: bool) -> Result<*mut c_void, Status> {
     let from = NAMES.partition_point(|row| row.name < name);
     let mut rows = NAMES[from..].iter().take_while(|row| row.name == name).peekable();
@@ -106,7 +105,7 @@ fn find(name: &str, version: i32, driver: i32, per_thread: bool) -> Result<*mut 
         .ok_or(Status::NoSuchVersion)
 }
 
-/// A function that no list has.
+/// A function that is in no list (`SIMGPU_FUTURE`).
 extern "C" fn future() -> CUresult {
     Err(NOT_SUPPORTED)
 }
@@ -115,9 +114,9 @@ fn is_future(name: &str) -> bool {
     std::env::var("SIMGPU_FUTURE").is_ok_and(|future| future == name)
 }
 
-/// Stores what was found, if anything, and says what came of it.
+/// Stores the function found, if any, and returns the status.
 fn look_up(symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64) -> Result<Status, CUerror> {
-    // From CUDA 13 on, a program may not ask for what is newer than the driver.
+    // Since CUDA 13 a program may not request functions newer than the driver.
     let driver = Driver::of_process().cuda_version;
     let too_new = driver >= 13000 && version > driver;
     if pfn.is_null() || flags > PER_THREAD || too_new {
@@ -133,7 +132,7 @@ fn look_up(symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64) -> R
 }
 
 driver! {
-    /// The newest function of that name that a program built for `version` can call.
+    /// Returns the newest function of this name that a program built for `version` can call.
     early fn cuGetProcAddress_v2(
         symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>,
     ) {
@@ -141,7 +140,7 @@ driver! {
         Ok(())
     }
 
-    /// The same for programs built before CUDA 12, without a status.
+    /// Variant for programs built before CUDA 12, without a status.
     early fn cuGetProcAddress(symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64) {
         match look_up(symbol, pfn, version, flags)? {
             Status::Found => Ok(()),
@@ -149,7 +148,7 @@ driver! {
         }
     }
 
-    /// The same for programs whose null stream is the thread's own: flag 0 means flag 2.
+    /// Variant for programs built with the per-thread default stream: flag 0 means flag 2.
     early fn cuGetProcAddress_v2_ptsz(
         symbol: Text, pfn: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>,
     ) {

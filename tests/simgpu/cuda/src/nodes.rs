@@ -1,4 +1,4 @@
-//! The nodes that a program adds to a graph itself, and changes.
+//! Functions that add nodes to a graph explicitly, and change them.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) struct KernelParams {
     extra: Raw,
 }
 
-/// With two fields that the first version has not.
+/// Parameters of a kernel node, version 2, with two fields more than version 1.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct KernelParamsV2 {
@@ -63,7 +63,7 @@ pub(crate) struct BatchParams {
     flags: u32,
 }
 
-/// The kinds of node, by `CUgraphNodeType`, and those of the general node structure.
+/// Node types, by `CUgraphNodeType`, as in the general node structure.
 const KERNEL: u32 = 0;
 const MEMCPY: u32 = 1;
 const MEMSET: u32 = 2;
@@ -77,7 +77,8 @@ const MEM_FREE: u32 = 11;
 const BATCH_MEM_OP: u32 = 12;
 const CONDITIONAL: u32 = 13;
 
-/// Where a function is; a kernel runs in the context that is named, or else in the current one.
+/// Returns the context in which a function runs; a kernel runs in the given context, or else in the current
+/// one.
 fn home(call: Call, function: CUfunction, named: CUcontext) -> Result<CUcontext, CUerror> {
     if let Ok(function) = call.process.functions.get(function, INVALID_VALUE) {
         return Ok(function.context);
@@ -146,7 +147,7 @@ fn add(
     )
 }
 
-/// Adds a node that is a copy of a graph.
+/// Adds a child graph node with a copy of a graph.
 fn add_graph(
     call: Call,
     out: Out<CUgraphNode>,
@@ -159,8 +160,8 @@ fn add_graph(
     out.set(call.graph(graph)?.add(call.process, task, after.to_vec())?)
 }
 
-/// The operation that a structure of the general form describes: the kind, then its parameters. `None`: it is
-/// a node of more than an operation.
+/// Returns the operation of a general node structure, which has the type first and then its parameters.
+/// `None`: the node is not a single operation.
 fn op_of(call: Call, node: Raw) -> Result<Option<Op>, CUerror> {
     let params = params_of(node);
     Ok(Some(match node.as_in::<u32>().get()? {
@@ -170,7 +171,7 @@ fn op_of(call: Call, node: Raw) -> Result<Option<Op>, CUerror> {
         }
         MEMSET => fill_op(call, params.as_in().get()?)?,
         HOST => host_op(params.as_in().get()?)?,
-        // Two words of flags come before the copy itself.
+        // Two words of flags precede the copy.
         MEMCPY => copy_op(call, Raw(params.0.wrapping_byte_add(16)).as_in())?,
         EMPTY => Op::Nothing,
         WAIT_EVENT => Op::Wait(call.event(params.as_in().get()?)?),
@@ -191,7 +192,7 @@ fn batch_op(call: Call, params: In<BatchParams>) -> Result<Op, CUerror> {
     Ok(Op::Batch(Batch::new(call, params.count, params.list)?))
 }
 
-/// Changes what a node does, which stays of its kind.
+/// Changes the operation of a node, whose type stays the same.
 fn change(call: Call, node: CUgraphNode, op: Op) -> CUresult {
     let node = call.node(node)?;
     let mut task = node.task.lock();
@@ -203,7 +204,7 @@ fn change(call: Call, node: CUgraphNode, op: Op) -> CUresult {
     Ok(())
 }
 
-/// Adds a node that a structure of the general form describes.
+/// Adds a node described by a general node structure.
 fn add_any(
     call: Call,
     out: Out<CUgraphNode>,
@@ -228,7 +229,7 @@ fn add_any(
     }
 }
 
-/// What a kernel node runs, and in which context.
+/// Returns the launch of a kernel node, and its context.
 fn kernel_of(call: Call, node: CUgraphNode) -> Result<KernelParamsV2, CUerror> {
     let node = call.node(node)?;
     let Task::Op(Op::Kernel(launch)) = &*node.task.lock() else {
@@ -248,7 +249,7 @@ fn kernel_of(call: Call, node: CUgraphNode) -> Result<KernelParamsV2, CUerror> {
         params: launch.params(),
         extra: Raw(std::ptr::null_mut()),
     };
-    // As documented: of no account where there is a function.
+    // As documented: ignored for a function.
     let context = if is_function { 0 } else { launch.context };
     Ok(KernelParamsV2 {
         first,
@@ -257,7 +258,7 @@ fn kernel_of(call: Call, node: CUgraphNode) -> Result<KernelParamsV2, CUerror> {
     })
 }
 
-/// What a memset node fills.
+/// Returns the parameters of a memset node.
 fn fill_of(call: Call, node: CUgraphNode) -> Result<MemsetParams, CUerror> {
     let node = call.node(node)?;
     let Task::Op(Op::Fill(fill)) = *node.task.lock() else {
@@ -274,7 +275,7 @@ fn fill_of(call: Call, node: CUgraphNode) -> Result<MemsetParams, CUerror> {
     })
 }
 
-/// What a copy node copies: an array, as what it is in memory.
+/// Returns the parameters of a copy node; an array appears as its memory.
 fn copy_of(call: Call, node: CUgraphNode) -> Result<CUDA_MEMCPY3D, CUerror> {
     let node = call.node(node)?;
     match &*node.task.lock() {
@@ -283,7 +284,7 @@ fn copy_of(call: Call, node: CUgraphNode) -> Result<CUDA_MEMCPY3D, CUerror> {
     }
 }
 
-/// The handle of an event that a node has.
+/// Returns the handle of a node's event.
 fn event_of(call: Call, node: CUgraphNode, kind: u32) -> Result<CUevent, CUerror> {
     let node = call.node(node)?;
     let task = node.task.lock().clone();

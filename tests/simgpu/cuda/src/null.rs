@@ -1,6 +1,5 @@
-//! Null mode: what calls answer that must answer something. Nothing is checked, nothing is kept, and no
-//! thread meets another: what is measured beside it would hide behind a lock here, or behind a cache line
-//! that all want.
+//! Null mode: results of calls that must return something. Nothing is checked or stored, and threads share no
+//! data: locks or contended cache lines here would hide the costs that benchmarks measure.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU64;
@@ -8,26 +7,26 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::abi::{CUDA_ARRAY_MEMORY_REQUIREMENTS, CUdeviceptr, Out, Raw};
 
-/// What `cuMemGetInfo` says.
+/// Total memory in bytes, returned by `cuMemGetInfo`.
 const TOTAL: usize = 16 << 30;
 
-/// What virtual memory comes in.
+/// Granularity of virtual memory, in bytes.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
-/// What every array takes.
+/// Size in bytes of every array.
 const ARRAY: usize = 64 << 10;
 
-/// What every pool has reserved, whatever is allocated and freed: it has room, and neither grows nor shrinks.
+/// Bytes that every pool has reserved, independent of allocations: it never grows or shrinks.
 const RESERVED: u64 = 1 << 30;
 const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: u32 = 5;
 
-/// Addresses that a thread takes for itself at once.
+/// Bytes of addresses that a thread reserves at a time.
 const REGION: u64 = 64 << 30;
 
-/// The next address, and what is left.
+/// The next address, and the bytes left.
 type Mine = Cell<(u64, u64)>;
 
-/// Addresses that no other call is given.
+/// Returns addresses that no other call receives.
 #[inline]
 fn take_of(mine: &Mine, bytes: u64) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0x7000_0000_0000);
@@ -48,8 +47,7 @@ fn take(bytes: u64) -> u64 {
     MINE.with(|mine| take_of(mine, bytes.next_multiple_of(512)))
 }
 
-/// Reserves addresses as drivers do: of whole pages of device memory, and not in between of what is
-/// allocated.
+/// Reserves addresses as drivers do: whole pages of device memory, apart from other allocations.
 #[inline]
 pub(crate) fn reserve(address: Out<CUdeviceptr>, bytes: usize) {
     thread_local! {
@@ -64,11 +62,12 @@ pub(crate) fn allocate(address: Out<CUdeviceptr>, bytes: usize) {
 }
 
 thread_local! {
-    /// What the thread freed last of a pool's.
+    /// Address of the pool block that the thread freed last.
     static FREED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// From a pool: what the thread freed last, as pools do, for programs of which all blocks are of a size.
+/// Allocates from a pool: reuses the block that the thread freed last, as pools do; for programs with blocks
+/// of one size.
 #[inline]
 pub(crate) fn allocate_from_pool(address: Out<CUdeviceptr>, bytes: usize) {
     let freed = FREED.replace(0);
@@ -80,7 +79,7 @@ pub(crate) fn free_to_pool(address: CUdeviceptr) {
     FREED.set(address);
 }
 
-/// A handle that no other call is given.
+/// Returns a handle that no other call receives.
 #[inline]
 pub(crate) fn name<T: TryFrom<u64>>(handle: Out<T>) {
     if let Ok(number) = T::try_from(take(1)) {
@@ -88,19 +87,19 @@ pub(crate) fn name<T: TryFrom<u64>>(handle: Out<T>) {
     }
 }
 
-/// A card that is empty and stays so.
+/// Reports a device whose memory is always free.
 #[inline]
 pub(crate) fn info(free: Out<usize>, total: Out<usize>) {
     free.set_if(TOTAL);
     total.set_if(TOTAL);
 }
 
-/// As a new pool has them, but for what it has reserved.
+/// Returns an attribute of a new pool, except the bytes reserved.
 #[inline]
 pub(crate) fn pool_attribute(attribute: u32, value: Raw) {
     match attribute {
         CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT => value.as_out::<u64>().set_if(RESERVED),
-        // Those before are ints.
+        // The attributes below 4 are ints.
         4.. => value.as_out::<u64>().set_if(0),
         _ => value.as_out::<u32>().set_if(0),
     }

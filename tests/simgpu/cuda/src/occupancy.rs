@@ -1,4 +1,4 @@
-//! Occupancy: how many blocks of a kernel run at once.
+//! Occupancy: number of concurrent blocks of a kernel.
 
 use std::ffi::c_void;
 
@@ -12,7 +12,7 @@ const BLOCKS: i32 = 32;
 const SHARED: usize = 228 << 10;
 const RESERVED_SHARED: usize = 1 << 10;
 
-/// Blocks of a kernel that one multiprocessor runs at once.
+/// Returns the number of blocks that one multiprocessor runs concurrently.
 fn blocks(call: Call, function: CUfunction, block_size: i32, shared: usize) -> Result<i32, CUerror> {
     call.code(function)?;
     if !(1..=1024).contains(&block_size) {

@@ -1,6 +1,6 @@
-//! The functions of before CUDA 3.2, when an address had 32 bits: programs built since do not call them, but
-//! they are exported. What the real driver does with them in a process of 64 bits is not documented; here
-//! they work, on memory whose addresses are below 4 GiB, and are told only what fits.
+//! Functions from before CUDA 3.2, when an address had 32 bits: still exported, but not called by newer
+//! programs. The real driver's behavior in a 64-bit process is not documented; here they work on memory with
+//! addresses below 4 GiB and return only values that fit.
 
 use crate::abi::{
     CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUarray, CUdevice, CUerror, CUmodule, CUresult,
@@ -96,12 +96,12 @@ fn wide(size: Size) -> usize {
     usize::try_from(size).unwrap_or(usize::MAX)
 }
 
-/// A size that may be larger than can be told.
+/// Converts a size, saturating at the largest representable one.
 fn narrow(size: u64) -> Size {
     Size::try_from(size).unwrap_or(Size::MAX)
 }
 
-/// An address, if it is one of 32 bits.
+/// Converts an address, if it fits in 32 bits.
 fn low(address: u64) -> Result<Address, CUerror> {
     Address::try_from(address).map_err(|_| INVALID_VALUE)
 }
@@ -195,7 +195,7 @@ fn pitched(
     pitch.set(row)
 }
 
-/// Has a function of 64 bits answer into places of its own, and hands on what fits.
+/// Calls the 64-bit function with local out-pointers, and returns the values if they fit.
 fn range(call: Call, base: Out<Address>, size: Out<Size>, address: Address) -> CUresult {
     let (mut wide_base, mut wide_size) = (0_u64, 0_usize);
     let places = (Raw((&raw mut wide_base).cast()), Raw((&raw mut wide_size).cast()));

@@ -1,5 +1,4 @@
-//! Launches of the oldest kind: a function is told its shape and its arguments, call by call, and then
-//! launched.
+//! Launches with the oldest functions: shape and arguments are set by separate calls before the launch.
 
 use std::ffi::c_void;
 
@@ -8,7 +7,7 @@ use crate::call::{Call, driver};
 use crate::error::{INVALID_HANDLE, INVALID_VALUE};
 use crate::kernel::{self, Shape};
 
-/// What a function has been told.
+/// Shape and arguments set for a function.
 #[derive(Default)]
 pub(crate) struct Prepared {
     block: [u32; 3],
@@ -16,7 +15,7 @@ pub(crate) struct Prepared {
     arguments: Vec<u8>,
 }
 
-/// Most bytes of arguments.
+/// Maximum bytes of arguments.
 const MOST: usize = 4096;
 
 fn change(call: Call, function: CUfunction, change: impl FnOnce(&mut Prepared) -> CUresult) -> CUresult {
@@ -49,7 +48,7 @@ fn launch(call: Call, function: CUfunction, grid: [i32; 2], stream: CUstream) ->
     };
     let mut arguments = prepared.arguments.clone();
     drop(prepared);
-    // As long as the longest that a kernel may read.
+    // Padded to the maximum that a kernel may read.
     let size = arguments.len();
     arguments.resize(MOST, 0);
     let extra = [

@@ -1,4 +1,4 @@
-//! What a stream can be told to do, in a form that can be kept in a graph and done again.
+//! Stream operations, in a form that a graph can store and repeat.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -26,31 +26,31 @@ pub(crate) enum Op {
     Kernel(Launch),
     Copy(Copy),
     Fill(Fill),
-    /// A function of the program's and its argument.
+    /// A host function of the program and its argument.
     Host(extern "C" fn(Raw), Raw),
-    /// A callback of the older kind: stream, status, argument.
+    /// A callback of the older type: function, stream, argument.
     Callback(extern "C" fn(usize, u32, Raw), usize, Raw),
     Record(Arc<Event>),
     Wait(Arc<Event>),
-    /// Writes a word.
+    /// Writes a word of memory.
     Store(Store),
-    /// Waits for a word.
+    /// Waits for a word of memory.
     Until(Until),
     /// Several stream memory operations.
     Batch(Arc<Batch>),
-    /// Graphs that run as often as a condition says.
+    /// Body graphs that run as a condition requires.
     Conditional(Arc<Branches>),
-    /// A condition gets the value that it has at the beginning of a launch.
+    /// Resets a condition at the start of a launch.
     Assign(Arc<Condition>),
-    /// The end of a pool's block: the number of the freeing, and its address.
+    /// Frees a pool's block: number of the freeing, and address.
     Free(u64, u64),
-    /// Memory of a graph, and the end of it.
+    /// Allocates and frees memory of a graph.
     GraphAllocate(Arc<Memory>),
     GraphFree(u64),
     Nothing,
 }
 
-/// Work that is done in a context of another device, while the stream that came to it waits.
+/// Wraps work that runs in a context of another device while the stream waits.
 fn elsewhere(process: &'static Process, home: Arc<Context>, work: Work) -> Work {
     let mut work = Some(work);
     Work::Expand(Box::new(move || {
@@ -70,7 +70,7 @@ fn elsewhere(process: &'static Process, home: Arc<Context>, work: Work) -> Work 
 }
 
 impl Op {
-    /// The work of doing this once in a context.
+    /// Returns the work of executing the operation once in a context.
     pub(crate) fn work(&self, process: &'static Process, context: &Arc<Context>) -> Work {
         let or_fault = |run: Box<dyn FnOnce() -> CUresult + Send>| {
             let context = Arc::clone(context);
@@ -167,7 +167,7 @@ impl Op {
 }
 
 impl Call {
-    /// Puts an operation at the end of a stream, or into the graph the stream captures to.
+    /// Appends an operation to a stream, or to the graph that the stream captures to.
     pub(crate) fn enqueue(&self, stream: &Stream, op: Op) -> CUresult {
         if let Some(result) = capture::intercept(self, stream, &op) {
             return result;

@@ -1,4 +1,4 @@
-//! Physical memory: made, held by handles and by what is mapped onto it, and gone with the last of these.
+//! Physical memory: held by handles and mappings, and released with the last of them.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -19,36 +19,36 @@ use crate::{multicast, null};
 
 const ALLOCATION_PINNED: u32 = 1;
 
-/// Physical memory that the program made or imported.
+/// Physical memory that the program created or imported.
 pub(crate) struct Handle {
     pub(crate) physical: Arc<Physical>,
     properties: CUmemAllocationProp,
-    /// The device it is on, as the machine numbers it, or [`HOST`].
+    /// Device index on the machine, or [`HOST`].
     device: usize,
-    /// Times the program holds it, and times it is mapped.
+    /// Numbers of the program's references and of the mappings.
     held: AtomicU32,
     mapped: AtomicU32,
     export: Option<Arc<Export>>,
 }
 
 impl Handle {
-    /// Whether it may be exported as that type.
+    /// Returns whether it may be exported as this handle type.
     pub(crate) fn allows(&self, handle_type: u32) -> bool {
         handle_type != 0 && self.properties.requested_handle_types & handle_type == handle_type
     }
 
-    /// The device it is on, as the machine numbers it, or [`HOST`].
+    /// Returns the device index on the machine, or [`HOST`].
     pub(crate) fn device(&self) -> usize {
         self.device
     }
 
-    /// Whether it was made for tiles of sparse arrays.
+    /// Returns whether it was created for tiles of sparse arrays.
     pub(crate) fn is_tile_pool(&self) -> bool {
         const TILE_POOL: u16 = 1;
         self.properties.usage & TILE_POOL != 0
     }
 
-    /// Counts something mapped onto it (1) or no longer (-1).
+    /// Counts a mapping added (1) or removed (-1).
     pub(crate) fn count_map(&self, change: i32) {
         self.mapped.fetch_add(change.cast_unsigned(), AcqRel);
     }
@@ -58,7 +58,7 @@ impl Handle {
     }
 }
 
-/// Makes physical memory that is charged to this process; with bytes that can be shared, if that is wanted.
+/// Creates physical memory charged to this process; its bytes can be shared if requested.
 pub(crate) fn make_physical(
     process: &'static Process,
     device: usize,
@@ -78,7 +78,7 @@ pub(crate) fn make_physical(
     made
 }
 
-/// The same of what is charged already; where it cannot be made the charge is taken back.
+/// Creates physical memory that is already charged; drops the charge on failure.
 pub(crate) fn make_charged(
     process: &'static Process,
     device: usize,
@@ -147,7 +147,7 @@ fn create(
     out.set(add(call, physical, properties, device, export))
 }
 
-/// Makes a handle that the program holds once.
+/// Creates a handle with one reference of the program.
 fn add(
     call: Call,
     physical: Arc<Physical>,
@@ -166,7 +166,7 @@ fn add(
     }) as u64
 }
 
-/// Gives the program a handle of memory that it or another process has exported.
+/// Returns a handle of memory that this or another process has exported.
 pub(crate) fn import(call: Call, export: Export) -> Result<CUmemGenericAllocationHandle, CUerror> {
     for (number, handle) in call.process.handles.all() {
         if handle
@@ -201,7 +201,7 @@ pub(crate) fn import(call: Call, export: Export) -> Result<CUmemGenericAllocatio
     Ok(add(call, physical, properties, device, Some(export)))
 }
 
-/// Another process's memory in this one, charged to that one.
+/// Maps another process's memory, which stays charged to that process.
 pub(crate) fn map_shared(call: Call, export: Export) -> Result<(Arc<Physical>, Arc<Export>), CUerror> {
     let size = export.size();
     let file = export.file().map_err(|_| OUT_OF_MEMORY)?;
@@ -231,7 +231,7 @@ impl Call {
     }
 }
 
-/// Forgets a handle that is neither held nor mapped any more.
+/// Removes a handle that is neither held nor mapped any more.
 pub(crate) fn let_go(process: &Process, number: usize, handle: &Handle) {
     if handle.held.load(Acquire) == 0 && handle.mapped.load(Acquire) == 0 {
         let _ = process.handles.remove(number, INVALID_VALUE);

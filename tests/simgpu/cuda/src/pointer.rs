@@ -1,4 +1,4 @@
-//! What can be asked about an address.
+//! Queries about addresses.
 
 use simgpu::memory::{Block, HOST, Kind};
 
@@ -16,7 +16,7 @@ const RANGE_START: u32 = 11;
 const RANGE_SIZE: u32 = 12;
 const MAPPED: u32 = 13;
 
-/// Answers one pointer attribute into a place of its size.
+/// Stores one pointer attribute with its size.
 fn attribute(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> CUresult {
     let Some(block) = call.process.space.find(address) else {
         return of_reserved(call, data, attribute, address);
@@ -55,7 +55,7 @@ fn attribute(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> CUr
         18 => data.as_out::<u64>().set(block.size),
         19 => data.as_out::<u64>().set(block.base),
         20 => data.as_out::<u64>().set(match block.kind {
-            // The physical memory's number, wherever it is mapped.
+            // The number of the physical memory, wherever it is mapped.
             Kind::Mapped(handle) => handle as u64,
             _ => block.id,
         }),
@@ -65,7 +65,7 @@ fn attribute(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> CUr
     }
 }
 
-/// Of addresses that are reserved, with nothing mapped there, this much is known.
+/// Stores an attribute of a reserved address without a mapping.
 fn of_reserved(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> CUresult {
     let (start, size) = vmm::reservation(call.process, address).ok_or(INVALID_VALUE)?;
     match attribute {
@@ -76,7 +76,7 @@ fn of_reserved(call: Call, data: Raw, attribute: u32, address: CUdeviceptr) -> C
     }
 }
 
-/// Start and size of the addresses that a block belongs to: the whole reservation of one that is mapped.
+/// Returns start and size of a block's addresses; for a mapping, those of the whole reservation.
 fn range(call: Call, block: &Block) -> (u64, u64) {
     let of_block = (block.base, block.size);
     match block.kind {
@@ -85,7 +85,7 @@ fn range(call: Call, block: &Block) -> (u64, u64) {
     }
 }
 
-/// What a block's memory may be exported as.
+/// Returns the handle types as which a block can be exported.
 fn handle_types(call: Call, block: &Block) -> u32 {
     match block.kind {
         Kind::Mapped(handle) => {
@@ -97,13 +97,13 @@ fn handle_types(call: Call, block: &Block) -> u32 {
     }
 }
 
-/// What the current context's device may do.
+/// Returns the access rights of the current context's device.
 fn access(call: Call, block: &Block) -> Result<u32, CUerror> {
     let device = call.context()?.index;
     u32::try_from(block.access.of(device)).map_err(|_| INVALID_VALUE)
 }
 
-/// Whether the thread has no current context.
+/// Returns whether the thread has no current context.
 fn is_without_context(call: Call) -> bool {
     call.context().is_err_and(|error| error == INVALID_CONTEXT)
 }
@@ -128,7 +128,7 @@ driver! {
     fn cuPointerGetAttributes(count: u32, attributes: In<u32>, data: In<*mut std::ffi::c_void>, address: CUdeviceptr) |call| {
         let count = usize::try_from(count).unwrap_or(0);
         for (attr, place) in attributes.list(count)?.into_iter().zip(data.list(count)?) {
-            // As the driver documents it: what an address has not, or an unknown address, reads as zero.
+            // As documented: attributes that do not apply, or of an unknown address, read as zero.
             if attribute(call, Raw(place), attr, address).is_err() {
                 zero(Raw(place), attr)?;
             }

@@ -1,7 +1,7 @@
-//! Memory pools and allocation in the order of a stream.
+//! Memory pools and stream-ordered allocation.
 //!
-//! A pool reserves device memory in chunks, hands out parts of them, and gives whole chunks back when
-//! it is trimmed or, above its release threshold, when the program synchronises.
+//! A pool reserves device memory in chunks, allocates parts of them, and returns whole chunks when it is
+//! trimmed or, above its release threshold, when the program synchronizes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,25 +19,25 @@ use crate::pool_chunk::{Chunk, Place, UNIT};
 use crate::pool_share::Imported;
 use crate::process::Process;
 
-/// What a pool reserves at a time, and what it makes do with on a full card.
+/// Bytes that a pool reserves at a time, and the smaller unit for a full card.
 const CHUNK: u64 = 32 << 20;
 const SMALL_CHUNK: u64 = 2 << 20;
 
-/// The pools of a location, for one type of allocation.
+/// The pools of a location for one allocation type.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct OfPlace {
     pub(crate) default: Option<CUmemoryPool>,
     pub(crate) current: Option<CUmemoryPool>,
 }
 
-/// What a pool was asked to be.
+/// Requested properties of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wish {
     pub(crate) place: Place,
     pub(crate) location: CUmemLocation,
     /// `CUmemAllocationType`.
     pub(crate) allocation_type: u32,
-    /// Most bytes it may reserve; 0 is no limit of its own.
+    /// Maximum bytes to reserve; 0: no separate limit.
     pub(crate) max_size: u64,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Pool {
     handle: CUmemoryPool,
     pub(crate) wish: Wish,
     pub(crate) is_default: bool,
-    /// Where the host and the devices may be.
+    /// Access rights of the host and the devices.
     pub(crate) access: Mutex<Access>,
     pub(crate) sharing: Sharing,
     threshold: AtomicU64,
@@ -54,43 +54,43 @@ pub(crate) struct Pool {
     state: Mutex<State>,
 }
 
-/// What a pool has to do with other processes.
+/// Sharing of a pool with other processes.
 pub(crate) enum Sharing {
-    /// Nothing.
+    /// Not shared.
     None,
-    /// They can import it.
+    /// Other processes can import it.
     Exported(Export),
-    /// It is another process's.
+    /// Imported from another process.
     Imported(Imported),
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     chunks: BTreeMap<u64, Chunk>,
-    /// Blocks whose freeing the stream has not reached: the same stream may have them at once.
+    /// Blocks that a stream has yet to free; the same stream may reuse them immediately.
     freeing: Vec<Freeing>,
     reserved: Gauge,
     used: Gauge,
-    /// Destroyed: goes with its last block.
+    /// Destroyed: freed with its last block.
     is_closed: bool,
 }
 
 pub(crate) struct Freeing {
-    /// Tells this freeing from others of the same block, which a stream may be given in between.
+    /// Distinguishes this freeing from others of the same block, which a stream may reuse in between.
     number: u64,
     stream: StreamId,
     address: u64,
     size: u64,
 }
 
-/// A number of bytes, and the highest it has been.
+/// A number of bytes and its peak.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Gauge {
     pub(crate) current: u64,
     pub(crate) high: u64,
 }
 
-/// Chunks with nothing in them, of all pools: while there are none, synchronising costs nothing.
+/// Number of empty chunks in all pools; while it is 0, synchronizing does no extra work.
 static UNUSED: AtomicUsize = AtomicUsize::new(0);
 
 impl Gauge {
@@ -149,7 +149,7 @@ impl Pool {
         Ok(base)
     }
 
-    /// Reserves a chunk and takes a part of it: the chunk's first address, and the part's.
+    /// Reserves a chunk and allocates a part of it. Returns the first address of the chunk and of the part.
     fn grow(&self, process: &'static Process, state: &mut State, size: u64) -> Result<(u64, u64), CUerror> {
         for unit in [CHUNK, SMALL_CHUNK] {
             let length = size.checked_next_multiple_of(unit).ok_or(OUT_OF_MEMORY)?;
@@ -169,14 +169,14 @@ impl Pool {
         Err(OUT_OF_MEMORY)
     }
 
-    /// By what others import the block at `address`: the chunk's export, and the place in the chunk.
+    /// Returns how others import the block at `address`: the chunk's export and the offset in the chunk.
     pub(crate) fn export_of(&self, address: u64) -> Option<(u64, u64)> {
         let state = self.state.lock();
         let (base, chunk) = state.chunks.range(..=address).next_back()?;
         Some((chunk.export()?.serial(), address - base))
     }
 
-    /// Notes that a stream is to free a block. Returns the number of the freeing.
+    /// Records that a stream will free a block. Returns the number of the freeing.
     pub(crate) fn begin_freeing(&self, stream: StreamId, address: u64, size: u64) -> Result<u64, CUerror> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut state = self.state.lock();
@@ -193,12 +193,12 @@ impl Pool {
         Ok(number)
     }
 
-    /// Notes a block that was imported.
+    /// Counts an imported block.
     pub(crate) fn count_imported(&self, size: u64) {
         self.state.lock().used.add(size);
     }
 
-    /// Lets no more be allocated. Whether nothing is any more.
+    /// Refuses further allocations. Returns whether no block is left.
     pub(crate) fn close(&self) -> bool {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -209,8 +209,8 @@ impl Pool {
         self.state.lock().is_closed
     }
 
-    /// Ends the block at `address` if it `is_due`, in one step for whoever allocates. Whether the pool ends
-    /// with it.
+    /// Ends the block at `address` if it `is_due`, atomically with respect to allocations. Returns whether
+    /// the pool ends with it.
     fn end(&self, process: &Process, address: u64, is_due: impl FnOnce(&State) -> bool) -> bool {
         let in_pool = |block: &simgpu::memory::Block| matches!(block.kind, Kind::Pool(_));
         let mut state = self.state.lock();
@@ -300,7 +300,7 @@ impl Pool {
     }
 }
 
-/// Takes part of a chunk, which is unused no more.
+/// Allocates part of a chunk, which is then no longer unused.
 fn take(chunk: &mut Chunk, size: u64) -> Option<u64> {
     let was_unused = chunk.used == 0;
     let at = chunk.take(size)?;
@@ -310,7 +310,7 @@ fn take(chunk: &mut Chunk, size: u64) -> Option<u64> {
     Some(at)
 }
 
-/// Returns what pools hold above their thresholds: done whenever the program has synchronised.
+/// Returns chunks above the pools' release thresholds. Called whenever the program has synchronized.
 pub(crate) fn settle(process: &'static Process) {
     if UNUSED.load(Relaxed) > 0 {
         for (_, pool) in process.pools.all() {
@@ -319,7 +319,7 @@ pub(crate) fn settle(process: &'static Process) {
     }
 }
 
-/// Returns all that the pools of a device hold unused.
+/// Returns all unused chunks of a device's pools.
 pub(crate) fn give_up_unused(process: &Process, index: usize) {
     for (_, pool) in process.pools.all() {
         if pool.wish.place.device == index {
@@ -328,7 +328,7 @@ pub(crate) fn give_up_unused(process: &Process, index: usize) {
     }
 }
 
-/// Ends a block of a pool.
+/// Frees a block of a pool now.
 pub(crate) fn free_now(process: &'static Process, address: u64) {
     let Some(block) = process.space.find(address) else {
         return;
@@ -342,7 +342,7 @@ pub(crate) fn free_now(process: &'static Process, address: u64) {
     }
 }
 
-/// Ends a block whose freeing a stream has reached, unless the stream has been given it anew since.
+/// Frees a block when a stream has reached its freeing, unless the stream has reused the block since.
 pub(crate) fn free_in_order(process: &'static Process, number: u64, address: u64) {
     let Some(block) = process.space.find(address) else {
         return;

@@ -1,4 +1,4 @@
-//! What a program does with pools, and its allocations in the order of a stream.
+//! Functions for pools and stream-ordered allocation.
 
 use std::sync::Arc;
 
@@ -25,10 +25,10 @@ const LOCATION_NONE: u32 = 0;
 const PINNED: u32 = 1;
 const MANAGED: u32 = 2;
 
-/// Whose pools are meant: by `CUmemLocationType`, id and `CUmemAllocationType`.
+/// Key of a location's pools: `CUmemLocationType`, id and `CUmemAllocationType`.
 type Key = (u32, i32, u32);
 
-/// The key of a location that has pools for a type of allocation.
+/// Returns the key of a location, if it has pools of this allocation type.
 fn key(location: CUmemLocation, allocation_type: u32) -> Result<Key, CUerror> {
     match (location.kind, allocation_type) {
         (LOCATION_DEVICE | LOCATION_HOST_NUMA, PINNED | MANAGED) => {
@@ -41,7 +41,7 @@ fn key(location: CUmemLocation, allocation_type: u32) -> Result<Key, CUerror> {
     }
 }
 
-/// Where a pool with such properties has its memory.
+/// Returns where a pool with these properties has its memory.
 fn place_of(process: &Process, properties: &CUmemPoolProps) -> Result<Place, CUerror> {
     let location = properties.location;
     let is_managed = properties.alloc_type == MANAGED;
@@ -141,7 +141,7 @@ impl Call {
         Ok(())
     }
 
-    /// The key of a device's pinned pools.
+    /// Returns the key of a device's pinned pools.
     fn of_device(&self, device: CUdevice) -> Result<Key, CUerror> {
         self.process.device(device)?;
         Ok((LOCATION_DEVICE, device, PINNED))
@@ -192,7 +192,8 @@ fn allocate(
     let get = || pool.allocate(call.process, &context, stream.id, bytes as u64);
     let at = match get() {
         Err(OUT_OF_MEMORY) => {
-            // What other pools keep unused, and then what streams are still to free, comes first.
+            // First returns unused chunks of all pools, then waits for the context's work, which includes
+            // pending frees.
             give_up_unused(call.process, device);
             get().or_else(|_| {
                 context.base().wait();
@@ -251,7 +252,7 @@ fn set_access(call: Call, pool: CUmemoryPool, list: In<CUmemAccessDesc>, count: 
     let mut new = *access;
     for wish in list.list(count)? {
         let device = vmm::device_of(call.process, wish.location).map_err(|_| INVALID_VALUE)?;
-        // The host has no way to memory of a device, and a device's own pool stays its own.
+        // The host cannot access a device's memory, and a device's access to its own pool cannot be revoked.
         let is_impossible = device == HOST && own != HOST || device == own && wish.flags != 3;
         if is_impossible || !matches!(wish.flags, 0 | 1 | 3) {
             return Err(INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! What pools reserve at a time: addresses with memory behind them, of which blocks are parts.
+//! Chunks: addresses with memory that a pool reserves at a time and divides into blocks.
 
 use std::sync::Arc;
 
@@ -8,27 +8,27 @@ use simgpu::{Export, Held};
 use crate::physical;
 use crate::process::Process;
 
-/// Sizes of blocks are multiples of this.
+/// Granularity of block sizes, in bytes.
 pub(crate) const UNIT: u64 = 512;
 
-/// Where a pool's memory is.
+/// Location of a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The device as the machine numbers it, or [`HOST`].
+    /// Device index on the machine, or [`HOST`].
     pub(crate) device: usize,
-    /// Whether the host can use its addresses.
+    /// Whether the host can access its addresses.
     pub(crate) is_addressable: bool,
-    /// Whether other processes can be let in on it.
+    /// Whether it can be shared with other processes.
     pub(crate) is_shareable: bool,
 }
 
-/// A part of a pool's memory.
+/// A chunk of a pool.
 pub(crate) struct Chunk {
     place: Place,
     pub(crate) size: u64,
     pub(crate) used: u64,
     free: Ranges,
-    /// Its bytes, where others can be let in on them.
+    /// The exported bytes, if they can be shared.
     shared: Option<(Arc<Physical>, Arc<Export>)>,
 }
 
@@ -76,7 +76,7 @@ impl Place {
 }
 
 impl Chunk {
-    /// Takes memory for a chunk: its first address, and the chunk.
+    /// Reserves memory for a chunk. Returns its first address and the chunk.
     pub(crate) fn reserve(process: &'static Process, place: Place, length: u64) -> Option<(u64, Chunk)> {
         if !place.try_charge(process, length) {
             return None;
@@ -86,7 +86,7 @@ impl Chunk {
             return None;
         };
         let shared = if place.is_shareable {
-            // What cannot be made has been taken back.
+            // On failure the charge has been dropped already.
             let made = physical::make_charged(process, place.device, place.kind(), length, true);
             let Ok((physical, Some(export))) = made else {
                 place.give(process, base, length);
@@ -106,7 +106,7 @@ impl Chunk {
         Some((base, chunk))
     }
 
-    /// Gives its memory back.
+    /// Frees the chunk's memory.
     pub(crate) fn release(self, process: &Process, base: u64) {
         self.place.give(process, base, self.size);
         if self.shared.is_none() {
@@ -114,20 +114,20 @@ impl Chunk {
         }
     }
 
-    /// Takes part of it.
+    /// Allocates a part of the chunk.
     pub(crate) fn take(&mut self, size: u64) -> Option<u64> {
         let at = self.free.take(size, UNIT)?;
         self.used += size;
         Some(at)
     }
 
-    /// Takes a part back.
+    /// Frees a part of the chunk.
     pub(crate) fn give(&mut self, address: u64, size: u64) {
         self.free.give(address, size);
         self.used -= size;
     }
 
-    /// Makes a block of a part that was taken of the chunk that begins at `base`.
+    /// Creates a block for an allocated part of the chunk at `base`.
     pub(crate) fn make_block(
         &self,
         process: &Process,
@@ -148,7 +148,7 @@ impl Chunk {
         }
     }
 
-    /// By what others get at its bytes.
+    /// Returns the export through which other processes access the bytes.
     pub(crate) fn export(&self) -> Option<&Export> {
         self.shared.as_ref().map(|(_, export)| &**export)
     }

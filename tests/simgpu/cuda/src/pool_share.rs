@@ -1,4 +1,4 @@
-//! Pools that several processes use: one allocates, the others import what it allocates.
+//! Pools shared between processes: one allocates, the others import its blocks.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,15 +16,15 @@ use crate::pool_chunk::Place;
 use crate::share::{self, POSIX_FILE_DESCRIPTOR};
 use crate::vmm::LOCATION_DEVICE;
 
-/// What an imported pool knows of the one it was imported from.
+/// State of an imported pool.
 pub(crate) struct Imported {
     /// The pool, held.
     export: Export,
-    /// Its chunks that blocks have been imported of, while there are such blocks.
+    /// Its chunks, by serial, while imported blocks of them exist.
     chunks: Mutex<HashMap<u64, Weak<Physical>>>,
 }
 
-/// `CUmemPoolPtrExportData`, which only this driver looks into.
+/// `CUmemPoolPtrExportData`, opaque outside this driver.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct PointerData {
@@ -102,7 +102,7 @@ fn export_pointer(call: Call, out: Out<PointerData>, address: CUdeviceptr) -> CU
 }
 
 impl Imported {
-    /// The memory of a chunk.
+    /// Returns the memory of a chunk.
     fn chunk(&self, call: Call, serial: u64) -> Result<Arc<Physical>, crate::abi::CUerror> {
         let mut chunks = self.chunks.lock();
         if let Some(known) = chunks.get(&serial).and_then(Weak::upgrade) {

@@ -1,4 +1,4 @@
-//! Primary contexts: one for each device, shared by all of the process that retain it.
+//! Primary contexts: one per device, reference counted within the process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ pub(crate) struct Primary {
     flags: u32,
 }
 
-/// The device's primary context, made if there is none, with one holder more.
+/// Retains the device's primary context, creating it if there is none.
 pub(crate) fn hold(call: Call, device: CUdevice) -> Result<Arc<Context>, CUerror> {
     let mut primary = call.process.device(device)?.primary.lock();
     let context = match &primary.context {
@@ -36,7 +36,7 @@ fn retain(call: Call, out: Out<CUcontext>, device: CUdevice) -> CUresult {
     out.set(hold(call, device)?.handle)
 }
 
-/// One holder less; the last takes the context along.
+/// Releases the primary context; the last release destroys it.
 pub(crate) fn release(call: Call, device: CUdevice) -> CUresult {
     let mut primary = call.process.device(device)?.primary.lock();
     if primary.retained == 0 {
@@ -55,7 +55,7 @@ fn reset(call: Call, device: CUdevice) -> CUresult {
     let mut primary = call.process.device(device)?.primary.lock();
     if let Some(context) = primary.context.take() {
         context.destroy(call.process);
-        // Who retained it may release it, and finds a fresh one behind the next retain.
+        // After a reset, earlier holders may still release; the next retain creates a new context.
         primary.retained = 0;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The driver's state in this process, from `cuInit` on.
+//! The driver's state in this process, created by `cuInit`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ptr;
@@ -18,11 +18,11 @@ use crate::{
     pool, primary, resource, stream, user_object, visible,
 };
 
-/// Everything a process has of the driver.
+/// The driver's state of a process.
 pub(crate) struct Process {
     pub(crate) member: &'static Member,
     pub(crate) space: &'static Space,
-    /// The devices the process may see, in its own order.
+    /// The visible devices, in the process's order.
     pub(crate) devices: Vec<OneDevice>,
     pub(crate) contexts: Registry<context::Context>,
     pub(crate) streams: Registry<stream::Stream>,
@@ -33,7 +33,7 @@ pub(crate) struct Process {
     pub(crate) kernels: Registry<module::Kernel>,
     pub(crate) links: Registry<Mutex<link::Link>>,
     pub(crate) pools: Registry<pool::Pool>,
-    /// By `CUmemLocationType`, the location's id and `CUmemAllocationType`.
+    /// Pools by `CUmemLocationType`, location id and `CUmemAllocationType`.
     pub(crate) pools_of: Mutex<HashMap<(u32, i32, u32), pool::OfPlace>>,
     pub(crate) handles: Registry<physical::Handle>,
     pub(crate) multicasts: Registry<multicast::Multicast>,
@@ -51,9 +51,9 @@ pub(crate) struct Process {
     pub(crate) greens: Registry<green::Green>,
 }
 
-/// A device the process may see.
+/// A visible device.
 pub(crate) struct OneDevice {
-    /// Its place on the machine.
+    /// Index on the machine.
     pub(crate) index: usize,
     pub(crate) engine: &'static Engine,
     pub(crate) primary: Mutex<primary::Primary>,
@@ -62,11 +62,11 @@ pub(crate) struct OneDevice {
 
 static PROCESS: OnceLock<Result<Process, CUerror>> = OnceLock::new();
 
-/// A word that is 1 in the process that called `cuInit` and 0 in its fork children, for which the
-/// kernel wipes it.
+/// A word that is 1 in the process that called `cuInit` and 0 in its forked children, where the kernel wipes
+/// it.
 static OURS: OnceLock<&'static AtomicU32> = OnceLock::new();
 
-/// The driver's state, if `cuInit` has made it in this very process.
+/// Returns the driver's state, if `cuInit` has created it in this process.
 pub(crate) fn get() -> Result<&'static Process, CUerror> {
     if is_forked() {
         return Err(NOT_INITIALIZED);
@@ -77,7 +77,7 @@ pub(crate) fn get() -> Result<&'static Process, CUerror> {
     }
 }
 
-/// Makes the driver's state, once; a fork child of a process that has called this gets none.
+/// Creates the driver's state, once; fails in a forked child of a process that has called this.
 pub(crate) fn init() -> Result<(), CUerror> {
     if is_forked() {
         return Err(NOT_INITIALIZED);
@@ -93,11 +93,11 @@ fn is_forked() -> bool {
     OURS.get().is_some_and(|ours| ours.load(Relaxed) == 0)
 }
 
-/// A new word that is 1 here: another thread may read it as soon as it is in [`OURS`].
+/// Creates a word that is 1 in this process; other threads may read it as soon as it is in [`OURS`].
 fn wiped_on_fork() -> &'static AtomicU32 {
     const PAGE: usize = 4096;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a fresh anonymous mapping replaces nothing.
+    // SAFETY: a new anonymous mapping replaces nothing.
     let page = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -113,7 +113,7 @@ fn wiped_on_fork() -> &'static AtomicU32 {
     }
     // SAFETY: exactly the page mapped above.
     unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) };
-    // SAFETY: mapped for good, zeroed and aligned.
+    // SAFETY: permanently mapped, zeroed and aligned.
     let word = unsafe { &*page.cast::<AtomicU32>() };
     word.store(1, Relaxed);
     word
@@ -180,19 +180,19 @@ impl Process {
             .ok_or(INVALID_DEVICE)
     }
 
-    /// The device as the whole machine sees it.
+    /// Returns the device on the machine.
     pub(crate) fn on_machine(&self, device: CUdevice) -> Result<Device<'static>, CUerror> {
         let index = self.device(device)?.index;
         self.member.machine().device(index).ok_or(INVALID_DEVICE)
     }
 
-    /// The ordinal of a device of the machine.
+    /// Returns the ordinal of a device of the machine.
     pub(crate) fn ordinal(&self, index: usize) -> Option<CUdevice> {
         let ordinal = self.devices.iter().position(|device| device.index == index)?;
         CUdevice::try_from(ordinal).ok()
     }
 
-    /// Tells every device's engine to look again at what its streams wait for.
+    /// Wakes every device's engine to check again what its streams wait for.
     pub(crate) fn nudge_engines(&self) {
         self.devices.iter().for_each(|device| device.engine.nudge());
     }

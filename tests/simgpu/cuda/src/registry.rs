@@ -1,5 +1,4 @@
-//! Handles: what a program holds instead of an object. Never a pointer, so that a stale or invented one
-//! is an error and not a crash.
+//! Handles of objects. Never pointers, so that a stale or invalid handle causes an error instead of a crash.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use parking_lot::RwLock;
 
 use crate::abi::CUerror;
 
-/// The objects of one kind by their handles.
+/// Objects of one type by their handles.
 pub(crate) struct Registry<T> {
     kind: usize,
     next: AtomicUsize,
@@ -18,7 +17,7 @@ pub(crate) struct Registry<T> {
 }
 
 impl<T> Registry<T> {
-    /// An empty registry; `kind` tells its handles from those of others.
+    /// Creates an empty registry; `kind` distinguishes its handles from those of other registries.
     pub(crate) fn new(kind: usize) -> Self {
         Registry {
             kind,
@@ -27,9 +26,9 @@ impl<T> Registry<T> {
         }
     }
 
-    /// A handle for an object that does not exist yet.
+    /// Reserves a handle for an object that does not exist yet.
     pub(crate) fn reserve(&self) -> usize {
-        // Shaped like a heap address: aligned, and far from the small numbers that mean something.
+        // Shaped like a heap address: aligned, and far from the small numbers with special meanings.
         (self.kind << 40) | (self.next.fetch_add(1, Relaxed) << 4)
     }
 
@@ -51,7 +50,7 @@ impl<T> Registry<T> {
         self.objects.write().remove(&handle).ok_or(otherwise)
     }
 
-    /// Takes out all that `wanted` agrees to.
+    /// Removes all objects that `wanted` accepts.
     pub(crate) fn remove_all(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut objects = self.objects.write();
         let handles: Vec<usize> = objects
@@ -65,7 +64,7 @@ impl<T> Registry<T> {
             .collect()
     }
 
-    /// All that there are, in the order of their making.
+    /// Returns all objects in the order of creation.
     pub(crate) fn all(&self) -> Vec<(usize, Arc<T>)> {
         let objects = self.objects.read();
         let mut all: Vec<_> = objects

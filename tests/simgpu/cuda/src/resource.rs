@@ -1,8 +1,8 @@
-//! What a device's multiprocessors are divided into for green contexts: resources, and descriptions made of
+//! Resources: subsets of a device's multiprocessors for green contexts, and the descriptors created from
 //! them.
 //!
-//! A resource is the program's own memory. What the driver keeps in it that is nobody else's business is
-//! found by a number in front; in what does not have it, nothing is believed.
+//! A resource is a structure in the program's memory. The driver's private fields in it are marked by a magic
+//! number; a structure without it is not trusted.
 
 use crate::abi::{CUcontext, CUdevice, CUerror, CUgreenCtx, CUresult, CUstream, In, Out};
 use crate::call::{Call, driver};
@@ -16,19 +16,19 @@ const IGNORE_COSCHEDULING: u32 = 1;
 const SPLIT_FLAGS: u32 = 3;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"sim\x05");
-/// Multiprocessors that work together, and how few there may be where that does not matter.
+/// Multiprocessors per group, and the minimum with the flag that ignores grouping.
 const TOGETHER: u32 = 8;
 const FEWEST: u32 = 2;
 
-/// `CUdevResource`, of 12.4 and newer.
+/// `CUdevResource`, since CUDA 12.4.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Resource {
     kind: u32,
-    /// The driver's own.
+    /// Private to the driver.
     magic: u32,
     device: CUdevice,
-    /// Which splitting it came from; 0: none.
+    /// The split that created it; 0: none.
     split: u32,
     internal: [u32; 20],
     count: u32,
@@ -53,7 +53,7 @@ pub(crate) struct GroupParams {
 
 const _: () = assert!(size_of::<GroupParams>() == 64);
 
-/// What a green context is made by.
+/// Resource descriptor from which a green context is created.
 pub(crate) struct Description {
     pub(crate) device: CUdevice,
     pub(crate) count: u32,
@@ -75,7 +75,7 @@ impl Resource {
         }
     }
 
-    /// Whether it is one of multiprocessors.
+    /// Checks that this is a valid resource of multiprocessors.
     fn check(&self) -> CUresult {
         match (self.kind, self.magic) {
             (MULTIPROCESSORS, MAGIC) => Ok(()),
@@ -84,7 +84,7 @@ impl Resource {
         }
     }
 
-    /// Whether it can be split.
+    /// Checks that it can be split.
     fn check_whole(&self) -> CUresult {
         self.check()?;
         match self.split {
@@ -103,7 +103,7 @@ impl Resource {
     }
 }
 
-/// A number for a splitting.
+/// Returns a unique number for a split.
 fn next_split() -> u32 {
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
     static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -167,7 +167,7 @@ fn split_by_count(
     number.set(made)
 }
 
-/// Parts of the sizes that are wished for; where none is, of what there is left.
+/// Splits off groups of the requested sizes; without a size, of the remainder.
 fn split(
     parts: Out<Resource>,
     number: u32,

@@ -1,4 +1,4 @@
-//! Physical memory that several processes hold: exported as a descriptor, imported from one.
+//! Physical memory shared between processes by descriptors.
 
 use std::os::fd::IntoRawFd;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use crate::call::{Call, driver};
 use crate::error::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::physical;
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the only kind of handle that there is here.
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the only supported handle type.
 pub(crate) const POSIX_FILE_DESCRIPTOR: u32 = 1;
 
-/// What is done when physical memory goes.
+/// The charge of physical memory, dropped on its release.
 #[derive(Debug)]
 pub(crate) struct Charge {
     pub(crate) member: &'static Member,
-    /// The device as the machine numbers it, or [`HOST`].
+    /// Device index on the machine, or [`HOST`].
     pub(crate) device: usize,
-    /// What it is charged as; `None`: another process made it.
+    /// Accounting kind; `None`: charged to another process.
     pub(crate) kind: Option<Held>,
-    /// What others hold it by, if it can be shared.
+    /// The export, if the memory can be shared.
     pub(crate) export: Option<Arc<Export>>,
 }
 
@@ -37,7 +37,7 @@ impl PhysicalOwner for Charge {
     }
 }
 
-/// Puts a descriptor of something shared where the program wants it.
+/// Stores a descriptor of an export at the program's pointer.
 pub(crate) fn export_to(out: Raw, export: &Export) -> CUresult {
     let descriptor = export.descriptor().map_err(|_| OUT_OF_MEMORY)?;
     let out = out.as_out::<i32>();
@@ -47,7 +47,7 @@ pub(crate) fn export_to(out: Raw, export: &Export) -> CUresult {
     out.set(descriptor.into_raw_fd())
 }
 
-/// What a descriptor stands for that the program passes in place of a pointer.
+/// Opens the export of a descriptor that the program passes in place of a pointer.
 pub(crate) fn import_from(call: Call, handle: Raw, tag: Tag) -> Result<Export, crate::abi::CUerror> {
     let descriptor = i32::try_from(handle.0 as usize).map_err(|_| INVALID_VALUE)?;
     call.process

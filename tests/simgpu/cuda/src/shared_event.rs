@@ -1,4 +1,4 @@
-//! The state of an event that processes share, in memory that they share.
+//! State of an interprocess event, in shared memory.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -9,48 +9,48 @@ use simgpu::{Export, Tag};
 use crate::error::{CUerror, OUT_OF_MEMORY};
 use crate::process::Process;
 
-/// The file of the event.
+/// Content of the event's file.
 #[repr(C)]
 struct State {
-    /// How often it was recorded.
+    /// Number of recordings.
     begun: AtomicU64,
-    /// The last recording that was reached.
+    /// The last recording reached.
     done: AtomicU64,
-    /// One more than the place of the process that recorded it last.
+    /// Slot of the process that recorded it last, plus 1.
     recorder: AtomicU64,
 }
 
-/// A page, which the file is.
+/// Length of the file: one page.
 const LENGTH: u64 = 4096;
-/// How often who waits for one looks.
+/// Polling interval of waiting streams.
 const POLL: Duration = Duration::from_micros(100);
 
-/// An event that processes share.
+/// An interprocess event.
 pub(crate) struct SharedEvent {
     process: &'static Process,
     export: Export,
     state: *mut State,
 }
 
-// SAFETY: the state is atomics in a mapping that lasts as long as this.
+// SAFETY: the state consists of atomics in a mapping that lasts as long as this value.
 unsafe impl Send for SharedEvent {}
-// SAFETY: likewise.
+// SAFETY: the state consists of atomics in a mapping that lasts as long as this value.
 unsafe impl Sync for SharedEvent {}
 
 impl SharedEvent {
-    /// One of this process.
+    /// Creates an event in this process.
     pub(crate) fn new(process: &'static Process, device: usize) -> Result<SharedEvent, CUerror> {
         let export = process.member.export(Tag::Event, device, LENGTH);
         SharedEvent::of(process, export.map_err(|_| OUT_OF_MEMORY)?)
     }
 
-    /// What another process has made.
+    /// Opens an event that another process has created.
     pub(crate) fn of(process: &'static Process, export: Export) -> Result<SharedEvent, CUerror> {
         use std::os::fd::AsRawFd;
         let file = export.file().map_err(|_| OUT_OF_MEMORY)?;
         let length = usize::try_from(LENGTH).unwrap_or(0);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh mapping replaces nothing; the file is that long.
+        // SAFETY: a new mapping replaces nothing; the file is long enough.
         let state = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -76,7 +76,7 @@ impl SharedEvent {
     }
 
     fn state(&self) -> &State {
-        // SAFETY: mapped until this is dropped, and nothing but atomics, for which any bytes are valid.
+        // SAFETY: mapped until this is dropped; contains only atomics, for which any bytes are valid.
         unsafe { &*self.state }
     }
 
@@ -96,7 +96,7 @@ impl SharedEvent {
         self.state().done.fetch_max(turn, AcqRel);
     }
 
-    /// Whether that recording was reached, or never will be, its process being gone with all its work.
+    /// Returns whether a recording was reached; also true if the recording process is gone.
     pub(crate) fn is_complete(&self, turn: u64) -> bool {
         let state = self.state();
         if state.done.load(Acquire) >= turn {
@@ -117,7 +117,7 @@ impl SharedEvent {
 
 impl Drop for SharedEvent {
     fn drop(&mut self) {
-        // SAFETY: the mapping that was made for this, which ends now.
+        // SAFETY: the mapping was made for this value, which ends now.
         unsafe { libc::munmap(self.state.cast(), usize::try_from(LENGTH).unwrap_or(0)) };
     }
 }

@@ -1,7 +1,7 @@
-//! Arrays whose memory comes later: sparse ones, tile by tile, and those with deferred mapping, as a whole.
+//! Arrays whose memory is mapped later: sparse arrays tile by tile, arrays with deferred mapping as a whole.
 //!
-//! What is mapped holds its physical memory. The bytes of a tile are kept with the array and not in the tile
-//! pool: two arrays never see each other's, and a tile is zero when it is mapped.
+//! A mapping holds its physical memory. The bytes of a tile are stored with the array, not in the tile pool:
+//! two arrays never share bytes, and a tile is zero when it is mapped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) struct MapInfo {
     resource_type: u32,
     resource: usize,
     subresource_type: u32,
-    /// Level, layer, offset and extent in elements; or, of a mip tail, layer, offset and size in bytes.
+    /// Level, layer, offset and extent in elements; for a mip tail: layer, offset and size in bytes.
     subresource: Subresource,
     operation: u32,
     handle_type: u32,
@@ -71,15 +71,15 @@ const MAP: u32 = 1;
 const UNMAP: u32 = 2;
 const SINGLE_TAIL: u32 = 1;
 
-/// Tiles that are mapped, by level, layer and the place of their first element; the tail counts as one beyond
-/// all.
+/// Mapped tiles, by level, layer and position of the first element; the mip tail has a level number above all
+/// others.
 #[derive(Default)]
 pub(crate) struct Tiles(Mutex<BTreeMap<Place, Held>>);
 
 type Place = (u32, u32, [u32; 3]);
 const TAIL: u32 = u32::MAX;
 
-/// Physical memory that something is mapped onto.
+/// Reference to physical memory by a mapping.
 pub(crate) struct Held {
     process: &'static Process,
     number: usize,
@@ -108,7 +108,7 @@ impl Drop for Held {
     }
 }
 
-/// Elements of a tile in each direction, of elements of so many bytes.
+/// Returns a tile's extent in elements, for elements of `element` bytes.
 fn tile(element: usize, is_solid: bool) -> Option<[u32; 3]> {
     Some(match (element, is_solid) {
         (1, false) => [256, 256, 1],
@@ -131,18 +131,19 @@ impl Array {
     }
 }
 
-/// What one operation does, checked.
+/// A checked map or unmap operation.
 enum Change {
-    /// The whole of an array with deferred mapping.
+    /// An array with deferred mapping, as a whole.
     Whole(Arc<Array>, Option<(Held, u64)>),
-    /// Tiles of a sparse array: the array, whose own they are or its mipmapped array's, and their places.
+    /// Tiles of a sparse array: the array, the owner of the tiles (the array or its mipmapped array), and
+    /// their positions.
     Tiles(Option<Arc<Array>>, Arc<Tiles>, Vec<Place>, Option<Memory>),
 }
 
-/// A handle that tiles are mapped onto.
+/// A handle to which tiles are mapped.
 type Memory = (&'static Process, usize, Arc<Handle>);
 
-/// Checks one operation of a stream of a context on a device.
+/// Checks one operation for a stream of a context on a device.
 fn check(call: Call, info: &MapInfo, stream: CUstream) -> Result<Change, CUerror> {
     let device = call.context_of(call.stream(stream)?.context)?;
     let one_bit = u32::try_from(device.device)
@@ -184,7 +185,7 @@ fn check(call: Call, info: &MapInfo, stream: CUstream) -> Result<Change, CUerror
             let mipmap = call.process.mipmaps.get(info.resource, INVALID_HANDLE)?;
             let tiles = mipmap.tiles.clone().ok_or(INVALID_VALUE)?;
             if info.subresource_type == MIP_TAIL {
-                // What is said of a tail begins with its layer.
+                // For a mip tail the subresource begins with its layer.
                 let place = (TAIL, info.subresource.level, [0; 3]);
                 check_memory(memory.as_ref(), info.offset, 1)?;
                 return Ok(Change::Tiles(None, tiles, vec![place], memory));
@@ -238,7 +239,7 @@ fn of_level(
     Ok(Change::Tiles(Some(Arc::clone(array)), tiles, places, memory))
 }
 
-/// Whether so many tiles fit into a tile pool from a place on.
+/// Checks that this many tiles fit into a tile pool from an offset on.
 fn check_memory(memory: Option<&Memory>, offset: u64, tiles: usize) -> CUresult {
     let Some((.., handle)) = memory else {
         return Ok(());
@@ -253,7 +254,7 @@ fn check_memory(memory: Option<&Memory>, offset: u64, tiles: usize) -> CUresult 
 }
 
 impl Change {
-    /// Does it, when the stream has come to it.
+    /// Executes the operation in stream order.
     fn run(self, process: &'static Process) {
         match self {
             Change::Whole(array, memory) => array.place(memory),
@@ -279,7 +280,7 @@ impl Change {
 }
 
 impl Array {
-    /// Makes the bytes of a tile zero.
+    /// Zeroes a tile.
     fn wipe(&self, process: &Process, (_, layer, at): Place) {
         let (Some(tile), Ok(base)) = (self.tile(), self.base()) else {
             return;
@@ -288,7 +289,7 @@ impl Array {
         let until = |i: usize| (at[i] + tile[i]).min(size[i]);
         let element = self.element() as u64;
         for z in at[2]..until(2) {
-            // Layers and slices are laid out alike.
+            // Layers and slices have the same layout.
             let slice = u64::from(z + layer) * self.layer();
             let _ = Fill {
                 address: base + slice + u64::from(at[1]) * self.pitch() + u64::from(at[0]) * element,
@@ -330,7 +331,7 @@ fn of_array(out: Out<Properties>, array: &Array) -> CUresult {
     })
 }
 
-/// The tail is the levels that are smaller than a tile in any direction.
+/// Returns the properties; the mip tail consists of the levels that are smaller than a tile in any direction.
 fn of_mipmap(call: Call, out: Out<Properties>, mipmap: &Mipmap) -> CUresult {
     mipmap.tiles.as_ref().ok_or(INVALID_VALUE)?;
     let levels: Vec<_> = mipmap

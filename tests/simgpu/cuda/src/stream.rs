@@ -14,7 +14,7 @@ use crate::{capture, pool};
 pub(crate) const NON_BLOCKING: u32 = 1;
 /// `CU_STREAM_PER_THREAD`.
 pub(crate) const PER_THREAD: CUstream = 2;
-/// The best priority, as `cuCtxGetStreamPriorityRange` tells.
+/// The highest priority, as `cuCtxGetStreamPriorityRange` reports it.
 const BEST: i32 = -5;
 
 /// A stream of a context.
@@ -25,7 +25,7 @@ pub(crate) struct Stream {
     pub(crate) kind: StreamKind,
     priority: i32,
     flags: u32,
-    /// What it captures to, while it does.
+    /// The capture in progress, if any.
     pub(crate) capture: Mutex<Option<Capture>>,
 }
 
@@ -60,7 +60,7 @@ fn create(call: Call, out: Out<CUstream>, flags: u32, priority: i32) -> CUresult
     create_in(call, &*call.context()?, out, flags, priority)
 }
 
-/// Makes a stream of that context, whichever is current.
+/// Creates a stream of the given context, which need not be current.
 pub(crate) fn create_in(
     call: Call,
     context: &Context,
@@ -114,7 +114,7 @@ fn host(call: Call, stream: CUstream, function: Option<extern "C" fn(Raw)>, argu
     call.enqueue(&stream, Op::Host(function.ok_or(INVALID_VALUE)?, argument))
 }
 
-/// In null mode, where all earlier work of any stream is done.
+/// Calls a host function at once, in null mode, where all earlier work of any stream is done.
 fn at_once(function: Option<extern "C" fn(Raw)>, argument: Raw) {
     if let Some(function) = function {
         function(argument);

@@ -1,4 +1,4 @@
-//! User objects: what a program ties to the life of graphs.
+//! User objects: resources of the program that graphs keep alive.
 
 use std::sync::{Arc, Weak};
 
@@ -9,14 +9,14 @@ use crate::call::{Call, driver};
 use crate::error::INVALID_VALUE;
 use crate::process;
 
-/// An object of the program's: ended, by the program's own function, with the last that refers to it.
+/// An object of the program, destroyed by the program's function with the last reference.
 pub(crate) struct UserObject {
     handle: usize,
     object: Raw,
     destroy: extern "C" fn(Raw),
 }
 
-// SAFETY: the object is only ever handed back to the program, whose function must bear any thread.
+// SAFETY: the object is only passed back to the program, whose function must be callable on any thread.
 unsafe impl Sync for UserObject {}
 
 impl Drop for UserObject {
@@ -28,10 +28,10 @@ impl Drop for UserObject {
     }
 }
 
-/// An object by its handle, which is valid as long as anything refers to it.
+/// An object by its handle, which is valid while any reference exists.
 pub(crate) struct Held {
     object: Weak<UserObject>,
-    /// The program's own references.
+    /// References owned by the program.
     own: Mutex<Vec<Arc<UserObject>>>,
 }
 
@@ -74,7 +74,7 @@ fn create(
     out.set(handle)
 }
 
-/// Takes `count` references from a list; they end after its lock.
+/// Takes `count` references from a list; they are dropped after its lock is released.
 fn take(
     list: &Mutex<Vec<Arc<UserObject>>>,
     object: &Arc<UserObject>,

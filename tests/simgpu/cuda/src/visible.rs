@@ -1,10 +1,10 @@
-//! Which of the machine's devices a process may see, and in what order: `CUDA_VISIBLE_DEVICES`.
+//! Visible devices and their order: `CUDA_VISIBLE_DEVICES`.
 
 use simgpu::{Device, Machine};
 
-/// The places of the devices that `CUDA_VISIBLE_DEVICES` leaves, in its order, up to the first that is none;
-/// all without it. One named twice leaves none at all. A process sees one instance at most, the first, and
-/// then no whole device.
+/// Returns the indices of the devices listed in `CUDA_VISIBLE_DEVICES`, in its order, up to the first invalid
+/// entry; without the variable, all. A duplicate entry hides all devices. A process sees at most one MIG
+/// instance, the first, and then no whole device.
 pub(crate) fn of(machine: &Machine, wish: Option<&str>) -> Vec<usize> {
     let visible = match wish {
         None => machine
@@ -35,8 +35,8 @@ fn named(machine: &Machine, wish: &str) -> Vec<usize> {
     visible
 }
 
-/// The device of that index or UUID, or of a UUID that begins so, if no other's does. An instance is also
-/// `MIG-<its device's UUID>/<GPU instance>/<compute instance>`.
+/// Finds a device by index, UUID or unambiguous UUID prefix. A MIG instance can also be named `MIG-<UUID of
+/// its device>/<GPU instance>/<compute instance>`.
 fn find<'a>(machine: &'a Machine, name: &str) -> Option<Device<'a>> {
     if let Ok(index) = name.parse::<usize>() {
         return machine.devices().find(|it| it.index() == index).and_then(usable);
@@ -58,7 +58,7 @@ fn find<'a>(machine: &'a Machine, name: &str) -> Option<Device<'a>> {
     found.next().is_none().then_some(first).and_then(usable)
 }
 
-/// What there is of a device for a process: itself, or its first instance, if it is divided.
+/// Returns the usable form of a device: itself, or its first instance in MIG mode.
 fn usable(device: Device<'_>) -> Option<Device<'_>> {
     match device.is_divided() {
         true => device.instances().next(),

@@ -1,4 +1,4 @@
-//! Virtual memory management: addresses by themselves, and the maps from them to physical memory.
+//! Virtual memory management: address reservations and mappings of physical memory.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::process::Process;
 use crate::{null, physical};
 
-/// Sizes and addresses are multiples of this.
+/// Granularity of sizes and addresses, in bytes.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
 pub(crate) const LOCATION_DEVICE: u32 = 1;
@@ -22,7 +22,7 @@ pub(crate) const LOCATION_HOST: u32 = 2;
 pub(crate) const LOCATION_HOST_NUMA: u32 = 3;
 pub(crate) const LOCATION_HOST_NUMA_CURRENT: u32 = 4;
 
-/// The device a location means, or [`HOST`].
+/// Returns the device of a location, or [`HOST`].
 pub(crate) fn device_of(process: &Process, location: CUmemLocation) -> Result<usize, CUerror> {
     match location.kind {
         LOCATION_DEVICE => process
@@ -36,18 +36,18 @@ pub(crate) fn device_of(process: &Process, location: CUmemLocation) -> Result<us
     }
 }
 
-/// Whether that is a kind of place that a driver newer than everybody's headers has.
+/// Returns whether this is the location type of `SIMGPU_FUTURE_LOCATION`, unknown to all headers.
 fn is_future(kind: u32) -> bool {
     std::env::var("SIMGPU_FUTURE_LOCATION").is_ok_and(|future| future == kind.to_string())
 }
 
-/// Whether the host has that NUMA node. One without NUMA has node 0.
+/// Returns whether the host has this NUMA node. A host without NUMA has node 0.
 fn is_node(node: i32) -> bool {
     node == 0 || Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
 }
 
-/// Where memory can be made: as documented, not on whatever node the thread is on; before CUDA 12.2 on
-/// devices alone.
+/// Returns where memory is created; as documented, not on the thread's current NUMA node, and before CUDA
+/// 12.2 only on devices.
 pub(crate) fn place_for(process: &Process, location: CUmemLocation) -> Result<usize, CUerror> {
     let is_old = Driver::of_process().cuda_version < 12_020;
     if location.kind == LOCATION_HOST_NUMA_CURRENT || is_old && location.kind != LOCATION_DEVICE {
@@ -60,14 +60,14 @@ pub(crate) fn is_whole(bytes: u64) -> bool {
     bytes > 0 && bytes.is_multiple_of(GRANULARITY)
 }
 
-/// The reservation that an address is in: start and length.
+/// Returns start and length of the reservation that contains an address.
 pub(crate) fn reservation(process: &Process, address: u64) -> Option<(u64, u64)> {
     let reservations = process.reservations.lock();
     let (&start, &length) = reservations.range(..=address).next_back()?;
     (address < start + length).then_some((start, length))
 }
 
-/// Whether a range lies within one reservation.
+/// Returns whether a range lies within one reservation.
 fn is_reserved(process: &Process, base: u64, size: u64) -> bool {
     reservation(process, base)
         .is_some_and(|(start, length)| base.checked_add(size).is_some_and(|end| end <= start + length))
@@ -148,8 +148,8 @@ fn unreserve(call: Call, base: CUdeviceptr, size: usize) -> CUresult {
     Ok(())
 }
 
-/// Sets what each location listed may do; what others may stays as it is. The host has no way to memory of a
-/// device.
+/// Sets the access rights of each listed location and leaves others unchanged. The host cannot access a
+/// device's memory.
 fn set_access(
     call: Call,
     base: CUdeviceptr,

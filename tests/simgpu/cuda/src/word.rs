@@ -1,4 +1,4 @@
-//! Stream memory operations: words written and waited for in the order of a stream.
+//! Stream memory operations: words written and awaited in stream order.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::error::{ILLEGAL_ADDRESS, INVALID_VALUE};
 use crate::op::Op;
 use crate::process;
 
-/// A word to be written.
+/// A word to write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Store {
     address: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Store {
     size: u64,
 }
 
-/// A word to be waited for.
+/// A word to wait for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Until {
     word: Store,
@@ -30,7 +30,7 @@ const WAIT_GEQ: u32 = 0;
 const WAIT_EQ: u32 = 1;
 const WAIT_AND: u32 = 2;
 const WAIT_NOR: u32 = 3;
-/// `CU_STREAM_WAIT_VALUE_FLUSH`, which changes nothing here.
+/// `CU_STREAM_WAIT_VALUE_FLUSH`, without effect here.
 const WAIT_FLUSH: u32 = 1 << 30;
 
 impl Store {
@@ -45,7 +45,7 @@ impl Store {
     pub(crate) fn run(&self, space: &Space) -> CUresult {
         let bytes = self.value.to_le_bytes();
         let size = usize::try_from(self.size).unwrap_or(4);
-        // In one piece: words are aligned and the program may be polling them.
+        // A single store: words are aligned, and the program may be polling them.
         let chunk = space
             .chunks(self.address, self.size)
             .and_then(|chunks| chunks.first().copied());
@@ -55,7 +55,7 @@ impl Store {
             8 => unsafe { chunk.bytes.cast::<u64>().write_volatile(self.value) },
             _ => {
                 let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                // SAFETY: likewise.
+                // SAFETY: an aligned word of an arena or of registered memory.
                 unsafe { chunk.bytes.cast::<u32>().write_volatile(word) };
             }
         }
@@ -71,7 +71,7 @@ impl Store {
     }
 }
 
-/// Several operations in a row, as the program gave them.
+/// A batch of operations, as given by the program.
 pub(crate) struct Batch {
     params: Vec<BatchOp>,
     ops: Vec<Op>,
@@ -90,7 +90,7 @@ impl Batch {
         &self.ops
     }
 
-    /// The list, for as long as this is.
+    /// Returns the list, valid as long as the batch.
     pub(crate) fn list(&self) -> (u32, Raw) {
         let count = u32::try_from(self.params.len()).unwrap_or(0);
         (count, Raw(self.params.as_ptr().cast_mut().cast()))
@@ -105,7 +105,7 @@ impl Until {
             .ok_or(INVALID_VALUE)
     }
 
-    /// Whether the word is as it should be. Memory that is gone keeps nobody waiting.
+    /// Returns whether the wait is over; also true if the memory no longer exists.
     pub(crate) fn is_met(&self, space: &Space) -> bool {
         let Some(now) = bytes::read(space, self.word.address, self.word.size) else {
             return true;
@@ -114,7 +114,7 @@ impl Until {
         word[..now.len()].copy_from_slice(&now);
         let (now, value, mask) = (u64::from_le_bytes(word), self.word.value, self.word.mask());
         match self.compare {
-            // Cyclic, as the driver documents it: the difference, taken as signed, is not negative.
+            // Cyclic comparison, as documented: the difference, as a signed number, is not negative.
             WAIT_GEQ => now.wrapping_sub(value) & mask <= mask >> 1,
             WAIT_EQ => now == value,
             WAIT_AND => now & value != 0,
@@ -128,7 +128,7 @@ fn write(call: Call, stream: CUstream, address: CUdeviceptr, value: u64, size: u
     call.enqueue(&stream, Op::Store(Store::new(call, address, value, size)?))
 }
 
-/// In null mode, where all earlier work of any stream is done.
+/// Writes a word at once, in null mode, where all earlier work of any stream is done.
 fn write_at_once(address: CUdeviceptr, value: u64, size: u64) {
     if let Ok(process) = process::get() {
         let _ = Store { address, value, size }.run(process.space);
@@ -143,7 +143,7 @@ fn wait(call: Call, stream: CUstream, address: CUdeviceptr, value: u64, size: u6
     )
 }
 
-/// One of the operations of `cuStreamBatchMemOp`, a union of 48 bytes.
+/// An operation of `cuStreamBatchMemOp`, a union of 48 bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct BatchOp {
@@ -164,7 +164,7 @@ const OP_BARRIER: u32 = 6;
 const OP_FLUSH: u32 = 3;
 
 impl BatchOp {
-    /// What it does, if that can be noticed.
+    /// Returns the operation, if it has an observable effect.
     fn op(&self, call: Call) -> Result<Option<Op>, CUerror> {
         let low = self.value & u64::from(u32::MAX);
         let store = |value, size| Store::new(call, self.address, value, size);
@@ -179,7 +179,7 @@ impl BatchOp {
     }
 }
 
-/// As documented: up to 256 operations, of which one that is wrong spoils all.
+/// Submits a batch; as documented, up to 256 operations, none of which is executed if one is invalid.
 fn batch(call: Call, stream: CUstream, count: u32, list: Raw, flags: u32) -> CUresult {
     const MOST: u32 = 256;
     let stream = call.stream(stream)?;

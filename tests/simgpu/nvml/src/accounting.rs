@@ -1,4 +1,4 @@
-//! Accounting: what each process has had of a device over its life, while that is switched on.
+//! Accounting of each process's use of a device over its lifetime, while enabled.
 
 use core::ffi::c_uint;
 
@@ -11,11 +11,11 @@ use crate::process::put_list;
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Stats {
-    /// Percent of its life that the device worked for it.
+    /// Percentage of the lifetime in which the device worked for the process.
     gpu: c_uint,
     memory: c_uint,
     peak: u64,
-    /// Milliseconds that its life has lasted; 0 while it goes on.
+    /// Lifetime in milliseconds; 0 while the process is running.
     time_msec: u64,
     began_usec: u64,
     is_running: c_uint,
@@ -44,7 +44,7 @@ impl From<Life> for Stats {
     }
 }
 
-/// The lives that are accounted for: the living before the dead of the same pid.
+/// Returns the accounted lifetimes, living processes before dead ones with the same pid.
 fn lives(device: Device<'_>) -> Result<Vec<Life>> {
     if !device.remembers() {
         return Err(Error::NotSupported);
@@ -56,7 +56,7 @@ fn lives(device: Device<'_>) -> Result<Vec<Life>> {
 }
 
 fn check_root() -> Result {
-    // SAFETY: has no arguments and cannot fail.
+    // SAFETY: geteuid has no arguments and cannot fail.
     if unsafe { libc::geteuid() } == 0 {
         Ok(())
     } else {

@@ -1,10 +1,10 @@
-//! How NVML is called: results, arguments, and the macro of the tables.
+//! NVML's calling conventions: results, arguments, and the macro for the tables.
 
 use core::ffi::{CStr, c_char, c_uint, c_void};
 
 use simgpu::{Device, Machine};
 
-/// Why a call failed; the values of `nvmlReturn_t`.
+/// Errors, with the values of `nvmlReturn_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Error {
     Uninitialized = 1,
@@ -19,7 +19,7 @@ pub(crate) enum Error {
 
 pub(crate) type Result<T = ()> = core::result::Result<T, Error>;
 
-/// Every result NVML has, with the words `nvmlErrorString` has for it.
+/// All results of NVML, with the texts of `nvmlErrorString`.
 pub(crate) const RESULTS: &[(u32, &CStr)] = &[
     (0, c"Success"),
     (1, c"Uninitialized"),
@@ -51,7 +51,7 @@ pub(crate) const RESULTS: &[(u32, &CStr)] = &[
     (29, c"Invalid State"),
 ];
 
-/// The number a C caller gets.
+/// Converts a result to the value that a C caller receives.
 pub(crate) fn code(result: Result) -> u32 {
     match result {
         Ok(()) => 0,
@@ -59,8 +59,8 @@ pub(crate) fn code(result: Result) -> u32 {
     }
 }
 
-/// A table of NVML functions. A row is what the header says, its further names after `|`, and what it does:
-/// called with the machine, once the library is initialised.
+/// Defines a table of NVML functions. A row contains the signature as in the header, further names after `|`,
+/// and the body, which is called with the machine once the library is initialized.
 macro_rules! nvml {
     ($(
         $(#[doc = $doc:literal])*
@@ -72,7 +72,7 @@ macro_rules! nvml {
         $( $crate::call::nvml! { @one $name $args |$machine| $body } )*
     };
     (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) |$machine:pat_param| $body:expr) => {
-        // SAFETY: NVML's function of that name, with its signature.
+        // SAFETY: NVML's function of this name, with its signature.
         #[unsafe(no_mangle)]
         extern "C" fn $name($($arg: $ty),*) -> u32 {
             let run = || -> $crate::call::Result {
@@ -85,7 +85,7 @@ macro_rules! nvml {
 }
 pub(crate) use nvml;
 
-/// A caller's `nvmlDevice_t`: the device's index, plus one so that null is none.
+/// A caller's `nvmlDevice_t`: the device's index plus 1, so that null is invalid.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Handle(*mut c_void);
@@ -100,7 +100,7 @@ impl Handle {
         machine.device(index).ok_or(Error::InvalidArgument)
     }
 
-    /// A device that is no instance of one.
+    /// Returns the device if it is no MIG instance.
     pub(crate) fn whole(self, machine: &Machine) -> Result<Device<'_>> {
         let device = self.device(machine)?;
         match device.part_of() {
@@ -109,8 +109,8 @@ impl Handle {
         }
     }
 
-    /// A device to which MIG means nothing: what NVML cannot say of instances and of what is divided into
-    /// them.
+    /// Returns the device if it is neither an instance nor in MIG mode, for queries that NVML does not
+    /// support with MIG.
     pub(crate) fn undivided(self, machine: &Machine) -> Result<Device<'_>> {
         let device = self.device(machine)?;
         match device.is_divided() || device.part_of().is_some() {
@@ -120,8 +120,7 @@ impl Handle {
     }
 }
 
-/// A caller's pointer to one `T`: null, or good to read and to write for the length of the call. Only C makes
-/// one.
+/// A caller's pointer to one `T`: null, or readable and writable during the call. Only C code creates one.
 #[repr(transparent)]
 pub(crate) struct Place<T>(*mut T);
 
@@ -134,7 +133,7 @@ impl<T> Clone for Place<T> {
 impl<T> Copy for Place<T> {}
 
 impl<T: Copy> Place<T> {
-    /// A place of our own, for as long as the caller keeps `value`.
+    /// Returns a pointer to a value of the library's own, valid while the caller keeps `value`.
     pub(crate) fn to(value: &mut T) -> Self {
         Self(value)
     }
@@ -143,7 +142,7 @@ impl<T: Copy> Place<T> {
         self.0.is_null()
     }
 
-    /// The same pointer, for what the library means by it.
+    /// Casts the pointer, for queries whose type depends on an argument.
     pub(crate) fn cast<U>(self) -> Place<U> {
         Place(self.0.cast())
     }
@@ -152,7 +151,7 @@ impl<T: Copy> Place<T> {
         if self.0.is_null() {
             return Err(Error::InvalidArgument);
         }
-        // SAFETY: not null, so writable by what the header asks of the caller.
+        // SAFETY: not null, so writable according to the header.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -161,11 +160,11 @@ impl<T: Copy> Place<T> {
         if self.0.is_null() {
             return Err(Error::InvalidArgument);
         }
-        // SAFETY: not null, so readable by what the header asks of the caller.
+        // SAFETY: not null, so readable according to the header.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// Writes an array that begins here; the caller has said that it has room.
+    /// Writes an array at the pointer; the caller has stated that there is room.
     pub(crate) fn put_all(self, values: &[T]) -> Result {
         for (index, value) in values.iter().enumerate() {
             Place(self.0.wrapping_add(index)).put(*value)?;
@@ -175,7 +174,7 @@ impl<T: Copy> Place<T> {
 }
 
 impl Place<u8> {
-    /// Writes `text` and a final zero, if `length` bytes are enough.
+    /// Writes `text` with a terminating zero, if `length` bytes are enough.
     pub(crate) fn put_text(self, text: &str, length: c_uint) -> Result {
         if text.len() >= length as usize {
             return Err(Error::InsufficientSize);
@@ -184,25 +183,25 @@ impl Place<u8> {
     }
 }
 
-/// A caller's string. Only C makes one.
+/// A caller's string. Only C code creates one.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Text(*const c_char);
 
 impl Text {
-    /// The string; what is not UTF-8 names nothing here.
+    /// Returns the string. Invalid UTF-8 matches no name here.
     pub(crate) fn get(&self) -> Result<&str> {
         if self.0.is_null() {
             return Err(Error::InvalidArgument);
         }
-        // SAFETY: not null, so a string for the length of the call by what the header asks of the caller.
+        // SAFETY: not null, so a string that is valid during the call, according to the header.
         unsafe { CStr::from_ptr(self.0) }
             .to_str()
             .map_err(|_| Error::NotFound)
     }
 }
 
-/// A fixed array that holds `text` and ends with a zero, cut where it is too long.
+/// Returns a zero-terminated array with `text`, truncated if it is too long.
 pub(crate) fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut out = [0; N];
     let length = text.len().min(N - 1);
@@ -210,7 +209,7 @@ pub(crate) fn padded<const N: usize>(text: &str) -> [u8; N] {
     out
 }
 
-/// The `version` member of a structure of NVML: its size, and its version above.
+/// Returns the `version` member of an NVML structure: its size, with its version in the upper bits.
 pub(crate) const fn version<T>(number: u32) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "no structure of NVML has 4 GiB")]
     let size = size_of::<T>() as u32;

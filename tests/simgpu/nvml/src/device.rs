@@ -1,4 +1,4 @@
-//! The devices: how many, which, and what each of them is.
+//! Device enumeration and properties.
 
 use core::ffi::{c_int, c_uint};
 
@@ -10,7 +10,7 @@ use crate::call::{Error, Handle, Place, Result, Text, nvml, padded, version};
 const DISABLED: c_uint = 0;
 const ENABLED: c_uint = 1;
 
-/// Vendor NVIDIA in the lower half, a device number that no product has in the upper.
+/// PCI id: vendor NVIDIA in the lower half, an unused device number in the upper.
 const PCI_ID: u32 = 0xffff_10de;
 
 /// `nvmlMemory_t`.
@@ -33,7 +33,7 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// `nvmlPciInfo_t` of version 1, with which the others begin.
+/// `nvmlPciInfo_t` of version 1, the beginning of the later versions.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct PciV1 {
@@ -87,7 +87,7 @@ fn memory(device: Device<'_>) -> Memory {
 
 fn pci(device: Device<'_>) -> PciV3 {
     let address = device.pci_address();
-    // The old form has a domain of four digits.
+    // Version 1 has a four-digit domain.
     let begin = PciV1 {
         bus_id: padded(address.get(4..).unwrap_or_default()),
         domain: 0,
@@ -102,7 +102,7 @@ fn pci(device: Device<'_>) -> PciV3 {
     }
 }
 
-/// Domain, bus and the rest of a PCI address in any of its spellings.
+/// Returns domain, bus and the rest of a PCI address in any notation.
 fn pci_parts(address: &str) -> Option<(u32, u32, String)> {
     let mut parts = address.rsplit(':');
     let (slot, bus, domain) = (parts.next()?, parts.next()?, parts.next().unwrap_or("0"));
@@ -155,7 +155,7 @@ nvml! {
     fn nvmlDeviceGetUUID(device: Handle, uuid: Place<u8>, length: c_uint) =>
         |machine| uuid.put_text(&device.device(machine)?.uuid_string(), length);
 
-    /// Of an instance: which of its device's it is.
+    /// For an instance: its number within its parent device.
     fn nvmlDeviceGetIndex(device: Handle, index: Place<c_uint>) => |machine| {
         let device = device.device(machine)?;
         index.put(number(device.part_of().map_or(device.index(), |(_, instance)| instance)))
@@ -204,7 +204,7 @@ nvml! {
         minor.put(simgpu::COMPUTE_CAPABILITY.1)
     };
 
-    /// `NVML_COMPUTEMODE_DEFAULT`: any number of processes.
+    /// Returns `NVML_COMPUTEMODE_DEFAULT`: any number of processes.
     fn nvmlDeviceGetComputeMode(device: Handle, mode: Place<c_uint>) =>
         |machine| device.device(machine).and_then(|_| mode.put(0));
 
@@ -216,7 +216,7 @@ nvml! {
         state: Place<c_uint>,
     ) => |machine| device.device(machine).and_then(|_| state.put(DISABLED));
 
-    /// No virtualisation, no second GPU on the board.
+    /// Returns 0: no virtualization, no second GPU on the board.
     fn nvmlDeviceGetVirtualizationMode | nvmlDeviceGetMultiGpuBoard (device: Handle, answer: Place<c_uint>) =>
         |machine| device.device(machine).and_then(|_| answer.put(0));
 

@@ -1,4 +1,4 @@
-//! The library and the system as a whole.
+//! Initialization of the library, and queries about the system.
 
 use core::ffi::{c_char, c_int, c_uint};
 use std::fs;
@@ -9,10 +9,10 @@ use simgpu::{Driver, Machine};
 use crate::call::{Error, Place, RESULTS, Result, code, nvml};
 use crate::sample;
 
-/// How many times the library has been initialised and not shut down.
+/// Number of initializations without a matching shutdown.
 static USERS: Mutex<u32> = Mutex::new(0);
 
-/// The machine, if the library is initialised.
+/// Returns the machine if the library is initialized.
 pub(crate) fn machine() -> Result<&'static Machine> {
     if *USERS.lock() == 0 {
         return Err(Error::Uninitialized);
@@ -34,27 +34,27 @@ fn initialise() -> Result {
     Ok(())
 }
 
-// SAFETY: NVML's function of that name, with its signature.
+// SAFETY: NVML's function of this name, with its signature.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit() -> u32 {
     code(initialise())
 }
 
-// SAFETY: likewise.
+// SAFETY: NVML's function of this name, with its signature.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> u32 {
     code(initialise())
 }
 
-/// The flags ask not to fail without a device, and not to attach to any; the simulated machine has devices
-/// and needs no attaching.
-// SAFETY: likewise.
+/// Ignores the flags, which ask not to fail without a device and not to attach to any: the simulated machine
+/// has devices and needs no attaching.
+// SAFETY: NVML's function of this name, with its signature.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {
     code(initialise())
 }
 
-// SAFETY: likewise.
+// SAFETY: NVML's function of this name, with its signature.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlShutdown() -> u32 {
     let mut users = USERS.lock();
@@ -65,7 +65,7 @@ extern "C" fn nvmlShutdown() -> u32 {
     0
 }
 
-// SAFETY: likewise.
+// SAFETY: NVML's function of this name, with its signature.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
     RESULTS
@@ -79,7 +79,7 @@ nvml! {
     fn nvmlSystemGetDriverVersion(version: Place<u8>, length: c_uint) =>
         |_| version.put_text(Driver::of_process().driver_version, length);
 
-    /// NVML's own version is the driver's behind the number of its interface.
+    /// NVML's version is its interface's number followed by the driver's version.
     fn nvmlSystemGetNVMLVersion(version: Place<u8>, length: c_uint) =>
         |_| {
             let Driver { cuda_version, driver_version, .. } = Driver::of_process();
@@ -89,7 +89,7 @@ nvml! {
     fn nvmlSystemGetCudaDriverVersion | nvmlSystemGetCudaDriverVersion_v2 (version: Place<c_int>) =>
         |_| version.put(Driver::of_process().cuda_version);
 
-    /// The name a process was started by, cut to the caller's length.
+    /// Returns the name that the process was started with, truncated to the caller's length.
     fn nvmlSystemGetProcessName(pid: c_uint, name: Place<u8>, length: c_uint) => |_| {
         let room = (length as usize).checked_sub(1).ok_or(Error::InvalidArgument)?;
         let command = fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| Error::NotFound)?;
@@ -98,6 +98,6 @@ nvml! {
         name.put_all(&[cut, &[0]].concat())
     };
 
-    /// No S-class units.
+    /// Returns 0: there are no S-class units.
     fn nvmlUnitGetCount(count: Place<c_uint>) => |_| count.put(0);
 }

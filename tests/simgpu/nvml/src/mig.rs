@@ -1,4 +1,4 @@
-//! Instances of devices. A machine that was made without any is one whose devices cannot be divided.
+//! MIG instances. If a machine is created without any, its devices do not support MIG.
 
 use core::ffi::{c_uint, c_void};
 
@@ -6,7 +6,8 @@ use simgpu::{Device, Machine};
 
 use crate::call::{Error, Handle, Place, Result, nvml};
 
-/// The GPU instance and the compute instance that an instance is: each of the first has one of the second.
+/// Returns the ids of an instance's GPU instance and compute instance; each GPU instance has one compute
+/// instance.
 pub(crate) fn ids(device: Device<'_>) -> Option<(c_uint, c_uint)> {
     let (_, number) = device.part_of()?;
     Some((
@@ -15,7 +16,7 @@ pub(crate) fn ids(device: Device<'_>) -> Option<(c_uint, c_uint)> {
     ))
 }
 
-/// A device that can be divided, and may be.
+/// Returns the device if it supports MIG.
 fn divisible(device: Handle, machine: &Machine) -> Result<Device<'_>> {
     let device = device.whole(machine)?;
     match machine.mig().is_anywhere() {
@@ -24,7 +25,7 @@ fn divisible(device: Handle, machine: &Machine) -> Result<Device<'_>> {
     }
 }
 
-/// What would need the right to divide devices.
+/// Refuses calls that would change MIG instances.
 fn unsupported(device: Handle, machine: &Machine) -> Result {
     device.device(machine)?;
     Err(Error::NotSupported)
@@ -39,7 +40,7 @@ nvml! {
     fn nvmlDeviceIsMigDeviceHandle(device: Handle, answer: Place<c_uint>) =>
         |machine| answer.put(c_uint::from(device.device(machine)?.part_of().is_some()));
 
-    /// The mode now, and the one that will be: it never changes.
+    /// Returns the current and the pending mode, which are equal: the mode never changes.
     fn nvmlDeviceGetMigMode(device: Handle, now: Place<c_uint>, later: Place<c_uint>) => |machine| {
         let mode = c_uint::from(divisible(device, machine)?.is_divided());
         now.put(mode)?;

@@ -1,5 +1,5 @@
-//! Who is on the devices, what they hold and how busy they are. A simulated process does nothing but compute:
-//! the lists of graphics and of MPS clients are empty.
+//! Processes on the devices, their memory and their utilization. Simulated processes only compute: the lists
+//! of graphics processes and of MPS clients are empty.
 
 use core::ffi::c_uint;
 
@@ -8,20 +8,20 @@ use simgpu::{Device, Driver};
 use crate::call::{Error, Handle, Place, Result, nvml, version};
 use crate::{mig, sample};
 
-/// The GPU or compute instance of a process on a device without MIG.
+/// GPU or compute instance of a process on a device without MIG.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
-/// A process and the device that it is on.
+/// A process and its device.
 struct Found<'a>(Device<'a>, simgpu::Process);
 
 impl Found<'_> {
-    /// The GPU and the compute instance.
+    /// Returns the GPU instance and the compute instance.
     fn instances(&self) -> (c_uint, c_uint) {
         mig::ids(self.0).unwrap_or((NO_INSTANCE, NO_INSTANCE))
     }
 }
 
-/// Those on a device. Where it is divided: those on all of its instances.
+/// Returns the processes on a device, in MIG mode those on all its instances.
 fn found(device: Device<'_>) -> Vec<Found<'_>> {
     let all = [device].into_iter().chain(device.instances());
     all.flat_map(|device| {
@@ -33,7 +33,7 @@ fn found(device: Device<'_>) -> Vec<Found<'_>> {
     .collect()
 }
 
-/// `nvmlProcessMode_t`: one past the last, after compute, graphics and MPS.
+/// Number of values of `nvmlProcessMode_t`: compute, graphics and MPS.
 const MODES: c_uint = 3;
 const COMPUTE: c_uint = 0;
 
@@ -45,7 +45,7 @@ struct ProcessV1 {
     used: u64,
 }
 
-/// `nvmlProcessInfo_v2_t`, in version 3 too but for [`Driver::has_long_processes`].
+/// `nvmlProcessInfo_v2_t`, also version 3 except with [`Driver::has_long_processes`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ProcessV2 {
@@ -148,8 +148,8 @@ impl From<Found<'_>> for Detail {
     }
 }
 
-/// Gives a caller a list as NVML does: `count` says what there is room for and is told what there is; where
-/// that is more, nothing else is written.
+/// Returns a list in NVML's way: on input `count` is the capacity, on output the number of entries; if they
+/// do not fit, nothing else is written.
 pub(crate) fn put_list<T: Copy>(list: &[T], count: Place<c_uint>, into: Place<T>) -> Result {
     let room = count.get()?;
     let there = c_uint::try_from(list.len()).unwrap_or(c_uint::MAX);
@@ -168,7 +168,7 @@ where
     put_list(&list, count, into)
 }
 
-/// The samples newer than a time that the caller gives: one for each process that has worked of late.
+/// Returns the samples newer than a time given by the caller: one per process that has worked recently.
 fn samples(device: Device<'_>, last_seen_usec: u64) -> Result<Vec<SampleInfo>> {
     let time_usec = sample::now_usec();
     if time_usec <= last_seen_usec {

@@ -1,6 +1,6 @@
-//! How busy the devices were of late. NVML's numbers are shares of a period that has just passed; here the
-//! period goes back to a look at the devices' counters that is at most a second old, or the last one there
-//! was.
+//! Recent utilization of the devices. NVML reports shares of a period that has just passed; here the period
+//! starts at the newest sample of the counters that is more than one second old, or else at the oldest
+//! sample.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -8,30 +8,30 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use simgpu::{Device, Machine};
 
-/// Looks older than this are forgotten, all but the newest of them.
+/// Age limit of samples; of the older ones only the newest is kept.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Looks are kept at least this far apart.
+/// Minimum time between two samples.
 const APART: Duration = Duration::from_millis(100);
 
-/// The counters of one device at one time.
+/// Sample of one device's counters.
 struct Look {
     at: Instant,
-    /// The same by the clock that people set, in microseconds since 1970.
+    /// `at` by the realtime clock, in microseconds since 1970.
     at_usec: u64,
-    /// Nanoseconds of work done by all.
+    /// Nanoseconds of work done by all processes.
     busy_ns: u64,
-    /// The same of each living process.
+    /// Nanoseconds of work of each living process.
     by_pid: HashMap<u32, u64>,
 }
 
 /// Shares of the period in percent, 0 to 100.
 pub(crate) struct Busy {
     pub(crate) all: u32,
-    /// Each living process that has worked in the period.
+    /// Pid and share of each living process that has worked in the period.
     pub(crate) by_pid: Vec<(u32, u32)>,
 }
 
-/// The looks kept for each device, oldest first.
+/// The samples of each device, oldest first.
 static LOOKS: Mutex<Vec<Vec<Look>>> = Mutex::new(Vec::new());
 
 impl Look {
@@ -53,7 +53,7 @@ impl Look {
         let passed = self.at.duration_since(before.at).as_nanos().max(1);
         let share = |now: u64, then: u64| {
             let worked = u128::from(now.saturating_sub(then));
-            // What has worked at all shows as one percent.
+            // Rounded up: any work shows as at least one percent.
             let percent = (worked * 100).div_ceil(passed).min(100);
             u32::try_from(percent).unwrap_or(100)
         };
@@ -71,21 +71,21 @@ impl Look {
     }
 }
 
-/// Takes the first look at every device, so that the first question has a period to look back on.
+/// Takes the first sample of every device, so that the first query has a period.
 pub(crate) fn begin(machine: &Machine) {
     *LOOKS.lock() = machine.devices().map(|device| vec![Look::at(device)]).collect();
 }
 
-/// Microseconds since 1970.
+/// Returns the time in microseconds since 1970.
 pub(crate) fn now_usec() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// How busy the device was from each look to the next, up to now: when the period ended, in microseconds
-/// since 1970, and the share of it in percent. Only periods that ended after a time.
+/// Returns the utilization between successive samples, up to now: the end of each period, in microseconds
+/// since 1970, and the share in percent. Only periods that ended after `after_usec`.
 pub(crate) fn history(device: Device<'_>, after_usec: u64) -> Vec<(u64, u32)> {
-    // Forgets what is too old and looks once more, if the last look is not just past.
+    // Drops old samples and takes a new one unless the last is recent.
     busy(device);
     let looks = LOOKS.lock();
     let looks = looks.get(device.index()).map_or(&[][..], Vec::as_slice);
@@ -95,7 +95,7 @@ pub(crate) fn history(device: Device<'_>, after_usec: u64) -> Vec<(u64, u32)> {
     periods.filter(|(ended, _)| *ended > after_usec).collect()
 }
 
-/// How busy the device was in the period that ends now.
+/// Returns the utilization in the period that ends now.
 pub(crate) fn busy(device: Device<'_>) -> Busy {
     let now = Look::at(device);
     let mut looks = LOOKS.lock();

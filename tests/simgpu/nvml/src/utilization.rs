@@ -1,4 +1,4 @@
-//! How busy the devices are, of late and over the periods before.
+//! Utilization of the devices: current value and past samples.
 
 use core::ffi::c_uint;
 
@@ -21,8 +21,7 @@ struct Sample {
     value: u64,
 }
 
-/// `nvmlSamplingType_t`, as far as a simulated device has it: of the GPU, its memory, the encoder and the
-/// decoder.
+/// The values of `nvmlSamplingType_t` that a simulated device supports: GPU, memory, encoder and decoder.
 const OF_GPU: c_uint = 1;
 const OF_MEMORY: c_uint = 2;
 const OF_ENCODER: c_uint = 3;
@@ -31,18 +30,18 @@ const OF_DECODER: c_uint = 4;
 /// `nvmlValueType_t`: an unsigned int.
 const UNSIGNED: c_uint = 1;
 
-/// Microseconds over which the idle engines are looked at.
+/// Sampling period of the idle engines, in microseconds.
 const PERIOD_USEC: c_uint = 1_000_000;
 
 nvml! {
-    /// How much of the last second the device worked, which is not known where MIG divides it; the traffic of
-    /// its memory is not simulated.
+    /// Returns the share of the last second in which the device worked; not supported with MIG. Memory
+    /// traffic is not simulated.
     fn nvmlDeviceGetUtilizationRates(device: Handle, rates: Place<Utilization>) => |machine| {
         let gpu = sample::busy(device.undivided(machine)?).all;
         rates.put(Utilization { gpu, memory: 0 })
     };
 
-    /// Nothing but kernels and copies is simulated: the other engines are idle.
+    /// Only kernels and copies are simulated: the other engines are idle.
     fn nvmlDeviceGetEncoderUtilization | nvmlDeviceGetDecoderUtilization | nvmlDeviceGetJpgUtilization
         | nvmlDeviceGetOfaUtilization (device: Handle, share: Place<c_uint>, period: Place<c_uint>) => |machine| {
         device.device(machine)?;
@@ -50,7 +49,7 @@ nvml! {
         period.put(PERIOD_USEC)
     };
 
-    /// Without a place for them, only tells how many there are.
+    /// With a null pointer only returns the number of samples.
     fn nvmlDeviceGetSamples(
         device: Handle,
         kind: c_uint,
@@ -82,7 +81,7 @@ nvml! {
         if room == 0 {
             return Err(Error::InvalidArgument);
         }
-        // The newest, if there is not room for all.
+        // The newest samples, if there is not room for all.
         let first = found.len().saturating_sub(room as usize);
         count.put(there.min(room))?;
         samples.put_all(&found[first..])

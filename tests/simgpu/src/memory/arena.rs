@@ -1,4 +1,4 @@
-//! A large range of this process's addresses, of which only what is written takes memory.
+//! A large range of this process's addresses; only written pages use memory.
 
 use std::fs::File;
 use std::io;
@@ -9,35 +9,36 @@ use parking_lot::Mutex;
 
 use super::Ranges;
 
-/// Holes below this size keep their pages.
+/// Freed blocks smaller than this keep their pages.
 const WORTH_RETURNING: u64 = 64 << 10;
 const PAGE: u64 = 4096;
 const SMALLEST: usize = 1 << 30;
 
-/// What is behind the addresses of an arena.
+/// Memory behind the addresses of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bytes {
-    /// Nothing: they are names for memory elsewhere.
+    /// None: the addresses only name memory elsewhere.
     None,
-    /// Memory of this process.
+    /// Memory private to this process.
     Private,
-    /// Memory that other processes can be let in on.
+    /// Memory that can be shared with other processes.
     Shared,
 }
 
-/// An arena. Its mapping is never undone, so an address of it stays safe to touch.
+/// An address range. It is never unmapped, so its addresses stay safe to access.
 #[derive(Debug)]
 pub struct Arena {
     start: u64,
     length: u64,
     bytes: Bytes,
-    /// Where the bytes are, if they are shared.
+    /// The file with the bytes, if they are shared.
     file: Option<File>,
     free: Mutex<Ranges>,
 }
 
 impl Arena {
-    /// Reserves about `length` bytes of addresses, fewer if the process may not have so many.
+    /// Reserves up to `length` bytes of addresses: half as many, and so on, down to 1 GiB while the system
+    /// refuses.
     pub fn reserve(length: usize, bytes: Bytes) -> io::Result<Arena> {
         let mut length = length;
         loop {
@@ -70,19 +71,19 @@ impl Arena {
         })
     }
 
-    /// Names below 4 GiB, if the process has room for them there.
+    /// Reserves addresses between 1 and 3 GiB, if they are free in this process.
     pub fn low() -> Option<Arena> {
         const START: u64 = 1 << 30;
         const LENGTH: u64 = 2 << 30;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
         let (at, length) = (START as *mut libc::c_void, usize::try_from(LENGTH).ok()?);
-        // SAFETY: a fresh anonymous mapping that is told to replace nothing.
+        // SAFETY: a new anonymous mapping with a flag that forbids replacing others.
         let start = unsafe { libc::mmap(at, length, libc::PROT_NONE, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return None;
         }
         if start != at {
-            // A kernel that does not know the flag takes the address for a wish.
+            // A kernel that does not know the flag treats the address as a hint.
             // SAFETY: exactly the mapping made above.
             unsafe { libc::munmap(start, length) };
             return None;
@@ -96,27 +97,27 @@ impl Arena {
         })
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Whether the address is of this arena, in use or not.
+    /// Returns whether the address belongs to this arena, in use or not.
     pub fn contains(&self, address: u64) -> bool {
         (self.start..self.start + self.length).contains(&address)
     }
 
-    /// Takes `length` addresses beginning at a multiple of `align`.
+    /// Reserves `length` addresses starting at a multiple of `align`.
     pub fn take(&self, length: u64, align: u64) -> Option<u64> {
         self.free.lock().take(length.max(1), align)
     }
 
-    /// Takes exactly these addresses, if they are free.
+    /// Reserves exactly these addresses, if they are free.
     pub fn take_at(&self, at: u64, length: u64) -> bool {
         self.free.lock().take_at(at, length)
     }
 
-    /// Gives addresses back. The bytes of large blocks are returned to the system.
+    /// Frees addresses. The bytes of blocks of 64 KiB or more are returned to the system.
     pub fn give(&self, at: u64, length: u64) {
         if self.bytes != Bytes::None && length >= WORTH_RETURNING {
             self.discard(at, length);
@@ -124,13 +125,13 @@ impl Arena {
         self.free.lock().give(at, length.max(1));
     }
 
-    /// Where the bytes of an address are, if others can be let in on them: a file and the place in it.
+    /// Returns the file and the offset of an address's bytes, if they can be shared.
     pub fn place_of(&self, at: u64) -> Option<(BorrowedFd<'_>, u64)> {
         let file = self.file.as_ref()?;
         Some((file.as_fd(), at - self.start))
     }
 
-    /// Puts the bytes of a file behind some of the addresses, whole pages, until `restore`.
+    /// Maps a file's bytes at some of the addresses (whole pages), until `restore`.
     pub fn lay(&self, at: u64, length: u64, (file, offset): (BorrowedFd<'_>, u64)) -> io::Result<()> {
         let length = usize::try_from(length).unwrap_or(0);
         map(
@@ -142,7 +143,7 @@ impl Arena {
         .map(drop)
     }
 
-    /// Puts what belongs there behind addresses where something else was laid.
+    /// Restores the arena's own mapping after `lay`.
     pub fn restore(&self, at: u64, length: u64) {
         let length = usize::try_from(length).unwrap_or(0);
         let restored = map(at as *mut libc::c_void, length, self.bytes, self.place_of(at));
@@ -151,15 +152,14 @@ impl Arena {
         }
     }
 
-    /// Takes the pages of a range from the system now rather than when they are touched, where it can do
-    /// that.
+    /// Populates the pages of a range now instead of on first access, if the system supports it.
     pub fn populate(&self, at: u64, length: u64) {
         let length = usize::try_from(length).unwrap_or(0);
-        // SAFETY: pages of an arena's own mapping; what is in them stays.
+        // SAFETY: pages of an arena's own mapping; their content is kept.
         unsafe { libc::madvise(at as *mut libc::c_void, length, libc::MADV_POPULATE_WRITE) };
     }
 
-    /// Returns the whole pages in a range to the system; they read as zero then.
+    /// Returns the whole pages in a range to the system; they then read as zero.
     pub fn discard(&self, at: u64, length: u64) {
         let first = at.next_multiple_of(PAGE);
         let last = (at + length) / PAGE * PAGE;
@@ -172,26 +172,26 @@ impl Arena {
                 Bytes::Shared => libc::MADV_REMOVE,
                 Bytes::None | Bytes::Private => libc::MADV_DONTNEED,
             };
-            // SAFETY: pages of an arena's own mapping, which nobody holds a Rust reference to.
+            // SAFETY: pages of an arena's own mapping, to which no Rust reference exists.
             unsafe { libc::madvise(first, length, advice) };
         }
     }
 }
 
-/// A file without a name, all zero, of which only what is written takes memory.
+/// Creates an anonymous file, sparse and zeroed.
 fn anonymous(length: usize) -> io::Result<File> {
     // SAFETY: the name is a string.
     let file = unsafe { libc::memfd_create(c"simgpu".as_ptr(), libc::MFD_CLOEXEC) };
     if file < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a descriptor made just now, which nobody else has.
+    // SAFETY: the descriptor has just been created and has no other owner.
     let file = unsafe { File::from_raw_fd(file) };
     file.set_len(length as u64)?;
     Ok(file)
 }
 
-/// Maps pages: anywhere, or in place of what is at `at`, which must be of an arena.
+/// Maps pages: at any address, or in place of those at `at`, which must belong to an arena.
 fn map(
     at: *mut libc::c_void,
     length: usize,
@@ -211,15 +211,14 @@ fn map(
         (file.as_raw_fd(), i64::try_from(offset).unwrap_or(0))
     });
     let flags = kind | fixed | libc::MAP_NORESERVE;
-    // SAFETY: a fresh mapping replaces nothing, or pages of an arena, which are only ever reached by their
-    // addresses.
+    // SAFETY: the mapping replaces nothing, or pages of an arena, which are only accessed by address.
     let start = unsafe { libc::mmap(at, length, protection, flags, descriptor, offset) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: exactly the mapping made above. A fork child has no use for it.
+    // SAFETY: exactly the mapping made above. A forked child does not need it.
     unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
-    // SAFETY: likewise; a core file has no use for it either.
+    // SAFETY: exactly the mapping made above. A core file does not need it.
     unsafe { libc::madvise(start, length, libc::MADV_DONTDUMP) };
     Ok(start as u64)
 }

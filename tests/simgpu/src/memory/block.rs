@@ -1,4 +1,4 @@
-//! Blocks: what is known of the memory at a device address.
+//! Blocks: properties of the memory at a device address.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,27 +6,27 @@ use std::sync::Arc;
 
 use super::Space;
 
-/// The device of what is in host memory.
+/// Device number of host memory.
 pub const HOST: usize = usize::MAX;
 
-/// What a block of memory is.
+/// Type of a block of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Device memory from the linear allocator.
     Linear,
     /// Device memory of an array.
     Array,
-    /// Memory from the pool of that handle.
+    /// Memory from the pool with this handle.
     Pool(usize),
     /// Device memory of a graph.
     Graph,
     /// Memory that host and device both address.
     Managed,
-    /// Page-locked host memory of the driver's.
+    /// Page-locked host memory allocated by the driver.
     Host,
-    /// Host memory of the program's, registered.
+    /// Host memory of the program, registered.
     Registered,
-    /// Part of a reserved address range with the physical memory of that handle behind it.
+    /// Part of a reserved address range, backed by the physical memory with this handle.
     Mapped(usize),
     /// Device memory of another process.
     Imported,
@@ -35,72 +35,72 @@ pub enum Kind {
 /// A block of memory at a device address.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// Its first address.
+    /// First address.
     pub base: u64,
-    /// Its length in bytes, as asked for.
+    /// Length in bytes, as requested.
     pub size: u64,
-    /// What it is.
+    /// Type of the block.
     pub kind: Kind,
-    /// The device it is on, or [`HOST`].
+    /// Device of the memory, or [`HOST`].
     pub device: usize,
-    /// The context it was made in.
+    /// Context in which it was created.
     pub context: u64,
-    /// A number no other block of this process ever has.
+    /// Number unique among all blocks of this process.
     pub id: u64,
-    /// Flags it was made with.
+    /// Flags given at creation.
     pub flags: u32,
-    /// Bytes charged to the device for it, to be taken back when it goes.
+    /// Bytes charged to the device for the block, to be uncharged when it ends.
     pub charged: u64,
-    /// Where its bytes are.
+    /// Address of the bytes.
     pub(super) bytes: u64,
-    /// The physical memory behind it where that has a life of its own, held by the block.
+    /// Separately allocated physical memory behind the block, if any; the block holds it.
     pub physical: Option<Arc<Physical>>,
-    /// Who may read and write it.
+    /// Access rights of the devices and the host.
     pub access: Access,
 }
 
-/// Who may read (1) and write (2) a block: two bits for each device, and for the host.
+/// Access rights to a block, read (1) and write (2): two bits per device, and two for the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access(u64);
 
 impl Access {
-    /// Everybody.
+    /// Full access for all devices and the host.
     pub const ALL: Access = Access(u64::MAX);
 
     fn shift(device: usize) -> usize {
-        // More devices than half the bits are not simulated.
+        // At most 31 devices are told apart.
         if device == HOST { 62 } else { device.min(30) * 2 }
     }
 
-    /// What a device, or [`HOST`], may do.
+    /// Returns the rights of a device, or of [`HOST`].
     pub fn of(self, device: usize) -> u64 {
         self.0 >> Access::shift(device) & 3
     }
 
-    /// Allows a device, or [`HOST`], this much.
+    /// Sets the rights of a device, or of [`HOST`].
     pub fn set(&mut self, device: usize, flags: u64) {
         let shift = Access::shift(device);
         self.0 = self.0 & !(3 << shift) | (flags & 3) << shift;
     }
 
-    /// Whether any device may do anything.
+    /// Returns whether any device has any right.
     fn is_any(self) -> bool {
         self.0 & !(3 << Access::shift(HOST)) != 0
     }
 }
 
 impl Block {
-    /// Whether the driver may read and write it.
+    /// Returns whether the driver may access the block.
     pub fn is_accessible(&self) -> bool {
         self.access.is_any() || self.access.of(HOST) != 0
     }
 
-    /// Whether its bytes are in host memory.
+    /// Returns whether the bytes are in host memory.
     pub fn is_on_host(&self) -> bool {
         self.device == HOST || matches!(self.kind, Kind::Host | Kind::Registered)
     }
 
-    /// How far into its physical memory it begins.
+    /// Returns the block's offset in its physical memory, in bytes.
     pub fn offset(&self) -> u64 {
         self.physical
             .as_ref()
@@ -108,12 +108,12 @@ impl Block {
     }
 }
 
-/// A run of bytes of this process that stand for device memory.
+/// A contiguous range of this process's bytes that holds device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Where they are.
+    /// First byte.
     pub bytes: *mut u8,
-    /// How many.
+    /// Length in bytes.
     pub length: usize,
 }
 
@@ -123,17 +123,17 @@ pub struct Physical {
     pub(super) space: &'static Space,
     pub(super) bytes: u64,
     pub(super) size: u64,
-    /// Where the bytes are if not in the arena: a file, from its beginning or from a place in it.
+    /// File with the bytes and the offset in it, if they are not in the arena.
     pub(super) file: Option<(File, u64)>,
-    /// Whether its pages are the host's, taken when it was made.
+    /// Whether this is page-locked host memory, populated at creation.
     pub(super) is_pinned: bool,
-    /// Told when the last holder lets go.
+    /// Notified when the last reference is dropped.
     pub(super) released: Box<dyn PhysicalOwner>,
 }
 
-/// Takes a charge for physical memory back.
+/// Owner of physical memory, which drops the charge on its release.
 pub trait PhysicalOwner: Send + Sync + std::fmt::Debug {
-    /// The memory is gone.
+    /// Called when the memory has been released.
     fn released(&self, size: u64);
 }
 
@@ -151,12 +151,12 @@ impl Drop for Physical {
 }
 
 impl Physical {
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Where its bytes are, for whoever maps them.
+    /// Returns the file and the offset of the bytes, for mapping them.
     pub(super) fn place(&self) -> Option<(BorrowedFd<'_>, u64)> {
         match &self.file {
             Some((file, offset)) => Some((file.as_fd(), *offset)),
@@ -165,7 +165,7 @@ impl Physical {
     }
 }
 
-/// A block of ordinary memory, not charged for.
+/// Returns a block of ordinary memory, without a charge.
 pub(super) fn block(base: u64, size: u64, kind: Kind, device: usize, context: u64, bytes: u64) -> Block {
     let (flags, charged, physical) = (0, 0, None);
     Block {

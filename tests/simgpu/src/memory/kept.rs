@@ -1,15 +1,15 @@
-//! Memory of a device that has been freed and is still there, as it is on a device: whoever gets it next has
-//! no pages to wait for, and finds in it what was there.
+//! Freed device memory that keeps its pages, as on a real device: the next allocation needs no new pages and
+//! finds the previous content.
 
 use parking_lot::Mutex;
 
 use crate::config::parse_bytes;
 
-/// Up to so many bytes of freed memory (`SIMGPU_KEPT`).
+/// Cache of at most `most` bytes of freed memory (`SIMGPU_KEPT`).
 #[derive(Debug)]
 pub(super) struct Kept {
     most: u64,
-    /// Start and length.
+    /// Start and length in bytes.
     pieces: Mutex<Vec<(u64, u64)>>,
 }
 
@@ -26,14 +26,14 @@ impl Kept {
         }
     }
 
-    /// A piece of exactly that length.
+    /// Takes a piece of exactly this length.
     pub(super) fn take(&self, length: u64) -> Option<u64> {
         let mut pieces = self.pieces.lock();
         let at = pieces.iter().rposition(|piece| piece.1 == length)?;
         Some(pieces.swap_remove(at).0)
     }
 
-    /// Whether a piece is kept; otherwise it is to be given back.
+    /// Keeps a piece if it fits. Returns `false` if the caller must free it instead.
     pub(super) fn keep(&self, at: u64, length: u64) -> bool {
         let mut pieces = self.pieces.lock();
         let sum: u64 = pieces.iter().map(|piece| piece.1).sum();
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits_is_kept_for_who_wants_as_much() {
+    fn piece_that_fits_is_kept_for_same_length() {
         let kept = Kept::new(10);
         assert!(kept.keep(100, 4) && kept.keep(200, 6));
         assert!(!kept.keep(300, 1));

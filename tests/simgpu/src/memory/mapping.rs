@@ -1,4 +1,4 @@
-//! Reserved addresses, physical memory, and what is mapped where.
+//! Reserved addresses, physical memory and mappings.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -8,7 +8,7 @@ use super::block::{Access, Block, HOST, Kind, Physical, PhysicalOwner, block};
 use super::space::{Blocks, Space};
 
 impl Space {
-    /// Reserves addresses, at `wanted` if that is possible.
+    /// Reserves addresses, at `wanted` if possible.
     pub fn reserve(&self, size: u64, align: u64, wanted: u64) -> Option<u64> {
         if wanted != 0 && self.reserved.take_at(wanted, size) {
             return Some(wanted);
@@ -16,13 +16,13 @@ impl Space {
         self.reserved.take(size, align)
     }
 
-    /// Lets reserved addresses go.
+    /// Frees reserved addresses.
     pub fn unreserve(&self, base: u64, size: u64) {
         self.reserved.give(base, size);
     }
 
-    /// Makes physical memory, already charged for; `owner` is told when it goes. Its bytes are those of a
-    /// file from a place on, or of nobody else.
+    /// Creates physical memory that is already charged; `owner` is notified on its release. The bytes are
+    /// those of `file` from an offset on, or else private.
     pub fn make_physical(
         &'static self,
         size: u64,
@@ -58,7 +58,8 @@ impl Space {
         }))
     }
 
-    /// The same of the host's memory: its pages are taken now, at what that costs, and go with it.
+    /// Creates page-locked host memory: as `make_physical`, but its pages are populated now and freed with
+    /// it.
     pub fn make_pinned(
         &'static self,
         size: u64,
@@ -73,7 +74,8 @@ impl Space {
         Some(physical)
     }
 
-    /// Puts the beginning of physical memory at reserved addresses. Fails where something is mapped already.
+    /// Maps the beginning of physical memory at reserved addresses. Fails if something is mapped there
+    /// already.
     pub fn map(&self, base: u64, size: u64, physical: &Arc<Physical>, handle: usize, device: usize) -> bool {
         if self.overlaps(base, size) {
             return false;
@@ -87,7 +89,7 @@ impl Space {
         true
     }
 
-    /// Takes out the mapped blocks of a range, which must cover it exactly.
+    /// Removes the mapped blocks of a range, which must cover it exactly.
     pub fn unmap(&self, base: u64, size: u64) -> Option<Vec<Block>> {
         let mut blocks = self.blocks.write();
         let bases = blocks.exactly(base, size)?;
@@ -101,7 +103,7 @@ impl Space {
         Some(gone)
     }
 
-    /// Changes who may access the mapped blocks of a range, which must cover it exactly.
+    /// Changes the access rights of the mapped blocks of a range, which must cover it exactly.
     pub fn set_access(&self, base: u64, size: u64, change: impl Fn(&mut Access)) -> bool {
         let mut blocks = self.blocks.write();
         let Some(bases) = blocks.exactly(base, size) else {
@@ -127,7 +129,7 @@ impl Space {
         true
     }
 
-    /// The mapped blocks of a range, which must cover it exactly.
+    /// Returns the mapped blocks of a range, which must cover it exactly.
     pub fn mapped(&self, base: u64, size: u64) -> Option<Vec<Block>> {
         let blocks = self.blocks.read();
         let bases = blocks.exactly(base, size)?;
@@ -141,7 +143,7 @@ impl Space {
 }
 
 impl Blocks {
-    /// The mapped blocks of a range without holes at whose ends no block is cut.
+    /// Returns the bases of the mapped blocks of a range, if they cover it exactly and without holes.
     fn exactly(&self, base: u64, size: u64) -> Option<Vec<u64>> {
         let end = base.checked_add(size)?;
         let mut at = base;

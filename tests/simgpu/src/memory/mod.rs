@@ -1,4 +1,4 @@
-//! Addresses and bytes: where device memory is, and where its bytes really are.
+//! Device addresses, and the memory that holds their bytes.
 
 mod arena;
 mod block;

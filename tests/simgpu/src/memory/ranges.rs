@@ -1,18 +1,18 @@
-//! Hands out parts of a range of addresses: the smallest hole that fits.
+//! Allocator of address ranges: best fit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A range of addresses, some of them handed out.
+/// A range of addresses, partly allocated.
 #[derive(Debug, Default)]
 pub struct Ranges {
-    /// Start and length of every hole; no two touch.
+    /// Start and length of every hole; adjacent holes are merged.
     holes: BTreeMap<u64, u64>,
     /// Length and start of every hole.
     by_length: BTreeSet<(u64, u64)>,
 }
 
 impl Ranges {
-    /// A range of which nothing is handed out.
+    /// Creates a range that is wholly free.
     pub fn new(start: u64, length: u64) -> Self {
         let mut ranges = Ranges::default();
         if length > 0 {
@@ -21,7 +21,7 @@ impl Ranges {
         ranges
     }
 
-    /// Takes `length` addresses beginning at a multiple of `align`, a power of two.
+    /// Allocates `length` addresses starting at a multiple of `align`, a power of two.
     pub fn take(&mut self, length: u64, align: u64) -> Option<u64> {
         let fits = |&&(hole, start): &&(u64, u64)| {
             start
@@ -34,7 +34,7 @@ impl Ranges {
         Some(at)
     }
 
-    /// Takes exactly these addresses, if they are free.
+    /// Allocates exactly these addresses, if they are free.
     pub fn take_at(&mut self, at: u64, length: u64) -> bool {
         let Some((&start, &hole)) = self.holes.range(..=at).next_back() else {
             return false;
@@ -47,7 +47,7 @@ impl Ranges {
         true
     }
 
-    /// Gives addresses back.
+    /// Frees addresses.
     pub fn give(&mut self, at: u64, length: u64) {
         let (mut start, mut end) = (at, at + length);
         if let Some((&before, &hole)) = self.holes.range(..at).next_back()
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_can_be_taken_in_one_piece() {
+    fn freed_ranges_merge_into_one() {
         let mut ranges = Ranges::new(1024, 4096);
         let parts: Vec<u64> = (0..4).map(|_| ranges.take(1024, 512).unwrap()).collect();
         assert_eq!(ranges.take(1, 1), None);

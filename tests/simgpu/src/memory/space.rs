@@ -1,4 +1,4 @@
-//! What is where in a process's unified address space, and the way from a device address to bytes.
+//! A process's unified address space: its blocks, and the translation of device addresses to bytes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,35 +11,35 @@ use super::arena::{Arena, Bytes};
 use super::block::{Block, Chunk, Kind, Physical, PhysicalOwner, block};
 use super::kept::Kept;
 
-/// Addresses of device memory. They cannot be dereferenced: the bytes are elsewhere.
+/// Size of the address range of device memory. The addresses cannot be dereferenced: the bytes are elsewhere.
 const LINEAR: usize = 4 << 40;
-/// Addresses for `cuMemAddressReserve`.
+/// Size of the address range for `cuMemAddressReserve`.
 const VIRTUAL: usize = 16 << 40;
-/// Physical memory.
+/// Size of the arena of physical memory.
 const PHYSICAL: usize = 4 << 40;
-/// Managed memory and page-locked host memory.
+/// Size of the address range of managed and page-locked host memory.
 const SHARED: usize = 4 << 40;
 
-/// Alignment of what is allocated.
+/// Alignment of allocations, in bytes.
 const ALIGN: u64 = 512;
 
 /// The unified address space of a process.
 #[derive(Debug)]
 pub struct Space {
-    /// Names and bytes of device memory, in step.
+    /// Addresses and bytes of device memory, at equal offsets.
     linear: Arena,
     bytes: Arena,
     pub(super) reserved: Arena,
     pub(super) physical: Arena,
     pub(super) kept: Kept,
-    /// What host and device both address.
+    /// Memory that host and device both address.
     shared: Arena,
-    /// Names of device memory that fit in 32 bits, from the first such on.
+    /// Device addresses that fit in 32 bits, reserved on first use.
     low: OnceLock<Option<Arena>>,
     pub(super) blocks: RwLock<Blocks>,
 }
 
-/// Who is not told when physical memory goes: the block it is behind is what is charged.
+/// Owner of physical memory whose release needs no action, because the block backed by it is charged.
 #[derive(Debug)]
 struct Nobody;
 
@@ -54,7 +54,7 @@ pub(super) struct Blocks {
 }
 
 impl Space {
-    /// Reserves the addresses.
+    /// Reserves the address ranges.
     pub fn new() -> io::Result<Space> {
         Ok(Space {
             linear: Arena::reserve(LINEAR, Bytes::None)?,
@@ -68,7 +68,7 @@ impl Space {
         })
     }
 
-    /// Makes a block of device memory, already charged for.
+    /// Creates a block of device memory that is already charged.
     pub fn make_device(
         &self,
         size: u64,
@@ -86,7 +86,7 @@ impl Space {
         Some(base)
     }
 
-    /// Makes a block of linear device memory, already charged for, at addresses of 32 bits.
+    /// Creates a block of linear device memory that is already charged, at a 32-bit address.
     pub fn make_low(&'static self, size: u64, device: usize, context: u64, charged: u64) -> Option<u64> {
         let low = self.low.get_or_init(Arena::low).as_ref()?;
         let physical = self.make_physical(size.next_multiple_of(4096), None, Box::new(Nobody))?;
@@ -104,12 +104,12 @@ impl Space {
         low.is_some_and(|low| low.contains(address))
     }
 
-    /// Where the bytes of device memory are.
+    /// Returns the address of the bytes behind a device address.
     fn bytes_of(&self, linear: u64) -> u64 {
         linear - self.linear.start() + self.bytes.start()
     }
 
-    /// The file that the bytes of a block of linear memory are in, and where in it.
+    /// Returns the file that contains the bytes of a block of linear memory, and the offset in it.
     pub fn place_of(&self, block: &Block) -> Option<(BorrowedFd<'_>, u64)> {
         if self.bytes.contains(block.bytes) {
             self.bytes.place_of(block.bytes)
@@ -118,18 +118,18 @@ impl Space {
         }
     }
 
-    /// Addresses for a pool to make blocks in.
+    /// Reserves addresses in which a pool creates blocks.
     pub fn take_linear(&self, size: u64) -> Option<u64> {
         self.linear.take(size, 2 << 20)
     }
 
-    /// Gives back what `take_linear` gave, when no block is left in it.
+    /// Returns addresses reserved by `take_linear`, which contain no block any more.
     pub fn give_linear(&self, base: u64, size: u64) {
         self.bytes.discard(self.bytes_of(base), size);
         self.linear.give(base, size);
     }
 
-    /// Makes a block at addresses that `take_linear` or `take_shared` gave, of a pool or a graph.
+    /// Creates a block of a pool or a graph at addresses reserved by `take_linear` or `take_shared`.
     pub fn make_within(&self, base: u64, size: u64, kind: Kind, device: usize, context: u64) {
         let bytes = if self.shared.contains(base) {
             base
@@ -139,7 +139,7 @@ impl Space {
         self.insert(block(base, size, kind, device, context, bytes));
     }
 
-    /// Makes a block at addresses that `take_linear` gave, with a part of physical memory behind it.
+    /// Creates a block at addresses reserved by `take_linear`, backed by a part of physical memory.
     pub fn make_backed(
         &self,
         (base, size): (u64, u64),
@@ -154,7 +154,7 @@ impl Space {
         });
     }
 
-    /// Makes a block of another process's memory: `size` bytes that begin so far into the physical memory.
+    /// Creates a block for another process's memory: `size` bytes from `offset` of the physical memory.
     pub fn make_imported(
         &self,
         size: u64,
@@ -169,17 +169,17 @@ impl Space {
         Some(base)
     }
 
-    /// Addresses that the host can use too, for a pool to make blocks in.
+    /// Reserves addresses that the host can use too, in which a pool creates blocks.
     pub fn take_shared(&self, size: u64) -> Option<u64> {
         self.shared.take(size, 2 << 20)
     }
 
-    /// Gives back what `take_shared` gave, when no block is left in it.
+    /// Returns addresses reserved by `take_shared`, which contain no block any more.
     pub fn give_shared(&self, base: u64, size: u64) {
         self.shared.give(base, size);
     }
 
-    /// Makes a block that host and device both address.
+    /// Creates a block that host and device both address.
     pub fn make_shared(
         &self,
         size: u64,
@@ -198,7 +198,7 @@ impl Space {
         Some(base)
     }
 
-    /// Takes the program's own memory in. Fails if any of it already is.
+    /// Registers the program's own memory. Fails if any of it is registered already.
     pub fn register(&self, base: u64, size: u64, device: usize, context: u64, flags: u32) -> bool {
         if self.overlaps(base, size) {
             return false;
@@ -210,8 +210,8 @@ impl Space {
         true
     }
 
-    /// Takes a block out that begins at `base` and that `wanted` agrees to. Its addresses are free for
-    /// others when `release` has been called on it.
+    /// Removes the block at `base` if `wanted` accepts it. Its addresses become free when `release` is called
+    /// on it.
     pub fn remove(&self, base: u64, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
         let mut blocks = self.blocks.write();
         if !blocks.by_base.get(&base).is_some_and(wanted) {
@@ -220,7 +220,7 @@ impl Space {
         blocks.by_base.remove(&base)
     }
 
-    /// Takes out all blocks that `wanted` agrees to.
+    /// Removes all blocks that `wanted` accepts.
     pub fn remove_all(&self, wanted: impl Fn(&Block) -> bool) -> Vec<Block> {
         let mut blocks = self.blocks.write();
         let bases: Vec<u64> = blocks
@@ -235,8 +235,8 @@ impl Space {
             .collect()
     }
 
-    /// Gives the addresses and bytes of a removed block back. Those of a pool are its pool's, those of
-    /// registered memory the program's, those of a mapping the reservation's.
+    /// Frees the addresses and bytes of a removed block. Those of a pool, of registered memory and of a
+    /// mapping belong to the pool, the program and the reservation.
     pub fn release(&self, block: &Block) {
         match block.kind {
             Kind::Linear if self.is_low(block.base) => {
@@ -254,17 +254,18 @@ impl Space {
         }
     }
 
-    /// Gives back the addresses of a removed block that was made for another process's memory.
+    /// Frees the addresses of a removed block of another process's memory.
     pub fn release_imported(&self, block: &Block) {
         self.linear.give(block.base, block.size.max(1));
     }
 
-    /// The block that an address is in.
+    /// Returns the block that contains an address.
     pub fn find(&self, address: u64) -> Option<Block> {
         self.blocks.read().find(address).cloned()
     }
 
-    /// Whether an address is one of this space's, in use or not: never the program's own memory.
+    /// Returns whether an address belongs to this space, in use or not; never true for the program's own
+    /// memory.
     pub fn owns(&self, address: u64) -> bool {
         [&self.linear, &self.reserved, &self.shared]
             .iter()
@@ -272,7 +273,7 @@ impl Space {
             || self.is_low(address)
     }
 
-    /// Where the bytes of device memory are; `None` if not all of it is there and accessible.
+    /// Returns where the bytes of device memory are; `None` if a part is missing or not accessible.
     pub fn chunks(&self, address: u64, length: u64) -> Option<Vec<Chunk>> {
         let blocks = self.blocks.read();
         let mut chunks = Vec::with_capacity(1);
@@ -290,7 +291,7 @@ impl Space {
         Some(chunks)
     }
 
-    /// Whether there is a block in any part of a range.
+    /// Returns whether a block lies in any part of a range.
     pub fn overlaps(&self, base: u64, size: u64) -> bool {
         let blocks = self.blocks.read();
         let end = base.saturating_add(size);
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_leads_to_its_bytes_and_no_further_than_its_block() {
+    fn address_resolves_to_bytes_within_its_block_only() {
         let space = space();
         let base = space.make_device(1000, Kind::Linear, 0, 1, 1000).unwrap();
         assert_eq!(space.chunks(base + 10, 990).unwrap().len(), 1);
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn one_physical_memory_can_be_mapped_twice_and_side_by_side() {
+    fn physical_memory_can_be_mapped_twice_and_side_by_side() {
         let space = space();
         let unit = 2 << 20;
         let physical = space.make_physical(unit, None, Box::new(Nobody)).unwrap();

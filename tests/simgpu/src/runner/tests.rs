@@ -20,7 +20,7 @@ fn note<T: Send + 'static>(to: &mpsc::Sender<(T, u64)>, what: T) -> Work {
 }
 
 #[test]
-fn a_stream_does_its_work_in_order_and_kernels_take_their_time() {
+fn stream_executes_in_order_with_exact_kernel_times() {
     let engine = engine();
     let stream = engine.open(1, StreamKind::NonBlocking, 0);
     let (to, noted) = mpsc::channel();
@@ -44,7 +44,7 @@ fn a_stream_does_its_work_in_order_and_kernels_take_their_time() {
 }
 
 #[test]
-fn the_legacy_stream_goes_behind_and_before_blocking_ones_only() {
+fn legacy_stream_is_ordered_with_blocking_streams_only() {
     let engine = engine();
     let blocking = engine.open(1, StreamKind::Blocking, 0);
     let apart = engine.open(1, StreamKind::NonBlocking, 0);
@@ -78,7 +78,7 @@ fn the_legacy_stream_goes_behind_and_before_blocking_ones_only() {
 }
 
 #[test]
-fn work_that_expands_goes_on_until_there_is_no_more() {
+fn expanding_work_continues_until_nothing_is_returned() {
     let engine = engine();
     let stream = engine.open(1, StreamKind::NonBlocking, 0);
     let (to, noted) = mpsc::channel();
@@ -102,7 +102,7 @@ fn work_that_expands_goes_on_until_there_is_no_more() {
 }
 
 #[test]
-fn copies_take_turns_on_their_route_and_none_beside_it() {
+fn copies_serialize_per_route_and_overlap_otherwise() {
     let engine = engine();
     let copy = |route, ms: u64| Work::Copy(route, ms * MS, Box::new(|| ()));
     let (to, noted) = mpsc::channel();
@@ -114,7 +114,7 @@ fn copies_take_turns_on_their_route_and_none_beside_it() {
         ("up too", copy(Route::ToDevice, 4)),
         ("kernel", kernel(4)),
     ];
-    // All streams begin when one kernel ends, and so at one time.
+    // All streams start at one time: when this kernel ends.
     let held = Work::Kernel(Cost::Device(0), Box::new(move || closed.recv().unwrap()));
     engine.submit(gate, [held]);
     for (name, work) in works {
@@ -135,7 +135,7 @@ fn copies_take_turns_on_their_route_and_none_beside_it() {
 }
 
 #[test]
-fn a_more_important_stream_goes_first() {
+fn higher_priority_stream_goes_first() {
     let engine = engine();
     let low = engine.open(1, StreamKind::NonBlocking, 0);
     let high = engine.open(1, StreamKind::NonBlocking, -1);
@@ -153,11 +153,11 @@ fn a_more_important_stream_goes_first() {
 }
 
 #[test]
-fn who_notices_late_hands_the_device_on_from_when_it_used_it_last() {
+fn late_release_hands_device_on_from_its_last_use() {
     const NOW: u64 = 1 << 30;
     const SLICE: u64 = 2 * MS;
     const LATE: u64 = 70_000;
-    // The turn's own unit is 1024 ns, to which it rounds up.
+    // The turn's unit is 1024 ns; times are rounded up.
     const ROUNDING: u64 = 2 * 1024;
     let running = |ms: u64, ready| {
         Some(Running {
@@ -169,7 +169,7 @@ fn who_notices_late_hands_the_device_on_from_when_it_used_it_last() {
             had: 0,
         })
     };
-    // How long each of the two kernels is, when the second was ready, and when it begins.
+    // Durations of the two kernels, ready time of the second, and its expected start.
     for (first, second, ready, want) in [
         (9, 9, NOW, NOW + SLICE),
         (1, 9, NOW, NOW + MS),
@@ -180,7 +180,7 @@ fn who_notices_late_hands_the_device_on_from_when_it_used_it_last() {
         a.running = running(first, NOW);
         b.running = running(second, ready);
         a.advance(&mut of_a, NOW);
-        assert!(b.advance(&mut of_b, ready).is_some(), "it waits");
+        assert!(b.advance(&mut of_b, ready).is_some(), "the second process waits");
         let noticed = NOW + SLICE.min(first * MS) + LATE;
         while a.hold.is_some() {
             a.advance(&mut of_a, noticed);
@@ -215,7 +215,7 @@ fn two_processes_never_have_the_device_at_once() {
 }
 
 #[test]
-fn a_wait_holds_its_stream_until_it_is_over() {
+fn wait_blocks_its_stream_until_it_is_over() {
     let engine = engine();
     let stream = engine.open(1, StreamKind::NonBlocking, 0);
     let (to, noted) = mpsc::channel();
