@@ -1,4 +1,4 @@
-//! Programs that bring their own allocator (`allocator.c`): preloaded before or behind the library, or
+//! Tests programs that replace the allocator (`allocator.c`), preloaded before or after the library, or
 //! linked.
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn preloadable() -> PathBuf {
     c_program("allocator.c", &["-shared", "-fPIC", "-pthread", "-fno-builtin"])
 }
 
-/// Has the dynamic loader load the allocator, and the library before it or behind it.
+/// Preloads the allocator, with the library before or after it.
 fn with_allocator(mut command: Command, is_first: bool) -> Command {
     let (allocator, preload) = (preloadable(), artifacts().preload());
     let [first, second] = match is_first {

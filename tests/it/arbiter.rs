@@ -1,4 +1,4 @@
-//! Whose turn it is: real processes on a simulated GPU, and the daemon between them.
+//! Tests GPU time sharing: real processes on a simulated GPU, scheduled by the daemon's arbiter.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use support::{Config, Governed, Mount, wait_until};
 use crate::contended::{batch, goes_on};
 use crate::driver::{Dir, DriverShell};
 
-/// How often the daemon's arbiter has gone to sleep.
+/// Returns how often the daemon's arbiter thread has gone to sleep.
 fn sleeps(mount: &Mount) -> u64 {
     let daemon = mount.daemon().expect("it runs");
     let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("it has threads");
@@ -28,8 +28,8 @@ fn sleeps(mount: &Mount) -> u64 {
         .expect("a number")
 }
 
-/// Until the arbiter has slept all through something, or but for so many times: what it was told before may
-/// reach it late.
+/// Waits until the arbiter wakes at most `woken` times while `something` runs. Retries, because earlier
+/// notifications may reach the arbiter late.
 fn sleeps_through(mount: &Mount, woken: u64, something: impl Fn()) {
     wait_until("the arbiter sleeps", || {
         let before = sleeps(mount);
@@ -38,9 +38,9 @@ fn sleeps_through(mount: &Mount, woken: u64, something: impl Fn()) {
     });
 }
 
-/// Until, while the first has had the GPU for so many microseconds, the other has had less than half of that:
-/// without turns each has as much, and with them the first has most of it whenever the machine lets it submit
-/// in time.
+/// Waits until `other` uses less than half of `usec` microseconds of GPU time while `first` uses `usec`.
+/// Without turns both would use the same; with turns the first uses most of the GPU whenever the machine lets
+/// it submit in time.
 fn has_most(mount: &Mount, [first, other]: [&Governed; 2], usec: u64) {
     wait_until("it has most of it", || {
         let before = used(mount, other);
@@ -81,7 +81,7 @@ fn beside_an_idle_neighbour_the_arbiter_sleeps_too() {
     Dir::of(&mount, neighbour.pid()).write("compute.priority", 12);
     let job = batch(&mount, 0, 2);
     goes_on(&mount, job.pid(), 0, 2_000);
-    // It tells that it is busy once, and again only if it was seen to be idle.
+    // A process reports that it is busy once, and again only after it was seen idle.
     sleeps_through(&mount, 3, || goes_on(&mount, job.pid(), 0, 100_000));
 }
 
@@ -133,7 +133,7 @@ fn a_quota_bounds_the_gpu_time_that_a_process_has() {
     wait_until("it waits for the next period", || throttled(&mount, &job) > 5);
     let (before, began) = (used(&mount, &job), std::time::Instant::now());
     goes_on(&mount, job.pid(), 0, 200_000);
-    // Ten periods' worth cannot be had in less than nine, and what the first began with.
+    // Ten periods' quota takes at least nine periods, in addition to the initial quota.
     let took = u64::try_from(began.elapsed().as_micros()).expect("not for ever");
     let had = used(&mount, &job) - before;
     assert!(had <= took / 5 + 40_000, "{had} in {took}");
@@ -163,7 +163,7 @@ fn a_quota_of_a_group_bounds_what_all_in_it_have_together() {
     let took = u64::try_from(began.elapsed().as_micros()).expect("not for ever");
     let had = all() - before;
     assert!(had <= took / 5 + 40_000, "{had} in {took}");
-    // Who is outside is not bounded.
+    // A process outside the group is not bounded.
     let other = batch(&mount, 0, 8);
     goes_on(&mount, other.pid(), 0, 100_000);
     assert_eq!(throttled(&mount, &other), 0);
@@ -176,7 +176,7 @@ fn work_that_was_queued_before_the_quota_counts() {
     assert_eq!(job.ask("launch 50 10000"), "launched 50");
     mount.write(job.pid(), "compute.max", "100000 1000000");
     assert_eq!(job.ask("sync"), "synchronised");
-    // As far as it was measured without being read.
+    // Usage includes what was measured while no process read the file.
     let used = mount.number(job.pid(), "compute.stat", "usage_usec");
     assert!(used >= 50_000, "{used}");
 }
@@ -226,7 +226,7 @@ fn without_the_daemon_who_was_held_goes_on_and_with_it_is_held_again() {
     goes_on(&mount, high.pid(), 0, 20_000);
     let charged = mount.number(high.pid(), "compute.stat", "usage_usec");
     mount.kill9();
-    // More than a window out of turn every now and then: as much as the other.
+    // More than turns taken now and then out of patience would give: the process is no longer held.
     goes_on(&mount, low.pid(), 0, 100_000);
     mount.restart();
     assert_eq!(
@@ -338,7 +338,7 @@ fn several_are_frozen_at_once_and_waited_for() {
     }
 }
 
-/// Also where nothing is mounted.
+/// Starts a batch job; also works where nothing is mounted.
 fn batch_anywhere(mount: &Mount) -> Governed {
     mount.load(&[
         "throughput",

@@ -1,4 +1,5 @@
-//! The cap: exact to the byte, for every way to allocate, and nobody gets past it by racing.
+//! Tests that the memory limit is exact to the byte for every allocation function, also when threads and
+//! processes race.
 
 use support::{Config, Mount};
 
@@ -7,7 +8,7 @@ use crate::driver::{Dir, DriverShell};
 const MIB: u64 = 1 << 20;
 const OUT_OF_MEMORY: &str = "error 2";
 
-/// Every kind of memory that is charged, with the unit in which the driver gives it out.
+/// Every kind of memory that is charged, with the driver's allocation granularity in bytes.
 const CHARGED: &[(&str, u64)] = &[
     ("linear", 1),
     ("managed", 1),
@@ -97,7 +98,7 @@ fn pitched_memory_is_charged_with_its_padding() {
         .expect("a pitch");
     assert!(pitch > 1000, "{answer}");
     assert_eq!(dir.number("memory.current"), pitch * 100);
-    // The padding counts: room for the bytes asked for, but not for the rows as the driver lays them out.
+    // The padding is charged: this limit has room for the requested bytes, but not for the padded rows.
     dir.write("memory.limit", pitch * 200 - 1);
     assert_eq!(shell.ask("pitched 1000 100"), OUT_OF_MEMORY);
     assert_eq!(

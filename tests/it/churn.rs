@@ -1,5 +1,5 @@
-//! Threads that allocate and free by every API at once: in the end the ledger is what the driver has and what
-//! NVML says.
+//! Tests threads that allocate and free through every API at once: afterwards the ledger matches the driver's
+//! allocations and NVML's report.
 
 use simgpu::Held;
 use support::{Mount, Truth, artifacts, wait_until};

@@ -1,4 +1,4 @@
-//! The command line: `run`, `get`, `set`, `ls`, and what surrounds them.
+//! Tests the command line: `run`, `get`, `set`, `ls` and related commands.
 
 use std::process::{Command, Output};
 

@@ -1,4 +1,5 @@
-//! What becomes of each function of the driver: the report says so, and what it does not know is counted.
+//! Tests the coverage report of driver functions, and the counting of functions that the report does not
+//! list.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +62,7 @@ fn a_function_newer_than_the_library_is_counted_when_it_is_looked_up() {
     };
     assert_eq!(count_after("cuMemAlloc", "ok 0"), 0);
     assert_eq!(count_after("cuEventRecord", "ok 0"), 0);
-    // The driver does not have it either.
+    // The driver does not export this name either.
     assert_eq!(count_after("cuNoSuchFunction", "ok 1"), 0);
     assert_eq!(count_after("cuMemAllocFuture", "ok 0"), 1);
     assert_eq!(count_after("cuMemAllocFuture", "ok 0"), 2);

@@ -1,4 +1,4 @@
-//! The documents agree with the product.
+//! Checks that the documents match the product.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ fn document(name: &str) -> String {
     fs::read_to_string(repository().join(name)).unwrap()
 }
 
-/// The output of `gcgroupfs files`: a table in Markdown.
+/// Returns the output of `gcgroupfs files`, a Markdown table.
 fn table() -> String {
     let output = Command::new(artifacts().gcgroupfs())
         .arg("files")
@@ -20,7 +20,7 @@ fn table() -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The names of the control files, from the table's first column.
+/// Returns the names of the control files, from the table's first column.
 fn names() -> BTreeSet<String> {
     let rows: Vec<String> = table()
         .lines()
@@ -30,7 +30,7 @@ fn names() -> BTreeSet<String> {
     rows.into_iter().collect()
 }
 
-/// The first column of the tables in a Markdown section, without the backquotes.
+/// Returns the first column of the tables in a Markdown section, without backquotes.
 fn first_column(text: &str) -> BTreeSet<String> {
     text.lines()
         .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))

@@ -1,5 +1,4 @@
-//! The whole of it, as a user would go through it: a process appears, is counted, capped, frozen, thawed, and
-//! goes.
+//! Tests a complete user session: a process appears, is counted, limited, frozen, thawed and exits.
 
 use support::{Mount, wait_until};
 

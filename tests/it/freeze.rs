@@ -1,4 +1,4 @@
-//! Freezing: nothing starts after `frozen 1`, everything resumes, and nothing is stuck.
+//! Tests freezing: no work starts after `frozen 1`, all work resumes after a thaw, and no thread hangs.
 
 use std::os::unix::process::ExitStatusExt as _;
 
@@ -32,13 +32,13 @@ fn frozen_is_not_said_while_a_kernel_runs() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    // Half a second of queued work: far longer than it takes to read a file a few times.
+    // Half a second of queued work, far longer than a few file reads take.
     assert_eq!(shell.ask("spin 10000 50"), "ok");
     dir.write("compute.freeze", 1);
     let mut seen_running = false;
     wait_until("it is drained", || {
         let drained = dir.is_frozen();
-        // Asked after the file was read, so a drain that was announced must be over by now.
+        // Queried after reading the file, so a reported drain must be complete by now.
         let idle = shell.ask("query") == "ok";
         assert!(!drained || idle, "said frozen while kernels run");
         seen_running |= !idle;
@@ -147,8 +147,7 @@ fn a_child_of_a_frozen_process_is_a_process_of_its_own() {
         }
     }
     assert!(parent);
-    // The driver answers a child of a process that has initialised it with an error; what matters is that it
-    // answers.
+    // The driver returns an error to the child of an initialised process; the child must get an answer.
     assert!(
         shell.ask("spin 1 1").starts_with("error"),
         "the child is not held at its parent's gate"
@@ -202,7 +201,7 @@ fn what_is_frozen_goes_on_without_the_daemon_or_does_not_as_the_daemon_was_told(
         let dir = Dir::of(mount, shell.pid());
         wait_until("it is held", || dir.key("compute.stat", "nr_frozen") > 0);
     }
-    // The one that stays held loses its daemon first.
+    // The daemon of the process that stays frozen is killed first.
     mounts[1].kill9();
     mounts[0].kill9();
     assert_eq!(open.answer(), "ok");

@@ -1,5 +1,5 @@
-//! Each function that the report calls gated, one by one: a freeze holds it, and a thaw lets it go to the
-//! driver. Those that must not be held are not.
+//! Tests each function that the coverage report lists as gated: a freeze holds it and a thaw passes it to the
+//! driver. Functions that must not be held are not.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,7 +9,7 @@ use support::{Config, Governed, Mount, c_program, repository, wait_until};
 use crate::calls::Calls;
 use crate::driver::Dir;
 
-/// The names below a heading of `hook/COVERAGE.md`.
+/// Returns the names below a heading of `hook/COVERAGE.md`.
 fn reported(heading: &str) -> Vec<String> {
     let report = std::fs::read_to_string(repository().join("hook/COVERAGE.md")).unwrap();
     report
@@ -27,7 +27,7 @@ fn start(command: impl FnOnce(&std::path::Path) -> Command) -> Governed {
     program
 }
 
-/// What so many calls answer, by name.
+/// Returns the results of `count` calls by function name.
 fn answers(program: &mut Governed, count: usize) -> BTreeMap<String, i32> {
     let lines = std::iter::from_fn(|| program.line()).filter(|line| !line.starts_with("called "));
     lines
@@ -162,7 +162,7 @@ fn what_is_captured_is_neither_held_nor_counted_until_its_graph_is_launched() {
     calls.ok("cuMemsetD8Async $block 7 4096 $stream");
     calls.ok("cuMemcpyAsync $block $block 4096 $stream");
     calls.ok("cuMemPrefetchAsync $managed 4096 $device $stream");
-    // Who froze waits for the end of a capture, which can wait for nobody.
+    // The freeze waits for the end of the capture, which itself never waits for other work.
     assert!(!dir.is_frozen());
     calls.ok("cuStreamEndCapture $stream &graph");
     wait_until("it is frozen", || dir.is_frozen());

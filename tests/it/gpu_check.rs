@@ -1,4 +1,4 @@
-//! The check for real GPUs, on the simulated one: what checks the scripts themselves.
+//! Tests the check for real GPUs on simulated ones, and so its scripts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use support::{artifacts, python, repository};
 
-/// What needs nothing of NVIDIA's but the driver.
+/// Parts of the check that need no NVIDIA library except the driver.
 const ON_ANY_DRIVER: [&str; 16] = [
     "background",
     "contention",
@@ -28,7 +28,7 @@ const ON_ANY_DRIVER: [&str; 16] = [
     "vmm",
 ];
 
-/// One run of the check for all tests: what it printed, and where its results are.
+/// Runs the check once for all tests; returns its output and the directory of its results.
 fn check() -> (&'static str, &'static Path) {
     static RUN: OnceLock<(String, PathBuf)> = OnceLock::new();
     let (said, out) = RUN.get_or_init(|| {
@@ -203,7 +203,7 @@ fn parts_run_by_themselves_and_what_has_no_time_is_left_out() {
     for part in ["driver", "load_governed", "lookups"] {
         assert_eq!(found[part]["state"], "PASS", "{said}");
     }
-    // Its time would do for the first part and not for what takes 25 seconds.
+    // The time limit suffices for the first part, but not for one that takes 25 seconds.
     let (status, said) = run(&["--sim", "--parts", "swap", "--seconds", "20"]);
     assert_eq!(status, Some(3), "{said}");
     let swap = &results(out.path())["swap"];

@@ -1,4 +1,4 @@
-//! The check for real GPUs where it cannot go on, or is ended: what it leaves behind, and what it does not.
+//! Tests what the check for real GPUs leaves behind when it fails or is killed.
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;
@@ -55,7 +55,7 @@ fn without_a_daemon_the_probes_run() {
     assert_eq!(found["lookups"]["state"], "PASS");
 }
 
-/// A check in the middle of its second part, with everything it has started below a directory of its own.
+/// A check in the middle of its second part; everything it starts runs below a directory of its own.
 struct Halfway {
     child: Child,
     out: tempfile::TempDir,
@@ -81,7 +81,7 @@ impl Halfway {
         Self { child, out, tmp }
     }
 
-    /// Names of the processes that know of the check's working directory.
+    /// Returns the names of processes whose environment contains the check's working directory.
     fn programs_below(directory: &Path) -> Vec<String> {
         let mark = format!("GPU_CHECK_WORK={}", directory.display()).into_bytes();
         let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
@@ -101,7 +101,7 @@ impl Halfway {
         Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap())
     }
 
-    /// What is there when nothing of it is left; its exit status.
+    /// Waits until nothing of the check is left; returns its exit status.
     fn ends(mut self) -> Option<i32> {
         let status = self.child.wait().unwrap();
         wait_until("nothing is left", || {
@@ -135,7 +135,7 @@ fn a_check_that_is_told_to_end_leaves_its_results_and_nothing_else() {
 fn a_check_whose_script_is_killed_cleans_up_after_itself() {
     let halfway = Halfway::new();
     kill(Pid::from_raw(halfway.child.id().cast_signed()), Signal::SIGKILL).unwrap();
-    // The script removes the working directory; it cannot any more.
+    // The killed script could not remove its working directory.
     wait_until("nothing runs", || {
         Halfway::programs_below(halfway.tmp.path()).is_empty()
     });
