@@ -1,4 +1,5 @@
-//! Green contexts: their memory is the primary context's, their work is counted, held and measured like any.
+//! Tests green contexts: their memory is charged to the primary context, and their work is counted, held and
+//! measured as usual.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -9,10 +10,10 @@ use crate::driver::Dir;
 use crate::simgpu::Program;
 
 const MIB: u64 = 1 << 20;
-/// The importance that a process has unless it is given another.
+/// Default priority of a process.
 const USUAL: u32 = 8;
 
-/// A program with a green context, `green`, which is `view` to other calls, and a stream of it.
+/// Starts a program with a green context `green`, its driver context `view`, and a stream on it.
 fn with_green(mount: &Mount) -> Program {
     let mut program = program(mount, USUAL);
     let shared = mount.simgpu_dir().join("word");
@@ -27,7 +28,7 @@ fn with_green(mount: &Mount) -> Program {
     program
 }
 
-/// Writes the word that held streams wait for. The file keeps its length: it is mapped.
+/// Writes the word that held streams wait for. The file keeps its length because it is mapped.
 fn let_go(mount: &Mount) {
     let file = std::fs::OpenOptions::new()
         .write(true)
@@ -115,7 +116,7 @@ fn a_freeze_holds_and_waits_for_green_contexts_default_stream_or_not() {
             if stream == "late" { "0" } else { stream }
         ));
         wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
-        // The helper has looked by now: it looks before it says that somebody waits, and after.
+        // The helper thread has checked by now: it checks before and after it reports a waiting submission.
         for _ in 0..50 {
             assert!(!dir.is_frozen(), "{stream}: its work has not ended");
         }
@@ -183,7 +184,7 @@ fn work_on_a_green_contexts_stream_is_measured_whichever_context_is_current() {
         let dir = Dir::of(&mount, program.pid());
         let usage = || dir.key("compute.stat", "usage_usec");
         program.run(&format!("ok(cu.cuCtxSetCurrent({current}))"));
-        // Measured from here on.
+        // Usage is measured from here on.
         usage();
         let truth = mount.truth();
         let mut had = 0;

@@ -1,4 +1,5 @@
-//! Groups, as directories that people make: who is in them, what they add up, and what holds for all of them.
+//! Tests groups, which are directories that users create: membership, sums over members, and settings that
+//! hold for all members.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
@@ -33,7 +34,7 @@ fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// A governed process with so many bytes.
+/// Starts a governed process that has allocated `bytes`.
 #[track_caller]
 fn holding(mount: &Mount, bytes: u64) -> DriverShell {
     let mut shell = DriverShell::start(mount);
@@ -92,7 +93,7 @@ fn groups_are_made_and_removed_as_directories() {
     fs::create_dir_all(path(deep)).expect("eight levels");
     assert_eq!(errno(fs::create_dir(path(&format!("{deep}/i")))), libc::EAGAIN);
 
-    // A file that is open while its group goes is as any that is gone.
+    // A file that is open while its group is removed behaves like any removed file.
     let mut open = File::open(path(&format!("{deep}/memory.limit"))).expect("opens");
     let mut events = File::open(path(&format!("{deep}/gcgroup.events"))).expect("opens");
     let mut text = String::new();
@@ -160,7 +161,7 @@ fn a_group_adds_up_what_is_in_it_wherever_that_moves() {
         libc::ESRCH
     );
 
-    // Who ends leaves; what it counted stays.
+    // A process that ends leaves the group; its counts stay in the group's totals.
     let events = File::open(mount.file("team", "gcgroup.events")).expect("opens");
     let mut text = String::new();
     (&events).read_to_string(&mut text).expect("reads");
@@ -171,7 +172,7 @@ fn a_group_adds_up_what_is_in_it_wherever_that_moves() {
     });
     assert_eq!((current("team"), launches("team")), (0, 20));
     assert_eq!(mount.number("team", "memory.peak", ""), 8 * MIB);
-    // Who has seen that need not try twice.
+    // A reader that has seen the change can remove the group at the first attempt.
     for group in ["team/a", "team"] {
         fs::remove_dir(mount.path().join(group)).unwrap_or_else(|error| panic!("{group}: {error}"));
     }
@@ -202,7 +203,7 @@ fn a_freeze_holds_for_all_in_the_group_and_below() {
     });
     assert_eq!(mount.number("team/a", "gcgroup.events", "frozen"), 1);
     assert_eq!(outside.ask("spin 10 1"), "ok");
-    // Who comes is held, who goes is let go.
+    // A process that joins is frozen, and one that leaves is thawed.
     let dir = Dir::of(&mount, outside.pid());
     join(&mount, "team/a", &outside);
     wait_until("the newcomer stands still", || dir.is_frozen());
@@ -230,7 +231,7 @@ fn children_start_in_the_group_of_their_parent_and_an_exec_changes_nothing() {
         .iter()
         .find_map(|line| line.strip_prefix("child ")?.parse::<i32>().ok())
         .expect("a child");
-    // The parent waits: it is the child that is spoken to.
+    // The parent waits, so commands reach the child.
     parent.tell("exec");
     assert_eq!(parent.answer(), format!("ready {child} 0"));
     let mut pids = [parent.pid(), child];
@@ -306,7 +307,7 @@ fn who_ends_before_a_new_daemon_has_it_back_keeps_no_group() {
     mkdir(&mount, "team");
     let shell = DriverShell::start(&mount);
     join(&mount, "team", &shell);
-    // So that it does not register again.
+    // The stopped process cannot register again.
     stop(Pid::from_raw(shell.pid()));
     mount.kill9();
     mount.restart();
@@ -315,7 +316,7 @@ fn who_ends_before_a_new_daemon_has_it_back_keeps_no_group() {
     let refused = fs::remove_dir(&team).expect_err("it lives");
     assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
     shell.kill9();
-    // Who registers afterwards is served after that end has been noticed.
+    // A process that registers afterwards is served only after that end was noticed.
     let _other = DriverShell::start(&mount);
     assert_eq!(mount.number("team", "gcgroup.events", "populated"), 0);
     fs::remove_dir(&team).expect("nobody is in it");

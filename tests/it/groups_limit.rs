@@ -1,4 +1,4 @@
-//! Limits of groups: exact to the byte for all processes in them together, whoever races, moves, or is
+//! Tests group limits: exact to the byte for the sum of all member processes while they race, move and are
 //! killed.
 
 mod races;
@@ -23,7 +23,7 @@ fn join(mount: &Mount, group: &str, shell: &DriverShell) {
     mount.write(group, "gcgroup.procs", &shell.pid().to_string());
 }
 
-/// A governed process in a group.
+/// Starts a governed process in a group.
 #[track_caller]
 fn member(mount: &Mount, group: &str) -> DriverShell {
     let shell = DriverShell::start(mount);
@@ -36,7 +36,7 @@ fn alloc(shell: &mut DriverShell, bytes: u64) -> String {
     shell.ask(&format!("alloc linear {bytes}"))
 }
 
-/// The number behind a word that an answer begins with.
+/// Returns the number that follows `word` at the beginning of an answer.
 #[track_caller]
 fn count(answer: &str, word: &str) -> u64 {
     let mut words = answer.split(' ');
@@ -222,7 +222,8 @@ fn what_contexts_take_is_part_of_the_limit_also_over_a_restart() {
     assert_eq!(alloc(&mut shells[0], 10 * MIB), "ok 0");
     mount.kill9();
     mount.restart();
-    // Asked before anybody has measured: the hook waits for the daemon, and that knows from the last one.
+    // Requested before any measurement: the hook waits for the daemon, which knows the usage from the last
+    // request.
     assert_eq!(alloc(&mut shells[1], 10 * MIB + 1), OUT_OF_MEMORY);
     assert_eq!(alloc(&mut shells[1], 10 * MIB), "ok 0");
     assert_eq!(alloc(&mut shells[0], 1), OUT_OF_MEMORY);

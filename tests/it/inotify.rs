@@ -1,4 +1,5 @@
-//! inotify(7): watchers see what the daemon does, and the helper that shows it to them is in nobody's way.
+//! Tests inotify(7): watchers see the daemon's changes, and the helper that replays them does not interfere
+//! with other programs.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -27,7 +28,7 @@ impl Watcher {
         self.0.add_watch(path, what).expect("watches")
     }
 
-    /// What has happened so far: descriptor, event, name.
+    /// Returns the events so far as watch descriptor, event and name.
     fn seen(&self) -> Vec<(WatchDescriptor, AddWatchFlags, String)> {
         let events = self.0.read_events().unwrap_or_default();
         let name = |name: Option<std::ffi::OsString>| name.unwrap_or_default().to_string_lossy().into_owned();
@@ -37,7 +38,7 @@ impl Watcher {
             .collect()
     }
 
-    /// Waits for an event, and gives what came before it.
+    /// Waits for an event and returns the events before it.
     #[track_caller]
     fn expect(&self, wd: WatchDescriptor, what: AddWatchFlags, name: &str) -> Vec<(AddWatchFlags, String)> {
         let mut others = Vec::new();
@@ -58,7 +59,7 @@ impl Watcher {
     }
 }
 
-/// The daemon's helper, if it has one.
+/// Returns the pid of the daemon's inotify helper, if it runs.
 fn helper(daemon: Pid) -> Option<Pid> {
     support::helper(daemon, "touch")
 }
@@ -167,12 +168,12 @@ fn nothing_is_left_of_a_helper_whose_daemon_is_killed() {
     for _ in 0..5 {
         let shell = DriverShell::start(&mount);
         let helper = wait_for("a helper", || helper(mount.daemon().expect("it runs")));
-        // Whatever it is doing: the process may be on its way in or out.
+        // The process may be registering or exiting at this moment.
         shell.kill9();
         mount.kill9();
         wait_until("it has ended", || {
             let status = fs::read_to_string(format!("/proc/{helper}/status")).unwrap_or_default();
-            // Whoever has inherited it takes note of that when it likes.
+            // The helper's new parent reaps it at a time of its own choice.
             !status.contains("State:") || status.contains("State:\tZ")
         });
         mount.restart();
@@ -190,7 +191,7 @@ fn the_helper_keeps_nobody_from_unmounting() {
     );
     wait_for("a helper", || helper(mount.daemon().expect("it runs")));
     shell.kill9();
-    // Not detached but unmounted, which an open file would prevent.
+    // Unmounts without detaching, which an open file would prevent.
     wait_until("it is unmounted", || {
         umount2(&mount.path(), MntFlags::empty()).is_ok()
     });
@@ -214,7 +215,7 @@ fn nobody_else_can_make_or_remove_processes_directories() {
     assert_eq!(errno(fs::create_dir(dir.path())), Some(libc::EEXIST));
     assert_eq!(errno(fs::remove_dir(dir.path())), Some(libc::EPERM));
     assert!(dir.exists());
-    // The helper's own command does nothing for others.
+    // The helper's own command does nothing for other callers.
     let mut command = mount.gcgroupfs(&["touch"]);
     command.arg(mount.path()).arg("0");
     let mut touch = support::Governed::spawn(command);
@@ -247,7 +248,7 @@ fn groups_are_seen_to_come_and_go_once_whoever_makes_them() {
         run(&["rmdir", "team/a"]);
         seen.extend(watcher.expect(team, AddWatchFlags::IN_DELETE, "a"));
         assert!(!mount.path().join("team/a").exists());
-        // The kernel tells of these by itself, and nobody tells of them again.
+        // The kernel reports these changes by itself; the helper must not repeat them.
         fs::create_dir(mount.path().join("team/b")).expect("makes");
         seen.extend(watcher.expect(team, AddWatchFlags::IN_CREATE, "b"));
         fs::remove_dir(mount.path().join("team/b")).expect("removes");

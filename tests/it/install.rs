@@ -1,4 +1,5 @@
-//! `install.sh`: what it puts where, over what is there, and that it takes exactly that away again.
+//! Tests `install.sh`: which files it installs where, over an existing installation, and that uninstalling
+//! removes exactly these files.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ fn install(arguments: &[&str]) -> Command {
     command
 }
 
-/// Below a directory that stands for the root of a machine.
+/// Installs below a directory that stands for the root of a machine (DESTDIR).
 #[track_caller]
 fn staged(root: &Path, arguments: &[&str]) {
     let mut command = install(&["--prefix", "/usr"]);
@@ -32,7 +33,7 @@ fn ok(command: &mut Command) -> Output {
     output
 }
 
-/// Every file below a directory, by its path from there.
+/// Returns the relative paths of all files below a directory.
 fn files(root: &Path) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     let mut left = vec![root.to_owned()];

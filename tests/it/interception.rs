@@ -1,5 +1,5 @@
-//! However a program comes by the driver, every launch is counted; and where there is nothing to intercept,
-//! the library is not to be noticed.
+//! Tests that every launch is counted, whichever way a program looks up the driver, and that the library
+//! changes nothing in programs without CUDA.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,7 +31,7 @@ fn absolute() -> String {
     artifacts().simgpu().join("libcuda.so.1").display().to_string()
 }
 
-/// Runs the command governed and compares what was counted with what it launched.
+/// Runs the command governed and compares the counted launches with those it made.
 #[track_caller]
 fn is_counted(mount: &Mount, command: Command) -> Governed {
     let shown = format!("{command:?}");
@@ -187,7 +187,7 @@ fn symbols_bound_at_start() {
     is_counted(&mount, command);
 }
 
-/// Names of the driver's, and some that only look like them.
+/// Names of driver functions, and names that only resemble them.
 const NAMES: [&str; 6] = [
     "cuInit",
     "cuLaunchKernel",

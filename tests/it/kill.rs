@@ -1,4 +1,4 @@
-//! kill -9, of processes and of the daemon, at any moment.
+//! Tests SIGKILL of processes and of the daemon at arbitrary moments.
 
 use std::os::fd::AsFd as _;
 
@@ -17,8 +17,7 @@ fn two_hundred_kills_under_churn_leak_nothing() {
     let before = witness.ask("meminfo");
     for round in 0..200_u64 {
         let mut shell = DriverShell::start(&mount);
-        // The reply to a number of commands that differs from round to round is not waited for: the kill
-        // lands anywhere in them.
+        // The replies to a varying number of commands are not awaited, so the kill hits an arbitrary one.
         for i in 0..(round % 7) * 5 {
             shell.tell(&format!("alloc linear {}", (i + 1) * 65536));
             shell.tell(&format!("free {}", i / 2));
@@ -55,7 +54,7 @@ fn a_restarted_daemon_has_the_running_processes_back_with_their_settings() {
     frozen.freeze();
     for round in 1..=3 {
         mount.kill9();
-        // Nobody notices: the limit still holds, allocation and launches go on.
+        // The processes are unaffected: the limit still holds, and allocations and launches succeed.
         assert_eq!(shells[1].ask(&format!("alloc linear {}", 19 * MIB)), "error 2");
         assert_eq!(shells[1].ask("alloc linear 4096"), format!("ok {round}"));
         assert_eq!(shells[1].ask("spin 5 1"), "ok");

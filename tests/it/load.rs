@@ -1,4 +1,4 @@
-//! gcgroup-load does what it says, on the simulated driver, governed or not.
+//! Tests gcgroup-load on the simulated driver, governed and not.
 
 use std::process::{Command, Output};
 
@@ -9,7 +9,7 @@ fn run(command: &mut Command) -> Output {
     command.output().unwrap()
 }
 
-/// The lines before the last one, and the last one's JSON.
+/// Returns the lines before the last one, and the JSON of the last one.
 #[track_caller]
 fn told(output: &Output) -> (Vec<String>, Value) {
     assert!(output.status.success(), "{output:?}");
@@ -34,7 +34,7 @@ fn memory_of_every_api_is_written_and_found_again() {
             } else {
                 mount.bare_command(load)
             };
-            // Sizes that no granularity divides, so that the last block is another size.
+            // No granularity divides these sizes, so the last block has another size.
             command.args([
                 "memory", "--api", api, "--size", "300001", "--total", "1000000", "--hold", "0",
             ]);
@@ -112,7 +112,7 @@ fn throughput_launches_what_it_says() {
     let pid = lines[0].strip_prefix("pid ").unwrap();
     let kernels = result["kernels"].as_u64().unwrap();
     assert!(kernels > 0);
-    // It warmed up with one more.
+    // The warm-up adds one launch.
     let counted = format!("nr_launches={}", kernels + 1);
     support::wait_until("it has left", || {
         let exited = mount.read(".", "exited");
@@ -213,7 +213,7 @@ fn graphs_of_kernels_go_through_several_streams() {
     let (lines, result) = told(&run(&mut command));
     let kernels = result["kernels"].as_u64().unwrap();
     assert!(kernels > 0 && kernels.is_multiple_of(7), "{result}");
-    // 10, 20, 30, 40, 50, 10, 20.
+    // Kernel times in microseconds: 10, 20, 30, 40, 50, 10, 20.
     assert_eq!(result["busy_usec"].as_u64(), Some(kernels / 7 * 180));
     assert!(lines.iter().any(|line| line.starts_with("kernels ")), "{lines:?}");
 }

@@ -1,4 +1,4 @@
-//! What contexts take: measured, shown, and part of what a limit allows.
+//! Tests the memory of contexts: measured, shown, and counted against the limit.
 
 use support::{Config, Mount, wait_until};
 
@@ -84,7 +84,7 @@ fn allocations_under_way_are_never_taken_for_a_context() {
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
     wait_until("the context is measured", || context(&dir) == CONTEXT);
-    // As much as all threads can have at one time: whoever is refused is refused falsely.
+    // The limit has room for the most that all threads hold at once, so every refusal is wrong.
     let (threads, blocks) = (4, 8);
     dir.write("memory.limit", CONTEXT + threads * blocks * MIB);
     let answer = calls.ask(&format!("churn 3 {threads} {MIB} {blocks}"));

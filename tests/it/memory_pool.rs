@@ -1,4 +1,5 @@
-//! Pools: charged by what they reserve, whoever's they are and however they grow and shrink.
+//! Tests memory pools: charged by what they reserve, whichever process owns them and however they grow and
+//! shrink.
 
 use support::{Config, Mount, Truth, wait_until};
 
@@ -6,13 +7,13 @@ use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
-/// What a pool of the simulated driver grows by.
+/// Growth step in bytes of a pool of the simulated driver.
 const CHUNK: u64 = 32 * MIB;
 const RELEASE_THRESHOLD: u32 = 4;
 const DEVICE: u64 = 1;
 const HOST: u64 = 2;
 
-/// A pool `name` of pinned memory there, to be shared as a descriptor if it is a device's.
+/// Creates the pool `name` of pinned memory at a location, shareable as a descriptor if it is on a device.
 fn create(calls: &mut Calls, name: &str, location: u64, id: u64) {
     calls.put("properties", 0, 4, 1);
     calls.put("properties", 4, 4, u64::from(location == DEVICE));
@@ -21,8 +22,8 @@ fn create(calls: &mut Calls, name: &str, location: u64, id: u64) {
     calls.ok(&format!("cuMemPoolCreate &{name} &properties"));
 }
 
-/// A program that uses pools and nothing else, and what is asserted of it: that it is charged so much, and
-/// has it.
+/// Starts a program that uses only pools; returns it with a function that asserts both its charge and its
+/// usage.
 fn watched(mount: &Mount) -> (Calls, impl Fn(u64, &str)) {
     let calls = Calls::start(mount);
     let (dir, truth, pid) = (
@@ -89,7 +90,7 @@ fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
     charged(0, "gone");
 }
 
-/// What comes and goes where something was before tells nothing new, unless the pool keeps less from now on.
+/// Tests that reuse of freed memory changes no charge, except after the pool's release threshold was lowered.
 #[test]
 fn what_a_pool_no_longer_keeps_is_uncharged_where_the_program_waits_next() {
     let mount = Mount::new();
@@ -135,7 +136,7 @@ fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
         assert_eq!(dir.number("memory.current"), CHUNK + 4, "{stream}");
         calls.ok("cuStreamWriteValue32_v2 $other $word 1 0");
         if stream == "2" {
-            // The thread's own: nobody else can ask.
+            // Only this thread can query its per-thread default stream.
             calls.ok("cuCtxSynchronize");
         }
         wait_until("it is uncharged", || dir.number("memory.current") == 4);
@@ -144,7 +145,7 @@ fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
     }
 }
 
-/// Each thread has a default stream of its own, by whichever name, and so has each context.
+/// Tests that each thread and each context has its own default stream, whichever name it is called by.
 #[test]
 fn who_waits_for_its_own_default_stream_has_not_waited_for_anothers() {
     let mount = Mount::new();
@@ -196,7 +197,7 @@ fn the_current_pool_is_the_one_that_was_set() {
         assert_eq!(dir.number("memory.current"), 0, "{set}");
         calls.ok("cuDeviceSetMemPool 0 $default");
     }
-    // A pool of another device's, whichever is current.
+    // A pool of another device than the current one.
     create(&mut calls, "there", DEVICE, 1);
     assert_eq!(
         calls.call(&format!("cuMemAllocFromPoolAsync &one {} $there 0", CHUNK + 1)),

@@ -1,4 +1,4 @@
-//! Physical memory by handle: charged once, for as long as anything holds it, on the device of its
+//! Tests physical memory by handle: charged once, while any reference holds it, on the device given by its
 //! properties.
 
 use support::{Config, Mount, Truth};
@@ -11,7 +11,7 @@ const DEVICE: u64 = 1;
 const HOST: u64 = 2;
 const HOST_NUMA: u64 = 3;
 
-/// `properties`: pinned, of that place; a device's to be shared as a descriptor.
+/// Sets `properties`: pinned memory at a location, shareable as a descriptor if it is on a device.
 fn properties(calls: &mut Calls, location: u64, id: u64) {
     calls.put("properties", 0, 4, 1);
     calls.put("properties", 4, 4, u64::from(location == DEVICE));
@@ -23,7 +23,7 @@ fn create(calls: &mut Calls, name: &str, bytes: u64) {
     calls.ok(&format!("cuMemCreate &{name} {bytes} &properties 0"));
 }
 
-/// What a process holds on its first device, by the ledger and in truth; and nothing elsewhere.
+/// Bytes a process holds on its first device, by the ledger and by the simulated GPU; none elsewhere.
 struct Held<'m> {
     dir: Dir<'m>,
     truth: Truth,
@@ -181,7 +181,7 @@ fn memory_that_another_process_shares_is_shown_until_it_is_closed_as_often_as_it
     assert_eq!(taken.key("memory.stat", "ipc"), 0);
     assert!(taker.call("cuIpcCloseMemHandle $other").is_err());
     assert_eq!(made.number("memory.current"), 4 * MIB);
-    // What is open goes with its context.
+    // Opened memory is closed with its context.
     taker.ok("cuIpcOpenMemHandle_v2 &one 1 *handle");
     taker.ok("cuDevicePrimaryCtxReset_v2 0");
     assert_eq!(taken.key("memory.stat", "ipc"), 0);
@@ -263,7 +263,7 @@ fn memory_of_a_place_newer_than_the_library_is_shown_and_not_charged() {
     assert_eq!(dir.key("memory.stat", "unknown"), 4 * MIB);
     calls.ok("cuMemRelease $handle");
     assert_eq!(dir.key("memory.stat", "unknown"), 0);
-    // What the driver knows no more than we do stays its own business.
+    // Location types unknown to both the driver and the hook are left to the driver.
     properties(&mut calls, 78, 0);
     assert!(
         calls

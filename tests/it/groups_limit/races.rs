@@ -1,4 +1,5 @@
-//! Processes that race for a group's last bytes, move and are killed meanwhile, as the machine is watched.
+//! Tests processes that race for a group's last bytes while they are moved and killed, with the GPU's usage
+//! monitored.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +8,7 @@ use support::{Mount, Truth, wait_until};
 use super::{MIB, OUT_OF_MEMORY, alloc, count, join, member, mkdir};
 use crate::driver::DriverShell;
 
-/// Four processes in a group with that limit.
+/// Starts four processes in a group with this limit.
 fn team_of_four(limit: u64) -> (Mount, Vec<DriverShell>) {
     let mount = Mount::new();
     mkdir(&mount, "team");
@@ -16,15 +17,14 @@ fn team_of_four(limit: u64) -> (Mount, Vec<DriverShell>) {
     (mount, shells)
 }
 
-/// Has all of them allocate blocks of that size, with four threads each, until there is no room.
+/// Makes all processes allocate blocks of `bytes` with four threads each until no room is left.
 fn race(shells: &mut [DriverShell], bytes: u64) {
     for shell in shells {
         shell.tell(&format!("race 4 {bytes}"));
     }
 }
 
-/// Does something while the machine is watched, on which never more than `limit` bytes of a GPU may be in
-/// use.
+/// Runs `body` while a monitor asserts that at most `limit` bytes of a GPU are in use.
 fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Mount) -> T) -> T {
     let (is_over, truth) = (AtomicBool::new(false), Truth::of(&mount.simgpu_dir()));
     std::thread::scope(|scope| {
@@ -81,7 +81,7 @@ fn processes_that_come_and_go_never_pass_the_limit_together_and_leave_all_of_it(
         for shell in &mut shells {
             shell.tell(&format!("shuffle 1500 {}", 12 * MIB));
         }
-        // Meanwhile they are moved about.
+        // The processes move between groups meanwhile.
         for round in 0..40 {
             let shell = &shells[round % 4];
             join(mount, ["team", "team/a"][(round / 4) % 2], shell);

@@ -1,4 +1,4 @@
-//! What the hostile hook itself can do.
+//! Tests the hostile hook itself.
 
 use support::{Mount, wait_until};
 

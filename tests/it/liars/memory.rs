@@ -1,4 +1,4 @@
-//! Claims of memory and of swap: what an honest tenant is granted next to them, and what is shown.
+//! Tests false claims of memory and swap: what an honest tenant is granted beside them, and what files show.
 
 use support::{Config, Governed, Mount, wait_until};
 
@@ -7,8 +7,8 @@ use crate::driver::DriverShell;
 
 const MIB: u64 = 1 << 20;
 
-/// A GPU of 256 MiB; `team` may have 128 MiB of it, the liar's `team/a` 32 MiB, the honest tenant is in
-/// `team/b`.
+/// Mounts a GPU of 256 MiB. The limit of `team` is 128 MiB and of the liar's `team/a` 32 MiB; the honest
+/// tenant is in `team/b`.
 fn mount() -> Mount {
     let config = Config::default()
         .env("SIMGPU_MEMORY", "256M")
@@ -27,8 +27,8 @@ fn join(mount: &Mount, group: &str, pid: i32) {
     mount.write(group, "gcgroup.procs", &pid.to_string());
 }
 
-/// Allocates blocks until one is refused; how many bytes were given, and how many were refused. Frees them
-/// all.
+/// Allocates blocks until one is refused, then frees them all. Returns the bytes granted and the number of
+/// refusals.
 #[track_caller]
 fn take_all(shell: &mut DriverShell, next: &mut usize) -> (u64, u64) {
     let (mut blocks, mut refused) = (Vec::new(), 0);
@@ -48,7 +48,7 @@ fn take_all(shell: &mut DriverShell, next: &mut usize) -> (u64, u64) {
     (blocks.len() as u64 * MIB, refused)
 }
 
-/// What the honest tenant gets while the liar lies, and what is shown after the liar has ended.
+/// Asserts what the honest tenant gets while the liar lies, and what files show after the liar has ended.
 #[track_caller]
 fn next_to(lie: impl FnOnce(&mut Governed)) {
     let mount = mount();
@@ -61,7 +61,7 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
     join(&mount, "team/a", liar.pid());
     lie(&mut liar);
     let (given, refused) = take_all(&mut honest, &mut next);
-    // The liar could have had 32 MiB honestly.
+    // The liar could have used 32 MiB honestly.
     assert!(
         given >= 96 * MIB,
         "{given} bytes were given, {refused} allocations refused"

@@ -1,4 +1,4 @@
-//! Lies about a device that is full: donors that have nothing, and requesters that want nothing.
+//! Tests lies about memory pressure: donors without memory, and requesters that do not need any.
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -10,7 +10,7 @@ use crate::swap_pressure::program;
 
 const MIB: u64 = 1 << 20;
 
-/// A GPU of 128 MiB, none of which contexts take.
+/// Mounts a GPU of 128 MiB whose contexts take no memory.
 fn mount() -> Mount {
     let config = Config::default()
         .env("SIMGPU_MEMORY", "128M")
@@ -23,7 +23,7 @@ fn alloc(program: &mut Governed, bytes: u64) -> String {
     program.ask(&format!("alloc linear {bytes}"))
 }
 
-/// A liar that claims to have memory that can be moved, and is the first to be asked for it.
+/// Starts a liar that claims to have movable memory and is the first donor to be asked.
 #[track_caller]
 fn donor(mount: &Mount) -> Governed {
     let mut donor = liar(mount, &["can_swap=1", "priority=15", "memory_swap_max=max"]);
@@ -99,10 +99,10 @@ fn a_requester_that_takes_nothing_soon_moves_nobody_any_more() {
     let dir = Dir::of(&mount, tenant.pid());
     let mut liar = liar(&mount, &["priority=0"]);
     Dir::of(&mount, liar.pid()).write("compute.priority", 0);
-    // An honest one could have had that room, so the first few are believed.
+    // An honest process could have used that room, so the first requests are believed.
     let mut nr_relieved = 0;
     wait_until("it is not believed any more", || {
-        // It has room to come back to: otherwise there is nothing to ask for.
+        // The victim has room to return; otherwise there is no memory to ask for.
         wait_until("all is back", || dir.number("memory.swap.current") == 0);
         let is_refused = liar.ask(&format!("press 0 {}", 64 * MIB)) == "refused";
         nr_relieved += u32::from(!is_refused);
