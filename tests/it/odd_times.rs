@@ -1,4 +1,5 @@
-//! Calls at odd times and with nothing in their hands: answered as the driver answers, and nobody hangs.
+//! Tests driver calls at unusual times and with zero arguments: each is answered as by the driver, and no
+//! thread hangs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write as _;
@@ -10,7 +11,7 @@ use support::{Governed, Mount, artifacts, c_program, wait_until};
 use crate::driver::Dir;
 use crate::lookups::lines;
 
-/// Every function that the hook stands before: what the preload library exports of the driver's symbols.
+/// Returns every hooked function: the driver symbols that the preload library exports.
 pub fn hooked() -> Vec<String> {
     let out = Command::new("nm")
         .args(["-D", "--defined-only"])
@@ -30,7 +31,7 @@ pub fn hooked() -> Vec<String> {
     hooked
 }
 
-/// What each function answers to zeros.
+/// Returns what each function answers to arguments of zero.
 fn zeros(mut command: Command, when: &str, names: &[String]) -> BTreeMap<String, String> {
     let mut child = command
         .arg(when)
@@ -93,7 +94,8 @@ fn every_function_answers_zeros_after_its_context_as_the_driver() {
     zeros_are_answered_alike("destroyed");
 }
 
-/// Nothing of ours is where pthread_cancel(3) may end the thread. The simulated driver is not, either.
+/// Tests that the hook has no cancellation point for pthread_cancel(3). The simulated driver has none,
+/// either.
 #[test]
 fn no_function_ends_a_canceled_thread() {
     let of_libcuda = |name: &String| !name.starts_with("nvml");
@@ -105,7 +107,7 @@ fn no_function_ends_a_canceled_thread() {
 
 const MIB: u64 = 1 << 20;
 
-/// `odd_times.c`, governed or not.
+/// A running `odd_times.c`, governed or not.
 struct Odd {
     program: Governed,
     pid: i32,
@@ -138,14 +140,14 @@ impl Odd {
     }
 }
 
-/// Freezes the process and waits until it stands still.
+/// Freezes the process and waits until it is drained.
 #[track_caller]
 fn freeze(dir: &Dir<'_>) {
     dir.write("compute.freeze", 1);
     wait_until("it is drained", || dir.is_frozen());
 }
 
-/// Waits until that many submissions have come to a closed gate.
+/// Waits until at least `count` submissions have been held at a closed gate.
 #[track_caller]
 fn held(dir: &Dir<'_>, count: u64) {
     wait_until("a launch waits at the gate", || {
@@ -181,7 +183,8 @@ fn a_canceled_thread_whose_allocation_is_refused_ends_and_nobody_else() {
     assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
 }
 
-/// Whatever the driver does in its functions, cancellation is for the program's own frames.
+/// Tests that a thread is cancelled only in the program's own functions, whatever the driver does in its
+/// functions.
 #[test]
 fn a_canceled_thread_that_goes_on_calling_is_canceled_in_no_call() {
     let mount = Mount::new();
@@ -213,7 +216,8 @@ fn who_jumps_out_of_a_launch_is_charged_and_held_as_before() {
     assert_eq!(dir.launches(), before + 1);
 }
 
-/// The driver waits and holds nothing: a program may leave it there by siglongjmp(3).
+/// Tests siglongjmp(3) out of a driver call: the driver holds no lock while it waits, so a program may do
+/// that.
 #[test]
 fn a_jump_out_of_a_wait_in_the_driver_leaves_everything_usable() {
     let mount = Mount::new();
@@ -243,7 +247,7 @@ fn a_jump_out_of_a_wait_in_the_driver_leaves_everything_usable() {
     }
 }
 
-/// Whether the main thread sleeps in futex(2).
+/// Returns whether the main thread sleeps in futex(2).
 fn is_asleep(pid: i32) -> bool {
     let call = std::fs::read_to_string(format!("/proc/{pid}/syscall"));
     call.is_ok_and(|call| call.starts_with(&format!("{} ", libc::SYS_futex)))
@@ -390,11 +394,11 @@ fn every_way_to_leave_while_threads_submit_leads_out() {
             odd.program.say(&format!("leave {how}"));
             if how == "exec" {
                 odd.program.expect("ready ");
-                // A freeze is the process's, whatever it runs.
+                // A freeze belongs to the process, whichever program it executes.
                 dir.write_when_there("compute.freeze", 0);
                 odd.program.close_stdin();
             } else if frozen {
-                // A handler that launches waits, as everybody does.
+                // A signal handler that launches is held like any other caller.
                 wait_until("it is held, or has left", || {
                     let stat = std::fs::read_to_string(dir.path().join("compute.stat"));
                     stat.is_ok_and(|stat| !stat.contains("nr_frozen 0")) || !odd.program.is_running()
@@ -410,7 +414,7 @@ fn every_way_to_leave_while_threads_submit_leads_out() {
     }
 }
 
-/// What it says to its end.
+/// Returns the remaining output.
 fn rest(odd: &mut Odd) -> Vec<String> {
     std::iter::from_fn(|| odd.program.line()).collect()
 }

@@ -1,4 +1,5 @@
-//! Drivers older than the library: what they have is governed, and what they lack switches off nothing else.
+//! Tests drivers older than the library: the functions they have are governed, and missing functions disable
+//! nothing else.
 
 use support::{Config, Mount, artifacts, c_program, wait_until};
 
@@ -78,7 +79,7 @@ fn every_way_to_the_driver_is_counted_on_each() {
     each(|mount, driver| {
         let mut ways = vec![(&linked, "linked"), (&unlinked, "dlsym"), (&unlinked, "ex")];
         if driver != "11.8" {
-            // It asks by both look-ups; the newer one came with CUDA 12.
+            // The program uses both look-up functions; the newer one came with CUDA 12.
             ways.extend([(&unlinked, "proc1"), (&unlinked, "proc2"), (&unlinked, "ptsz")]);
         }
         for (program, way) in ways {
@@ -95,7 +96,7 @@ fn every_way_to_the_driver_is_counted_on_each() {
 fn what_a_driver_lacks_is_absent_and_leaves_the_rest_governed() {
     let mount = Mount::with(Config::default().env("SIMGPU_DRIVER", "11.8"));
     let mut calls = Calls::start(&mount);
-    // Newer than the driver, each of another sort: none is there.
+    // Functions of different kinds that are newer than this driver; none exists.
     for call in [
         "cuCtxCreate_v4 0 0 0 0",
         "cuMemcpyBatchAsync_v2 0 0 0 0 0 0 0 0",
@@ -105,7 +106,7 @@ fn what_a_driver_lacks_is_absent_and_leaves_the_rest_governed() {
     }
     let dir = Dir::of(&mount, calls.pid());
     dir.write("memory.limit", MIB);
-    // The last rows of the table as well as the first.
+    // Checks the last rows of the hook's table as well as the first.
     assert_eq!(calls.call("cuMemAlloc_v2 &a 2000000"), OUT_OF_MEMORY);
     calls.ok("cuMemAlloc_v2 &a 1000000");
     assert_eq!(dir.number("memory.current"), 1_000_000);

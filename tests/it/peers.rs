@@ -1,4 +1,4 @@
-//! Faults found in other tools of this kind, each a test by its name.
+//! Regression tests for faults found in similar tools, one test for each fault.
 
 use support::{Config, Mount, artifacts, c_program, wait_for, wait_until};
 
@@ -7,7 +7,7 @@ use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
 
 const MIB: u64 = 1 << 20;
 
-/// A governed `driver_shell` with one more variable in its environment.
+/// Starts a governed `driver_shell` with one more environment variable.
 fn with_env(mount: &Mount, name: &str, value: &str) -> DriverShell {
     let mut command = mount.command(driver_shell());
     command.env(name, value);
@@ -61,7 +61,7 @@ fn the_ninth_process_and_the_fortieth_are_limited_too() {
     let mut shells: Vec<_> = (0..40)
         .map(|_| with_env(&mount, "GCGROUP_MEMORY_LIMIT", "1M"))
         .collect();
-    // Some of the first leave, so that places in any table have been given up before the rest are asked.
+    // Some of the first processes exit, so that table slots are free before the others are checked.
     shells.drain(..5).for_each(DriverShell::kill9);
     wait_until("they are gone", || governed_pids(&mount).len() == 35);
     for shell in &mut shells {
@@ -125,8 +125,7 @@ fn a_launch_error_is_the_drivers_own() {
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(shell.ask("spin 1 2"), "ok");
     assert_eq!(shell.ask("spin 1 1"), "error 719");
-    // The hook's own calls in between (it is asked for its progress, frozen and thawed) put nothing in its
-    // place.
+    // The hook's own calls in between (for progress, freeze and thaw) do not replace the error.
     dir.write("compute.freeze", 1);
     wait_until("it is drained", || dir.is_frozen());
     dir.write("compute.freeze", 0);
@@ -175,7 +174,7 @@ fn nothing_of_ours_reaches_the_programs_stdout_or_stderr() {
             .expect("it runs");
         assert!(out.status.success());
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
-        // All but the pid.
+        // Compares everything except the pid.
         (text.split_once('\n').map(|(_, rest)| rest.to_owned()), out.stderr)
     };
     assert_eq!(
@@ -190,14 +189,14 @@ fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
     let mut shell = DriverShell::start(&mount);
     shell.ask("spin 1 10");
     shell.ask("sync");
-    // It takes its name when it first runs.
+    // The helper thread sets its name when it first runs.
     let helper = wait_for("the hook's helper thread", || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", shell.pid())).expect("it lives");
         tasks.flatten().map(|entry| entry.path()).find(|task| {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "gcgroup")
         })
     });
-    // Times it was put on a CPU: each wake-up is one.
+    // Context switches; each wake-up causes one.
     let switches = || -> u64 {
         let status = std::fs::read_to_string(helper.join("status")).expect("it lives");
         let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
@@ -208,7 +207,7 @@ fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
     let asleep = || std::fs::read_to_string(helper.join("stat")).is_ok_and(|stat| stat.contains(") S "));
     wait_until("it sleeps", asleep);
     let before = switches();
-    // The program goes on with work that concerns the helper in nothing.
+    // The program continues with work that does not involve the helper thread.
     for _ in 0..200 {
         assert_eq!(shell.ask("spin 1 10"), "ok");
         let answer = shell.ask(&format!("alloc linear {MIB}"));

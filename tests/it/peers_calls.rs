@@ -1,5 +1,4 @@
-//! Faults found in other tools of this kind, of what a call costs and what it leaves behind; each a test by
-//! its name.
+//! Regression tests for faults found in similar tools, concerning the cost and the side effects of a call.
 
 use std::process::Command;
 
@@ -8,8 +7,8 @@ use support::{Config, Governed, Mount, artifacts, c_program, instructions, syste
 use crate::calls::Calls;
 use crate::driver::{Dir, DriverShell, driver_shell};
 
-/// A governed run of so many `cuMemAlloc` and `cuMemFree`, on a driver that does nothing itself, beside live
-/// blocks.
+/// Returns a governed run of `calls` pairs of `cuMemAlloc` and `cuMemFree` beside `live` live blocks, on a
+/// driver whose functions do nothing.
 fn pairs(mount: &Mount, calls: u32, live: u32) -> Command {
     let mut command = mount.command(artifacts().load());
     command.args(["overhead", "--call", "alloc-free", "--rounds", "1"]);
@@ -24,7 +23,7 @@ const MANY: u32 = 2_200;
 fn an_allocation_asks_neither_the_daemon_nor_the_kernel() {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     let [few, many] = [FEW, MANY].map(|calls| system_calls(&pairs(&mount, calls, 10)));
-    // Two thousand pairs more; what a run needs otherwise may differ by a few.
+    // Two thousand more pairs; the other system calls of two runs may differ slightly.
     assert!(many < few + 100, "{few} and {many} system calls");
 }
 
@@ -35,8 +34,8 @@ fn an_allocation_costs_no_more_beside_many() {
         let [less, more] = [FEW, MANY].map(|calls| instructions(&pairs(&mount, calls, live)));
         (more - less) / u64::from(MANY - FEW)
     });
-    // One that looks at every live block would take at least an instruction for each; what the helper does
-    // meanwhile is counted too.
+    // Visiting every live block would take at least one instruction each. The count includes the helper
+    // thread.
     assert!(many < few + 1500, "{few} and {many} instructions a pair");
 }
 
@@ -95,8 +94,8 @@ fn a_look_up_starts_behind_who_asks_and_finds_the_same_again() {
             .get_envs()
             .any(|(name, value)| name == "LD_PRELOAD" && value.is_some());
         let mut next = Governed::spawn(command);
-        // A name of the program's own, not the driver's: the first library's function found the second's,
-        // twice.
+        // A name of the program, not of the driver: the function of the first library found that of the
+        // second one, twice.
         next.expect("cuPlain 1 2 2");
         for how in ["default", "next", "handle", "getproc"] {
             next.expect(&format!("{how} found found same 0"));

@@ -1,4 +1,4 @@
-//! The scripts, on a real mount.
+//! Tests the scripts on a real mount.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -140,7 +140,7 @@ fn gc_preempt_thaws_when_it_is_ended() {
         preempt.signal(signal);
         assert!(!preempt.wait().success());
         wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
-        // What the script cannot end any more when it is killed itself.
+        // A killed script cannot end its child.
         let _ = kill(Pid::from_raw(child), Signal::SIGKILL);
     }
 }
@@ -197,7 +197,7 @@ fn gc_preempt_has_memory_make_room_before_the_command_and_all_of_it_is_back_afte
     }
     let fixed = mount.obedient();
     let (pid, other) = (batch.pid().to_string(), fixed.pid().to_string());
-    // A command that needs nearly all of the card, and looks at what the job has meanwhile.
+    // The command needs most of the GPU, and meanwhile checks what the job holds.
     let mut preempt = command(&mount, "gc-preempt");
     let load = artifacts().load();
     let script = format!(
@@ -220,7 +220,7 @@ fn gc_preempt_has_memory_make_room_before_the_command_and_all_of_it_is_back_afte
     assert_eq!(mount.read(&other, "compute.freeze"), "0");
 }
 
-/// `gc-autopreempt -v` of the first process over the others.
+/// Starts `gc-autopreempt -v` for the first process over the others.
 #[track_caller]
 fn autopreempt(mount: &Mount, watched: &Governed, others: &[&str]) -> Governed {
     let mut script = command(mount, "gc-autopreempt");
@@ -235,7 +235,7 @@ fn gc_autopreempt_freezes_while_the_other_is_busy() {
     let (pid, frozen) = (batch.pid().to_string(), held.pid().to_string());
     mount.write(&frozen, "compute.freeze", "1");
     let mut script = autopreempt(&mount, &watched, &[&pid, &frozen]);
-    // However long the script takes to look.
+    // Independent of the script's polling interval.
     let mut work_until = |what: &str, done: &mut dyn FnMut() -> bool| {
         wait_until(what, || {
             assert_eq!(watched.ask("launch 1 50000"), "launched 1");
@@ -327,7 +327,7 @@ fn the_contention_benchmark_runs_and_tells_of_each_arm() {
         .output()
         .unwrap();
     let table = String::from_utf8_lossy(&output.stderr);
-    // Whether budgets are met is no matter here.
+    // Whether the budgets are met does not matter here.
     assert!(matches!(output.status.code(), Some(0 | 1)), "{table}");
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(told["failed"], serde_json::json!([]), "{table}");

@@ -1,4 +1,4 @@
-//! The mount as a shell and its tools see it: the rules and the errors of the contract, a test each.
+//! Tests the mount as shells and their tools see it: its rules and errors, one test each.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -12,7 +12,7 @@ use support::{Governed, Mount, artifacts, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 
-/// A mount with one governed process that holds nothing and waits.
+/// Mounts with one idle governed process without memory.
 fn node() -> (Mount, DriverShell, PathBuf) {
     let mount = Mount::new();
     let process = DriverShell::start(&mount);
@@ -29,7 +29,7 @@ fn sh(dir: &Path, script: &str) -> Output {
         .expect("sh runs")
 }
 
-/// What a script prints, which must succeed.
+/// Returns the output of a script that must succeed.
 fn says(dir: &Path, script: &str) -> String {
     let out = sh(dir, script);
     assert!(
@@ -40,7 +40,7 @@ fn says(dir: &Path, script: &str) -> String {
     String::from_utf8(out.stdout).expect("text")
 }
 
-/// The error of one write(2) of `text` to `file`.
+/// Returns the errno of one write(2) of `text` to `file`.
 fn write_error(file: &Path, text: &[u8]) -> Option<i32> {
     let mut file = OpenOptions::new()
         .write(true)
@@ -95,8 +95,7 @@ fn a_refused_write_names_its_reason_and_changes_nothing() {
         ("compute.freeze", "2", libc::ERANGE, "0"),
         ("compute.freeze", "yes", libc::EINVAL, "0"),
     ] {
-        // An empty write(2) may be answered by the kernel without asking anybody: the newline is what a shell
-        // sends.
+        // The kernel may answer an empty write(2) without the daemon; a shell sends a newline.
         if !text.is_empty() {
             assert_eq!(
                 write_error(&dir.join(file), text.as_bytes()),

@@ -27,8 +27,8 @@ fn join(mount: &Mount, group: &str, pid: i32) {
     mount.write(group, "gcgroup.procs", &pid.to_string());
 }
 
-/// Allocates blocks until one is refused, then frees them all. Returns the bytes granted and the number of
-/// refusals.
+/// Allocates 128 blocks of 1 MiB, as far as they are granted, then frees them. Returns the bytes granted and
+/// the number of refusals.
 #[track_caller]
 fn take_all(shell: &mut DriverShell, next: &mut usize) -> (u64, u64) {
     let (mut blocks, mut refused) = (Vec::new(), 0);

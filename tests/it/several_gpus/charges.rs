@@ -1,4 +1,4 @@
-//! Memory is charged to the device it is on, whichever is current.
+//! Tests that memory is charged to the device it is on, whichever device is current.
 
 use super::{Charges, Devices, INVALID_CONTEXT, MIB, gpus};
 use crate::calls::Calls;
@@ -24,7 +24,7 @@ fn memory_is_charged_where_the_current_context_is() {
     assert_eq!(devices.ask(&format!("alloc {MIB}"))[0], INVALID_CONTEXT);
     assert_eq!(charges.since(), [9, 2, 4], "no context, no memory");
 
-    // Whoever frees, it is given back where it was charged.
+    // Memory is uncharged where it was charged, whichever context frees it.
     devices.ok("current 2");
     devices.ok(&format!("free {first}"));
     assert_eq!(charges.since(), [8, 2, 4]);
@@ -145,7 +145,7 @@ fn peers_reach_each_others_memory_and_that_charges_nothing() {
     devices.ok("sync");
     assert_eq!(devices.ok(&format!("word {there}")), 8);
     assert_eq!(charges.since(), [0, 0]);
-    // Counted where they were submitted: two sets, two copies between the devices, two words.
+    // Counted on the submitting device: two sets, two copies between the devices, two word writes.
     assert_eq!([copies(0) - before[0], copies(1) - before[1]], [6, 0]);
     devices.ok("disable 1");
 }

@@ -1,4 +1,4 @@
-//! A freeze of one device alone, whatever device is current to who submits to it.
+//! Tests freezing a single device, whichever device is current in the submitting thread.
 
 use support::wait_until;
 
@@ -117,7 +117,7 @@ fn threads_that_copy_on_another_devices_stream_without_pause_all_stop_and_all_go
         let before = made(&mut devices);
         wait_until("copies are made", || made(&mut devices) > before + 100);
         dir.gpu(1).freeze();
-        // Those whose last call has returned may yet have it to count.
+        // A thread whose last call has returned may still have to count it.
         let still = made(&mut devices);
         for _ in 0..20 {
             devices.ok("spin 0 null");

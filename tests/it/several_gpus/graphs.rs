@@ -1,11 +1,11 @@
-//! Graphs that do work on other devices than the one on whose stream they are launched.
+//! Tests graphs with work on other devices than that of the launching stream.
 
 use support::wait_until;
 
 use super::{Devices, gpus};
 use crate::driver::Dir;
 
-/// What `cuStreamQuery` says of a stream that has work.
+/// Result of `cuStreamQuery` for a busy stream (CUDA_ERROR_NOT_READY).
 const NOT_READY: u64 = 600;
 
 #[test]
