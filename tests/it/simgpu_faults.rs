@@ -1,4 +1,4 @@
-//! Faults asked for by `SIMGPU_FAULTS`: a call answers what it is told to and does nothing.
+//! Tests faults injected by `SIMGPU_FAULTS`: a call returns the given error and does nothing.
 
 use crate::lookups::Names;
 use crate::simgpu::Machine;
@@ -41,7 +41,7 @@ fn a_fault_is_for_one_flavour_of_a_function() {
     );
 }
 
-/// Without looking at any argument, and whether simulated or not.
+/// Tests all functions, simulated or not; no argument is examined.
 #[test]
 fn every_function_can_be_made_to_fail() {
     let names = Names::read();

@@ -1,9 +1,9 @@
-//! Graphs of the simulated driver: nodes that run as often as a value says, and nodes of stream memory
-//! operations.
+//! Tests graphs of the simulated driver: conditional nodes and nodes of stream memory operations.
 
 use crate::simgpu::{Machine, Program};
 
-/// A program with a word of page-locked memory, and a graph with a condition whose body counts it down.
+/// Starts a program with a word of page-locked memory, and a graph with a condition whose body decrements the
+/// word.
 fn with_condition(kind: u32, default: u32, size: u32) -> Program {
     let mut program = Machine::new().started();
     program.run(&format!(
@@ -20,7 +20,7 @@ fn with_condition(kind: u32, default: u32, size: u32) -> Program {
     program
 }
 
-/// Adds to body `index` a kernel that writes to word `index + 1`.
+/// Adds to body `index` a kernel that writes word `index + 1`.
 fn mark(program: &mut Program, index: u32) {
     program.run(&format!(
         "_ = got(c_uint64, 'cuGraphAddKernelNode', bodies[{index}], None, 0, kernel_node(fill, memory + 4 * {index} + 4, 1, 7))"
@@ -36,7 +36,7 @@ fn a_loop_runs_until_its_condition_is_zero() {
          executable = run_graph(graph)",
     );
     assert_eq!(program.ask("words[0]"), "0");
-    // Each launch begins with the default again.
+    // Each launch begins with the default value again.
     program.run("words[0] = 3\nok(cu.cuGraphLaunch(executable, 0))\nok(cu.cuCtxSynchronize())");
     assert_eq!(program.ask("words[0]"), "0");
 }
@@ -112,7 +112,7 @@ fn a_node_of_memory_operations_does_them_in_order() {
          cu.cuCtxSynchronize()",
     );
     assert_eq!(program.ask("words[0]"), "9");
-    // One that is wrong spoils all.
+    // One invalid operation makes the whole batch fail.
     program.run("bad = mem_ops((2, memory, 1), (99, memory, 1))");
     program.calls(
         1,

@@ -1,4 +1,4 @@
-//! Green contexts of the simulated driver.
+//! Tests green contexts of the simulated driver.
 
 use simgpu::Held;
 use support::Truth;

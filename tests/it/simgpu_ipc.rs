@@ -1,4 +1,5 @@
-//! What simulated processes share: memory and events, held by several and gone with the last.
+//! Tests memory and events shared between simulated processes: several processes may hold them, and they are
+//! freed with the last reference.
 
 use simgpu::Held;
 use support::{Truth, wait_until};
@@ -25,12 +26,12 @@ impl Two {
         Truth::of(self.machine.directory())
     }
 
-    /// Bytes in use besides contexts.
+    /// Returns the bytes in use besides `contexts` contexts.
     fn used(&self, contexts: u64) -> u64 {
         self.truth().used_by_all(0) - contexts * CONTEXT
     }
 
-    /// The second one opens a handle of the first one's `address`, and has its own.
+    /// Opens a handle of the first process's `address` in the second process, at an address of its own.
     fn open(&mut self) {
         let handle = self.one.ask("exported('cuIpcGetMemHandle', address)");
         self.other
@@ -48,11 +49,11 @@ fn linear_memory_is_the_same_for_both() {
     two.other.run("put(address + 2 * MIB, b'from the other')");
     assert_eq!(two.one.ask("look(address + 2 * MIB, 14)"), "b'from the other'");
     assert_eq!(two.other.ask("attribute(address, 18)"), (3 * MIB).to_string());
-    // It is charged once, to the one that made it.
+    // The memory is charged once, to the process that made it.
     assert_eq!(two.truth().used(two.other.pid(), 0), CONTEXT);
     assert_eq!(two.truth().held(two.one.pid(), 0, Held::Linear), 3 * MIB + 700);
 
-    // The same handle again is the same address, open twice.
+    // Opening the handle again returns the same address with a second reference.
     let handle = two.one.ask("exported('cuIpcGetMemHandle', address)");
     let again = format!("opened('cuIpcOpenMemHandle_v2', {handle}, 1) == address");
     assert_eq!(two.other.ask(&again), "True");
@@ -92,7 +93,7 @@ fn linear_memory_stays_for_whoever_has_it_open() {
     two.one.calls(0, "cu.cuMemFree_v2(address)");
     assert_eq!(two.used(2), 3 * MIB);
     assert_eq!(two.truth().held(two.one.pid(), 0, Held::Linear), 0);
-    // What the first one makes now is elsewhere.
+    // New allocations of the first process get other memory.
     two.one.run("others = [alloc(3 * MIB) for _ in range(8)]\nfor each in others: ok(cu.cuMemsetD8_v2(each, 7, 3 * MIB))");
     assert_eq!(two.other.ask("look(address, 4)"), "b'kept'");
     let Two {
@@ -119,7 +120,7 @@ fn an_allocation_finds_no_room_where_others_hold_it() {
     let pid = one.pid();
     other.run(&format!("own = borrow({pid}, {descriptor})"));
     one.kill9();
-    // The descriptor alone holds it.
+    // Only the descriptor holds the memory.
     assert_eq!(other.ask("alloc(512 * MIB)"), "'error 2'");
     other.run("os.close(own)");
     let truth = Truth::of(machine.directory());
@@ -156,7 +157,7 @@ fn physical_memory_is_shared_by_descriptor() {
         "1"
     );
 
-    // Every holder but the second one's mapping lets go.
+    // Every reference except the second process's mapping is released.
     two.one
         .calls(0, "cu.cuMemUnmap(address, 4 * MIB)\ncu.cuMemRelease(handle)");
     two.one.run("os.close(descriptor)");
@@ -224,7 +225,7 @@ fn an_event_of_one_holds_up_the_other() {
          _ = ctypes.memset(word, 0, 8)"
     ));
     two.other.calls(0, "cu.cuEventQuery(event)");
-    // Work that ends when the test says so.
+    // Work that ends when the test writes a word.
     two.one
         .run("gate = got(c_uint64, 'cuMemAllocHost_v2', 8)\n_ = ctypes.memset(gate, 0, 8)");
     two.one.calls(

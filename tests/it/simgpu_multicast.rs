@@ -1,4 +1,4 @@
-//! Multicast objects of the simulated driver: what is bound is held.
+//! Tests multicast objects of the simulated driver: bound memory is held.
 
 use simgpu::Held;
 use support::Truth;
@@ -28,7 +28,7 @@ fn what_is_bound_stays_until_it_is_unbound_or_the_object_goes() {
         program.ask("got(c_size_t, 'cuMulticastGetGranularity', wish, 0)"),
         (2 * MIB).to_string()
     );
-    // Not before the team is whole.
+    // Binding fails until all devices were added.
     program.calls(0, "cu.cuMulticastAddDevice(team, 0)");
     program.calls(401, "cu.cuMulticastBindMem(team, 0, one, 0, 4 * MIB, 0)");
     program.calls(1, "cu.cuMulticastAddDevice(team, 0)");
@@ -69,7 +69,7 @@ fn what_cannot_be_bound_is_refused() {
          cu.cuMulticastBindMem(memory, 0, memory, 0, 4 * MIB, 0)
          cu.cuMulticastUnbind(team, 0, 0, 4 * MIB)",
     );
-    // By address, also when the handle itself is gone.
+    // Binding by address also works after the handle was released.
     program.calls(
         0,
         "cu.cuMemRelease(memory)\ncu.cuMulticastBindAddr(team, 0, at, 4 * MIB, 0)",

@@ -1,5 +1,5 @@
-//! The simulated NVML: it counts its users, sees what living processes hold on which device, and hands out
-//! lists as NVML does.
+//! Tests the simulated NVML: it counts initialisations, reports what living processes hold on each device,
+//! and returns lists as NVML does.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use support::{Governed, artifacts, c_program, wait_until};
 use tempfile::TempDir;
 
-/// NVML's results.
+/// NVML result codes.
 const SUCCESS: u64 = 0;
 const UNINITIALIZED: u64 = 1;
 const INVALID_ARGUMENT: u64 = 2;
@@ -36,7 +36,7 @@ impl Machine {
         Governed::spawn(command)
     }
 
-    /// A program that asks NVML; see `programs/nvml.c`.
+    /// Starts `programs/nvml.c`, which queries NVML.
     fn nvml(&self) -> Nvml {
         let mut nvml = Nvml(self.spawn(Command::new(c_program("nvml.c", &[]))));
         assert_eq!(nvml.ask("init"), [SUCCESS]);
@@ -54,11 +54,11 @@ impl Machine {
 
 struct Nvml(Governed);
 
-/// What a list call says: its result, how many there are, and those written: a number for each pid.
+/// Result of a list call: result code, reported count, and the entries: a number for each pid.
 type List = (u64, u64, BTreeMap<i32, u64>);
 
 impl Nvml {
-    /// An answer of numbers alone.
+    /// Sends a command whose answer consists of numbers.
     fn ask(&mut self, command: &str) -> Vec<u64> {
         let answer = self.0.ask(command);
         answer

@@ -1,4 +1,4 @@
-//! Arrays of the simulated driver whose memory comes later.
+//! Tests arrays of the simulated driver whose memory is mapped later.
 
 use simgpu::Held;
 use support::Truth;
@@ -109,7 +109,7 @@ fn an_array_with_deferred_mapping_is_of_the_memory_it_is_mapped_onto() {
          cu.cuCtxSynchronize()
          cu.cuMemcpyHtoA_v2(array, 0, b'here', 4)",
     );
-    // It is the very memory that is mapped at an address too.
+    // The array uses the same memory that is mapped at an address.
     assert_eq!(program.ask("look(at + 65536, 4)"), "b'here'");
     program.calls(0, "cu.cuMemUnmap(at, 2 * MIB)\ncu.cuMemRelease(handle)");
     program.calls(0, "cu.cuMemcpyAtoH_v2(out, array, 0, 4)");

@@ -1,18 +1,18 @@
-//! The simulated driver in the versions that `SIMGPU_DRIVER` names: what is newer than it is not there.
+//! Tests the driver versions that `SIMGPU_DRIVER` selects: newer functions are absent.
 
 use std::fmt::Write as _;
 
 use crate::lookups::Names;
 use crate::simgpu::{Machine, Program};
 
-/// What `SIMGPU_DRIVER` may be, and the version that the driver tells.
+/// Values of `SIMGPU_DRIVER` with the version that the driver reports.
 const DRIVERS: [(&str, i32); 4] = [("11.8", 11080), ("12.2", 12020), ("12.8", 12080), ("13.5", 13050)];
 
 fn program(driver: &str) -> Program {
     Machine::new().env("SIMGPU_DRIVER", driver).program()
 }
 
-/// A list of strings as Python writes it.
+/// Returns a list of strings in Python syntax.
 fn list<'a>(strings: impl Iterator<Item = &'a str>) -> String {
     let mut text = String::from("[");
     for string in strings {
@@ -61,7 +61,7 @@ fn an_older_driver_is_asked_in_vain_for_what_is_newer() {
     };
     let found = || (0, "(True, 0)".to_owned());
     assert_eq!(asked("12.2", "cuMemAlloc", 12020), found());
-    // A name whose first function is newer than the driver is none of the driver's.
+    // A name whose first function is newer than the driver is unknown to the driver.
     assert_eq!(
         asked("12.2", "cuMemcpyBatchAsync", 13000),
         (0, "(False, 1)".to_owned())
@@ -71,7 +71,7 @@ fn an_older_driver_is_asked_in_vain_for_what_is_newer() {
         asked("12.8", "cuMemcpyBatchAsync", 12020),
         (0, "(False, 2)".to_owned())
     );
-    // Before CUDA 13 a program might ask for what is newer than the driver; since then that is invalid.
+    // Drivers before CUDA 13 accept a version newer than the driver; later ones reject it.
     assert_eq!(asked("12.8", "cuMemAlloc", 13050), found());
     assert_eq!(asked("13.5", "cuMemAlloc", 13060).0, 1);
 }

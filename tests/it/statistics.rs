@@ -1,4 +1,4 @@
-//! What is counted, and that it is true.
+//! Tests that statistics count correctly.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use support::{Config, Governed, Mount, artifacts, wait_until};
 use crate::contended::batch;
 use crate::driver::{Dir, DriverShell};
 
-/// Submitted, ended, pending, all of one moment.
+/// Returns the submitted, ended and pending kernels from one read.
 fn kernels(dir: &Dir<'_>) -> [u64; 3] {
     let text = dir.read("gcgroup.stat");
     let mut numbers = text
@@ -22,7 +22,7 @@ fn kernels_end_without_the_program_waiting_for_them() {
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     for round in 1..=5 {
-        // Nothing but the launches: no call of the program's tells that they have ended.
+        // The program only launches; no later call of it reports that the kernels have ended.
         assert_eq!(shell.ask("spin 100 20"), "ok");
         wait_until("none is pending", || {
             let [submitted, _, pending] = kernels(&dir);
@@ -54,7 +54,7 @@ fn kernels_are_pending_while_they_run() {
     assert_eq!(shell.ask("spin 20000 30"), "ok");
     let mut most = 0;
     wait_until("none is pending", || {
-        // First what has not ended by then, then what is said to have.
+        // Queries the driver before it reads the file.
         let is_idle = shell.ask("query") == "ok";
         let [submitted, ended, pending] = kernels(&dir);
         assert_eq!((submitted, ended + pending), (30, 30));
