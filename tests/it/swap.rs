@@ -1,5 +1,5 @@
-//! Memory that moves to the host and back: the bytes stay what they are, where they are, and the accounts are
-//! right.
+//! Tests memory that moves to the host and back: contents and addresses are unchanged, and the charges are
+//! correct.
 
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
@@ -7,12 +7,12 @@ use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
-/// A machine whose contexts take no memory, so that limits are exact.
+/// Mounts with contexts that take no memory, so that limits are exact.
 fn mount() -> Mount {
     Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0))
 }
 
-/// A program whose large allocations can be moved.
+/// Starts a program whose large allocations can be moved.
 fn swapping(mount: &Mount) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("obey").env("GCGROUP_SWAP", "max");
@@ -68,7 +68,7 @@ fn what_a_limit_has_put_out_does_not_take_the_room_of_what_is_asked_for() {
     wait_until("one is out", || dir.number("memory.current") == 32 * MIB);
     dir.write("memory.reclaim", "max");
     wait_until("all are out", || dir.number("memory.current") == 0);
-    // Who looks again does not bring it back.
+    // A second reclaim does not bring the block back.
     dir.write("memory.reclaim", "1");
     wait_until("it was looked", || dir.key("memory.events", "reclaim") == 2);
     dir.freeze();
@@ -163,7 +163,7 @@ fn who_waits_for_a_write_finds_it_in_effect_or_hears_what_is_not() {
     assert_eq!(dir.number("memory.swap.current"), 24 * MIB);
     assert!(set("compute.freeze", "1", "60").status.success());
     assert!(dir.is_frozen());
-    // What the file takes is understood here, too.
+    // `gcgroupfs set` accepts the same syntax as the files.
     assert!(set("compute.freeze", " 00 ", "60").status.success());
     assert!(!dir.is_frozen());
     assert!(set("memory.limit", " 16M", "1e19").status.success());

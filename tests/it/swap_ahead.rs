@@ -1,4 +1,5 @@
-//! Host memory that is made before a move is asked for: it is there, it is what moves take, and it gives way.
+//! Tests the swap pool, host memory made before a move needs it: it is filled, moves use it, and it is
+//! released under pressure.
 
 use nix::sys::signal::Signal;
 use simgpu::Held;
@@ -14,7 +15,7 @@ fn mount(config: Config) -> Mount {
     Mount::with(config.env("SIMGPU_CONTEXT_MEMORY", 0))
 }
 
-/// A program that can swap and makes as much ahead, with four blocks of 16 MiB.
+/// Starts a program with swap enabled, a swap pool of size `ahead`, and four blocks of 16 MiB.
 #[track_caller]
 fn program(mount: &Mount, ahead: &str) -> Governed {
     program_with(mount, ahead, &[])
@@ -62,7 +63,7 @@ fn a_move_takes_what_was_made_ahead_and_what_would_go_next_has_its_own() {
     };
     assert_eq!(made(), 4 + 2);
 
-    // No more is ever made than may be on the host.
+    // The swap pool never exceeds what may be on the host.
     dir.write("memory.swap.max", 32 * MIB);
     dir.write("memory.limit", 32 * MIB);
     wait_until("half is out", || dir.number("memory.current") == 32 * MIB);
@@ -111,7 +112,7 @@ fn what_is_made_ahead_is_for_others_when_the_host_is_short() {
         of_other.number("memory.swap.current") == 64 * MIB
     });
     wait_for_supply(&of_ahead, 0);
-    // It moves all the same when it has to.
+    // Blocks still move when they have to.
     of_ahead.write("memory.limit", 1);
     wait_until("all of it is out", || {
         of_ahead.number("memory.swap.current") == 64 * MIB
@@ -146,7 +147,7 @@ fn what_is_made_ahead_is_for_others_of_the_group() {
 
 #[test]
 fn what_cannot_be_made_ahead_is_tried_again() {
-    // After the four blocks.
+    // Faults after the calls for the four blocks.
     for fault in ["cuMemCreate=2@5", "cuMemCreate=999@6", "cuMemRelease=999@1"] {
         let mount = mount(Config::default());
         let mut program = program_with(&mount, "32M", &[("SIMGPU_FAULTS", fault)]);

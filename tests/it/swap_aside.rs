@@ -1,5 +1,5 @@
-//! A driver that does not map the host's memory for a device: what is frozen goes out all the same, and is
-//! back before anything goes on; what runs stays where it is.
+//! Tests a driver that cannot map host memory for a device: memory of frozen processes still moves out and
+//! returns before they continue; memory of running processes stays.
 
 use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
@@ -18,7 +18,7 @@ fn mount(driver: &str, memory: &str) -> Mount {
     )
 }
 
-/// A program with so many blocks of 16 MiB that can be moved, by a driver with those faults.
+/// Starts a program with `count` movable blocks of 16 MiB, on a driver with injected faults.
 #[track_caller]
 fn blocks(mount: &Mount, count: usize, faults: &str) -> Governed {
     let mut command = mount.command(artifacts().load());
@@ -55,7 +55,7 @@ fn all_is_freed(mount: &Mount, program: &mut Governed, count: usize) {
 
 #[test]
 fn what_is_frozen_goes_out_and_is_back_before_its_work_goes_on() {
-    // One that is too old, and newer ones that refuse: the third memory made is the first of the host's.
+    // One driver is too old; newer ones refuse. The third memory object made is the first one on the host.
     for (driver, faults) in [
         ("11.8", ""),
         ("12.2", "cuMemCreate=801@3"),
@@ -65,7 +65,7 @@ fn what_is_frozen_goes_out_and_is_back_before_its_work_goes_on() {
         let mount = mount(driver, "1G");
         let mut program = blocks(&mount, 2, faults);
         let dir = Dir::of(&mount, program.pid());
-        // What it needs on the host, and not a byte more: what is not counted right does not fit.
+        // Exactly as much as needed on the host, so a wrong charge does not fit.
         std::fs::create_dir(mount.path().join("team")).unwrap();
         mount.write("team", "memory.swap.max", "32M");
         mount.write("team", "gcgroup.procs", &program.pid().to_string());
@@ -191,7 +191,7 @@ fn a_call_that_fails_on_the_way_costs_a_try() {
             dir.number("memory.current") == 0 || dir.key("memory.events", "swap_fail") == 1
         });
         if dir.number("memory.current") != 0 {
-            // What fails is not asked for any more.
+            // A failed move is not repeated by itself, so another reclaim is requested.
             dir.write("memory.reclaim", "max");
             wait_until(fault, || dir.number("memory.current") == 0);
         }

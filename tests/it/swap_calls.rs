@@ -1,5 +1,5 @@
-//! What a program does to memory that can be moved, as to any other: peers use it, streams free it, wherever
-//! it is.
+//! Tests operations on movable memory: peers may use it and streams may free it, whether it is on the device
+//! or the host.
 
 use support::{Config, Mount, wait_until};
 
@@ -24,7 +24,7 @@ fn fill(calls: &mut Calls, block: &str, value: u64) {
     calls.ok("cuCtxSynchronize");
 }
 
-/// The first and the last word.
+/// Returns the first and the last word of a block.
 #[track_caller]
 fn ends(calls: &mut Calls, block: &str) -> [u64; 2] {
     let base = calls.get(block);
@@ -74,7 +74,7 @@ fn peers_use_it_wherever_it_is() {
     calls.ok("cuCtxEnablePeerAccess $context 0");
     calls.ok("cuCtxSetCurrent $context");
     calls.ok("cuCtxEnablePeerAccess $other 0");
-    // Both at home; then the one out, the other, and both.
+    // First both on the device; then the first on the host, the second, and both.
     for (round, (here, there)) in [(MIB, u64::MAX), (u64::MAX, MIB), (MIB, MIB), (u64::MAX, u64::MAX)]
         .into_iter()
         .enumerate()
@@ -172,7 +172,7 @@ fn a_graph_that_was_captured_before_a_move_does_the_same_wherever_it_is() {
     calls.ok(&format!("cuMemsetD32Async $from 7 {} $stream", SIZE / 4));
     calls.ok("cuStreamEndCapture $stream &graph");
     calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
-    // At home, one of both out, both, and at home again.
+    // First both on the device, then one on the host, both, and both on the device again.
     for (value, out) in [(100, 0), (200, SIZE), (300, 2 * SIZE), (400, 0)] {
         match out {
             0 => dir.write("memory.limit", "max"),

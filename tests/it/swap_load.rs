@@ -1,4 +1,4 @@
-//! A workload that knows every word of its memory, while that is moved out and in under it.
+//! Tests a workload that verifies every word of its memory while the memory is moved out and in.
 
 use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
@@ -7,7 +7,7 @@ use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
-/// As much host memory is made ahead.
+/// Starts the workload with a swap pool of size `ahead`.
 fn start(mount: &Mount, ahead: &str, arguments: &[&str]) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("swap").args(arguments).env("GCGROUP_SWAP", "max");

@@ -1,4 +1,4 @@
-//! What a program learns of memory that can be moved, and what stays where it is from then on.
+//! Tests queries of movable memory, and which queries pin a block to the device from then on.
 
 use support::{Config, Mount, wait_until};
 
@@ -6,7 +6,7 @@ use crate::calls::Calls;
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
-/// Not a multiple of anything that is mapped.
+/// Requested bytes, not a multiple of any mapping granularity.
 const ASKED: u64 = 5 * MIB + 256;
 const SIZE: u64 = 6 * MIB;
 
@@ -18,14 +18,15 @@ fn mount() -> Mount {
     )
 }
 
-/// Has the one block moved to the host.
+/// Moves the only block to the host.
 fn out(dir: &Dir<'_>) {
     dir.write("memory.reclaim", "max");
     wait_until("it is out", || dir.number("memory.current") == 0);
     assert_eq!(dir.number("memory.swap.current"), SIZE);
 }
 
-/// By `CUpointer_attribute`: context, memory type, managed or not, ordinal, start and size.
+/// Returns the address range and `CUpointer_attribute` values: context, memory type, buffer id, whether
+/// managed, ordinal, start and size.
 fn attributes(calls: &mut Calls) -> Vec<u64> {
     calls.ok("cuMemGetAddressRange_v2 &base &size $block");
     let mut told = vec![calls.get("base"), calls.get("size")];
@@ -67,7 +68,7 @@ fn what_is_given_away_comes_back_first_and_stays() {
         calls.ok(&format!("cuMemAlloc_v2 &block {ASKED}"));
         assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0, "{call}");
         out(&dir);
-        // Whether the driver can do that is its own business.
+        // Whether the driver supports this call does not matter here.
         let _ = calls.call(call);
         assert_eq!(dir.number("memory.current"), SIZE, "{call}");
         assert_eq!(dir.number("memory.swap.current"), 0, "{call}");

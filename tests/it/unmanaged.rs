@@ -1,4 +1,4 @@
-//! `unmanaged`: who uses the GPUs past the library, seen by NVML's account.
+//! Tests `unmanaged`, the list of GPU processes without a hook, according to NVML.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
@@ -10,7 +10,7 @@ use crate::driver::{DriverShell, governed_pids};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The line of a process on a GPU.
+/// Returns the fields of a process's line for a GPU.
 #[track_caller]
 fn line(mount: &Mount, pid: i32, gpu: u32) -> Option<BTreeMap<String, String>> {
     let text = mount.read("", "unmanaged");
@@ -121,7 +121,7 @@ fn a_daemon_that_has_just_started_does_not_take_those_who_come_back_for_stranger
     for _ in 0..3 {
         mount.kill9();
         mount.restart();
-        // The first answer there is.
+        // The first scan's result.
         assert_eq!(line(&mount, shell.pid(), 0), None);
         wait_until("the other is seen", || line(&mount, bare.pid(), 0).is_some());
         assert_eq!(line(&mount, shell.pid(), 0), None);
@@ -139,7 +139,7 @@ fn a_daemon_that_has_just_started_does_not_take_those_who_come_back_for_stranger
 fn readers_of_other_files_do_not_wait_for_the_look() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
-    // A daemon that has just started keeps those who want to know waiting for a while.
+    // Readers wait for the first scan of a daemon that has just started.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| mount.read("", "unmanaged"));
         for _ in 0..100 {

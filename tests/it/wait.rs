@@ -1,24 +1,24 @@
-//! `gcgroupfs wait`, on the mount and without one.
+//! Tests `gcgroupfs wait` on the mount and without one.
 
 use support::{Config, Governed, Mount, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 
-/// A waiting `gcgroupfs wait`.
+/// Starts `gcgroupfs wait`.
 fn waiting(mount: &Mount, arguments: &[&str]) -> Governed {
     let mut command = mount.gcgroupfs(&["wait"]);
     command.args(arguments);
     Governed::spawn(command)
 }
 
-/// The exit status of one that ends by itself.
+/// Runs `gcgroupfs wait` and returns its exit status.
 #[track_caller]
 fn status(mount: &Mount, arguments: &[&str]) -> i32 {
     let mut wait = waiting(mount, arguments);
     wait.wait().code().expect("it exits")
 }
 
-/// Asleep, having looked: in poll(2) or in a pause.
+/// Returns whether the process sleeps, in poll(2) or in a pause, after it has checked the condition.
 fn is_asleep(wait: &Governed) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/syscall", wait.pid())).unwrap_or_default();
     let number: i64 = stat
@@ -138,7 +138,7 @@ fn it_takes_a_path_on_the_mount_and_finds_the_mount_by_the_socket() {
     let shell = DriverShell::start(&mount);
     let path = Dir::of(&mount, shell.pid()).path().join("gcgroup.events");
     let path = path.to_str().expect("text");
-    // The socket is another daemon's, which does not know the process.
+    // The socket belongs to another daemon, which does not know the process.
     assert_eq!(status(&other, &[path, "frozen=0"]), 0);
     let link = mount.root().join("link");
     std::os::unix::fs::symlink(mount.path(), &link).expect("a link");
