@@ -42,7 +42,7 @@ fn has_mapped(pid: i32, library: &Path) {
 }
 
 #[test]
-fn programs_with_their_own_allocator_are_governed_as_others() {
+fn programs_with_own_allocator_are_governed() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
     for how in ["before", "behind", "linked"] {
         let command = match how {
@@ -79,7 +79,7 @@ fn programs_with_their_own_allocator_are_governed_as_others() {
 }
 
 #[test]
-fn memory_moves_in_a_program_with_its_own_allocator() {
+fn program_with_own_allocator_can_swap() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)

@@ -58,7 +58,7 @@ fn used(mount: &Mount, job: &Governed) -> u64 {
 }
 
 #[test]
-fn among_equals_no_gate_closes_and_the_arbiter_sleeps() {
+fn equal_priorities_close_no_gate_and_arbiter_sleeps() {
     let mount = Mount::new();
     let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
     for job in &jobs {
@@ -75,7 +75,7 @@ fn among_equals_no_gate_closes_and_the_arbiter_sleeps() {
 }
 
 #[test]
-fn beside_an_idle_neighbour_the_arbiter_sleeps_too() {
+fn arbiter_sleeps_beside_an_idle_process() {
     let mount = Mount::new();
     let neighbour = DriverShell::start(&mount);
     Dir::of(&mount, neighbour.pid()).write("compute.priority", 12);
@@ -86,7 +86,7 @@ fn beside_an_idle_neighbour_the_arbiter_sleeps_too() {
 }
 
 #[test]
-fn the_more_important_has_the_gpu_under_strict_and_the_other_has_it_afterwards() {
+fn strict_policy_runs_higher_priority_first() {
     let mount = Mount::with(Config::default().arg("--policy").arg("strict"));
     assert_eq!(mount.read("", "compute.policy"), "strict");
     let low = batch(&mount, 0, 10);
@@ -101,7 +101,7 @@ fn the_more_important_has_the_gpu_under_strict_and_the_other_has_it_afterwards()
 }
 
 #[test]
-fn weights_show_and_the_least_important_goes_on() {
+fn weights_divide_time_and_lowest_priority_progresses() {
     let mount = Mount::new();
     let (high, low) = (batch(&mount, 0, 3), batch(&mount, 0, 9));
     goes_on(&mount, high.pid(), 0, 20_000);
@@ -110,7 +110,7 @@ fn weights_show_and_the_least_important_goes_on() {
 }
 
 #[test]
-fn a_priority_holds_from_the_write_on_and_so_does_the_policy() {
+fn written_priority_and_policy_apply_at_once() {
     let mount = Mount::new();
     let (one, other) = (batch(&mount, 0, 8), batch(&mount, 0, 8));
     goes_on(&mount, one.pid(), 0, 2_000);
@@ -125,7 +125,7 @@ fn a_priority_holds_from_the_write_on_and_so_does_the_policy() {
 }
 
 #[test]
-fn a_quota_bounds_the_gpu_time_that_a_process_has() {
+fn quota_bounds_gpu_time_of_a_process() {
     let mount = Mount::new();
     let job = batch(&mount, 0, 8);
     mount.write(job.pid(), "compute.max", "20000 100000");
@@ -146,7 +146,7 @@ fn a_quota_bounds_the_gpu_time_that_a_process_has() {
 }
 
 #[test]
-fn a_quota_of_a_group_bounds_what_all_in_it_have_together() {
+fn group_quota_bounds_sum_of_members_gpu_time() {
     let mount = Mount::new();
     fs::create_dir(mount.path().join("team")).expect("root may");
     let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
@@ -170,7 +170,7 @@ fn a_quota_of_a_group_bounds_what_all_in_it_have_together() {
 }
 
 #[test]
-fn work_that_was_queued_before_the_quota_counts() {
+fn work_queued_before_quota_is_counted() {
     let mount = Mount::new();
     let mut job = mount.obedient();
     assert_eq!(job.ask("launch 50 10000"), "launched 50");
@@ -182,7 +182,7 @@ fn work_that_was_queued_before_the_quota_counts() {
 }
 
 #[test]
-fn a_quota_of_one_gpu_leaves_the_other_alone() {
+fn quota_on_one_gpu_does_not_affect_another() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let jobs = [batch(&mount, 0, 8), batch(&mount, 1, 8)];
     for job in &jobs {
@@ -194,7 +194,7 @@ fn a_quota_of_one_gpu_leaves_the_other_alone() {
 }
 
 #[test]
-fn gpu_time_is_measured_while_somebody_looks() {
+fn gpu_time_is_measured_while_it_is_read() {
     let mount = Mount::new();
     let job = batch(&mount, 0, 8);
     let usage = || mount.number(job.pid(), "compute.stat", "usage_usec");
@@ -218,7 +218,7 @@ fn gpu_time_is_measured_while_somebody_looks() {
 }
 
 #[test]
-fn without_the_daemon_who_was_held_goes_on_and_with_it_is_held_again() {
+fn throttled_process_runs_while_there_is_no_daemon() {
     let mut mount = Mount::with(Config::default().arg("--grace").arg("100"));
     mount.write("", "compute.policy", "strict");
     let (high, low) = (batch(&mount, 0, 2), batch(&mount, 0, 10));
@@ -243,7 +243,7 @@ fn without_the_daemon_who_was_held_goes_on_and_with_it_is_held_again() {
 }
 
 #[test]
-fn the_policy_is_of_the_command_line_or_written_or_of_the_configuration() {
+fn policy_comes_from_command_line_file_or_configuration() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("gcgroupfs.toml");
     let name = path.to_str().expect("a name of ours");
@@ -275,7 +275,7 @@ fn the_policy_is_of_the_command_line_or_written_or_of_the_configuration() {
 }
 
 #[test]
-fn a_wrong_configuration_is_refused_with_its_place() {
+fn invalid_configuration_is_refused_with_its_position() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("wrong.toml");
     fs::write(&path, "[compute]\ncycle_usec = 1\n").expect("it is ours");
@@ -303,7 +303,7 @@ fn a_wrong_configuration_is_refused_with_its_place() {
 }
 
 #[test]
-fn several_are_frozen_at_once_and_waited_for() {
+fn several_processes_are_frozen_at_once_and_awaited() {
     for config in [Config::default(), Config::default().arg("--no-fuse")] {
         let mount = Mount::with(config);
         let jobs = [batch_anywhere(&mount), batch_anywhere(&mount)];
@@ -352,7 +352,7 @@ fn batch_anywhere(mount: &Mount) -> Governed {
 }
 
 #[test]
-fn a_freeze_that_nobody_answers_for_any_more_is_not_said_to_be_done() {
+fn freeze_without_acknowledgement_is_not_reported_done() {
     let mut mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask("spin 1000000 60"), "ok");
@@ -366,7 +366,7 @@ fn a_freeze_that_nobody_answers_for_any_more_is_not_said_to_be_done() {
 }
 
 #[test]
-fn a_freeze_that_takes_too_long_says_so_and_stays() {
+fn slow_freeze_reports_timeout_and_stays() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());

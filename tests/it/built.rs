@@ -53,7 +53,7 @@ fn table() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_preload_library_exports_the_table_and_needs_nothing() {
+fn preload_library_exports_table_and_needs_no_library() {
     let library = artifacts().preload();
     let mut want = table();
     assert!(want.len() > 100, "{want:?}");
@@ -77,7 +77,7 @@ fn the_preload_library_exports_the_table_and_needs_nothing() {
 }
 
 #[test]
-fn the_hook_exports_one_symbol_and_needs_the_c_library() {
+fn hook_exports_one_symbol_and_needs_only_libc() {
     let library = artifacts().hook();
     assert_eq!(
         symbols(&library, "--defined-only"),
@@ -92,7 +92,7 @@ fn the_hook_exports_one_symbol_and_needs_the_c_library() {
 }
 
 #[test]
-fn the_hooks_dependencies_are_few_and_known() {
+fn hook_dependencies_are_the_known_ones() {
     let tree = words(
         env!("CARGO"),
         &[

@@ -19,7 +19,7 @@ const CHARGED: &[(&str, u64)] = &[
 ];
 
 #[test]
-fn a_block_that_reaches_the_limit_is_given_and_one_unit_more_is_refused() {
+fn block_up_to_limit_fits_and_one_unit_more_is_refused() {
     let mount = Mount::new();
     for &(kind, unit) in CHARGED {
         let limit = 128 * MIB;
@@ -62,7 +62,7 @@ fn a_block_that_reaches_the_limit_is_given_and_one_unit_more_is_refused() {
 }
 
 #[test]
-fn freed_memory_is_uncharged_by_whichever_call_frees_it() {
+fn every_free_function_uncharges_memory() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -86,7 +86,7 @@ fn freed_memory_is_uncharged_by_whichever_call_frees_it() {
 }
 
 #[test]
-fn pitched_memory_is_charged_with_its_padding() {
+fn pitched_memory_charge_includes_padding() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -111,7 +111,7 @@ fn pitched_memory_is_charged_with_its_padding() {
 }
 
 #[test]
-fn host_memory_is_shown_and_not_charged() {
+fn host_allocation_is_shown_and_not_charged() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -124,7 +124,7 @@ fn host_memory_is_shown_and_not_charged() {
 }
 
 #[test]
-fn a_refused_allocation_leaves_the_driver_untouched() {
+fn refused_allocation_does_not_call_the_driver() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -143,7 +143,7 @@ fn a_refused_allocation_leaves_the_driver_untouched() {
 }
 
 #[test]
-fn freeing_an_unknown_pointer_is_the_drivers_business() {
+fn freeing_unknown_pointer_returns_drivers_answer() {
     let mount = Mount::new();
     let mut governed = DriverShell::start(&mount);
     let mut bare = DriverShell::start_bare(&mount);
@@ -155,7 +155,7 @@ fn freeing_an_unknown_pointer_is_the_drivers_business() {
 }
 
 #[test]
-fn a_limit_below_usage_keeps_the_old_and_refuses_the_new() {
+fn limit_below_usage_keeps_blocks_and_refuses_new_ones() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -172,7 +172,7 @@ fn a_limit_below_usage_keeps_the_old_and_refuses_the_new() {
 }
 
 #[test]
-fn the_program_is_told_of_its_limit() {
+fn program_sees_limit_as_its_memory() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -195,7 +195,7 @@ fn the_program_is_told_of_its_limit() {
 }
 
 #[test]
-fn the_tighter_of_the_process_and_its_device_decides() {
+fn tighter_of_process_and_device_limit_applies() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -220,7 +220,7 @@ fn the_tighter_of_the_process_and_its_device_decides() {
 }
 
 #[test]
-fn threads_racing_for_the_last_bytes_never_exceed_and_never_fall_short() {
+fn racing_threads_fill_limit_exactly() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -232,7 +232,7 @@ fn threads_racing_for_the_last_bytes_never_exceed_and_never_fall_short() {
 }
 
 #[test]
-fn processes_racing_for_the_card_never_exceed_it() {
+fn racing_processes_never_exceed_gpu_memory() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_MEMORY", "1G")
@@ -262,7 +262,7 @@ fn processes_racing_for_the_card_never_exceed_it() {
 }
 
 #[test]
-fn peak_is_reset_by_any_write_and_counts_anew() {
+fn any_write_resets_peak() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());

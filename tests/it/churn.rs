@@ -8,13 +8,13 @@ use crate::driver::Dir;
 use crate::nvml::Nvml;
 
 #[test]
-fn after_the_churn_the_ledger_is_the_drivers_own_count() {
+fn ledger_matches_driver_after_churn() {
     let rounds = std::env::var("GCGROUP_CHURN_ROUNDS").unwrap_or_else(|_| "200".to_owned());
     churn(&["--rounds", &rounds]);
 }
 
 #[test]
-fn and_so_it_is_with_more_threads_than_have_counts_of_their_own() {
+fn ledger_matches_driver_with_more_threads_than_counters() {
     let threads = (gcgroup_abi::MAX_THREADS + 20).to_string();
     churn(&["--rounds", "3", "--size", "4K", "--threads", &threads]);
 }

@@ -71,7 +71,7 @@ fn governed(mount: &Mount) -> String {
 }
 
 #[test]
-fn a_container_with_the_device_is_governed_and_its_root_is_nobody() {
+fn container_is_governed_and_its_root_is_unprivileged() {
     let mount = Mount::new();
     let device = Device::new(&mount);
     mount.gcgroupfs(&["mkdir", "team"]).status().expect("it runs");

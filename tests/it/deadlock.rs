@@ -35,7 +35,7 @@ fn impatient(config: Config) -> Mount {
 }
 
 #[test]
-fn processes_that_wait_for_each_others_events() {
+fn processes_waiting_for_each_others_events_progress() {
     let mount = Mount::new();
     let _busy = batch(&mount, 0, 4);
     let (mut one, mut other) = (program(&mount, 0), program(&mount, 15));
@@ -58,7 +58,7 @@ fn processes_that_wait_for_each_others_events() {
 }
 
 #[test]
-fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
+fn work_spinning_for_a_lower_prioritys_flag_progresses() {
     let mount = impatient(Config::default());
     let _busy = batch(&mount, 0, 4);
     let file = tempfile::NamedTempFile::new().expect("a file");
@@ -81,7 +81,7 @@ fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
 }
 
 #[test]
-fn one_thread_that_drives_two_gpus_which_wait_for_each_other() {
+fn thread_driving_two_mutually_waiting_gpus_progresses() {
     let config = Config::default().env("SIMGPU_DEVICES", 2);
     let mount = impatient(config);
     let _busy = [batch(&mount, 0, 4), batch(&mount, 1, 4)];
@@ -107,7 +107,7 @@ fn one_thread_that_drives_two_gpus_which_wait_for_each_other() {
 }
 
 #[test]
-fn a_frozen_process_holds_up_nobody_and_goes_on_when_it_is_thawed() {
+fn frozen_process_delays_no_other_and_resumes_when_thawed() {
     let mount = Mount::new();
     let jobs = [batch(&mount, 0, 0), batch(&mount, 0, 8), batch(&mount, 0, 15)];
     let pids = jobs.each_ref().map(support::Governed::pid);
@@ -127,7 +127,7 @@ fn a_frozen_process_holds_up_nobody_and_goes_on_when_it_is_thawed() {
 }
 
 #[test]
-fn the_most_important_may_be_killed_while_it_is_busy() {
+fn killing_the_busy_highest_priority_frees_the_gpu() {
     let mount = Mount::new();
     let (first, second, last) = (batch(&mount, 0, 0), batch(&mount, 0, 8), batch(&mount, 0, 15));
     goes_on(&mount, first.pid(), 0, 20_000);
@@ -141,7 +141,7 @@ fn the_most_important_may_be_killed_while_it_is_busy() {
 }
 
 #[test]
-fn gates_that_a_killed_daemon_left_closed_open_and_a_new_daemon_has_them_back() {
+fn gates_open_after_daemon_kill_and_close_with_successor() {
     let mut mount = Mount::with(Config::default().arg("--grace").arg("200"));
     let (first, last) = (batch(&mount, 0, 0), batch(&mount, 0, 15));
     let pids = [first.pid(), last.pid()];
@@ -156,7 +156,7 @@ fn gates_that_a_killed_daemon_left_closed_open_and_a_new_daemon_has_them_back() 
 /// Tests that markers do not use the default stream, on which they would synchronise with all blocking
 /// streams.
 #[test]
-fn streams_of_which_one_waits_for_another_while_their_process_is_looked_at_or_frozen() {
+fn dependent_streams_progress_while_measured_or_frozen() {
     let mount = Mount::new();
     let mut program = program(&mount, 8);
     let file = tempfile::NamedTempFile::new().expect("a file");

@@ -47,7 +47,7 @@ fn delegate(mount: &Mount, name: &str, uid: u32) {
 }
 
 #[test]
-fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
+fn owner_may_only_tighten_what_root_has_set() {
     let mount = shared();
     let process = shell_of(&mount, ALICE);
     let pid = process.pid();
@@ -86,7 +86,7 @@ fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
 }
 
 #[test]
-fn a_priority_of_a_user_stays_above_roots_or_the_default() {
+fn users_priority_number_stays_above_roots_or_default() {
     let mount = shared();
     let mut command = mount.command_of(ALICE, &driver_shell());
     let process = DriverShell::spawn({
@@ -137,7 +137,7 @@ fn a_priority_of_a_user_stays_above_roots_or_the_default() {
 }
 
 #[test]
-fn what_root_froze_its_owner_cannot_thaw_and_what_the_owner_froze_nobody_else() {
+fn freeze_is_undone_only_by_its_author_or_root() {
     let mount = shared();
     let process = shell_of(&mount, ALICE);
     let dir = Dir::of(&mount, process.pid());
@@ -160,7 +160,7 @@ fn what_root_froze_its_owner_cannot_thaw_and_what_the_owner_froze_nobody_else() 
 }
 
 #[test]
-fn the_root_is_roots() {
+fn only_root_writes_files_of_the_root_group() {
     let mount = shared();
     let process = shell_of(&mount, ALICE);
     for script in [
@@ -194,7 +194,7 @@ fn the_root_is_roots() {
 }
 
 #[test]
-fn a_group_that_was_given_away_is_its_owners_to_divide() {
+fn delegated_group_may_be_divided_by_its_owner() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     may(
@@ -226,7 +226,7 @@ fn a_group_that_was_given_away_is_its_owners_to_divide() {
 }
 
 #[test]
-fn members_of_a_group_of_users_share_a_directory_by_its_mode() {
+fn unix_group_members_share_directory_by_its_mode() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     let path = mount.path().join("team");
@@ -238,7 +238,7 @@ fn members_of_a_group_of_users_share_a_directory_by_its_mode() {
 }
 
 #[test]
-fn what_root_set_on_a_group_its_owner_cannot_raise_nor_children_exceed() {
+fn roots_group_settings_bind_owner_and_children() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     may(
@@ -280,7 +280,7 @@ fn what_root_set_on_a_group_its_owner_cannot_raise_nor_children_exceed() {
 }
 
 #[test]
-fn a_user_moves_own_processes_within_what_is_the_users_and_no_others() {
+fn user_moves_only_own_processes_within_own_groups() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     delegate(&mount, "other", ALICE);
@@ -317,7 +317,7 @@ fn a_user_moves_own_processes_within_what_is_the_users_and_no_others() {
 }
 
 #[test]
-fn a_group_that_is_closed_to_somebody_is_not_told_on_the_socket_either() {
+fn unreadable_group_is_hidden_on_the_socket() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     may(&mount, ALICE, "mkdir team/a team/a/b");
@@ -357,7 +357,7 @@ fn a_group_that_is_closed_to_somebody_is_not_told_on_the_socket_either() {
 }
 
 #[test]
-fn what_was_given_away_is_so_after_a_restart() {
+fn delegation_survives_restart() {
     let mut mount = shared();
     delegate(&mount, "team", ALICE);
     may(

@@ -125,7 +125,7 @@ fn closefrom_while_a_freeze_drains_leaves_it_drained() {
 }
 
 #[test]
-fn file_over_a_descriptor_keeps_its_content_and_process_is_governed() {
+fn file_over_hooks_descriptor_keeps_content_and_governance() {
     let mount = Mount::new();
     let directory = TempDir::new().expect("a directory");
     let text = "the program's own\n".repeat(1000);
@@ -218,7 +218,7 @@ fn process_with_few_descriptors_is_governed() {
 const DRIVERS: u32 = 3;
 
 #[test]
-fn process_without_free_descriptors_is_governed_below_the_hard_limit() {
+fn process_without_free_descriptors_uses_hard_limit() {
     let mount = Mount::new();
     let mut shell = DriverShell::spawn(limited(&mount, 32, 64, &DRIVERS.to_string()));
     shell.ask("fill 0");
@@ -236,7 +236,7 @@ fn process_without_free_descriptors_is_governed_below_the_hard_limit() {
 }
 
 #[test]
-fn process_without_any_descriptor_reports_it_and_registers_later() {
+fn process_without_descriptors_reports_and_registers_later() {
     let mount = Mount::new();
     let mut shell = DriverShell::spawn(limited(&mount, 32, 32, &DRIVERS.to_string()));
     assert!(!mount.governs(shell.pid()));
@@ -285,7 +285,7 @@ fn required_process_without_any_descriptor_is_refused() {
 }
 
 #[test]
-fn process_that_changes_its_root_stays_governed_and_reports_a_lost_daemon() {
+fn process_after_chroot_is_governed_and_reports_lost_daemon() {
     let mut mount = Mount::new();
     let root = TempDir::new().expect("a directory");
     let mut shell = DriverShell::start(&mount);

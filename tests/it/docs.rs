@@ -106,13 +106,13 @@ fn architecture_names_files_that_exist() {
 }
 
 #[test]
-fn kmod_notes_tell_of_every_file() {
+fn kmod_notes_mention_every_file() {
     let notes = document("kmod-notes/README.md");
     assert_eq!(first_column(&notes), names());
 }
 
 #[test]
-fn the_scripts_by_hand_use_the_mounted_files_alone() {
+fn manual_scripts_use_only_mounted_files() {
     for name in ["gc-freeze", "gc-limit", "gc-preempt", "gc-priority", "gc-thaw"] {
         let text = document(&format!("scripts/{name}"));
         assert!(text.starts_with("#!/bin/sh\n"), "{name} is not for every shell");

@@ -57,7 +57,7 @@ impl Watch {
 }
 
 #[test]
-fn a_freeze_wakes_when_it_is_drained_and_a_thaw_wakes_too() {
+fn completed_freeze_and_thaw_wake_pollers() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -73,7 +73,7 @@ fn a_freeze_wakes_when_it_is_drained_and_a_thaw_wakes_too() {
 }
 
 #[test]
-fn a_refused_allocation_wakes() {
+fn refused_allocation_wakes_pollers() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -92,7 +92,7 @@ fn a_refused_allocation_wakes() {
 }
 
 #[test]
-fn a_death_wakes_every_kind_of_poller_and_then_there_is_no_device() {
+fn process_exit_wakes_all_pollers_and_reads_give_enodev() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -127,7 +127,7 @@ fn a_death_wakes_every_kind_of_poller_and_then_there_is_no_device() {
 }
 
 #[test]
-fn selects_third_set_is_for_changes() {
+fn select_reports_changes_in_its_third_set() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -159,7 +159,7 @@ assert 'frozen 0' in events.read()
 ";
 
 #[test]
-fn a_thousand_pollers_are_woken_by_what_concerns_them_and_by_nothing_else() {
+fn thousand_pollers_wake_only_for_their_own_files() {
     const POLLERS: u64 = 1000;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("raised");
@@ -213,7 +213,7 @@ fn a_thousand_pollers_are_woken_by_what_concerns_them_and_by_nothing_else() {
 }
 
 #[test]
-fn who_watches_a_storm_is_woken_once_in_ten_milliseconds() {
+fn poller_of_many_events_wakes_at_most_every_10_ms() {
     const WAKES: u32 = 30;
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);

@@ -84,7 +84,7 @@ fn run(commands: &str, library: &str) -> String {
 }
 
 #[test]
-fn a_hundred_programs_and_more_are_as_they_were() {
+fn over_hundred_programs_behave_unchanged() {
     let list = Command::new("dpkg")
         .args(["-L", "coreutils"])
         .output()

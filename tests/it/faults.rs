@@ -116,7 +116,7 @@ fn start(mount: &Mount, faults: &str, is_governed: bool) -> Calls {
 }
 
 #[test]
-fn an_allocation_that_fails_is_told_of_and_charged_to_nobody() {
+fn failed_allocation_returns_error_and_is_not_charged() {
     let mount = Mount::new();
     for call in CHARGED {
         let name = call.split(' ').next().expect("a name");
@@ -147,7 +147,7 @@ fn an_allocation_that_fails_is_told_of_and_charged_to_nobody() {
 }
 
 #[test]
-fn whatever_the_hook_asks_may_fail() {
+fn program_survives_failure_of_any_call_of_the_hook() {
     let mount = Mount::new();
     let truth = Truth::of(&mount.simgpu_dir());
     for name in own_calls() {
@@ -184,7 +184,7 @@ fn whatever_the_hook_asks_may_fail() {
 }
 
 #[test]
-fn a_free_that_fails_leaves_what_it_was_to_free_charged() {
+fn failed_free_leaves_memory_charged() {
     let mount = Mount::new();
     for (make, free, size) in [
         ("cuMemAlloc_v2 &a 4096", "cuMemFree_v2 $a", 4096),
@@ -207,7 +207,7 @@ fn a_free_that_fails_leaves_what_it_was_to_free_charged() {
 }
 
 #[test]
-fn a_process_whose_marks_fail_is_held_and_let_go_and_never_called_frozen_falsely() {
+fn freeze_with_failing_markers_is_never_falsely_reported() {
     let mount = Mount::new();
     for name in ["cuEventCreate", "cuEventRecord", "cuEventQuery"] {
         let mut calls = start(&mount, &format!("{name}={FAULT}@1"), true);

@@ -46,12 +46,12 @@ fn child_writes_where_the_block_was(how: &str) {
 }
 
 #[test]
-fn a_forked_child_cannot_write_its_parents_block() {
+fn forked_child_cannot_write_parents_block() {
     child_writes_where_the_block_was("fork files");
 }
 
 #[test]
-fn a_block_full_of_lies_leads_no_launch_astray() {
+fn launches_work_with_an_overwritten_usage_block() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask("spin 1 1"), "ok");
@@ -65,6 +65,6 @@ fn a_block_full_of_lies_leads_no_launch_astray() {
 }
 
 #[test]
-fn a_child_of_a_bare_clone_cannot_write_its_parents_block() {
+fn raw_clone_child_cannot_write_parents_block() {
     child_writes_where_the_block_was("clone");
 }

@@ -7,7 +7,7 @@ use support::{Config, Mount, wait_until};
 use crate::driver::{Dir, DriverShell};
 
 #[test]
-fn no_kernel_starts_after_frozen_1_and_thaw_resumes() {
+fn no_kernel_starts_after_frozen_1_until_thaw() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -28,7 +28,7 @@ fn no_kernel_starts_after_frozen_1_and_thaw_resumes() {
 }
 
 #[test]
-fn frozen_is_not_said_while_a_kernel_runs() {
+fn frozen_is_not_reported_while_a_kernel_runs() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -48,7 +48,7 @@ fn frozen_is_not_said_while_a_kernel_runs() {
 }
 
 #[test]
-fn a_thaw_before_the_drain_ends_withdraws_the_freeze() {
+fn thaw_during_drain_cancels_the_freeze() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -61,7 +61,7 @@ fn a_thaw_before_the_drain_ends_withdraws_the_freeze() {
 }
 
 #[test]
-fn a_frozen_process_ends_by_sigterm() {
+fn sigterm_ends_a_frozen_process() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -105,7 +105,7 @@ fn memory_can_be_allocated_and_freed_while_frozen() {
 }
 
 #[test]
-fn threads_that_launch_without_pause_all_stop_and_all_go_on() {
+fn continuously_launching_threads_all_freeze_and_resume() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -132,7 +132,7 @@ fn threads_that_launch_without_pause_all_stop_and_all_go_on() {
 }
 
 #[test]
-fn a_child_of_a_frozen_process_is_a_process_of_its_own() {
+fn child_of_a_frozen_process_is_not_frozen() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -173,7 +173,7 @@ fn a_frozen_process_may_exit() {
 }
 
 #[test]
-fn freezing_through_execs_leaves_nobody_stuck() {
+fn freezes_during_execs_leave_no_process_stuck() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     shell.ask("spin 10 4");
@@ -188,7 +188,7 @@ fn freezing_through_execs_leaves_nobody_stuck() {
 }
 
 #[test]
-fn what_is_frozen_goes_on_without_the_daemon_or_does_not_as_the_daemon_was_told() {
+fn daemon_option_decides_whether_freeze_outlives_it() {
     let grace = Config::default().arg("--grace").arg("200");
     let mut mounts = [
         Mount::with(grace.clone()),

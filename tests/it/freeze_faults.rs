@@ -69,7 +69,7 @@ fn freeze_completes_while_event_calls_lack_memory() {
 }
 
 #[test]
-fn freeze_completes_where_queries_say_that_the_context_is_dead() {
+fn freeze_completes_when_queries_report_a_dead_context() {
     for error in [214, 700, 719] {
         let mount = Mount::new();
         let mut shell = start(&mount, &format!("cuEventQuery={error}"));

@@ -40,7 +40,7 @@ fn answers(program: &mut Governed, count: usize) -> BTreeMap<String, i32> {
 }
 
 #[test]
-fn a_freeze_holds_each_gated_function_and_a_thaw_lets_it_go_and_each_is_counted() {
+fn each_gated_function_is_held_released_and_counted() {
     let mount = Mount::new();
     let names = reported("gated");
     assert!(names.len() > 100, "{names:?}");
@@ -73,7 +73,7 @@ fn a_freeze_holds_each_gated_function_and_a_thaw_lets_it_go_and_each_is_counted(
 }
 
 #[test]
-fn a_freeze_holds_nothing_that_another_process_may_wait_for() {
+fn freeze_holds_no_call_that_others_may_wait_for() {
     let mount = Mount::new();
     let mut program = start(|path| mount.command(path));
     let dir = Dir::of(&mount, program.pid());
@@ -100,7 +100,7 @@ fn a_freeze_holds_nothing_that_another_process_may_wait_for() {
 }
 
 #[test]
-fn a_thread_with_no_context_is_counted_and_held_where_its_stream_is() {
+fn call_without_context_is_held_on_its_streams_device() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid()).gpu(1);
@@ -128,7 +128,7 @@ fn a_thread_with_no_context_is_counted_and_held_where_its_stream_is() {
 }
 
 #[test]
-fn what_a_threads_own_default_stream_captures_is_not_counted() {
+fn capture_on_per_thread_default_stream_is_not_counted() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -147,7 +147,7 @@ fn what_a_threads_own_default_stream_captures_is_not_counted() {
 }
 
 #[test]
-fn what_is_captured_is_neither_held_nor_counted_until_its_graph_is_launched() {
+fn captured_calls_are_held_and_counted_only_at_launch() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

@@ -70,7 +70,7 @@ pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn the_gpu_check_passes_on_the_simulated_driver() {
+fn gpu_check_passes_on_the_simulated_driver() {
     let (said, _) = check();
     assert!(!said.lines().any(|line| line.starts_with("FAIL")), "{said}");
     for part in ON_ANY_DRIVER {
@@ -94,7 +94,7 @@ fn simulated_results_are_not_kept_as_real_ones() {
 }
 
 #[test]
-fn the_readme_claims_measurements_when_there_are_some() {
+fn readme_claims_measurements_only_if_they_exist() {
     let readme = fs::read_to_string(repository().join("README.md")).unwrap();
     let measured = files(&repository().join("tests/gpu/results"))
         .iter()
@@ -135,7 +135,7 @@ fn results_become_a_file_and_a_table() {
 }
 
 #[test]
-fn several_runs_are_kept_as_one_if_they_are_of_one_machine() {
+fn runs_on_one_machine_are_merged() {
     let (into, whole) = (tempfile::tempdir().unwrap(), check().1);
     let [part, alien] = ["part", "alien"].map(|name| into.path().join(name));
     let mut machine: Value = serde_json::from_slice(&fs::read(whole.join("machine.json")).unwrap()).unwrap();
@@ -169,7 +169,7 @@ fn several_runs_are_kept_as_one_if_they_are_of_one_machine() {
 }
 
 #[test]
-fn a_run_on_the_simulator_that_is_called_real_is_not_kept_either() {
+fn simulated_run_labelled_real_is_not_kept() {
     let out = tempfile::tempdir().unwrap();
     let mut machine: Value =
         serde_json::from_slice(&fs::read(check().1.join("machine.json")).unwrap()).unwrap();
@@ -189,7 +189,7 @@ fn a_run_on_the_simulator_that_is_called_real_is_not_kept_either() {
 }
 
 #[test]
-fn parts_run_by_themselves_and_what_has_no_time_is_left_out() {
+fn parts_run_alone_and_are_skipped_without_time() {
     let out = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let output = script(arguments).arg(out.path()).output().unwrap();
@@ -215,7 +215,7 @@ fn parts_run_by_themselves_and_what_has_no_time_is_left_out() {
 }
 
 #[test]
-fn a_framework_that_does_not_work_by_itself_is_asked_for_nothing() {
+fn framework_that_fails_ungoverned_is_skipped() {
     let (out, modules) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::write(modules.path().join("numpy.py"), "").unwrap();
     fs::write(
@@ -239,7 +239,7 @@ fn a_framework_that_does_not_work_by_itself_is_asked_for_nothing() {
 }
 
 #[test]
-fn a_framework_that_works_by_itself_is_governed() {
+fn framework_that_works_ungoverned_is_governed() {
     let out = tempfile::tempdir().unwrap();
     let python = python();
     let path = std::env::var("PATH").unwrap();
@@ -258,7 +258,7 @@ fn a_framework_that_works_by_itself_is_governed() {
 }
 
 #[test]
-fn in_a_pid_namespace_a_process_is_found_in_nvml_by_being_new() {
+fn new_nvml_entry_identifies_process_in_pid_namespace() {
     let out = tempfile::tempdir().unwrap();
     let output = Command::new("unshare")
         .args(["--pid", "--fork", "--mount-proc"])
@@ -281,7 +281,7 @@ fn in_a_pid_namespace_a_process_is_found_in_nvml_by_being_new() {
 }
 
 #[test]
-fn what_the_probes_compute_is_right() {
+fn probes_compute_correct_results() {
     let state = tempfile::tempdir().unwrap();
     let output = Command::new("python3")
         .args(["-B", "-m", "unittest", "discover", "-s"])

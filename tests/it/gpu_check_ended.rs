@@ -12,7 +12,7 @@ use support::{artifacts, wait_until};
 use crate::gpu_check::{files, results, script};
 
 #[test]
-fn without_the_driver_everything_says_so_at_once() {
+fn all_parts_report_a_missing_driver_at_once() {
     let out = tempfile::tempdir().unwrap();
     let output = script(&["--parts", "load_governed,vmm"])
         .arg(out.path())
@@ -32,7 +32,7 @@ fn without_the_driver_everything_says_so_at_once() {
 }
 
 #[test]
-fn without_a_daemon_the_probes_run() {
+fn probes_run_without_a_daemon() {
     let (out, dist) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let tree = artifacts().dist();
     fs::create_dir(dist.path().join("bin")).unwrap();
@@ -125,14 +125,14 @@ impl Halfway {
 }
 
 #[test]
-fn a_check_that_is_told_to_end_leaves_its_results_and_nothing_else() {
+fn terminated_check_leaves_only_its_results() {
     let halfway = Halfway::new();
     kill(Pid::from_raw(halfway.child.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert_eq!(halfway.ends(), Some(143));
 }
 
 #[test]
-fn a_check_whose_script_is_killed_cleans_up_after_itself() {
+fn check_with_killed_script_cleans_up() {
     let halfway = Halfway::new();
     kill(Pid::from_raw(halfway.child.id().cast_signed()), Signal::SIGKILL).unwrap();
     // The killed script could not remove its working directory.
@@ -146,7 +146,7 @@ fn a_check_whose_script_is_killed_cleans_up_after_itself() {
 }
 
 #[test]
-fn a_check_that_is_killed_is_cleaned_up_after() {
+fn killed_check_is_cleaned_up() {
     let halfway = Halfway::new();
     kill(halfway.python(), Signal::SIGKILL).unwrap();
     assert_eq!(halfway.ends(), Some(137));

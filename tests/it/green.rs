@@ -38,7 +38,7 @@ fn let_go(mount: &Mount) {
 }
 
 #[test]
-fn what_is_allocated_in_a_green_context_outlives_it_and_goes_with_the_primary_one() {
+fn green_context_memory_lives_until_primary_context_ends() {
     let mount = Mount::new();
     let truth = mount.truth();
     for end in [
@@ -76,7 +76,7 @@ fn what_is_allocated_in_a_green_context_outlives_it_and_goes_with_the_primary_on
 }
 
 #[test]
-fn a_limit_holds_in_a_green_context_that_alone_has_made_the_primary_one() {
+fn limit_holds_in_green_context_that_made_the_primary() {
     let mount = Mount::new();
     let mut program = program(&mount, USUAL);
     program.run(
@@ -95,7 +95,7 @@ fn a_limit_holds_in_a_green_context_that_alone_has_made_the_primary_one() {
 }
 
 #[test]
-fn a_freeze_holds_and_waits_for_green_contexts_default_stream_or_not() {
+fn freeze_holds_and_drains_streams_of_green_contexts() {
     let mount = Mount::new();
     for stream in ["stream", "blocking", "0", "late"] {
         let mut program = with_green(&mount);
@@ -131,7 +131,7 @@ fn a_freeze_holds_and_waits_for_green_contexts_default_stream_or_not() {
 }
 
 #[test]
-fn a_freeze_waits_for_a_green_contexts_stream_that_was_made_with_no_context_current() {
+fn freeze_drains_green_stream_made_without_a_context() {
     let mount = Mount::new();
     let mut program = with_green(&mount);
     let dir = Dir::of(&mount, program.pid());
@@ -154,7 +154,7 @@ fn a_freeze_waits_for_a_green_contexts_stream_that_was_made_with_no_context_curr
 }
 
 #[test]
-fn what_a_green_contexts_default_stream_is_to_free_is_charged_until_it_has() {
+fn free_on_green_default_stream_uncharges_when_done() {
     let mount = Mount::new();
     for wait in [
         "cu.cuStreamSynchronize(0)",
@@ -177,7 +177,7 @@ fn what_a_green_contexts_default_stream_is_to_free_is_charged_until_it_has() {
 }
 
 #[test]
-fn work_on_a_green_contexts_stream_is_measured_whichever_context_is_current() {
+fn green_stream_work_is_measured_in_any_current_context() {
     let mount = Mount::new();
     for current in ["context", "view"] {
         let mut program = with_green(&mount);

@@ -48,7 +48,7 @@ fn join(mount: &Mount, group: &str, shell: &DriverShell) {
 }
 
 #[test]
-fn groups_are_made_and_removed_as_directories() {
+fn mkdir_and_rmdir_make_and_remove_groups() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     mkdir(&mount, "team");
@@ -115,7 +115,7 @@ fn changes(events: &File) -> bool {
 }
 
 #[test]
-fn a_group_adds_up_what_is_in_it_wherever_that_moves() {
+fn group_sums_follow_moving_members() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     for group in ["team", "team/a", "team/b"] {
         mkdir(&mount, group);
@@ -179,7 +179,7 @@ fn a_group_adds_up_what_is_in_it_wherever_that_moves() {
 }
 
 #[test]
-fn a_freeze_holds_for_all_in_the_group_and_below() {
+fn group_freeze_holds_members_and_descendants() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     mkdir(&mount, "team/a");
@@ -216,7 +216,7 @@ fn a_freeze_holds_for_all_in_the_group_and_below() {
 }
 
 #[test]
-fn children_start_in_the_group_of_their_parent_and_an_exec_changes_nothing() {
+fn group_is_inherited_by_children_and_kept_over_exec() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let mut parent = DriverShell::start(&mount);
@@ -243,7 +243,7 @@ fn children_start_in_the_group_of_their_parent_and_an_exec_changes_nothing() {
 }
 
 #[test]
-fn a_member_that_does_not_acknowledge_a_freeze_is_named() {
+fn member_without_freeze_acknowledgement_is_named() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let [quick, stopped] = [(); 2].map(|()| DriverShell::start(&mount));
@@ -275,7 +275,7 @@ fn a_member_that_does_not_acknowledge_a_freeze_is_named() {
 }
 
 #[test]
-fn groups_outlive_a_daemon_that_is_killed() {
+fn groups_survive_daemon_kill() {
     let mut mount = Mount::new();
     for group in ["team", "team/a", "gone"] {
         mkdir(&mount, group);
@@ -302,7 +302,7 @@ fn groups_outlive_a_daemon_that_is_killed() {
 }
 
 #[test]
-fn who_ends_before_a_new_daemon_has_it_back_keeps_no_group() {
+fn process_ending_before_daemon_restart_keeps_no_group() {
     let mut mount = Mount::new();
     mkdir(&mount, "team");
     let shell = DriverShell::start(&mount);
@@ -323,7 +323,7 @@ fn who_ends_before_a_new_daemon_has_it_back_keeps_no_group() {
 }
 
 #[test]
-fn the_command_line_takes_groups() {
+fn command_line_accepts_groups() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let shell = DriverShell::start(&mount);

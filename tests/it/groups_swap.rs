@@ -83,7 +83,7 @@ fn never_more_than<T>(mount: &mut Mount, most: u64, body: impl FnOnce(&mut Mount
 }
 
 #[test]
-fn programs_that_allocate_over_their_limits_at_once_fill_the_bound_and_never_pass_it() {
+fn concurrent_swap_fills_bound_and_never_exceeds_it() {
     const BLOCK: u64 = 2 * MIB;
     const MOST: u64 = 200 * MIB;
     let mut mount = mount(&["team"]);
@@ -119,7 +119,7 @@ fn programs_that_allocate_over_their_limits_at_once_fill_the_bound_and_never_pas
 }
 
 #[test]
-fn lowered_limits_move_out_as_much_as_each_level_allows() {
+fn lowered_limits_swap_out_up_to_each_levels_bound() {
     let mut mount = mount(&["team", "team/a"]);
     mount.write("team", "memory.swap.max", "48M");
     mount.write("team/a", "memory.swap.max", "20M");
@@ -154,7 +154,7 @@ fn lowered_limits_move_out_as_much_as_each_level_allows() {
 }
 
 #[test]
-fn what_the_killed_had_others_have_and_a_killed_daemon_forgets_nothing() {
+fn swap_of_killed_is_reusable_and_survives_daemon_kill() {
     const MOST: u64 = 40 * MIB;
     let mut mount = mount(&["team"]);
     mount.write("team", "memory.swap.max", &MOST.to_string());
@@ -195,7 +195,7 @@ fn what_the_killed_had_others_have_and_a_killed_daemon_forgets_nothing() {
 }
 
 #[test]
-fn what_one_keeps_for_its_next_move_another_has_when_it_is_needed() {
+fn kept_host_memory_is_given_to_members_that_need_it() {
     let mut mount = mount(&["team"]);
     mount.write("team", "memory.swap.max", "32M");
     let mut keeper = program(&mount, "team", &[16, 16]);
@@ -217,7 +217,7 @@ fn what_one_keeps_for_its_next_move_another_has_when_it_is_needed() {
 }
 
 #[test]
-fn who_moves_takes_along_what_is_out() {
+fn moved_process_carries_its_swap() {
     let mut mount = mount(&["team", "team/a", "team/b"]);
     for (group, most) in [("team", "40M"), ("team/a", "24M"), ("team/b", "24M")] {
         mount.write(group, "memory.swap.max", most);

@@ -32,7 +32,7 @@ fn block(pid: i32) -> File {
 }
 
 #[test]
-fn holes_in_a_usage_block_cost_the_daemon_no_more_than_the_block() {
+fn usage_block_holes_cost_daemon_at_most_the_block() {
     let Some(cgroup) = Cgroup::new("holes", LIMIT) else {
         eprintln!("skipped: no memory cgroup can be made here");
         return;

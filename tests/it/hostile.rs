@@ -33,7 +33,7 @@ fn nr_descriptors(pid: Pid) -> u64 {
 }
 
 #[test]
-fn without_descriptors_the_daemon_serves_whom_it_has_and_later_the_others() {
+fn daemon_without_descriptors_serves_known_processes() {
     let mount = Mount::new();
     let first = DriverShell::start(&mount);
     let daemon = mount.daemon().expect("it runs");
@@ -110,7 +110,7 @@ wait $daemon
 "#;
 
 #[test]
-fn a_pid_that_comes_again_brings_nothing_of_its_last_owner() {
+fn reused_pid_inherits_no_setting() {
     let root = tempfile::tempdir().expect("a directory");
     for name in ["mnt", "sim"] {
         fs::create_dir(root.path().join(name)).expect("a directory in it");
@@ -145,7 +145,7 @@ fn a_pid_that_comes_again_brings_nothing_of_its_last_owner() {
 }
 
 #[test]
-fn requests_without_end_that_nobody_reads_the_answers_of_hold_up_nobody() {
+fn unread_answers_of_a_request_flood_delay_no_other() {
     let mount = Mount::with(Config::default());
     let shell = DriverShell::start(&mount);
     let socket = nix::sys::socket::socket(
@@ -182,7 +182,7 @@ fn requests_without_end_that_nobody_reads_the_answers_of_hold_up_nobody() {
 
 /// Tests closing, which is background work in the kernel: it delays requests beyond the negotiated number.
 #[test]
-fn who_opens_and_closes_from_many_threads_has_no_more_open_than_there_are() {
+fn many_threads_open_at_most_one_file_each() {
     const THREADS: usize = 64;
     const TIMES: usize = 1000;
     let mount = Mount::with(Config::default().arg("--allow-other"));

@@ -237,17 +237,17 @@ fn attack(is_supervised: bool, is_writeback: bool) {
 }
 
 #[test]
-fn descriptors_of_one_user_hold_up_nobody() {
+fn descriptors_of_one_user_delay_no_other() {
     attack(false, false);
 }
 
 #[test]
-fn descriptors_whose_last_reference_waits_hold_up_nobody() {
+fn descriptors_with_blocking_last_reference_delay_no_other() {
     attack(true, true);
 }
 
 #[test]
-fn descriptors_of_twenty_users_hold_up_nobody() {
+fn descriptors_of_twenty_users_delay_no_other() {
     let mount = mount(false);
     let mut silent = Silent::new(true);
     for (uid, number) in UIDS.zip(0..) {
@@ -258,7 +258,7 @@ fn descriptors_of_twenty_users_hold_up_nobody() {
 }
 
 #[test]
-fn a_daemon_that_was_sent_descriptors_ends_when_asked() {
+fn daemon_with_hostile_descriptors_ends_on_sigterm() {
     let mut mount = mount(false);
     let mut silent = Silent::new(true);
     silent.send(&mount, UIDS.start, 16, "hello");
@@ -273,7 +273,7 @@ fn a_daemon_that_was_sent_descriptors_ends_when_asked() {
 }
 
 #[test]
-fn a_killed_daemon_that_was_sent_descriptors_is_replaced() {
+fn killed_daemon_with_hostile_descriptors_is_replaced() {
     let mut mount = mount(false);
     let mut silent = Silent::new(false);
     silent.send(&mount, UIDS.start, 16, "hello");
@@ -285,7 +285,7 @@ fn a_killed_daemon_that_was_sent_descriptors_is_replaced() {
 }
 
 #[test]
-fn a_supervised_daemon_that_cannot_end_is_followed() {
+fn supervised_daemon_that_cannot_end_gets_a_successor() {
     let mount = mount(true);
     let shell = DriverShell::start(&mount);
     let mut silent = Silent::new(true);
@@ -301,7 +301,7 @@ fn a_supervised_daemon_that_cannot_end_is_followed() {
 }
 
 #[test]
-fn a_process_that_executes_for_ever_holds_up_nobody() {
+fn endlessly_executing_process_delays_no_other() {
     let mount = mount(true);
     let mut silent = Silent::new(false);
     let pids: Vec<_> = UIDS.take(3).map(|uid| silent.execute(&mount, uid)).collect();

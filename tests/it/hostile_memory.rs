@@ -74,7 +74,7 @@ fn kilobytes(pid: Pid, key: &str) -> usize {
 }
 
 #[test]
-fn what_users_make_the_daemon_hold_is_bounded() {
+fn memory_held_for_users_is_bounded() {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let program = program_for_all(&c_program("hog.c", &[]), mount.root());
     let shell = DriverShell::start(&mount);

@@ -65,7 +65,7 @@ fn helper(daemon: Pid) -> Option<Pid> {
 }
 
 #[test]
-fn a_change_of_an_events_file_is_seen_and_of_no_other() {
+fn only_the_changed_events_file_is_reported() {
     let mount = Mount::new();
     let watcher = Watcher::new();
     let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE);
@@ -105,7 +105,7 @@ fn a_change_of_an_events_file_is_seen_and_of_no_other() {
 }
 
 #[test]
-fn processes_come_and_go_as_directories_do() {
+fn process_directories_are_reported_on_start_and_exit() {
     let mount = Mount::new();
     let watcher = Watcher::new();
     let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE);
@@ -121,7 +121,7 @@ fn processes_come_and_go_as_directories_do() {
 }
 
 #[test]
-fn who_is_in_a_directory_before_it_is_announced_stays_there() {
+fn process_in_unannounced_directory_stays_there() {
     let mount = Mount::new();
     let watcher = Watcher::new();
     let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE);
@@ -143,7 +143,7 @@ fn who_is_in_a_directory_before_it_is_announced_stays_there() {
 }
 
 #[test]
-fn a_helper_that_is_killed_is_replaced() {
+fn killed_helper_is_replaced() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -163,7 +163,7 @@ fn a_helper_that_is_killed_is_replaced() {
 }
 
 #[test]
-fn nothing_is_left_of_a_helper_whose_daemon_is_killed() {
+fn helper_of_a_killed_daemon_exits() {
     let mut mount = Mount::new();
     for _ in 0..5 {
         let shell = DriverShell::start(&mount);
@@ -181,7 +181,7 @@ fn nothing_is_left_of_a_helper_whose_daemon_is_killed() {
 }
 
 #[test]
-fn the_helper_keeps_nobody_from_unmounting() {
+fn helper_does_not_prevent_unmounting() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let watcher = Watcher::new();
@@ -203,7 +203,7 @@ fn the_helper_keeps_nobody_from_unmounting() {
 }
 
 #[test]
-fn nobody_else_can_make_or_remove_processes_directories() {
+fn only_the_helper_replays_process_directories() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -223,7 +223,7 @@ fn nobody_else_can_make_or_remove_processes_directories() {
 }
 
 #[test]
-fn groups_are_seen_to_come_and_go_once_whoever_makes_them() {
+fn group_changes_are_reported_exactly_once() {
     let mount = Mount::new();
     let watcher = Watcher::new();
     let both = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE;

@@ -45,7 +45,7 @@ fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Moun
 }
 
 #[test]
-fn processes_that_race_for_the_last_bytes_fill_the_limit_and_never_pass_it() {
+fn racing_members_fill_limit_and_never_exceed_it() {
     const BLOCK: u64 = 64 << 10;
     const LIMIT: u64 = 200 * MIB;
     let (mut mount, mut shells) = team_of_four(LIMIT);
@@ -66,7 +66,7 @@ fn processes_that_race_for_the_last_bytes_fill_the_limit_and_never_pass_it() {
 }
 
 #[test]
-fn processes_that_come_and_go_never_pass_the_limit_together_and_leave_all_of_it() {
+fn short_lived_members_never_exceed_limit_and_release_all() {
     const LIMIT: u64 = 40 * MIB;
     let mut mount = Mount::new();
     mkdir(&mount, "team");
@@ -100,7 +100,7 @@ fn processes_that_come_and_go_never_pass_the_limit_together_and_leave_all_of_it(
 }
 
 #[test]
-fn pools_and_physical_memory_of_many_processes_share_a_limit_too() {
+fn pools_and_physical_memory_share_a_group_limit() {
     const LIMIT: u64 = 256 * MIB;
     let (mut mount, mut shells) = team_of_four(LIMIT);
     let got: u64 = never_more_than(&mut mount, LIMIT, |_| {
@@ -122,7 +122,7 @@ fn pools_and_physical_memory_of_many_processes_share_a_limit_too() {
 }
 
 #[test]
-fn who_is_killed_in_the_race_leaves_exactly_what_it_had() {
+fn member_killed_in_race_releases_exactly_its_charge() {
     const BLOCK: u64 = 64 << 10;
     const LIMIT: u64 = 100 * MIB;
     let (mut mount, mut shells) = team_of_four(LIMIT);
@@ -147,7 +147,7 @@ fn who_is_killed_in_the_race_leaves_exactly_what_it_had() {
 }
 
 #[test]
-fn the_daemon_is_killed_in_the_race_and_the_limit_holds_to_the_byte() {
+fn limit_is_exact_when_daemon_is_killed_in_race() {
     const BLOCK: u64 = 64 << 10;
     const LIMIT: u64 = 200 * MIB;
     let (mut mount, mut shells) = team_of_four(LIMIT);
