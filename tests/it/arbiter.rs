@@ -218,7 +218,7 @@ fn gpu_time_is_measured_while_it_is_read() {
 }
 
 #[test]
-fn throttled_process_runs_while_there_is_no_daemon() {
+fn throttled_process_runs_without_daemon_and_is_held_after() {
     let mut mount = Mount::with(Config::default().arg("--grace").arg("100"));
     mount.write("", "compute.policy", "strict");
     let (high, low) = (batch(&mount, 0, 2), batch(&mount, 0, 10));

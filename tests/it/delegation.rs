@@ -137,7 +137,7 @@ fn users_priority_number_stays_above_roots_or_default() {
 }
 
 #[test]
-fn freeze_is_undone_only_by_its_author_or_root() {
+fn roots_freeze_binds_owner_and_owners_freeze_binds_others() {
     let mount = shared();
     let process = shell_of(&mount, ALICE);
     let dir = Dir::of(&mount, process.pid());
@@ -160,7 +160,7 @@ fn freeze_is_undone_only_by_its_author_or_root() {
 }
 
 #[test]
-fn only_root_writes_files_of_the_root_group() {
+fn users_cannot_make_groups_or_write_in_the_root() {
     let mount = shared();
     let process = shell_of(&mount, ALICE);
     for script in [

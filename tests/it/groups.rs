@@ -302,7 +302,7 @@ fn groups_survive_daemon_kill() {
 }
 
 #[test]
-fn process_ending_before_daemon_restart_keeps_no_group() {
+fn process_ending_before_it_registers_again_keeps_no_group() {
     let mut mount = Mount::new();
     mkdir(&mount, "team");
     let shell = DriverShell::start(&mount);

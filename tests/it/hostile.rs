@@ -182,7 +182,7 @@ fn unread_answers_of_a_request_flood_delay_no_other() {
 
 /// Tests closing, which is background work in the kernel: it delays requests beyond the negotiated number.
 #[test]
-fn many_threads_open_at_most_one_file_each() {
+fn rapid_opens_and_closes_never_reach_the_open_file_bound() {
     const THREADS: usize = 64;
     const TIMES: usize = 1000;
     let mount = Mount::with(Config::default().arg("--allow-other"));

@@ -121,7 +121,7 @@ fn process_directories_are_reported_on_start_and_exit() {
 }
 
 #[test]
-fn process_in_unannounced_directory_stays_there() {
+fn files_open_before_the_announcement_keep_working() {
     let mount = Mount::new();
     let watcher = Watcher::new();
     let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE);
@@ -203,7 +203,7 @@ fn helper_does_not_prevent_unmounting() {
 }
 
 #[test]
-fn only_the_helper_replays_process_directories() {
+fn mkdir_rmdir_and_touch_change_no_process_directory() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());

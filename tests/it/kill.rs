@@ -38,7 +38,7 @@ fn two_hundred_kills_under_churn_leak_nothing() {
 }
 
 #[test]
-fn a_restarted_daemon_has_the_running_processes_back_with_their_settings() {
+fn restarted_daemon_restores_processes_and_settings() {
     let mut mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut shells: Vec<_> = (0..5).map(|_| DriverShell::start(&mount)).collect();
     for (shell, n) in shells.iter_mut().zip(1..) {
@@ -76,7 +76,7 @@ fn a_restarted_daemon_has_the_running_processes_back_with_their_settings() {
 }
 
 #[test]
-fn a_setting_written_just_before_the_daemon_dies_is_not_lost() {
+fn setting_written_just_before_daemon_kill_is_kept() {
     let mut mount = Mount::new();
     let shell = DriverShell::start(&mount);
     for n in 1..=10_u64 {
@@ -89,7 +89,7 @@ fn a_setting_written_just_before_the_daemon_dies_is_not_lost() {
 }
 
 #[test]
-fn a_process_that_dies_while_the_daemon_is_away_is_not_there_afterwards() {
+fn process_ending_without_daemon_is_absent_afterwards() {
     let mut mount = Mount::new();
     let stays = DriverShell::start(&mount);
     let dies = DriverShell::start(&mount);
@@ -102,7 +102,7 @@ fn a_process_that_dies_while_the_daemon_is_away_is_not_there_afterwards() {
 }
 
 #[test]
-fn a_process_started_without_a_daemon_is_governed_once_there_is_one() {
+fn process_started_without_daemon_is_governed_later() {
     let mut mount = Mount::new();
     mount.kill9();
     let mut shell = DriverShell::start(&mount);
@@ -113,7 +113,7 @@ fn a_process_started_without_a_daemon_is_governed_once_there_is_one() {
 }
 
 #[test]
-fn who_has_files_open_when_the_daemon_dies_gets_an_error_and_opens_them_anew() {
+fn open_files_fail_after_daemon_kill_and_reopen_works() {
     let mut mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let path = Dir::of(&mount, shell.pid()).path();

@@ -172,7 +172,7 @@ fn every_lookup(names: &Names) -> String {
 }
 
 #[test]
-fn every_lookup_on_the_simulated_driver_finds_what_its_table_says() {
+fn simulated_driver_answers_every_lookup_as_its_table() {
     let names = Names::read();
     let lookups = every_lookup(&names);
     for ask in [Ask::Five, Ask::Four] {
@@ -189,7 +189,7 @@ fn every_lookup_on_the_simulated_driver_finds_what_its_table_says() {
 }
 
 #[test]
-fn every_lookup_behind_the_hook_finds_the_same() {
+fn every_lookup_through_the_hook_finds_the_same() {
     let names = Names::read();
     let lookups = every_lookup(&names);
     let hooked_symbols = hooked_symbols();

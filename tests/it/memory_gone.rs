@@ -22,7 +22,7 @@ fn fill(calls: &mut Calls) {
 }
 
 #[test]
-fn what_a_context_owned_goes_with_it_whichever_call_ends_it() {
+fn context_end_by_any_call_uncharges_its_memory() {
     let mount = Mount::new();
     let truth = Truth::of(&mount.simgpu_dir());
     for end in [
@@ -60,7 +60,7 @@ fn what_a_context_owned_goes_with_it_whichever_call_ends_it() {
 }
 
 #[test]
-fn unloading_code_takes_no_allocation_along() {
+fn unloading_a_module_frees_no_allocation() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -78,7 +78,7 @@ fn unloading_code_takes_no_allocation_along() {
 }
 
 #[test]
-fn memory_that_a_stream_is_to_free_is_charged_until_it_has() {
+fn stream_ordered_free_uncharges_when_done() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -113,7 +113,7 @@ fn memory_that_a_stream_is_to_free_is_charged_until_it_has() {
 }
 
 #[test]
-fn memory_that_a_stream_has_freed_is_uncharged_though_nobody_calls() {
+fn stream_ordered_free_uncharges_without_further_calls() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

@@ -36,7 +36,7 @@ fn captured(calls: &mut Calls, bytes: u64) {
 }
 
 #[test]
-fn a_launch_is_charged_for_what_is_reserved_for_it_and_a_trim_gives_it_back() {
+fn graph_launch_charges_reservation_and_trim_uncharges() {
     let mount = Mount::new();
     let truth = Truth::of(&mount.simgpu_dir());
     for way in [
@@ -84,7 +84,7 @@ fn a_launch_is_charged_for_what_is_reserved_for_it_and_a_trim_gives_it_back() {
 }
 
 #[test]
-fn a_launch_over_the_limit_is_refused_and_takes_nothing() {
+fn graph_launch_over_limit_is_refused_uncharged() {
     let mount = Mount::new();
     let truth = Truth::of(&mount.simgpu_dir());
     for launch in ["cuGraphLaunch", "cuGraphLaunch_ptsz", "cuGraphUpload"] {
@@ -117,7 +117,7 @@ fn a_launch_over_the_limit_is_refused_and_takes_nothing() {
 }
 
 #[test]
-fn a_frozen_launch_of_a_graph_that_allocates_waits() {
+fn frozen_launch_of_an_allocating_graph_waits() {
     let mount = Mount::with(Config::default());
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

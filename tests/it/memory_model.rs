@@ -198,7 +198,7 @@ impl<'m> Model<'m> {
 }
 
 #[test]
-fn what_is_charged_is_what_the_device_has_after_any_calls_whatever() {
+fn charge_equals_device_usage_after_random_calls() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT));
     for seed in [0x5eed, 0xfeed_beef] {
         let mut model = Model::start(&mount, seed);

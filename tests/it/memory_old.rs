@@ -8,7 +8,7 @@ use crate::driver::Dir;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn what_they_allocate_is_charged_capped_and_given_back() {
+fn old_allocations_are_charged_limited_and_uncharged() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

@@ -40,7 +40,7 @@ fn watched(mount: &Mount) -> (Calls, impl Fn(u64, &str)) {
 }
 
 #[test]
-fn a_thread_with_no_context_is_charged_where_its_stream_is() {
+fn thread_without_context_is_charged_on_streams_device() {
     let mount = Mount::new();
     let (mut calls, charged) = watched(&mount);
     Dir::of(&mount, calls.pid()).write("memory.limit", CHUNK);
@@ -55,7 +55,7 @@ fn a_thread_with_no_context_is_charged_where_its_stream_is() {
 }
 
 #[test]
-fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
+fn memory_kept_by_a_pool_is_charged_until_released() {
     let mount = Mount::new();
     let (mut calls, charged) = watched(&mount);
     create(&mut calls, "pool", DEVICE, 0);
@@ -92,7 +92,7 @@ fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
 
 /// Tests that reuse of freed memory changes no charge, except after the pool's release threshold was lowered.
 #[test]
-fn what_a_pool_no_longer_keeps_is_uncharged_where_the_program_waits_next() {
+fn pool_shrinkage_is_uncharged_at_next_synchronisation() {
     let mount = Mount::new();
     let (mut calls, charged) = watched(&mount);
     let come_and_go = |calls: &mut Calls| {
@@ -119,7 +119,7 @@ fn what_a_pool_no_longer_keeps_is_uncharged_where_the_program_waits_next() {
 }
 
 #[test]
-fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
+fn destroyed_pool_is_uncharged_without_further_calls() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -147,7 +147,7 @@ fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
 
 /// Tests that each thread and each context has its own default stream, whichever name it is called by.
 #[test]
-fn who_waits_for_its_own_default_stream_has_not_waited_for_anothers() {
+fn wait_on_own_default_stream_does_not_cover_anothers() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -171,7 +171,7 @@ fn who_waits_for_its_own_default_stream_has_not_waited_for_anothers() {
 }
 
 #[test]
-fn the_current_pool_is_the_one_that_was_set() {
+fn current_pool_is_the_one_set() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -209,7 +209,7 @@ fn the_current_pool_is_the_one_that_was_set() {
 }
 
 #[test]
-fn pools_of_the_host_are_not_the_devices() {
+fn host_pools_are_not_charged_to_devices() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -225,7 +225,7 @@ fn pools_of_the_host_are_not_the_devices() {
 }
 
 #[test]
-fn a_shared_pool_is_charged_to_its_maker_alone() {
+fn shared_pool_is_charged_only_to_its_creator() {
     let mount = Mount::new();
     let (mut maker, mut taker) = (Calls::start(&mount), Calls::start(&mount));
     let (made, taken) = (Dir::of(&mount, maker.pid()), Dir::of(&mount, taker.pid()));

@@ -39,7 +39,7 @@ fn map(calls: &mut Calls, is_mapped: bool, [x, y]: [u64; 2], [width, height, dep
 }
 
 #[test]
-fn tiles_hold_their_memory_until_the_stream_has_unmapped_the_last() {
+fn tiles_hold_memory_until_the_last_is_unmapped() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -75,7 +75,7 @@ fn tiles_hold_their_memory_until_the_stream_has_unmapped_the_last() {
 }
 
 #[test]
-fn an_array_with_deferred_mapping_holds_what_it_is_mapped_onto() {
+fn deferred_mapping_array_holds_its_mapped_memory() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

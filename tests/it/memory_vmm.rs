@@ -54,7 +54,7 @@ impl<'m> Held<'m> {
 }
 
 #[test]
-fn memory_is_charged_until_its_last_handle_and_its_last_mapping_are_gone() {
+fn memory_is_charged_until_last_handle_and_mapping_go() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let held = Held::of(&mount, &calls);
@@ -87,7 +87,7 @@ fn memory_is_charged_until_its_last_handle_and_its_last_mapping_are_gone() {
 }
 
 #[test]
-fn the_device_is_that_of_the_properties_whichever_context_is_current_or_none() {
+fn properties_determine_charged_device_in_any_context() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -133,7 +133,7 @@ fn memory_of_the_host_is_shown_and_not_charged() {
 }
 
 #[test]
-fn imported_memory_is_shown_as_ipc_and_charged_to_its_maker_alone() {
+fn imported_memory_shows_as_ipc_and_charges_its_creator() {
     let mount = Mount::new();
     let (mut maker, mut taker) = (Calls::start(&mount), Calls::start(&mount));
     let (made, taken) = (Dir::of(&mount, maker.pid()), Dir::of(&mount, taker.pid()));
@@ -159,7 +159,7 @@ fn imported_memory_is_shown_as_ipc_and_charged_to_its_maker_alone() {
 }
 
 #[test]
-fn memory_that_another_process_shares_is_shown_until_it_is_closed_as_often_as_it_was_opened() {
+fn opened_memory_shows_until_closed_as_often_as_opened() {
     let mount = Mount::new();
     let (mut maker, mut taker) = (Calls::start(&mount), Calls::start(&mount));
     let (made, taken) = (Dir::of(&mount, maker.pid()), Dir::of(&mount, taker.pid()));
@@ -188,7 +188,7 @@ fn memory_that_another_process_shares_is_shown_until_it_is_closed_as_often_as_it
 }
 
 #[test]
-fn what_is_bound_to_a_multicast_object_is_held_and_shown() {
+fn memory_bound_to_multicast_object_is_held_and_shown() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let held = Held::of(&mount, &calls);
@@ -222,7 +222,7 @@ fn what_is_bound_to_a_multicast_object_is_held_and_shown() {
 }
 
 #[test]
-fn what_is_bound_by_its_address_is_held_when_nothing_is_mapped_there_any_more() {
+fn memory_bound_by_address_is_held_after_unmapping() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let held = Held::of(&mount, &calls);
@@ -252,7 +252,7 @@ fn what_is_bound_by_its_address_is_held_when_nothing_is_mapped_there_any_more() 
 }
 
 #[test]
-fn memory_of_a_place_newer_than_the_library_is_shown_and_not_charged() {
+fn unknown_location_type_is_shown_and_not_charged() {
     let mount = Mount::with(Config::default().env("SIMGPU_FUTURE_LOCATION", 77));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

@@ -61,7 +61,7 @@ fn instance(number: u32) -> u32 {
 }
 
 #[test]
-fn the_simulated_nvml_tells_instances_apart() {
+fn simulated_nvml_distinguishes_instances() {
     let mount = divided();
     let mut nvml = Nvml::bare(&mount);
     assert_eq!(nvml.ask("count"), [SUCCESS, 2]);
@@ -103,7 +103,7 @@ fn the_simulated_nvml_tells_instances_apart() {
 }
 
 #[test]
-fn in_the_place_of_a_gpu_in_mig_mode_its_instances_are_listed() {
+fn instances_replace_their_gpu_in_the_device_list() {
     let mount = divided();
     let devices = mount.read("", "devices");
     let lines: Vec<Vec<&str>> = devices
@@ -131,7 +131,7 @@ fn in_the_place_of_a_gpu_in_mig_mode_its_instances_are_listed() {
 }
 
 #[test]
-fn a_process_sees_one_instance_at_most_and_is_charged_there() {
+fn process_sees_at_most_one_instance_and_is_charged_there() {
     let mount = divided();
     let uuids = uuids(&mount);
     let gpu = {
@@ -186,7 +186,7 @@ fn a_process_sees_one_instance_at_most_and_is_charged_there() {
 }
 
 #[test]
-fn what_names_no_instance_shows_none() {
+fn name_matching_no_instance_shows_none() {
     let mount = divided();
     let uuids = uuids(&mount);
     let ambiguous = &uuids[0][..6];
@@ -239,7 +239,7 @@ fn each_instance_has_its_own_memory_limit_and_overhead() {
 }
 
 #[test]
-fn nvml_shows_a_limited_process_its_instance_and_itself_also_on_the_gpu() {
+fn nvml_shows_limited_process_itself_on_instance_and_gpu() {
     let mount = divided();
     let uuids = uuids(&mount);
     let mut stranger = monitoring(&mount, &uuids[1]);
@@ -290,7 +290,7 @@ fn nvml_shows_a_limited_process_its_instance_and_itself_also_on_the_gpu() {
 }
 
 #[test]
-fn a_freeze_of_one_instance_holds_only_who_is_on_it() {
+fn instance_freeze_holds_only_processes_on_it() {
     let mount = divided();
     let uuids = uuids(&mount);
     let mut devices = seeing(&mount, &uuids[1]);
@@ -324,7 +324,7 @@ pub(crate) fn uuid_of(mount: &Mount, number: u32) -> String {
 }
 
 #[test]
-fn an_instance_that_is_made_later_is_governed_like_those_that_there_were() {
+fn instance_created_later_is_governed() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", "32M")
@@ -372,7 +372,7 @@ fn an_instance_that_is_made_later_is_governed_like_those_that_there_were() {
 }
 
 #[test]
-fn a_signal_has_instances_listed_that_nobody_uses_yet() {
+fn sighup_lists_unused_instances() {
     let mut mount = Mount::with(Config::default().env("SIMGPU_MIG", "0:1g.5gb"));
     // The simulated machine keeps its state while a process uses it.
     let mut user = seeing(&mount, &uuids(&mount)[0]);
@@ -402,7 +402,7 @@ fn batch(mount: &Mount, uuid: &str, priority: u32) -> Governed {
 }
 
 #[test]
-fn jobs_on_two_instances_do_not_contend_and_two_on_one_do() {
+fn jobs_contend_only_on_the_same_instance() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_MIG", "0:2")

@@ -89,7 +89,7 @@ pub(crate) fn program() -> std::path::PathBuf {
 }
 
 #[test]
-fn memory_is_the_limit_and_what_is_charged() {
+fn nvml_memory_shows_limit_and_charge() {
     let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "1G"));
     let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
     assert_eq!(nvml.ask(&format!("alloc 0 {}", 96 * MIB)), [SUCCESS]);
@@ -121,14 +121,14 @@ fn memory_is_the_limit_and_what_is_charged() {
 }
 
 #[test]
-fn the_whole_card_is_the_most_that_a_limit_shows() {
+fn limit_above_gpu_memory_shows_gpu_memory() {
     let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "1G"));
     let (mut nvml, _dir) = Nvml::limited(&mount, 4096 * MIB);
     assert_eq!(nvml.ask("memory 0 1")[1], 1024 * MIB);
 }
 
 #[test]
-fn a_limited_process_sees_itself_alone_in_every_list() {
+fn limited_process_sees_only_itself_in_every_list() {
     let mount = Mount::new();
     let mut strangers = [DriverShell::start(&mount), DriverShell::start_bare(&mount)];
     for stranger in &mut strangers {
@@ -172,7 +172,7 @@ fn a_limited_process_sees_itself_alone_in_every_list() {
 }
 
 #[test]
-fn nvml_numbers_devices_its_own_way_whatever_the_program_sees() {
+fn nvml_numbering_is_independent_of_visible_devices() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 3));
     let mut command = mount.command(program());
     command.env("CUDA_VISIBLE_DEVICES", "2,0");
@@ -209,7 +209,7 @@ fn nvml_numbers_devices_its_own_way_whatever_the_program_sees() {
 }
 
 #[test]
-fn utilisation_and_accounts_are_its_own() {
+fn utilisation_and_accounting_show_only_the_process() {
     let mount = Mount::new();
     let busy = mount.load(&["throughput", "--duration", "3600"]);
     let mut monitor = Nvml::bare(&mount);
@@ -254,7 +254,7 @@ fn utilisation_and_accounts_are_its_own() {
 }
 
 #[test]
-fn whoever_is_not_limited_is_told_what_nvml_says() {
+fn unlimited_process_gets_nvmls_answers() {
     let mount = Mount::new();
     let mut shells = [DriverShell::start(&mount), DriverShell::start(&mount)];
     for shell in &mut shells {
@@ -295,7 +295,7 @@ fn whoever_is_not_limited_is_told_what_nvml_says() {
 }
 
 #[test]
-fn a_limit_from_the_start_is_told_before_cuda_is_used_and_without_a_daemon() {
+fn initial_limit_shows_before_cuda_and_without_daemon() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
@@ -316,7 +316,7 @@ fn a_limit_from_the_start_is_told_before_cuda_is_used_and_without_a_daemon() {
 }
 
 #[test]
-fn in_a_pid_namespace_of_its_own_it_goes_by_the_pid_that_it_knows() {
+fn process_in_pid_namespace_sees_its_own_pid() {
     let mount = Mount::new();
     let mut stranger = DriverShell::start(&mount);
     assert_eq!(stranger.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
@@ -337,7 +337,7 @@ fn in_a_pid_namespace_of_its_own_it_goes_by_the_pid_that_it_knows() {
 }
 
 #[test]
-fn nvidia_ml_py_shows_a_limited_process_itself_and_everybody_else_the_card() {
+fn nvidia_ml_py_shows_limit_only_to_limited_process() {
     let mount = Mount::new();
     let mut monitor = python_client(&mount, "nvml_client.py", &[]);
     let mut limited = python_client(&mount, "nvml_client.py", &["cuda"]);

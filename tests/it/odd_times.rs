@@ -97,7 +97,7 @@ fn every_function_answers_zeros_after_its_context_as_the_driver() {
 /// Tests that the hook has no cancellation point for pthread_cancel(3). The simulated driver has none,
 /// either.
 #[test]
-fn no_function_ends_a_canceled_thread() {
+fn no_hooked_function_ends_a_cancelled_thread() {
     let of_libcuda = |name: &String| !name.starts_with("nvml");
     are_answered_alike(
         "canceled",
@@ -156,7 +156,7 @@ fn held(dir: &Dir<'_>, count: u64) {
 }
 
 #[test]
-fn a_thread_that_is_canceled_at_a_frozen_gate_ends_and_nobody_else() {
+fn only_the_thread_cancelled_at_a_frozen_gate_ends() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     let dir = Dir::of(&mount, odd.pid);
@@ -172,7 +172,7 @@ fn a_thread_that_is_canceled_at_a_frozen_gate_ends_and_nobody_else() {
 }
 
 #[test]
-fn a_canceled_thread_whose_allocation_is_refused_ends_and_nobody_else() {
+fn only_the_cancelled_thread_with_refused_allocation_ends() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     let dir = Dir::of(&mount, odd.pid);
@@ -186,7 +186,7 @@ fn a_canceled_thread_whose_allocation_is_refused_ends_and_nobody_else() {
 /// Tests that a thread is cancelled only in the program's own functions, whatever the driver does in its
 /// functions.
 #[test]
-fn a_canceled_thread_that_goes_on_calling_is_canceled_in_no_call() {
+fn cancelled_thread_that_keeps_calling_ends_in_no_call() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     assert_eq!(odd.ask("doomed 200"), "canceled 0");
@@ -195,7 +195,7 @@ fn a_canceled_thread_that_goes_on_calling_is_canceled_in_no_call() {
 }
 
 #[test]
-fn who_jumps_out_of_a_launch_is_charged_and_held_as_before() {
+fn jump_out_of_a_launch_keeps_charges_and_gates() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     let dir = Dir::of(&mount, odd.pid);
@@ -219,7 +219,7 @@ fn who_jumps_out_of_a_launch_is_charged_and_held_as_before() {
 /// Tests siglongjmp(3) out of a driver call: the driver holds no lock while it waits, so a program may do
 /// that.
 #[test]
-fn a_jump_out_of_a_wait_in_the_driver_leaves_everything_usable() {
+fn jump_out_of_a_driver_wait_leaves_all_usable() {
     let mount = Mount::new();
     for is_governed in [false, true] {
         let mut odd = match is_governed {
@@ -254,7 +254,7 @@ fn is_asleep(pid: i32) -> bool {
 }
 
 #[test]
-fn a_thread_that_ends_in_a_call_of_the_driver_leaves_nothing() {
+fn thread_ending_in_a_driver_call_leaves_nothing() {
     let mount = Mount::new();
     let calls = [
         ("alloc", "cuMemAlloc_v2"),
@@ -287,7 +287,7 @@ fn a_thread_that_ends_in_a_call_of_the_driver_leaves_nothing() {
 }
 
 #[test]
-fn a_signals_handler_is_answered_and_leaves_nothing_behind() {
+fn call_in_signal_handler_is_answered_and_leaves_nothing() {
     let mount = Mount::new();
     let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
     let dir = Dir::of(&mount, odd.pid);
@@ -297,7 +297,7 @@ fn a_signals_handler_is_answered_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_host_function_on_a_stream_is_answered_as_by_the_driver() {
+fn call_in_host_function_is_answered_as_by_the_driver() {
     let mount = Mount::new();
     let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
     assert_eq!(odd.ask("callback 4096"), bare.ask("callback 4096"));
@@ -307,7 +307,7 @@ fn a_host_function_on_a_stream_is_answered_as_by_the_driver() {
 }
 
 #[test]
-fn a_program_that_is_started_from_this_one_changes_nothing_here() {
+fn started_child_program_does_not_affect_its_parent() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     let dir = Dir::of(&mount, odd.pid);
@@ -336,7 +336,7 @@ fn a_program_that_is_started_from_this_one_changes_nothing_here() {
 }
 
 #[test]
-fn a_forked_child_is_answered_as_by_the_driver_and_its_parent_goes_on() {
+fn forked_child_gets_drivers_answer_and_parent_continues() {
     let mount = Mount::new();
     let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
     let dir = Dir::of(&mount, odd.pid);
@@ -355,7 +355,7 @@ fn a_forked_child_is_answered_as_by_the_driver_and_its_parent_goes_on() {
 }
 
 #[test]
-fn a_context_that_is_gone_is_charged_for_nothing_and_holds_up_no_freeze() {
+fn destroyed_context_is_uncharged_and_delays_no_freeze() {
     let mount = Mount::new();
     let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
     let dir = Dir::of(&mount, odd.pid);
@@ -375,7 +375,7 @@ fn a_context_that_is_gone_is_charged_for_nothing_and_holds_up_no_freeze() {
 }
 
 #[test]
-fn every_way_to_leave_while_threads_submit_leads_out() {
+fn every_way_to_exit_works_while_threads_submit() {
     let mount = Mount::new();
     for how in ["return", "exit", "_exit", "quick", "abort", "exec"] {
         let mut bare = Odd::bare(&mount);

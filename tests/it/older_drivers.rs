@@ -19,7 +19,7 @@ fn each(body: impl Fn(&Mount, &str)) {
 }
 
 #[test]
-fn the_cap_holds_for_every_kind_of_memory_on_each() {
+fn limit_holds_for_every_memory_kind_on_each_driver() {
     each(|mount, driver| {
         for (kind, unit) in [
             ("linear", 1),
@@ -50,7 +50,7 @@ fn the_cap_holds_for_every_kind_of_memory_on_each() {
 }
 
 #[test]
-fn launches_are_counted_frozen_and_thawed_on_each() {
+fn launches_are_counted_and_frozen_on_each_driver() {
     each(|mount, driver| {
         let mut shell = DriverShell::start(mount);
         let dir = Dir::of(mount, shell.pid());
@@ -72,7 +72,7 @@ fn launches_are_counted_frozen_and_thawed_on_each() {
 }
 
 #[test]
-fn every_way_to_the_driver_is_counted_on_each() {
+fn every_look_up_way_is_counted_on_each_driver() {
     let path = format!("-L{}", artifacts().simgpu().display());
     let linked = c_program("ways.c", &["-DLINKED", &path, "-lcuda", "-ldl"]);
     let unlinked = c_program("ways.c", &["-ldl"]);
@@ -93,7 +93,7 @@ fn every_way_to_the_driver_is_counted_on_each() {
 }
 
 #[test]
-fn what_a_driver_lacks_is_absent_and_leaves_the_rest_governed() {
+fn missing_driver_functions_leave_the_rest_governed() {
     let mount = Mount::with(Config::default().env("SIMGPU_DRIVER", "11.8"));
     let mut calls = Calls::start(&mount);
     // Functions of different kinds that are newer than this driver; none exists.

@@ -101,7 +101,7 @@ fn file_in_place_of_the_socket_is_kept_beside_it() {
 }
 
 #[test]
-fn socket_of_somebody_else_is_left_and_reported_once() {
+fn socket_of_another_daemon_is_kept_and_reported_once() {
     for mount in both() {
         fs::remove_file(mount.socket()).expect("it is there");
         let other = UnixListener::bind(mount.socket()).expect("nobody is there");

@@ -131,7 +131,7 @@ impl Own {
 }
 
 #[test]
-fn it_is_where_a_users_things_are_and_governs_like_roots() {
+fn own_daemon_uses_users_directories_and_governs() {
     let mut own = Own::new();
     own.start(&[]);
     let ready = format!(
@@ -175,7 +175,7 @@ fn it_is_where_a_users_things_are_and_governs_like_roots() {
 }
 
 #[test]
-fn its_rules_are_in_the_users_own_configuration_and_groups_the_users() {
+fn own_daemon_reads_users_rules_and_owns_groups() {
     let mut own = Own::new();
     let directory = own.root.path().join("home/.config");
     fs::create_dir(&directory).expect("our own directory");
@@ -200,7 +200,7 @@ fn its_rules_are_in_the_users_own_configuration_and_groups_the_users() {
 }
 
 #[test]
-fn it_governs_nobody_elses_processes() {
+fn own_daemon_governs_no_other_users_processes() {
     let mut own = Own::new();
     own.start(&[]);
     let mine = own.shell(USER);
@@ -228,7 +228,7 @@ fn it_governs_nobody_elses_processes() {
 }
 
 #[test]
-fn settings_and_processes_are_there_again_after_a_kill() {
+fn own_daemon_restores_settings_and_processes_after_kill() {
     let mut own = Own::new();
     own.start(&[]);
     let mut shell = own.shell(USER);
@@ -250,7 +250,7 @@ fn settings_and_processes_are_there_again_after_a_kill() {
 }
 
 #[test]
-fn a_supervised_one_is_followed_and_no_read_fails() {
+fn supervised_own_daemon_is_followed_and_no_read_fails() {
     let mut own = Own::new();
     own.start(&["--supervise"]);
     let shell = own.shell(USER);
@@ -277,7 +277,7 @@ fn a_supervised_one_is_followed_and_no_read_fails() {
 }
 
 #[test]
-fn without_a_place_it_says_what_is_missing() {
+fn own_daemon_without_runtime_directory_reports_it() {
     let own = Own::new();
     let mut command = own.gcgroupfs(USER);
     let output = command.env_remove("XDG_RUNTIME_DIR").arg("mount").output();

@@ -39,7 +39,7 @@ fn limits_are_kept_by_uuid_not_by_the_programs_index() {
 }
 
 #[test]
-fn pools_and_arrays_do_not_pass_the_cap() {
+fn pools_and_arrays_do_not_exceed_the_limit() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     Dir::of(&mount, shell.pid()).write("memory.limit", 1024 * MIB);
@@ -56,7 +56,7 @@ fn pools_and_arrays_do_not_pass_the_cap() {
 }
 
 #[test]
-fn the_ninth_process_and_the_fortieth_are_limited_too() {
+fn ninth_and_fortieth_process_are_limited() {
     let mount = Mount::new();
     let mut shells: Vec<_> = (0..40)
         .map(|_| with_env(&mount, "GCGROUP_MEMORY_LIMIT", "1M"))
@@ -71,7 +71,7 @@ fn the_ninth_process_and_the_fortieth_are_limited_too() {
 }
 
 #[test]
-fn a_killed_process_is_charged_no_longer_and_lets_nobody_exceed() {
+fn killed_process_is_uncharged_and_limits_still_hold() {
     let mount = Mount::new();
     let mut stays = DriverShell::start(&mount);
     let dir = Dir::of(&mount, stays.pid());
@@ -86,7 +86,7 @@ fn a_killed_process_is_charged_no_longer_and_lets_nobody_exceed() {
 }
 
 #[test]
-fn a_charge_too_large_for_a_number_is_refused() {
+fn overflowing_charge_is_refused() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -109,7 +109,7 @@ fn a_charge_too_large_for_a_number_is_refused() {
 }
 
 #[test]
-fn device_total_without_a_limit_is_the_cards() {
+fn device_total_without_limit_is_gpu_memory() {
     let mount = Mount::new();
     let mut governed = DriverShell::start(&mount);
     let mut bare = DriverShell::start_bare(&mount);
@@ -119,7 +119,7 @@ fn device_total_without_a_limit_is_the_cards() {
 }
 
 #[test]
-fn a_launch_error_is_the_drivers_own() {
+fn launch_error_is_the_drivers_own() {
     let mount = Mount::with(Config::default().env("SIMGPU_FAULTS", "cuLaunchKernel=719@3"));
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -133,7 +133,7 @@ fn a_launch_error_is_the_drivers_own() {
 }
 
 #[test]
-fn a_failed_allocation_of_the_drivers_is_not_charged() {
+fn allocation_failed_in_the_driver_is_not_charged() {
     for call in [
         "cuMemAlloc_v2",
         "cuMemAllocManaged",
@@ -162,7 +162,7 @@ fn a_failed_allocation_of_the_drivers_is_not_charged() {
 }
 
 #[test]
-fn nothing_of_ours_reaches_the_programs_stdout_or_stderr() {
+fn library_writes_nothing_to_stdout_or_stderr() {
     let mount = Mount::new();
     let path = format!("-L{}", artifacts().simgpu().display());
     let program = c_program("ways.c", &["-DLINKED", &path, "-lcuda", "-ldl"]);
@@ -184,7 +184,7 @@ fn nothing_of_ours_reaches_the_programs_stdout_or_stderr() {
 }
 
 #[test]
-fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
+fn helper_thread_sleeps_while_idle() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     shell.ask("spin 1 10");
@@ -217,7 +217,7 @@ fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
 }
 
 #[test]
-fn freeing_what_is_not_in_the_books_goes_to_the_driver() {
+fn freeing_memory_not_in_the_ledger_calls_the_driver() {
     let mount = Mount::new();
     let (mut governed, mut bare) = (DriverShell::start(&mount), DriverShell::start_bare(&mount));
     for address in ["0", "1", "7f0000000000", "ffffffffffffffff"] {
@@ -235,7 +235,7 @@ fn freeing_what_is_not_in_the_books_goes_to_the_driver() {
 }
 
 #[test]
-fn who_is_killed_in_the_middle_of_an_allocation_holds_up_nobody() {
+fn process_killed_in_an_allocation_delays_no_other() {
     let mount = Mount::new();
     let mut stays = DriverShell::start(&mount);
     let dir = Dir::of(&mount, stays.pid());
@@ -268,7 +268,7 @@ fn equal_pids_of_two_namespaces_are_two_processes() {
 }
 
 #[test]
-fn usage_above_the_limit_leaves_nothing_free_and_is_no_error() {
+fn usage_above_limit_shows_nothing_free_without_error() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -278,7 +278,7 @@ fn usage_above_the_limit_leaves_nothing_free_and_is_no_error() {
 }
 
 #[test]
-fn a_look_up_gets_the_version_the_flavour_and_the_status_of_the_driver() {
+fn look_up_returns_drivers_version_flavour_and_status() {
     let mount = Mount::new();
     let (mut governed, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
     for calls in [&mut governed, &mut bare] {

@@ -9,7 +9,7 @@ use crate::driver::DriverShell;
 const FLOOD: usize = 1000;
 
 #[test]
-fn a_flood_of_registrations_fills_neither_the_log_nor_exited() {
+fn registration_flood_fills_neither_log_nor_exited() {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let shell = DriverShell::start(&mount);
     let honest = shell.pid();

@@ -39,7 +39,7 @@ fn is_reported(mount: &Mount, liar: &Governed) -> bool {
 }
 
 #[test]
-fn work_that_is_not_there_uses_up_nobodys_quota() {
+fn claimed_work_uses_no_quota() {
     let mount = shared("weighted");
     for group in ["team", "team/liar", "team/honest"] {
         fs::create_dir(mount.path().join(group)).expect("root may");
@@ -61,7 +61,7 @@ fn work_that_is_not_there_uses_up_nobodys_quota() {
 }
 
 #[test]
-fn a_liar_of_the_highest_priority_holds_nobody_back() {
+fn liar_of_highest_priority_delays_no_other() {
     for policy in ["weighted", "strict"] {
         let mount = shared(policy);
         let honest = batch(&mount, 0, 8);
@@ -90,7 +90,7 @@ fn a_liar_of_the_highest_priority_holds_nobody_back() {
 }
 
 #[test]
-fn an_idle_context_and_a_forged_count_of_launches_support_no_claim() {
+fn idle_context_and_forged_launch_count_support_no_claim() {
     let mount = shared("strict");
     let honest = batch(&mount, 0, 8);
     goes_on(&mount, honest.pid(), 0, 20_000);

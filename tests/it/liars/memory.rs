@@ -93,7 +93,7 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
 }
 
 #[test]
-fn claimed_memory_takes_no_more_from_a_sibling_than_its_groups_limit() {
+fn claimed_memory_costs_sibling_at_most_claimers_limit() {
     next_to(|liar| {
         tell(liar, "set memory_current 0 2^40");
         tell(liar, "set memory_peak 0 2^40");
@@ -103,7 +103,7 @@ fn claimed_memory_takes_no_more_from_a_sibling_than_its_groups_limit() {
 }
 
 #[test]
-fn claimed_memory_of_other_devices_takes_no_more_either() {
+fn claimed_memory_of_other_devices_costs_no_more() {
     next_to(|liar| {
         tell(liar, "set memory_current 63 max");
         tell(liar, "set memory_peak 63 max");
@@ -112,7 +112,7 @@ fn claimed_memory_of_other_devices_takes_no_more_either() {
 }
 
 #[test]
-fn claimed_swap_takes_no_more_from_a_sibling_than_its_groups_limit() {
+fn claimed_swap_costs_sibling_at_most_claimers_limit() {
     next_to(|liar| {
         tell(liar, "set process.asks_to_swap 0 1");
         for word in ["swap_charged", "swap_current", "swap_supply", "swappable"] {
@@ -124,7 +124,7 @@ fn claimed_swap_takes_no_more_from_a_sibling_than_its_groups_limit() {
 }
 
 #[test]
-fn claimed_counts_leave_no_totals_behind() {
+fn claimed_counts_are_not_added_to_totals() {
     next_to(|liar| {
         for word in [
             "nr_alloc",
@@ -151,14 +151,14 @@ fn claimed_counts_leave_no_totals_behind() {
 }
 
 #[test]
-fn random_claims_take_no_more_from_a_sibling_than_its_groups_limit() {
+fn random_claims_cost_sibling_at_most_claimers_limit() {
     for seed in [11, 12] {
         next_to(|liar| tell(liar, &format!("random {seed} 200000")));
     }
 }
 
 #[test]
-fn a_claim_that_nvml_does_not_confirm_is_reported() {
+fn claim_not_confirmed_by_nvml_is_reported() {
     let mount = mount();
     let mut liar = liar(&mount, &[]);
     let mut honest = DriverShell::start(&mount);

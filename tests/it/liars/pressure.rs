@@ -36,7 +36,7 @@ fn donor(mount: &Mount) -> Governed {
 }
 
 #[test]
-fn a_donor_that_has_nothing_does_not_keep_an_allocation_from_its_memory() {
+fn donor_without_memory_does_not_block_an_allocation() {
     let mount = mount();
     let mut batch = program(&mount, 9, 1 << 40);
     for _ in 0..3 {
@@ -55,7 +55,7 @@ fn a_donor_that_has_nothing_does_not_keep_an_allocation_from_its_memory() {
 }
 
 #[test]
-fn another_donor_is_asked_when_one_does_not_deliver() {
+fn next_donor_is_asked_when_one_does_not_deliver() {
     let mount = mount();
     let mut idle = program(&mount, 12, 1 << 40);
     let mut next = program(&mount, 9, 1 << 40);
@@ -77,7 +77,7 @@ fn another_donor_is_asked_when_one_does_not_deliver() {
 }
 
 #[test]
-fn a_wish_for_room_on_an_empty_gpu_moves_nobody() {
+fn request_for_room_on_an_empty_gpu_moves_no_memory() {
     let mount = mount();
     let mut tenant = program(&mount, 9, 1 << 40);
     assert!(alloc(&mut tenant, 16 * MIB).starts_with("allocated "));
@@ -92,7 +92,7 @@ fn a_wish_for_room_on_an_empty_gpu_moves_nobody() {
 }
 
 #[test]
-fn a_requester_that_takes_nothing_soon_moves_nobody_any_more() {
+fn requester_that_uses_no_room_is_soon_ignored() {
     let mount = mount();
     let mut tenant = program(&mount, 9, 1 << 40);
     assert!(alloc(&mut tenant, 112 * MIB).starts_with("allocated "));
