@@ -226,7 +226,7 @@ fn throttled_process_runs_without_daemon_and_is_held_after() {
     goes_on(&mount, high.pid(), 0, 20_000);
     let charged = mount.number(high.pid(), "compute.stat", "usage_usec");
     mount.kill9();
-    // More than turns taken now and then out of patience would give: the process is no longer held.
+    // Far more time than occasional turns by patience give, so it is no longer held.
     goes_on(&mount, low.pid(), 0, 100_000);
     mount.restart();
     assert_eq!(

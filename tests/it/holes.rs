@@ -13,7 +13,7 @@ use support::{Mount, stop, wait_until};
 use crate::cgroup::Cgroup;
 use crate::driver::{Dir, DriverShell};
 
-/// Memory limit of the daemon's cgroup in bytes. The holes of all processes together need twice as much.
+/// Memory limit of the daemon's cgroup in bytes. The pages made for holes amount to twice as much.
 const LIMIT: u64 = 16 << 20;
 
 /// Opens the usage block of a process through one of its descriptors.

@@ -20,7 +20,7 @@ const FEW: u32 = 200;
 const MANY: u32 = 2_200;
 
 #[test]
-fn an_allocation_asks_neither_the_daemon_nor_the_kernel() {
+fn allocation_needs_no_daemon_and_no_system_call() {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     let [few, many] = [FEW, MANY].map(|calls| system_calls(&pairs(&mount, calls, 10)));
     // Two thousand more pairs; the other system calls of two runs may differ slightly.
@@ -28,7 +28,7 @@ fn an_allocation_asks_neither_the_daemon_nor_the_kernel() {
 }
 
 #[test]
-fn an_allocation_costs_no_more_beside_many() {
+fn allocation_cost_is_independent_of_live_blocks() {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     let [few, many] = [10, 2_000].map(|live| {
         let [less, more] = [FEW, MANY].map(|calls| instructions(&pairs(&mount, calls, live)));
@@ -40,7 +40,7 @@ fn an_allocation_costs_no_more_beside_many() {
 }
 
 #[test]
-fn umask_and_signals_stay_the_programs() {
+fn programs_umask_and_signals_are_unchanged() {
     let mount = Mount::new();
     let status = |from: Command| {
         let mut command = Command::new("sh");
@@ -79,7 +79,7 @@ fn umask_and_signals_stay_the_programs() {
 }
 
 #[test]
-fn a_look_up_starts_behind_who_asks_and_finds_the_same_again() {
+fn rtld_next_look_up_starts_behind_its_caller() {
     let mount = Mount::new();
     let simgpu = format!("-L{}", artifacts().simgpu().display());
     let part = |which: &str| c_program("next.c", &["-shared", "-fPIC", which]);
@@ -105,7 +105,7 @@ fn a_look_up_starts_behind_who_asks_and_finds_the_same_again() {
 }
 
 #[test]
-fn who_asks_for_nothing_is_answered_as_by_the_driver() {
+fn empty_look_up_is_answered_as_by_the_driver() {
     let mount = Mount::new();
     let (mut governed, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
     let dir = Dir::of(&mount, governed.pid());
@@ -128,7 +128,7 @@ fn who_asks_for_nothing_is_answered_as_by_the_driver() {
 }
 
 #[test]
-fn whatever_goes_wrong_the_program_ends_as_it_would() {
+fn program_ends_unchanged_whatever_fails() {
     let ends = |mut command: Command, also: &mut dyn FnMut(i32)| {
         command.env("GCGROUP_MEMORY_LIMIT", "2M");
         let mut shell = DriverShell::spawn(command);

@@ -9,7 +9,7 @@ use crate::rules::Ruled;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn every_entry_point_that_launches_is_seen() {
+fn every_launching_function_is_counted() {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -39,7 +39,7 @@ fn every_entry_point_that_launches_is_seen() {
 }
 
 #[test]
-fn a_limit_outlives_an_environment_that_is_lost() {
+fn limit_survives_a_lost_environment() {
     let mount = Mount::new();
     let mut command = mount.command(driver_shell());
     command.env("GCGROUP_MEMORY_LIMIT", "4M");
@@ -68,7 +68,7 @@ exec env -i LD_LIBRARY_PATH="$LD_LIBRARY_PATH" SIMGPU_DIR="$SIMGPU_DIR" SIMGPU_C
 "#;
 
 #[test]
-fn an_emptied_environment_is_no_way_out() {
+fn emptied_environment_does_not_avoid_governance() {
     let ruled = Ruled::new("[[rule]]\nmatch.exe = \"**/driver_shell*\"\nprocess.memory.limit = \"2M\"\n");
     let place = tempfile::tempdir().expect("a directory");
     let mut command = ruled.mount.bare_command("unshare");
@@ -89,7 +89,7 @@ fn an_emptied_environment_is_no_way_out() {
 }
 
 #[test]
-fn nobody_else_may_write_what_governs_a_process_and_it_may_not_either() {
+fn control_block_is_writable_by_no_process() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", shell.pid())).expect("it lives");

@@ -23,7 +23,7 @@ exec setpriv --reuid 1000 --regid 1000 --clear-groups "$ROOT/program"
 "#;
 
 #[test]
-fn who_starts_it_wishes_nothing_for_it_and_does_not_say_who_governs_it() {
+fn environment_does_not_configure_privileged_programs() {
     let mount = Mount::new();
     fs::create_dir(mount.path().join("team")).expect("root may");
     let simgpu = artifacts().simgpu().display().to_string();

@@ -27,7 +27,7 @@ const POOLS: usize = 3;
 const GROWTH: u64 = 32 * MIB;
 
 #[test]
-fn the_ledger_is_the_truth_after_every_call() {
+fn ledger_is_correct_after_every_random_call() {
     // Each of the two programs has a GPU to itself.
     let (mount, other) = (Mount::new(), Mount::new());
     let cases = std::env::var("PROPTEST_CASES")

@@ -76,7 +76,7 @@ fn run_with_a_stopped_daemon_does_not_start_the_program() {
 }
 
 #[test]
-fn daemon_stopped_before_registration_leaves_the_driver_uninitialised() {
+fn daemon_stopped_before_registration_makes_driver_fail() {
     let (mount, holder) = full_group(Config::default());
     let mut command = mount.command(driver_shell());
     command.env("GCGROUP_GROUP", "team").env("GCGROUP_REQUIRED", "1");
@@ -119,7 +119,7 @@ fn run_waits_for_a_daemon_that_is_started_again() {
 }
 
 #[test]
-fn kills_of_the_daemon_let_no_program_begin_outside_of_its_group() {
+fn daemon_kills_let_no_program_start_outside_its_group() {
     const STARTS: u32 = 40;
     let (mount, holder) = full_group(Config::default().arg("--supervise"));
     let mut nr_inside = 0;
@@ -176,7 +176,7 @@ fn group_that_registration_refuses_is_not_left_for_another() {
 }
 
 #[test]
-fn group_that_a_rule_gives_by_wish_counts_as_the_one_asked_for() {
+fn group_assigned_by_rule_satisfies_the_requested_group() {
     let ruled = Ruled::new("[[rule]]\nmatch.uid = 1000\ngroup.name = \"jobs/{wish}\"\n");
     let mut command = ruled.mount.gcgroupfs_of(ALICE, &["run", "--group", "a", "--"]);
     command.arg(program_for_all(&driver_shell(), ruled.mount.root()));

@@ -86,7 +86,7 @@ process.memory.limit = \"2M\"
 ";
 
 #[test]
-fn the_first_rule_for_a_process_sets_what_holds_from_its_first_call() {
+fn first_matching_rule_applies_from_the_first_call() {
     let ruled = Ruled::new(BY_USER);
     let mut alice = ruled.shell_of(ALICE);
     assert_eq!(alice.ask("alloc linear 1048577"), "error 2");
@@ -116,7 +116,7 @@ fn the_first_rule_for_a_process_sets_what_holds_from_its_first_call() {
 }
 
 #[test]
-fn rules_hold_for_who_comes_after_they_were_read_and_wrong_ones_for_nobody() {
+fn reloaded_rules_apply_later_and_invalid_ones_never() {
     let ruled = Ruled::new(BY_USER);
     let before = ruled.shell_of(ALICE);
     ruled.reload(
@@ -135,7 +135,7 @@ fn rules_hold_for_who_comes_after_they_were_read_and_wrong_ones_for_nobody() {
 }
 
 #[test]
-fn what_rules_have_set_stays_over_a_restart_with_others() {
+fn settings_from_rules_survive_restart_with_other_rules() {
     let mut ruled = Ruled::new(BY_USER);
     let shell = ruled.shell_of(ALICE);
     assert_eq!(ruled.limit(&shell), 1 << 20);
@@ -149,7 +149,7 @@ fn what_rules_have_set_stays_over_a_restart_with_others() {
 }
 
 #[test]
-fn check_config_tells_which_rule_is_for_a_process_and_why_not_the_others() {
+fn check_config_explains_which_rule_matches_a_process() {
     let ruled = Ruled::new(BY_USER);
     let bob = ruled.explained(&ruled.shell_of(BOB));
     for part in [

@@ -48,7 +48,7 @@ impl Ruled {
 }
 
 #[test]
-fn a_group_is_made_for_the_first_and_goes_with_the_last() {
+fn group_exists_from_first_to_last_member() {
     let ruled = Ruled::new(BY_UID);
     assert!(!ruled.has("users"));
     let (one, other, bob) = (ruled.shell_of(ALICE), ruled.shell_of(ALICE), ruled.shell_of(BOB));
@@ -88,7 +88,7 @@ fn a_group_is_made_for_the_first_and_goes_with_the_last() {
 }
 
 #[test]
-fn nobody_leaves_a_group_by_executing_another_program() {
+fn exec_does_not_leave_the_group() {
     let ruled = Ruled::new(BY_UID);
     let mut alone = ruled.shell_of(ALICE);
     ruled.mount.write("users/u1000", "memory.limit", "512K");
@@ -107,7 +107,7 @@ fn nobody_leaves_a_group_by_executing_another_program() {
 }
 
 #[test]
-fn members_and_groups_are_there_again_after_a_kill() {
+fn members_and_groups_survive_daemon_kill() {
     let mut ruled = Ruled::new(BY_UID);
     let (stays, dies) = (ruled.shell_of(ALICE), ruled.shell_of(BOB));
     assert_eq!(ruled.members("users/u1001"), [dies.pid()]);
@@ -126,7 +126,7 @@ fn members_and_groups_are_there_again_after_a_kill() {
 }
 
 #[test]
-fn run_begins_in_the_group_that_it_names_if_it_may() {
+fn run_starts_in_the_named_group_if_permitted() {
     let ruled = Ruled::new("");
     let root = ruled.run(0, "batch/night");
     assert_eq!(ruled.members("batch/night"), [root.pid()]);
@@ -176,7 +176,7 @@ fn run_begins_in_the_group_that_it_names_if_it_may() {
 }
 
 #[test]
-fn a_wish_does_not_lead_out_of_a_rules_group() {
+fn requested_group_does_not_override_a_rules_group() {
     let ruled = Ruled::new(BY_UID);
     let path = ruled.mount.path().join("team");
     fs::create_dir(&path).expect("root may");
@@ -228,7 +228,7 @@ impl Drop for KernelCgroup {
 }
 
 #[test]
-fn a_job_is_known_by_its_kernel_cgroup() {
+fn rule_matches_a_kernel_cgroup() {
     let Some(cgroup) = KernelCgroup::new("slurmstepd.scope/job_12/step_0/user/task_0") else {
         eprintln!("no hierarchy of cgroups here that can be written: not tested");
         return;

@@ -44,7 +44,7 @@ fn run(mut command: Command, trace: &std::path::Path) -> (String, Vec<String>) {
 }
 
 #[test]
-fn the_real_runtime_makes_its_look_ups_through_the_hook_and_ends_as_without() {
+fn runtime_looks_up_through_hook_and_ends_unchanged() {
     let mount = Mount::new();
     let traces = tempfile::tempdir().expect("a directory");
     let (bare, bare_calls) = run(mount.bare_command(python()), &traces.path().join("bare"));

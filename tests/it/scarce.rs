@@ -41,7 +41,7 @@ fn with_blocks_by(mut command: Command, count: u64) -> Governed {
 }
 
 #[test]
-fn memory_moves_in_a_program_in_a_memory_cgroup() {
+fn program_in_a_memory_cgroup_can_swap() {
     let Some(cgroup) = Cgroup::new("moves", 512 * MIB) else {
         eprintln!("skipped: no memory cgroup can be made here");
         return;
@@ -65,7 +65,7 @@ fn memory_moves_in_a_program_in_a_memory_cgroup() {
 
 /// Tests a cgroup that has no room for a block moved to the host: the kernel kills the program.
 #[test]
-fn a_program_that_its_cgroup_kills_in_a_move_leaves_nothing() {
+fn program_killed_by_its_cgroup_in_a_move_leaves_nothing() {
     let Some(cgroup) = Cgroup::new("kills", 24 * MIB) else {
         eprintln!("skipped: no memory cgroup can be made here");
         return;
@@ -95,7 +95,7 @@ fn with_faulty_blocks(mount: &Mount, count: u64, faults: &str) -> Governed {
 }
 
 #[test]
-fn a_move_for_which_the_host_has_no_memory_left_loses_nothing() {
+fn move_without_host_memory_loses_nothing() {
     let mount = mount();
     // Two of four blocks find memory on the host; a later attempt finds some again.
     for (faults, is_lasting) in [("cuMemCreate=2@7+", true), ("cuMemCreate=2@7", false)] {
@@ -135,7 +135,7 @@ fn limit_address_space(pid: i32, limit: &str) {
 
 /// Tests a driver that cannot map host memory for a device, so blocks move to the process's own memory.
 #[test]
-fn a_move_that_the_address_space_has_no_room_for_loses_nothing() {
+fn move_without_address_space_loses_nothing() {
     let mount = mount();
     let mut program = with_faulty_blocks(&mount, 2, "cuMemCreate=801@3");
     let dir = Dir::of(&mount, program.pid());

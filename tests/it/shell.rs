@@ -52,7 +52,7 @@ fn write_error(file: &Path, text: &[u8]) -> Option<i32> {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_values_read_back() {
     let (_mount, _process, dir) = node();
     for (file, written, read) in [
         ("memory.limit", "6G", "6442450944"),
@@ -76,7 +76,7 @@ fn what_is_written_reads_back() {
 }
 
 #[test]
-fn a_refused_write_names_its_reason_and_changes_nothing() {
+fn refused_write_returns_reason_and_changes_nothing() {
     let (_mount, _process, dir) = node();
     says(&dir, "echo 5M > memory.limit; echo 3 > compute.priority");
     for (file, text, errno, stays) in [
@@ -115,7 +115,7 @@ fn a_refused_write_names_its_reason_and_changes_nothing() {
 }
 
 #[test]
-fn modes_follow_from_what_can_be_done() {
+fn file_modes_match_supported_operations() {
     let (mount, _process, dir) = node();
     for (file, mode) in [
         ("memory.limit", 0o644),
@@ -154,7 +154,7 @@ fn opening_in_the_wrong_direction_is_refused() {
 }
 
 #[test]
-fn the_tree_cannot_be_rearranged() {
+fn renames_and_links_are_refused() {
     let (mount, _process, dir) = node();
     let errno = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());
     let file = dir.join("memory.limit");
@@ -284,7 +284,7 @@ fn the_libcgroups_crate_reads_and_writes_single_values() {
 }
 
 #[test]
-fn an_open_file_is_one_text_until_it_is_read_again_from_the_start() {
+fn open_file_keeps_its_text_until_read_from_the_start() {
     let (_mount, _process, dir) = node();
     says(&dir, "echo 111111 > memory.limit");
     let mut file = File::open(dir.join("memory.limit")).expect("opens");
@@ -301,7 +301,7 @@ fn an_open_file_is_one_text_until_it_is_read_again_from_the_start() {
 }
 
 #[test]
-fn reading_past_the_end_is_the_end() {
+fn reading_past_the_end_returns_nothing() {
     let (_mount, _process, dir) = node();
     let file = File::open(dir.join("compute.priority")).expect("opens");
     let mut buffer = [0; 16];
@@ -315,7 +315,7 @@ fn reading_past_the_end_is_the_end() {
 }
 
 #[test]
-fn a_dead_process_takes_its_directory_and_answers_enodev() {
+fn process_exit_removes_directory_and_gives_enodev() {
     let (mount, process, dir) = node();
     let open = File::open(dir.join("memory.current")).expect("opens");
     let limit = OpenOptions::new()
@@ -336,7 +336,7 @@ fn a_dead_process_takes_its_directory_and_answers_enodev() {
 }
 
 #[test]
-fn a_pid_that_is_not_governed_has_no_directory() {
+fn ungoverned_pid_has_no_directory() {
     let (mount, _process, _dir) = node();
     for name in ["1", "0", "999999999", "nothing"] {
         assert!(!mount.path().join(name).exists(), "{name}");
@@ -344,7 +344,7 @@ fn a_pid_that_is_not_governed_has_no_directory() {
 }
 
 #[test]
-fn a_listing_is_whole_and_has_no_duplicates() {
+fn listing_is_complete_without_duplicates() {
     let (mount, process, dir) = node();
     let mut names: Vec<_> = fs::read_dir(mount.path())
         .expect("lists")
@@ -366,7 +366,7 @@ fn a_listing_is_whole_and_has_no_duplicates() {
 }
 
 #[test]
-fn gvms_statistics_are_three_lines_letter_for_letter() {
+fn statistics_in_gvms_format_match_exactly() {
     let (_mount, _process, dir) = node();
     assert_eq!(
         says(&dir, "cat gcgroup.stat"),
@@ -375,7 +375,7 @@ fn gvms_statistics_are_three_lines_letter_for_letter() {
 }
 
 #[test]
-fn the_mount_survives_a_client_that_holds_files_open() {
+fn mount_survives_a_client_with_open_files() {
     let (mut mount, _process, dir) = node();
     let held = File::open(dir.join("memory.current")).expect("opens");
     let path = mount.path();
@@ -385,7 +385,7 @@ fn the_mount_survives_a_client_that_holds_files_open() {
 }
 
 #[test]
-fn a_mount_point_may_be_a_link_and_nothing_stays_mounted_there() {
+fn mount_point_may_be_a_link_and_is_unmounted() {
     let other = Mount::new();
     let [link, real, socket, state] = ["link", "real", "s", "state"].map(|name| other.root().join(name));
     std::os::unix::fs::symlink("real", &link).expect("the name is free");

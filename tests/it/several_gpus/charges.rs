@@ -5,7 +5,7 @@ use crate::calls::Calls;
 use crate::driver::Dir;
 
 #[test]
-fn memory_is_charged_where_the_current_context_is() {
+fn memory_is_charged_to_current_contexts_device() {
     let mount = gpus(3);
     let mut devices = Devices::on(&mount, 3);
     let charges = Charges::of(&mount, &devices, 3);
@@ -42,7 +42,7 @@ fn memory_is_charged_where_the_current_context_is() {
 }
 
 #[test]
-fn a_context_for_graphics_is_current_once_it_is_made() {
+fn graphics_context_is_current_once_created() {
     let mount = gpus(2);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -58,7 +58,7 @@ fn a_context_for_graphics_is_current_once_it_is_made() {
 }
 
 #[test]
-fn a_second_thread_is_charged_for_its_own_device() {
+fn second_thread_is_charged_on_its_own_device() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let charges = Charges::of(&mount, &devices, 2);
@@ -77,7 +77,7 @@ fn a_second_thread_is_charged_for_its_own_device() {
 }
 
 #[test]
-fn physical_memory_and_pools_are_charged_to_the_device_that_they_name() {
+fn physical_memory_and_pools_charge_their_named_device() {
     let mount = gpus(3);
     let mut devices = Devices::start(&mount);
     let charges = Charges::of(&mount, &devices, 3);
@@ -102,7 +102,7 @@ fn physical_memory_and_pools_are_charged_to_the_device_that_they_name() {
 }
 
 #[test]
-fn an_allocation_in_stream_order_is_of_the_streams_device() {
+fn stream_ordered_allocation_charges_streams_device() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let charges = Charges::of(&mount, &devices, 2);
@@ -123,7 +123,7 @@ fn an_allocation_in_stream_order_is_of_the_streams_device() {
 }
 
 #[test]
-fn peers_reach_each_others_memory_and_that_charges_nothing() {
+fn peer_access_works_and_charges_nothing() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let there = devices.ok(&format!("alloc {MIB}"));

@@ -6,7 +6,7 @@ use super::{Devices, MIB, gpus};
 use crate::driver::Dir;
 
 #[test]
-fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
+fn frozen_device_holds_submissions_from_any_context() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
@@ -82,7 +82,7 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
 }
 
 #[test]
-fn a_thaw_of_the_process_leaves_a_device_frozen_that_is_so_by_itself() {
+fn process_thaw_keeps_a_device_frozen_by_itself() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
@@ -101,7 +101,7 @@ fn a_thaw_of_the_process_leaves_a_device_frozen_that_is_so_by_itself() {
 }
 
 #[test]
-fn threads_that_copy_on_another_devices_stream_without_pause_all_stop_and_all_go_on() {
+fn threads_copying_across_devices_all_freeze_and_resume() {
     const THREADS: u64 = 4;
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);

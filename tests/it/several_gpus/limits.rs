@@ -7,7 +7,7 @@ use crate::driver::Dir;
 use crate::nvml::Nvml;
 
 #[test]
-fn the_tightest_of_the_devices_and_the_processs_limit_decides_to_the_byte() {
+fn tightest_of_device_and_process_limits_is_exact() {
     let mount = gpus(3);
     let mut devices = Devices::on(&mount, 3);
     let dir = Dir::of(&mount, devices.0.pid());
@@ -51,7 +51,7 @@ fn the_tightest_of_the_devices_and_the_processs_limit_decides_to_the_byte() {
 }
 
 #[test]
-fn threads_on_several_devices_fill_the_processs_limit_and_not_one_block_more() {
+fn threads_on_several_devices_fill_process_limit_exactly() {
     let mount = gpus(4);
     let mut devices = Devices::on(&mount, 4);
     let dir = Dir::of(&mount, devices.0.pid());
@@ -75,7 +75,7 @@ fn threads_on_several_devices_fill_the_processs_limit_and_not_one_block_more() {
 /// Tests that the charge on each device matches the driver's own count, wherever memory is allocated, freed
 /// and destroyed from.
 #[test]
-fn through_a_thousand_calls_each_device_is_charged_what_the_driver_gave() {
+fn device_charges_match_driver_through_thousand_calls() {
     const GPUS: u32 = 3;
     let mount = gpus(GPUS);
     let mut devices = Devices::start(&mount);
@@ -163,7 +163,7 @@ fn through_a_thousand_calls_each_device_is_charged_what_the_driver_gave() {
 }
 
 #[test]
-fn the_queries_tell_each_device_its_own_and_never_more_than_there_is() {
+fn queries_report_each_device_and_at_most_its_memory() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 2)

@@ -6,7 +6,7 @@ use super::{Devices, MIB, NO_DEVICE, charged, gpus, ledger, program, uuids};
 use crate::driver::Dir;
 
 #[test]
-fn whatever_is_visible_and_in_whatever_order_each_device_is_its_own() {
+fn devices_are_matched_in_any_visible_order() {
     let mount = gpus(4);
     let uuids = uuids(&mount);
     assert_eq!(uuids.len(), 4);
@@ -52,7 +52,7 @@ fn whatever_is_visible_and_in_whatever_order_each_device_is_its_own() {
 }
 
 #[test]
-fn the_daemon_shows_every_device_whatever_is_visible_to_it() {
+fn daemon_lists_all_devices_despite_visible_devices() {
     let all = uuids(&gpus(3));
     let mount = Mount::with(
         Config::default()
@@ -66,7 +66,7 @@ fn the_daemon_shows_every_device_whatever_is_visible_to_it() {
 }
 
 #[test]
-fn a_process_to_which_no_device_is_visible_is_not_governed_and_is_told_so_by_the_driver() {
+fn process_without_visible_device_is_not_governed() {
     let mount = gpus(2);
     for form in [
         "",
@@ -85,7 +85,7 @@ fn a_process_to_which_no_device_is_visible_is_not_governed_and_is_told_so_by_the
 }
 
 #[test]
-fn devices_that_the_daemon_does_not_know_count_for_the_process_as_a_whole() {
+fn unknown_devices_are_charged_to_the_whole_process() {
     let mount = gpus(1);
     // The first GPU is the same; two more exist only for this program.
     let more = tempfile::tempdir().expect("a directory");
@@ -121,7 +121,7 @@ fn devices_that_the_daemon_does_not_know_count_for_the_process_as_a_whole() {
 }
 
 #[test]
-fn when_a_daemon_comes_that_knows_more_devices_each_is_charged_to_its_own() {
+fn later_daemon_charges_newly_known_devices() {
     let mut mount = Mount::new();
     let more = tempfile::tempdir().expect("a directory");
     let mut command = mount.command(program());
