@@ -105,7 +105,7 @@ fn rtld_next_look_up_starts_behind_its_caller() {
 }
 
 #[test]
-fn empty_look_up_is_answered_as_by_the_driver() {
+fn calls_with_null_arguments_are_answered_as_by_the_driver() {
     let mount = Mount::new();
     let (mut governed, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
     let dir = Dir::of(&mount, governed.pid());

@@ -154,7 +154,7 @@ fn opening_in_the_wrong_direction_is_refused() {
 }
 
 #[test]
-fn renames_and_links_are_refused() {
+fn making_moving_or_removing_entries_is_refused() {
     let (mount, _process, dir) = node();
     let errno = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());
     let file = dir.join("memory.limit");

@@ -19,7 +19,7 @@ fn stats(asker: &mut Program, pid: i32) -> u64 {
 }
 
 #[test]
-fn a_life_is_accounted_for_while_it_lasts_and_after() {
+fn process_is_accounted_during_and_after_its_life() {
     let machine = Machine::new();
     let mut asker = asker(&machine);
     let mut worker = machine.started();
@@ -69,7 +69,7 @@ fn a_life_is_accounted_for_while_it_lasts_and_after() {
 }
 
 #[test]
-fn samples_of_the_past_periods_are_handed_out() {
+fn samples_of_past_periods_are_returned() {
     let machine = Machine::new();
     let mut asker = asker(&machine);
     let mut worker = machine.started();
@@ -94,7 +94,7 @@ fn samples_of_the_past_periods_are_handed_out() {
 }
 
 #[test]
-fn a_device_tells_what_it_is_and_that_it_is_not_divided() {
+fn device_reports_identity_and_no_mig_mode() {
     let machine = Machine::new();
     let mut asker = asker(&machine);
     asker.run("a, b = c_int(-1), c_int(-1)");
@@ -126,7 +126,7 @@ fn a_device_tells_what_it_is_and_that_it_is_not_divided() {
 }
 
 #[test]
-fn memory_that_has_outlived_its_process_is_used_by_none() {
+fn memory_outliving_its_process_is_listed_for_no_process() {
     let machine = Machine::new();
     let mut asker = asker(&machine);
     let (mut one, mut other) = (machine.started(), machine.started());

@@ -3,7 +3,7 @@
 use crate::simgpu::Machine;
 
 #[test]
-fn a_batch_of_copies_is_done_whole_or_not_at_all() {
+fn batch_of_copies_is_all_or_nothing() {
     let mut program = Machine::new().started();
     program.run(
         "stream = got(c_uint64, 'cuStreamCreate', 1)
@@ -60,7 +60,7 @@ fn only_managed_memory_is_prefetched_and_discarded() {
 }
 
 #[test]
-fn a_batch_of_three_dimensions_copies_boxes_of_memory_and_arrays() {
+fn batch_3d_copies_boxes_of_memory_and_arrays() {
     let mut program = Machine::new().started();
     program.run(
         "stream = got(c_uint64, 'cuStreamCreate', 1)

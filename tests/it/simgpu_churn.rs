@@ -55,7 +55,7 @@ fn script(text: &str) -> String {
 }
 
 #[test]
-fn eight_threads_leave_nothing_behind() {
+fn churn_of_eight_threads_leaves_nothing() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -82,7 +82,7 @@ fn eight_threads_leave_nothing_behind() {
 }
 
 #[test]
-fn processes_that_are_killed_while_they_share_leave_nothing_behind() {
+fn killed_sharing_processes_leave_nothing() {
     let machine = Machine::new();
     let mut watcher = machine.started();
     let truth = Truth::of(machine.directory());

@@ -4,7 +4,7 @@ use crate::lookups::Names;
 use crate::simgpu::Machine;
 
 #[test]
-fn the_nth_call_fails_and_changes_nothing() {
+fn nth_call_fails_and_changes_nothing() {
     let mut program = Machine::new()
         .env("SIMGPU_FAULTS", "cuMemAlloc_v2=2@2,cuCtxSynchronize=719@2+")
         .started();
@@ -18,7 +18,7 @@ fn the_nth_call_fails_and_changes_nothing() {
 }
 
 #[test]
-fn a_free_that_fails_leaves_the_block() {
+fn failed_free_keeps_the_block() {
     let mut program = Machine::new()
         .env("SIMGPU_FAULTS", "cuMemFree_v2=400@1")
         .started();
@@ -29,7 +29,7 @@ fn a_free_that_fails_leaves_the_block() {
 }
 
 #[test]
-fn a_fault_is_for_one_flavour_of_a_function() {
+fn fault_applies_to_one_flavour_of_a_function() {
     let mut program = Machine::new()
         .env("SIMGPU_FAULTS", "cuLaunchKernel_ptsz=1")
         .started();

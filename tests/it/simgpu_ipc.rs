@@ -40,7 +40,7 @@ impl Two {
 }
 
 #[test]
-fn linear_memory_is_the_same_for_both() {
+fn linear_memory_is_shared_by_both_processes() {
     let mut two = Two::new();
     two.one
         .run("blocks = [alloc(700), alloc(3 * MIB)]\naddress = blocks[1]\nput(address, b'from one')");
@@ -71,7 +71,7 @@ fn linear_memory_is_the_same_for_both() {
 }
 
 #[test]
-fn handles_that_are_none_are_refused() {
+fn invalid_handles_are_refused() {
     let mut two = Two::new();
     two.one.run("address = alloc(MIB)\nmapped, _ = map_new(2 * MIB)");
     let handle = two.one.ask("exported('cuIpcGetMemHandle', address)");
@@ -86,7 +86,7 @@ fn handles_that_are_none_are_refused() {
 }
 
 #[test]
-fn linear_memory_stays_for_whoever_has_it_open() {
+fn linear_memory_lives_while_a_process_has_it_open() {
     let mut two = Two::new();
     two.one.run("address = alloc(3 * MIB)\nput(address, b'kept')");
     two.open();
@@ -112,7 +112,7 @@ fn linear_memory_stays_for_whoever_has_it_open() {
 }
 
 #[test]
-fn an_allocation_finds_no_room_where_others_hold_it() {
+fn memory_held_by_others_leaves_no_room() {
     let machine = Machine::new().env("SIMGPU_MEMORY", "1G");
     let (mut one, mut other) = (machine.started(), machine.started());
     one.run("address, handle = map_new(512 * MIB, handles=POSIX_FD)\ndescriptor = descriptor_of(handle)");
@@ -170,7 +170,7 @@ fn physical_memory_is_shared_by_descriptor() {
 }
 
 #[test]
-fn a_process_that_imports_its_own_holds_it_once_more() {
+fn importing_own_memory_adds_a_reference() {
     let machine = Machine::new();
     let mut one = machine.started();
     one.run(
@@ -188,7 +188,7 @@ fn a_process_that_imports_its_own_holds_it_once_more() {
 }
 
 #[test]
-fn only_what_was_made_to_be_shared_is_exported() {
+fn only_memory_created_shareable_is_exported() {
     let mut one = Machine::new().started();
     one.run("_, handle = map_new(2 * MIB)\n_, other = map_new(2 * MIB, handles=POSIX_FD)\nout = c_int()");
     one.calls(
@@ -214,7 +214,7 @@ fn only_what_was_made_to_be_shared_is_exported() {
 }
 
 #[test]
-fn an_event_of_one_holds_up_the_other() {
+fn shared_event_delays_the_other_process() {
     let mut two = Two::new();
     two.one
         .run("event = got(c_uint64, 'cuEventCreate', 2 | 4)\nspin = kernel('gcgroup_spin')");
@@ -247,7 +247,7 @@ fn an_event_of_one_holds_up_the_other() {
 }
 
 #[test]
-fn an_event_whose_process_dies_keeps_nobody_waiting() {
+fn event_of_a_killed_process_ends_waits() {
     let mut two = Two::new();
     two.one.run(
         "event = got(c_uint64, 'cuEventCreate', 2 | 4)
@@ -267,7 +267,7 @@ fn an_event_whose_process_dies_keeps_nobody_waiting() {
 }
 
 #[test]
-fn an_event_is_shared_only_if_it_was_made_so() {
+fn event_is_shared_only_if_created_so() {
     let mut one = Machine::new().started();
     assert_eq!(one.ask("got(c_uint64, 'cuEventCreate', 4)"), "'error 1'");
     one.run("plain, ours = got(c_uint64, 'cuEventCreate', 2), got(c_uint64, 'cuEventCreate', 6)");

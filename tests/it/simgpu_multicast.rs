@@ -8,7 +8,7 @@ use crate::simgpu::Machine;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn what_is_bound_stays_until_it_is_unbound_or_the_object_goes() {
+fn bound_memory_lives_until_unbound_or_object_is_gone() {
     let machine = Machine::new().env("SIMGPU_DEVICES", 2);
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -49,7 +49,7 @@ fn what_is_bound_stays_until_it_is_unbound_or_the_object_goes() {
 }
 
 #[test]
-fn what_cannot_be_bound_is_refused() {
+fn invalid_binding_is_refused() {
     let mut program = Machine::new().started();
     program.run(
         "wish = (c_uint64 * 4)(1, 8 * MIB, 0, 0)

@@ -81,7 +81,7 @@ impl Nvml {
 }
 
 #[test]
-fn the_library_counts_its_users() {
+fn nvml_counts_initialisations() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     assert_eq!(nvml.ask("init"), [SUCCESS]);
@@ -93,7 +93,7 @@ fn the_library_counts_its_users() {
 }
 
 #[test]
-fn each_device_has_its_own_uuid_which_needs_room() {
+fn each_device_has_a_uuid_and_short_buffers_are_refused() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     let (first, second) = (nvml.0.ask("uuid 0 41"), nvml.0.ask("uuid 1 41"));
@@ -103,7 +103,7 @@ fn each_device_has_its_own_uuid_which_needs_room() {
 }
 
 #[test]
-fn memory_is_what_living_processes_hold() {
+fn memory_is_the_sum_of_living_processes() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     let empty = nvml.ask("memory 0 1");
@@ -128,7 +128,7 @@ fn memory_is_what_living_processes_hold() {
 }
 
 #[test]
-fn every_version_of_the_process_list_tells_the_same_and_asks_for_room() {
+fn every_process_list_version_agrees_and_checks_room() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     let mut processes = [machine.load(&["obey"]), machine.load(&["obey"])];
@@ -182,7 +182,7 @@ fn every_version_of_the_process_list_tells_the_same_and_asks_for_room() {
 }
 
 #[test]
-fn utilisation_is_that_of_the_process_that_works() {
+fn utilisation_belongs_to_the_working_process() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     let _idle = machine.load(&["obey"]);

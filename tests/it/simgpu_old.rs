@@ -8,7 +8,7 @@ use crate::simgpu::Machine;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn memory_of_32_bit_addresses_is_memory_like_any_other() {
+fn memory_from_32_bit_functions_behaves_normally() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -52,7 +52,7 @@ fn memory_of_32_bit_addresses_is_memory_like_any_other() {
 }
 
 #[test]
-fn an_array_of_the_old_kind_is_an_array() {
+fn array_from_old_functions_behaves_normally() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -72,7 +72,7 @@ fn an_array_of_the_old_kind_is_an_array() {
 }
 
 #[test]
-fn a_launch_of_the_old_kind_is_a_launch() {
+fn launch_by_old_functions_behaves_normally() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());

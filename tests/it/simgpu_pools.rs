@@ -11,7 +11,7 @@ const CONTEXT: u64 = 64 * MIB;
 const CHUNK: u64 = 32 * MIB;
 
 #[test]
-fn a_host_pool_takes_none_of_the_device() {
+fn host_pool_uses_no_device_memory() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -39,7 +39,7 @@ fn a_host_pool_takes_none_of_the_device() {
 }
 
 #[test]
-fn a_pool_is_what_it_may_be_and_nothing_else() {
+fn only_valid_pool_properties_are_accepted() {
     let mut program = Machine::new().started();
     for (properties, error) in [
         ("pool_properties(HOST_NUMA_CURRENT)", 1),
@@ -62,7 +62,7 @@ fn a_pool_is_what_it_may_be_and_nothing_else() {
 }
 
 #[test]
-fn a_managed_pool_is_the_hosts_and_the_devices() {
+fn managed_pool_is_usable_on_host_and_device() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -77,7 +77,7 @@ fn a_managed_pool_is_the_hosts_and_the_devices() {
 }
 
 #[test]
-fn each_location_and_type_has_its_current_pool() {
+fn each_location_and_type_has_a_current_pool() {
     let mut program = Machine::new().env("SIMGPU_DEVICES", 2).started();
     program.run(
         "def default(where, type): return got(c_uint64, 'cuMemGetDefaultMemPool', where, type)
@@ -125,7 +125,7 @@ fn each_location_and_type_has_its_current_pool() {
 }
 
 #[test]
-fn access_to_a_pool_is_its_devices_until_others_are_let_in() {
+fn pool_access_is_its_devices_until_granted_to_others() {
     let mut program = Machine::new().env("SIMGPU_DEVICES", 2).started();
     program.run(
         "pool = got(c_uint64, 'cuMemPoolCreate', pool_properties())
@@ -139,7 +139,7 @@ fn access_to_a_pool_is_its_devices_until_others_are_let_in() {
 }
 
 #[test]
-fn what_a_pool_allocates_is_imported_by_another_process() {
+fn pool_allocation_is_imported_by_another_process() {
     let machine = Machine::new();
     let (mut one, mut other) = (machine.started(), machine.started());
     let truth = Truth::of(machine.directory());
@@ -192,7 +192,7 @@ fn what_a_pool_allocates_is_imported_by_another_process() {
 }
 
 #[test]
-fn only_a_pool_that_was_made_so_is_shared() {
+fn only_pool_created_shareable_is_shared() {
     let mut one = Machine::new().started();
     one.run(
         "plain = got(c_uint64, 'cuMemPoolCreate', pool_properties())

@@ -43,20 +43,20 @@ fn assert_same(exported: &BTreeSet<String>, listed: &BTreeSet<String>) {
 }
 
 #[test]
-fn the_simulated_driver_exports_every_symbol_of_the_real_one_and_no_other() {
+fn simulated_driver_exports_exactly_the_real_symbols() {
     let mut listed = list("libcuda-13.5.symbols");
     listed.extend(Names::read().symbols().keys().map(|symbol| (*symbol).to_owned()));
     assert_same(&exported(&artifacts().simgpu().join("libcuda.so.1")), &listed);
 }
 
 #[test]
-fn the_simulated_nvml_exports_every_function_of_the_real_one_and_no_other() {
+fn simulated_nvml_exports_exactly_the_real_functions() {
     let library = artifacts().simgpu().join("libnvidia-ml.so.1");
     assert_same(&exported(&library), &list("libnvidia-ml-12.9.symbols"));
 }
 
 #[test]
-fn the_table_of_names_agrees_with_the_lists_of_symbols() {
+fn table_of_names_matches_lists_of_symbols() {
     let (now, before) = (list("libcuda-13.5.symbols"), list("libcuda-12.8.symbols"));
     let names = Names::read();
     let symbols = names.symbols();

@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 64 * MIB;
 
 #[test]
-fn every_kind_of_memory_is_counted_as_what_it_is() {
+fn every_memory_kind_is_counted_by_its_kind() {
     let machine = Machine::new().env("SIMGPU_DEVICES", 2);
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -73,7 +73,7 @@ fn every_kind_of_memory_is_counted_as_what_it_is() {
 }
 
 #[test]
-fn time_is_what_kernels_ran_for() {
+fn usage_time_is_the_kernels_run_time() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -90,7 +90,7 @@ fn time_is_what_kernels_ran_for() {
 }
 
 #[test]
-fn what_a_context_owned_goes_with_it() {
+fn context_end_releases_its_memory() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());

@@ -23,7 +23,7 @@ fn list<'a>(strings: impl Iterator<Item = &'a str>) -> String {
 }
 
 #[test]
-fn a_driver_tells_its_version() {
+fn driver_reports_its_version() {
     for (driver, version) in DRIVERS {
         let mut program = program(driver);
         assert_eq!(
@@ -35,7 +35,7 @@ fn a_driver_tells_its_version() {
 }
 
 #[test]
-fn an_older_driver_exports_all_but_what_is_newer() {
+fn older_driver_exports_no_newer_symbols() {
     let names = Names::read();
     let symbols = names.symbols();
     let all = list(symbols.keys().copied());
@@ -51,7 +51,7 @@ fn an_older_driver_exports_all_but_what_is_newer() {
 }
 
 #[test]
-fn an_older_driver_is_asked_in_vain_for_what_is_newer() {
+fn older_driver_look_up_of_newer_names_fails() {
     let asked = |driver: &str, name: &str, version: i32| {
         let mut program = program(driver);
         program.run("function, status = c_uint64(), c_int()");
@@ -77,7 +77,7 @@ fn an_older_driver_is_asked_in_vain_for_what_is_newer() {
 }
 
 #[test]
-fn the_oldest_driver_has_only_the_older_look_up() {
+fn oldest_driver_has_only_the_older_look_up() {
     let mut program = program("11.8");
     assert_eq!(program.ask("cu.has('cuGetProcAddress_v2')"), "False");
     program.run("function = c_uint64()");

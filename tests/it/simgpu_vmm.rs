@@ -9,7 +9,7 @@ use crate::simgpu::Machine;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn memory_on_the_host_takes_none_of_the_device_and_kernels_and_copies_work_on_it() {
+fn host_memory_uses_no_device_memory_and_works_in_kernels() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -44,7 +44,7 @@ fn memory_on_the_host_takes_none_of_the_device_and_kernels_and_copies_work_on_it
 }
 
 #[test]
-fn memory_is_made_where_it_may_be_and_nowhere_else() {
+fn memory_is_created_only_at_valid_locations() {
     let mut program = Machine::new().started();
     for (properties, size, error) in [
         ("properties(HOST_NUMA_CURRENT)", "2 * MIB", 1),
@@ -80,7 +80,7 @@ fn each_location_has_its_own_access() {
 }
 
 #[test]
-fn what_is_known_of_mapped_and_reserved_addresses() {
+fn attributes_of_mapped_and_reserved_addresses_are_right() {
     let mut program = Machine::new().started();
     program.run(
         "base = got(c_uint64, 'cuMemAddressReserve', 8 * MIB, 0, 0, 0)
@@ -112,7 +112,7 @@ fn what_is_known_of_mapped_and_reserved_addresses() {
 }
 
 #[test]
-fn a_handle_lives_until_it_is_released_and_unmapped() {
+fn handle_lives_until_released_and_unmapped() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -138,7 +138,7 @@ fn a_handle_lives_until_it_is_released_and_unmapped() {
 
 /// Tests the steps of a swap: the bytes move to the host and back, and the address stays the same.
 #[test]
-fn a_graph_replays_right_after_other_memory_has_come_to_its_addresses() {
+fn graph_replays_correctly_after_remapping_its_memory() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -198,7 +198,7 @@ fn a_graph_replays_right_after_other_memory_has_come_to_its_addresses() {
 }
 
 #[test]
-fn copies_between_host_and_device_take_the_time_of_their_bytes() {
+fn copy_time_between_host_and_device_follows_bytes() {
     let machine = Machine::new().env("SIMGPU_HOST_BANDWIDTH", "1G");
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());

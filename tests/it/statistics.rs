@@ -35,7 +35,7 @@ fn kernels_end_without_the_program_waiting_for_them() {
 }
 
 #[test]
-fn a_program_that_waits_has_none_pending_at_once() {
+fn synchronising_program_has_no_pending_kernels_at_once() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -65,7 +65,7 @@ fn kernels_are_pending_while_they_run() {
 }
 
 #[test]
-fn a_graph_is_one_submission_of_as_many_kernels_as_it_has() {
+fn graph_launch_counts_once_with_all_its_kernels() {
     let mount = Mount::new();
     let mut command = mount.command(artifacts().load());
     command.args([
@@ -93,7 +93,7 @@ fn a_graph_is_one_submission_of_as_many_kernels_as_it_has() {
 }
 
 #[test]
-fn what_a_freeze_holds_back_is_counted_for_as_long_as_it_is() {
+fn time_of_held_calls_is_counted_during_and_after_a_freeze() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -118,7 +118,7 @@ fn what_a_freeze_holds_back_is_counted_for_as_long_as_it_is() {
 }
 
 #[test]
-fn who_waits_in_vain_lets_a_batch_through_and_that_is_counted() {
+fn expired_patience_passes_a_batch_and_is_counted() {
     let settings = tempfile::NamedTempFile::new().expect("a file");
     let text = "[compute]\npolicy = \"strict\"\nstarvation_usec = 0\npatience_usec = 25_000\n";
     std::fs::write(settings.path(), text).expect("it is ours");

@@ -102,7 +102,7 @@ fn bustle<T>(mount: &mut Mount, meanwhile: impl FnOnce(&mut Mount) -> T) -> T {
 }
 
 #[test]
-fn a_killed_daemon_ends_whatever_the_kernel_is_forgetting() {
+fn killed_daemon_ends_during_invalidations() {
     let mut mount = Mount::new();
     let writers = bustle(&mut mount, |mount| {
         let (end, mut random) = (Instant::now() + LENGTH, Random::of(9));
@@ -124,7 +124,7 @@ fn a_killed_daemon_ends_whatever_the_kernel_is_forgetting() {
 }
 
 #[test]
-fn so_does_a_supervisor_with_its_daemon() {
+fn killed_supervisor_and_daemon_end_during_invalidations() {
     let mut mount = Mount::with(Config::default().arg("--supervise"));
     let kills = bustle(&mut mount, |mount| {
         let (end, mut random) = (Instant::now() + LENGTH, Random::of(11));
@@ -153,7 +153,7 @@ fn so_does_a_supervisor_with_its_daemon() {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_end_leaves_nothing_behind_in_the_midst_of_things() {
+fn terminated_daemon_leaves_nothing_during_changes() {
     let mut mount = Mount::new();
     bustle(&mut mount, |mount| {
         for _ in 0..8 {
@@ -168,7 +168,7 @@ fn a_daemon_that_is_told_to_end_leaves_nothing_behind_in_the_midst_of_things() {
 }
 
 #[test]
-fn what_has_gone_is_forgotten_whoever_kills_the_writer() {
+fn removed_entries_are_invalidated_despite_writer_kills() {
     let mount = Mount::new();
     let daemon = mount.daemon().expect("it runs");
     for _ in 0..5 {

@@ -128,7 +128,7 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
 }
 
 #[test]
-fn groups_are_made_moved_into_and_removed_over_kills_as_if_there_were_none() {
+fn group_operations_succeed_over_daemon_kills() {
     const KILLS: u64 = 12;
     let mount = supervised();
     let shell = DriverShell::start(&mount);
@@ -163,7 +163,7 @@ fn groups_are_made_moved_into_and_removed_over_kills_as_if_there_were_none() {
 }
 
 #[test]
-fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
+fn file_identity_survives_kills_and_dead_files_are_gone() {
     let mount = supervised();
     let (stays, dies) = (DriverShell::start(&mount), DriverShell::start(&mount));
     let dir = Dir::of(&mount, stays.pid());
@@ -213,7 +213,7 @@ fn sleep_until_frozen(epoll: &Epoll, mut file: &File) {
 }
 
 #[test]
-fn who_was_asleep_is_woken_by_the_next_daemon() {
+fn sleeping_poller_is_woken_by_the_next_daemon() {
     let mount = supervised();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -231,7 +231,7 @@ fn who_was_asleep_is_woken_by_the_next_daemon() {
 }
 
 #[test]
-fn what_others_open_and_close_after_a_kill_is_not_what_was_open_before() {
+fn files_opened_after_a_kill_do_not_affect_earlier_ones() {
     let mount = supervised();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -250,7 +250,7 @@ fn what_others_open_and_close_after_a_kill_is_not_what_was_open_before() {
 }
 
 #[test]
-fn a_program_that_is_executed_meanwhile_is_another_directory() {
+fn program_executed_during_restart_keeps_its_settings() {
     let mount = supervised();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -271,7 +271,7 @@ fn a_program_that_is_executed_meanwhile_is_another_directory() {
 }
 
 #[test]
-fn it_ends_as_it_is_told_and_leaves_nothing() {
+fn supervisor_ends_on_request_and_leaves_nothing() {
     let mut mount = supervised();
     let shell = DriverShell::start(&mount);
     let held = File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("opens");
@@ -299,7 +299,7 @@ fn it_ends_as_it_is_told_and_leaves_nothing() {
 }
 
 #[test]
-fn a_supervisor_that_is_killed_takes_the_daemon_along_and_is_followed() {
+fn killed_supervisor_ends_its_daemon_and_is_followed() {
     let mut mount = supervised();
     let shell = DriverShell::start(&mount);
     let last = daemon(&mount).expect("it runs");
@@ -319,7 +319,7 @@ fn a_supervisor_that_is_killed_takes_the_daemon_along_and_is_followed() {
 }
 
 #[test]
-fn who_reads_on_after_a_kill_is_not_given_the_tail_of_another_text() {
+fn read_continued_after_a_kill_mixes_no_texts() {
     let mount = supervised();
     let mut shell = DriverShell::start(&mount);
     let mut file = File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("opens");
@@ -337,7 +337,7 @@ fn who_reads_on_after_a_kill_is_not_given_the_tail_of_another_text() {
 }
 
 #[test]
-fn a_configuration_that_has_been_spoilt_ends_no_daemon_that_follows() {
+fn invalid_configuration_does_not_end_a_successor() {
     let settings = tempfile::NamedTempFile::new().expect("a file");
     let write = |text: &str| fs::write(settings.path(), text).expect("it is ours");
     write("[compute]\npolicy = \"strict\"\n");
@@ -363,7 +363,7 @@ fn a_configuration_that_has_been_spoilt_ends_no_daemon_that_follows() {
 
 /// Tests that the supervised service also starts on an older kernel.
 #[test]
-fn under_a_kernel_that_cannot_do_it_the_daemon_goes_on_by_itself() {
+fn older_kernel_runs_the_daemon_without_supervision() {
     let shim = c_program("older_fuse.c", &["-shared", "-fPIC", "-ldl"]);
     let config = Config::default().arg("--supervise");
     let mut mount = Mount::with(config.env("LD_PRELOAD", shim.display()));

@@ -108,7 +108,7 @@ fn watch(mount: &Mount, team: (&str, usize, &[i32]), over: &AtomicBool, nr_reads
 }
 
 #[test]
-fn limits_of_groups_hold_over_kills_and_who_is_within_them_is_refused_nothing() {
+fn group_limits_hold_over_kills_without_false_refusals() {
     let mount = Mount::with(Config::default().arg("--supervise").env("SIMGPU_DEVICES", 2));
     // In the first team everything that three processes may hold fits, although no memory is granted in
     // advance; in the second it does not fit.

@@ -39,7 +39,7 @@ impl Drop for Freezer {
 }
 
 #[test]
-fn a_daemon_that_neither_answers_nor_ends_is_followed() {
+fn stuck_daemon_is_followed() {
     let mount = Mount::with(Config::default().arg("--supervise"));
     let freezer = match Freezer::new() {
         Ok(freezer) => freezer,

@@ -47,7 +47,7 @@ fn wait_for_supply(dir: &Dir<'_>, size: u64) {
 }
 
 #[test]
-fn a_move_takes_what_was_made_ahead_and_what_would_go_next_has_its_own() {
+fn move_uses_swap_pool_which_is_then_refilled() {
     let mount = mount(Config::default());
     let trace = mount.simgpu_dir().join("trace");
     let tracing = [("SIMGPU_TRACE", trace.to_str().expect("a path of ours"))];
@@ -86,7 +86,7 @@ fn a_move_takes_what_was_made_ahead_and_what_would_go_next_has_its_own() {
 }
 
 #[test]
-fn what_is_made_ahead_goes_when_it_may_not_be_there_any_more() {
+fn swap_pool_is_released_when_no_longer_permitted() {
     let mount = mount(Config::default());
     let mut program = program(&mount, "max");
     let dir = Dir::of(&mount, program.pid());
@@ -99,7 +99,7 @@ fn what_is_made_ahead_goes_when_it_may_not_be_there_any_more() {
 }
 
 #[test]
-fn what_is_made_ahead_is_for_others_when_the_host_is_short() {
+fn swap_pool_is_released_when_host_memory_is_short() {
     let config = Config::default().env("SIMGPU_HOST_MEMORY", 2 * RESERVE + 40 * MIB);
     let mount = mount(config);
     let mut ahead = program(&mount, "max");
@@ -123,7 +123,7 @@ fn what_is_made_ahead_is_for_others_when_the_host_is_short() {
 }
 
 #[test]
-fn what_is_made_ahead_is_for_others_of_the_group() {
+fn swap_pool_is_released_for_other_group_members() {
     let mount = mount(Config::default());
     std::fs::create_dir(mount.path().join("team")).expect("a group");
     let mut ahead = program(&mount, "48M");
@@ -146,7 +146,7 @@ fn what_is_made_ahead_is_for_others_of_the_group() {
 }
 
 #[test]
-fn what_cannot_be_made_ahead_is_tried_again() {
+fn failed_fill_of_swap_pool_is_repeated() {
     // Faults after the calls for the four blocks.
     for fault in ["cuMemCreate=2@5", "cuMemCreate=999@6", "cuMemRelease=999@1"] {
         let mount = mount(Config::default());
@@ -166,7 +166,7 @@ fn what_cannot_be_made_ahead_is_tried_again() {
 }
 
 #[test]
-fn nothing_is_made_ahead_for_a_driver_that_cannot_map_it() {
+fn driver_without_host_mapping_gets_no_swap_pool() {
     let mount = mount(Config::default().env("SIMGPU_DRIVER", "11.8"));
     let mut program = program(&mount, "max");
     let dir = Dir::of(&mount, program.pid());
@@ -182,7 +182,7 @@ fn nothing_is_made_ahead_for_a_driver_that_cannot_map_it() {
 }
 
 #[test]
-fn who_is_killed_leaves_nothing_that_was_made_ahead() {
+fn killed_process_leaves_no_swap_pool() {
     let mount = mount(Config::default());
     let mut killed = program(&mount, "max");
     killed.signal(Signal::SIGKILL);

@@ -54,7 +54,7 @@ fn all_is_freed(mount: &Mount, program: &mut Governed, count: usize) {
 }
 
 #[test]
-fn what_is_frozen_goes_out_and_is_back_before_its_work_goes_on() {
+fn frozen_memory_moves_out_and_back_before_resuming() {
     // One driver is too old; newer ones refuse. The third memory object made is the first one on the host.
     for (driver, faults) in [
         ("11.8", ""),
@@ -88,7 +88,7 @@ fn what_is_frozen_goes_out_and_is_back_before_its_work_goes_on() {
 }
 
 #[test]
-fn what_runs_stays_and_it_is_said_once() {
+fn running_process_stays_and_is_reported_once() {
     let mount = mount("11.8", "1G");
     let mut program = blocks(&mount, 2, "");
     let dir = Dir::of(&mount, program.pid());
@@ -111,7 +111,7 @@ fn what_runs_stays_and_it_is_said_once() {
 }
 
 #[test]
-fn a_thaw_waits_for_room_whatever_the_limits_say() {
+fn thaw_waits_for_room_regardless_of_limits() {
     let mount = mount("11.8", "64M");
     let mut program = blocks(&mount, 3, "");
     let dir = Dir::of(&mount, program.pid());
@@ -136,7 +136,7 @@ fn a_thaw_waits_for_room_whatever_the_limits_say() {
 }
 
 #[test]
-fn what_is_out_can_be_freed_and_outlives_daemons_but_not_its_program() {
+fn swapped_memory_can_be_freed_and_survives_daemon_kills() {
     let mut mount = mount("11.8", "1G");
     let mut program = blocks(&mount, 2, "");
     let pid = program.pid();
@@ -161,7 +161,7 @@ fn what_is_out_can_be_freed_and_outlives_daemons_but_not_its_program() {
 }
 
 #[test]
-fn a_call_that_fails_on_the_way_costs_a_try() {
+fn failed_call_in_a_move_costs_one_attempt() {
     let mount = mount("11.8", "1G");
     let before = Before::of(&mount, 16 * MIB);
     for (call, nth) in [

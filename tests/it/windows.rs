@@ -43,7 +43,7 @@ fn end(program: &mut Governed) -> u64 {
 }
 
 #[test]
-fn work_behind_a_more_important_job_is_done_in_order() {
+fn work_behind_a_higher_priority_completes_in_order() {
     let mount = Mount::new();
     let _busy = batch(&mount, 0, 4);
     for (what, arguments) in WAYS {
@@ -64,7 +64,7 @@ fn work_behind_a_more_important_job_is_done_in_order() {
 }
 
 #[test]
-fn work_within_a_quota_is_done_in_order() {
+fn work_within_a_quota_completes_in_order() {
     let mount = Mount::new();
     for (what, arguments) in WAYS {
         let mut command = mount.command(support::artifacts().load());
@@ -79,7 +79,7 @@ fn work_within_a_quota_is_done_in_order() {
 }
 
 #[test]
-fn the_more_important_job_has_more_of_the_gpu() {
+fn higher_priority_gets_more_of_the_gpu() {
     for policy in ["weighted", "strict"] {
         let mount = Mount::with(Config::default().arg("--policy").arg(policy));
         let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
@@ -97,7 +97,7 @@ fn the_more_important_job_has_more_of_the_gpu() {
 }
 
 #[test]
-fn nobody_is_held_back_among_equals() {
+fn equal_priorities_are_not_throttled() {
     let mount = Mount::new();
     // Both begin with the default priority, so that they never differ in between.
     let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
@@ -109,7 +109,7 @@ fn nobody_is_held_back_among_equals() {
 }
 
 #[test]
-fn what_waits_goes_on_when_the_other_ends() {
+fn held_job_resumes_when_the_other_ends() {
     let mount = Mount::new();
     let (first, second) = (batch(&mount, 0, 0), batch(&mount, 0, 15));
     let held = || mount.number(second.pid(), "compute.stat", "nr_throttled");
