@@ -162,7 +162,7 @@ fn child_of_a_frozen_process_is_not_frozen() {
 }
 
 #[test]
-fn a_frozen_process_may_exit() {
+fn frozen_process_may_exit() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());

@@ -271,7 +271,7 @@ fn every_writer_is_understood() {
 }
 
 #[test]
-fn the_libcgroups_crate_reads_and_writes_single_values() {
+fn libcgroups_crate_reads_and_writes_single_values() {
     use libcgroups::common::{read_cgroup_file, write_cgroup_file, write_cgroup_file_str};
     let (_mount, _process, dir) = node();
     let file = dir.join("memory.limit");

@@ -94,7 +94,7 @@ fn samples_of_past_periods_are_returned() {
 }
 
 #[test]
-fn device_reports_identity_and_no_mig_mode() {
+fn device_reports_compute_capability_and_no_mig_mode() {
     let machine = Machine::new();
     let mut asker = asker(&machine);
     asker.run("a, b = c_int(-1), c_int(-1)");

@@ -36,7 +36,7 @@ fn ends(calls: &mut Calls, block: &str) -> [u64; 2] {
 }
 
 #[test]
-fn it_is_not_for_the_older_way_of_sharing_memory_and_says_so() {
+fn movable_memory_refuses_legacy_ipc_and_reports_it() {
     let mount = mount(1);
     let mut calls = Calls::start(&mount);
     for (bytes, can_be_shared) in [(SIZE, false), (MIB, true)] {
@@ -50,7 +50,7 @@ fn it_is_not_for_the_older_way_of_sharing_memory_and_says_so() {
 }
 
 #[test]
-fn whether_it_is_managed_is_told_in_as_many_bytes_as_the_driver_writes() {
+fn is_managed_attribute_writes_as_many_bytes_as_the_driver() {
     let mount = mount(1);
     let (mut calls, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
     let told = [&mut calls, &mut bare].map(|program| {
@@ -112,7 +112,7 @@ fn peers_use_it_wherever_it_is() {
 }
 
 #[test]
-fn what_is_out_is_its_devices_own_when_that_is_frozen() {
+fn copy_from_swapped_block_waits_for_its_frozen_device() {
     let mount = mount(2);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -135,7 +135,7 @@ fn what_is_out_is_its_devices_own_when_that_is_frozen() {
 }
 
 #[test]
-fn a_stream_frees_it_after_what_was_queued_there() {
+fn stream_frees_movable_memory_after_its_queued_work() {
     let mount = mount(1);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -159,7 +159,7 @@ fn a_stream_frees_it_after_what_was_queued_there() {
 }
 
 #[test]
-fn a_graph_that_was_captured_before_a_move_does_the_same_wherever_it_is() {
+fn graph_captured_before_a_move_works_after_any_move() {
     let mount = mount(1);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

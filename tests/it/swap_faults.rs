@@ -126,7 +126,7 @@ fn each(faults: &[String], body: impl Fn(&str) + Sync) {
 }
 
 #[test]
-fn a_call_that_fails_once_costs_a_try_at_whatever_step() {
+fn any_call_failing_once_costs_one_attempt() {
     let mount = mount();
     let before = Before::of(&mount, 8 * MIB);
     let mut faults = Vec::new();
@@ -223,7 +223,7 @@ fn where_nothing_comes_back_it_is_used_where_it_is() {
 /// Tests a driver on which unmapping fails: memory cannot be freed either, so the program gets the error and
 /// keeps the memory.
 #[test]
-fn a_driver_that_unmaps_nothing_keeps_everything_in_use_and_charged() {
+fn driver_that_cannot_unmap_keeps_memory_used_and_charged() {
     let mount = mount();
     let before = Before::of(&mount, 8 * MIB);
     for (nth, is_out) in [(1, false), (2, false), (3, true)] {
@@ -248,7 +248,7 @@ fn a_driver_that_unmaps_nothing_keeps_everything_in_use_and_charged() {
 }
 
 #[test]
-fn the_host_is_never_asked_for_what_it_does_not_have() {
+fn moves_never_request_more_host_memory_than_available() {
     let mount = mount();
     let meminfo = mount.simgpu_dir().join("meminfo");
     let available = |bytes: u64| {
@@ -289,7 +289,7 @@ fn the_host_is_never_asked_for_what_it_does_not_have() {
 }
 
 #[test]
-fn who_is_killed_while_memory_moves_leaves_nothing() {
+fn process_killed_in_a_move_leaves_nothing() {
     let mount = mount();
     for _ in 0..3 {
         let program = two_blocks(&mount, "");
@@ -302,7 +302,7 @@ fn who_is_killed_while_memory_moves_leaves_nothing() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_while_memory_moves_is_told_where_it_is() {
+fn daemon_killed_in_a_move_learns_where_memory_is() {
     let mut mount = mount();
     let mut program = two_blocks(&mount, "");
     let pid = program.pid();

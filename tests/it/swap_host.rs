@@ -55,7 +55,7 @@ fn leaving_the_reserve<T>(mount: &Mount, body: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn programs_that_allocate_on_the_host_at_once_take_what_there_is_and_leave_the_rest() {
+fn concurrent_host_allocations_fill_room_and_leave_reserve() {
     const BLOCK: u64 = 4 * MIB;
     let mount = mount();
     let mut shells: Vec<_> = (0..4)
@@ -74,7 +74,7 @@ fn programs_that_allocate_on_the_host_at_once_take_what_there_is_and_leave_the_r
 }
 
 #[test]
-fn programs_that_move_out_at_once_take_what_there_is_and_leave_the_rest() {
+fn concurrent_moves_out_fill_room_and_leave_reserve() {
     let mount = mount();
     let mut programs: Vec<_> = (0..4)
         .map(|_| {
@@ -139,7 +139,7 @@ fn with_blocks(mut command: std::process::Command, sizes: &[u64]) -> Governed {
 
 /// Tests a lock on the inode of /proc/meminfo, which excludes all other open files of it.
 #[test]
-fn a_lock_on_meminfo_by_another_user_holds_up_no_move() {
+fn meminfo_lock_of_another_user_delays_no_move() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)
@@ -159,7 +159,7 @@ fn a_lock_on_meminfo_by_another_user_holds_up_no_move() {
 }
 
 #[test]
-fn a_process_that_is_stopped_in_a_move_holds_up_no_other() {
+fn process_stopped_in_a_move_delays_no_other() {
     let mount = mount();
     let block = 40 * MIB;
     let mut command = told(&mount, mount.command(artifacts().load()));

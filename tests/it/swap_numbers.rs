@@ -73,7 +73,7 @@ fn dirs(mount: &Mount, pids: [i32; 2]) -> [Dir<'_>; 2] {
 }
 
 #[test]
-fn what_is_out_follows_its_device_to_another_number() {
+fn swapped_memory_follows_its_renumbered_device() {
     let mut mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 2)
@@ -147,7 +147,7 @@ fn what_is_out_follows_its_device_to_another_number() {
 }
 
 #[test]
-fn what_is_out_follows_a_device_that_becomes_known() {
+fn swapped_memory_follows_a_device_that_becomes_known() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 2)
@@ -194,7 +194,7 @@ fn exchange(mount: &mut Mount, divided: &str) -> Devices {
 }
 
 #[test]
-fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
+fn counts_follow_devices_renumbered_or_unknown_for_a_time() {
     let mut mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 3)
@@ -264,7 +264,7 @@ fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
 }
 
 #[test]
-fn what_moves_when_the_daemon_is_killed_is_whole_and_counted_where_its_device_is_then() {
+fn moves_during_renumbering_restart_stay_whole_and_counted() {
     const ALL: u64 = 16 * 4;
     let mut mount = Mount::with(
         Config::default()

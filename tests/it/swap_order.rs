@@ -28,7 +28,7 @@ fn calls(trace: &Path) -> Vec<String> {
 }
 
 #[test]
-fn all_is_made_before_anything_moves_and_let_go_when_everything_has() {
+fn move_creates_before_copying_and_releases_afterwards() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
     let trace = mount.simgpu_dir().join("trace");
     let mut command = mount.command(artifacts().load());

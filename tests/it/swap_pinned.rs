@@ -39,7 +39,7 @@ fn attributes(calls: &mut Calls) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_told_of_a_block_is_that_of_device_memory_wherever_it_is() {
+fn queries_describe_swapped_block_as_device_memory() {
     let mount = mount();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -56,7 +56,7 @@ fn what_is_told_of_a_block_is_that_of_device_memory_wherever_it_is() {
 }
 
 #[test]
-fn what_is_given_away_comes_back_first_and_stays() {
+fn exported_block_moves_back_first_and_stays() {
     for call in [
         "cuMemRetainAllocationHandle &handle $block",
         "cuPointerGetAttribute &tokens 5 $block",
@@ -82,7 +82,7 @@ fn what_is_given_away_comes_back_first_and_stays() {
 }
 
 #[test]
-fn a_limit_on_one_device_moves_what_is_there_alone() {
+fn limit_on_one_device_moves_only_its_blocks() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)

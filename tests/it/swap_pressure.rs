@@ -35,7 +35,7 @@ fn alloc(program: &mut Governed, api: &str, bytes: u64) {
 }
 
 #[test]
-fn the_less_important_give_way_and_come_back_when_there_is_room() {
+fn lower_priorities_move_out_and_return_with_room() {
     let mount = mount();
     let mut batch = program(&mount, 9, 1 << 40);
     for _ in 0..3 {
@@ -67,7 +67,7 @@ fn the_less_important_give_way_and_come_back_when_there_is_room() {
 }
 
 #[test]
-fn nobody_as_important_is_touched_and_the_drivers_answer_stands() {
+fn equal_priority_is_untouched_and_drivers_answer_stands() {
     let mount = mount();
     let mut equal = program(&mount, 5, 1 << 40);
     alloc(&mut equal, "linear", 64 * MIB);
@@ -90,7 +90,7 @@ fn nobody_as_important_is_touched_and_the_drivers_answer_stands() {
 }
 
 #[test]
-fn the_least_important_gives_way_first_and_no_more_than_it_may() {
+fn lowest_priority_moves_out_first_within_its_bound() {
     let mount = mount();
     let mut lesser = program(&mount, 8, 1 << 40);
     for _ in 0..3 {
@@ -117,7 +117,7 @@ fn the_least_important_gives_way_first_and_no_more_than_it_may() {
 }
 
 #[test]
-fn where_nobody_gives_way_its_own_memory_is_placed_on_the_host() {
+fn without_donors_the_allocation_goes_to_the_host() {
     let mount = mount();
     let mut fixed = program(&mount, 15, 0);
     alloc(&mut fixed, "linear", 112 * MIB);
@@ -134,7 +134,7 @@ fn where_nobody_gives_way_its_own_memory_is_placed_on_the_host() {
 }
 
 #[test]
-fn who_is_frozen_gives_way_and_one_that_does_not_answer_is_not_waited_for_without_end() {
+fn frozen_donor_moves_out_and_silent_one_times_out() {
     let mount = mount();
     let mut frozen = program(&mount, 9, 1 << 40);
     alloc(&mut frozen, "linear", 96 * MIB);

@@ -92,7 +92,7 @@ sys.stdin.read()
 "#;
 
 #[test]
-fn nothing_that_a_tenant_tries_reaches_its_limits_others_or_the_daemon() {
+fn tenants_attempts_reach_no_limit_tenant_or_daemon() {
     let mount = Mount::new();
     let mut other = DriverShell::spawn(mount.command_of(OTHER, &driver_shell()));
     assert_eq!(other.ask("alloc linear 4096"), "ok 0");

@@ -110,7 +110,7 @@ fn those_in_no_group_leave_the_root_as_much() {
 }
 
 #[test]
-fn a_program_that_is_executed_counts_anew_and_the_totals_go_on() {
+fn exec_restarts_counts_and_totals_continue() {
     let mut mount = Mount::new();
     fs::create_dir(mount.path().join("team")).expect("a group");
     let mut shell = DriverShell::start(&mount);

@@ -69,7 +69,7 @@ fn no_jump_of_the_clock_holds_up_a_file_a_freeze_or_a_quota() {
 }
 
 #[test]
-fn without_memory_for_blocks_those_who_are_governed_are_served_and_others_later() {
+fn governed_processes_are_served_without_memory_for_blocks() {
     let (trouble, mount) = Trouble::new();
     let inside = DriverShell::start(&mount);
     trouble.set(Trouble::MEMORY, libc::ENOMEM.into());

@@ -34,7 +34,7 @@ fn bytes(line: &BTreeMap<String, String>) -> u64 {
 }
 
 #[test]
-fn a_process_without_a_hook_is_listed_while_it_uses_a_gpu() {
+fn process_without_hook_is_listed_while_it_uses_a_gpu() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 2)
@@ -97,7 +97,7 @@ fn another_users_process_is_listed_as_that_users() {
 }
 
 #[test]
-fn a_governed_process_that_holds_more_than_its_contexts_explain_is_listed() {
+fn governed_process_with_unexplained_memory_is_listed() {
     let config = Config::default()
         .env("SIMGPU_MEMORY", 16 * GIB)
         .env("SIMGPU_CONTEXT_MEMORY", 3 * GIB);
@@ -115,7 +115,7 @@ fn a_governed_process_that_holds_more_than_its_contexts_explain_is_listed() {
 }
 
 #[test]
-fn a_daemon_that_has_just_started_does_not_take_those_who_come_back_for_strangers() {
+fn restarted_daemon_lists_no_returning_process_as_unmanaged() {
     let mut mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", "64M"));
     let (shell, bare) = (DriverShell::start(&mount), DriverShell::start_bare(&mount));
     for _ in 0..3 {

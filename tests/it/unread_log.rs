@@ -78,7 +78,7 @@ impl Drop for Daemon {
 }
 
 #[test]
-fn a_daemon_whose_log_nobody_reads_registers_and_answers() {
+fn daemon_with_unread_log_registers_and_answers() {
     let mut daemon = Daemon::new();
     let mut program = Command::new(driver_shell());
     for (name, value) in Daemon::command(&daemon.root, "ls".as_ref()).get_envs() {

@@ -59,7 +59,7 @@ fn assert_works(shell: &mut DriverShell) {
 }
 
 #[test]
-fn an_old_hook_is_not_governed_by_a_new_daemon_and_the_program_goes_on() {
+fn old_hook_is_not_governed_and_its_program_works() {
     const { assert!(VERSION > OLD, "they are the same") }
     let mut mount = Mount::new();
     let libraries = old_libraries();
@@ -87,7 +87,7 @@ fn an_old_hook_is_not_governed_by_a_new_daemon_and_the_program_goes_on() {
 }
 
 #[test]
-fn an_old_hook_that_must_be_governed_is_refused() {
+fn old_hook_with_required_governance_is_refused() {
     let mount = Mount::new();
     let libraries = old_libraries();
     let mut command = with_old_libraries(&mount, &libraries);
@@ -135,7 +135,7 @@ fn libraries_of_two_versions_leave_the_program_to_the_driver() {
 /// Tests a program that loaded the preload library before an upgrade and loads the hook later, at its first
 /// look-up of a driver function.
 #[test]
-fn a_hook_that_is_replaced_before_it_is_loaded_governs() {
+fn hook_replaced_before_it_is_loaded_governs() {
     let mount = Mount::new();
     let libraries = TempDir::new().expect("a directory");
     for library in [artifacts().preload(), artifacts().hook()] {
@@ -232,7 +232,7 @@ fn old_control() -> OwnedFd {
 }
 
 #[test]
-fn what_an_old_daemon_has_frozen_goes_on_after_an_upgrade_within_its_limit() {
+fn work_frozen_by_old_daemon_resumes_and_limit_holds() {
     let mut mount = Mount::new();
     mount.stop();
     let libraries = old_libraries();
@@ -262,7 +262,7 @@ fn what_an_old_daemon_has_frozen_goes_on_after_an_upgrade_within_its_limit() {
 }
 
 #[test]
-fn a_new_hook_is_not_governed_by_an_old_daemon() {
+fn new_hook_is_not_governed_by_an_old_daemon() {
     let mut mount = Mount::new();
     mount.stop();
     let refusals = [
@@ -316,7 +316,7 @@ fn state_file(mount: &Mount) -> PathBuf {
 }
 
 #[test]
-fn the_settings_that_a_daemon_of_version_1_has_left_hold() {
+fn settings_of_a_version_1_daemon_apply() {
     let mut mount = Mount::new();
     let shell = DriverShell::start(&mount);
     mount.kill9();
@@ -340,7 +340,7 @@ fn the_settings_that_a_daemon_of_version_1_has_left_hold() {
 }
 
 #[test]
-fn state_that_is_not_understood_is_set_aside_once_and_never_stands_in_the_way() {
+fn unknown_state_is_set_aside_once_and_startup_succeeds() {
     let future = format!(
         "{{\"gcgroupfs_settings\":4096,\"boot_id\":\"{}\"}}\n\x01\x02\n",
         boot_id().trim()

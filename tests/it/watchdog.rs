@@ -17,7 +17,7 @@ fn hangs() {
 }
 
 #[test]
-fn a_test_that_hangs_in_the_kernel_is_ended_and_says_where() {
+fn test_hanging_in_the_kernel_is_ended_and_named() {
     // Builds the artifacts first, so that the build does not count towards the time limit.
     support::artifacts();
     let directory = TempDir::new().expect("a temporary directory");
