@@ -1,4 +1,4 @@
-//! Programs that bring their own allocator (`allocator.c`): preloaded before or behind the library, or
+//! Tests programs that replace the allocator (`allocator.c`), preloaded before or after the library, or
 //! linked.
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn preloadable() -> PathBuf {
     c_program("allocator.c", &["-shared", "-fPIC", "-pthread", "-fno-builtin"])
 }
 
-/// Has the dynamic loader load the allocator, and the library before it or behind it.
+/// Preloads the allocator, with the library before or after it.
 fn with_allocator(mut command: Command, is_first: bool) -> Command {
     let (allocator, preload) = (preloadable(), artifacts().preload());
     let [first, second] = match is_first {
@@ -42,7 +42,7 @@ fn has_mapped(pid: i32, library: &Path) {
 }
 
 #[test]
-fn programs_with_their_own_allocator_are_governed_as_others() {
+fn programs_with_own_allocator_are_governed() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
     for how in ["before", "behind", "linked"] {
         let command = match how {
@@ -79,7 +79,7 @@ fn programs_with_their_own_allocator_are_governed_as_others() {
 }
 
 #[test]
-fn memory_moves_in_a_program_with_its_own_allocator() {
+fn program_with_own_allocator_can_swap() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)

@@ -1,4 +1,4 @@
-//! Whose turn it is: real processes on a simulated GPU, and the daemon between them.
+//! Tests GPU time sharing: real processes on a simulated GPU, scheduled by the daemon's arbiter.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use support::{Config, Governed, Mount, wait_until};
 use crate::contended::{batch, goes_on};
 use crate::driver::{Dir, DriverShell};
 
-/// How often the daemon's arbiter has gone to sleep.
+/// Returns how often the daemon's arbiter thread has gone to sleep.
 fn sleeps(mount: &Mount) -> u64 {
     let daemon = mount.daemon().expect("it runs");
     let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("it has threads");
@@ -28,8 +28,8 @@ fn sleeps(mount: &Mount) -> u64 {
         .expect("a number")
 }
 
-/// Until the arbiter has slept all through something, or but for so many times: what it was told before may
-/// reach it late.
+/// Waits until the arbiter wakes at most `woken` times while `something` runs. Retries, because earlier
+/// notifications may reach the arbiter late.
 fn sleeps_through(mount: &Mount, woken: u64, something: impl Fn()) {
     wait_until("the arbiter sleeps", || {
         let before = sleeps(mount);
@@ -38,9 +38,9 @@ fn sleeps_through(mount: &Mount, woken: u64, something: impl Fn()) {
     });
 }
 
-/// Until, while the first has had the GPU for so many microseconds, the other has had less than half of that:
-/// without turns each has as much, and with them the first has most of it whenever the machine lets it submit
-/// in time.
+/// Waits until `other` uses less than half of `usec` microseconds of GPU time while `first` uses `usec`.
+/// Without turns both would use the same; with turns the first uses most of the GPU whenever the machine lets
+/// it submit in time.
 fn has_most(mount: &Mount, [first, other]: [&Governed; 2], usec: u64) {
     wait_until("it has most of it", || {
         let before = used(mount, other);
@@ -58,7 +58,7 @@ fn used(mount: &Mount, job: &Governed) -> u64 {
 }
 
 #[test]
-fn among_equals_no_gate_closes_and_the_arbiter_sleeps() {
+fn equal_priorities_close_no_gate_and_arbiter_sleeps() {
     let mount = Mount::new();
     let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
     for job in &jobs {
@@ -75,18 +75,18 @@ fn among_equals_no_gate_closes_and_the_arbiter_sleeps() {
 }
 
 #[test]
-fn beside_an_idle_neighbour_the_arbiter_sleeps_too() {
+fn arbiter_sleeps_beside_an_idle_process() {
     let mount = Mount::new();
     let neighbour = DriverShell::start(&mount);
     Dir::of(&mount, neighbour.pid()).write("compute.priority", 12);
     let job = batch(&mount, 0, 2);
     goes_on(&mount, job.pid(), 0, 2_000);
-    // It tells that it is busy once, and again only if it was seen to be idle.
+    // A process reports that it is busy once, and again only after it was seen idle.
     sleeps_through(&mount, 3, || goes_on(&mount, job.pid(), 0, 100_000));
 }
 
 #[test]
-fn the_more_important_has_the_gpu_under_strict_and_the_other_has_it_afterwards() {
+fn strict_policy_runs_higher_priority_first() {
     let mount = Mount::with(Config::default().arg("--policy").arg("strict"));
     assert_eq!(mount.read("", "compute.policy"), "strict");
     let low = batch(&mount, 0, 10);
@@ -101,7 +101,7 @@ fn the_more_important_has_the_gpu_under_strict_and_the_other_has_it_afterwards()
 }
 
 #[test]
-fn weights_show_and_the_least_important_goes_on() {
+fn weights_divide_time_and_lowest_priority_progresses() {
     let mount = Mount::new();
     let (high, low) = (batch(&mount, 0, 3), batch(&mount, 0, 9));
     goes_on(&mount, high.pid(), 0, 20_000);
@@ -110,7 +110,7 @@ fn weights_show_and_the_least_important_goes_on() {
 }
 
 #[test]
-fn a_priority_holds_from_the_write_on_and_so_does_the_policy() {
+fn written_priority_and_policy_apply_at_once() {
     let mount = Mount::new();
     let (one, other) = (batch(&mount, 0, 8), batch(&mount, 0, 8));
     goes_on(&mount, one.pid(), 0, 2_000);
@@ -125,7 +125,7 @@ fn a_priority_holds_from_the_write_on_and_so_does_the_policy() {
 }
 
 #[test]
-fn a_quota_bounds_the_gpu_time_that_a_process_has() {
+fn quota_bounds_gpu_time_of_a_process() {
     let mount = Mount::new();
     let job = batch(&mount, 0, 8);
     mount.write(job.pid(), "compute.max", "20000 100000");
@@ -133,7 +133,7 @@ fn a_quota_bounds_the_gpu_time_that_a_process_has() {
     wait_until("it waits for the next period", || throttled(&mount, &job) > 5);
     let (before, began) = (used(&mount, &job), std::time::Instant::now());
     goes_on(&mount, job.pid(), 0, 200_000);
-    // Ten periods' worth cannot be had in less than nine, and what the first began with.
+    // Ten periods' quota takes at least nine periods, in addition to the initial quota.
     let took = u64::try_from(began.elapsed().as_micros()).expect("not for ever");
     let had = used(&mount, &job) - before;
     assert!(had <= took / 5 + 40_000, "{had} in {took}");
@@ -146,7 +146,7 @@ fn a_quota_bounds_the_gpu_time_that_a_process_has() {
 }
 
 #[test]
-fn a_quota_of_a_group_bounds_what_all_in_it_have_together() {
+fn group_quota_bounds_sum_of_members_gpu_time() {
     let mount = Mount::new();
     fs::create_dir(mount.path().join("team")).expect("root may");
     let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
@@ -163,26 +163,26 @@ fn a_quota_of_a_group_bounds_what_all_in_it_have_together() {
     let took = u64::try_from(began.elapsed().as_micros()).expect("not for ever");
     let had = all() - before;
     assert!(had <= took / 5 + 40_000, "{had} in {took}");
-    // Who is outside is not bounded.
+    // A process outside the group is not bounded.
     let other = batch(&mount, 0, 8);
     goes_on(&mount, other.pid(), 0, 100_000);
     assert_eq!(throttled(&mount, &other), 0);
 }
 
 #[test]
-fn work_that_was_queued_before_the_quota_counts() {
+fn work_queued_before_quota_is_counted() {
     let mount = Mount::new();
     let mut job = mount.obedient();
     assert_eq!(job.ask("launch 50 10000"), "launched 50");
     mount.write(job.pid(), "compute.max", "100000 1000000");
     assert_eq!(job.ask("sync"), "synchronised");
-    // As far as it was measured without being read.
+    // Usage includes what was measured while no process read the file.
     let used = mount.number(job.pid(), "compute.stat", "usage_usec");
     assert!(used >= 50_000, "{used}");
 }
 
 #[test]
-fn a_quota_of_one_gpu_leaves_the_other_alone() {
+fn quota_on_one_gpu_does_not_affect_another() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let jobs = [batch(&mount, 0, 8), batch(&mount, 1, 8)];
     for job in &jobs {
@@ -194,7 +194,7 @@ fn a_quota_of_one_gpu_leaves_the_other_alone() {
 }
 
 #[test]
-fn gpu_time_is_measured_while_somebody_looks() {
+fn gpu_time_is_measured_while_it_is_read() {
     let mount = Mount::new();
     let job = batch(&mount, 0, 8);
     let usage = || mount.number(job.pid(), "compute.stat", "usage_usec");
@@ -218,7 +218,7 @@ fn gpu_time_is_measured_while_somebody_looks() {
 }
 
 #[test]
-fn without_the_daemon_who_was_held_goes_on_and_with_it_is_held_again() {
+fn throttled_process_runs_without_daemon_and_is_held_after() {
     let mut mount = Mount::with(Config::default().arg("--grace").arg("100"));
     mount.write("", "compute.policy", "strict");
     let (high, low) = (batch(&mount, 0, 2), batch(&mount, 0, 10));
@@ -226,7 +226,7 @@ fn without_the_daemon_who_was_held_goes_on_and_with_it_is_held_again() {
     goes_on(&mount, high.pid(), 0, 20_000);
     let charged = mount.number(high.pid(), "compute.stat", "usage_usec");
     mount.kill9();
-    // More than a window out of turn every now and then: as much as the other.
+    // Far more time than occasional turns by patience give, so it is no longer held.
     goes_on(&mount, low.pid(), 0, 100_000);
     mount.restart();
     assert_eq!(
@@ -243,7 +243,7 @@ fn without_the_daemon_who_was_held_goes_on_and_with_it_is_held_again() {
 }
 
 #[test]
-fn the_policy_is_of_the_command_line_or_written_or_of_the_configuration() {
+fn policy_comes_from_command_line_file_or_configuration() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("gcgroupfs.toml");
     let name = path.to_str().expect("a name of ours");
@@ -275,7 +275,7 @@ fn the_policy_is_of_the_command_line_or_written_or_of_the_configuration() {
 }
 
 #[test]
-fn a_wrong_configuration_is_refused_with_its_place() {
+fn invalid_configuration_is_refused_with_its_position() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("wrong.toml");
     fs::write(&path, "[compute]\ncycle_usec = 1\n").expect("it is ours");
@@ -303,7 +303,7 @@ fn a_wrong_configuration_is_refused_with_its_place() {
 }
 
 #[test]
-fn several_are_frozen_at_once_and_waited_for() {
+fn several_processes_are_frozen_at_once_and_awaited() {
     for config in [Config::default(), Config::default().arg("--no-fuse")] {
         let mount = Mount::with(config);
         let jobs = [batch_anywhere(&mount), batch_anywhere(&mount)];
@@ -338,7 +338,7 @@ fn several_are_frozen_at_once_and_waited_for() {
     }
 }
 
-/// Also where nothing is mounted.
+/// Starts a batch job; also works where nothing is mounted.
 fn batch_anywhere(mount: &Mount) -> Governed {
     mount.load(&[
         "throughput",
@@ -352,7 +352,7 @@ fn batch_anywhere(mount: &Mount) -> Governed {
 }
 
 #[test]
-fn a_freeze_that_nobody_answers_for_any_more_is_not_said_to_be_done() {
+fn freeze_without_acknowledgement_is_not_reported_done() {
     let mut mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask("spin 1000000 60"), "ok");
@@ -366,7 +366,7 @@ fn a_freeze_that_nobody_answers_for_any_more_is_not_said_to_be_done() {
 }
 
 #[test]
-fn a_freeze_that_takes_too_long_says_so_and_stays() {
+fn slow_freeze_reports_timeout_and_stays() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());

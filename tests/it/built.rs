@@ -1,4 +1,4 @@
-//! What the built libraries export and need: they enter processes that know nothing of us.
+//! Checks exports and dependencies of the built libraries, which are loaded into arbitrary processes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn needed(library: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The names of the hook's table, read as the preload library's build reads them.
+/// Returns the names in the hook's table, parsed as the preload library's build parses them.
 fn table() -> BTreeSet<String> {
     let text = std::fs::read_to_string(repository().join("hook/src/table.rs")).expect("the table");
     let mut names = BTreeSet::new();
@@ -53,7 +53,7 @@ fn table() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_preload_library_exports_the_table_and_needs_nothing() {
+fn preload_library_exports_table_and_needs_no_library() {
     let library = artifacts().preload();
     let mut want = table();
     assert!(want.len() > 100, "{want:?}");
@@ -77,7 +77,7 @@ fn the_preload_library_exports_the_table_and_needs_nothing() {
 }
 
 #[test]
-fn the_hook_exports_one_symbol_and_needs_the_c_library() {
+fn hook_exports_one_symbol_and_needs_only_libc() {
     let library = artifacts().hook();
     assert_eq!(
         symbols(&library, "--defined-only"),
@@ -92,7 +92,7 @@ fn the_hook_exports_one_symbol_and_needs_the_c_library() {
 }
 
 #[test]
-fn the_hooks_dependencies_are_few_and_known() {
+fn hook_dependencies_are_the_known_ones() {
     let tree = words(
         env!("CARGO"),
         &[
@@ -129,6 +129,6 @@ fn the_hooks_dependencies_are_few_and_known() {
             "{name} would enter other people's processes"
         );
     }
-    // It meets the daemon in memory only.
+    // The hook shares only memory layouts with the daemon.
     assert!(!tree.contains("gcgroupfs"));
 }

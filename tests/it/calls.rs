@@ -1,18 +1,18 @@
-//! A program that makes whatever driver call it is told to: `calls.c`.
+//! Controls `calls.c`, a program that makes the driver calls it is asked to make.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use support::{Governed, Mount, c_program};
 
-/// A running `calls`, with its variables.
+/// A running `calls` process with its variables.
 #[derive(Debug)]
 pub struct Calls {
     program: Governed,
     pid: i32,
 }
 
-/// The answer of a call: nothing, or the driver's error.
+/// Result of a driver call: success, or the driver's error code.
 pub type Answer = Result<(), u32>;
 
 pub const OUT_OF_MEMORY: Answer = Err(2);
@@ -25,7 +25,8 @@ fn program() -> PathBuf {
 }
 
 impl Calls {
-    /// Governed, initialised, with the primary context of GPU 0 current: `device`, `context`.
+    /// Starts a governed, initialised process with the primary context of GPU 0 current; sets the variables
+    /// `device` and `context`.
     #[track_caller]
     pub fn start(mount: &Mount) -> Self {
         let mut calls = Self::spawn(mount.command(program()));
@@ -33,7 +34,7 @@ impl Calls {
         calls
     }
 
-    /// With variables in its environment, and nothing called yet.
+    /// Starts a process with additional environment variables, without any driver call.
     #[track_caller]
     pub fn with(mount: &Mount, is_governed: bool, environment: &[(&str, &str)]) -> Self {
         let mut command = if is_governed {
@@ -45,7 +46,7 @@ impl Calls {
         Self::spawn(command)
     }
 
-    /// The same as [`Self::start`] without the library.
+    /// Starts an initialised process like [`Self::start`], but without the library.
     #[track_caller]
     pub fn start_bare(mount: &Mount) -> Self {
         let mut calls = Self::spawn(mount.bare_command(program()));
@@ -53,7 +54,7 @@ impl Calls {
         calls
     }
 
-    /// The same in a pid namespace of its own, in which it has another pid than here.
+    /// Starts an initialised, governed process in its own pid namespace, where its pid differs from ours.
     #[track_caller]
     pub fn start_apart(mount: &Mount) -> Self {
         let mut command = mount.command("unshare");
@@ -71,7 +72,7 @@ impl Calls {
         self.ok("cuCtxSetCurrent $context");
     }
 
-    /// Governed, and nothing called yet.
+    /// Starts `command` without any driver call.
     #[track_caller]
     pub fn spawn(command: std::process::Command) -> Self {
         let mut program = Governed::spawn(command);
@@ -82,7 +83,7 @@ impl Calls {
         Self { program, pid }
     }
 
-    /// As it sees itself.
+    /// Returns the pid in the process's own pid namespace.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -98,31 +99,31 @@ impl Calls {
         }
     }
 
-    /// A call: the function's name and its arguments.
+    /// Makes a driver call, given as the function's name and its arguments.
     #[track_caller]
     pub fn call(&mut self, call: &str) -> Answer {
         self.answer(&format!("call {call}"))
     }
 
-    /// A call that must succeed.
+    /// Makes a driver call that must succeed.
     #[track_caller]
     pub fn ok(&mut self, call: &str) {
         assert_eq!(self.call(call), Ok(()), "{call}");
     }
 
-    /// A call on a thread that has no context.
+    /// Makes a driver call on a thread without a context.
     #[track_caller]
     pub fn apart(&mut self, call: &str) -> Answer {
         self.answer(&format!("apart {call}"))
     }
 
-    /// A call on another thread that has the same context, which must succeed.
+    /// Makes a driver call on another thread with the same context; the call must succeed.
     #[track_caller]
     pub fn ok_beside(&mut self, call: &str) {
         assert_eq!(self.answer(&format!("beside {call}")), Ok(()), "{call}");
     }
 
-    /// Stores a number into a part of a variable.
+    /// Stores a number in part of a variable.
     #[track_caller]
     pub fn put(&mut self, variable: &str, offset: usize, size: usize, value: u64) {
         assert_eq!(
@@ -131,26 +132,27 @@ impl Calls {
         );
     }
 
-    /// A variable's first eight bytes.
+    /// Returns the first eight bytes of a variable.
     #[track_caller]
     pub fn get(&mut self, variable: &str) -> u64 {
         let answer = self.program.ask(&format!("get {variable} 0 8"));
         answer.parse().expect("a number")
     }
 
-    /// A variable's first bytes, in hexadecimal.
+    /// Returns the first bytes of a variable in hexadecimal.
     #[track_caller]
     pub fn show(&mut self, variable: &str, size: usize) -> String {
         self.program.ask(&format!("show {variable} {size}"))
     }
 
-    /// Fills a variable with what [`Self::show`] gave.
+    /// Fills a variable with bytes returned by [`Self::show`].
     #[track_caller]
     pub fn fill(&mut self, variable: &str, bytes: &str) {
         assert_eq!(self.answer(&format!("bytes {variable} {bytes}")), Ok(()));
     }
 
-    /// Has it take a copy of another's descriptor, as by a message on a socket; the copy's number.
+    /// Duplicates a descriptor of process `from` into this process, as a socket message would, and returns
+    /// the new number.
     #[track_caller]
     pub fn take_descriptor(&mut self, from: &Self, descriptor: &str) -> i64 {
         let answer = self.program.ask(&format!("take {} {descriptor}", from.pid));
@@ -159,19 +161,19 @@ impl Calls {
         taken
     }
 
-    /// Sends a command whose answer is not waited for now.
+    /// Sends a command without waiting for its answer.
     #[track_caller]
     pub fn tell(&mut self, command: &str) {
         self.program.say(command);
     }
 
-    /// The next answer.
+    /// Waits for the next answer.
     #[track_caller]
     pub fn line(&mut self) -> String {
         self.program.line().expect("the program goes on")
     }
 
-    /// Any other command.
+    /// Sends any other command and returns its answer.
     #[track_caller]
     pub fn ask(&mut self, command: &str) -> String {
         self.program.ask(command)

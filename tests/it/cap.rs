@@ -1,4 +1,5 @@
-//! The cap: exact to the byte, for every way to allocate, and nobody gets past it by racing.
+//! Tests that the memory limit is exact to the byte for every allocation function, also when threads and
+//! processes race.
 
 use support::{Config, Mount};
 
@@ -7,7 +8,7 @@ use crate::driver::{Dir, DriverShell};
 const MIB: u64 = 1 << 20;
 const OUT_OF_MEMORY: &str = "error 2";
 
-/// Every kind of memory that is charged, with the unit in which the driver gives it out.
+/// Every kind of memory that is charged, with the driver's allocation granularity in bytes.
 const CHARGED: &[(&str, u64)] = &[
     ("linear", 1),
     ("managed", 1),
@@ -18,7 +19,7 @@ const CHARGED: &[(&str, u64)] = &[
 ];
 
 #[test]
-fn a_block_that_reaches_the_limit_is_given_and_one_unit_more_is_refused() {
+fn block_up_to_limit_fits_and_one_unit_more_is_refused() {
     let mount = Mount::new();
     for &(kind, unit) in CHARGED {
         let limit = 128 * MIB;
@@ -61,7 +62,7 @@ fn a_block_that_reaches_the_limit_is_given_and_one_unit_more_is_refused() {
 }
 
 #[test]
-fn freed_memory_is_uncharged_by_whichever_call_frees_it() {
+fn every_free_function_uncharges_memory() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -85,7 +86,7 @@ fn freed_memory_is_uncharged_by_whichever_call_frees_it() {
 }
 
 #[test]
-fn pitched_memory_is_charged_with_its_padding() {
+fn pitched_memory_charge_includes_padding() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -97,7 +98,7 @@ fn pitched_memory_is_charged_with_its_padding() {
         .expect("a pitch");
     assert!(pitch > 1000, "{answer}");
     assert_eq!(dir.number("memory.current"), pitch * 100);
-    // The padding counts: room for the bytes asked for, but not for the rows as the driver lays them out.
+    // The padding is charged: this limit has room for the requested bytes, but not for the padded rows.
     dir.write("memory.limit", pitch * 200 - 1);
     assert_eq!(shell.ask("pitched 1000 100"), OUT_OF_MEMORY);
     assert_eq!(
@@ -110,7 +111,7 @@ fn pitched_memory_is_charged_with_its_padding() {
 }
 
 #[test]
-fn host_memory_is_shown_and_not_charged() {
+fn host_allocation_is_shown_and_not_charged() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -123,7 +124,7 @@ fn host_memory_is_shown_and_not_charged() {
 }
 
 #[test]
-fn a_refused_allocation_leaves_the_driver_untouched() {
+fn refused_allocation_does_not_call_the_driver() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -142,7 +143,7 @@ fn a_refused_allocation_leaves_the_driver_untouched() {
 }
 
 #[test]
-fn freeing_an_unknown_pointer_is_the_drivers_business() {
+fn freeing_unknown_pointer_returns_drivers_answer() {
     let mount = Mount::new();
     let mut governed = DriverShell::start(&mount);
     let mut bare = DriverShell::start_bare(&mount);
@@ -154,7 +155,7 @@ fn freeing_an_unknown_pointer_is_the_drivers_business() {
 }
 
 #[test]
-fn a_limit_below_usage_keeps_the_old_and_refuses_the_new() {
+fn limit_below_usage_keeps_blocks_and_refuses_new_ones() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -171,7 +172,7 @@ fn a_limit_below_usage_keeps_the_old_and_refuses_the_new() {
 }
 
 #[test]
-fn the_program_is_told_of_its_limit() {
+fn program_sees_limit_as_its_memory() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -194,7 +195,7 @@ fn the_program_is_told_of_its_limit() {
 }
 
 #[test]
-fn the_tighter_of_the_process_and_its_device_decides() {
+fn tighter_of_process_and_device_limit_applies() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -219,7 +220,7 @@ fn the_tighter_of_the_process_and_its_device_decides() {
 }
 
 #[test]
-fn threads_racing_for_the_last_bytes_never_exceed_and_never_fall_short() {
+fn racing_threads_fill_limit_exactly() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -231,7 +232,7 @@ fn threads_racing_for_the_last_bytes_never_exceed_and_never_fall_short() {
 }
 
 #[test]
-fn processes_racing_for_the_card_never_exceed_it() {
+fn racing_processes_never_exceed_gpu_memory() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_MEMORY", "1G")
@@ -261,7 +262,7 @@ fn processes_racing_for_the_card_never_exceed_it() {
 }
 
 #[test]
-fn peak_is_reset_by_any_write_and_counts_anew() {
+fn any_write_resets_peak() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());

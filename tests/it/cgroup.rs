@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::Pid;
 
-/// A memory cgroup of the test's own. Dropping it moves its processes out and removes it.
+/// A memory cgroup for one test. Dropping it moves its processes out and removes it.
 #[derive(Debug)]
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes a cgroup of version 1, or of version 2, whose processes have at most `bytes`. `None` where the
-    /// machine has no memory controller that we may use.
+    /// Creates a cgroup of version 1 or 2 with a limit of `bytes`. Returns `None` if no usable memory
+    /// controller exists.
     pub fn new(name: &str, bytes: u64) -> Option<Self> {
         let name = format!("gcgroup-test-{name}-{}", std::process::id());
         for (root, limit) in [
@@ -20,7 +20,7 @@ impl Cgroup {
         ] {
             let root = Path::new(root);
             if limit == "memory.max" {
-                // It may be on already, or nothing but the root be there for us.
+                // This fails if the controller is enabled already, or if only the root cgroup is available.
                 let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
             }
             let path = root.join(&name);
@@ -35,7 +35,7 @@ impl Cgroup {
                 ("memory.memsw.limit_in_bytes", bytes.to_string()),
                 ("memory.swap.max", "0".to_owned()),
             ] {
-                // What went to the swap would not show. Where it is not counted there is none.
+                // Swapped memory would not count against the limit. Without this file, swap is not accounted.
                 let _ = fs::write(cgroup.0.join(swap), value);
             }
             return Some(cgroup);
@@ -43,7 +43,7 @@ impl Cgroup {
         None
     }
 
-    /// Returns the file to which a process's pid is written to move it into the cgroup.
+    /// Returns the `cgroup.procs` file. Writing a pid to it moves the process into the cgroup.
     pub fn procs(&self) -> PathBuf {
         self.0.join("cgroup.procs")
     }

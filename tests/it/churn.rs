@@ -1,5 +1,5 @@
-//! Threads that allocate and free by every API at once: in the end the ledger is what the driver has and what
-//! NVML says.
+//! Tests threads that allocate and free through every API at once: afterwards the ledger matches the driver's
+//! allocations and NVML's report.
 
 use simgpu::Held;
 use support::{Mount, Truth, artifacts, wait_until};
@@ -8,13 +8,13 @@ use crate::driver::Dir;
 use crate::nvml::Nvml;
 
 #[test]
-fn after_the_churn_the_ledger_is_the_drivers_own_count() {
+fn ledger_matches_driver_after_churn() {
     let rounds = std::env::var("GCGROUP_CHURN_ROUNDS").unwrap_or_else(|_| "200".to_owned());
     churn(&["--rounds", &rounds]);
 }
 
 #[test]
-fn and_so_it_is_with_more_threads_than_have_counts_of_their_own() {
+fn ledger_matches_driver_with_more_threads_than_counters() {
     let threads = (gcgroup_abi::MAX_THREADS + 20).to_string();
     churn(&["--rounds", "3", "--size", "4K", "--threads", &threads]);
 }

@@ -1,4 +1,4 @@
-//! The command line: `run`, `get`, `set`, `ls`, and what surrounds them.
+//! Tests the command line: `run`, `get`, `set`, `ls` and related commands.
 
 use std::process::{Command, Output};
 
@@ -19,7 +19,7 @@ fn output(mut command: Command) -> (i32, String, String) {
 }
 
 #[test]
-fn get_and_set_do_what_the_mount_does() {
+fn get_and_set_match_reads_and_writes_of_the_mount() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let (pid, dir) = (shell.pid(), Dir::of(&mount, shell.pid()));
@@ -63,7 +63,7 @@ fn get_and_set_do_what_the_mount_does() {
 }
 
 #[test]
-fn everything_works_without_fuse() {
+fn commands_work_without_fuse() {
     let mount = Mount::with(support::Config::default().arg("--no-fuse"));
     let mut shell = DriverShell::start(&mount);
     let pid = shell.pid();
@@ -76,7 +76,7 @@ fn everything_works_without_fuse() {
 }
 
 #[test]
-fn run_has_its_settings_in_force_from_the_first_call() {
+fn run_applies_settings_before_the_first_call() {
     let mount = Mount::new();
     let program = driver_shell();
     let mut command = mount.gcgroupfs(&["run", "--memory-limit", "5M", "--priority", "3", "--freeze", "--"]);
@@ -99,7 +99,7 @@ fn run_has_its_settings_in_force_from_the_first_call() {
 }
 
 #[test]
-fn run_is_the_command_it_runs() {
+fn run_behaves_like_its_command() {
     let mount = Mount::new();
     for (words, status) in [
         (&["run", "--", "sh", "-c", "exit 7"][..], 7),
@@ -124,7 +124,7 @@ fn run_is_the_command_it_runs() {
 }
 
 #[test]
-fn ls_shows_what_is_governed() {
+fn ls_lists_governed_processes() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     shell.ask(&format!("alloc linear {}", 3 * MIB));
@@ -154,7 +154,7 @@ fn ls_shows_what_is_governed() {
 }
 
 #[test]
-fn without_a_daemon_a_limit_given_to_run_holds_all_the_same() {
+fn limit_given_to_run_holds_without_a_daemon() {
     let mut mount = Mount::new();
     mount.stop();
     let mut command = mount.gcgroupfs(&["run", "--best-effort", "--memory-limit", "5M", "--"]);
@@ -168,7 +168,7 @@ fn without_a_daemon_a_limit_given_to_run_holds_all_the_same() {
 }
 
 #[test]
-fn where_a_daemon_is_required_there_is_no_cuda_without_one() {
+fn required_daemon_missing_makes_cuda_fail() {
     let mut mount = Mount::new();
     mount.stop();
     let mut command = mount.command(driver_shell());
@@ -178,7 +178,7 @@ fn where_a_daemon_is_required_there_is_no_cuda_without_one() {
 }
 
 #[test]
-fn a_second_daemon_is_refused_and_the_first_goes_on() {
+fn second_daemon_is_refused_and_first_keeps_serving() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let other = tempfile::tempdir().expect("a directory");

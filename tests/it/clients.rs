@@ -1,4 +1,4 @@
-//! Real clients of the driver, unmodified: each sees its cap as the card's memory, and meets it.
+//! Tests real, unmodified clients of the driver: each sees its limit as the GPU's memory and is held to it.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
-/// A client in Python, from `tests/clients`.
+/// Starts a Python client from `tests/clients`.
 #[track_caller]
 pub(crate) fn python_client(mount: &Mount, script: &str, arguments: &[&str]) -> Governed {
     let mut command = mount.command(python());

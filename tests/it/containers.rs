@@ -1,4 +1,4 @@
-//! Containers of podman: governed by a CDI specification, and no more than governed.
+//! Tests that podman containers are governed through a CDI specification and otherwise unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,8 @@ use std::process::Command;
 
 use support::{Governed, Mount, artifacts, wait_until};
 
-/// A specification in the directory where the tools look, under a name of its own, until it is dropped.
+/// A CDI specification with a unique name in the directory where tools look for it. Dropping it removes the
+/// file.
 struct Device {
     file: PathBuf,
     name: String,
@@ -14,7 +15,7 @@ struct Device {
 
 impl Device {
     fn new(mount: &Mount) -> Self {
-        // A vendor's name has letters first, and no two tests' mounts are the same.
+        // A vendor name starts with letters; the pid makes the name unique among tests.
         let number = std::process::id();
         let name = format!("gcgroupfs-test{number}/hook");
         let output = mount.gcgroupfs(&["cdi"]).output().expect("it runs");
@@ -36,15 +37,15 @@ impl Drop for Device {
     }
 }
 
-/// `podman run` of a program of this machine's, in a container with all its files and nothing of ours but the
-/// device.
+/// Runs a program of this machine with `podman run`, in a container with all of this machine's files. Only
+/// the device adds anything of gcgroupfs.
 fn podman(mount: &Mount, device: &Device, environment: &[(&str, &str)], program: &[&str]) -> Command {
     let mut command = Command::new("podman");
     command.args(["--runtime", "runc", "run", "--rm", "-i", "--network=none"]);
     command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
     command.arg(format!("--device={}=all", device.name));
     let simgpu = mount.simgpu_dir();
-    // The simulated GPU is a directory, where a real one is a device file.
+    // The simulated GPU is a directory; a real GPU is a device file.
     for shared in [simgpu.as_path(), artifacts().dist()] {
         command.arg(format!("-v={0}:{0}", shared.display()));
     }
@@ -61,7 +62,7 @@ fn podman(mount: &Mount, device: &Device, environment: &[(&str, &str)], program:
     command
 }
 
-/// The only governed process.
+/// Waits for exactly one governed process and returns its pid.
 fn governed(mount: &Mount) -> String {
     wait_until("a process is governed", || {
         mount.read("", "gcgroup.procs").lines().count() == 1
@@ -70,7 +71,7 @@ fn governed(mount: &Mount) -> String {
 }
 
 #[test]
-fn a_container_with_the_device_is_governed_and_its_root_is_nobody() {
+fn container_is_governed_and_its_root_is_unprivileged() {
     let mount = Mount::new();
     let device = Device::new(&mount);
     mount.gcgroupfs(&["mkdir", "team"]).status().expect("it runs");
@@ -100,7 +101,7 @@ fn a_container_with_the_device_is_governed_and_its_root_is_nobody() {
     );
     assert_eq!(mount.read(&pid, "memory.current").trim(), "2097152");
 
-    // Root in another container reads everything and changes nothing.
+    // Root in another container may read everything and change nothing.
     let gcgroupfs = artifacts().gcgroupfs();
     let gcgroupfs = gcgroupfs.to_str().expect("text");
     let limit = format!("{pid}/memory.limit");

@@ -1,4 +1,4 @@
-//! Processes of several priorities on one GPU, all busy: what more than one file of tests needs.
+//! Helpers for tests with several busy processes of different priorities on one GPU.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,11 +7,11 @@ use support::{Governed, Mount, python, repository, wait_until};
 
 use crate::simgpu::Program;
 
-/// Steps of `gcgroup_work` in a microsecond of a simulated GPU. Whoever measured it beside more important
-/// work would wait long, and take the waits for its own kernels' time.
+/// Steps of `gcgroup_work` per microsecond of a simulated GPU. Measuring the rate beside work of higher
+/// priority would include the waits in the kernel time.
 const RATE: &str = "1000";
 
-/// How `gcgroup-load` is a batch job that is always busy.
+/// Arguments that make `gcgroup-load` a batch job that is always busy.
 pub const BATCH: [&str; 13] = [
     "throughput",
     "--kernel",
@@ -28,7 +28,7 @@ pub const BATCH: [&str; 13] = [
     "3600",
 ];
 
-/// A batch job that is always busy, at this priority, until it is dropped.
+/// Starts a batch job with this priority that is busy until it is dropped.
 #[track_caller]
 pub fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
     let gpu = gpu.to_string();
@@ -37,7 +37,7 @@ pub fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
     job
 }
 
-/// `programs/driver.py`, governed, at this priority, with a context on GPU 0 and `spin`, a kernel.
+/// Starts `programs/driver.py`, governed, at this priority, with a context on GPU 0 and the kernel `spin`.
 #[track_caller]
 pub fn program(mount: &Mount, priority: u32) -> Program {
     let mut command: Command = mount.command(python());
@@ -48,7 +48,7 @@ pub fn program(mount: &Mount, priority: u32) -> Program {
     program
 }
 
-/// Gives a program `flag`, a word of page-locked memory that all who share the file see.
+/// Defines `flag` in a program: a word of page-locked memory shared by all processes that map the file.
 #[track_caller]
 pub fn share_word(program: &mut Program, file: &Path) {
     program.run(&format!(
@@ -60,15 +60,15 @@ pub fn share_word(program: &mut Program, file: &Path) {
     ));
 }
 
-/// Waits until a process has had the GPU for so much longer, by the GPU's own account.
+/// Waits until a process has used `usec` more microseconds of GPU time, as measured by the simulated GPU.
 #[track_caller]
 pub fn goes_on(mount: &Mount, pid: i32, gpu: usize, usec: u64) {
     let truth = mount.truth();
     let goal = truth.usage_usec(pid, gpu) + usec;
     wait_until("it has had the GPU", || truth.usage_usec(pid, gpu) >= goal);
 }
-/// Waits until, while they all together have had GPU 0 for 200 ms, the first had so many times what the
-/// second had.
+/// Waits until the ratio of the first process's GPU time to the second's satisfies `is_it`, over an interval
+/// in which all processes together used 200 ms of GPU 0.
 #[track_caller]
 pub fn wait_for_ratio(mount: &Mount, [first, second]: [i32; 2], is_it: impl Fn(f64) -> bool) {
     let truth = mount.truth();

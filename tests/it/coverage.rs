@@ -1,4 +1,5 @@
-//! What becomes of each function of the driver: the report says so, and what it does not know is counted.
+//! Tests the coverage report of driver functions, and the counting of functions that the report does not
+//! list.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +9,7 @@ use crate::driver::{Dir, DriverShell, driver_shell};
 use crate::lookups::lines;
 
 #[test]
-fn the_report_that_is_printed_tells_of_every_function_once() {
+fn printed_report_lists_every_function_once() {
     let output = Mount::new().gcgroupfs(&["coverage"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let report = String::from_utf8(output.stdout).unwrap();
@@ -28,7 +29,7 @@ fn the_report_that_is_printed_tells_of_every_function_once() {
 }
 
 #[test]
-fn what_real_clients_look_up_is_known() {
+fn look_ups_of_real_clients_are_in_the_report() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let lists = ["cudart-12.8", "cudart-13.5", "numba-cuda-0.30"];
@@ -49,7 +50,7 @@ fn what_real_clients_look_up_is_known() {
 }
 
 #[test]
-fn a_function_newer_than_the_library_is_counted_when_it_is_looked_up() {
+fn look_up_of_a_newer_function_is_counted() {
     let mount = Mount::new();
     let mut command = mount.command(driver_shell());
     command.env("SIMGPU_FUTURE", "cuMemAllocFuture");
@@ -61,7 +62,7 @@ fn a_function_newer_than_the_library_is_counted_when_it_is_looked_up() {
     };
     assert_eq!(count_after("cuMemAlloc", "ok 0"), 0);
     assert_eq!(count_after("cuEventRecord", "ok 0"), 0);
-    // The driver does not have it either.
+    // The driver does not export this name either.
     assert_eq!(count_after("cuNoSuchFunction", "ok 1"), 0);
     assert_eq!(count_after("cuMemAllocFuture", "ok 0"), 1);
     assert_eq!(count_after("cuMemAllocFuture", "ok 0"), 2);

@@ -1,4 +1,5 @@
-//! Whoever waits for another is not held back for ever by gates that know nothing of it.
+//! Tests that a process that waits for another one is not held for ever by gates that do not know of the
+//! dependency.
 
 use std::fs;
 
@@ -7,7 +8,7 @@ use support::{Config, Mount, wait_until};
 use crate::contended::{batch, goes_on, program, share_word, wait_for_ratio};
 use crate::simgpu::Program;
 
-/// Submitted, and waited for later.
+/// Synchronisation call, submitted now and awaited later.
 const SYNC: &str = "cu.cuCtxSynchronize()";
 
 #[track_caller]
@@ -15,7 +16,7 @@ fn end(program: &mut Program) {
     assert_eq!(program.0.line().as_deref(), Some("0"), "it synchronised");
 }
 
-/// An event that the other process has too, under the same name.
+/// Shares an event with another process, under the same name.
 #[track_caller]
 fn share_event(name: &str, from: &mut Program, to: &mut Program) {
     from.run(&format!("{name} = got(c_uint64, 'cuEventCreate', 2 | 4)"));
@@ -23,7 +24,8 @@ fn share_event(name: &str, from: &mut Program, to: &mut Program) {
     to.run(&format!("{name} = opened('cuIpcOpenEventHandle', {handle})"));
 }
 
-/// Each step of the less important one waits until it would starve: for as long as these say, on either GPU.
+/// Mounts with short starvation and patience times, so that each blocked step of the low-priority process
+/// takes only these times, on either GPU.
 fn impatient(config: Config) -> Mount {
     let settings = tempfile::NamedTempFile::new().expect("a file");
     let text = "[compute]\nstarvation_usec = 20_000\npatience_usec = 25_000\n";
@@ -33,7 +35,7 @@ fn impatient(config: Config) -> Mount {
 }
 
 #[test]
-fn processes_that_wait_for_each_others_events() {
+fn processes_waiting_for_each_others_events_progress() {
     let mount = Mount::new();
     let _busy = batch(&mount, 0, 4);
     let (mut one, mut other) = (program(&mount, 0), program(&mount, 15));
@@ -56,7 +58,7 @@ fn processes_that_wait_for_each_others_events() {
 }
 
 #[test]
-fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
+fn work_spinning_for_a_lower_prioritys_flag_progresses() {
     let mount = impatient(Config::default());
     let _busy = batch(&mount, 0, 4);
     let file = tempfile::NamedTempFile::new().expect("a file");
@@ -65,7 +67,7 @@ fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
     share_word(&mut one, file.path());
     share_word(&mut other, file.path());
     for round in 1..=10 {
-        // One at least as large as it was: each round has its own number.
+        // Waits for a value of at least `round`; each round has its own number.
         one.calls(
             0,
             &format!("cu.cuStreamWaitValue32_v2(0, flag, {round}, 0)\nlaunch(spin, 200)"),
@@ -79,11 +81,11 @@ fn work_that_spins_for_a_flag_which_a_less_important_job_sets() {
 }
 
 #[test]
-fn one_thread_that_drives_two_gpus_which_wait_for_each_other() {
+fn thread_driving_two_mutually_waiting_gpus_progresses() {
     let config = Config::default().env("SIMGPU_DEVICES", 2);
     let mount = impatient(config);
     let _busy = [batch(&mount, 0, 4), batch(&mount, 1, 4)];
-    // Each begins where the other ends.
+    // Each program begins on the GPU where the other one ends.
     let mut programs = [program(&mount, 0), program(&mount, 15)];
     for (program, order) in programs.iter_mut().zip(["(0, 1)", "(1, 0)"]) {
         program.run(&format!(
@@ -105,7 +107,7 @@ fn one_thread_that_drives_two_gpus_which_wait_for_each_other() {
 }
 
 #[test]
-fn a_frozen_process_holds_up_nobody_and_goes_on_when_it_is_thawed() {
+fn frozen_process_delays_no_other_and_resumes_when_thawed() {
     let mount = Mount::new();
     let jobs = [batch(&mount, 0, 0), batch(&mount, 0, 8), batch(&mount, 0, 15)];
     let pids = jobs.each_ref().map(support::Governed::pid);
@@ -125,12 +127,12 @@ fn a_frozen_process_holds_up_nobody_and_goes_on_when_it_is_thawed() {
 }
 
 #[test]
-fn the_most_important_may_be_killed_while_it_is_busy() {
+fn killing_the_busy_highest_priority_frees_the_gpu() {
     let mount = Mount::new();
     let (first, second, last) = (batch(&mount, 0, 0), batch(&mount, 0, 8), batch(&mount, 0, 15));
     goes_on(&mount, first.pid(), 0, 20_000);
     let killed = first.pid();
-    // SIGKILL, and waited for.
+    // Sends SIGKILL and waits for the process.
     drop(first);
     wait_until("it has left", || !mount.governs(killed));
     goes_on(&mount, second.pid(), 0, 200_000);
@@ -139,7 +141,7 @@ fn the_most_important_may_be_killed_while_it_is_busy() {
 }
 
 #[test]
-fn gates_that_a_killed_daemon_left_closed_open_and_a_new_daemon_has_them_back() {
+fn gates_open_after_daemon_kill_and_close_with_successor() {
     let mut mount = Mount::with(Config::default().arg("--grace").arg("200"));
     let (first, last) = (batch(&mount, 0, 0), batch(&mount, 0, 15));
     let pids = [first.pid(), last.pid()];
@@ -151,9 +153,10 @@ fn gates_that_a_killed_daemon_left_closed_open_and_a_new_daemon_has_them_back() 
     wait_for_ratio(&mount, pids, |ratio| ratio > 4.0);
 }
 
-/// A mark on the default stream would be waited for by all blocking streams, and wait for them.
+/// Tests that markers do not use the default stream, on which they would synchronise with all blocking
+/// streams.
 #[test]
-fn streams_of_which_one_waits_for_another_while_their_process_is_looked_at_or_frozen() {
+fn dependent_streams_progress_while_measured_or_frozen() {
     let mount = Mount::new();
     let mut program = program(&mount, 8);
     let file = tempfile::NamedTempFile::new().expect("a file");

@@ -1,4 +1,5 @@
-//! Who may write: owners within what root has set, others nothing; and groups that root has given away.
+//! Tests who may write: owners within the bounds that root has set, other users nothing; and groups that root
+//! has delegated.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -10,11 +11,11 @@ use crate::driver::{Dir, DriverShell, driver_shell};
 const ALICE: u32 = 1000;
 const BOB: u32 = 1001;
 
-/// What a shell says when the kernel or the daemon does not let somebody write.
+/// Shell messages for a write denied by the kernel (EACCES) or by the daemon (EPERM).
 const DENIED: &str = "Permission denied";
 const NOT_PERMITTED: &str = "Operation not permitted";
 
-/// A mount that everybody sees.
+/// Mounts with `--allow-other`, visible to all users.
 fn shared() -> Mount {
     Mount::with(Config::default().arg("--allow-other"))
 }
@@ -24,20 +25,20 @@ fn shell_of(mount: &Mount, uid: u32) -> DriverShell {
     DriverShell::spawn(mount.command_of(uid, &driver_shell()))
 }
 
-/// Runs a script in somebody's name, which must succeed and say nothing.
+/// Runs a script as user `uid`; it must succeed without output.
 #[track_caller]
 fn may(mount: &Mount, uid: u32, script: &str) {
     assert_eq!(mount.sh_of(uid, script), (true, String::new()), "{script}");
 }
 
-/// Runs a script in somebody's name, which must fail so.
+/// Runs a script as user `uid`; it must fail with the message `because`.
 #[track_caller]
 fn may_not(mount: &Mount, uid: u32, script: &str, because: &str) {
     let (done, said) = mount.sh_of(uid, script);
     assert!(!done && said.contains(because), "{script}: {said}");
 }
 
-/// A group that root makes and gives to somebody.
+/// Creates a group as root and changes its owner to `uid`.
 #[track_caller]
 fn delegate(mount: &Mount, name: &str, uid: u32) {
     let path = mount.path().join(name);
@@ -46,12 +47,12 @@ fn delegate(mount: &Mount, name: &str, uid: u32) {
 }
 
 #[test]
-fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
+fn owner_may_only_tighten_what_root_has_set() {
     let mount = shared();
     let process = shell_of(&mount, ALICE);
     let pid = process.pid();
-    // A file, what the owner may set before root has, what root sets, then what is tighter, undone, and
-    // beyond.
+    // Columns: file; what the owner may set before root does; what root sets; a tighter value, which can be
+    // undone; a value beyond root's bound.
     for (file, free, root, tighter, beyond) in [
         ("memory.limit", "max", "1000000", "4096", "1000001"),
         ("0/memory.limit", "1T", "8192", "0", "max"),
@@ -85,7 +86,7 @@ fn an_owner_may_write_until_root_has_and_then_only_what_is_tighter() {
 }
 
 #[test]
-fn a_priority_of_a_user_stays_above_roots_or_the_default() {
+fn users_priority_number_stays_above_roots_or_default() {
     let mount = shared();
     let mut command = mount.command_of(ALICE, &driver_shell());
     let process = DriverShell::spawn({
@@ -125,7 +126,7 @@ fn a_priority_of_a_user_stays_above_roots_or_the_default() {
         may(&mount, ALICE, &write(priority));
         assert_eq!(dir.number("compute.priority"), priority);
     }
-    // A user's own group is bound, too, and what root writes on the process itself counts for more than the
+    // A user's own group is bound, too. Root's setting on the process itself takes precedence over the
     // group's.
     delegate(&mount, "team", ALICE);
     may(&mount, ALICE, "echo 8 > team/compute.priority");
@@ -136,7 +137,7 @@ fn a_priority_of_a_user_stays_above_roots_or_the_default() {
 }
 
 #[test]
-fn what_root_froze_its_owner_cannot_thaw_and_what_the_owner_froze_nobody_else() {
+fn roots_freeze_binds_owner_and_owners_freeze_binds_others() {
     let mount = shared();
     let process = shell_of(&mount, ALICE);
     let dir = Dir::of(&mount, process.pid());
@@ -159,7 +160,7 @@ fn what_root_froze_its_owner_cannot_thaw_and_what_the_owner_froze_nobody_else() 
 }
 
 #[test]
-fn the_root_is_roots() {
+fn users_cannot_make_groups_or_write_in_the_root() {
     let mount = shared();
     let process = shell_of(&mount, ALICE);
     for script in [
@@ -193,7 +194,7 @@ fn the_root_is_roots() {
 }
 
 #[test]
-fn a_group_that_was_given_away_is_its_owners_to_divide() {
+fn delegated_group_may_be_divided_by_its_owner() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     may(
@@ -220,12 +221,12 @@ fn a_group_that_was_given_away_is_its_owners_to_divide() {
     );
     may_not(&mount, BOB, "echo 4096 > team/a/memory.limit", DENIED);
     may_not(&mount, ALICE, "echo max > team/a/bobs/memory.limit", DENIED);
-    // Of a directory that one may write one may remove what is in it.
+    // Write permission on a directory permits removing its entries.
     may(&mount, ALICE, "rmdir team/a/bobs");
 }
 
 #[test]
-fn members_of_a_group_of_users_share_a_directory_by_its_mode() {
+fn unix_group_members_share_directory_by_its_mode() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     let path = mount.path().join("team");
@@ -237,7 +238,7 @@ fn members_of_a_group_of_users_share_a_directory_by_its_mode() {
 }
 
 #[test]
-fn what_root_set_on_a_group_its_owner_cannot_raise_nor_children_exceed() {
+fn roots_group_settings_bind_owner_and_children() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     may(
@@ -279,7 +280,7 @@ fn what_root_set_on_a_group_its_owner_cannot_raise_nor_children_exceed() {
 }
 
 #[test]
-fn a_user_moves_own_processes_within_what_is_the_users_and_no_others() {
+fn user_moves_only_own_processes_within_own_groups() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     delegate(&mount, "other", ALICE);
@@ -300,13 +301,13 @@ fn a_user_moves_own_processes_within_what_is_the_users_and_no_others() {
     may_not(&mount, BOB, &to(his, "team/a"), DENIED);
     may_not(&mount, BOB, &to(mine, "team/a"), DENIED);
     assert_eq!(mount.read("team", "gcgroup.procs"), his.to_string());
-    // A group that bob may enter: still nobody's but his own.
+    // Bob may enter the group, but only with his own processes.
     may(&mount, ALICE, "chmod 777 team");
     may(&mount, BOB, "mkdir team/bobs");
     may_not(&mount, BOB, &to(mine, "team/bobs"), NOT_PERMITTED);
     may_not(&mount, BOB, &to(his, "team/bobs"), NOT_PERMITTED);
     may(&mount, ALICE, &to(mine, "team"));
-    // Out of what root has frozen nobody else moves it, which would be a thaw.
+    // Only root may move a process out of a group that root has frozen: the move would thaw it.
     may(&mount, ALICE, &to(mine, "team/a"));
     mount.write("team/a", "compute.freeze", "1");
     may_not(&mount, ALICE, &to(mine, "team/b"), NOT_PERMITTED);
@@ -316,7 +317,7 @@ fn a_user_moves_own_processes_within_what_is_the_users_and_no_others() {
 }
 
 #[test]
-fn a_group_that_is_closed_to_somebody_is_not_told_on_the_socket_either() {
+fn unreadable_group_is_hidden_on_the_socket() {
     let mount = shared();
     delegate(&mount, "team", ALICE);
     may(&mount, ALICE, "mkdir team/a team/a/b");
@@ -334,7 +335,7 @@ fn a_group_that_is_closed_to_somebody_is_not_told_on_the_socket_either() {
         ("755", "755", true),
         ("755", "711", true),
         ("755", "700", false),
-        // Who is in there can be read by those who know the name, which nobody tells.
+        // With execute but not read permission, entries are readable by name but not listed.
         ("711", "755", false),
         ("744", "755", false),
         ("700", "755", false),
@@ -356,7 +357,7 @@ fn a_group_that_is_closed_to_somebody_is_not_told_on_the_socket_either() {
 }
 
 #[test]
-fn what_was_given_away_is_so_after_a_restart() {
+fn delegation_survives_restart() {
     let mut mount = shared();
     delegate(&mount, "team", ALICE);
     may(

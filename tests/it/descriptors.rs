@@ -1,5 +1,5 @@
-//! The hook's descriptors in a program that closes them, puts files of its own in their place, has none to
-//! spare, or changes its root directory: the files stay what they are, freezes drain and limits hold.
+//! Tests the hook's descriptors in programs that close them, replace them by their own files, have none free,
+//! or change their root directory: the program's files are unchanged, freezes drain and limits hold.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use crate::small_stacks::small_driver;
 
 const MIB: u64 = 1 << 20;
 
-/// The descriptors of a process that are the hook's, by number: what the simulated driver and the program
-/// have are no sockets.
+/// Returns the numbers of the hook's descriptors in a process. The simulated driver and the program have no
+/// sockets.
 fn hooks(pid: i32) -> Vec<i32> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
     let is_hooks = |path: &PathBuf| {
@@ -31,11 +31,12 @@ fn hooks(pid: i32) -> Vec<i32> {
     numbers
 }
 
-/// That it is governed in every respect: charged, limited, frozen, thawed, counted.
+/// Asserts that a process is governed in every respect: charged, limited, frozen, thawed and counted.
 #[track_caller]
 fn is_governed(mount: &Mount, shell: &mut DriverShell) {
     let dir = Dir::of(mount, shell.pid());
-    // It may be registering just now; and again, since closefrom(3) closes one descriptor after the other.
+    // The process may be registering now, and again later, because closefrom(3) closes one descriptor after
+    // the other.
     dir.write_when_there("memory.limit", 2 * MIB);
     wait_until("the limit holds", || {
         let answer = shell.ask(&format!("alloc linear {}", 4 * MIB));
@@ -44,7 +45,8 @@ fn is_governed(mount: &Mount, shell: &mut DriverShell) {
         }
         answer == "error 2"
     });
-    // Until the daemon has the last of the blocks that the counts were in, it shows those of an earlier one.
+    // Until the daemon has received the last of the blocks that held the counts, it shows those of an earlier
+    // block.
     let current = || {
         let text = fs::read_to_string(dir.path().join("memory.current")).ok()?;
         text.trim().parse::<u64>().ok()
@@ -75,7 +77,7 @@ fn is_governed(mount: &Mount, shell: &mut DriverShell) {
     dir.write_when_there("memory.limit", "max");
 }
 
-/// How often the daemon has registered a process.
+/// Returns how often the daemon has registered a process.
 fn nr_registrations(mount: &Mount, pid: i32) -> usize {
     let (begin, end) = (format!(" {pid} ("), " joined");
     let log = mount.log();
@@ -84,7 +86,7 @@ fn nr_registrations(mount: &Mount, pid: i32) -> usize {
         .count()
 }
 
-/// Has the program close all of the hook's descriptors, and waits until the process has registered again.
+/// Makes the program close all descriptors of the hook, and waits until the process has registered again.
 #[track_caller]
 fn close_all(mount: &Mount, shell: &mut DriverShell) {
     let pid = shell.pid();
@@ -123,7 +125,7 @@ fn closefrom_while_a_freeze_drains_leaves_it_drained() {
 }
 
 #[test]
-fn file_over_a_descriptor_keeps_its_content_and_process_is_governed() {
+fn file_over_hooks_descriptor_keeps_content_and_governance() {
     let mount = Mount::new();
     let directory = TempDir::new().expect("a directory");
     let text = "the program's own\n".repeat(1000);
@@ -173,7 +175,7 @@ fn files_over_all_descriptors_keep_their_content() {
     }
 }
 
-/// A shell whose limits of descriptors are these.
+/// Returns a command that runs a shell with these descriptor limits.
 fn limited(mount: &Mount, soft: u32, hard: u32, arguments: &str) -> Command {
     let mut command = mount.command("sh");
     command
@@ -212,11 +214,11 @@ fn process_with_few_descriptors_is_governed() {
     }
 }
 
-/// The simulated driver needs three.
+/// Number of descriptors that the simulated driver needs.
 const DRIVERS: u32 = 3;
 
 #[test]
-fn process_without_free_descriptors_is_governed_below_the_hard_limit() {
+fn process_without_free_descriptors_uses_hard_limit() {
     let mount = Mount::new();
     let mut shell = DriverShell::spawn(limited(&mount, 32, 64, &DRIVERS.to_string()));
     shell.ask("fill 0");
@@ -234,7 +236,7 @@ fn process_without_free_descriptors_is_governed_below_the_hard_limit() {
 }
 
 #[test]
-fn process_without_any_descriptor_reports_it_and_registers_later() {
+fn process_without_descriptors_reports_and_registers_later() {
     let mount = Mount::new();
     let mut shell = DriverShell::spawn(limited(&mount, 32, 32, &DRIVERS.to_string()));
     assert!(!mount.governs(shell.pid()));
@@ -248,7 +250,8 @@ fn process_without_any_descriptor_reports_it_and_registers_later() {
     assert_eq!(shell.stderr(), line, "it is said once");
 }
 
-/// The library is loaded, too, which takes a descriptor. The driver is one that opens nothing.
+/// Tests that the first call registers although loading the library needs a descriptor, too. This driver
+/// opens no file.
 #[test]
 fn first_call_without_free_descriptors_registers() {
     let (mount, driver) = (Mount::new(), small_driver());
@@ -258,7 +261,7 @@ fn first_call_without_free_descriptors_registers() {
         .env("GCGROUP_REQUIRED", "1");
     let mut program = Governed::spawn(command);
     let line = program.expect("ready ");
-    // That driver has no devices; without a registration cuInit would have failed.
+    // This driver has no devices; without a registration cuInit would have failed.
     assert!(line.ends_with(" 100"), "{line}, {}", program.stderr());
     assert!(mount.governs(program.pid()));
 }
@@ -266,7 +269,7 @@ fn first_call_without_free_descriptors_registers() {
 #[test]
 fn required_process_without_any_descriptor_is_refused() {
     let mount = Mount::new();
-    // One, by which the library is loaded.
+    // One descriptor is free, for loading the library.
     let mut command = limited(&mount, 32, 32, "1");
     command.env("GCGROUP_REQUIRED", "1");
     let mut program = Governed::spawn(command);
@@ -282,7 +285,7 @@ fn required_process_without_any_descriptor_is_refused() {
 }
 
 #[test]
-fn process_that_changes_its_root_stays_governed_and_reports_a_lost_daemon() {
+fn process_after_chroot_is_governed_and_reports_lost_daemon() {
     let mut mount = Mount::new();
     let root = TempDir::new().expect("a directory");
     let mut shell = DriverShell::start(&mount);

@@ -1,6 +1,6 @@
-//! A state directory whose disk is full or read-only, or that somebody removes, for a daemon by itself and
-//! under a supervisor: settings hold all the while, the root tells that they are not stored, and they are
-//! stored as soon as that is possible, without another write.
+//! Tests a state directory whose file system is full or read-only, or that is removed, with a plain daemon
+//! and a supervised one: settings stay in force, the root directory reports that they are not stored, and
+//! they are stored as soon as that is possible, without another write.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -16,11 +16,11 @@ use crate::supervise::kill9;
 
 const MIB: u64 = 1 << 20;
 
-/// A filesystem mounted over the state directory until it is dropped.
+/// A file system mounted over the state directory until it is dropped.
 pub struct Over(PathBuf);
 
 impl Over {
-    /// Mounts a tmpfs with room for so many KiB.
+    /// Mounts a tmpfs of `kilobytes` KiB over the state directory.
     pub fn small(mount: &Mount, kilobytes: u32) -> Self {
         let path = mount.state_dir();
         let size = format!("size={kilobytes}k");
@@ -35,7 +35,7 @@ impl Over {
         Self(path)
     }
 
-    /// The directory itself, to be read alone.
+    /// Makes the state directory itself read-only.
     fn read_only(mount: &Mount) -> Self {
         let path = mount.state_dir();
         let none = None::<&str>;
@@ -53,7 +53,7 @@ impl Drop for Over {
     }
 }
 
-/// A daemon, by itself or under a supervisor.
+/// A daemon, either plain or supervised.
 struct Case {
     mount: Mount,
     is_supervised: bool,
@@ -73,7 +73,7 @@ impl Case {
         })
     }
 
-    /// Starts again over a small file system.
+    /// Restarts the daemon on a small file system.
     fn on_small(&mut self) -> Over {
         self.mount.stop();
         let small = Over::small(&self.mount, 64);
@@ -81,7 +81,7 @@ impl Case {
         small
     }
 
-    /// Kills the daemon, and has another follow.
+    /// Kills the daemon and starts a successor.
     fn kill9(&mut self) {
         if self.is_supervised {
             kill9(&self.mount);
@@ -91,7 +91,7 @@ impl Case {
         }
     }
 
-    /// Waits until the root says how well settings are stored, by poll(2).
+    /// Waits by poll(2) until the root's `gcgroup.events` satisfies `condition`.
     fn wait_for(&self, condition: &str) {
         let words = ["wait", "gcgroup.events", condition, "--timeout", "60"];
         let status = self.mount.gcgroupfs(&words).status().expect("it starts");
@@ -102,22 +102,22 @@ impl Case {
         self.mount.log().matches(text).count()
     }
 
-    /// Waits for a line of the log, which is read by another thread. A disk that is nearly full may take some
-    /// lines, so that it is told again 10 seconds later.
+    /// Waits for a log line, which another thread reads. A nearly full disk may accept some lines, so the
+    /// message may be repeated after 10 seconds.
     #[track_caller]
     fn assert_logs_seldom(&self, text: &str) {
         wait_until("it is told", || self.has_logged(text) > 0);
         assert!(self.has_logged(text) < 5, "{}", self.mount.log());
     }
 
-    /// Nobody has given up, and nothing was unmounted.
+    /// Asserts that the daemon has not given up and that nothing was unmounted.
     fn assert_serves(&self) {
         let log = self.mount.log();
         assert!(!log.contains("given up") && !log.contains("has failed"), "{log}");
     }
 }
 
-/// Leaves no room on the file system of a directory.
+/// Fills the file system of a directory.
 fn fill(over: &Over) -> PathBuf {
     let filler = over.0.join("filler");
     let mut file = File::create(&filler).expect("creates");
@@ -129,7 +129,7 @@ fn settings(mount: &Mount) -> PathBuf {
     mount.state_dir().join("settings.jsonl")
 }
 
-/// The limit of a process that may be about to come back.
+/// Asserts the limit of a process that may still be returning.
 #[track_caller]
 fn assert_limit(mount: &Mount, pid: i32, limit: u64) {
     wait_until("the process is back", || mount.file(pid, "memory.limit").exists());
@@ -176,7 +176,7 @@ fn daemon_starts_on_the_old_file_of_a_full_disk() {
             assert_limit(&case.mount, pid, 7 * MIB);
         }
         wait_until("it is told each time", || case.has_logged("cannot compact") >= 3);
-        // More than the rest of a page.
+        // More than the remainder of a page.
         for n in 1..=100_u64 {
             Dir::of(&case.mount, pid).write("memory.limit", n * MIB);
         }
@@ -241,7 +241,7 @@ fn removed_file_and_directory_are_made_again() {
             } else {
                 fs::remove_file(settings(&case.mount)).expect("removes");
             }
-            // Nobody writes anything.
+            // No setting is written meanwhile.
             wait_until("the file is there again", || settings(&case.mount).exists());
             case.wait_for("journal_degraded=0");
             case.kill9();
@@ -261,7 +261,7 @@ fn damaged_line_is_shown_at_the_root_and_the_file_kept() {
         }
         case.mount.stop();
         let mut text = fs::read(settings(&case.mount)).expect("it is ours");
-        // In the last line: of one of the two.
+        // Flips a bit in the last line, which belongs to one of the two processes.
         let at = text.len() - 9;
         text[at] ^= 4;
         fs::write(settings(&case.mount), &text).expect("it is ours");
@@ -279,8 +279,8 @@ fn damaged_line_is_shown_at_the_root_and_the_file_kept() {
             });
             shells.iter().map(limit).collect::<Vec<_>>()
         };
-        // At its end the first daemon stored one line more for each, the damaged one in the place of an equal
-        // one.
+        // At its end the first daemon appended one line for each process; the damaged line has replaced an
+        // equal one.
         let limits = limits();
         let is_right = |(limit, n): (&String, u64)| *limit == (n * MIB).to_string() || limit == "max";
         assert!(

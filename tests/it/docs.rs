@@ -1,4 +1,4 @@
-//! The documents agree with the product.
+//! Checks that the documents match the product.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ fn document(name: &str) -> String {
     fs::read_to_string(repository().join(name)).unwrap()
 }
 
-/// The output of `gcgroupfs files`: a table in Markdown.
+/// Returns the output of `gcgroupfs files`, a Markdown table.
 fn table() -> String {
     let output = Command::new(artifacts().gcgroupfs())
         .arg("files")
@@ -20,7 +20,7 @@ fn table() -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The names of the control files, from the table's first column.
+/// Returns the names of the control files, from the table's first column.
 fn names() -> BTreeSet<String> {
     let rows: Vec<String> = table()
         .lines()
@@ -30,7 +30,7 @@ fn names() -> BTreeSet<String> {
     rows.into_iter().collect()
 }
 
-/// The first column of the tables in a Markdown section, without the backquotes.
+/// Returns the first column of the tables in a Markdown section, without backquotes.
 fn first_column(text: &str) -> BTreeSet<String> {
     text.lines()
         .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
@@ -106,13 +106,13 @@ fn architecture_names_files_that_exist() {
 }
 
 #[test]
-fn kmod_notes_tell_of_every_file() {
+fn kmod_notes_mention_every_file() {
     let notes = document("kmod-notes/README.md");
     assert_eq!(first_column(&notes), names());
 }
 
 #[test]
-fn the_scripts_by_hand_use_the_mounted_files_alone() {
+fn manual_scripts_use_only_mounted_files() {
     for name in ["gc-freeze", "gc-limit", "gc-preempt", "gc-priority", "gc-thaw"] {
         let text = document(&format!("scripts/{name}"));
         assert!(text.starts_with("#!/bin/sh\n"), "{name} is not for every shell");

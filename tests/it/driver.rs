@@ -1,5 +1,5 @@
-//! A program on a lead: `driver_shell.c`, which does one driver call for each line it is told, and the
-//! directory of control files of a process.
+//! Controls `driver_shell.c`, a program that makes one driver call for each line it reads, and a process's
+//! directory of control files.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,14 +9,14 @@ use std::sync::OnceLock;
 use nix::sys::signal::Signal;
 use support::{Governed, Mount, artifacts, c_program, wait_until};
 
-/// A running `driver_shell`. [`DriverShell::ask`] gives its answer to a command.
+/// A running `driver_shell`. [`DriverShell::ask`] returns its answer to a command.
 #[derive(Debug)]
 pub struct DriverShell {
     program: Governed,
     pid: i32,
 }
 
-/// The program, linked with the driver as `-lcuda` does it.
+/// Returns the path of the program, linked with the driver by `-lcuda`.
 pub fn driver_shell() -> PathBuf {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM
@@ -28,13 +28,13 @@ pub fn driver_shell() -> PathBuf {
 }
 
 impl DriverShell {
-    /// Governed by the mount's daemon, with a primary context on GPU 0.
+    /// Starts a process governed by the mount's daemon, with a primary context on GPU 0.
     #[track_caller]
     pub fn start(mount: &Mount) -> Self {
         Self::spawn(mount.command(driver_shell()))
     }
 
-    /// On the same simulated GPUs, without the library.
+    /// Starts a process on the same simulated GPUs without the library.
     #[track_caller]
     pub fn start_bare(mount: &Mount) -> Self {
         Self::spawn(mount.bare_command(driver_shell()))
@@ -70,19 +70,19 @@ impl DriverShell {
         self.program.ask(command)
     }
 
-    /// Sends a command whose answer is not waited for now.
+    /// Sends a command without waiting for its answer.
     #[track_caller]
     pub fn tell(&mut self, command: &str) {
         self.program.say(command);
     }
 
-    /// The next answer.
+    /// Waits for the next answer.
     #[track_caller]
     pub fn answer(&mut self) -> String {
         self.program.line().expect("the program goes on")
     }
 
-    /// What `race` answers: how many allocations there were.
+    /// Waits for the answer of `race` and returns the number of allocations.
     #[track_caller]
     pub fn raced(&mut self) -> u64 {
         let answer = self.answer();
@@ -92,19 +92,19 @@ impl DriverShell {
         count.and_then(|count| count.parse().ok()).expect(&answer)
     }
 
-    /// What it, and the hook in it, wrote to stderr so far.
+    /// Returns what the program and its hook have written to stderr so far.
     pub fn stderr(&self) -> String {
         self.program.stderr()
     }
 
-    /// Its pid stays, its program begins anew.
+    /// Executes the program anew under the same pid.
     #[track_caller]
     pub fn exec(&mut self) {
         self.tell("exec");
         assert_eq!(self.banner(), self.pid);
     }
 
-    /// [`Self::exec`], and until its directory is the new program's.
+    /// Runs [`Self::exec`] and waits until the directory belongs to the new program.
     #[track_caller]
     pub fn exec_at(&mut self, mount: &Mount) {
         let path = Dir::of(mount, self.pid).path();
@@ -116,20 +116,20 @@ impl DriverShell {
         });
     }
 
-    /// Lets it end by itself.
+    /// Lets the process exit by itself.
     #[track_caller]
     pub fn quit(mut self) {
         self.tell("quit");
         assert!(self.program.wait().success());
     }
 
-    /// `kill -9`, waited for.
+    /// Sends SIGKILL and waits for the process.
     pub fn kill9(mut self) {
         self.program.signal(Signal::SIGKILL);
         self.program.wait();
     }
 
-    /// Sends SIGTERM and gives how it ended.
+    /// Sends SIGTERM and returns the exit status.
     #[track_caller]
     pub fn terminate(&mut self) -> std::process::ExitStatus {
         self.program.signal(Signal::SIGTERM);
@@ -137,7 +137,7 @@ impl DriverShell {
     }
 }
 
-/// The control files of a process, or of it on one GPU.
+/// The directory of control files of a process, or of a process on one GPU.
 #[derive(Debug, Clone)]
 pub struct Dir<'m> {
     mount: &'m Mount,
@@ -152,7 +152,7 @@ impl<'m> Dir<'m> {
         }
     }
 
-    /// Its directory for one GPU.
+    /// Returns the process's directory for one GPU.
     pub fn gpu(&self, index: u32) -> Self {
         Self {
             mount: self.mount,
@@ -168,26 +168,26 @@ impl<'m> Dir<'m> {
         self.path().exists()
     }
 
-    /// All of a file, as it is at one moment.
+    /// Reads a whole file at one moment.
     #[track_caller]
     pub fn read(&self, file: &str) -> String {
         self.mount.read(&self.name, file)
     }
 
-    /// The number that is all of a file.
+    /// Returns the number that a file consists of.
     #[track_caller]
     pub fn number(&self, file: &str) -> u64 {
         self.mount.number(&self.name, file, "")
     }
 
-    /// The number behind a key.
+    /// Returns the number behind a key of a file.
     #[track_caller]
     pub fn key(&self, file: &str, key: &str) -> u64 {
         self.mount.number(&self.name, file, key)
     }
 
-    /// Writes once the path leads to the program that runs now: after an exec the kernel takes a moment to
-    /// forget the directory that was there before.
+    /// Writes once the path leads to the current program: after an exec the kernel needs a moment to
+    /// invalidate the entry of the previous directory.
     #[track_caller]
     pub fn write_when_there(&self, file: &str, value: impl ToString) {
         let value = value.to_string();
@@ -201,27 +201,27 @@ impl<'m> Dir<'m> {
         self.mount.write(&self.name, file, &value.to_string());
     }
 
-    /// Has it stand still, and waits until it does.
+    /// Freezes the process and waits until its work has drained.
     #[track_caller]
     pub fn freeze(&self) {
         self.write("compute.freeze", 1);
         wait_until("it is drained", || self.is_frozen());
     }
 
-    /// Drained, and nothing starts any more.
+    /// Returns whether the process is frozen and drained.
     #[track_caller]
     pub fn is_frozen(&self) -> bool {
         self.key("gcgroup.events", "frozen") == 1
     }
 
-    /// Kernels that the driver has taken.
+    /// Returns the number of kernels submitted to the driver.
     #[track_caller]
     pub fn launches(&self) -> u64 {
         self.key("gcgroup.stat", "nr_submitted_kernels")
     }
 }
 
-/// The pids that have a directory.
+/// Returns the pids that have a directory.
 pub fn governed_pids(mount: &Mount) -> Vec<i32> {
     let entries = std::fs::read_dir(mount.path()).expect("the mount lists");
     entries

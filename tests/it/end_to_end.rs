@@ -1,10 +1,9 @@
-//! The whole of it, as a user would go through it: a process appears, is counted, capped, frozen, thawed, and
-//! goes.
+//! Tests a complete user session: a process appears, is counted, limited, frozen, thawed and exits.
 
 use support::{Mount, wait_until};
 
 #[test]
-fn a_process_appears_when_it_uses_cuda_and_goes_when_it_exits() {
+fn process_appears_with_first_cuda_use_until_exit() {
     let mount = Mount::new();
     let mut process = mount.obedient();
     let pid = process.pid();
@@ -20,7 +19,7 @@ fn a_process_appears_when_it_uses_cuda_and_goes_when_it_exits() {
 }
 
 #[test]
-fn memory_current_counts_what_is_allocated_and_forgets_what_is_freed() {
+fn memory_current_follows_allocations_and_frees() {
     let mount = Mount::new();
     let mut process = mount.obedient();
     let pid = process.pid();
@@ -39,7 +38,7 @@ fn memory_current_counts_what_is_allocated_and_forgets_what_is_freed() {
 }
 
 #[test]
-fn memory_limit_refuses_the_first_byte_too_many() {
+fn memory_limit_refuses_first_byte_beyond() {
     let mount = Mount::new();
     let mut process = mount.obedient();
     let pid = process.pid();
@@ -72,7 +71,7 @@ fn launches_are_counted_one_by_one() {
 }
 
 #[test]
-fn a_frozen_process_launches_nothing_until_it_is_thawed() {
+fn frozen_process_launches_only_after_thaw() {
     let mount = Mount::new();
     let mut process = mount.obedient();
     let pid = process.pid();

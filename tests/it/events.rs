@@ -1,4 +1,4 @@
-//! poll(2) on the events files: woken by a change, and not without one.
+//! Tests poll(2) on the events files: it wakes at a change and only then.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,7 +17,7 @@ use support::{DEADLINE, Mount};
 
 use crate::driver::{Dir, DriverShell};
 
-/// An events file as a script watches it.
+/// An events file, watched as a script watches it.
 struct Watch(File);
 
 impl Watch {
@@ -28,7 +28,7 @@ impl Watch {
         watch
     }
 
-    /// What it shows now; the next poll waits for something else.
+    /// Returns the current text; the next poll waits for a change from it.
     #[track_caller]
     fn read(&mut self) -> String {
         let mut text = String::new();
@@ -37,7 +37,7 @@ impl Watch {
         text
     }
 
-    /// Whether there is a change, within that time.
+    /// Returns whether there is a change within `timeout`.
     fn poll(&self, timeout: PollTimeout) -> bool {
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLPRI)];
         poll(&mut fds, timeout).expect("polls");
@@ -46,7 +46,7 @@ impl Watch {
             .is_some_and(|events| events.contains(PollFlags::POLLPRI))
     }
 
-    /// Waits for changes until the file has that line.
+    /// Waits for changes until the file contains `line`.
     #[track_caller]
     fn wait_for(&mut self, line: &str) {
         let long = PollTimeout::try_from(DEADLINE).expect("fits");
@@ -57,7 +57,7 @@ impl Watch {
 }
 
 #[test]
-fn a_freeze_wakes_when_it_is_drained_and_a_thaw_wakes_too() {
+fn completed_freeze_and_thaw_wake_pollers() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -73,7 +73,7 @@ fn a_freeze_wakes_when_it_is_drained_and_a_thaw_wakes_too() {
 }
 
 #[test]
-fn a_refused_allocation_wakes() {
+fn refused_allocation_wakes_pollers() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -92,7 +92,7 @@ fn a_refused_allocation_wakes() {
 }
 
 #[test]
-fn a_death_wakes_every_kind_of_poller_and_then_there_is_no_device() {
+fn process_exit_wakes_all_pollers_and_reads_give_enodev() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -127,7 +127,7 @@ fn a_death_wakes_every_kind_of_poller_and_then_there_is_no_device() {
 }
 
 #[test]
-fn selects_third_set_is_for_changes() {
+fn select_reports_changes_in_its_third_set() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -146,7 +146,7 @@ fn selects_third_set_is_for_changes() {
     assert!(status.success(), "Python's select.select");
 }
 
-/// Waits by select(2) for the thaw that it causes.
+/// Python program that waits with select(2) for a thaw that it causes itself.
 const PYTHON: &str = "
 import os, select, sys
 events = open(sys.argv[1] + '/gcgroup.events')
@@ -159,7 +159,7 @@ assert 'frozen 0' in events.read()
 ";
 
 #[test]
-fn a_thousand_pollers_are_woken_by_what_concerns_them_and_by_nothing_else() {
+fn thousand_pollers_wake_only_for_their_own_files() {
     const POLLERS: u64 = 1000;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("raised");
@@ -175,7 +175,7 @@ fn a_thousand_pollers_are_woken_by_what_concerns_them_and_by_nothing_else() {
             .add(&watch.0, EpollEvent::new(EpollFlags::EPOLLPRI, number))
             .expect("watches");
     }
-    // Of the same process another file, and of another process the same file: no change to those who poll.
+    // Another file of the same process, and the same file of another process: no change for these pollers.
     let mut memory = Watch::open(one.path().join("memory.events"));
     let mut else_where = Watch::open(other.path().join("gcgroup.events"));
     other.write("compute.freeze", 1);
@@ -213,7 +213,7 @@ fn a_thousand_pollers_are_woken_by_what_concerns_them_and_by_nothing_else() {
 }
 
 #[test]
-fn who_watches_a_storm_is_woken_once_in_ten_milliseconds() {
+fn poller_of_many_events_wakes_at_most_every_10_ms() {
     const WAKES: u32 = 30;
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
@@ -224,7 +224,7 @@ fn who_watches_a_storm_is_woken_once_in_ten_milliseconds() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Relaxed) {
-                // Each is below what is used, and counts.
+                // Each limit is below current usage and is counted.
                 dir.write("memory.limit", 1);
             }
         });
@@ -236,7 +236,7 @@ fn who_watches_a_storm_is_woken_once_in_ten_milliseconds() {
         }
         let took = begin.elapsed();
         over.store(true, Relaxed);
-        // However slow the machine, this is what it takes at least.
+        // Lower bound on any machine, however slow.
         assert!(took >= Duration::from_millis(10) * (WAKES - 1), "{took:?}");
     });
     watch.wait_for(&format!("over_limit {}", dir.key("memory.events", "over_limit")));
@@ -246,7 +246,7 @@ fn long() -> PollTimeout {
     PollTimeout::try_from(DEADLINE).expect("fits")
 }
 
-/// Whether select(2) finds the file in its third set.
+/// Returns whether select(2) reports the file as exceptional.
 fn excepted(file: &File, seconds: i64) -> bool {
     let mut set = FdSet::new();
     set.insert(file.as_fd());

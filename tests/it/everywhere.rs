@@ -1,12 +1,11 @@
-//! The preload library in `/etc/ld.so.preload`: every program of the machine is as it was.
+//! Tests the preload library in `/etc/ld.so.preload`: every program of the machine behaves as before.
 
 use std::fs;
 use std::process::Command;
 
 use support::artifacts;
 
-/// Programs at work, beyond answering `--version`. Each prints something that does not change from run to
-/// run.
+/// Commands that do more than print `--version`. The output of each is the same in every run.
 const AT_WORK: &[&str] = &[
     "bash -c 'for i in 1 2 3; do echo $i; done; exit 3'",
     "sh -c 'echo $((6*7)); kill -TERM $$'",
@@ -85,7 +84,7 @@ fn run(commands: &str, library: &str) -> String {
 }
 
 #[test]
-fn a_hundred_programs_and_more_are_as_they_were() {
+fn over_hundred_programs_behave_unchanged() {
     let list = Command::new("dpkg")
         .args(["-L", "coreutils"])
         .output()

@@ -1,5 +1,5 @@
-//! The driver fails, at whatever the program or the hook itself asks of it: the program is told what the
-//! driver says, as it is without the library; nothing stays charged that is not there; and nobody is stuck.
+//! Tests driver faults in calls of the program and of the hook: the program gets the driver's answer, as
+//! without the library; charges match the allocations; no thread hangs.
 
 use simgpu::Held;
 use support::{Mount, Truth, wait_until};
@@ -8,10 +8,10 @@ use crate::calls::Calls;
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
-/// What a call that is made to fail answers: nothing that the simulated driver answers by itself.
+/// Error code of injected faults. The simulated driver never returns it by itself.
 const FAULT: u32 = 46;
 
-/// Every call that charges, with what makes it one.
+/// Every call that charges memory, with its arguments.
 const CHARGED: &[&str] = &[
     "cuMemAlloc_v2 &a 4096",
     "cuMemAllocPitch_v2 &a &pitch 1000 10 4",
@@ -27,8 +27,7 @@ const CHARGED: &[&str] = &[
     "cuMemHostRegister_v2 &a 512 0",
 ];
 
-/// Everything that a program may want with memory, from its making to its end. Each is answered, whatever is
-/// made to fail.
+/// Every use of memory from allocation to release. Each call is answered, whichever one is made to fail.
 const LIFE: &[&str] = &[
     "cuStreamCreate &stream 1",
     "cuMemPoolCreate &pool &props",
@@ -69,7 +68,7 @@ const LIFE: &[&str] = &[
     "cuCtxSynchronize",
 ];
 
-/// The driver's functions that the hook calls for itself: the rows of its list.
+/// Returns the driver functions that the hook itself calls: the rows of its list.
 fn own_calls() -> Vec<String> {
     let list =
         std::fs::read_to_string(support::repository().join("hook/src/driver.rs")).expect("it is there");
@@ -83,7 +82,7 @@ fn own_calls() -> Vec<String> {
     names
 }
 
-/// Descriptions that the calls above name.
+/// Fills the descriptor variables used by the calls above.
 fn describe(calls: &mut Calls) {
     for (variable, offset, size, value) in [
         ("props", 0, 4, 1),
@@ -101,8 +100,8 @@ fn describe(calls: &mut Calls) {
     }
 }
 
-/// A program that has what the calls above name, and of whose calls some fail. What its own beginning is
-/// answered it keeps to itself.
+/// Starts a program with the variables that the calls above use and with injected faults. Results of the
+/// setup calls are ignored.
 fn start(mount: &Mount, faults: &str, is_governed: bool) -> Calls {
     let mut calls = Calls::with(mount, is_governed, &[("SIMGPU_FAULTS", faults)]);
     for call in [
@@ -117,17 +116,17 @@ fn start(mount: &Mount, faults: &str, is_governed: bool) -> Calls {
 }
 
 #[test]
-fn an_allocation_that_fails_is_told_of_and_charged_to_nobody() {
+fn failed_allocation_returns_error_and_is_not_charged() {
     let mount = Mount::new();
     for call in CHARGED {
         let name = call.split(' ').next().expect("a name");
-        // The hook makes one without memory before, to learn how large the array will be.
+        // The hook first makes an array without memory to learn its size.
         let is_tried = ["cuArray3DCreate_v2", "cuMipmappedArrayCreate"].contains(&name);
         let first = if is_tried { 3 } else { 2 };
         let mut calls = start(&mount, &format!("{name}={FAULT}@{first}+"), true);
         let dir = Dir::of(&mount, calls.pid());
         calls.ok("cuMemPoolCreate &pool &props");
-        // The first succeeds, so that there is something to be mistaken about.
+        // The first call succeeds, so that there is state that could become wrong.
         calls.ok(call);
         calls.ok("cuCtxSynchronize");
         let files = ["memory.current", "memory.peak"];
@@ -148,7 +147,7 @@ fn an_allocation_that_fails_is_told_of_and_charged_to_nobody() {
 }
 
 #[test]
-fn whatever_the_hook_asks_may_fail() {
+fn program_survives_failure_of_any_call_of_the_hook() {
     let mount = Mount::new();
     let truth = Truth::of(&mount.simgpu_dir());
     for name in own_calls() {
@@ -175,7 +174,7 @@ fn whatever_the_hook_asks_may_fail() {
                 "{told} bytes {key} are charged, {is} are there, while {name} fails"
             );
         }
-        // Whether it can be told that it has drained or not: it is held, and let go.
+        // Whether or not draining can be reported, the process is held and released.
         dir.write("compute.freeze", 1);
         governed.tell("call cuMemcpyDtoD_v2 0 0 0");
         dir.write("compute.freeze", 0);
@@ -185,7 +184,7 @@ fn whatever_the_hook_asks_may_fail() {
 }
 
 #[test]
-fn a_free_that_fails_leaves_what_it_was_to_free_charged() {
+fn failed_free_leaves_memory_charged() {
     let mount = Mount::new();
     for (make, free, size) in [
         ("cuMemAlloc_v2 &a 4096", "cuMemFree_v2 $a", 4096),
@@ -194,7 +193,7 @@ fn a_free_that_fails_leaves_what_it_was_to_free_charged() {
         ("cuArrayCreate_v2 &a &flat", "cuArrayDestroy $a", 64 << 10),
     ] {
         let name = free.split(' ').next().expect("a name");
-        // An array without memory is made and destroyed before, to learn how large the array will be.
+        // The hook makes and destroys an array without memory first, to learn the array's size.
         let at = if name == "cuArrayDestroy" { 2 } else { 1 };
         let mut calls = start(&mount, &format!("{name}={FAULT}@{at}"), true);
         let dir = Dir::of(&mount, calls.pid());
@@ -208,14 +207,14 @@ fn a_free_that_fails_leaves_what_it_was_to_free_charged() {
 }
 
 #[test]
-fn a_process_whose_marks_fail_is_held_and_let_go_and_never_called_frozen_falsely() {
+fn freeze_with_failing_markers_is_never_falsely_reported() {
     let mount = Mount::new();
     for name in ["cuEventCreate", "cuEventRecord", "cuEventQuery"] {
         let mut calls = start(&mount, &format!("{name}={FAULT}@1"), true);
         let dir = Dir::of(&mount, calls.pid());
         calls.ok("cuMemAlloc_v2 &a 4096");
         calls.ok("cuMemsetD8_v2 $a 1 4096");
-        // The first mark fails; the next does not.
+        // The first marker fails; the next does not.
         dir.write("compute.freeze", 1);
         wait_until("it is drained all the same", || dir.is_frozen());
         calls.tell("call cuMemsetD8_v2 $a 2 4096");

@@ -1,4 +1,5 @@
-//! A process that forks: what its children do to the memory that it shares with the daemon is nothing to it.
+//! Tests that children of a process that forks cannot affect the parent through memory shared with the
+//! daemon.
 
 use support::Mount;
 
@@ -6,7 +7,7 @@ use crate::driver::{Dir, DriverShell};
 
 const MIB: u64 = 1 << 20;
 
-/// A child of another user, made by a process of root's, overwrites all that it can reach.
+/// Runs a child as another user that overwrites all memory it can reach; the parent runs as root.
 fn child_writes_where_the_block_was(how: &str) {
     let command = format!("vandal {how}");
     let mount = Mount::new();
@@ -33,7 +34,7 @@ fn child_writes_where_the_block_was(how: &str) {
     assert_eq!(dir.number("memory.peak"), MIB);
     assert_eq!(mount.number("", "memory.current", ""), MIB);
     assert_eq!(dir.launches(), 3);
-    // On the thread that forked, and at a gate that closes and opens.
+    // On the thread that forked, also through a gate that closes and opens.
     assert_eq!(shell.ask("spin 1 1"), "ok");
     dir.freeze();
     dir.write("compute.freeze", 0);
@@ -45,16 +46,16 @@ fn child_writes_where_the_block_was(how: &str) {
 }
 
 #[test]
-fn a_forked_child_cannot_write_its_parents_block() {
+fn forked_child_cannot_write_parents_block() {
     child_writes_where_the_block_was("fork files");
 }
 
 #[test]
-fn a_block_full_of_lies_leads_no_launch_astray() {
+fn launches_work_with_an_overwritten_usage_block() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask("spin 1 1"), "ok");
-    // No handler ran in this child, so it has the block's descriptor.
+    // No fork handler ran in this child, so it still has the block's descriptor.
     let answer = shell.ask("vandal clone files");
     assert!(answer.starts_with("0 1 "), "{answer}");
     assert_eq!(shell.ask("spin 1 100"), "ok");
@@ -64,6 +65,6 @@ fn a_block_full_of_lies_leads_no_launch_astray() {
 }
 
 #[test]
-fn a_child_of_a_bare_clone_cannot_write_its_parents_block() {
+fn raw_clone_child_cannot_write_parents_block() {
     child_writes_where_the_block_was("clone");
 }

@@ -1,4 +1,4 @@
-//! Freezing: nothing starts after `frozen 1`, everything resumes, and nothing is stuck.
+//! Tests freezing: no work starts after `frozen 1`, all work resumes after a thaw, and no thread hangs.
 
 use std::os::unix::process::ExitStatusExt as _;
 
@@ -7,7 +7,7 @@ use support::{Config, Mount, wait_until};
 use crate::driver::{Dir, DriverShell};
 
 #[test]
-fn no_kernel_starts_after_frozen_1_and_thaw_resumes() {
+fn no_kernel_starts_after_frozen_1_until_thaw() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -28,17 +28,17 @@ fn no_kernel_starts_after_frozen_1_and_thaw_resumes() {
 }
 
 #[test]
-fn frozen_is_not_said_while_a_kernel_runs() {
+fn frozen_is_not_reported_while_a_kernel_runs() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
-    // Half a second of queued work: far longer than it takes to read a file a few times.
+    // Half a second of queued work, far longer than a few file reads take.
     assert_eq!(shell.ask("spin 10000 50"), "ok");
     dir.write("compute.freeze", 1);
     let mut seen_running = false;
     wait_until("it is drained", || {
         let drained = dir.is_frozen();
-        // Asked after the file was read, so a drain that was announced must be over by now.
+        // Queried after reading the file, so a reported drain must be complete by now.
         let idle = shell.ask("query") == "ok";
         assert!(!drained || idle, "said frozen while kernels run");
         seen_running |= !idle;
@@ -48,7 +48,7 @@ fn frozen_is_not_said_while_a_kernel_runs() {
 }
 
 #[test]
-fn a_thaw_before_the_drain_ends_withdraws_the_freeze() {
+fn thaw_during_drain_cancels_the_freeze() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -61,7 +61,7 @@ fn a_thaw_before_the_drain_ends_withdraws_the_freeze() {
 }
 
 #[test]
-fn a_frozen_process_ends_by_sigterm() {
+fn sigterm_ends_a_frozen_process() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -105,7 +105,7 @@ fn memory_can_be_allocated_and_freed_while_frozen() {
 }
 
 #[test]
-fn threads_that_launch_without_pause_all_stop_and_all_go_on() {
+fn continuously_launching_threads_all_freeze_and_resume() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -132,7 +132,7 @@ fn threads_that_launch_without_pause_all_stop_and_all_go_on() {
 }
 
 #[test]
-fn a_child_of_a_frozen_process_is_a_process_of_its_own() {
+fn child_of_a_frozen_process_is_not_frozen() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -147,8 +147,7 @@ fn a_child_of_a_frozen_process_is_a_process_of_its_own() {
         }
     }
     assert!(parent);
-    // The driver answers a child of a process that has initialised it with an error; what matters is that it
-    // answers.
+    // The driver returns an error to the child of an initialised process; the child must get an answer.
     assert!(
         shell.ask("spin 1 1").starts_with("error"),
         "the child is not held at its parent's gate"
@@ -163,7 +162,7 @@ fn a_child_of_a_frozen_process_is_a_process_of_its_own() {
 }
 
 #[test]
-fn a_frozen_process_may_exit() {
+fn frozen_process_may_exit() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -174,7 +173,7 @@ fn a_frozen_process_may_exit() {
 }
 
 #[test]
-fn freezing_through_execs_leaves_nobody_stuck() {
+fn freezes_during_execs_leave_no_process_stuck() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     shell.ask("spin 10 4");
@@ -189,7 +188,7 @@ fn freezing_through_execs_leaves_nobody_stuck() {
 }
 
 #[test]
-fn what_is_frozen_goes_on_without_the_daemon_or_does_not_as_the_daemon_was_told() {
+fn daemon_option_decides_whether_freeze_outlives_it() {
     let grace = Config::default().arg("--grace").arg("200");
     let mut mounts = [
         Mount::with(grace.clone()),
@@ -202,7 +201,7 @@ fn what_is_frozen_goes_on_without_the_daemon_or_does_not_as_the_daemon_was_told(
         let dir = Dir::of(mount, shell.pid());
         wait_until("it is held", || dir.key("compute.stat", "nr_frozen") > 0);
     }
-    // The one that stays held loses its daemon first.
+    // The daemon of the process that stays frozen is killed first.
     mounts[1].kill9();
     mounts[0].kill9();
     assert_eq!(open.answer(), "ok");

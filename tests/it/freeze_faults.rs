@@ -1,14 +1,14 @@
-//! Freezes while the driver keeps failing at what the hook asks it: a freeze completes, or says why it does
-//! not.
+//! Tests freezes while driver calls of the hook keep failing: a freeze completes or reports the reason.
 
 use support::{Mount, wait_until};
 
 use crate::driver::{Dir, DriverShell, driver_shell};
 
-/// An error that the simulated driver never answers by itself. It may pass: what was submitted may go on.
+/// Error code that the simulated driver never returns by itself. It does not imply that submitted work has
+/// ended.
 const FAULT: u32 = 46;
 
-/// A driver shell of whose process these calls fail.
+/// Starts a driver shell with injected faults.
 #[track_caller]
 fn start(mount: &Mount, faults: &str) -> DriverShell {
     let mut command = mount.command(driver_shell());
@@ -16,7 +16,7 @@ fn start(mount: &Mount, faults: &str) -> DriverShell {
     DriverShell::spawn(command)
 }
 
-/// Freezes it while it works, and thaws it.
+/// Freezes a busy process, waits until it is drained, and thaws it.
 #[track_caller]
 fn is_frozen_when_work_has_ended(faults: &str) {
     let mount = Mount::new();
@@ -69,7 +69,7 @@ fn freeze_completes_while_event_calls_lack_memory() {
 }
 
 #[test]
-fn freeze_completes_where_queries_say_that_the_context_is_dead() {
+fn freeze_completes_when_queries_report_a_dead_context() {
     for error in [214, 700, 719] {
         let mount = Mount::new();
         let mut shell = start(&mount, &format!("cuEventQuery={error}"));
@@ -79,7 +79,7 @@ fn freeze_completes_where_queries_say_that_the_context_is_dead() {
     }
 }
 
-/// With neither events nor words there is nothing to tell by.
+/// Tests a driver on which neither event queries nor marker writes work.
 #[test]
 fn freeze_that_cannot_complete_reports_the_drivers_error() {
     let mount = Mount::new();
@@ -99,7 +99,7 @@ fn freeze_that_cannot_complete_reports_the_drivers_error() {
     assert!(!dir.is_frozen());
     let line = format!("{} cannot tell whether its frozen work has ended", shell.pid());
     wait_until("the log tells", || mount.log().contains(&line));
-    // It is held, and let go.
+    // The launch is held and then released.
     shell.tell("spin 1 1");
     wait_until("it is held", || dir.key("compute.stat", "nr_frozen") == 1);
     dir.write("compute.freeze", 0);
@@ -110,7 +110,7 @@ fn freeze_that_cannot_complete_reports_the_drivers_error() {
 #[test]
 fn freeze_completes_once_the_driver_recovers() {
     let mount = Mount::new();
-    // Events fail for a while, and words for ever.
+    // Event queries fail 200 times, marker writes always.
     let queries: Vec<String> = (1..=200).map(|n| format!("cuEventQuery={FAULT}@{n}")).collect();
     let faults = format!("{},cuStreamWriteValue32*={FAULT}", queries.join(","));
     let mut shell = start(&mount, &faults);

@@ -1,5 +1,5 @@
-//! Each function that the report calls gated, one by one: a freeze holds it, and a thaw lets it go to the
-//! driver. Those that must not be held are not.
+//! Tests each function that the coverage report lists as gated: a freeze holds it and a thaw passes it to the
+//! driver. Functions that must not be held are not.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,7 +9,7 @@ use support::{Config, Governed, Mount, c_program, repository, wait_until};
 use crate::calls::Calls;
 use crate::driver::Dir;
 
-/// The names below a heading of `hook/COVERAGE.md`.
+/// Returns the names below a heading of `hook/COVERAGE.md`.
 fn reported(heading: &str) -> Vec<String> {
     let report = std::fs::read_to_string(repository().join("hook/COVERAGE.md")).unwrap();
     report
@@ -27,7 +27,7 @@ fn start(command: impl FnOnce(&std::path::Path) -> Command) -> Governed {
     program
 }
 
-/// What so many calls answer, by name.
+/// Returns the results of `count` calls by function name.
 fn answers(program: &mut Governed, count: usize) -> BTreeMap<String, i32> {
     let lines = std::iter::from_fn(|| program.line()).filter(|line| !line.starts_with("called "));
     lines
@@ -40,7 +40,7 @@ fn answers(program: &mut Governed, count: usize) -> BTreeMap<String, i32> {
 }
 
 #[test]
-fn a_freeze_holds_each_gated_function_and_a_thaw_lets_it_go_and_each_is_counted() {
+fn each_gated_function_is_held_released_and_counted() {
     let mount = Mount::new();
     let names = reported("gated");
     assert!(names.len() > 100, "{names:?}");
@@ -73,7 +73,7 @@ fn a_freeze_holds_each_gated_function_and_a_thaw_lets_it_go_and_each_is_counted(
 }
 
 #[test]
-fn a_freeze_holds_nothing_that_another_process_may_wait_for() {
+fn freeze_holds_no_call_that_others_may_wait_for() {
     let mount = Mount::new();
     let mut program = start(|path| mount.command(path));
     let dir = Dir::of(&mount, program.pid());
@@ -100,7 +100,7 @@ fn a_freeze_holds_nothing_that_another_process_may_wait_for() {
 }
 
 #[test]
-fn a_thread_with_no_context_is_counted_and_held_where_its_stream_is() {
+fn call_without_context_is_held_on_its_streams_device() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid()).gpu(1);
@@ -128,7 +128,7 @@ fn a_thread_with_no_context_is_counted_and_held_where_its_stream_is() {
 }
 
 #[test]
-fn what_a_threads_own_default_stream_captures_is_not_counted() {
+fn capture_on_per_thread_default_stream_is_not_counted() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -147,7 +147,7 @@ fn what_a_threads_own_default_stream_captures_is_not_counted() {
 }
 
 #[test]
-fn what_is_captured_is_neither_held_nor_counted_until_its_graph_is_launched() {
+fn captured_calls_are_held_and_counted_only_at_launch() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -162,7 +162,7 @@ fn what_is_captured_is_neither_held_nor_counted_until_its_graph_is_launched() {
     calls.ok("cuMemsetD8Async $block 7 4096 $stream");
     calls.ok("cuMemcpyAsync $block $block 4096 $stream");
     calls.ok("cuMemPrefetchAsync $managed 4096 $device $stream");
-    // Who froze waits for the end of a capture, which can wait for nobody.
+    // The freeze waits for the end of the capture, which itself never waits for other work.
     assert!(!dir.is_frozen());
     calls.ok("cuStreamEndCapture $stream &graph");
     wait_until("it is frozen", || dir.is_frozen());

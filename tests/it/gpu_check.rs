@@ -1,4 +1,4 @@
-//! The check for real GPUs, on the simulated one: what checks the scripts themselves.
+//! Tests the check for real GPUs on simulated ones, and so its scripts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use support::{artifacts, python, repository};
 
-/// What needs nothing of NVIDIA's but the driver.
+/// Parts of the check that need no NVIDIA library except the driver.
 const ON_ANY_DRIVER: [&str; 16] = [
     "background",
     "contention",
@@ -28,7 +28,7 @@ const ON_ANY_DRIVER: [&str; 16] = [
     "vmm",
 ];
 
-/// One run of the check for all tests: what it printed, and where its results are.
+/// Runs the check once for all tests; returns its output and the directory of its results.
 fn check() -> (&'static str, &'static Path) {
     static RUN: OnceLock<(String, PathBuf)> = OnceLock::new();
     let (said, out) = RUN.get_or_init(|| {
@@ -70,7 +70,7 @@ pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn the_gpu_check_passes_on_the_simulated_driver() {
+fn gpu_check_passes_on_the_simulated_driver() {
     let (said, _) = check();
     assert!(!said.lines().any(|line| line.starts_with("FAIL")), "{said}");
     for part in ON_ANY_DRIVER {
@@ -94,7 +94,7 @@ fn simulated_results_are_not_kept_as_real_ones() {
 }
 
 #[test]
-fn the_readme_claims_measurements_when_there_are_some() {
+fn readme_claims_measurements_only_if_they_exist() {
     let readme = fs::read_to_string(repository().join("README.md")).unwrap();
     let measured = files(&repository().join("tests/gpu/results"))
         .iter()
@@ -135,7 +135,7 @@ fn results_become_a_file_and_a_table() {
 }
 
 #[test]
-fn several_runs_are_kept_as_one_if_they_are_of_one_machine() {
+fn runs_on_one_machine_are_merged() {
     let (into, whole) = (tempfile::tempdir().unwrap(), check().1);
     let [part, alien] = ["part", "alien"].map(|name| into.path().join(name));
     let mut machine: Value = serde_json::from_slice(&fs::read(whole.join("machine.json")).unwrap()).unwrap();
@@ -169,7 +169,7 @@ fn several_runs_are_kept_as_one_if_they_are_of_one_machine() {
 }
 
 #[test]
-fn a_run_on_the_simulator_that_is_called_real_is_not_kept_either() {
+fn simulated_run_labelled_real_is_not_kept() {
     let out = tempfile::tempdir().unwrap();
     let mut machine: Value =
         serde_json::from_slice(&fs::read(check().1.join("machine.json")).unwrap()).unwrap();
@@ -189,7 +189,7 @@ fn a_run_on_the_simulator_that_is_called_real_is_not_kept_either() {
 }
 
 #[test]
-fn parts_run_by_themselves_and_what_has_no_time_is_left_out() {
+fn parts_run_alone_and_are_skipped_without_time() {
     let out = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let output = script(arguments).arg(out.path()).output().unwrap();
@@ -203,7 +203,7 @@ fn parts_run_by_themselves_and_what_has_no_time_is_left_out() {
     for part in ["driver", "load_governed", "lookups"] {
         assert_eq!(found[part]["state"], "PASS", "{said}");
     }
-    // Its time would do for the first part and not for what takes 25 seconds.
+    // The time limit suffices for the first part, but not for one that takes 25 seconds.
     let (status, said) = run(&["--sim", "--parts", "swap", "--seconds", "20"]);
     assert_eq!(status, Some(3), "{said}");
     let swap = &results(out.path())["swap"];
@@ -215,7 +215,7 @@ fn parts_run_by_themselves_and_what_has_no_time_is_left_out() {
 }
 
 #[test]
-fn a_framework_that_does_not_work_by_itself_is_asked_for_nothing() {
+fn framework_that_fails_ungoverned_is_skipped() {
     let (out, modules) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::write(modules.path().join("numpy.py"), "").unwrap();
     fs::write(
@@ -239,7 +239,7 @@ fn a_framework_that_does_not_work_by_itself_is_asked_for_nothing() {
 }
 
 #[test]
-fn a_framework_that_works_by_itself_is_governed() {
+fn framework_that_works_ungoverned_is_governed() {
     let out = tempfile::tempdir().unwrap();
     let python = python();
     let path = std::env::var("PATH").unwrap();
@@ -258,7 +258,7 @@ fn a_framework_that_works_by_itself_is_governed() {
 }
 
 #[test]
-fn in_a_pid_namespace_a_process_is_found_in_nvml_by_being_new() {
+fn new_nvml_entry_identifies_process_in_pid_namespace() {
     let out = tempfile::tempdir().unwrap();
     let output = Command::new("unshare")
         .args(["--pid", "--fork", "--mount-proc"])
@@ -281,7 +281,7 @@ fn in_a_pid_namespace_a_process_is_found_in_nvml_by_being_new() {
 }
 
 #[test]
-fn what_the_probes_compute_is_right() {
+fn probes_compute_correct_results() {
     let state = tempfile::tempdir().unwrap();
     let output = Command::new("python3")
         .args(["-B", "-m", "unittest", "discover", "-s"])

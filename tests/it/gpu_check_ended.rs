@@ -1,4 +1,4 @@
-//! The check for real GPUs where it cannot go on, or is ended: what it leaves behind, and what it does not.
+//! Tests what the check for real GPUs leaves behind when it fails or is killed.
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;
@@ -12,7 +12,7 @@ use support::{artifacts, wait_until};
 use crate::gpu_check::{files, results, script};
 
 #[test]
-fn without_the_driver_everything_says_so_at_once() {
+fn all_parts_report_a_missing_driver_at_once() {
     let out = tempfile::tempdir().unwrap();
     let output = script(&["--parts", "load_governed,vmm"])
         .arg(out.path())
@@ -32,7 +32,7 @@ fn without_the_driver_everything_says_so_at_once() {
 }
 
 #[test]
-fn without_a_daemon_the_probes_run() {
+fn probes_run_without_a_daemon() {
     let (out, dist) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let tree = artifacts().dist();
     fs::create_dir(dist.path().join("bin")).unwrap();
@@ -55,7 +55,7 @@ fn without_a_daemon_the_probes_run() {
     assert_eq!(found["lookups"]["state"], "PASS");
 }
 
-/// A check in the middle of its second part, with everything it has started below a directory of its own.
+/// A check in the middle of its second part; everything it starts runs below a directory of its own.
 struct Halfway {
     child: Child,
     out: tempfile::TempDir,
@@ -81,7 +81,7 @@ impl Halfway {
         Self { child, out, tmp }
     }
 
-    /// Names of the processes that know of the check's working directory.
+    /// Returns the names of processes whose environment contains the check's working directory.
     fn programs_below(directory: &Path) -> Vec<String> {
         let mark = format!("GPU_CHECK_WORK={}", directory.display()).into_bytes();
         let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
@@ -101,7 +101,7 @@ impl Halfway {
         Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap())
     }
 
-    /// What is there when nothing of it is left; its exit status.
+    /// Waits until nothing of the check is left; returns its exit status.
     fn ends(mut self) -> Option<i32> {
         let status = self.child.wait().unwrap();
         wait_until("nothing is left", || {
@@ -125,17 +125,17 @@ impl Halfway {
 }
 
 #[test]
-fn a_check_that_is_told_to_end_leaves_its_results_and_nothing_else() {
+fn terminated_check_leaves_only_its_results() {
     let halfway = Halfway::new();
     kill(Pid::from_raw(halfway.child.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert_eq!(halfway.ends(), Some(143));
 }
 
 #[test]
-fn a_check_whose_script_is_killed_cleans_up_after_itself() {
+fn check_with_killed_script_cleans_up() {
     let halfway = Halfway::new();
     kill(Pid::from_raw(halfway.child.id().cast_signed()), Signal::SIGKILL).unwrap();
-    // The script removes the working directory; it cannot any more.
+    // The killed script could not remove its working directory.
     wait_until("nothing runs", || {
         Halfway::programs_below(halfway.tmp.path()).is_empty()
     });
@@ -146,7 +146,7 @@ fn a_check_whose_script_is_killed_cleans_up_after_itself() {
 }
 
 #[test]
-fn a_check_that_is_killed_is_cleaned_up_after() {
+fn killed_check_is_cleaned_up() {
     let halfway = Halfway::new();
     kill(halfway.python(), Signal::SIGKILL).unwrap();
     assert_eq!(halfway.ends(), Some(137));

@@ -1,4 +1,5 @@
-//! Green contexts: their memory is the primary context's, their work is counted, held and measured like any.
+//! Tests green contexts: their memory is charged to the primary context, and their work is counted, held and
+//! measured as usual.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -9,10 +10,10 @@ use crate::driver::Dir;
 use crate::simgpu::Program;
 
 const MIB: u64 = 1 << 20;
-/// The importance that a process has unless it is given another.
+/// Default priority of a process.
 const USUAL: u32 = 8;
 
-/// A program with a green context, `green`, which is `view` to other calls, and a stream of it.
+/// Starts a program with a green context `green`, its driver context `view`, and a stream on it.
 fn with_green(mount: &Mount) -> Program {
     let mut program = program(mount, USUAL);
     let shared = mount.simgpu_dir().join("word");
@@ -27,7 +28,7 @@ fn with_green(mount: &Mount) -> Program {
     program
 }
 
-/// Writes the word that held streams wait for. The file keeps its length: it is mapped.
+/// Writes the word that held streams wait for. The file keeps its length because it is mapped.
 fn let_go(mount: &Mount) {
     let file = std::fs::OpenOptions::new()
         .write(true)
@@ -37,7 +38,7 @@ fn let_go(mount: &Mount) {
 }
 
 #[test]
-fn what_is_allocated_in_a_green_context_outlives_it_and_goes_with_the_primary_one() {
+fn green_context_memory_lives_until_primary_context_ends() {
     let mount = Mount::new();
     let truth = mount.truth();
     for end in [
@@ -75,7 +76,7 @@ fn what_is_allocated_in_a_green_context_outlives_it_and_goes_with_the_primary_on
 }
 
 #[test]
-fn a_limit_holds_in_a_green_context_that_alone_has_made_the_primary_one() {
+fn limit_holds_in_green_context_that_made_the_primary() {
     let mount = Mount::new();
     let mut program = program(&mount, USUAL);
     program.run(
@@ -94,7 +95,7 @@ fn a_limit_holds_in_a_green_context_that_alone_has_made_the_primary_one() {
 }
 
 #[test]
-fn a_freeze_holds_and_waits_for_green_contexts_default_stream_or_not() {
+fn freeze_holds_and_drains_streams_of_green_contexts() {
     let mount = Mount::new();
     for stream in ["stream", "blocking", "0", "late"] {
         let mut program = with_green(&mount);
@@ -115,7 +116,7 @@ fn a_freeze_holds_and_waits_for_green_contexts_default_stream_or_not() {
             if stream == "late" { "0" } else { stream }
         ));
         wait_until("it waits", || dir.key("compute.stat", "nr_frozen") == 1);
-        // The helper has looked by now: it looks before it says that somebody waits, and after.
+        // The helper thread has checked by now: it checks before and after it reports a waiting submission.
         for _ in 0..50 {
             assert!(!dir.is_frozen(), "{stream}: its work has not ended");
         }
@@ -130,7 +131,7 @@ fn a_freeze_holds_and_waits_for_green_contexts_default_stream_or_not() {
 }
 
 #[test]
-fn a_freeze_waits_for_a_green_contexts_stream_that_was_made_with_no_context_current() {
+fn freeze_drains_green_stream_made_without_a_context() {
     let mount = Mount::new();
     let mut program = with_green(&mount);
     let dir = Dir::of(&mount, program.pid());
@@ -153,7 +154,7 @@ fn a_freeze_waits_for_a_green_contexts_stream_that_was_made_with_no_context_curr
 }
 
 #[test]
-fn what_a_green_contexts_default_stream_is_to_free_is_charged_until_it_has() {
+fn free_on_green_default_stream_uncharges_when_done() {
     let mount = Mount::new();
     for wait in [
         "cu.cuStreamSynchronize(0)",
@@ -176,14 +177,14 @@ fn what_a_green_contexts_default_stream_is_to_free_is_charged_until_it_has() {
 }
 
 #[test]
-fn work_on_a_green_contexts_stream_is_measured_whichever_context_is_current() {
+fn green_stream_work_is_measured_in_any_current_context() {
     let mount = Mount::new();
     for current in ["context", "view"] {
         let mut program = with_green(&mount);
         let dir = Dir::of(&mount, program.pid());
         let usage = || dir.key("compute.stat", "usage_usec");
         program.run(&format!("ok(cu.cuCtxSetCurrent({current}))"));
-        // Measured from here on.
+        // Usage is measured from here on.
         usage();
         let truth = mount.truth();
         let mut had = 0;

@@ -1,4 +1,5 @@
-//! Groups, as directories that people make: who is in them, what they add up, and what holds for all of them.
+//! Tests groups, which are directories that users create: membership, sums over members, and settings that
+//! hold for all members.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
@@ -33,7 +34,7 @@ fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// A governed process with so many bytes.
+/// Starts a governed process that has allocated `bytes`.
 #[track_caller]
 fn holding(mount: &Mount, bytes: u64) -> DriverShell {
     let mut shell = DriverShell::start(mount);
@@ -47,7 +48,7 @@ fn join(mount: &Mount, group: &str, shell: &DriverShell) {
 }
 
 #[test]
-fn groups_are_made_and_removed_as_directories() {
+fn mkdir_and_rmdir_make_and_remove_groups() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     mkdir(&mount, "team");
@@ -92,7 +93,7 @@ fn groups_are_made_and_removed_as_directories() {
     fs::create_dir_all(path(deep)).expect("eight levels");
     assert_eq!(errno(fs::create_dir(path(&format!("{deep}/i")))), libc::EAGAIN);
 
-    // A file that is open while its group goes is as any that is gone.
+    // A file that is open while its group is removed behaves like any removed file.
     let mut open = File::open(path(&format!("{deep}/memory.limit"))).expect("opens");
     let mut events = File::open(path(&format!("{deep}/gcgroup.events"))).expect("opens");
     let mut text = String::new();
@@ -114,7 +115,7 @@ fn changes(events: &File) -> bool {
 }
 
 #[test]
-fn a_group_adds_up_what_is_in_it_wherever_that_moves() {
+fn group_sums_follow_moving_members() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     for group in ["team", "team/a", "team/b"] {
         mkdir(&mount, group);
@@ -160,7 +161,7 @@ fn a_group_adds_up_what_is_in_it_wherever_that_moves() {
         libc::ESRCH
     );
 
-    // Who ends leaves; what it counted stays.
+    // A process that ends leaves the group; its counts stay in the group's totals.
     let events = File::open(mount.file("team", "gcgroup.events")).expect("opens");
     let mut text = String::new();
     (&events).read_to_string(&mut text).expect("reads");
@@ -171,14 +172,14 @@ fn a_group_adds_up_what_is_in_it_wherever_that_moves() {
     });
     assert_eq!((current("team"), launches("team")), (0, 20));
     assert_eq!(mount.number("team", "memory.peak", ""), 8 * MIB);
-    // Who has seen that need not try twice.
+    // A reader that has seen the change can remove the group at the first attempt.
     for group in ["team/a", "team"] {
         fs::remove_dir(mount.path().join(group)).unwrap_or_else(|error| panic!("{group}: {error}"));
     }
 }
 
 #[test]
-fn a_freeze_holds_for_all_in_the_group_and_below() {
+fn group_freeze_holds_members_and_descendants() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     mkdir(&mount, "team/a");
@@ -202,7 +203,7 @@ fn a_freeze_holds_for_all_in_the_group_and_below() {
     });
     assert_eq!(mount.number("team/a", "gcgroup.events", "frozen"), 1);
     assert_eq!(outside.ask("spin 10 1"), "ok");
-    // Who comes is held, who goes is let go.
+    // A process that joins is frozen, and one that leaves is thawed.
     let dir = Dir::of(&mount, outside.pid());
     join(&mount, "team/a", &outside);
     wait_until("the newcomer stands still", || dir.is_frozen());
@@ -215,7 +216,7 @@ fn a_freeze_holds_for_all_in_the_group_and_below() {
 }
 
 #[test]
-fn children_start_in_the_group_of_their_parent_and_an_exec_changes_nothing() {
+fn group_is_inherited_by_children_and_kept_over_exec() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let mut parent = DriverShell::start(&mount);
@@ -230,7 +231,7 @@ fn children_start_in_the_group_of_their_parent_and_an_exec_changes_nothing() {
         .iter()
         .find_map(|line| line.strip_prefix("child ")?.parse::<i32>().ok())
         .expect("a child");
-    // The parent waits: it is the child that is spoken to.
+    // The parent waits, so commands reach the child.
     parent.tell("exec");
     assert_eq!(parent.answer(), format!("ready {child} 0"));
     let mut pids = [parent.pid(), child];
@@ -242,7 +243,7 @@ fn children_start_in_the_group_of_their_parent_and_an_exec_changes_nothing() {
 }
 
 #[test]
-fn a_member_that_does_not_acknowledge_a_freeze_is_named() {
+fn member_without_freeze_acknowledgement_is_named() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let [quick, stopped] = [(); 2].map(|()| DriverShell::start(&mount));
@@ -274,7 +275,7 @@ fn a_member_that_does_not_acknowledge_a_freeze_is_named() {
 }
 
 #[test]
-fn groups_outlive_a_daemon_that_is_killed() {
+fn groups_survive_daemon_kill() {
     let mut mount = Mount::new();
     for group in ["team", "team/a", "gone"] {
         mkdir(&mount, group);
@@ -301,12 +302,12 @@ fn groups_outlive_a_daemon_that_is_killed() {
 }
 
 #[test]
-fn who_ends_before_a_new_daemon_has_it_back_keeps_no_group() {
+fn process_ending_before_it_registers_again_keeps_no_group() {
     let mut mount = Mount::new();
     mkdir(&mount, "team");
     let shell = DriverShell::start(&mount);
     join(&mount, "team", &shell);
-    // So that it does not register again.
+    // The stopped process cannot register again.
     stop(Pid::from_raw(shell.pid()));
     mount.kill9();
     mount.restart();
@@ -315,14 +316,14 @@ fn who_ends_before_a_new_daemon_has_it_back_keeps_no_group() {
     let refused = fs::remove_dir(&team).expect_err("it lives");
     assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
     shell.kill9();
-    // Who registers afterwards is served after that end has been noticed.
+    // A process that registers afterwards is served only after that end was noticed.
     let _other = DriverShell::start(&mount);
     assert_eq!(mount.number("team", "gcgroup.events", "populated"), 0);
     fs::remove_dir(&team).expect("nobody is in it");
 }
 
 #[test]
-fn the_command_line_takes_groups() {
+fn command_line_accepts_groups() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let shell = DriverShell::start(&mount);

@@ -1,4 +1,4 @@
-//! Limits of groups: exact to the byte for all processes in them together, whoever races, moves, or is
+//! Tests group limits: exact to the byte for the sum of all member processes while they race, move and are
 //! killed.
 
 mod races;
@@ -23,7 +23,7 @@ fn join(mount: &Mount, group: &str, shell: &DriverShell) {
     mount.write(group, "gcgroup.procs", &shell.pid().to_string());
 }
 
-/// A governed process in a group.
+/// Starts a governed process in a group.
 #[track_caller]
 fn member(mount: &Mount, group: &str) -> DriverShell {
     let shell = DriverShell::start(mount);
@@ -36,7 +36,7 @@ fn alloc(shell: &mut DriverShell, bytes: u64) -> String {
     shell.ask(&format!("alloc linear {bytes}"))
 }
 
-/// The number behind a word that an answer begins with.
+/// Returns the number that follows `word` at the beginning of an answer.
 #[track_caller]
 fn count(answer: &str, word: &str) -> u64 {
     let mut words = answer.split(' ');
@@ -48,7 +48,7 @@ fn count(answer: &str, word: &str) -> u64 {
 }
 
 #[test]
-fn limits_hold_on_each_gpu_and_at_each_level() {
+fn group_limits_hold_on_each_gpu_and_level() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     mkdir(&mount, "team");
     mkdir(&mount, "team/a");
@@ -78,7 +78,7 @@ fn limits_hold_on_each_gpu_and_at_each_level() {
 }
 
 #[test]
-fn below_usage_nothing_is_given_until_there_is_room_again() {
+fn limit_below_usage_refuses_until_there_is_room() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let (mut one, mut other) = (member(&mount, "team"), member(&mount, "team"));
@@ -101,7 +101,7 @@ fn below_usage_nothing_is_given_until_there_is_room_again() {
 }
 
 #[test]
-fn who_moves_takes_along_what_it_holds() {
+fn moved_process_carries_its_charge() {
     let mount = Mount::new();
     for group in ["a", "b"] {
         mkdir(&mount, group);
@@ -123,7 +123,7 @@ fn who_moves_takes_along_what_it_holds() {
 }
 
 #[test]
-fn another_program_begins_with_nothing_and_under_the_same_limit() {
+fn exec_resets_charge_and_keeps_group_limit() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     mount.write("team", "memory.limit", "64M");
@@ -140,7 +140,7 @@ fn another_program_begins_with_nothing_and_under_the_same_limit() {
 }
 
 #[test]
-fn who_asks_how_much_there_is_is_told_what_can_be_had() {
+fn memory_query_reports_what_the_group_can_allocate() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let mut shells = [member(&mount, "team"), member(&mount, "team")];
@@ -172,7 +172,7 @@ fn who_asks_how_much_there_is_is_told_what_can_be_had() {
 }
 
 #[test]
-fn who_can_swap_makes_room_below_a_new_limit_and_comes_back_above_it() {
+fn lowered_limit_swaps_out_and_raised_limit_swaps_in() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let program = |swap: u64| {
@@ -209,7 +209,7 @@ fn who_can_swap_makes_room_below_a_new_limit_and_comes_back_above_it() {
 }
 
 #[test]
-fn what_contexts_take_is_part_of_the_limit_also_over_a_restart() {
+fn context_memory_counts_against_limit_over_restart() {
     const CONTEXT: u64 = 64 * MIB;
     let mut mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT));
     mkdir(&mount, "team");
@@ -222,14 +222,15 @@ fn what_contexts_take_is_part_of_the_limit_also_over_a_restart() {
     assert_eq!(alloc(&mut shells[0], 10 * MIB), "ok 0");
     mount.kill9();
     mount.restart();
-    // Asked before anybody has measured: the hook waits for the daemon, and that knows from the last one.
+    // Requested before any measurement: the hook waits for the daemon, which knows the usage from the last
+    // request.
     assert_eq!(alloc(&mut shells[1], 10 * MIB + 1), OUT_OF_MEMORY);
     assert_eq!(alloc(&mut shells[1], 10 * MIB), "ok 0");
     assert_eq!(alloc(&mut shells[0], 1), OUT_OF_MEMORY);
 }
 
 #[test]
-fn a_member_sees_its_groups_limit_by_nvml_too() {
+fn nvml_shows_a_member_its_groups_limit() {
     let mount = Mount::new();
     mkdir(&mount, "team");
     let mut nvml = Nvml::spawn(mount.command(nvml::program()));
@@ -247,7 +248,7 @@ fn a_member_sees_its_groups_limit_by_nvml_too() {
 }
 
 #[test]
-fn a_stopped_member_is_not_waited_for_without_end_and_counts_when_it_is_back() {
+fn stopped_member_is_awaited_briefly_and_counted_later() {
     let mut mount = Mount::new();
     mkdir(&mount, "team");
     mount.write("team", "memory.limit", "100M");

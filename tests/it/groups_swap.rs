@@ -1,4 +1,5 @@
-//! `memory.swap.max` of groups: exact for all processes in them together, whoever races, moves, or is killed.
+//! Tests `memory.swap.max` of groups: exact for the sum of all member processes while they race, move and are
+//! killed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +10,7 @@ use crate::driver::{Dir, DriverShell, driver_shell};
 
 const MIB: u64 = 1 << 20;
 
-/// Groups, one in the other, on GPUs whose contexts take no memory.
+/// Mounts with nested groups, on GPUs whose contexts take no memory.
 fn mount(groups: &[&str]) -> Mount {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
     for path in groups {
@@ -23,7 +24,7 @@ fn join(mount: &Mount, group: &str, pid: i32) {
     mount.write(group, "gcgroup.procs", &pid.to_string());
 }
 
-/// A program in a group all of whose blocks of these sizes, in MiB, can be moved.
+/// Starts a program in a group with movable blocks of these sizes in MiB.
 #[track_caller]
 fn program(mount: &Mount, group: &str, blocks: &[u64]) -> Governed {
     let mut command = mount.command(artifacts().load());
@@ -38,14 +39,14 @@ fn program(mount: &Mount, group: &str, blocks: &[u64]) -> Governed {
     program
 }
 
-/// Has programs move out all that they may.
+/// Makes programs swap out as much as they may.
 fn squeeze(mount: &Mount, programs: &[Governed]) {
     for program in programs {
         Dir::of(mount, program.pid()).write("memory.limit", 1);
     }
 }
 
-/// The programs' blocks have their bytes, wherever they are.
+/// Asserts that the programs' blocks keep their bytes, on the GPU or on the host.
 #[track_caller]
 fn verify(programs: &mut [Governed], blocks: usize) {
     for program in programs.iter_mut() {
@@ -60,8 +61,7 @@ fn swapped(mount: &Mount, group: &str) -> u64 {
     mount.number(group, "memory.swap.current", "")
 }
 
-/// Does something while the machine is watched, on which never more than `most` bytes of the host's memory
-/// may be in use.
+/// Runs `body` while a monitor asserts that at most `most` bytes of host memory are in use.
 fn never_more_than<T>(mount: &mut Mount, most: u64, body: impl FnOnce(&mut Mount) -> T) -> T {
     let (is_over, truth) = (AtomicBool::new(false), Truth::of(&mount.simgpu_dir()));
     std::thread::scope(|scope| {
@@ -83,7 +83,7 @@ fn never_more_than<T>(mount: &mut Mount, most: u64, body: impl FnOnce(&mut Mount
 }
 
 #[test]
-fn programs_that_allocate_over_their_limits_at_once_fill_the_bound_and_never_pass_it() {
+fn concurrent_swap_fills_bound_and_never_exceeds_it() {
     const BLOCK: u64 = 2 * MIB;
     const MOST: u64 = 200 * MIB;
     let mut mount = mount(&["team"]);
@@ -106,7 +106,7 @@ fn programs_that_allocate_over_their_limits_at_once_fill_the_bound_and_never_pas
     });
     assert_eq!(raced * BLOCK, MOST);
     assert_eq!(swapped(&mount, "team"), MOST);
-    // What one of them leaves others have.
+    // Swap that one process releases is available to the others.
     assert_eq!(shells[1].ask(&format!("alloc linear {BLOCK}")), "error 2");
     let of = |shell: &DriverShell| Dir::of(&mount, shell.pid()).number("memory.swap.current");
     shells.sort_by_cached_key(of);
@@ -119,7 +119,7 @@ fn programs_that_allocate_over_their_limits_at_once_fill_the_bound_and_never_pas
 }
 
 #[test]
-fn lowered_limits_move_out_as_much_as_each_level_allows() {
+fn lowered_limits_swap_out_up_to_each_levels_bound() {
     let mut mount = mount(&["team", "team/a"]);
     mount.write("team", "memory.swap.max", "48M");
     mount.write("team/a", "memory.swap.max", "20M");
@@ -154,7 +154,7 @@ fn lowered_limits_move_out_as_much_as_each_level_allows() {
 }
 
 #[test]
-fn what_the_killed_had_others_have_and_a_killed_daemon_forgets_nothing() {
+fn swap_of_killed_is_reusable_and_survives_daemon_kill() {
     const MOST: u64 = 40 * MIB;
     let mut mount = mount(&["team"]);
     mount.write("team", "memory.swap.max", &MOST.to_string());
@@ -167,7 +167,7 @@ fn what_the_killed_had_others_have_and_a_killed_daemon_forgets_nothing() {
         killed.wait();
         wait_until("all is used", || swapped(mount, "team") == MOST);
         for round in 0..3 {
-            // All of it is on its way to the device, and then back, when the daemon goes.
+            // All blocks are being moved to the device, and then back, when the daemon is killed.
             for value in ["max", "1"] {
                 for program in &programs {
                     Dir::of(mount, program.pid()).write("memory.limit", value);
@@ -183,7 +183,7 @@ fn what_the_killed_had_others_have_and_a_killed_daemon_forgets_nothing() {
             wait_until("all is used again", || swapped(mount, "team") == MOST);
             verify(&mut programs, 8);
         }
-        // Of those that are left, too.
+        // Also the blocks of the remaining processes.
         let mut killed = programs.remove(0);
         let had = Dir::of(mount, killed.pid()).number("memory.swap.current");
         killed.signal(nix::sys::signal::Signal::SIGKILL);
@@ -195,7 +195,7 @@ fn what_the_killed_had_others_have_and_a_killed_daemon_forgets_nothing() {
 }
 
 #[test]
-fn what_one_keeps_for_its_next_move_another_has_when_it_is_needed() {
+fn kept_host_memory_is_given_to_members_that_need_it() {
     let mut mount = mount(&["team"]);
     mount.write("team", "memory.swap.max", "32M");
     let mut keeper = program(&mount, "team", &[16, 16]);
@@ -217,7 +217,7 @@ fn what_one_keeps_for_its_next_move_another_has_when_it_is_needed() {
 }
 
 #[test]
-fn who_moves_takes_along_what_is_out() {
+fn moved_process_carries_its_swap() {
     let mut mount = mount(&["team", "team/a", "team/b"]);
     for (group, most) in [("team", "40M"), ("team/a", "24M"), ("team/b", "24M")] {
         mount.write(group, "memory.swap.max", most);
@@ -225,7 +225,7 @@ fn who_moves_takes_along_what_is_out() {
     let mut programs: Vec<_> = (0..3).map(|_| program(&mount, "team/a", &[4; 6])).collect();
     never_more_than(&mut mount, 40 * MIB, |mount| {
         squeeze(mount, &programs);
-        // Meanwhile they are moved about.
+        // The processes move between groups meanwhile.
         for round in 0..30 {
             join(
                 mount,
@@ -245,7 +245,7 @@ fn who_moves_takes_along_what_is_out() {
         assert_eq!(swapped(mount, "team/b"), 40 * MIB, "they are let in all the same");
         assert_eq!(swapped(mount, "team"), 40 * MIB);
     });
-    // Nothing bounds it any more: all of it goes out.
+    // No group bounds swap any more, so all blocks move out.
     for program in &programs {
         join(&mount, "", program.pid());
         let dir = Dir::of(&mount, program.pid());

@@ -1,5 +1,5 @@
-//! Holes in a usage block. Its seals keep the size and not the pages, so a process can give pages back that
-//! the daemon then reads: the daemon gets zeroed ones, which are charged to its own memory cgroup.
+//! Tests holes in a usage block. The block's seals fix its size but not its pages, so a process can free
+//! pages that the daemon reads later: the daemon gets zeroed pages, charged to its own memory cgroup.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::MetadataExt as _;
@@ -13,10 +13,10 @@ use support::{Mount, stop, wait_until};
 use crate::cgroup::Cgroup;
 use crate::driver::{Dir, DriverShell};
 
-/// What the daemon's cgroup may have. What it makes for holes is twice as much in all.
+/// Memory limit of the daemon's cgroup in bytes. The pages made for holes amount to twice as much.
 const LIMIT: u64 = 16 << 20;
 
-/// The usage block of a process, by a descriptor that the process has.
+/// Opens the usage block of a process through one of its descriptors.
 fn block(pid: i32) -> File {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
     let mut paths = descriptors.flatten().map(|entry| entry.path());
@@ -32,7 +32,7 @@ fn block(pid: i32) -> File {
 }
 
 #[test]
-fn holes_in_a_usage_block_cost_the_daemon_no_more_than_the_block() {
+fn usage_block_holes_cost_daemon_at_most_the_block() {
     let Some(cgroup) = Cgroup::new("holes", LIMIT) else {
         eprintln!("skipped: no memory cgroup can be made here");
         return;
@@ -42,7 +42,7 @@ fn holes_in_a_usage_block_cost_the_daemon_no_more_than_the_block() {
     assert_eq!(shell.ask("spin 1 3"), "ok");
     let block = block(shell.pid());
     cgroup.take(mount.daemon().expect("it runs"));
-    // So that nobody but the daemon makes pages of the block.
+    // Stops the process so that only the daemon allocates pages of the block.
     let pid = Pid::from_raw(shell.pid());
     stop(pid);
     let size = || block.metadata().expect("it is open").blocks() * 512;
@@ -50,7 +50,7 @@ fn holes_in_a_usage_block_cost_the_daemon_no_more_than_the_block() {
     while filled < 2 * LIMIT {
         let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&block, punch, 0, USAGE_SIZE.try_into().expect("small")).expect("the seals allow it");
-        // The daemon looks at its own times too, so pages may be there again at once.
+        // The daemon also reads at its own intervals, so pages may be allocated again at once.
         let dir = Dir::of(&mount, shell.pid());
         assert_eq!(dir.number("memory.current"), 0);
         assert_eq!(dir.key("compute.stat", "nr_launches"), 0, "all zeroes");

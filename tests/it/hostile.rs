@@ -1,4 +1,4 @@
-//! A daemon that lacks what it needs, and pids that come again.
+//! Tests a daemon that lacks resources, and pids that are used again.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::driver::{Dir, DriverShell, governed_pids};
 
 const MIB: u64 = 1 << 20;
 
-/// Sets how many descriptors a process may have. It could raise that again itself, but does so only when it
+/// Sets the soft limit of descriptors of a running process. The daemon raises its own limit only when it
 /// starts.
 fn limit_descriptors(pid: Pid, most: u64) {
     let mut limit = libc::rlimit {
@@ -33,12 +33,12 @@ fn nr_descriptors(pid: Pid) -> u64 {
 }
 
 #[test]
-fn without_descriptors_the_daemon_serves_whom_it_has_and_later_the_others() {
+fn daemon_without_descriptors_serves_known_processes() {
     let mount = Mount::new();
     let first = DriverShell::start(&mount);
     let daemon = mount.daemon().expect("it runs");
     wait_until("its descriptors are counted", || governed_pids(&mount).len() == 1);
-    // Room for a few more; each takes two, and each that registers one more for a moment.
+    // Room for a few more processes; each takes two descriptors, and one more while it registers.
     limit_descriptors(daemon, nr_descriptors(daemon) + 8);
     let mut shells: Vec<_> = (0..10).map(|_| DriverShell::start(&mount)).collect();
     for shell in &mut shells {
@@ -69,8 +69,8 @@ fn without_descriptors_the_daemon_serves_whom_it_has_and_later_the_others() {
     });
 }
 
-/// In a pid namespace of its own, with 50 pids to go round: a daemon, and one governed process after another,
-/// each of which must find no limit, is given one, and is killed. Now and then the daemon is, too.
+/// Shell script for a pid namespace of its own with only 50 pids. Runs a daemon and one governed process
+/// after another; each must find no limit, is given one, and is killed. Sometimes the daemon is killed, too.
 const PIDS_AGAIN: &str = r#"
 set -eu
 echo 360 > /proc/sys/kernel/pid_max
@@ -110,7 +110,7 @@ wait $daemon
 "#;
 
 #[test]
-fn a_pid_that_comes_again_brings_nothing_of_its_last_owner() {
+fn reused_pid_inherits_no_setting() {
     let root = tempfile::tempdir().expect("a directory");
     for name in ["mnt", "sim"] {
         fs::create_dir(root.path().join(name)).expect("a directory in it");
@@ -145,7 +145,7 @@ fn a_pid_that_comes_again_brings_nothing_of_its_last_owner() {
 }
 
 #[test]
-fn requests_without_end_that_nobody_reads_the_answers_of_hold_up_nobody() {
+fn unread_answers_of_a_request_flood_delay_no_other() {
     let mount = Mount::with(Config::default());
     let shell = DriverShell::start(&mount);
     let socket = nix::sys::socket::socket(
@@ -158,7 +158,7 @@ fn requests_without_end_that_nobody_reads_the_answers_of_hold_up_nobody() {
     let address = nix::sys::socket::UnixAddr::new(&mount.socket()).expect("a path");
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
     nix::sys::socket::connect(fd, &address).expect("connects");
-    // Of gcgroup.stat: operation 1, offset 0, the name's length, the name.
+    // Request for gcgroup.stat: operation 1, offset 0, length of the name, name.
     let name = b"gcgroup.stat";
     let words = [u32::from_le_bytes(*b"gcg\x01"), 4, 1, 0, 12];
     let packet: Vec<u8> = words
@@ -180,15 +180,15 @@ fn requests_without_end_that_nobody_reads_the_answers_of_hold_up_nobody() {
     );
 }
 
-/// To the kernel, closing is background work: it keeps back what is more than it was told to have under way.
+/// Tests closing, which is background work in the kernel: it delays requests beyond the negotiated number.
 #[test]
-fn who_opens_and_closes_from_many_threads_has_no_more_open_than_there_are() {
+fn rapid_opens_and_closes_never_reach_the_open_file_bound() {
     const THREADS: usize = 64;
     const TIMES: usize = 1000;
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let path = mount.path().join("memory.current");
     let open = || {
-        // Of this thread alone; root may have as much open as it likes.
+        // Changes the file system uid of this thread only; root's open files are not limited.
         setfsuid(Uid::from_raw(1000));
         (0..TIMES).try_for_each(|_| File::open(&path).map(drop))
     };

@@ -1,5 +1,5 @@
-//! Files that nobody can close, sent to the daemon: on a FUSE mount whose server never answers. Nothing that
-//! anybody else does may wait for it.
+//! Tests files sent to the daemon whose last close blocks: they lie on a FUSE mount whose server never
+//! answers. No other request may wait for them.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -19,12 +19,12 @@ use tempfile::TempDir;
 use crate::driver::{Dir, DriverShell};
 use crate::supervise;
 
-/// Users that nobody else is.
+/// Uids that are used only here.
 const UIDS: std::ops::Range<u32> = 64_100..64_120;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_silent_fuse");
 
-/// A FUSE mount whose server never answers FLUSH. When it is dropped, all who wait for the server go on.
+/// A FUSE mount whose server never answers FLUSH. Dropping it releases all waiting processes.
 struct Silent {
     directory: TempDir,
     server: Child,
@@ -33,7 +33,8 @@ struct Silent {
 }
 
 impl Silent {
-    /// With writeback caching the last reference to a file waits, too, also if nobody closes a descriptor.
+    /// Mounts. With writeback caching, dropping the last reference to a file also waits, even without
+    /// close(2).
     fn new(is_writeback: bool) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let mut command = Command::new(PROGRAM);
@@ -41,7 +42,7 @@ impl Silent {
         command.args(is_writeback.then_some("writeback"));
         let mut server = command.stdout(Stdio::piped()).spawn().expect("it starts");
         said(&mut server, "ready");
-        // The kernel knows the root's attributes without the server.
+        // The kernel knows the root's attributes without asking the server.
         let device = fs::symlink_metadata(directory.path())
             .expect("it is mounted")
             .dev();
@@ -57,7 +58,7 @@ impl Silent {
         self.directory.path().join("file")
     }
 
-    /// Has a user send descriptors to the daemon, one for each connection, and keep them.
+    /// Makes a user send descriptors to the daemon, one on each connection, and keep them.
     fn send(&mut self, mount: &Mount, uid: u32, number: u32, what: &str) {
         let mut command = Command::new(PROGRAM);
         command.arg("send").arg(mount.socket()).arg(self.file());
@@ -68,7 +69,7 @@ impl Silent {
         self.senders.push((sender, input));
     }
 
-    /// A process that has registered and executes another program for ever; gives its pid.
+    /// Starts a process that registers and then executes another program for ever; returns its pid.
     fn execute(&mut self, mount: &Mount, uid: u32) -> i32 {
         let mut command = Command::new(PROGRAM);
         command
@@ -92,7 +93,7 @@ impl Silent {
 
 impl Drop for Silent {
     fn drop(&mut self) {
-        // Through the kernel's list of connections, which may not be mounted here; and by the end of the
+        // Aborts through the kernel's list of connections, which may not be available here, and by ending the
         // server.
         if let Ok(list) = TempDir::new()
             && mount_at(
@@ -129,7 +130,7 @@ fn said(child: &mut Child, expected: &str) {
     assert_eq!(line.trim_end(), expected);
 }
 
-/// Does something that hangs if the attack works, and then fails.
+/// Runs an action that hangs if the attack works; fails after a time limit.
 #[track_caller]
 fn bounded<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
@@ -138,7 +139,7 @@ fn bounded<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'stat
     done.unwrap_or_else(|_| panic!("hangs: {what}"))
 }
 
-/// Others are served as ever, and nobody who looks at the daemon's processes hangs.
+/// Asserts that other users are served and that inspecting the daemon's processes does not hang.
 #[track_caller]
 fn assert_well(mount: &Mount) {
     let shell = DriverShell::start(mount);
@@ -161,7 +162,7 @@ fn assert_well(mount: &Mount) {
     }
 }
 
-/// The daemon that serves: the supervisor's, if there is one.
+/// Returns the pid of the serving daemon: the supervisor's child, if there is a supervisor.
 fn daemon(mount: &Mount, is_supervised: bool) -> Pid {
     if is_supervised {
         wait_for("a daemon", || supervise::daemon(mount))
@@ -170,7 +171,7 @@ fn daemon(mount: &Mount, is_supervised: bool) -> Pid {
     }
 }
 
-/// The daemon and all that it has started, by `status`, which can always be read.
+/// Returns the pids of the daemon and its descendants, read from `status`, which never blocks.
 fn family(mount: &Mount) -> Vec<i32> {
     let root = mount.daemon().expect("it runs").as_raw();
     let pids = || {
@@ -202,7 +203,7 @@ fn parent(pid: i32) -> Option<i32> {
         .ok()
 }
 
-/// None of the process's threads waits in the kernel for somebody.
+/// Asserts that no thread of the process waits uninterruptibly in the kernel.
 #[track_caller]
 fn assert_nothing_stuck(pid: Pid) {
     wait_until("no thread of the daemon waits uninterruptibly", || {
@@ -223,7 +224,7 @@ fn mount(is_supervised: bool) -> Mount {
     })
 }
 
-/// Sends everything that is hostile, and checks that nobody notices.
+/// Sends every hostile descriptor and asserts that other clients are unaffected.
 fn attack(is_supervised: bool, is_writeback: bool) {
     let mount = mount(is_supervised);
     let mut silent = Silent::new(is_writeback);
@@ -236,17 +237,17 @@ fn attack(is_supervised: bool, is_writeback: bool) {
 }
 
 #[test]
-fn descriptors_of_one_user_hold_up_nobody() {
+fn descriptors_of_one_user_delay_no_other() {
     attack(false, false);
 }
 
 #[test]
-fn descriptors_whose_last_reference_waits_hold_up_nobody() {
+fn descriptors_with_blocking_last_reference_delay_no_other() {
     attack(true, true);
 }
 
 #[test]
-fn descriptors_of_twenty_users_hold_up_nobody() {
+fn descriptors_of_twenty_users_delay_no_other() {
     let mount = mount(false);
     let mut silent = Silent::new(true);
     for (uid, number) in UIDS.zip(0..) {
@@ -257,11 +258,11 @@ fn descriptors_of_twenty_users_hold_up_nobody() {
 }
 
 #[test]
-fn a_daemon_that_was_sent_descriptors_ends_when_asked() {
+fn daemon_with_hostile_descriptors_ends_on_sigterm() {
     let mut mount = mount(false);
     let mut silent = Silent::new(true);
     silent.send(&mount, UIDS.start, 16, "hello");
-    // What comes while it cannot read is closed at its end.
+    // Descriptors that arrive while the daemon cannot read are closed when it ends.
     stop(mount.daemon().expect("it runs"));
     silent.send(&mount, UIDS.start, 16, "junk");
     kill(mount.daemon().expect("it runs"), Signal::SIGTERM).expect("it runs");
@@ -272,7 +273,7 @@ fn a_daemon_that_was_sent_descriptors_ends_when_asked() {
 }
 
 #[test]
-fn a_killed_daemon_that_was_sent_descriptors_is_replaced() {
+fn killed_daemon_with_hostile_descriptors_is_replaced() {
     let mut mount = mount(false);
     let mut silent = Silent::new(false);
     silent.send(&mount, UIDS.start, 16, "hello");
@@ -284,13 +285,13 @@ fn a_killed_daemon_that_was_sent_descriptors_is_replaced() {
 }
 
 #[test]
-fn a_supervised_daemon_that_cannot_end_is_followed() {
+fn supervised_daemon_that_cannot_end_gets_a_successor() {
     let mount = mount(true);
     let shell = DriverShell::start(&mount);
     let mut silent = Silent::new(true);
     for _ in 0..2 {
         let before = daemon(&mount, true);
-        // Connections are accepted, and what lies in them has not been read.
+        // Connections are accepted, but their messages have not been read.
         stop(before);
         silent.send(&mount, UIDS.start, 16, "junk");
         kill(before, Signal::SIGKILL).expect("it runs");
@@ -300,16 +301,16 @@ fn a_supervised_daemon_that_cannot_end_is_followed() {
 }
 
 #[test]
-fn a_process_that_executes_for_ever_holds_up_nobody() {
+fn endlessly_executing_process_delays_no_other() {
     let mount = mount(true);
     let mut silent = Silent::new(false);
     let pids: Vec<_> = UIDS.take(3).map(|uid| silent.execute(&mount, uid)).collect();
     assert_well(&mount);
-    // A daemon that starts asks after those that it remembers.
+    // A daemon that starts inspects the processes in its journal.
     mount.write(pids[0], "memory.limit", "1000000");
     supervise::kill9(&mount);
     assert_well(&mount);
-    // The threads that look at them wait, but not so that the daemon could not be killed.
+    // The threads that inspect these processes wait, but the daemon can still be killed.
     supervise::kill9(&mount);
     assert_well(&mount);
     assert!(Path::new(&format!("/proc/{}", pids[0])).exists());

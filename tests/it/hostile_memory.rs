@@ -1,5 +1,5 @@
-//! Users who have the daemon hold as much as they can: groups, open files, listings, connections. Each has a
-//! bound, and what the daemon takes for it is printed.
+//! Tests users that make the daemon hold as many groups, open files, listings and connections as they can.
+//! Each kind has a bound, and the memory that the daemon takes is printed.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -13,20 +13,20 @@ use support::{Config, Mount, c_program, program_for_all};
 
 use crate::driver::DriverShell;
 
-/// Users who are not root: there is no room for all that each of them may have.
+/// Uids other than root. The shared bound is below the sum of their own bounds.
 const USERS: std::ops::Range<u32> = 1000..1004;
-/// What one user may make and open.
+/// Maximum numbers of groups and open files of one user.
 const MAX_GROUPS: usize = 1024;
 const MAX_OPEN: usize = 16 << 10;
-/// What all but root may have open together, in pages.
+/// Maximum of open files and listings of all users except root, in pages.
 const MAX_OPEN_OF_ALL: usize = 64 << 10;
 const MAX_CONNECTIONS: usize = 1024;
 
-/// A user's program that holds as many of something as it gets, while it lives.
+/// A user's program that acquires as many objects of one kind as it can, and holds them while it lives.
 struct Hog {
     child: Child,
     nr: usize,
-    /// Why there are no more; zero if it wanted no more.
+    /// Errno of the first refusal; zero if all were granted.
     errno: i32,
 }
 
@@ -63,7 +63,7 @@ impl Drop for Hog {
     }
 }
 
-/// Kilobytes that /proc shows of a process under a key.
+/// Returns the value in KiB of a key in `/proc/PID/status`.
 fn kilobytes(pid: Pid, key: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let value = status
@@ -74,7 +74,7 @@ fn kilobytes(pid: Pid, key: &str) -> usize {
 }
 
 #[test]
-fn what_users_make_the_daemon_hold_is_bounded() {
+fn memory_held_for_users_is_bounded() {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let program = program_for_all(&c_program("hog.c", &[]), mount.root());
     let shell = DriverShell::start(&mount);
@@ -121,7 +121,7 @@ fn what_users_make_the_daemon_hold_is_bounded() {
     let nr_listings: usize = listings.iter().map(|hog| hog.nr).sum();
     assert!(listings.iter().all(|hog| hog.errno == libc::EMFILE));
     assert!(listings.iter().all(|hog| hog.nr > 0), "those with few have room");
-    // An entry takes 64 bytes.
+    // A listing's entry takes 64 bytes.
     let pages = (MAX_GROUPS * USERS.len() * 64).div_ceil(4096);
     assert!(nr_listings * pages <= MAX_OPEN_OF_ALL, "{nr_listings}");
 
@@ -131,11 +131,12 @@ fn what_users_make_the_daemon_hold_is_bounded() {
     assert!(nr_open < MAX_CONNECTIONS * USERS.len() + 100, "{nr_open}");
 
     let taken = kilobytes(daemon, "VmHWM") - before;
-    // Groups of 4 KiB, 256 MiB of files and as much of listings, connections of 2 KiB, and 64 MiB beside.
+    // Groups of 4 KiB, 256 MiB each for files and listings, connections of 2 KiB, and 64 MiB for everything
+    // else.
     let bound = USERS.len() * (MAX_GROUPS * 4 + MAX_CONNECTIONS * 2) + (2 * 256 + 64) * 1024;
     eprintln!("{taken} KiB taken, at most {bound}");
     assert!(taken < bound);
-    // Others are served all the while.
+    // Other clients are served meanwhile.
     mount.write(shell.pid(), "memory.limit", "4096");
     assert_eq!(mount.read(shell.pid(), "memory.limit"), "4096");
     drop((files, listings, connections));

@@ -1,4 +1,5 @@
-//! inotify(7): watchers see what the daemon does, and the helper that shows it to them is in nobody's way.
+//! Tests inotify(7): watchers see the daemon's changes, and the helper that replays them does not interfere
+//! with other programs.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -27,7 +28,7 @@ impl Watcher {
         self.0.add_watch(path, what).expect("watches")
     }
 
-    /// What has happened so far: descriptor, event, name.
+    /// Returns the events so far as watch descriptor, event and name.
     fn seen(&self) -> Vec<(WatchDescriptor, AddWatchFlags, String)> {
         let events = self.0.read_events().unwrap_or_default();
         let name = |name: Option<std::ffi::OsString>| name.unwrap_or_default().to_string_lossy().into_owned();
@@ -37,7 +38,7 @@ impl Watcher {
             .collect()
     }
 
-    /// Waits for an event, and gives what came before it.
+    /// Waits for an event and returns the events before it.
     #[track_caller]
     fn expect(&self, wd: WatchDescriptor, what: AddWatchFlags, name: &str) -> Vec<(AddWatchFlags, String)> {
         let mut others = Vec::new();
@@ -58,13 +59,13 @@ impl Watcher {
     }
 }
 
-/// The daemon's helper, if it has one.
+/// Returns the pid of the daemon's inotify helper, if it runs.
 fn helper(daemon: Pid) -> Option<Pid> {
     support::helper(daemon, "touch")
 }
 
 #[test]
-fn a_change_of_an_events_file_is_seen_and_of_no_other() {
+fn only_the_changed_events_file_is_reported() {
     let mount = Mount::new();
     let watcher = Watcher::new();
     let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE);
@@ -104,7 +105,7 @@ fn a_change_of_an_events_file_is_seen_and_of_no_other() {
 }
 
 #[test]
-fn processes_come_and_go_as_directories_do() {
+fn process_directories_are_reported_on_start_and_exit() {
     let mount = Mount::new();
     let watcher = Watcher::new();
     let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE);
@@ -120,7 +121,7 @@ fn processes_come_and_go_as_directories_do() {
 }
 
 #[test]
-fn who_is_in_a_directory_before_it_is_announced_stays_there() {
+fn files_open_before_the_announcement_keep_working() {
     let mount = Mount::new();
     let watcher = Watcher::new();
     let root = watcher.watch(&mount.path(), AddWatchFlags::IN_CREATE);
@@ -142,7 +143,7 @@ fn who_is_in_a_directory_before_it_is_announced_stays_there() {
 }
 
 #[test]
-fn a_helper_that_is_killed_is_replaced() {
+fn killed_helper_is_replaced() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -162,17 +163,17 @@ fn a_helper_that_is_killed_is_replaced() {
 }
 
 #[test]
-fn nothing_is_left_of_a_helper_whose_daemon_is_killed() {
+fn helper_of_a_killed_daemon_exits() {
     let mut mount = Mount::new();
     for _ in 0..5 {
         let shell = DriverShell::start(&mount);
         let helper = wait_for("a helper", || helper(mount.daemon().expect("it runs")));
-        // Whatever it is doing: the process may be on its way in or out.
+        // The process may be registering or exiting at this moment.
         shell.kill9();
         mount.kill9();
         wait_until("it has ended", || {
             let status = fs::read_to_string(format!("/proc/{helper}/status")).unwrap_or_default();
-            // Whoever has inherited it takes note of that when it likes.
+            // The helper's new parent reaps it at a time of its own choice.
             !status.contains("State:") || status.contains("State:\tZ")
         });
         mount.restart();
@@ -180,7 +181,7 @@ fn nothing_is_left_of_a_helper_whose_daemon_is_killed() {
 }
 
 #[test]
-fn the_helper_keeps_nobody_from_unmounting() {
+fn helper_does_not_prevent_unmounting() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let watcher = Watcher::new();
@@ -190,7 +191,7 @@ fn the_helper_keeps_nobody_from_unmounting() {
     );
     wait_for("a helper", || helper(mount.daemon().expect("it runs")));
     shell.kill9();
-    // Not detached but unmounted, which an open file would prevent.
+    // Unmounts without detaching, which an open file would prevent.
     wait_until("it is unmounted", || {
         umount2(&mount.path(), MntFlags::empty()).is_ok()
     });
@@ -202,7 +203,7 @@ fn the_helper_keeps_nobody_from_unmounting() {
 }
 
 #[test]
-fn nobody_else_can_make_or_remove_processes_directories() {
+fn mkdir_rmdir_and_touch_change_no_process_directory() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -214,7 +215,7 @@ fn nobody_else_can_make_or_remove_processes_directories() {
     assert_eq!(errno(fs::create_dir(dir.path())), Some(libc::EEXIST));
     assert_eq!(errno(fs::remove_dir(dir.path())), Some(libc::EPERM));
     assert!(dir.exists());
-    // The helper's own command does nothing for others.
+    // The helper's own command does nothing for other callers.
     let mut command = mount.gcgroupfs(&["touch"]);
     command.arg(mount.path()).arg("0");
     let mut touch = support::Governed::spawn(command);
@@ -222,7 +223,7 @@ fn nobody_else_can_make_or_remove_processes_directories() {
 }
 
 #[test]
-fn groups_are_seen_to_come_and_go_once_whoever_makes_them() {
+fn group_changes_are_reported_exactly_once() {
     let mount = Mount::new();
     let watcher = Watcher::new();
     let both = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE;
@@ -247,7 +248,7 @@ fn groups_are_seen_to_come_and_go_once_whoever_makes_them() {
         run(&["rmdir", "team/a"]);
         seen.extend(watcher.expect(team, AddWatchFlags::IN_DELETE, "a"));
         assert!(!mount.path().join("team/a").exists());
-        // The kernel tells of these by itself, and nobody tells of them again.
+        // The kernel reports these changes by itself; the helper must not repeat them.
         fs::create_dir(mount.path().join("team/b")).expect("makes");
         seen.extend(watcher.expect(team, AddWatchFlags::IN_CREATE, "b"));
         fs::remove_dir(mount.path().join("team/b")).expect("removes");

@@ -1,4 +1,5 @@
-//! `install.sh`: what it puts where, over what is there, and that it takes exactly that away again.
+//! Tests `install.sh`: which files it installs where, over an existing installation, and that uninstalling
+//! removes exactly these files.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ fn install(arguments: &[&str]) -> Command {
     command
 }
 
-/// Below a directory that stands for the root of a machine.
+/// Installs below a directory that stands for the root of a machine (DESTDIR).
 #[track_caller]
 fn staged(root: &Path, arguments: &[&str]) {
     let mut command = install(&["--prefix", "/usr"]);
@@ -32,7 +33,7 @@ fn ok(command: &mut Command) -> Output {
     output
 }
 
-/// Every file below a directory, by its path from there.
+/// Returns the relative paths of all files below a directory.
 fn files(root: &Path) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     let mut left = vec![root.to_owned()];
@@ -54,7 +55,7 @@ fn preloaded(root: &Path) -> String {
 }
 
 #[test]
-fn what_is_installed_runs_from_there() {
+fn installed_programs_run_from_their_directory() {
     let prefix = TempDir::new().expect("a directory");
     let prefix = prefix.path().to_str().expect("text");
     ok(&mut install(&["--prefix", prefix]));
@@ -80,7 +81,7 @@ fn what_is_installed_runs_from_there() {
 }
 
 #[test]
-fn every_tool_is_among_it_for_everybody_to_use() {
+fn every_tool_is_installed_for_all_users() {
     let root = TempDir::new().expect("a directory");
     staged(root.path(), &[]);
     for entry in fs::read_dir(repository().join("scripts")).expect("the scripts") {
@@ -105,7 +106,7 @@ fn every_tool_is_among_it_for_everybody_to_use() {
 }
 
 #[test]
-fn an_upgrade_leaves_those_who_run_what_they_have() {
+fn upgrade_does_not_change_libraries_of_running_programs() {
     let root = TempDir::new().expect("a directory");
     staged(root.path(), &[]);
     let before = files(root.path());
@@ -125,7 +126,7 @@ fn an_upgrade_leaves_those_who_run_what_they_have() {
 }
 
 #[test]
-fn the_list_of_preloaded_libraries_keeps_what_others_wrote() {
+fn other_entries_of_ld_so_preload_are_kept() {
     let root = TempDir::new().expect("a directory");
     let root = root.path();
     fs::create_dir(root.join("etc")).expect("a directory");
@@ -141,7 +142,7 @@ fn the_list_of_preloaded_libraries_keeps_what_others_wrote() {
 }
 
 #[test]
-fn what_is_taken_away_is_all_that_came_and_nothing_else() {
+fn uninstall_removes_exactly_the_installed_files() {
     let root = TempDir::new().expect("a directory");
     let root = root.path();
     let theirs = root.join("usr/bin/theirs");
@@ -156,7 +157,7 @@ fn what_is_taken_away_is_all_that_came_and_nothing_else() {
 }
 
 #[test]
-fn what_makes_no_sense_changes_nothing() {
+fn invalid_arguments_change_nothing() {
     let root = TempDir::new().expect("a directory");
     for arguments in [
         &["--prefix", "relative"][..],

@@ -1,5 +1,5 @@
-//! However a program comes by the driver, every launch is counted; and where there is nothing to intercept,
-//! the library is not to be noticed.
+//! Tests that every launch is counted, whichever way a program looks up the driver, and that the library
+//! changes nothing in programs without CUDA.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,7 +31,7 @@ fn absolute() -> String {
     artifacts().simgpu().join("libcuda.so.1").display().to_string()
 }
 
-/// Runs the command governed and compares what was counted with what it launched.
+/// Runs the command governed and compares the counted launches with those it made.
 #[track_caller]
 fn is_counted(mount: &Mount, command: Command) -> Governed {
     let shown = format!("{command:?}");
@@ -52,12 +52,12 @@ fn way(mount: &Mount, program: &Path, words: &[&str]) {
 }
 
 #[test]
-fn a_program_linked_with_the_driver() {
+fn program_linked_with_the_driver_is_counted() {
     way(&Mount::new(), &linked(), &["linked"]);
 }
 
 #[test]
-fn the_driver_opened_at_run_time() {
+fn driver_opened_at_run_time_is_counted() {
     let mount = Mount::new();
     for way_ in [
         "dlsym",
@@ -73,7 +73,7 @@ fn the_driver_opened_at_run_time() {
 }
 
 #[test]
-fn look_ups_relative_to_the_caller() {
+fn look_ups_relative_to_the_caller_are_counted() {
     let mount = Mount::new();
     for way_ in ["next", "default"] {
         way(&mount, &linked(), &[way_]);
@@ -81,7 +81,7 @@ fn look_ups_relative_to_the_caller() {
 }
 
 #[test]
-fn a_local_library_with_a_driver_of_its_own() {
+fn local_library_with_its_own_driver_is_counted() {
     let mount = Mount::new();
     let library = library(&[]);
     for inner in ["default", "next", "dlsym", "proc2"] {
@@ -94,7 +94,7 @@ fn a_local_library_with_a_driver_of_its_own() {
 }
 
 #[test]
-fn a_child_that_alone_uses_the_driver() {
+fn child_that_alone_uses_the_driver_is_counted() {
     let mount = Mount::new();
     for (program, inner) in [(linked(), "linked"), (unlinked(), "dlsym"), (unlinked(), "proc2")] {
         way(&mount, &program, &["fork", inner]);
@@ -102,7 +102,7 @@ fn a_child_that_alone_uses_the_driver() {
 }
 
 #[test]
-fn a_program_that_replaces_itself() {
+fn program_that_executes_another_is_counted() {
     let mount = Mount::new();
     for (program, inner) in [(linked(), "linked"), (unlinked(), "proc2")] {
         let mut command = mount.command(program);
@@ -134,7 +134,7 @@ fn python_by_soname_and_by_path() {
 }
 
 #[test]
-fn a_second_library_that_stands_before_the_driver_in_either_order() {
+fn second_interposing_library_works_in_either_order() {
     let mount = Mount::new();
     let ours = artifacts().preload();
     for flags in [&[][..], &["-DHANDLE"], &["-DWRAP_DLSYM"]] {
@@ -187,7 +187,7 @@ fn symbols_bound_at_start() {
     is_counted(&mount, command);
 }
 
-/// Names of the driver's, and some that only look like them.
+/// Names of driver functions, and names that only resemble them.
 const NAMES: [&str; 6] = [
     "cuInit",
     "cuLaunchKernel",
@@ -218,7 +218,7 @@ fn output(program: &Path, preload: Option<&Path>) -> String {
 }
 
 #[test]
-fn a_program_without_cuda_is_as_it_was() {
+fn program_without_cuda_behaves_unchanged() {
     let preload = artifacts().preload();
     for program in [
         c_program("inert.c", &["-ldl"]),
@@ -232,7 +232,7 @@ fn a_program_without_cuda_is_as_it_was() {
 }
 
 #[test]
-fn a_static_musl_program_is_as_it_was() {
+fn static_musl_program_behaves_unchanged() {
     let program = c_program_by("musl-gcc", "inert.c", &["-static"]);
     assert_eq!(
         output(&program, Some(&artifacts().preload())),
@@ -241,7 +241,7 @@ fn a_static_musl_program_is_as_it_was() {
 }
 
 #[test]
-fn a_library_that_is_only_opened_loads_nothing_more() {
+fn opened_library_without_calls_does_not_load_the_hook() {
     let mount = Mount::new();
     let mut command = mount.command(unlinked());
     command.arg(format!("quiet:{}", absolute())).arg("0");

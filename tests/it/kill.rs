@@ -1,4 +1,4 @@
-//! kill -9, of processes and of the daemon, at any moment.
+//! Tests SIGKILL of processes and of the daemon at arbitrary moments.
 
 use std::os::fd::AsFd as _;
 
@@ -17,8 +17,7 @@ fn two_hundred_kills_under_churn_leak_nothing() {
     let before = witness.ask("meminfo");
     for round in 0..200_u64 {
         let mut shell = DriverShell::start(&mount);
-        // The reply to a number of commands that differs from round to round is not waited for: the kill
-        // lands anywhere in them.
+        // The replies to a varying number of commands are not awaited, so the kill hits an arbitrary one.
         for i in 0..(round % 7) * 5 {
             shell.tell(&format!("alloc linear {}", (i + 1) * 65536));
             shell.tell(&format!("free {}", i / 2));
@@ -39,7 +38,7 @@ fn two_hundred_kills_under_churn_leak_nothing() {
 }
 
 #[test]
-fn a_restarted_daemon_has_the_running_processes_back_with_their_settings() {
+fn restarted_daemon_restores_processes_and_settings() {
     let mut mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut shells: Vec<_> = (0..5).map(|_| DriverShell::start(&mount)).collect();
     for (shell, n) in shells.iter_mut().zip(1..) {
@@ -55,7 +54,7 @@ fn a_restarted_daemon_has_the_running_processes_back_with_their_settings() {
     frozen.freeze();
     for round in 1..=3 {
         mount.kill9();
-        // Nobody notices: the limit still holds, allocation and launches go on.
+        // The processes are unaffected: the limit still holds, and allocations and launches succeed.
         assert_eq!(shells[1].ask(&format!("alloc linear {}", 19 * MIB)), "error 2");
         assert_eq!(shells[1].ask("alloc linear 4096"), format!("ok {round}"));
         assert_eq!(shells[1].ask("spin 5 1"), "ok");
@@ -77,7 +76,7 @@ fn a_restarted_daemon_has_the_running_processes_back_with_their_settings() {
 }
 
 #[test]
-fn a_setting_written_just_before_the_daemon_dies_is_not_lost() {
+fn setting_written_just_before_daemon_kill_is_kept() {
     let mut mount = Mount::new();
     let shell = DriverShell::start(&mount);
     for n in 1..=10_u64 {
@@ -90,7 +89,7 @@ fn a_setting_written_just_before_the_daemon_dies_is_not_lost() {
 }
 
 #[test]
-fn a_process_that_dies_while_the_daemon_is_away_is_not_there_afterwards() {
+fn process_ending_without_daemon_is_absent_afterwards() {
     let mut mount = Mount::new();
     let stays = DriverShell::start(&mount);
     let dies = DriverShell::start(&mount);
@@ -103,7 +102,7 @@ fn a_process_that_dies_while_the_daemon_is_away_is_not_there_afterwards() {
 }
 
 #[test]
-fn a_process_started_without_a_daemon_is_governed_once_there_is_one() {
+fn process_started_without_daemon_is_governed_later() {
     let mut mount = Mount::new();
     mount.kill9();
     let mut shell = DriverShell::start(&mount);
@@ -114,7 +113,7 @@ fn a_process_started_without_a_daemon_is_governed_once_there_is_one() {
 }
 
 #[test]
-fn who_has_files_open_when_the_daemon_dies_gets_an_error_and_opens_them_anew() {
+fn open_files_fail_after_daemon_kill_and_reopen_works() {
     let mut mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let path = Dir::of(&mount, shell.pid()).path();

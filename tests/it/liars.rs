@@ -1,5 +1,5 @@
-//! Processes that lie to the daemon, next to honest ones: `tests/programs/hostile_hook.rs` stores what it
-//! likes in its usage block. What the honest ones get must be what they get without the liar.
+//! Tests processes that lie to the daemon, beside honest ones: `tests/programs/hostile_hook.rs` stores
+//! arbitrary values in its usage block. Honest processes must get what they would get without the liar.
 
 mod basics;
 mod floods;
@@ -9,16 +9,16 @@ mod pressure;
 
 use support::{Governed, Mount, program_for_all};
 
-/// The user in whose name liars run.
+/// Uid of the liars.
 pub(crate) const LIAR: u32 = 1234;
 
-/// A liar: registered, without any GPU.
+/// Starts a liar: a registered process that uses no GPU.
 #[track_caller]
 pub(crate) fn liar(mount: &Mount, wishes: &[&str]) -> Governed {
     liar_of(mount, LIAR, wishes)
 }
 
-/// The same in another user's name.
+/// Starts a liar as user `uid`.
 #[track_caller]
 pub(crate) fn liar_of(mount: &Mount, uid: u32, wishes: &[&str]) -> Governed {
     let program = program_for_all(env!("CARGO_BIN_EXE_hostile_hook").as_ref(), mount.root());
@@ -29,7 +29,7 @@ pub(crate) fn liar_of(mount: &Mount, uid: u32, wishes: &[&str]) -> Governed {
     liar
 }
 
-/// Has it do something that must work.
+/// Sends a command to the liar that must succeed.
 #[track_caller]
 pub(crate) fn tell(liar: &mut Governed, command: &str) {
     assert_eq!(liar.ask(command), "ok", "{command}");

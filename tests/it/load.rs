@@ -1,4 +1,4 @@
-//! gcgroup-load does what it says, on the simulated driver, governed or not.
+//! Tests gcgroup-load on the simulated driver, governed and not.
 
 use std::process::{Command, Output};
 
@@ -9,7 +9,7 @@ fn run(command: &mut Command) -> Output {
     command.output().unwrap()
 }
 
-/// The lines before the last one, and the last one's JSON.
+/// Returns the lines before the last one, and the JSON of the last one.
 #[track_caller]
 fn told(output: &Output) -> (Vec<String>, Value) {
     assert!(output.status.success(), "{output:?}");
@@ -24,7 +24,7 @@ const APIS: [&str; 8] = [
 ];
 
 #[test]
-fn memory_of_every_api_is_written_and_found_again() {
+fn memory_of_every_api_is_written_and_verified() {
     let mount = Mount::new();
     for governed in [false, true] {
         for api in APIS {
@@ -34,7 +34,7 @@ fn memory_of_every_api_is_written_and_found_again() {
             } else {
                 mount.bare_command(load)
             };
-            // Sizes that no granularity divides, so that the last block is another size.
+            // No granularity divides these sizes, so the last block has another size.
             command.args([
                 "memory", "--api", api, "--size", "300001", "--total", "1000000", "--hold", "0",
             ]);
@@ -50,7 +50,7 @@ fn memory_of_every_api_is_written_and_found_again() {
 }
 
 #[test]
-fn memory_goes_on_until_it_is_refused() {
+fn memory_workload_allocates_until_refused() {
     let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", 512 << 20));
     let mut command = mount.bare_command(artifacts().load());
     command.args(["memory", "--size", "16M", "--hold", "0", "--touch", "64K"]);
@@ -63,7 +63,7 @@ fn memory_goes_on_until_it_is_refused() {
 }
 
 #[test]
-fn threads_that_race_get_the_card_and_no_more() {
+fn racing_threads_allocate_exactly_the_gpu_memory() {
     let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", 512 << 20));
     let mut command = mount.bare_command(artifacts().load());
     command.args([
@@ -104,7 +104,7 @@ fn bursts_take_at_least_their_kernels_time() {
 }
 
 #[test]
-fn throughput_launches_what_it_says() {
+fn throughput_reports_its_launches() {
     let mount = Mount::new();
     let mut command = mount.command(artifacts().load());
     command.args(["throughput", "--duration", "0.2", "--kernel-usec", "100"]);
@@ -112,7 +112,7 @@ fn throughput_launches_what_it_says() {
     let pid = lines[0].strip_prefix("pid ").unwrap();
     let kernels = result["kernels"].as_u64().unwrap();
     assert!(kernels > 0);
-    // It warmed up with one more.
+    // The warm-up adds one launch.
     let counted = format!("nr_launches={}", kernels + 1);
     support::wait_until("it has left", || {
         let exited = mount.read(".", "exited");
@@ -126,7 +126,7 @@ fn throughput_launches_what_it_says() {
 }
 
 #[test]
-fn a_burst_that_is_held_up_makes_those_behind_it_late() {
+fn delayed_burst_delays_the_bursts_behind_it() {
     let mount = Mount::new();
     let mut load = mount.load(&[
         "latency",
@@ -163,7 +163,7 @@ fn a_burst_that_is_held_up_makes_those_behind_it_late() {
 }
 
 #[test]
-fn a_burst_has_the_time_and_the_kernels_asked_for() {
+fn burst_has_requested_time_and_kernels() {
     let mount = Mount::new();
     for graph in [false, true] {
         let mut command = mount.command(artifacts().load());
@@ -213,13 +213,13 @@ fn graphs_of_kernels_go_through_several_streams() {
     let (lines, result) = told(&run(&mut command));
     let kernels = result["kernels"].as_u64().unwrap();
     assert!(kernels > 0 && kernels.is_multiple_of(7), "{result}");
-    // 10, 20, 30, 40, 50, 10, 20.
+    // Kernel times in microseconds: 10, 20, 30, 40, 50, 10, 20.
     assert_eq!(result["busy_usec"].as_u64(), Some(kernels / 7 * 180));
     assert!(lines.iter().any(|line| line.starts_with("kernels ")), "{lines:?}");
 }
 
 #[test]
-fn without_a_driver_it_says_so() {
+fn load_reports_a_missing_driver() {
     let mut command = Command::new(artifacts().load());
     command.args(["--library", "libcuda-that-is-not-there.so", "launches", "1"]);
     let output = run(&mut command);

@@ -1,5 +1,5 @@
-//! Look-ups by `cuGetProcAddress`: the simulated driver answers as its table of names says, and behind the
-//! hook every look-up finds the same: found or not, with the same status, and a function of the same symbol.
+//! Tests look-ups by `cuGetProcAddress`: the simulated driver answers according to its table of names, and
+//! through the hook every look-up has the same result, status and symbol.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,22 +9,22 @@ use std::process::{Command, Stdio};
 use support::{artifacts, c_program, repository};
 use tempfile::TempDir;
 
-/// The CUDA version of the simulated driver.
+/// CUDA version of the simulated driver.
 const DRIVER: i32 = 13050;
-/// The file that a hooked function lies in.
+/// File name of the library that contains the hooked functions.
 const HOOK: &str = "libgcgroup_hook.so";
-/// What clients were recorded to look up at their start.
+/// Files of look-ups recorded from clients at their start.
 const RECORDED: [&str; 3] = [
     "cudart-12.8.lookups.tsv",
     "cudart-13.5.lookups.tsv",
     "numba-cuda-0.30.lookups.tsv",
 ];
 
-/// The table of names, `simgpu/data/cuda-names.tsv`: by name and version, the symbols of the legacy and of
-/// the per-thread flavour.
+/// The table of names, `simgpu/data/cuda-names.tsv`: by name and version, the symbols of the legacy and the
+/// per-thread default stream.
 pub(crate) struct Names(BTreeMap<String, BTreeMap<i32, [Option<String>; 2]>>);
 
-/// What one look-up comes to: the result of the five-argument function, its status, and a symbol.
+/// Result of one look-up: result of the five-argument function, its status, and a symbol.
 type Answer = (i32, i32, String);
 
 impl Names {
@@ -43,7 +43,7 @@ impl Names {
         Names(names)
     }
 
-    /// Every exported symbol that some look-up answers with, with the version it came with.
+    /// Returns every exported symbol that a look-up can return, with the version that introduced it.
     pub(crate) fn symbols(&self) -> BTreeMap<&str, i32> {
         let versions = self.0.values().flatten();
         versions
@@ -69,7 +69,7 @@ impl Names {
         found.map_or_else(|| nothing(0, 2), |symbol| (0, 0, symbol.clone()))
     }
 
-    /// Each name at each version at which any name changed, and beyond, with every flag.
+    /// Returns each name at each version at which any name changed, and one beyond, with every flag.
     fn every_lookup(&self) -> String {
         let mut versions: BTreeSet<i32> = self
             .0
@@ -94,7 +94,7 @@ impl Names {
     }
 }
 
-/// How the driver is asked.
+/// The look-up function to call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ask {
     /// `cuGetProcAddress`, without a status.
@@ -103,7 +103,7 @@ enum Ask {
     Five,
 }
 
-/// The line that the program prints for a look-up, without the object.
+/// Returns the line that the program prints for a look-up, without the object.
 fn expected(names: &Names, lookup: &str, ask: Ask) -> String {
     let fields: Vec<&str> = lookup.split('\t').collect();
     let [name, version, flags] = fields[..] else {
@@ -115,7 +115,7 @@ fn expected(names: &Names, lookup: &str, ask: Ask) -> String {
         Ask::Four if status > 0 => (500, "-".to_owned()),
         Ask::Four => (result, "-".to_owned()),
     };
-    // A refused call leaves the caller's pointer as it was.
+    // A refused call leaves the caller's pointer unchanged.
     let symbol = if result == 1 {
         "untouched".to_owned()
     } else {
@@ -124,7 +124,7 @@ fn expected(names: &Names, lookup: &str, ask: Ask) -> String {
     format!("{lookup}\t{result}\t{status}\t{symbol}")
 }
 
-/// What the program answers to `lookups`, a line each, split into answer and object.
+/// Replays `lookups` in a program. Returns for each line the answer and the object.
 fn replay(names: &Names, lookups: &str, ask: Ask, hooked: bool) -> Vec<(String, String)> {
     let directory = TempDir::new().unwrap();
     let symbols = directory.path().join("symbols");
@@ -161,7 +161,7 @@ fn replay(names: &Names, lookups: &str, ask: Ask, hooked: bool) -> Vec<(String, 
         .collect()
 }
 
-/// Every look-up there is to replay: those recorded, and each that the table can tell apart.
+/// Returns all look-ups to replay: the recorded ones and each that the table distinguishes.
 fn every_lookup(names: &Names) -> String {
     let recorded = RECORDED
         .iter()
@@ -172,7 +172,7 @@ fn every_lookup(names: &Names) -> String {
 }
 
 #[test]
-fn every_lookup_on_the_simulated_driver_finds_what_its_table_says() {
+fn simulated_driver_answers_every_lookup_as_its_table() {
     let names = Names::read();
     let lookups = every_lookup(&names);
     for ask in [Ask::Five, Ask::Four] {
@@ -189,7 +189,7 @@ fn every_lookup_on_the_simulated_driver_finds_what_its_table_says() {
 }
 
 #[test]
-fn every_lookup_behind_the_hook_finds_the_same() {
+fn every_lookup_through_the_hook_finds_the_same() {
     let names = Names::read();
     let lookups = every_lookup(&names);
     let hooked_symbols = hooked_symbols();
@@ -206,7 +206,7 @@ fn every_lookup_behind_the_hook_finds_the_same() {
     }
 }
 
-/// The symbols of the hook's table.
+/// Returns the symbols of the hook's table.
 fn hooked_symbols() -> BTreeSet<String> {
     let table = fs::read_to_string(repository().join("hook/src/table.rs")).unwrap();
     let rows = table
@@ -225,7 +225,7 @@ fn hooked_symbols() -> BTreeSet<String> {
     symbols
 }
 
-/// The lines of a list in the repository, without its comments.
+/// Returns the lines of a list in the repository, without comments.
 pub(crate) fn lines(file: &str) -> Vec<String> {
     let text = fs::read_to_string(repository().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
     text.lines()

@@ -1,4 +1,4 @@
-//! Integration tests: one binary, a real mount, real processes. Each file has one subject.
+//! Integration tests: one binary, a real mount, real processes. Each file tests one subject.
 
 #[cfg(test)]
 mod allocator;

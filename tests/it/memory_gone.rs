@@ -1,4 +1,4 @@
-//! What goes without being freed: with its context, by a reset, by a call that fails.
+//! Tests memory that is released without a call to free it: with its context, by a reset, by a failing call.
 
 use support::{Mount, Truth, wait_until};
 
@@ -7,13 +7,13 @@ use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
-/// Something of every kind in the current context.
+/// Allocates memory of every kind in the current context.
 fn fill(calls: &mut Calls) {
     calls.ok(&format!("cuMemAlloc_v2 &linear {}", 3 * MIB));
     calls.ok(&format!("cuMemAllocManaged &managed {} 1", 5 * MIB));
     calls.ok("cuMemAllocPitch_v2 &pitched &pitch 1000 100 4");
     calls.ok(&format!("cuMemHostAlloc &host {} 0", 2 * MIB));
-    // 1024 x 1024, 8 bit, one channel.
+    // 1024 x 1024 elements of 8 bits, one channel.
     for (word, value) in [1024, 1024, 0, 1 | 1 << 32].into_iter().enumerate() {
         calls.put("descriptor", 8 * word, 8, value);
     }
@@ -22,7 +22,7 @@ fn fill(calls: &mut Calls) {
 }
 
 #[test]
-fn what_a_context_owned_goes_with_it_whichever_call_ends_it() {
+fn context_end_by_any_call_uncharges_its_memory() {
     let mount = Mount::new();
     let truth = Truth::of(&mount.simgpu_dir());
     for end in [
@@ -60,13 +60,13 @@ fn what_a_context_owned_goes_with_it_whichever_call_ends_it() {
 }
 
 #[test]
-fn unloading_code_takes_no_allocation_along() {
+fn unloading_a_module_frees_no_allocation() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
     fill(&mut calls);
     let current = dir.number("memory.current");
-    // An empty module, in the words of PTX.
+    // An empty module in PTX.
     let ptx = b".version 7.8\n.target sm_75\n.address_size 64\n";
     let bytes: String = ptx.iter().map(|byte| format!("{byte:02x}")).collect();
     calls.fill("code", &bytes);
@@ -78,7 +78,7 @@ fn unloading_code_takes_no_allocation_along() {
 }
 
 #[test]
-fn memory_that_a_stream_is_to_free_is_charged_until_it_has() {
+fn stream_ordered_free_uncharges_when_done() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -89,7 +89,7 @@ fn memory_that_a_stream_is_to_free_is_charged_until_it_has() {
     }
     dir.write("memory.limit", 9 * MIB);
     let charged = dir.number("memory.current");
-    // The stream stands still until the word is written.
+    // The stream waits until the word is written.
     calls.ok("cuMemsetD32_v2 $word 0 1");
     calls.ok("cuStreamWaitValue32_v2 $stream $word 1 0");
     calls.ok("cuMemFreeAsync $block $stream");
@@ -101,7 +101,7 @@ fn memory_that_a_stream_is_to_free_is_charged_until_it_has() {
         "there is no room yet"
     );
     calls.ok("cuMemsetD32_v2 $word 1 1");
-    // Without waiting for it: the next allocation that needs the room finds out.
+    // The program does not wait for the stream; the next allocation that needs the room notices.
     wait_until("the stream goes on", || {
         calls.call("cuStreamQuery $stream").is_ok()
     });
@@ -113,7 +113,7 @@ fn memory_that_a_stream_is_to_free_is_charged_until_it_has() {
 }
 
 #[test]
-fn memory_that_a_stream_has_freed_is_uncharged_though_nobody_calls() {
+fn stream_ordered_free_uncharges_without_further_calls() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -125,11 +125,11 @@ fn memory_that_a_stream_has_freed_is_uncharged_though_nobody_calls() {
         calls.ok(&format!("cuStreamWaitValue32_v2 {stream} $word 1 0"));
         calls.ok(&format!("cuMemFreeAsync $block {stream}"));
         assert_eq!(dir.number("memory.current"), 8 * MIB + 4, "{stream}");
-        // By another stream, which waits for none.
+        // Written on another stream, which waits for no other.
         calls.ok("cuStreamCreate &other 1");
         calls.ok("cuStreamWriteValue32_v2 $other $word 1 0");
         if stream == "2" {
-            // The thread's own: nobody else can ask.
+            // Only this thread can query its per-thread default stream.
             calls.ok("cuCtxSynchronize");
         }
         wait_until("it is uncharged", || dir.number("memory.current") == 4);

@@ -1,4 +1,4 @@
-//! Memory of graphs: charged by what is reserved for it, before a launch takes it.
+//! Tests memory of graphs: charged when it is reserved, before a launch uses it.
 
 use support::{Config, Mount, Truth};
 
@@ -8,12 +8,12 @@ use crate::driver::Dir;
 const MIB: u64 = 1 << 20;
 const MEM_ALLOC: u64 = 10;
 
-/// A graph `graph` with a node that allocates `bytes`; the parameters of `cuGraphAddNode` have the node's own
-/// after the type and padding.
+/// Makes `graph` with a node that allocates `bytes`. In the parameters of `cuGraphAddNode` those of the node
+/// follow its type and padding.
 fn graph_of(calls: &mut Calls, bytes: u64, way: &str) {
     calls.ok("cuGraphCreate &graph 0");
     let at = if way == "cuGraphAddMemAllocNode" { 0 } else { 16 };
-    // The pool: pinned, on device 0.
+    // Pool properties: pinned memory on device 0.
     calls.put("params", 0, 4, MEM_ALLOC);
     calls.put("params", at, 4, 1);
     calls.put("params", at + 8, 4, 1);
@@ -26,7 +26,7 @@ fn graph_of(calls: &mut Calls, bytes: u64, way: &str) {
     calls.ok(&format!("{way} &node $graph {dependencies} &params"));
 }
 
-/// A graph `graph` that allocates and frees `bytes`, by calls that were captured.
+/// Makes `graph` from captured calls that allocate and free `bytes`.
 fn captured(calls: &mut Calls, bytes: u64) {
     calls.ok("cuStreamCreate &stream 1");
     calls.ok("cuStreamBeginCapture_v2 $stream 0");
@@ -36,7 +36,7 @@ fn captured(calls: &mut Calls, bytes: u64) {
 }
 
 #[test]
-fn a_launch_is_charged_for_what_is_reserved_for_it_and_a_trim_gives_it_back() {
+fn graph_launch_charges_reservation_and_trim_uncharges() {
     let mount = Mount::new();
     let truth = Truth::of(&mount.simgpu_dir());
     for way in [
@@ -63,7 +63,7 @@ fn a_launch_is_charged_for_what_is_reserved_for_it_and_a_trim_gives_it_back() {
         assert_eq!(dir.key("memory.stat", "pool"), 0, "{way}: not the pool's");
         assert_eq!(dir.number("memory.current"), 40 * MIB, "{way}");
         if way == "captured" {
-            // Again, at the limit: it has room already.
+            // A second launch at the limit succeeds because its room is already reserved.
             dir.write("memory.limit", 40 * MIB);
             calls.ok("cuGraphLaunch $exec $stream");
             calls.ok("cuGraphLaunch $exec $stream");
@@ -84,7 +84,7 @@ fn a_launch_is_charged_for_what_is_reserved_for_it_and_a_trim_gives_it_back() {
 }
 
 #[test]
-fn a_launch_over_the_limit_is_refused_and_takes_nothing() {
+fn graph_launch_over_limit_is_refused_uncharged() {
     let mount = Mount::new();
     let truth = Truth::of(&mount.simgpu_dir());
     for launch in ["cuGraphLaunch", "cuGraphLaunch_ptsz", "cuGraphUpload"] {
@@ -100,7 +100,7 @@ fn a_launch_over_the_limit_is_refused_and_takes_nothing() {
         dir.write("memory.limit", 40 * MIB);
         calls.ok(&format!("{launch} $exec $stream"));
         calls.ok("cuStreamSynchronize $stream");
-        // Room that no graph uses makes room for others.
+        // Reserved memory that no graph uses is released for other allocations.
         calls.ok(&format!("cuMemAlloc_v2 &block {}", 40 * MIB));
         assert_eq!(dir.key("memory.stat", "graph"), 0);
         assert_eq!(
@@ -117,7 +117,7 @@ fn a_launch_over_the_limit_is_refused_and_takes_nothing() {
 }
 
 #[test]
-fn a_frozen_launch_of_a_graph_that_allocates_waits() {
+fn frozen_launch_of_an_allocating_graph_waits() {
     let mount = Mount::with(Config::default());
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

@@ -1,5 +1,5 @@
-//! Random calls of every kind: after each of them, what is charged is what the device has, and nothing of it
-//! is taken for a context.
+//! Tests random calls of every kind: after each, the charge equals the device's usage, and no part of it is
+//! attributed to a context.
 
 use support::{Config, Mount, Truth, wait_until};
 
@@ -7,16 +7,16 @@ use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
-/// Bytes that a context takes, and that all may take.
+/// Bytes of a context, and the limit of the process.
 const CONTEXT: u64 = 64 * MIB;
 const LIMIT: u64 = CONTEXT + 300 * MIB;
-/// What `memory.stat` shows that is charged by the calls themselves.
+/// Keys of `memory.stat` that calls charge directly.
 const CHARGED: [&str; 6] = ["linear", "managed", "pool", "vmm", "array", "graph"];
-/// Blocks that may be there at one time, each a variable of the program's.
+/// Maximum number of live blocks; each has a variable of the program.
 const SLOTS: usize = 24;
 const STEPS: usize = 150;
 
-/// Reproducible, and good enough to mix calls.
+/// A reproducible generator of random numbers, sufficient for mixing calls.
 struct Random(u64);
 
 impl Random {
@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// How a block is freed.
+/// Kind of a block, which determines how it is freed.
 #[derive(Clone, Copy)]
 enum Kind {
     Linear,
@@ -36,7 +36,7 @@ enum Kind {
     Array,
     Mipmap,
     Physical,
-    /// Mapped at `range` and a number of its own; the handle is released already.
+    /// Mapped in `range` at the slot's offset; the handle is already released.
     Mapped,
     Graph,
 }
@@ -74,7 +74,7 @@ impl<'m> Model<'m> {
         }
     }
 
-    /// What was mapped there begins at this address.
+    /// Returns the address at which the slot's memory is mapped.
     fn address(&mut self, slot: usize) -> u64 {
         self.calls.get("range") + slot as u64 * 64 * MIB
     }
@@ -177,10 +177,11 @@ impl<'m> Model<'m> {
         }
     }
 
-    /// Once nothing is under way on the stream, which pools and graphs wait for.
+    /// Compares charge and usage once the stream is idle, because pools and graphs free memory in stream
+    /// order.
     fn check(&mut self, step: usize) {
         self.calls.ok("cuStreamSynchronize $stream");
-        // All of one moment: the context is measured at any time.
+        // All values from one read, because the context is measured at any time.
         let stat = self.dir.read("memory.stat");
         let key = |key: &str| -> u64 {
             let line = stat
@@ -197,7 +198,7 @@ impl<'m> Model<'m> {
 }
 
 #[test]
-fn what_is_charged_is_what_the_device_has_after_any_calls_whatever() {
+fn charge_equals_device_usage_after_random_calls() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT));
     for seed in [0x5eed, 0xfeed_beef] {
         let mut model = Model::start(&mount, seed);

@@ -1,4 +1,4 @@
-//! The functions of before CUDA 3.2, whose addresses and sizes have 32 bits: charged like those of today.
+//! Tests the functions from before CUDA 3.2, with 32-bit addresses and sizes: charged like their successors.
 
 use support::{Mount, Truth};
 
@@ -8,7 +8,7 @@ use crate::driver::Dir;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn what_they_allocate_is_charged_capped_and_given_back() {
+fn old_allocations_are_charged_limited_and_uncharged() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -20,7 +20,7 @@ fn what_they_allocate_is_charged_capped_and_given_back() {
         current
     };
     dir.write("memory.limit", 8 * MIB);
-    // 8 bit, one channel: as a plain array and as one of three dimensions.
+    // 8-bit elements, one channel: as a plain and as a three-dimensional array.
     for (variable, numbers) in [
         ("plain", [9 << 20, 0, 1, 1, 0, 0]),
         ("deep", [4096, 4096, 0, 1, 1, 0]),

@@ -1,4 +1,4 @@
-//! What contexts take: measured, shown, and part of what a limit allows.
+//! Tests the memory of contexts: measured, shown, and counted against the limit.
 
 use support::{Config, Mount, wait_until};
 
@@ -23,7 +23,7 @@ fn context(dir: &Dir<'_>) -> u64 {
 }
 
 #[test]
-fn a_context_counts_in_current_peak_and_limit() {
+fn context_memory_counts_in_current_peak_and_limit() {
     let mount = mount();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -68,7 +68,7 @@ fn contexts_come_and_go_on_every_device() {
 }
 
 #[test]
-fn everybodys_context_is_measured_where_nvmls_entries_are_longer_than_its_header_says() {
+fn contexts_are_measured_with_longer_nvml_entries() {
     let mount = Mount::with(config().env("SIMGPU_DRIVER", "12.2"));
     let shells: [_; 3] = std::array::from_fn(|_| DriverShell::start(&mount));
     for shell in &shells {
@@ -79,12 +79,12 @@ fn everybodys_context_is_measured_where_nvmls_entries_are_longer_than_its_header
 }
 
 #[test]
-fn allocations_under_way_are_never_taken_for_a_context() {
+fn allocations_in_progress_are_not_taken_for_a_context() {
     let mount = mount();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
     wait_until("the context is measured", || context(&dir) == CONTEXT);
-    // As much as all threads can have at one time: whoever is refused is refused falsely.
+    // The limit has room for the most that all threads hold at once, so every refusal is wrong.
     let (threads, blocks) = (4, 8);
     dir.write("memory.limit", CONTEXT + threads * blocks * MIB);
     let answer = calls.ask(&format!("churn 3 {threads} {MIB} {blocks}"));
@@ -94,7 +94,7 @@ fn allocations_under_way_are_never_taken_for_a_context() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_measures_anew() {
+fn restarted_daemon_measures_contexts_again() {
     let mut mount = mount();
     let shell = DriverShell::start(&mount);
     wait_until("the context is measured", || {
@@ -109,7 +109,7 @@ fn a_daemon_that_comes_back_measures_anew() {
 }
 
 #[test]
-fn a_process_with_another_pid_elsewhere_is_known_by_the_one_it_has_here() {
+fn process_in_pid_namespace_is_known_by_daemons_pid() {
     let mount = mount();
     let calls = Calls::start_apart(&mount);
     assert_eq!(calls.pid(), 1, "as it sees itself");

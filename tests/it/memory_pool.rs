@@ -1,4 +1,5 @@
-//! Pools: charged by what they reserve, whoever's they are and however they grow and shrink.
+//! Tests memory pools: charged by what they reserve, whichever process owns them and however they grow and
+//! shrink.
 
 use support::{Config, Mount, Truth, wait_until};
 
@@ -6,13 +7,13 @@ use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
-/// What a pool of the simulated driver grows by.
+/// Growth step in bytes of a pool of the simulated driver.
 const CHUNK: u64 = 32 * MIB;
 const RELEASE_THRESHOLD: u32 = 4;
 const DEVICE: u64 = 1;
 const HOST: u64 = 2;
 
-/// A pool `name` of pinned memory there, to be shared as a descriptor if it is a device's.
+/// Creates the pool `name` of pinned memory at a location, shareable as a descriptor if it is on a device.
 fn create(calls: &mut Calls, name: &str, location: u64, id: u64) {
     calls.put("properties", 0, 4, 1);
     calls.put("properties", 4, 4, u64::from(location == DEVICE));
@@ -21,8 +22,8 @@ fn create(calls: &mut Calls, name: &str, location: u64, id: u64) {
     calls.ok(&format!("cuMemPoolCreate &{name} &properties"));
 }
 
-/// A program that uses pools and nothing else, and what is asserted of it: that it is charged so much, and
-/// has it.
+/// Starts a program that uses only pools; returns it with a function that asserts both its charge and its
+/// usage.
 fn watched(mount: &Mount) -> (Calls, impl Fn(u64, &str)) {
     let calls = Calls::start(mount);
     let (dir, truth, pid) = (
@@ -39,7 +40,7 @@ fn watched(mount: &Mount) -> (Calls, impl Fn(u64, &str)) {
 }
 
 #[test]
-fn a_thread_with_no_context_is_charged_where_its_stream_is() {
+fn thread_without_context_is_charged_on_streams_device() {
     let mount = Mount::new();
     let (mut calls, charged) = watched(&mount);
     Dir::of(&mount, calls.pid()).write("memory.limit", CHUNK);
@@ -54,7 +55,7 @@ fn a_thread_with_no_context_is_charged_where_its_stream_is() {
 }
 
 #[test]
-fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
+fn memory_kept_by_a_pool_is_charged_until_released() {
     let mount = Mount::new();
     let (mut calls, charged) = watched(&mount);
     create(&mut calls, "pool", DEVICE, 0);
@@ -89,9 +90,9 @@ fn what_a_pool_keeps_is_charged_until_it_gives_it_back() {
     charged(0, "gone");
 }
 
-/// What comes and goes where something was before tells nothing new, unless the pool keeps less from now on.
+/// Tests that reuse of freed memory changes no charge, except after the pool's release threshold was lowered.
 #[test]
-fn what_a_pool_no_longer_keeps_is_uncharged_where_the_program_waits_next() {
+fn pool_shrinkage_is_uncharged_at_next_synchronisation() {
     let mount = Mount::new();
     let (mut calls, charged) = watched(&mount);
     let come_and_go = |calls: &mut Calls| {
@@ -118,7 +119,7 @@ fn what_a_pool_no_longer_keeps_is_uncharged_where_the_program_waits_next() {
 }
 
 #[test]
-fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
+fn destroyed_pool_is_uncharged_without_further_calls() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -135,7 +136,7 @@ fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
         assert_eq!(dir.number("memory.current"), CHUNK + 4, "{stream}");
         calls.ok("cuStreamWriteValue32_v2 $other $word 1 0");
         if stream == "2" {
-            // The thread's own: nobody else can ask.
+            // Only this thread can query its per-thread default stream.
             calls.ok("cuCtxSynchronize");
         }
         wait_until("it is uncharged", || dir.number("memory.current") == 4);
@@ -144,9 +145,9 @@ fn a_destroyed_pool_that_waits_for_a_stream_is_uncharged_though_nobody_calls() {
     }
 }
 
-/// Each thread has a default stream of its own, by whichever name, and so has each context.
+/// Tests that each thread and each context has its own default stream, whichever name it is called by.
 #[test]
-fn who_waits_for_its_own_default_stream_has_not_waited_for_anothers() {
+fn wait_on_own_default_stream_does_not_cover_anothers() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -170,7 +171,7 @@ fn who_waits_for_its_own_default_stream_has_not_waited_for_anothers() {
 }
 
 #[test]
-fn the_current_pool_is_the_one_that_was_set() {
+fn current_pool_is_the_one_set() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -196,7 +197,7 @@ fn the_current_pool_is_the_one_that_was_set() {
         assert_eq!(dir.number("memory.current"), 0, "{set}");
         calls.ok("cuDeviceSetMemPool 0 $default");
     }
-    // A pool of another device's, whichever is current.
+    // A pool of another device than the current one.
     create(&mut calls, "there", DEVICE, 1);
     assert_eq!(
         calls.call(&format!("cuMemAllocFromPoolAsync &one {} $there 0", CHUNK + 1)),
@@ -208,7 +209,7 @@ fn the_current_pool_is_the_one_that_was_set() {
 }
 
 #[test]
-fn pools_of_the_host_are_not_the_devices() {
+fn host_pools_are_not_charged_to_devices() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -224,7 +225,7 @@ fn pools_of_the_host_are_not_the_devices() {
 }
 
 #[test]
-fn a_shared_pool_is_charged_to_its_maker_alone() {
+fn shared_pool_is_charged_only_to_its_creator() {
     let mount = Mount::new();
     let (mut maker, mut taker) = (Calls::start(&mount), Calls::start(&mount));
     let (made, taken) = (Dir::of(&mount, maker.pid()), Dir::of(&mount, taker.pid()));

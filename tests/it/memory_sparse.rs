@@ -1,4 +1,4 @@
-//! Arrays whose memory comes later: charged where it is made, held by what it is mapped to.
+//! Tests sparse arrays: memory is charged where it is created and held by its mappings.
 
 use support::{Mount, Truth};
 
@@ -11,7 +11,7 @@ const DEFERRED: u64 = 0x80;
 /// `CU_MEM_CREATE_USAGE_TILE_POOL`.
 const TILE_POOL: u64 = 1;
 
-/// An array of 256 x 256 floats.
+/// Creates an array of 256 x 256 floats.
 fn array(calls: &mut Calls, flags: u64) {
     for (word, value) in [256, 256, 0, 0x20 | 1 << 32, flags].into_iter().enumerate() {
         calls.put("descriptor", 8 * word, 8, value);
@@ -39,7 +39,7 @@ fn map(calls: &mut Calls, is_mapped: bool, [x, y]: [u64; 2], [width, height, dep
 }
 
 #[test]
-fn tiles_hold_their_memory_until_the_stream_has_unmapped_the_last() {
+fn tiles_hold_memory_until_the_last_is_unmapped() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -64,7 +64,7 @@ fn tiles_hold_their_memory_until_the_stream_has_unmapped_the_last() {
     map(&mut calls, false, [128, 128], [128, 128, 1]);
     calls.ok("cuCtxSynchronize");
     held(0, "none does");
-    // And those that are left go with the array.
+    // The remaining mappings go with the array.
     calls.ok(&format!("cuMemCreate &pool {} &properties 0", 2 * MIB));
     map(&mut calls, true, [0, 0], [256, 256, 1]);
     calls.ok("cuStreamSynchronize 0");
@@ -75,7 +75,7 @@ fn tiles_hold_their_memory_until_the_stream_has_unmapped_the_last() {
 }
 
 #[test]
-fn an_array_with_deferred_mapping_holds_what_it_is_mapped_onto() {
+fn deferred_mapping_array_holds_its_mapped_memory() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());

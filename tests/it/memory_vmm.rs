@@ -1,4 +1,4 @@
-//! Physical memory by handle: charged once, for as long as anything holds it, on the device of its
+//! Tests physical memory by handle: charged once, while any reference holds it, on the device given by its
 //! properties.
 
 use support::{Config, Mount, Truth};
@@ -11,7 +11,7 @@ const DEVICE: u64 = 1;
 const HOST: u64 = 2;
 const HOST_NUMA: u64 = 3;
 
-/// `properties`: pinned, of that place; a device's to be shared as a descriptor.
+/// Sets `properties`: pinned memory at a location, shareable as a descriptor if it is on a device.
 fn properties(calls: &mut Calls, location: u64, id: u64) {
     calls.put("properties", 0, 4, 1);
     calls.put("properties", 4, 4, u64::from(location == DEVICE));
@@ -23,7 +23,7 @@ fn create(calls: &mut Calls, name: &str, bytes: u64) {
     calls.ok(&format!("cuMemCreate &{name} {bytes} &properties 0"));
 }
 
-/// What a process holds on its first device, by the ledger and in truth; and nothing elsewhere.
+/// Bytes a process holds on its first device, by the ledger and by the simulated GPU; none elsewhere.
 struct Held<'m> {
     dir: Dir<'m>,
     truth: Truth,
@@ -54,7 +54,7 @@ impl<'m> Held<'m> {
 }
 
 #[test]
-fn memory_is_charged_until_its_last_handle_and_its_last_mapping_are_gone() {
+fn memory_is_charged_until_last_handle_and_mapping_go() {
     let mount = Mount::new();
     let mut calls = Calls::start(&mount);
     let held = Held::of(&mount, &calls);
@@ -87,7 +87,7 @@ fn memory_is_charged_until_its_last_handle_and_its_last_mapping_are_gone() {
 }
 
 #[test]
-fn the_device_is_that_of_the_properties_whichever_context_is_current_or_none() {
+fn properties_determine_charged_device_in_any_context() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -133,7 +133,7 @@ fn memory_of_the_host_is_shown_and_not_charged() {
 }
 
 #[test]
-fn imported_memory_is_shown_as_ipc_and_charged_to_its_maker_alone() {
+fn imported_memory_shows_as_ipc_and_charges_its_creator() {
     let mount = Mount::new();
     let (mut maker, mut taker) = (Calls::start(&mount), Calls::start(&mount));
     let (made, taken) = (Dir::of(&mount, maker.pid()), Dir::of(&mount, taker.pid()));
@@ -159,7 +159,7 @@ fn imported_memory_is_shown_as_ipc_and_charged_to_its_maker_alone() {
 }
 
 #[test]
-fn memory_that_another_process_shares_is_shown_until_it_is_closed_as_often_as_it_was_opened() {
+fn opened_memory_shows_until_closed_as_often_as_opened() {
     let mount = Mount::new();
     let (mut maker, mut taker) = (Calls::start(&mount), Calls::start(&mount));
     let (made, taken) = (Dir::of(&mount, maker.pid()), Dir::of(&mount, taker.pid()));
@@ -181,14 +181,14 @@ fn memory_that_another_process_shares_is_shown_until_it_is_closed_as_often_as_it
     assert_eq!(taken.key("memory.stat", "ipc"), 0);
     assert!(taker.call("cuIpcCloseMemHandle $other").is_err());
     assert_eq!(made.number("memory.current"), 4 * MIB);
-    // What is open goes with its context.
+    // Opened memory is closed with its context.
     taker.ok("cuIpcOpenMemHandle_v2 &one 1 *handle");
     taker.ok("cuDevicePrimaryCtxReset_v2 0");
     assert_eq!(taken.key("memory.stat", "ipc"), 0);
 }
 
 #[test]
-fn what_is_bound_to_a_multicast_object_is_held_and_shown() {
+fn memory_bound_to_multicast_object_is_held_and_shown() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let held = Held::of(&mount, &calls);
@@ -222,7 +222,7 @@ fn what_is_bound_to_a_multicast_object_is_held_and_shown() {
 }
 
 #[test]
-fn what_is_bound_by_its_address_is_held_when_nothing_is_mapped_there_any_more() {
+fn memory_bound_by_address_is_held_after_unmapping() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 2));
     let mut calls = Calls::start(&mount);
     let held = Held::of(&mount, &calls);
@@ -252,7 +252,7 @@ fn what_is_bound_by_its_address_is_held_when_nothing_is_mapped_there_any_more() 
 }
 
 #[test]
-fn memory_of_a_place_newer_than_the_library_is_shown_and_not_charged() {
+fn unknown_location_type_is_shown_and_not_charged() {
     let mount = Mount::with(Config::default().env("SIMGPU_FUTURE_LOCATION", 77));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -263,7 +263,7 @@ fn memory_of_a_place_newer_than_the_library_is_shown_and_not_charged() {
     assert_eq!(dir.key("memory.stat", "unknown"), 4 * MIB);
     calls.ok("cuMemRelease $handle");
     assert_eq!(dir.key("memory.stat", "unknown"), 0);
-    // What the driver knows no more than we do stays its own business.
+    // Location types unknown to both the driver and the hook are left to the driver.
     properties(&mut calls, 78, 0);
     assert!(
         calls

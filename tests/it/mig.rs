@@ -1,4 +1,4 @@
-//! GPUs in MIG mode: each instance is a device of its own, for the daemon, for the library and for NVML.
+//! Tests GPUs in MIG mode: each instance is a device of its own for the daemon, the library and NVML.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,15 +13,15 @@ use crate::several_gpus::{self, Devices, MIB, NO_DEVICE, uuids};
 
 const GIB: u64 = 1 << 30;
 
-/// NVML's results.
+/// NVML result codes.
 const INVALID_ARGUMENT: u64 = 2;
 const NOT_SUPPORTED: u64 = 3;
 const NOT_FOUND: u64 = 6;
 
-/// What a context takes.
+/// Bytes of a context.
 const CONTEXT: u64 = 32 * MIB;
 
-/// A GPU of two instances, and behind it a whole one.
+/// Mounts a GPU with two instances followed by an undivided GPU.
 fn divided() -> Mount {
     Mount::with(
         Config::default()
@@ -31,7 +31,7 @@ fn divided() -> Mount {
     )
 }
 
-/// `programs/devices.c`, which sees the devices of that form.
+/// Starts `programs/devices.c` with `CUDA_VISIBLE_DEVICES` set to `form`.
 #[track_caller]
 fn seeing(mount: &Mount, form: &str) -> Devices {
     let mut command = mount.command(several_gpus::program());
@@ -39,7 +39,7 @@ fn seeing(mount: &Mount, form: &str) -> Devices {
     Devices::spawn(command)
 }
 
-/// `programs/nvml.c`, which uses the only device of that form.
+/// Starts `programs/nvml.c` with `CUDA_VISIBLE_DEVICES` set to `form`.
 #[track_caller]
 fn monitoring(mount: &Mount, form: &str) -> Nvml {
     let mut command = mount.command(nvml::program());
@@ -49,19 +49,19 @@ fn monitoring(mount: &Mount, form: &str) -> Nvml {
     nvml
 }
 
-/// The digits of a UUID as NVML writes it.
+/// Returns the digits of a UUID in NVML's notation.
 fn digits(uuid: &str) -> String {
     let (_, digits) = uuid.split_once('-').expect("a kind and digits");
     digits.replace('-', "")
 }
 
-/// `programs/nvml.c`'s name of an instance of the first GPU.
+/// Returns the number by which `programs/nvml.c` names an instance of the first GPU.
 fn instance(number: u32) -> u32 {
     1000 + number
 }
 
 #[test]
-fn the_simulated_nvml_tells_instances_apart() {
+fn simulated_nvml_distinguishes_instances() {
     let mount = divided();
     let mut nvml = Nvml::bare(&mount);
     assert_eq!(nvml.ask("count"), [SUCCESS, 2]);
@@ -103,7 +103,7 @@ fn the_simulated_nvml_tells_instances_apart() {
 }
 
 #[test]
-fn in_the_place_of_a_gpu_in_mig_mode_its_instances_are_listed() {
+fn instances_replace_their_gpu_in_the_device_list() {
     let mount = divided();
     let devices = mount.read("", "devices");
     let lines: Vec<Vec<&str>> = devices
@@ -131,7 +131,7 @@ fn in_the_place_of_a_gpu_in_mig_mode_its_instances_are_listed() {
 }
 
 #[test]
-fn a_process_sees_one_instance_at_most_and_is_charged_there() {
+fn process_sees_at_most_one_instance_and_is_charged_there() {
     let mount = divided();
     let uuids = uuids(&mount);
     let gpu = {
@@ -142,22 +142,22 @@ fn a_process_sees_one_instance_at_most_and_is_charged_there() {
     let forms: [(String, usize); 16] = [
         (first.clone(), 0),
         (second.clone(), 1),
-        // As much as tells it from all others.
+        // Prefixes long enough to be unique.
         (second[..8].to_owned(), 1),
         (second[..20].to_owned(), 1),
-        // Of several the first, and with an instance no whole device.
+        // Of several instances only the first is visible, and never together with an undivided GPU.
         (format!("{second},{first}"), 1),
         (format!("{first},{second}"), 0),
         (format!("{second},1"), 1),
         (format!("1,{second}"), 1),
         (format!(" {second} , nonsense"), 1),
         (format!("{second},MIG-00ff6770-7540-0080-0067-636772000000"), 1),
-        // By the device, and as drivers before R470 had it.
+        // Instances named through the GPU, as by drivers before R470.
         ("0".into(), 0),
         (gpu.clone(), 0),
         (format!("MIG-{gpu}/1/0"), 0),
         (format!("MIG-{gpu}/2/0"), 1),
-        // A whole device by itself.
+        // An undivided GPU alone.
         ("1".into(), 2),
         (whole.clone(), 2),
     ];
@@ -186,7 +186,7 @@ fn a_process_sees_one_instance_at_most_and_is_charged_there() {
 }
 
 #[test]
-fn what_names_no_instance_shows_none() {
+fn name_matching_no_instance_shows_none() {
     let mount = divided();
     let uuids = uuids(&mount);
     let ambiguous = &uuids[0][..6];
@@ -239,7 +239,7 @@ fn each_instance_has_its_own_memory_limit_and_overhead() {
 }
 
 #[test]
-fn nvml_shows_a_limited_process_its_instance_and_itself_also_on_the_gpu() {
+fn nvml_shows_limited_process_itself_on_instance_and_gpu() {
     let mount = divided();
     let uuids = uuids(&mount);
     let mut stranger = monitoring(&mount, &uuids[1]);
@@ -258,7 +258,7 @@ fn nvml_shows_a_limited_process_its_instance_and_itself_also_on_the_gpu() {
     let everybody = |nvml: &mut Nvml| [nvml.computing(0).len(), nvml.computing(instance(1)).len()];
     assert_eq!(everybody(&mut nvml), [3, 2], "not limited yet");
 
-    // One on the instance, and one on the process.
+    // One limit on the instance and one on the process.
     for limited in [dir.gpu(1), dir.clone()] {
         limited.write("memory.limit", 512 * MIB);
         let told = [SUCCESS, 512 * MIB, 512 * MIB - current, current];
@@ -278,7 +278,7 @@ fn nvml_shows_a_limited_process_its_instance_and_itself_also_on_the_gpu() {
     assert_eq!(nvml.ask("memory 0 1"), stranger.ask("memory 0 1"));
     assert_eq!(everybody(&mut nvml), [3, 2]);
 
-    // A limit where it is not says nothing of where it is.
+    // A limit on another device does not affect this one.
     dir.gpu(0).write("memory.limit", 512 * MIB);
     assert_eq!(nvml.ask("memory 0 1"), stranger.ask("memory 0 1"));
     assert_eq!(
@@ -290,7 +290,7 @@ fn nvml_shows_a_limited_process_its_instance_and_itself_also_on_the_gpu() {
 }
 
 #[test]
-fn a_freeze_of_one_instance_holds_only_who_is_on_it() {
+fn instance_freeze_holds_only_processes_on_it() {
     let mount = divided();
     let uuids = uuids(&mount);
     let mut devices = seeing(&mount, &uuids[1]);
@@ -316,7 +316,7 @@ fn a_freeze_of_one_instance_holds_only_who_is_on_it() {
     assert_eq!(dir.gpu(0).launches(), 0);
 }
 
-/// The UUID of an instance of the first GPU, as NVML has it now.
+/// Returns the current UUID of an instance of the first GPU, from NVML.
 #[track_caller]
 pub(crate) fn uuid_of(mount: &Mount, number: u32) -> String {
     let answer = Nvml::bare(mount).0.ask(&format!("uuid {} 41", instance(number)));
@@ -324,7 +324,7 @@ pub(crate) fn uuid_of(mount: &Mount, number: u32) -> String {
 }
 
 #[test]
-fn an_instance_that_is_made_later_is_governed_like_those_that_there_were() {
+fn instance_created_later_is_governed() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", "32M")
@@ -372,9 +372,9 @@ fn an_instance_that_is_made_later_is_governed_like_those_that_there_were() {
 }
 
 #[test]
-fn a_signal_has_instances_listed_that_nobody_uses_yet() {
+fn sighup_lists_unused_instances() {
     let mut mount = Mount::with(Config::default().env("SIMGPU_MIG", "0:1g.5gb"));
-    // The machine is as it is for as long as somebody uses it.
+    // The simulated machine keeps its state while a process uses it.
     let mut user = seeing(&mount, &uuids(&mount)[0]);
     user.ok("init");
     mount.truth().divide("0:1g.5gb,1g.5gb,2g.5gb");
@@ -390,7 +390,7 @@ fn a_signal_has_instances_listed_that_nobody_uses_yet() {
     assert_eq!(uuids(&mount), listed);
 }
 
-/// A batch job on one instance.
+/// Starts a batch job on one instance.
 #[track_caller]
 fn batch(mount: &Mount, uuid: &str, priority: u32) -> Governed {
     let mut command = mount.command(artifacts().load());
@@ -402,7 +402,7 @@ fn batch(mount: &Mount, uuid: &str, priority: u32) -> Governed {
 }
 
 #[test]
-fn jobs_on_two_instances_do_not_contend_and_two_on_one_do() {
+fn jobs_contend_only_on_the_same_instance() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_MIG", "0:2")
@@ -412,7 +412,7 @@ fn jobs_on_two_instances_do_not_contend_and_two_on_one_do() {
     let uuids = uuids(&mount);
     let [important, other] = [batch(&mount, &uuids[0], 0), batch(&mount, &uuids[1], 15)];
     let throttled = |job: &Governed| mount.number(job.pid(), "compute.stat", "nr_throttled");
-    // Behind the GPU itself.
+    // Instances are numbered after the GPU itself.
     for (place, job) in [(1, &important), (2, &other)] {
         goes_on(&mount, job.pid(), place, 100_000);
     }

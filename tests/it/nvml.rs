@@ -1,4 +1,5 @@
-//! NVML in a limited process tells of its limit and of itself; everybody else is told what NVML says.
+//! Tests NVML: in a limited process it reports the process's limit and the process alone; other processes get
+//! NVML's own answers.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -10,7 +11,7 @@ use crate::driver::{Dir, DriverShell};
 
 const MIB: u64 = 1 << 20;
 
-/// NVML's results.
+/// NVML result codes.
 pub(crate) const SUCCESS: u64 = 0;
 const UNINITIALIZED: u64 = 1;
 const INVALID_ARGUMENT: u64 = 2;
@@ -20,11 +21,11 @@ const INSUFFICIENT_SIZE: u64 = 7;
 
 const KINDS: [&str; 3] = ["Compute", "Graphics", "MPSCompute"];
 
-/// `programs/nvml.c`, which opens the library and looks its functions up as `nvidia-smi` does.
+/// A running `programs/nvml.c`, which opens the library and looks up its functions as `nvidia-smi` does.
 pub(crate) struct Nvml(pub(crate) Governed);
 
 impl Nvml {
-    /// Not governed: told what NVML says.
+    /// Starts the program ungoverned.
     #[track_caller]
     pub(crate) fn bare(mount: &Mount) -> Self {
         Self::spawn(mount.bare_command(program()))
@@ -37,13 +38,13 @@ impl Nvml {
         nvml
     }
 
-    /// Governed once it uses CUDA.
+    /// Starts the program, which is governed once it uses CUDA.
     #[track_caller]
     fn start(mount: &Mount) -> Self {
         Self::spawn(mount.command(program()))
     }
 
-    /// Governed, with a limit on the first device.
+    /// Starts a governed program with a limit on the first device.
     #[track_caller]
     fn limited(mount: &Mount, limit: u64) -> (Self, Dir<'_>) {
         let mut nvml = Self::start(mount);
@@ -60,7 +61,7 @@ impl Nvml {
         answer.split(' ').map(number).collect()
     }
 
-    /// What a list call says: its result, how many there are, and those written: a number for each pid.
+    /// Sends a list command. Returns its result, the reported count, and the entries: a number for each pid.
     #[track_caller]
     pub(crate) fn list(&mut self, command: &str) -> (u64, u64, BTreeMap<i32, u64>) {
         let answer = self.0.ask(command);
@@ -74,7 +75,7 @@ impl Nvml {
         (result, count, words.map(pair).collect())
     }
 
-    /// The processes that compute on a device.
+    /// Returns the compute processes of a device.
     #[track_caller]
     pub(crate) fn computing(&mut self, device: u32) -> BTreeMap<i32, u64> {
         let (result, count, list) = self.list(&format!("processes {device} Compute 3 16"));
@@ -88,7 +89,7 @@ pub(crate) fn program() -> std::path::PathBuf {
 }
 
 #[test]
-fn memory_is_the_limit_and_what_is_charged() {
+fn nvml_memory_shows_limit_and_charge() {
     let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "1G"));
     let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
     assert_eq!(nvml.ask(&format!("alloc 0 {}", 96 * MIB)), [SUCCESS]);
@@ -98,7 +99,8 @@ fn memory_is_the_limit_and_what_is_charged() {
     assert_eq!(nvml.ask("memory 0 1"), told);
     assert_eq!(nvml.ask("memory 0 2"), told);
 
-    // A stranger takes nearly all of the card: it is used by nobody here, but not free either.
+    // An unmanaged process takes most of the GPU: no governed process uses this memory, but it is not free
+    // either.
     let mut stranger = DriverShell::start_bare(&mount);
     assert_eq!(stranger.ask(&format!("alloc linear {}", 700 * MIB)), "ok 0");
     let card = Nvml::bare(&mount).ask("memory 0 1");
@@ -108,7 +110,7 @@ fn memory_is_the_limit_and_what_is_charged() {
         assert_eq!(told, [SUCCESS, 512 * MIB, card[2], current]);
     }
 
-    // What is there stays there under a lower limit, and nothing is free.
+    // Allocations stay under a lower limit, and nothing is free.
     dir.gpu(0).write("memory.limit", 32 * MIB);
     for version in 1..=2 {
         let told = nvml.ask(&format!("memory 0 {version}"));
@@ -119,14 +121,14 @@ fn memory_is_the_limit_and_what_is_charged() {
 }
 
 #[test]
-fn the_whole_card_is_the_most_that_a_limit_shows() {
+fn limit_above_gpu_memory_shows_gpu_memory() {
     let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "1G"));
     let (mut nvml, _dir) = Nvml::limited(&mount, 4096 * MIB);
     assert_eq!(nvml.ask("memory 0 1")[1], 1024 * MIB);
 }
 
 #[test]
-fn a_limited_process_sees_itself_alone_in_every_list() {
+fn limited_process_sees_only_itself_in_every_list() {
     let mount = Mount::new();
     let mut strangers = [DriverShell::start(&mount), DriverShell::start_bare(&mount)];
     for stranger in &mut strangers {
@@ -170,7 +172,7 @@ fn a_limited_process_sees_itself_alone_in_every_list() {
 }
 
 #[test]
-fn nvml_numbers_devices_its_own_way_whatever_the_program_sees() {
+fn nvml_numbering_is_independent_of_visible_devices() {
     let mount = Mount::with(Config::default().env("SIMGPU_DEVICES", 3));
     let mut command = mount.command(program());
     command.env("CUDA_VISIBLE_DEVICES", "2,0");
@@ -191,7 +193,7 @@ fn nvml_numbers_devices_its_own_way_whatever_the_program_sees() {
     assert_eq!(nvml.ask("memory 1 1"), [SUCCESS, 32 * MIB, 32 * MIB, 0]);
     assert!(nvml.ask("memory 0 1")[1] > 64 * MIB);
 
-    // A limit on all of them together leaves the same on each.
+    // A limit on the whole process leaves the same remainder on each device.
     dir.write("memory.limit", 48 * MIB);
     let all = dir.number("memory.current");
     for device in 0..3 {
@@ -207,7 +209,7 @@ fn nvml_numbers_devices_its_own_way_whatever_the_program_sees() {
 }
 
 #[test]
-fn utilisation_and_accounts_are_its_own() {
+fn utilisation_and_accounting_show_only_the_process() {
     let mount = Mount::new();
     let busy = mount.load(&["throughput", "--duration", "3600"]);
     let mut monitor = Nvml::bare(&mount);
@@ -230,7 +232,7 @@ fn utilisation_and_accounts_are_its_own() {
             assert_eq!(short, (INSUFFICIENT_SIZE, 1, BTreeMap::new()), "{list}");
         }
     }
-    // While no accounts are kept; of others there is none to be had in any case.
+    // While accounting is off; other processes' accounts are never available.
     let (own, others) = (
         format!("accounting 0 {pid}"),
         format!("accounting 0 {}", busy.pid()),
@@ -252,7 +254,7 @@ fn utilisation_and_accounts_are_its_own() {
 }
 
 #[test]
-fn whoever_is_not_limited_is_told_what_nvml_says() {
+fn unlimited_process_gets_nvmls_answers() {
     let mount = Mount::new();
     let mut shells = [DriverShell::start(&mount), DriverShell::start(&mount)];
     for shell in &mut shells {
@@ -293,7 +295,7 @@ fn whoever_is_not_limited_is_told_what_nvml_says() {
 }
 
 #[test]
-fn a_limit_from_the_start_is_told_before_cuda_is_used_and_without_a_daemon() {
+fn initial_limit_shows_before_cuda_and_without_daemon() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
@@ -314,7 +316,7 @@ fn a_limit_from_the_start_is_told_before_cuda_is_used_and_without_a_daemon() {
 }
 
 #[test]
-fn in_a_pid_namespace_of_its_own_it_goes_by_the_pid_that_it_knows() {
+fn process_in_pid_namespace_sees_its_own_pid() {
     let mount = Mount::new();
     let mut stranger = DriverShell::start(&mount);
     assert_eq!(stranger.ask(&format!("alloc linear {}", 8 * MIB)), "ok 0");
@@ -335,7 +337,7 @@ fn in_a_pid_namespace_of_its_own_it_goes_by_the_pid_that_it_knows() {
 }
 
 #[test]
-fn nvidia_ml_py_shows_a_limited_process_itself_and_everybody_else_the_card() {
+fn nvidia_ml_py_shows_limit_only_to_limited_process() {
     let mount = Mount::new();
     let mut monitor = python_client(&mount, "nvml_client.py", &[]);
     let mut limited = python_client(&mount, "nvml_client.py", &["cuda"]);

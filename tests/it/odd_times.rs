@@ -1,4 +1,5 @@
-//! Calls at odd times and with nothing in their hands: answered as the driver answers, and nobody hangs.
+//! Tests driver calls at unusual times and with zero arguments: each is answered as by the driver, and no
+//! thread hangs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write as _;
@@ -10,7 +11,7 @@ use support::{Governed, Mount, artifacts, c_program, wait_until};
 use crate::driver::Dir;
 use crate::lookups::lines;
 
-/// Every function that the hook stands before: what the preload library exports of the driver's symbols.
+/// Returns every hooked function: the driver symbols that the preload library exports.
 pub fn hooked() -> Vec<String> {
     let out = Command::new("nm")
         .args(["-D", "--defined-only"])
@@ -30,7 +31,7 @@ pub fn hooked() -> Vec<String> {
     hooked
 }
 
-/// What each function answers to zeros.
+/// Returns what each function answers to arguments of zero.
 fn zeros(mut command: Command, when: &str, names: &[String]) -> BTreeMap<String, String> {
     let mut child = command
         .arg(when)
@@ -93,9 +94,10 @@ fn every_function_answers_zeros_after_its_context_as_the_driver() {
     zeros_are_answered_alike("destroyed");
 }
 
-/// Nothing of ours is where pthread_cancel(3) may end the thread. The simulated driver is not, either.
+/// Tests that the hook has no cancellation point for pthread_cancel(3). The simulated driver has none,
+/// either.
 #[test]
-fn no_function_ends_a_canceled_thread() {
+fn no_hooked_function_ends_a_cancelled_thread() {
     let of_libcuda = |name: &String| !name.starts_with("nvml");
     are_answered_alike(
         "canceled",
@@ -105,7 +107,7 @@ fn no_function_ends_a_canceled_thread() {
 
 const MIB: u64 = 1 << 20;
 
-/// `odd_times.c`, governed or not.
+/// A running `odd_times.c`, governed or not.
 struct Odd {
     program: Governed,
     pid: i32,
@@ -138,14 +140,14 @@ impl Odd {
     }
 }
 
-/// Freezes the process and waits until it stands still.
+/// Freezes the process and waits until it is drained.
 #[track_caller]
 fn freeze(dir: &Dir<'_>) {
     dir.write("compute.freeze", 1);
     wait_until("it is drained", || dir.is_frozen());
 }
 
-/// Waits until that many submissions have come to a closed gate.
+/// Waits until at least `count` submissions have been held at a closed gate.
 #[track_caller]
 fn held(dir: &Dir<'_>, count: u64) {
     wait_until("a launch waits at the gate", || {
@@ -154,7 +156,7 @@ fn held(dir: &Dir<'_>, count: u64) {
 }
 
 #[test]
-fn a_thread_that_is_canceled_at_a_frozen_gate_ends_and_nobody_else() {
+fn only_the_thread_cancelled_at_a_frozen_gate_ends() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     let dir = Dir::of(&mount, odd.pid);
@@ -170,7 +172,7 @@ fn a_thread_that_is_canceled_at_a_frozen_gate_ends_and_nobody_else() {
 }
 
 #[test]
-fn a_canceled_thread_whose_allocation_is_refused_ends_and_nobody_else() {
+fn only_the_cancelled_thread_with_refused_allocation_ends() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     let dir = Dir::of(&mount, odd.pid);
@@ -181,9 +183,10 @@ fn a_canceled_thread_whose_allocation_is_refused_ends_and_nobody_else() {
     assert_eq!(odd.ask(&format!("alloc {MIB}")), "0");
 }
 
-/// Whatever the driver does in its functions, cancellation is for the program's own frames.
+/// Tests that a thread is cancelled only in the program's own functions, whatever the driver does in its
+/// functions.
 #[test]
-fn a_canceled_thread_that_goes_on_calling_is_canceled_in_no_call() {
+fn cancelled_thread_that_keeps_calling_ends_in_no_call() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     assert_eq!(odd.ask("doomed 200"), "canceled 0");
@@ -192,7 +195,7 @@ fn a_canceled_thread_that_goes_on_calling_is_canceled_in_no_call() {
 }
 
 #[test]
-fn who_jumps_out_of_a_launch_is_charged_and_held_as_before() {
+fn jump_out_of_a_launch_keeps_charges_and_gates() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     let dir = Dir::of(&mount, odd.pid);
@@ -213,9 +216,10 @@ fn who_jumps_out_of_a_launch_is_charged_and_held_as_before() {
     assert_eq!(dir.launches(), before + 1);
 }
 
-/// The driver waits and holds nothing: a program may leave it there by siglongjmp(3).
+/// Tests siglongjmp(3) out of a driver call: the driver holds no lock while it waits, so a program may do
+/// that.
 #[test]
-fn a_jump_out_of_a_wait_in_the_driver_leaves_everything_usable() {
+fn jump_out_of_a_driver_wait_leaves_all_usable() {
     let mount = Mount::new();
     for is_governed in [false, true] {
         let mut odd = match is_governed {
@@ -243,14 +247,14 @@ fn a_jump_out_of_a_wait_in_the_driver_leaves_everything_usable() {
     }
 }
 
-/// Whether the main thread sleeps in futex(2).
+/// Returns whether the main thread sleeps in futex(2).
 fn is_asleep(pid: i32) -> bool {
     let call = std::fs::read_to_string(format!("/proc/{pid}/syscall"));
     call.is_ok_and(|call| call.starts_with(&format!("{} ", libc::SYS_futex)))
 }
 
 #[test]
-fn a_thread_that_ends_in_a_call_of_the_driver_leaves_nothing() {
+fn thread_ending_in_a_driver_call_leaves_nothing() {
     let mount = Mount::new();
     let calls = [
         ("alloc", "cuMemAlloc_v2"),
@@ -283,7 +287,7 @@ fn a_thread_that_ends_in_a_call_of_the_driver_leaves_nothing() {
 }
 
 #[test]
-fn a_signals_handler_is_answered_and_leaves_nothing_behind() {
+fn call_in_signal_handler_is_answered_and_leaves_nothing() {
     let mount = Mount::new();
     let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
     let dir = Dir::of(&mount, odd.pid);
@@ -293,7 +297,7 @@ fn a_signals_handler_is_answered_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_host_function_on_a_stream_is_answered_as_by_the_driver() {
+fn call_in_host_function_is_answered_as_by_the_driver() {
     let mount = Mount::new();
     let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
     assert_eq!(odd.ask("callback 4096"), bare.ask("callback 4096"));
@@ -303,7 +307,7 @@ fn a_host_function_on_a_stream_is_answered_as_by_the_driver() {
 }
 
 #[test]
-fn a_program_that_is_started_from_this_one_changes_nothing_here() {
+fn started_child_program_does_not_affect_its_parent() {
     let mount = Mount::new();
     let mut odd = Odd::governed(&mount);
     let dir = Dir::of(&mount, odd.pid);
@@ -332,7 +336,7 @@ fn a_program_that_is_started_from_this_one_changes_nothing_here() {
 }
 
 #[test]
-fn a_forked_child_is_answered_as_by_the_driver_and_its_parent_goes_on() {
+fn forked_child_gets_drivers_answer_and_parent_continues() {
     let mount = Mount::new();
     let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
     let dir = Dir::of(&mount, odd.pid);
@@ -351,7 +355,7 @@ fn a_forked_child_is_answered_as_by_the_driver_and_its_parent_goes_on() {
 }
 
 #[test]
-fn a_context_that_is_gone_is_charged_for_nothing_and_holds_up_no_freeze() {
+fn destroyed_context_is_uncharged_and_delays_no_freeze() {
     let mount = Mount::new();
     let (mut odd, mut bare) = (Odd::governed(&mount), Odd::bare(&mount));
     let dir = Dir::of(&mount, odd.pid);
@@ -371,7 +375,7 @@ fn a_context_that_is_gone_is_charged_for_nothing_and_holds_up_no_freeze() {
 }
 
 #[test]
-fn every_way_to_leave_while_threads_submit_leads_out() {
+fn every_way_to_exit_works_while_threads_submit() {
     let mount = Mount::new();
     for how in ["return", "exit", "_exit", "quick", "abort", "exec"] {
         let mut bare = Odd::bare(&mount);
@@ -390,11 +394,11 @@ fn every_way_to_leave_while_threads_submit_leads_out() {
             odd.program.say(&format!("leave {how}"));
             if how == "exec" {
                 odd.program.expect("ready ");
-                // A freeze is the process's, whatever it runs.
+                // A freeze belongs to the process, whichever program it executes.
                 dir.write_when_there("compute.freeze", 0);
                 odd.program.close_stdin();
             } else if frozen {
-                // A handler that launches waits, as everybody does.
+                // A signal handler that launches is held like any other caller.
                 wait_until("it is held, or has left", || {
                     let stat = std::fs::read_to_string(dir.path().join("compute.stat"));
                     stat.is_ok_and(|stat| !stat.contains("nr_frozen 0")) || !odd.program.is_running()
@@ -410,7 +414,7 @@ fn every_way_to_leave_while_threads_submit_leads_out() {
     }
 }
 
-/// What it says to its end.
+/// Returns the remaining output.
 fn rest(odd: &mut Odd) -> Vec<String> {
     std::iter::from_fn(|| odd.program.line()).collect()
 }

@@ -1,4 +1,5 @@
-//! Drivers older than the library: what they have is governed, and what they lack switches off nothing else.
+//! Tests drivers older than the library: the functions they have are governed, and missing functions disable
+//! nothing else.
 
 use support::{Config, Mount, artifacts, c_program, wait_until};
 
@@ -18,7 +19,7 @@ fn each(body: impl Fn(&Mount, &str)) {
 }
 
 #[test]
-fn the_cap_holds_for_every_kind_of_memory_on_each() {
+fn limit_holds_for_every_memory_kind_on_each_driver() {
     each(|mount, driver| {
         for (kind, unit) in [
             ("linear", 1),
@@ -49,7 +50,7 @@ fn the_cap_holds_for_every_kind_of_memory_on_each() {
 }
 
 #[test]
-fn launches_are_counted_frozen_and_thawed_on_each() {
+fn launches_are_counted_and_frozen_on_each_driver() {
     each(|mount, driver| {
         let mut shell = DriverShell::start(mount);
         let dir = Dir::of(mount, shell.pid());
@@ -71,14 +72,14 @@ fn launches_are_counted_frozen_and_thawed_on_each() {
 }
 
 #[test]
-fn every_way_to_the_driver_is_counted_on_each() {
+fn every_look_up_way_is_counted_on_each_driver() {
     let path = format!("-L{}", artifacts().simgpu().display());
     let linked = c_program("ways.c", &["-DLINKED", &path, "-lcuda", "-ldl"]);
     let unlinked = c_program("ways.c", &["-ldl"]);
     each(|mount, driver| {
         let mut ways = vec![(&linked, "linked"), (&unlinked, "dlsym"), (&unlinked, "ex")];
         if driver != "11.8" {
-            // It asks by both look-ups; the newer one came with CUDA 12.
+            // The program uses both look-up functions; the newer one came with CUDA 12.
             ways.extend([(&unlinked, "proc1"), (&unlinked, "proc2"), (&unlinked, "ptsz")]);
         }
         for (program, way) in ways {
@@ -92,10 +93,10 @@ fn every_way_to_the_driver_is_counted_on_each() {
 }
 
 #[test]
-fn what_a_driver_lacks_is_absent_and_leaves_the_rest_governed() {
+fn missing_driver_functions_leave_the_rest_governed() {
     let mount = Mount::with(Config::default().env("SIMGPU_DRIVER", "11.8"));
     let mut calls = Calls::start(&mount);
-    // Newer than the driver, each of another sort: none is there.
+    // Functions of different kinds that are newer than this driver; none exists.
     for call in [
         "cuCtxCreate_v4 0 0 0 0",
         "cuMemcpyBatchAsync_v2 0 0 0 0 0 0 0 0",
@@ -105,7 +106,7 @@ fn what_a_driver_lacks_is_absent_and_leaves_the_rest_governed() {
     }
     let dir = Dir::of(&mount, calls.pid());
     dir.write("memory.limit", MIB);
-    // The last rows of the table as well as the first.
+    // Checks the last rows of the hook's table as well as the first.
     assert_eq!(calls.call("cuMemAlloc_v2 &a 2000000"), OUT_OF_MEMORY);
     calls.ok("cuMemAlloc_v2 &a 1000000");
     assert_eq!(dir.number("memory.current"), 1_000_000);

@@ -1,4 +1,5 @@
-//! What others do to the daemon's socket, mount, connection and limits, and how the daemon ends by it.
+//! Tests outside interference with the daemon's socket, mount, FUSE connection and limits, and how the daemon
+//! ends because of it.
 
 use std::fs;
 use std::os::fd::AsRawFd as _;
@@ -17,12 +18,12 @@ use tempfile::TempDir;
 use crate::driver::{DriverShell, driver_shell};
 use crate::supervise::kill9;
 
-/// A daemon by itself and a supervised one.
+/// Mounts with a plain and with a supervised daemon.
 fn both() -> [Mount; 2] {
     [Mount::new(), Mount::with(Config::default().arg("--supervise"))]
 }
 
-/// Something that is mounted at a path until this is dropped.
+/// A mount at a path, removed when dropped.
 struct Mounted<'a>(&'a Path);
 
 impl<'a> Mounted<'a> {
@@ -100,7 +101,7 @@ fn file_in_place_of_the_socket_is_kept_beside_it() {
 }
 
 #[test]
-fn socket_of_somebody_else_is_left_and_reported_once() {
+fn socket_of_another_daemon_is_kept_and_reported_once() {
     for mount in both() {
         fs::remove_file(mount.socket()).expect("it is there");
         let other = UnixListener::bind(mount.socket()).expect("nobody is there");
@@ -128,7 +129,7 @@ fn aborted_connection_ends_the_daemon_with_failure() {
         drop(mounted);
         assert_eq!(mount.ended().code(), Some(1), "{}", mount.log());
         assert!(mount.log().contains("was aborted"), "{}", mount.log());
-        // A service manager starts it again.
+        // A service manager would start the daemon again.
         mount.restart();
         DriverShell::start(&mount);
     }
@@ -190,7 +191,7 @@ fn file_size_limit_does_not_end_the_daemon() {
             assert!(prlimit.status().expect("util-linux is there").success());
         };
         limit("0:");
-        // Whether it is refused or kept in memory is not of interest here.
+        // This write may be refused or kept in memory.
         let _ = mount.try_write(shell.pid(), "memory.limit", "12345");
         assert_eq!(mount.read("", "gcgroup.procs"), shell.pid().to_string());
         limit("unlimited:");

@@ -1,4 +1,4 @@
-//! A daemon that a user runs for the user's own processes, mounted through fusermount3.
+//! Tests a daemon that a user runs for the user's own processes, mounted through fusermount3.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -15,7 +15,7 @@ use crate::driver::{DriverShell, driver_shell};
 const USER: u32 = 1000;
 const MIB: u64 = 1 << 20;
 
-/// In a mount namespace of its own, with a /dev/fuse that users may open, as udev makes it.
+/// Shell script that prepares a mount namespace with a /dev/fuse that users may open, as udev creates it.
 const PREPARE: &str = "
 set -e
 mkdir \"$0/dev\"
@@ -25,10 +25,10 @@ mount --bind \"$0/dev/fuse\" /dev/fuse
 exec \"$@\"
 ";
 
-/// A daemon of the user's; ended when dropped, and its mount with it.
+/// A user's daemon. Dropping it ends the daemon and its mount.
 struct Own {
     root: TempDir,
-    /// Keeps the namespace.
+    /// Process that keeps the namespace alive.
     keeper: Governed,
     daemon: Option<Governed>,
 }
@@ -58,7 +58,7 @@ impl Own {
         }
     }
 
-    /// What the user's session calls $XDG_RUNTIME_DIR.
+    /// Returns the directory used as the user's $XDG_RUNTIME_DIR.
     fn run(&self) -> PathBuf {
         self.root.path().join("run")
     }
@@ -67,7 +67,7 @@ impl Own {
         self.run().join("gcgroup")
     }
 
-    /// A program as somebody, where the user's daemon is mounted.
+    /// Returns a command that runs a program as user `uid` where the user's daemon is mounted.
     fn command(&self, uid: u32, program: &Path) -> Command {
         let (uid, tree) = (uid.to_string(), tree_for_all(self.root.path()));
         let mut command = Command::new("nsenter");
@@ -106,7 +106,7 @@ impl Own {
         self.daemon.as_ref().map_or_else(String::new, Governed::stderr)
     }
 
-    /// A governed program of somebody's, by `gcgroupfs run` and the daemon that it finds by itself.
+    /// Starts a governed program of user `uid` with `gcgroupfs run`, which finds the daemon by itself.
     #[track_caller]
     fn shell(&self, uid: u32) -> DriverShell {
         let mut command = self.gcgroupfs(uid);
@@ -115,7 +115,7 @@ impl Own {
         DriverShell::spawn(command)
     }
 
-    /// What a script of the user's says, at the mount point.
+    /// Returns the output of a script that the user runs in the mount point.
     #[track_caller]
     fn says(&self, script: &str) -> String {
         let mut command = self.command(USER, "sh".as_ref());
@@ -131,7 +131,7 @@ impl Own {
 }
 
 #[test]
-fn it_is_where_a_users_things_are_and_governs_like_roots() {
+fn own_daemon_uses_users_directories_and_governs() {
     let mut own = Own::new();
     own.start(&[]);
     let ready = format!(
@@ -149,7 +149,7 @@ fn it_is_where_a_users_things_are_and_governs_like_roots() {
         format!("0\n{MIB}")
     );
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
-    // In the own daemon the user's word is root's, and can be taken back.
+    // In its own daemon the user has root's rights, and can undo its own settings.
     own.says(&format!(
         "echo max > {pid}/memory.limit; echo 1 > {pid}/compute.freeze"
     ));
@@ -175,7 +175,7 @@ fn it_is_where_a_users_things_are_and_governs_like_roots() {
 }
 
 #[test]
-fn its_rules_are_in_the_users_own_configuration_and_groups_the_users() {
+fn own_daemon_reads_users_rules_and_owns_groups() {
     let mut own = Own::new();
     let directory = own.root.path().join("home/.config");
     fs::create_dir(&directory).expect("our own directory");
@@ -200,7 +200,7 @@ fn its_rules_are_in_the_users_own_configuration_and_groups_the_users() {
 }
 
 #[test]
-fn it_governs_nobody_elses_processes() {
+fn own_daemon_governs_no_other_users_processes() {
     let mut own = Own::new();
     own.start(&[]);
     let mine = own.shell(USER);
@@ -217,7 +217,7 @@ fn it_governs_nobody_elses_processes() {
         assert_eq!(shell.ask("alloc linear 4096"), "ok 0", "as without a daemon");
         assert_eq!(own.procs(), mine.pid().to_string());
     }
-    // Root can connect to every socket; others not to this one.
+    // Root can connect to every socket; other users cannot connect to this one.
     wait_until("the daemon says so", || {
         own.log().contains("user 0 was refused: EPERM")
     });
@@ -228,7 +228,7 @@ fn it_governs_nobody_elses_processes() {
 }
 
 #[test]
-fn settings_and_processes_are_there_again_after_a_kill() {
+fn own_daemon_restores_settings_and_processes_after_kill() {
     let mut own = Own::new();
     own.start(&[]);
     let mut shell = own.shell(USER);
@@ -239,7 +239,7 @@ fn settings_and_processes_are_there_again_after_a_kill() {
     wait_until("it is back", || own.procs() == pid.to_string());
     assert_eq!(own.says(&format!("cat {pid}/memory.limit")), MIB.to_string());
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB)), "error 2");
-    // One more is refused while it runs.
+    // A second daemon is refused while the first runs.
     let mut second = own.gcgroupfs(USER);
     let second = second.arg("mount").output().expect("it starts");
     assert!(String::from_utf8_lossy(&second.stderr).contains("another daemon"));
@@ -250,7 +250,7 @@ fn settings_and_processes_are_there_again_after_a_kill() {
 }
 
 #[test]
-fn a_supervised_one_is_followed_and_no_read_fails() {
+fn supervised_own_daemon_is_followed_and_no_read_fails() {
     let mut own = Own::new();
     own.start(&["--supervise"]);
     let shell = own.shell(USER);
@@ -277,7 +277,7 @@ fn a_supervised_one_is_followed_and_no_read_fails() {
 }
 
 #[test]
-fn without_a_place_it_says_what_is_missing() {
+fn own_daemon_without_runtime_directory_reports_it() {
     let own = Own::new();
     let mut command = own.gcgroupfs(USER);
     let output = command.env_remove("XDG_RUNTIME_DIR").arg("mount").output();

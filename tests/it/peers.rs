@@ -1,4 +1,4 @@
-//! Faults found in other tools of this kind, each a test by its name.
+//! Regression tests for faults found in similar tools, one test for each fault.
 
 use support::{Config, Mount, artifacts, c_program, wait_for, wait_until};
 
@@ -7,7 +7,7 @@ use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
 
 const MIB: u64 = 1 << 20;
 
-/// A governed `driver_shell` with one more variable in its environment.
+/// Starts a governed `driver_shell` with one more environment variable.
 fn with_env(mount: &Mount, name: &str, value: &str) -> DriverShell {
     let mut command = mount.command(driver_shell());
     command.env(name, value);
@@ -39,7 +39,7 @@ fn limits_are_kept_by_uuid_not_by_the_programs_index() {
 }
 
 #[test]
-fn pools_and_arrays_do_not_pass_the_cap() {
+fn pools_and_arrays_do_not_exceed_the_limit() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     Dir::of(&mount, shell.pid()).write("memory.limit", 1024 * MIB);
@@ -56,12 +56,12 @@ fn pools_and_arrays_do_not_pass_the_cap() {
 }
 
 #[test]
-fn the_ninth_process_and_the_fortieth_are_limited_too() {
+fn ninth_and_fortieth_process_are_limited() {
     let mount = Mount::new();
     let mut shells: Vec<_> = (0..40)
         .map(|_| with_env(&mount, "GCGROUP_MEMORY_LIMIT", "1M"))
         .collect();
-    // Some of the first leave, so that places in any table have been given up before the rest are asked.
+    // Some of the first processes exit, so that table slots are free before the others are checked.
     shells.drain(..5).for_each(DriverShell::kill9);
     wait_until("they are gone", || governed_pids(&mount).len() == 35);
     for shell in &mut shells {
@@ -71,7 +71,7 @@ fn the_ninth_process_and_the_fortieth_are_limited_too() {
 }
 
 #[test]
-fn a_killed_process_is_charged_no_longer_and_lets_nobody_exceed() {
+fn killed_process_is_uncharged_and_limits_still_hold() {
     let mount = Mount::new();
     let mut stays = DriverShell::start(&mount);
     let dir = Dir::of(&mount, stays.pid());
@@ -86,7 +86,7 @@ fn a_killed_process_is_charged_no_longer_and_lets_nobody_exceed() {
 }
 
 #[test]
-fn a_charge_too_large_for_a_number_is_refused() {
+fn overflowing_charge_is_refused() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -109,7 +109,7 @@ fn a_charge_too_large_for_a_number_is_refused() {
 }
 
 #[test]
-fn device_total_without_a_limit_is_the_cards() {
+fn device_total_without_limit_is_gpu_memory() {
     let mount = Mount::new();
     let mut governed = DriverShell::start(&mount);
     let mut bare = DriverShell::start_bare(&mount);
@@ -119,14 +119,13 @@ fn device_total_without_a_limit_is_the_cards() {
 }
 
 #[test]
-fn a_launch_error_is_the_drivers_own() {
+fn launch_error_is_the_drivers_own() {
     let mount = Mount::with(Config::default().env("SIMGPU_FAULTS", "cuLaunchKernel=719@3"));
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(shell.ask("spin 1 2"), "ok");
     assert_eq!(shell.ask("spin 1 1"), "error 719");
-    // The hook's own calls in between (it is asked for its progress, frozen and thawed) put nothing in its
-    // place.
+    // The hook's own calls in between (for progress, freeze and thaw) do not replace the error.
     dir.write("compute.freeze", 1);
     wait_until("it is drained", || dir.is_frozen());
     dir.write("compute.freeze", 0);
@@ -134,7 +133,7 @@ fn a_launch_error_is_the_drivers_own() {
 }
 
 #[test]
-fn a_failed_allocation_of_the_drivers_is_not_charged() {
+fn allocation_failed_in_the_driver_is_not_charged() {
     for call in [
         "cuMemAlloc_v2",
         "cuMemAllocManaged",
@@ -163,7 +162,7 @@ fn a_failed_allocation_of_the_drivers_is_not_charged() {
 }
 
 #[test]
-fn nothing_of_ours_reaches_the_programs_stdout_or_stderr() {
+fn library_writes_nothing_to_stdout_or_stderr() {
     let mount = Mount::new();
     let path = format!("-L{}", artifacts().simgpu().display());
     let program = c_program("ways.c", &["-DLINKED", &path, "-lcuda", "-ldl"]);
@@ -175,7 +174,7 @@ fn nothing_of_ours_reaches_the_programs_stdout_or_stderr() {
             .expect("it runs");
         assert!(out.status.success());
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
-        // All but the pid.
+        // Compares everything except the pid.
         (text.split_once('\n').map(|(_, rest)| rest.to_owned()), out.stderr)
     };
     assert_eq!(
@@ -185,19 +184,19 @@ fn nothing_of_ours_reaches_the_programs_stdout_or_stderr() {
 }
 
 #[test]
-fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
+fn helper_thread_sleeps_while_idle() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     shell.ask("spin 1 10");
     shell.ask("sync");
-    // It takes its name when it first runs.
+    // The helper thread sets its name when it first runs.
     let helper = wait_for("the hook's helper thread", || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", shell.pid())).expect("it lives");
         tasks.flatten().map(|entry| entry.path()).find(|task| {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "gcgroup")
         })
     });
-    // Times it was put on a CPU: each wake-up is one.
+    // Context switches; each wake-up causes one.
     let switches = || -> u64 {
         let status = std::fs::read_to_string(helper.join("status")).expect("it lives");
         let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
@@ -208,7 +207,7 @@ fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
     let asleep = || std::fs::read_to_string(helper.join("stat")).is_ok_and(|stat| stat.contains(") S "));
     wait_until("it sleeps", asleep);
     let before = switches();
-    // The program goes on with work that concerns the helper in nothing.
+    // The program continues with work that does not involve the helper thread.
     for _ in 0..200 {
         assert_eq!(shell.ask("spin 1 10"), "ok");
         let answer = shell.ask(&format!("alloc linear {MIB}"));
@@ -218,7 +217,7 @@ fn the_helper_thread_sleeps_while_there_is_nothing_to_do() {
 }
 
 #[test]
-fn freeing_what_is_not_in_the_books_goes_to_the_driver() {
+fn freeing_memory_not_in_the_ledger_calls_the_driver() {
     let mount = Mount::new();
     let (mut governed, mut bare) = (DriverShell::start(&mount), DriverShell::start_bare(&mount));
     for address in ["0", "1", "7f0000000000", "ffffffffffffffff"] {
@@ -236,7 +235,7 @@ fn freeing_what_is_not_in_the_books_goes_to_the_driver() {
 }
 
 #[test]
-fn who_is_killed_in_the_middle_of_an_allocation_holds_up_nobody() {
+fn process_killed_in_an_allocation_delays_no_other() {
     let mount = Mount::new();
     let mut stays = DriverShell::start(&mount);
     let dir = Dir::of(&mount, stays.pid());
@@ -269,7 +268,7 @@ fn equal_pids_of_two_namespaces_are_two_processes() {
 }
 
 #[test]
-fn usage_above_the_limit_leaves_nothing_free_and_is_no_error() {
+fn usage_above_limit_shows_nothing_free_without_error() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -279,7 +278,7 @@ fn usage_above_the_limit_leaves_nothing_free_and_is_no_error() {
 }
 
 #[test]
-fn a_look_up_gets_the_version_the_flavour_and_the_status_of_the_driver() {
+fn look_up_returns_drivers_version_flavour_and_status() {
     let mount = Mount::new();
     let (mut governed, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
     for calls in [&mut governed, &mut bare] {

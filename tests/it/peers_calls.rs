@@ -1,5 +1,4 @@
-//! Faults found in other tools of this kind, of what a call costs and what it leaves behind; each a test by
-//! its name.
+//! Regression tests for faults found in similar tools, concerning the cost and the side effects of a call.
 
 use std::process::Command;
 
@@ -8,8 +7,8 @@ use support::{Config, Governed, Mount, artifacts, c_program, instructions, syste
 use crate::calls::Calls;
 use crate::driver::{Dir, DriverShell, driver_shell};
 
-/// A governed run of so many `cuMemAlloc` and `cuMemFree`, on a driver that does nothing itself, beside live
-/// blocks.
+/// Returns a governed run of `calls` pairs of `cuMemAlloc` and `cuMemFree` beside `live` live blocks, on a
+/// driver whose functions do nothing.
 fn pairs(mount: &Mount, calls: u32, live: u32) -> Command {
     let mut command = mount.command(artifacts().load());
     command.args(["overhead", "--call", "alloc-free", "--rounds", "1"]);
@@ -21,27 +20,27 @@ const FEW: u32 = 200;
 const MANY: u32 = 2_200;
 
 #[test]
-fn an_allocation_asks_neither_the_daemon_nor_the_kernel() {
+fn allocation_needs_no_daemon_and_no_system_call() {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     let [few, many] = [FEW, MANY].map(|calls| system_calls(&pairs(&mount, calls, 10)));
-    // Two thousand pairs more; what a run needs otherwise may differ by a few.
+    // Two thousand more pairs; the other system calls of two runs may differ slightly.
     assert!(many < few + 100, "{few} and {many} system calls");
 }
 
 #[test]
-fn an_allocation_costs_no_more_beside_many() {
+fn allocation_cost_is_independent_of_live_blocks() {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     let [few, many] = [10, 2_000].map(|live| {
         let [less, more] = [FEW, MANY].map(|calls| instructions(&pairs(&mount, calls, live)));
         (more - less) / u64::from(MANY - FEW)
     });
-    // One that looks at every live block would take at least an instruction for each; what the helper does
-    // meanwhile is counted too.
+    // Visiting every live block would take at least one instruction each. The count includes the helper
+    // thread.
     assert!(many < few + 1500, "{few} and {many} instructions a pair");
 }
 
 #[test]
-fn umask_and_signals_stay_the_programs() {
+fn programs_umask_and_signals_are_unchanged() {
     let mount = Mount::new();
     let status = |from: Command| {
         let mut command = Command::new("sh");
@@ -80,7 +79,7 @@ fn umask_and_signals_stay_the_programs() {
 }
 
 #[test]
-fn a_look_up_starts_behind_who_asks_and_finds_the_same_again() {
+fn rtld_next_look_up_starts_behind_its_caller() {
     let mount = Mount::new();
     let simgpu = format!("-L{}", artifacts().simgpu().display());
     let part = |which: &str| c_program("next.c", &["-shared", "-fPIC", which]);
@@ -95,8 +94,8 @@ fn a_look_up_starts_behind_who_asks_and_finds_the_same_again() {
             .get_envs()
             .any(|(name, value)| name == "LD_PRELOAD" && value.is_some());
         let mut next = Governed::spawn(command);
-        // A name of the program's own, not the driver's: the first library's function found the second's,
-        // twice.
+        // A name of the program, not of the driver: the function of the first library found that of the
+        // second one, twice.
         next.expect("cuPlain 1 2 2");
         for how in ["default", "next", "handle", "getproc"] {
             next.expect(&format!("{how} found found same 0"));
@@ -106,7 +105,7 @@ fn a_look_up_starts_behind_who_asks_and_finds_the_same_again() {
 }
 
 #[test]
-fn who_asks_for_nothing_is_answered_as_by_the_driver() {
+fn calls_with_null_arguments_are_answered_as_by_the_driver() {
     let mount = Mount::new();
     let (mut governed, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
     let dir = Dir::of(&mount, governed.pid());
@@ -129,7 +128,7 @@ fn who_asks_for_nothing_is_answered_as_by_the_driver() {
 }
 
 #[test]
-fn whatever_goes_wrong_the_program_ends_as_it_would() {
+fn program_ends_unchanged_whatever_fails() {
     let ends = |mut command: Command, also: &mut dyn FnMut(i32)| {
         command.env("GCGROUP_MEMORY_LIMIT", "2M");
         let mut shell = DriverShell::spawn(command);

@@ -1,4 +1,4 @@
-//! Faults found in other tools of this kind, of ways around what governs; each a test by its name.
+//! Regression tests for faults found in similar tools, concerning ways around the governance.
 
 use support::{Config, Mount, artifacts};
 
@@ -9,7 +9,7 @@ use crate::rules::Ruled;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn every_entry_point_that_launches_is_seen() {
+fn every_launching_function_is_counted() {
     let mount = Mount::with(Config::default().env("SIMGPU_NULL", 1));
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -27,7 +27,7 @@ fn every_entry_point_that_launches_is_seen() {
         "cuLaunchGrid",
         "cuLaunchGridAsync",
     ] {
-        // What the driver makes of it is its own business here.
+        // The driver's answer does not matter here.
         let _ = calls.call(&format!("{name}{zeros}"));
         seen += 1;
         assert_eq!(dir.key("compute.stat", "nr_launches"), seen, "{name}");
@@ -39,23 +39,22 @@ fn every_entry_point_that_launches_is_seen() {
 }
 
 #[test]
-fn a_limit_outlives_an_environment_that_is_lost() {
+fn limit_survives_a_lost_environment() {
     let mount = Mount::new();
     let mut command = mount.command(driver_shell());
     command.env("GCGROUP_MEMORY_LIMIT", "4M");
     let mut shell = DriverShell::spawn(command);
     let dir = Dir::of(&mount, shell.pid());
     assert_eq!(dir.number("memory.limit"), 4 * MIB);
-    // What is told to the daemon later holds, whatever the environment still says, and in the next program
-    // too.
+    // A later setting in the daemon takes precedence over the environment, also in the next program.
     dir.write("memory.limit", 2 * MIB);
     shell.exec_at(&mount);
     assert_eq!(dir.number("memory.limit"), 2 * MIB);
     assert_eq!(shell.ask(&format!("alloc linear {}", 2 * MIB + 1)), "error 2");
 }
 
-/// `env -i` before a program, where every program is governed: nothing is left but what the simulated driver
-/// needs.
+/// Shell script that runs `env -i` before a program where every program is governed. Only the variables of
+/// the simulated driver are kept.
 const STRIPPED: &str = r#"
 set -e
 mkdir "$PLACE/etc"
@@ -69,7 +68,7 @@ exec env -i LD_LIBRARY_PATH="$LD_LIBRARY_PATH" SIMGPU_DIR="$SIMGPU_DIR" SIMGPU_C
 "#;
 
 #[test]
-fn an_emptied_environment_is_no_way_out() {
+fn emptied_environment_does_not_avoid_governance() {
     let ruled = Ruled::new("[[rule]]\nmatch.exe = \"**/driver_shell*\"\nprocess.memory.limit = \"2M\"\n");
     let place = tempfile::tempdir().expect("a directory");
     let mut command = ruled.mount.bare_command("unshare");
@@ -90,7 +89,7 @@ fn an_emptied_environment_is_no_way_out() {
 }
 
 #[test]
-fn nobody_else_may_write_what_governs_a_process_and_it_may_not_either() {
+fn control_block_is_writable_by_no_process() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", shell.pid())).expect("it lives");
@@ -103,7 +102,7 @@ fn nobody_else_may_write_what_governs_a_process_and_it_may_not_either() {
         let mut words = line.split_whitespace();
         let range = words.next().expect("a range");
         assert_eq!(words.next(), Some("r--s"), "{line}");
-        // Not even root gets a writable mapping: the file is sealed.
+        // Even root gets no writable mapping, because the file is sealed.
         let path = format!("/proc/{}/map_files/{range}", shell.pid());
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
         let written = file.and_then(|file| std::os::unix::fs::FileExt::write_at(&file, &[0xff; 64], 0));

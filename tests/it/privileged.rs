@@ -1,5 +1,5 @@
-//! A program that has more rights than who starts it, as by its set-user-ID bit: what is in its environment
-//! is its starter's, and nothing that holds for it is to be.
+//! Tests programs with more privileges than their caller, as by a set-user-ID bit: the caller controls their
+//! environment, so no setting from it may apply.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -8,8 +8,8 @@ use support::{Mount, artifacts, c_program, copy_program};
 
 use crate::driver::{Dir, DriverShell};
 
-/// The library is in every program, as `install.sh --everywhere` has it, and the daemon where it is looked
-/// for by default; all that in a mount namespace of its own.
+/// Shell script that preloads the library into every program, like `install.sh --everywhere`, with the daemon
+/// at its default path, in a mount namespace of its own.
 const START: &str = r#"
 set -e
 cp -a /etc "$ROOT/etc"
@@ -23,7 +23,7 @@ exec setpriv --reuid 1000 --regid 1000 --clear-groups "$ROOT/program"
 "#;
 
 #[test]
-fn who_starts_it_wishes_nothing_for_it_and_does_not_say_who_governs_it() {
+fn environment_does_not_configure_privileged_programs() {
     let mount = Mount::new();
     fs::create_dir(mount.path().join("team")).expect("root may");
     let simgpu = artifacts().simgpu().display().to_string();

@@ -1,8 +1,8 @@
-//! Random sequences of every way to allocate and to free: after each call the ledger says what the program's
-//! own books say and what the simulated driver really holds; no limit is passed; and every answer is that of
-//! the driver to a program without the library, but for a refusal that a limit calls for.
+//! Tests random sequences of every way to allocate and free. After each call the ledger matches the test's
+//! model and the simulated driver's allocations, no limit is exceeded, and every answer is the driver's
+//! answer to a program without the library, except refusals due to a limit.
 //!
-//! `PROPTEST_CASES` says how many sequences.
+//! `PROPTEST_CASES` sets the number of sequences.
 
 mod model;
 mod step;
@@ -16,26 +16,26 @@ use step::step;
 use twins::Twins;
 
 const MIB: u64 = 1 << 20;
-/// Variables that hold blocks and handles.
+/// Number of variables that hold blocks and handles.
 const VARIABLES: usize = 30;
-/// Places to map at, and how far apart they are.
+/// Number of addresses to map at, and their distance in bytes.
 const PLACES: usize = 8;
 const PLACE: u64 = 32 * MIB;
-/// Pools: the device's own, and two that are created.
+/// Number of pools: the device's own and two created ones.
 const POOLS: usize = 3;
-/// What the simulated driver's pools grow by, and so how much is foretold.
+/// Growth step in bytes of the simulated driver's pools, used to predict charges.
 const GROWTH: u64 = 32 * MIB;
 
 #[test]
-fn the_ledger_is_the_truth_after_every_call() {
-    // Each twin has a GPU to itself.
+fn ledger_is_correct_after_every_random_call() {
+    // Each of the two programs has a GPU to itself.
     let (mount, other) = (Mount::new(), Mount::new());
     let cases = std::env::var("PROPTEST_CASES")
         .ok()
         .and_then(|text| text.parse().ok());
     let mut runner = TestRunner::new(Cases {
         cases: cases.unwrap_or(24),
-        // A sequence that fails may take its time over it.
+        // Bounds the time spent on shrinking a failing sequence.
         max_shrink_iters: 25,
         failure_persistence: None,
         ..Cases::default()

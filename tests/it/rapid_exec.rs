@@ -1,4 +1,4 @@
-//! Programs that execute one another under one pid faster than the daemon registers processes: each is
+//! Tests programs that execute one another under one pid faster than the daemon registers processes: each is
 //! governed from its first use of the GPU.
 
 use std::fs;
@@ -23,8 +23,8 @@ fn again() -> PathBuf {
     c_program("again.c", &["-pthread", &path, "-lcuda"])
 }
 
-/// A mount with a group `team` in which `file` has this value, and `again` with these arguments, which begins
-/// there.
+/// Mounts with a group `team` in which `file` has `value`; returns a command that runs `again` with these
+/// arguments in the group.
 fn grouped(file: &str, value: &str, arguments: [&str; 3]) -> (Mount, Command) {
     let mount = Mount::new();
     fs::create_dir(mount.path().join("team")).expect("makes");
@@ -63,7 +63,7 @@ fn hundred_required_execs_are_each_refused_over_the_limit() {
 #[test]
 fn execs_in_a_frozen_group_run_no_kernel() {
     let (mount, command) = grouped("compute.freeze", "1", ["launch", "60", "5000"]);
-    // Makes the simulated machine.
+    // The first process creates the simulated machine.
     let _outside = DriverShell::start(&mount);
     let truth = mount.truth();
     wait_until("the group is frozen", || {
@@ -76,8 +76,8 @@ fn execs_in_a_frozen_group_run_no_kernel() {
     assert_eq!(truth.busy_ns(0), before);
 }
 
-/// Listens at `path`: hangs up on the first hook, puts the next three off, and leaves its place to the daemon
-/// at `real`.
+/// Listens at `path`: hangs up on the first hook, answers the next three with a request to try again, and
+/// then gives the path to the daemon at `real`.
 fn put_off(path: &Path, real: &Path) -> impl FnOnce() + use<> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("a socket");
@@ -88,7 +88,7 @@ fn put_off(path: &Path, real: &Path) -> impl FnOnce() + use<> {
     move || {
         for attempt in 0..4 {
             let client = accept(listener.as_raw_fd()).expect("a hook comes");
-            // SAFETY: accept(2) has just made it, and nobody else has it.
+            // SAFETY: accept(2) has just returned it, and no other owner exists.
             let client = unsafe { OwnedFd::from_raw_fd(client) };
             let mut hello = [0; 1024];
             recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()).expect("it says hello");

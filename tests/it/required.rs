@@ -1,5 +1,5 @@
-//! Programs that must be governed: they begin with the settings they are given, in the group they are given,
-//! or do not use the GPU at all.
+//! Tests programs that must be governed: they start with the requested settings in the requested group, or do
+//! not use the GPU at all.
 
 use std::os::unix::fs::chown;
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ const REFUSED: &str = " 802";
 /// `CUDA_ERROR_NOT_INITIALIZED`
 const UNINITIALIZED: &str = "error 3";
 
-/// A daemon that answers nobody, until this is dropped.
+/// Keeps a daemon stopped until dropped.
 struct Stopped(Pid);
 
 impl Stopped {
@@ -37,14 +37,14 @@ impl Drop for Stopped {
     }
 }
 
-/// `gcgroupfs run`, of a program that allocates when it is told to.
+/// Returns `gcgroupfs run` of a program that allocates on request.
 fn run(mount: &Mount, arguments: &[&str]) -> Command {
     let mut command = mount.gcgroupfs(&["run"]);
     command.args(arguments).arg("--").arg(driver_shell());
     command
 }
 
-/// A mount with a group of 64 MiB, and a program that has all of that.
+/// Mounts with a group of 64 MiB that one program has filled.
 fn full_group(config: Config) -> (Mount, DriverShell) {
     let mount = Mount::with(config);
     mount.gcgroupfs(&["mkdir", "team"]).status().expect("it runs");
@@ -54,7 +54,7 @@ fn full_group(config: Config) -> (Mount, DriverShell) {
     (mount, holder)
 }
 
-/// Its status, and what it wrote to both streams.
+/// Returns the exit status and the output on stdout and stderr.
 #[track_caller]
 fn ended(mut command: Command) -> (Option<i32>, String, String) {
     let output = command.stdin(Stdio::null()).output().expect("it starts");
@@ -76,7 +76,7 @@ fn run_with_a_stopped_daemon_does_not_start_the_program() {
 }
 
 #[test]
-fn daemon_stopped_before_registration_leaves_the_driver_uninitialised() {
+fn daemon_stopped_before_registration_makes_driver_fail() {
     let (mount, holder) = full_group(Config::default());
     let mut command = mount.command(driver_shell());
     command.env("GCGROUP_GROUP", "team").env("GCGROUP_REQUIRED", "1");
@@ -85,7 +85,7 @@ fn daemon_stopped_before_registration_leaves_the_driver_uninitialised() {
     let banner = shell.expect("ready");
     assert!(banner.ends_with(REFUSED), "{banner}");
     wait_until("it says why", || shell.stderr().contains("CUDA is refused"));
-    // The program goes on as if that were no error.
+    // The program continues as if there had been no error.
     assert_eq!(shell.ask("alloc linear 4096"), UNINITIALIZED);
     assert_eq!(mount.truth().used_by_all(0), 64 * MIB);
     drop(stopped);
@@ -110,7 +110,7 @@ fn run_waits_for_a_daemon_that_is_started_again() {
     mount.kill9();
     let mut shell = Governed::spawn(run(&mount, &["--group", "team"]));
     mount.restart();
-    // On a machine that takes longer over the restart than it is waited for, it is not started.
+    // If the restart takes longer than the wait for the daemon, the program is not started; then try again.
     while shell.line().is_none() {
         assert_eq!(shell.wait().code(), Some(125), "{}", shell.stderr());
         shell = Governed::spawn(run(&mount, &["--group", "team"]));
@@ -119,13 +119,13 @@ fn run_waits_for_a_daemon_that_is_started_again() {
 }
 
 #[test]
-fn kills_of_the_daemon_let_no_program_begin_outside_of_its_group() {
+fn daemon_kills_let_no_program_start_outside_its_group() {
     const STARTS: u32 = 40;
     let (mount, holder) = full_group(Config::default().arg("--supervise"));
     let mut nr_inside = 0;
     for start in 0..STARTS {
         let mut shell = Governed::spawn(run(&mount, &["--group", "team"]));
-        // Each a little later than the last: one of them in the middle of a registration.
+        // Each round kills the daemon slightly later, so that some kill falls into a registration.
         std::thread::sleep(start * std::time::Duration::from_millis(3));
         if let Some(daemon) = daemon(&mount) {
             let _ = kill(daemon, Signal::SIGKILL);
@@ -146,7 +146,7 @@ fn kills_of_the_daemon_let_no_program_begin_outside_of_its_group() {
 
 #[test]
 fn group_that_registration_refuses_is_not_left_for_another() {
-    // May be entered by her, but not from within a rule's group.
+    // She may enter this group, but not from within a rule's group.
     let ruled = Ruled::new("[[rule]]\nmatch.uid = 1000\ngroup.name = \"users\"\n");
     let mount = &ruled.mount;
     mount.gcgroupfs(&["mkdir", "hers"]).status().expect("it runs");
@@ -176,7 +176,7 @@ fn group_that_registration_refuses_is_not_left_for_another() {
 }
 
 #[test]
-fn group_that_a_rule_gives_by_wish_counts_as_the_one_asked_for() {
+fn group_assigned_by_rule_satisfies_the_requested_group() {
     let ruled = Ruled::new("[[rule]]\nmatch.uid = 1000\ngroup.name = \"jobs/{wish}\"\n");
     let mut command = ruled.mount.gcgroupfs_of(ALICE, &["run", "--group", "a", "--"]);
     command.arg(program_for_all(&driver_shell(), ruled.mount.root()));

@@ -1,4 +1,4 @@
-//! Rules of the configuration: what becomes of a process when it registers.
+//! Tests rules of the configuration, which apply to a process when it registers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use tempfile::TempDir;
 
 use crate::driver::{Dir, DriverShell, driver_shell};
 
-/// Other users than root, who need not have a name.
+/// Uids of users other than root, without names.
 pub const ALICE: u32 = 1000;
 pub const BOB: u32 = 1001;
 
-/// A mount for everybody, with a configuration that can be changed.
+/// A mount for all users, with a configuration that can be changed.
 pub struct Ruled {
     pub mount: Mount,
     directory: TempDir,
@@ -34,7 +34,7 @@ impl Ruled {
         self.directory.path().join("gcgroupfs.toml")
     }
 
-    /// Has the daemon read other rules, and waits until it says so.
+    /// Makes the daemon read other rules and waits for the log message `says`.
     #[track_caller]
     pub fn reload(&self, rules: &str, says: &str) {
         fs::write(self.path(), rules).expect("our own directory");
@@ -45,7 +45,7 @@ impl Ruled {
         });
     }
 
-    /// A governed program of somebody's.
+    /// Starts a governed program as user `uid`.
     #[track_caller]
     pub fn shell_of(&self, uid: u32) -> DriverShell {
         DriverShell::spawn(self.mount.command_of(uid, &driver_shell()))
@@ -55,7 +55,7 @@ impl Ruled {
         Dir::of(&self.mount, shell.pid()).number("memory.limit")
     }
 
-    /// What `check-config --pid` says of a process.
+    /// Returns the output of `check-config --pid` for a process.
     pub fn explained(&self, shell: &DriverShell) -> String {
         let path = self.path();
         let pid = shell.pid().to_string();
@@ -86,7 +86,7 @@ process.memory.limit = \"2M\"
 ";
 
 #[test]
-fn the_first_rule_for_a_process_sets_what_holds_from_its_first_call() {
+fn first_matching_rule_applies_from_the_first_call() {
     let ruled = Ruled::new(BY_USER);
     let mut alice = ruled.shell_of(ALICE);
     assert_eq!(alice.ask("alloc linear 1048577"), "error 2");
@@ -98,7 +98,7 @@ fn the_first_rule_for_a_process_sets_what_holds_from_its_first_call() {
     let root = DriverShell::start(&ruled.mount);
     assert_eq!(Dir::of(&ruled.mount, root.pid()).read("memory.limit"), "max");
 
-    // What the rules set is root's word: its user can undo nothing of it.
+    // Settings from rules count as root's, so the user cannot undo them.
     let write = |value: &str| {
         let script = format!("echo {value} > {}/memory.limit", alice.pid());
         ruled.mount.sh_of(ALICE, &script)
@@ -107,7 +107,7 @@ fn the_first_rule_for_a_process_sets_what_holds_from_its_first_call() {
     assert!(write("1M").0);
     let (written, said) = write("1048577");
     assert!(!written && said.contains("not permitted"), "{said}");
-    // Root may, and that wins over the rules, also for another program.
+    // Root's settings take precedence over rules, also for the next program.
     dir.write("memory.limit", 3 << 20);
     alice.exec();
     wait_until("it has registered again", || {
@@ -116,7 +116,7 @@ fn the_first_rule_for_a_process_sets_what_holds_from_its_first_call() {
 }
 
 #[test]
-fn rules_hold_for_who_comes_after_they_were_read_and_wrong_ones_for_nobody() {
+fn reloaded_rules_apply_later_and_invalid_ones_never() {
     let ruled = Ruled::new(BY_USER);
     let before = ruled.shell_of(ALICE);
     ruled.reload(
@@ -135,7 +135,7 @@ fn rules_hold_for_who_comes_after_they_were_read_and_wrong_ones_for_nobody() {
 }
 
 #[test]
-fn what_rules_have_set_stays_over_a_restart_with_others() {
+fn settings_from_rules_survive_restart_with_other_rules() {
     let mut ruled = Ruled::new(BY_USER);
     let shell = ruled.shell_of(ALICE);
     assert_eq!(ruled.limit(&shell), 1 << 20);
@@ -149,7 +149,7 @@ fn what_rules_have_set_stays_over_a_restart_with_others() {
 }
 
 #[test]
-fn check_config_tells_which_rule_is_for_a_process_and_why_not_the_others() {
+fn check_config_explains_which_rule_matches_a_process() {
     let ruled = Ruled::new(BY_USER);
     let bob = ruled.explained(&ruled.shell_of(BOB));
     for part in [

@@ -1,4 +1,4 @@
-//! Groups that rules and wishes name: made on demand, and gone when nobody is in them.
+//! Tests groups named by rules and requests: created on demand and removed when empty.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ process.memory.limit = \"1M\"
 ";
 
 impl Ruled {
-    /// The pids in a group itself.
+    /// Returns the pids of a group itself, without its descendants.
     fn members(&self, group: &str) -> Vec<i32> {
         let procs = self.mount.read(group, "gcgroup.procs");
         procs.lines().map(|line| line.parse().expect("a pid")).collect()
@@ -29,13 +29,13 @@ impl Ruled {
         self.mount.path().join(group).exists()
     }
 
-    /// A program that `gcgroupfs run --group` starts in somebody's name.
+    /// Starts a program with `gcgroupfs run --group` as user `uid`.
     #[track_caller]
     fn run(&self, uid: u32, group: &str) -> DriverShell {
         self.run_with(uid, &["--group", group])
     }
 
-    /// A program that `gcgroupfs run` starts in somebody's name; what it says first is on its stderr.
+    /// Starts a program with `gcgroupfs run` as user `uid`; its first output is on stderr.
     #[track_caller]
     fn run_with(&self, uid: u32, arguments: &[&str]) -> DriverShell {
         let mut command = self.mount.gcgroupfs_of(uid, &["run"]);
@@ -48,7 +48,7 @@ impl Ruled {
 }
 
 #[test]
-fn a_group_is_made_for_the_first_and_goes_with_the_last() {
+fn group_exists_from_first_to_last_member() {
     let ruled = Ruled::new(BY_UID);
     assert!(!ruled.has("users"));
     let (one, other, bob) = (ruled.shell_of(ALICE), ruled.shell_of(ALICE), ruled.shell_of(BOB));
@@ -88,7 +88,7 @@ fn a_group_is_made_for_the_first_and_goes_with_the_last() {
 }
 
 #[test]
-fn nobody_leaves_a_group_by_executing_another_program() {
+fn exec_does_not_leave_the_group() {
     let ruled = Ruled::new(BY_UID);
     let mut alone = ruled.shell_of(ALICE);
     ruled.mount.write("users/u1000", "memory.limit", "512K");
@@ -107,12 +107,12 @@ fn nobody_leaves_a_group_by_executing_another_program() {
 }
 
 #[test]
-fn members_and_groups_are_there_again_after_a_kill() {
+fn members_and_groups_survive_daemon_kill() {
     let mut ruled = Ruled::new(BY_UID);
     let (stays, dies) = (ruled.shell_of(ALICE), ruled.shell_of(BOB));
     assert_eq!(ruled.members("users/u1001"), [dies.pid()]);
     ruled.mount.write("users/u1000", "memory.limit", "3M");
-    // Other rules hold for others.
+    // The changed rules apply to other processes.
     fs::write(ruled.path(), "[[rule]]\ngroup.name = \"other\"\n").expect("our own directory");
     ruled.mount.kill9();
     dies.kill9();
@@ -126,7 +126,7 @@ fn members_and_groups_are_there_again_after_a_kill() {
 }
 
 #[test]
-fn run_begins_in_the_group_that_it_names_if_it_may() {
+fn run_starts_in_the_named_group_if_permitted() {
     let ruled = Ruled::new("");
     let root = ruled.run(0, "batch/night");
     assert_eq!(ruled.members("batch/night"), [root.pid()]);
@@ -162,7 +162,7 @@ fn run_begins_in_the_group_that_it_names_if_it_may() {
     let alice = ruled.run(ALICE, "team/a");
     assert_eq!(alice.stderr(), "");
     assert_eq!(ruled.members("team/a"), [alice.pid()]);
-    // By the environment alone, too.
+    // The environment alone requests a group, too.
     let mut command = ruled.mount.command_of(ALICE, &driver_shell());
     command.env("GCGROUP_GROUP", "team");
     let other = DriverShell::spawn(command);
@@ -176,7 +176,7 @@ fn run_begins_in_the_group_that_it_names_if_it_may() {
 }
 
 #[test]
-fn a_wish_does_not_lead_out_of_a_rules_group() {
+fn requested_group_does_not_override_a_rules_group() {
     let ruled = Ruled::new(BY_UID);
     let path = ruled.mount.path().join("team");
     fs::create_dir(&path).expect("root may");
@@ -190,10 +190,10 @@ fn a_wish_does_not_lead_out_of_a_rules_group() {
     assert_eq!(ruled.members("users/u1000/night"), [inside.pid()]);
 }
 
-/// A kernel cgroup of the test's own, in the first hierarchy that takes one.
+/// A kernel cgroup for this test, in the first hierarchy that accepts one.
 struct KernelCgroup {
     path: PathBuf,
-    /// As /proc/PID/cgroup has it.
+    /// Name as in /proc/PID/cgroup.
     name: String,
 }
 
@@ -228,7 +228,7 @@ impl Drop for KernelCgroup {
 }
 
 #[test]
-fn a_job_is_known_by_its_kernel_cgroup() {
+fn rule_matches_a_kernel_cgroup() {
     let Some(cgroup) = KernelCgroup::new("slurmstepd.scope/job_12/step_0/user/task_0") else {
         eprintln!("no hierarchy of cgroups here that can be written: not tested");
         return;

@@ -1,5 +1,5 @@
-//! NVIDIA's own libcudart beside the library: it makes its look-ups as ever, up to the check it makes of its
-//! driver. That check is its own affair: beyond it, runtime programs are for real GPUs.
+//! Tests NVIDIA's libcudart with the library: its look-ups are unchanged, up to its check of the driver. The
+//! simulated driver does not imitate what that check expects, so tests beyond it need real GPUs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ fn libcudart() -> PathBuf {
     path
 }
 
-/// What the runtime's calls answered, and the driver calls that were made, each with its status.
+/// Returns the results of the runtime's calls, and the driver calls made, each with its status.
 fn run(mut command: Command, trace: &std::path::Path) -> (String, Vec<String>) {
     command
         .arg(repository().join("tests/clients/cudart_client.py"))
@@ -35,7 +35,7 @@ fn run(mut command: Command, trace: &std::path::Path) -> (String, Vec<String>) {
         String::from_utf8_lossy(&out.stderr)
     );
     let calls = fs::read_to_string(trace).expect("a trace");
-    // Each line: PID FUNCTION STATUS.
+    // Line format: PID FUNCTION STATUS.
     let calls = calls
         .lines()
         .filter_map(|line| Some(line.split_once(' ')?.1.to_owned()))
@@ -44,7 +44,7 @@ fn run(mut command: Command, trace: &std::path::Path) -> (String, Vec<String>) {
 }
 
 #[test]
-fn the_real_runtime_makes_its_look_ups_through_the_hook_and_ends_as_without() {
+fn runtime_looks_up_through_hook_and_ends_unchanged() {
     let mount = Mount::new();
     let traces = tempfile::tempdir().expect("a directory");
     let (bare, bare_calls) = run(mount.bare_command(python()), &traces.path().join("bare"));

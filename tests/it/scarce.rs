@@ -1,4 +1,4 @@
-//! Programs to which the host gives too little memory: by their memory cgroup, or by RLIMIT_AS.
+//! Tests programs with too little host memory, limited by a memory cgroup or by RLIMIT_AS.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -22,7 +22,7 @@ fn mount() -> Mount {
     )
 }
 
-/// A program with that many blocks.
+/// Starts a program with `count` blocks.
 #[track_caller]
 fn with_blocks(mount: &Mount, count: u64) -> Governed {
     with_blocks_by(mount.command(artifacts().load()), count)
@@ -41,7 +41,7 @@ fn with_blocks_by(mut command: Command, count: u64) -> Governed {
 }
 
 #[test]
-fn memory_moves_in_a_program_in_a_memory_cgroup() {
+fn program_in_a_memory_cgroup_can_swap() {
     let Some(cgroup) = Cgroup::new("moves", 512 * MIB) else {
         eprintln!("skipped: no memory cgroup can be made here");
         return;
@@ -63,9 +63,9 @@ fn memory_moves_in_a_program_in_a_memory_cgroup() {
     assert_eq!(program.ask("free all"), "freed 4");
 }
 
-/// The kernel kills a program whose cgroup has no room for what it is about to have on the host.
+/// Tests a cgroup that has no room for a block moved to the host: the kernel kills the program.
 #[test]
-fn a_program_that_its_cgroup_kills_in_a_move_leaves_nothing() {
+fn program_killed_by_its_cgroup_in_a_move_leaves_nothing() {
     let Some(cgroup) = Cgroup::new("kills", 24 * MIB) else {
         eprintln!("skipped: no memory cgroup can be made here");
         return;
@@ -86,7 +86,7 @@ fn a_program_that_its_cgroup_kills_in_a_move_leaves_nothing() {
     assert_eq!(other.ask("verify"), "verified 1");
 }
 
-/// A program with that many blocks, by a driver with these faults.
+/// Starts a program with `count` blocks on a driver with injected faults.
 #[track_caller]
 fn with_faulty_blocks(mount: &Mount, count: u64, faults: &str) -> Governed {
     let mut command = mount.command(artifacts().load());
@@ -95,9 +95,9 @@ fn with_faulty_blocks(mount: &Mount, count: u64, faults: &str) -> Governed {
 }
 
 #[test]
-fn a_move_for_which_the_host_has_no_memory_left_loses_nothing() {
+fn move_without_host_memory_loses_nothing() {
     let mount = mount();
-    // Of four blocks two find memory; what is tried later finds some again.
+    // Two of four blocks find memory on the host; a later attempt finds some again.
     for (faults, is_lasting) in [("cuMemCreate=2@7+", true), ("cuMemCreate=2@7", false)] {
         let mut program = with_faulty_blocks(&mount, 4, faults);
         let (dir, truth) = (Dir::of(&mount, program.pid()), mount.truth());
@@ -119,7 +119,7 @@ fn a_move_for_which_the_host_has_no_memory_left_loses_nothing() {
     }
 }
 
-/// The address space that the process has, bytes.
+/// Returns the size of the process's address space in bytes.
 fn address_space(pid: i32) -> u64 {
     let statm = fs::read_to_string(format!("/proc/{pid}/statm")).expect("it lives");
     let pages = statm.split(' ').next().and_then(|pages| pages.parse().ok());
@@ -133,14 +133,14 @@ fn limit_address_space(pid: i32, limit: &str) {
     assert!(prlimit.status().expect("prlimit runs").success());
 }
 
-/// A driver that does not map the host's memory for a device: blocks go to memory of the process's own.
+/// Tests a driver that cannot map host memory for a device, so blocks move to the process's own memory.
 #[test]
-fn a_move_that_the_address_space_has_no_room_for_loses_nothing() {
+fn move_without_address_space_loses_nothing() {
     let mount = mount();
     let mut program = with_faulty_blocks(&mount, 2, "cuMemCreate=801@3");
     let dir = Dir::of(&mount, program.pid());
     dir.freeze();
-    // Little things have room, and no block.
+    // Small allocations fit, blocks do not.
     let limit = address_space(program.pid()) + BLOCK / 2;
     limit_address_space(program.pid(), &limit.to_string());
     dir.write("memory.reclaim", "max");

@@ -1,4 +1,4 @@
-//! The scripts, on a real mount.
+//! Tests the scripts on a real mount.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -29,7 +29,7 @@ fn ok(mount: &Mount, script: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn gc_freeze_waits_until_it_is_so_and_gc_thaw_lets_go() {
+fn gc_freeze_waits_for_drain_and_gc_thaw_resumes() {
     let mount = Mount::new();
     let mut process = mount.obedient();
     let pid = process.pid().to_string();
@@ -58,7 +58,7 @@ fn gc_limit_and_gc_priority_set_and_show() {
 }
 
 #[test]
-fn the_scripts_tell_how_they_are_used() {
+fn scripts_print_their_usage() {
     let mount = Mount::new();
     for script in [
         "gc-freeze",
@@ -82,7 +82,7 @@ fn the_scripts_tell_how_they_are_used() {
 }
 
 #[test]
-fn what_the_daemon_refuses_the_scripts_report() {
+fn scripts_report_refusals_of_the_daemon() {
     let mount = Mount::new();
     let process = mount.obedient();
     let pid = process.pid().to_string();
@@ -101,7 +101,7 @@ fn what_the_daemon_refuses_the_scripts_report() {
 }
 
 #[test]
-fn gc_preempt_freezes_while_the_command_runs_and_no_longer() {
+fn gc_preempt_freezes_only_while_the_command_runs() {
     let mount = Mount::new();
     let (process, frozen) = (mount.obedient(), mount.obedient());
     let (pid, other) = (process.pid().to_string(), frozen.pid().to_string());
@@ -140,7 +140,7 @@ fn gc_preempt_thaws_when_it_is_ended() {
         preempt.signal(signal);
         assert!(!preempt.wait().success());
         wait_until("thawed", || mount.read(&pid, "compute.freeze") == "0");
-        // What the script cannot end any more when it is killed itself.
+        // A killed script cannot end its child.
         let _ = kill(Pid::from_raw(child), Signal::SIGKILL);
     }
 }
@@ -163,7 +163,7 @@ fn gc_preempt_thaws_when_the_daemon_is_back() {
 }
 
 #[test]
-fn gc_preempt_can_make_less_important_instead() {
+fn gc_preempt_can_lower_priority_instead() {
     let mount = Mount::new();
     let (process, least) = (mount.obedient(), mount.obedient());
     let (pid, other) = (process.pid().to_string(), least.pid().to_string());
@@ -185,7 +185,7 @@ fn gc_preempt_can_make_less_important_instead() {
 }
 
 #[test]
-fn gc_preempt_has_memory_make_room_before_the_command_and_all_of_it_is_back_after() {
+fn gc_preempt_swaps_out_before_command_and_in_afterwards() {
     let mount = Mount::with(Config::default().env("SIMGPU_MEMORY", "128M"));
     let mut batch = mount.command(artifacts().load());
     batch.arg("obey").env("GCGROUP_SWAP", "max");
@@ -197,7 +197,7 @@ fn gc_preempt_has_memory_make_room_before_the_command_and_all_of_it_is_back_afte
     }
     let fixed = mount.obedient();
     let (pid, other) = (batch.pid().to_string(), fixed.pid().to_string());
-    // A command that needs nearly all of the card, and looks at what the job has meanwhile.
+    // The command needs most of the GPU, and meanwhile checks what the job holds.
     let mut preempt = command(&mount, "gc-preempt");
     let load = artifacts().load();
     let script = format!(
@@ -220,7 +220,7 @@ fn gc_preempt_has_memory_make_room_before_the_command_and_all_of_it_is_back_afte
     assert_eq!(mount.read(&other, "compute.freeze"), "0");
 }
 
-/// `gc-autopreempt -v` of the first process over the others.
+/// Starts `gc-autopreempt -v` for the first process over the others.
 #[track_caller]
 fn autopreempt(mount: &Mount, watched: &Governed, others: &[&str]) -> Governed {
     let mut script = command(mount, "gc-autopreempt");
@@ -235,7 +235,7 @@ fn gc_autopreempt_freezes_while_the_other_is_busy() {
     let (pid, frozen) = (batch.pid().to_string(), held.pid().to_string());
     mount.write(&frozen, "compute.freeze", "1");
     let mut script = autopreempt(&mount, &watched, &[&pid, &frozen]);
-    // However long the script takes to look.
+    // Independent of the script's polling interval.
     let mut work_until = |what: &str, done: &mut dyn FnMut() -> bool| {
         wait_until(what, || {
             assert_eq!(watched.ask("launch 1 50000"), "launched 1");
@@ -280,7 +280,7 @@ fn gc_autopreempt_thaws_when_the_watched_or_the_script_ends() {
 }
 
 #[test]
-fn gc_autopreempt_freezes_nobody_whom_it_could_not_thaw() {
+fn gc_autopreempt_freezes_no_process_it_cannot_thaw() {
     let mount = Mount::new();
     let (mut watched, batch) = (mount.obedient(), mount.obedient());
     watched.ask("launch 1 100000000");
@@ -319,7 +319,7 @@ fn gc_autopreempt_goes_on_with_a_restarted_daemon() {
 }
 
 #[test]
-fn the_contention_benchmark_runs_and_tells_of_each_arm() {
+fn contention_benchmark_runs_and_reports_each_arm() {
     let output = Command::new(repository().join("scripts/bench-contention.sh"))
         .env("DIST", artifacts().dist())
         .args(["--sim", "--repetitions", "1", "--scale", "0.05"])
@@ -327,7 +327,7 @@ fn the_contention_benchmark_runs_and_tells_of_each_arm() {
         .output()
         .unwrap();
     let table = String::from_utf8_lossy(&output.stderr);
-    // Whether budgets are met is no matter here.
+    // Whether the budgets are met does not matter here.
     assert!(matches!(output.status.code(), Some(0 | 1)), "{table}");
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(told["failed"], serde_json::json!([]), "{table}");
@@ -349,7 +349,7 @@ fn the_contention_benchmark_runs_and_tells_of_each_arm() {
 }
 
 #[test]
-fn the_demonstration_runs_and_leaves_nothing_behind() {
+fn demonstration_runs_and_leaves_nothing() {
     let temporary = tempfile::tempdir().unwrap();
     let dist = artifacts().dist();
     let output = Command::new(repository().join("scripts/demo.sh"))

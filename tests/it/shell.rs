@@ -1,4 +1,4 @@
-//! The mount as a shell and its tools see it: the rules and the errors of the contract, a test each.
+//! Tests the mount as shells and their tools see it: its rules and errors, one test each.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -12,7 +12,7 @@ use support::{Governed, Mount, artifacts, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 
-/// A mount with one governed process that holds nothing and waits.
+/// Mounts with one idle governed process without memory.
 fn node() -> (Mount, DriverShell, PathBuf) {
     let mount = Mount::new();
     let process = DriverShell::start(&mount);
@@ -29,7 +29,7 @@ fn sh(dir: &Path, script: &str) -> Output {
         .expect("sh runs")
 }
 
-/// What a script prints, which must succeed.
+/// Returns the output of a script that must succeed.
 fn says(dir: &Path, script: &str) -> String {
     let out = sh(dir, script);
     assert!(
@@ -40,7 +40,7 @@ fn says(dir: &Path, script: &str) -> String {
     String::from_utf8(out.stdout).expect("text")
 }
 
-/// The error of one write(2) of `text` to `file`.
+/// Returns the errno of one write(2) of `text` to `file`.
 fn write_error(file: &Path, text: &[u8]) -> Option<i32> {
     let mut file = OpenOptions::new()
         .write(true)
@@ -52,7 +52,7 @@ fn write_error(file: &Path, text: &[u8]) -> Option<i32> {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_values_read_back() {
     let (_mount, _process, dir) = node();
     for (file, written, read) in [
         ("memory.limit", "6G", "6442450944"),
@@ -76,7 +76,7 @@ fn what_is_written_reads_back() {
 }
 
 #[test]
-fn a_refused_write_names_its_reason_and_changes_nothing() {
+fn refused_write_returns_reason_and_changes_nothing() {
     let (_mount, _process, dir) = node();
     says(&dir, "echo 5M > memory.limit; echo 3 > compute.priority");
     for (file, text, errno, stays) in [
@@ -95,8 +95,7 @@ fn a_refused_write_names_its_reason_and_changes_nothing() {
         ("compute.freeze", "2", libc::ERANGE, "0"),
         ("compute.freeze", "yes", libc::EINVAL, "0"),
     ] {
-        // An empty write(2) may be answered by the kernel without asking anybody: the newline is what a shell
-        // sends.
+        // The kernel may answer an empty write(2) without the daemon; a shell sends a newline.
         if !text.is_empty() {
             assert_eq!(
                 write_error(&dir.join(file), text.as_bytes()),
@@ -116,7 +115,7 @@ fn a_refused_write_names_its_reason_and_changes_nothing() {
 }
 
 #[test]
-fn modes_follow_from_what_can_be_done() {
+fn file_modes_match_supported_operations() {
     let (mount, _process, dir) = node();
     for (file, mode) in [
         ("memory.limit", 0o644),
@@ -155,7 +154,7 @@ fn opening_in_the_wrong_direction_is_refused() {
 }
 
 #[test]
-fn the_tree_cannot_be_rearranged() {
+fn making_moving_or_removing_entries_is_refused() {
     let (mount, _process, dir) = node();
     let errno = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());
     let file = dir.join("memory.limit");
@@ -272,7 +271,7 @@ fn every_writer_is_understood() {
 }
 
 #[test]
-fn the_libcgroups_crate_reads_and_writes_single_values() {
+fn libcgroups_crate_reads_and_writes_single_values() {
     use libcgroups::common::{read_cgroup_file, write_cgroup_file, write_cgroup_file_str};
     let (_mount, _process, dir) = node();
     let file = dir.join("memory.limit");
@@ -285,7 +284,7 @@ fn the_libcgroups_crate_reads_and_writes_single_values() {
 }
 
 #[test]
-fn an_open_file_is_one_text_until_it_is_read_again_from_the_start() {
+fn open_file_keeps_its_text_until_read_from_the_start() {
     let (_mount, _process, dir) = node();
     says(&dir, "echo 111111 > memory.limit");
     let mut file = File::open(dir.join("memory.limit")).expect("opens");
@@ -302,7 +301,7 @@ fn an_open_file_is_one_text_until_it_is_read_again_from_the_start() {
 }
 
 #[test]
-fn reading_past_the_end_is_the_end() {
+fn reading_past_the_end_returns_nothing() {
     let (_mount, _process, dir) = node();
     let file = File::open(dir.join("compute.priority")).expect("opens");
     let mut buffer = [0; 16];
@@ -316,7 +315,7 @@ fn reading_past_the_end_is_the_end() {
 }
 
 #[test]
-fn a_dead_process_takes_its_directory_and_answers_enodev() {
+fn process_exit_removes_directory_and_gives_enodev() {
     let (mount, process, dir) = node();
     let open = File::open(dir.join("memory.current")).expect("opens");
     let limit = OpenOptions::new()
@@ -337,7 +336,7 @@ fn a_dead_process_takes_its_directory_and_answers_enodev() {
 }
 
 #[test]
-fn a_pid_that_is_not_governed_has_no_directory() {
+fn ungoverned_pid_has_no_directory() {
     let (mount, _process, _dir) = node();
     for name in ["1", "0", "999999999", "nothing"] {
         assert!(!mount.path().join(name).exists(), "{name}");
@@ -345,7 +344,7 @@ fn a_pid_that_is_not_governed_has_no_directory() {
 }
 
 #[test]
-fn a_listing_is_whole_and_has_no_duplicates() {
+fn listing_is_complete_without_duplicates() {
     let (mount, process, dir) = node();
     let mut names: Vec<_> = fs::read_dir(mount.path())
         .expect("lists")
@@ -367,7 +366,7 @@ fn a_listing_is_whole_and_has_no_duplicates() {
 }
 
 #[test]
-fn gvms_statistics_are_three_lines_letter_for_letter() {
+fn statistics_in_gvms_format_match_exactly() {
     let (_mount, _process, dir) = node();
     assert_eq!(
         says(&dir, "cat gcgroup.stat"),
@@ -376,7 +375,7 @@ fn gvms_statistics_are_three_lines_letter_for_letter() {
 }
 
 #[test]
-fn the_mount_survives_a_client_that_holds_files_open() {
+fn mount_survives_a_client_with_open_files() {
     let (mut mount, _process, dir) = node();
     let held = File::open(dir.join("memory.current")).expect("opens");
     let path = mount.path();
@@ -386,7 +385,7 @@ fn the_mount_survives_a_client_that_holds_files_open() {
 }
 
 #[test]
-fn a_mount_point_may_be_a_link_and_nothing_stays_mounted_there() {
+fn mount_point_may_be_a_link_and_is_unmounted() {
     let other = Mount::new();
     let [link, real, socket, state] = ["link", "real", "s", "state"].map(|name| other.root().join(name));
     std::os::unix::fs::symlink("real", &link).expect("the name is free");

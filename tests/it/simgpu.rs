@@ -1,4 +1,4 @@
-//! Simulated GPUs without a daemon, and programs on them that call any function of the driver.
+//! Simulated GPUs without a daemon, and programs on them that call any driver function.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,18 +21,18 @@ impl Machine {
         }
     }
 
-    /// With one more variable for its processes: `SIMGPU_DEVICES` and the like.
+    /// Sets an additional environment variable for the machine's processes, for example `SIMGPU_DEVICES`.
     pub(crate) fn env(mut self, name: &str, value: impl ToString) -> Machine {
         self.environment.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// Where its state is.
+    /// Returns the directory of the machine's state.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// A process on it.
+    /// Starts a process on the machine.
     pub(crate) fn spawn(&self, mut command: Command) -> Governed {
         command
             .env("LD_LIBRARY_PATH", artifacts().simgpu())
@@ -42,7 +42,7 @@ impl Machine {
         Governed::spawn(command)
     }
 
-    /// A program that does what it is told; see `programs/driver.py`.
+    /// Starts `programs/driver.py`, which executes statements on request.
     #[track_caller]
     pub(crate) fn program(&self) -> Program {
         let mut command = Command::new(python());
@@ -50,7 +50,7 @@ impl Machine {
         Program(self.spawn(command))
     }
 
-    /// The same with a primary context on the first GPU.
+    /// Starts `programs/driver.py` with a primary context on the first GPU.
     #[track_caller]
     pub(crate) fn started(&self) -> Program {
         let mut program = self.program();
@@ -59,17 +59,17 @@ impl Machine {
     }
 }
 
-/// A program that calls the driver, line by line.
+/// A program that makes driver calls line by line.
 pub(crate) struct Program(pub(crate) Governed);
 
 impl Program {
-    /// What an expression is.
+    /// Returns the value of an expression.
     #[track_caller]
     pub(crate) fn ask(&mut self, expression: &str) -> String {
         self.0.ask(expression)
     }
 
-    /// The number that an expression is.
+    /// Returns the number that an expression yields.
     #[track_caller]
     pub(crate) fn number(&mut self, expression: &str) -> u64 {
         let answer = self.ask(expression);
@@ -78,7 +78,7 @@ impl Program {
             .unwrap_or_else(|_| panic!("{expression}: {answer}"))
     }
 
-    /// Runs statements that must not fail, a line each.
+    /// Runs statements that must succeed, one per line.
     #[track_caller]
     pub(crate) fn run(&mut self, statements: &str) {
         for line in statements.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -86,7 +86,7 @@ impl Program {
         }
     }
 
-    /// Does calls of the driver that must answer this number, a line each.
+    /// Makes driver calls, one per line, each of which must return `result`.
     #[track_caller]
     pub(crate) fn calls(&mut self, result: u32, calls: &str) {
         for line in calls.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -98,7 +98,7 @@ impl Program {
         self.0.pid()
     }
 
-    /// `kill -9`, waited for.
+    /// Sends SIGKILL and waits for the process.
     pub(crate) fn kill9(mut self) {
         self.0.signal(Signal::SIGKILL);
         self.0.wait();

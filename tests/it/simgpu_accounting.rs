@@ -1,5 +1,5 @@
-//! What the simulated NVML tells of processes' whole lives, of the device's periods, and of what the device
-//! is not.
+//! Tests the simulated NVML: accounting of whole processes, statistics over periods of a device, and
+//! properties that the device does not have.
 
 use support::{Truth, wait_until};
 
@@ -7,7 +7,7 @@ use crate::simgpu::{Machine, Program};
 
 const MIB: u64 = 1 << 20;
 
-/// A program that asks NVML about the first device.
+/// Starts a program that queries NVML about the first device.
 fn asker(machine: &Machine) -> Program {
     let mut program = machine.program();
     program.run("ml, device = nvml()\nstats, mode, count = AccountingStats(), c_uint(), c_uint()");
@@ -19,14 +19,14 @@ fn stats(asker: &mut Program, pid: i32) -> u64 {
 }
 
 #[test]
-fn a_life_is_accounted_for_while_it_lasts_and_after() {
+fn process_is_accounted_during_and_after_its_life() {
     let machine = Machine::new();
     let mut asker = asker(&machine);
     let mut worker = machine.started();
     let pid = worker.pid();
     asker.calls(0, "ml.nvmlDeviceGetAccountingMode(device, mode)");
     assert_eq!(asker.ask("mode.value"), "0");
-    // Not while it is off.
+    // Not available while accounting is off.
     assert_eq!(stats(&mut asker, pid), 3);
     asker.calls(3, "ml.nvmlDeviceGetAccountingPids(device, count, None)");
     asker.calls(
@@ -58,7 +58,7 @@ fn a_life_is_accounted_for_while_it_lasts_and_after() {
         stats(&mut asker, pid) == 0 && asker.ask("stats.running") == "0"
     });
     assert_eq!(asker.number("stats.peak"), 164 * MIB);
-    // The worker's kernels alone took ten milliseconds.
+    // The worker's kernels alone took 10 ms.
     assert!(asker.number("stats.time") >= 10);
     asker.calls(0, "ml.nvmlDeviceClearAccountingPids(device)");
     assert_eq!(stats(&mut asker, pid), 6);
@@ -69,7 +69,7 @@ fn a_life_is_accounted_for_while_it_lasts_and_after() {
 }
 
 #[test]
-fn samples_of_the_past_periods_are_handed_out() {
+fn samples_of_past_periods_are_returned() {
     let machine = Machine::new();
     let mut asker = asker(&machine);
     let mut worker = machine.started();
@@ -94,7 +94,7 @@ fn samples_of_the_past_periods_are_handed_out() {
 }
 
 #[test]
-fn a_device_tells_what_it_is_and_that_it_is_not_divided() {
+fn device_reports_compute_capability_and_no_mig_mode() {
     let machine = Machine::new();
     let mut asker = asker(&machine);
     asker.run("a, b = c_int(-1), c_int(-1)");
@@ -126,7 +126,7 @@ fn a_device_tells_what_it_is_and_that_it_is_not_divided() {
 }
 
 #[test]
-fn memory_that_has_outlived_its_process_is_used_by_none() {
+fn memory_outliving_its_process_is_listed_for_no_process() {
     let machine = Machine::new();
     let mut asker = asker(&machine);
     let (mut one, mut other) = (machine.started(), machine.started());

@@ -1,9 +1,9 @@
-//! Batches of the simulated driver: of copies, prefetches and discards.
+//! Tests batches of copies, prefetches and discards in the simulated driver.
 
 use crate::simgpu::Machine;
 
 #[test]
-fn a_batch_of_copies_is_done_whole_or_not_at_all() {
+fn batch_of_copies_is_all_or_nothing() {
     let mut program = Machine::new().started();
     program.run(
         "stream = got(c_uint64, 'cuStreamCreate', 1)
@@ -15,7 +15,7 @@ fn a_batch_of_copies_is_done_whole_or_not_at_all() {
          ok(cu.cuStreamSynchronize(stream))",
     );
     assert_eq!(program.ask("(look(a, 100) + look(b, 200)).count(3)"), "300");
-    // The second one does not fit: it is named, and the first is not done.
+    // The second copy does not fit: its index is reported and the first is not made.
     program.run("_ = ctypes.memset(host, 4, 4096)");
     program.calls(1, "copy([a, b], [host, host], [100, 5000], stream=stream)");
     assert_eq!(program.ask("(none.value, look(a, 1))"), "(1, b'\\x03')");
@@ -60,7 +60,7 @@ fn only_managed_memory_is_prefetched_and_discarded() {
 }
 
 #[test]
-fn a_batch_of_three_dimensions_copies_boxes_of_memory_and_arrays() {
+fn batch_3d_copies_boxes_of_memory_and_arrays() {
     let mut program = Machine::new().started();
     program.run(
         "stream = got(c_uint64, 'cuStreamCreate', 1)
@@ -86,7 +86,7 @@ fn a_batch_of_three_dimensions_copies_boxes_of_memory_and_arrays() {
         program.ask("list(look(at + 100, 16)) == list(range(64, 80))"),
         "True"
     );
-    // The second one is wrong: it is named, and the first is not done.
+    // The second copy is invalid: its index is reported and the first is not made.
     program.run("ok(cu.cuMemsetD8_v2(at, 9, 16))\nok(cu.cuCtxSynchronize())");
     program.calls(
         1,

@@ -1,4 +1,5 @@
-//! The simulated driver under many threads and processes at once: what is held in the end is what was kept.
+//! Tests the simulated driver under many threads and processes at once: in the end only what was kept is
+//! held.
 
 use simgpu::Held;
 use support::{Truth, wait_until};
@@ -8,8 +9,8 @@ use crate::simgpu::Machine;
 const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 64 * MIB;
 
-/// What each thread does, by a sequence of its own: makes something of some kind and fills it, or ends
-/// something.
+/// Python code of each thread: a sequence of its own that makes and fills objects of random kinds, or
+/// destroys them.
 const CHURN: &str = "
 import random, threading
 def make(kind):
@@ -48,13 +49,13 @@ def threads(count, rounds):
     return failed
 ";
 
-/// The statements, in one line: the program takes lines.
+/// Returns the statements as one line, because the program reads lines.
 fn script(text: &str) -> String {
     format!("exec({text:?}, globals())")
 }
 
 #[test]
-fn eight_threads_leave_nothing_behind() {
+fn churn_of_eight_threads_leaves_nothing() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -73,7 +74,7 @@ fn eight_threads_leave_nothing_behind() {
         assert_eq!(truth.held(pid, 0, kind), expected, "{kind:?}");
     }
     assert_eq!(truth.used_by_all(0), CONTEXT);
-    // Only the pool itself is still shared.
+    // Only the pool itself is still exported.
     assert_eq!(
         program.number("len(os.listdir(os.environ['SIMGPU_DIR'] + '/exports'))"),
         1
@@ -81,7 +82,7 @@ fn eight_threads_leave_nothing_behind() {
 }
 
 #[test]
-fn processes_that_are_killed_while_they_share_leave_nothing_behind() {
+fn killed_sharing_processes_leave_nothing() {
     let machine = Machine::new();
     let mut watcher = machine.started();
     let truth = Truth::of(machine.directory());
@@ -99,7 +100,7 @@ fn processes_that_are_killed_while_they_share_leave_nothing_behind() {
              own = borrow({pid}, {descriptor})
              handle = got(c_uint64, 'cuMemImportFromShareableHandle', own, POSIX_FD)"
         ));
-        // Whichever dies first.
+        // Either process may be killed first.
         let both = if round % 2 == 0 {
             [one, other]
         } else {

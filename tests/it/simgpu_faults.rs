@@ -1,10 +1,10 @@
-//! Faults asked for by `SIMGPU_FAULTS`: a call answers what it is told to and does nothing.
+//! Tests faults injected by `SIMGPU_FAULTS`: a call returns the given error and does nothing.
 
 use crate::lookups::Names;
 use crate::simgpu::Machine;
 
 #[test]
-fn the_nth_call_fails_and_changes_nothing() {
+fn nth_call_fails_and_changes_nothing() {
     let mut program = Machine::new()
         .env("SIMGPU_FAULTS", "cuMemAlloc_v2=2@2,cuCtxSynchronize=719@2+")
         .started();
@@ -18,7 +18,7 @@ fn the_nth_call_fails_and_changes_nothing() {
 }
 
 #[test]
-fn a_free_that_fails_leaves_the_block() {
+fn failed_free_keeps_the_block() {
     let mut program = Machine::new()
         .env("SIMGPU_FAULTS", "cuMemFree_v2=400@1")
         .started();
@@ -29,7 +29,7 @@ fn a_free_that_fails_leaves_the_block() {
 }
 
 #[test]
-fn a_fault_is_for_one_flavour_of_a_function() {
+fn fault_applies_to_one_flavour_of_a_function() {
     let mut program = Machine::new()
         .env("SIMGPU_FAULTS", "cuLaunchKernel_ptsz=1")
         .started();
@@ -41,7 +41,7 @@ fn a_fault_is_for_one_flavour_of_a_function() {
     );
 }
 
-/// Without looking at any argument, and whether simulated or not.
+/// Tests all functions, simulated or not; no argument is examined.
 #[test]
 fn every_function_can_be_made_to_fail() {
     let names = Names::read();

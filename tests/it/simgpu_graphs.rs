@@ -1,9 +1,9 @@
-//! Graphs of the simulated driver: nodes that run as often as a value says, and nodes of stream memory
-//! operations.
+//! Tests graphs of the simulated driver: conditional nodes and nodes of stream memory operations.
 
 use crate::simgpu::{Machine, Program};
 
-/// A program with a word of page-locked memory, and a graph with a condition whose body counts it down.
+/// Starts a program with a word of page-locked memory, and a graph with a condition whose body decrements the
+/// word.
 fn with_condition(kind: u32, default: u32, size: u32) -> Program {
     let mut program = Machine::new().started();
     program.run(&format!(
@@ -20,7 +20,7 @@ fn with_condition(kind: u32, default: u32, size: u32) -> Program {
     program
 }
 
-/// Adds to body `index` a kernel that writes to word `index + 1`.
+/// Adds to body `index` a kernel that writes word `index + 1`.
 fn mark(program: &mut Program, index: u32) {
     program.run(&format!(
         "_ = got(c_uint64, 'cuGraphAddKernelNode', bodies[{index}], None, 0, kernel_node(fill, memory + 4 * {index} + 4, 1, 7))"
@@ -28,7 +28,7 @@ fn mark(program: &mut Program, index: u32) {
 }
 
 #[test]
-fn a_loop_runs_until_its_condition_is_zero() {
+fn while_node_runs_until_its_condition_is_zero() {
     let mut program = with_condition(1, 1, 1);
     program.run(
         "_ = got(c_uint64, 'cuGraphAddKernelNode', bodies[0], None, 0, kernel_node(count_down, handle, memory))
@@ -36,13 +36,13 @@ fn a_loop_runs_until_its_condition_is_zero() {
          executable = run_graph(graph)",
     );
     assert_eq!(program.ask("words[0]"), "0");
-    // Each launch begins with the default again.
+    // Each launch begins with the default value again.
     program.run("words[0] = 3\nok(cu.cuGraphLaunch(executable, 0))\nok(cu.cuCtxSynchronize())");
     assert_eq!(program.ask("words[0]"), "0");
 }
 
 #[test]
-fn of_two_graphs_one_runs_by_the_condition() {
+fn condition_selects_one_of_two_graphs() {
     for (default, expected) in [(0, "[0, 7]"), (1, "[7, 0]"), (9, "[7, 0]")] {
         let mut program = with_condition(0, default, 2);
         (0..2).for_each(|index| mark(&mut program, index));
@@ -52,7 +52,7 @@ fn of_two_graphs_one_runs_by_the_condition() {
 }
 
 #[test]
-fn a_switch_runs_the_graph_of_its_number_or_none() {
+fn switch_node_runs_graph_of_its_number_or_none() {
     for (default, expected) in [(0, "[7, 0, 0]"), (2, "[0, 0, 7]"), (3, "[0, 0, 0]")] {
         let mut program = with_condition(2, default, 3);
         (0..3).for_each(|index| mark(&mut program, index));
@@ -62,7 +62,7 @@ fn a_switch_runs_the_graph_of_its_number_or_none() {
 }
 
 #[test]
-fn a_graph_with_a_condition_is_not_cloned_and_its_node_is_checked() {
+fn graph_with_condition_is_checked_and_not_cloned() {
     let mut program = with_condition(1, 0, 1);
     assert_eq!(program.ask("got(c_uint64, 'cuGraphClone', graph)"), "'error 801'");
     program.run("kind = c_uint()");
@@ -86,7 +86,7 @@ fn a_graph_with_a_condition_is_not_cloned_and_its_node_is_checked() {
 }
 
 #[test]
-fn a_node_of_memory_operations_does_them_in_order() {
+fn memory_operations_node_executes_in_order() {
     let mut program = Machine::new().started();
     program.run(
         "memory = got(c_uint64, 'cuMemAllocHost_v2', 4096)
@@ -112,7 +112,7 @@ fn a_node_of_memory_operations_does_them_in_order() {
          cu.cuCtxSynchronize()",
     );
     assert_eq!(program.ask("words[0]"), "9");
-    // One that is wrong spoils all.
+    // One invalid operation makes the whole batch fail.
     program.run("bad = mem_ops((2, memory, 1), (99, memory, 1))");
     program.calls(
         1,
@@ -123,7 +123,7 @@ fn a_node_of_memory_operations_does_them_in_order() {
 }
 
 #[test]
-fn what_a_node_does_can_be_changed_but_not_its_kind() {
+fn node_parameters_can_change_but_not_its_kind() {
     let mut program = Machine::new().started();
     program.run(
         "fill = kernel('gcgroup_fill')

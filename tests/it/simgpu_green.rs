@@ -1,4 +1,4 @@
-//! Green contexts of the simulated driver.
+//! Tests green contexts of the simulated driver.
 
 use simgpu::Held;
 use support::Truth;
@@ -49,7 +49,7 @@ fn multiprocessors_are_split_described_and_had() {
 }
 
 #[test]
-fn memory_is_the_primary_contexts_and_streams_are_detached() {
+fn green_memory_is_primary_contexts_and_streams_detach() {
     let machine = Machine::new();
     let mut program = machine.started();
     let (truth, pid) = (Truth::of(machine.directory()), program.pid());
@@ -114,7 +114,7 @@ fn memory_is_the_primary_contexts_and_streams_are_detached() {
 }
 
 #[test]
-fn a_green_contexts_event_is_of_all_its_streams_and_of_no_others() {
+fn green_context_event_covers_exactly_its_streams() {
     let mut program = Machine::new().started();
     program.run(
         "green, view = green_of(16)

@@ -1,4 +1,5 @@
-//! What simulated processes share: memory and events, held by several and gone with the last.
+//! Tests memory and events shared between simulated processes: several processes may hold them, and they are
+//! freed with the last reference.
 
 use simgpu::Held;
 use support::{Truth, wait_until};
@@ -25,12 +26,12 @@ impl Two {
         Truth::of(self.machine.directory())
     }
 
-    /// Bytes in use besides contexts.
+    /// Returns the bytes in use besides `contexts` contexts.
     fn used(&self, contexts: u64) -> u64 {
         self.truth().used_by_all(0) - contexts * CONTEXT
     }
 
-    /// The second one opens a handle of the first one's `address`, and has its own.
+    /// Opens a handle of the first process's `address` in the second process, at an address of its own.
     fn open(&mut self) {
         let handle = self.one.ask("exported('cuIpcGetMemHandle', address)");
         self.other
@@ -39,7 +40,7 @@ impl Two {
 }
 
 #[test]
-fn linear_memory_is_the_same_for_both() {
+fn linear_memory_is_shared_by_both_processes() {
     let mut two = Two::new();
     two.one
         .run("blocks = [alloc(700), alloc(3 * MIB)]\naddress = blocks[1]\nput(address, b'from one')");
@@ -48,11 +49,11 @@ fn linear_memory_is_the_same_for_both() {
     two.other.run("put(address + 2 * MIB, b'from the other')");
     assert_eq!(two.one.ask("look(address + 2 * MIB, 14)"), "b'from the other'");
     assert_eq!(two.other.ask("attribute(address, 18)"), (3 * MIB).to_string());
-    // It is charged once, to the one that made it.
+    // The memory is charged once, to the process that made it.
     assert_eq!(two.truth().used(two.other.pid(), 0), CONTEXT);
     assert_eq!(two.truth().held(two.one.pid(), 0, Held::Linear), 3 * MIB + 700);
 
-    // The same handle again is the same address, open twice.
+    // Opening the handle again returns the same address with a second reference.
     let handle = two.one.ask("exported('cuIpcGetMemHandle', address)");
     let again = format!("opened('cuIpcOpenMemHandle_v2', {handle}, 1) == address");
     assert_eq!(two.other.ask(&again), "True");
@@ -70,7 +71,7 @@ fn linear_memory_is_the_same_for_both() {
 }
 
 #[test]
-fn handles_that_are_none_are_refused() {
+fn invalid_handles_are_refused() {
     let mut two = Two::new();
     two.one.run("address = alloc(MIB)\nmapped, _ = map_new(2 * MIB)");
     let handle = two.one.ask("exported('cuIpcGetMemHandle', address)");
@@ -85,14 +86,14 @@ fn handles_that_are_none_are_refused() {
 }
 
 #[test]
-fn linear_memory_stays_for_whoever_has_it_open() {
+fn linear_memory_lives_while_a_process_has_it_open() {
     let mut two = Two::new();
     two.one.run("address = alloc(3 * MIB)\nput(address, b'kept')");
     two.open();
     two.one.calls(0, "cu.cuMemFree_v2(address)");
     assert_eq!(two.used(2), 3 * MIB);
     assert_eq!(two.truth().held(two.one.pid(), 0, Held::Linear), 0);
-    // What the first one makes now is elsewhere.
+    // New allocations of the first process get other memory.
     two.one.run("others = [alloc(3 * MIB) for _ in range(8)]\nfor each in others: ok(cu.cuMemsetD8_v2(each, 7, 3 * MIB))");
     assert_eq!(two.other.ask("look(address, 4)"), "b'kept'");
     let Two {
@@ -111,7 +112,7 @@ fn linear_memory_stays_for_whoever_has_it_open() {
 }
 
 #[test]
-fn an_allocation_finds_no_room_where_others_hold_it() {
+fn memory_held_by_others_leaves_no_room() {
     let machine = Machine::new().env("SIMGPU_MEMORY", "1G");
     let (mut one, mut other) = (machine.started(), machine.started());
     one.run("address, handle = map_new(512 * MIB, handles=POSIX_FD)\ndescriptor = descriptor_of(handle)");
@@ -119,7 +120,7 @@ fn an_allocation_finds_no_room_where_others_hold_it() {
     let pid = one.pid();
     other.run(&format!("own = borrow({pid}, {descriptor})"));
     one.kill9();
-    // The descriptor alone holds it.
+    // Only the descriptor holds the memory.
     assert_eq!(other.ask("alloc(512 * MIB)"), "'error 2'");
     other.run("os.close(own)");
     let truth = Truth::of(machine.directory());
@@ -156,7 +157,7 @@ fn physical_memory_is_shared_by_descriptor() {
         "1"
     );
 
-    // Every holder but the second one's mapping lets go.
+    // Every reference except the second process's mapping is released.
     two.one
         .calls(0, "cu.cuMemUnmap(address, 4 * MIB)\ncu.cuMemRelease(handle)");
     two.one.run("os.close(descriptor)");
@@ -169,7 +170,7 @@ fn physical_memory_is_shared_by_descriptor() {
 }
 
 #[test]
-fn a_process_that_imports_its_own_holds_it_once_more() {
+fn importing_own_memory_adds_a_reference() {
     let machine = Machine::new();
     let mut one = machine.started();
     one.run(
@@ -187,7 +188,7 @@ fn a_process_that_imports_its_own_holds_it_once_more() {
 }
 
 #[test]
-fn only_what_was_made_to_be_shared_is_exported() {
+fn only_memory_created_shareable_is_exported() {
     let mut one = Machine::new().started();
     one.run("_, handle = map_new(2 * MIB)\n_, other = map_new(2 * MIB, handles=POSIX_FD)\nout = c_int()");
     one.calls(
@@ -213,7 +214,7 @@ fn only_what_was_made_to_be_shared_is_exported() {
 }
 
 #[test]
-fn an_event_of_one_holds_up_the_other() {
+fn shared_event_delays_the_other_process() {
     let mut two = Two::new();
     two.one
         .run("event = got(c_uint64, 'cuEventCreate', 2 | 4)\nspin = kernel('gcgroup_spin')");
@@ -224,7 +225,7 @@ fn an_event_of_one_holds_up_the_other() {
          _ = ctypes.memset(word, 0, 8)"
     ));
     two.other.calls(0, "cu.cuEventQuery(event)");
-    // Work that ends when the test says so.
+    // Work that ends when the test writes a word.
     two.one
         .run("gate = got(c_uint64, 'cuMemAllocHost_v2', 8)\n_ = ctypes.memset(gate, 0, 8)");
     two.one.calls(
@@ -246,7 +247,7 @@ fn an_event_of_one_holds_up_the_other() {
 }
 
 #[test]
-fn an_event_whose_process_dies_keeps_nobody_waiting() {
+fn event_of_a_killed_process_ends_waits() {
     let mut two = Two::new();
     two.one.run(
         "event = got(c_uint64, 'cuEventCreate', 2 | 4)
@@ -266,7 +267,7 @@ fn an_event_whose_process_dies_keeps_nobody_waiting() {
 }
 
 #[test]
-fn an_event_is_shared_only_if_it_was_made_so() {
+fn event_is_shared_only_if_created_so() {
     let mut one = Machine::new().started();
     assert_eq!(one.ask("got(c_uint64, 'cuEventCreate', 4)"), "'error 1'");
     one.run("plain, ours = got(c_uint64, 'cuEventCreate', 2), got(c_uint64, 'cuEventCreate', 6)");

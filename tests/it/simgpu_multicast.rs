@@ -1,4 +1,4 @@
-//! Multicast objects of the simulated driver: what is bound is held.
+//! Tests multicast objects of the simulated driver: bound memory is held.
 
 use simgpu::Held;
 use support::Truth;
@@ -8,7 +8,7 @@ use crate::simgpu::Machine;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn what_is_bound_stays_until_it_is_unbound_or_the_object_goes() {
+fn bound_memory_lives_until_unbound_or_object_is_gone() {
     let machine = Machine::new().env("SIMGPU_DEVICES", 2);
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -28,7 +28,7 @@ fn what_is_bound_stays_until_it_is_unbound_or_the_object_goes() {
         program.ask("got(c_size_t, 'cuMulticastGetGranularity', wish, 0)"),
         (2 * MIB).to_string()
     );
-    // Not before the team is whole.
+    // Binding fails until all devices were added.
     program.calls(0, "cu.cuMulticastAddDevice(team, 0)");
     program.calls(401, "cu.cuMulticastBindMem(team, 0, one, 0, 4 * MIB, 0)");
     program.calls(1, "cu.cuMulticastAddDevice(team, 0)");
@@ -49,7 +49,7 @@ fn what_is_bound_stays_until_it_is_unbound_or_the_object_goes() {
 }
 
 #[test]
-fn what_cannot_be_bound_is_refused() {
+fn invalid_binding_is_refused() {
     let mut program = Machine::new().started();
     program.run(
         "wish = (c_uint64 * 4)(1, 8 * MIB, 0, 0)
@@ -69,7 +69,7 @@ fn what_cannot_be_bound_is_refused() {
          cu.cuMulticastBindMem(memory, 0, memory, 0, 4 * MIB, 0)
          cu.cuMulticastUnbind(team, 0, 0, 4 * MIB)",
     );
-    // By address, also when the handle itself is gone.
+    // Binding by address also works after the handle was released.
     program.calls(
         0,
         "cu.cuMemRelease(memory)\ncu.cuMulticastBindAddr(team, 0, at, 4 * MIB, 0)",

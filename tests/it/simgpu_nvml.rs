@@ -1,5 +1,5 @@
-//! The simulated NVML: it counts its users, sees what living processes hold on which device, and hands out
-//! lists as NVML does.
+//! Tests the simulated NVML: it counts initialisations, reports what living processes hold on each device,
+//! and returns lists as NVML does.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use support::{Governed, artifacts, c_program, wait_until};
 use tempfile::TempDir;
 
-/// NVML's results.
+/// NVML result codes.
 const SUCCESS: u64 = 0;
 const UNINITIALIZED: u64 = 1;
 const INVALID_ARGUMENT: u64 = 2;
@@ -36,7 +36,7 @@ impl Machine {
         Governed::spawn(command)
     }
 
-    /// A program that asks NVML; see `programs/nvml.c`.
+    /// Starts `programs/nvml.c`, which queries NVML.
     fn nvml(&self) -> Nvml {
         let mut nvml = Nvml(self.spawn(Command::new(c_program("nvml.c", &[]))));
         assert_eq!(nvml.ask("init"), [SUCCESS]);
@@ -54,11 +54,11 @@ impl Machine {
 
 struct Nvml(Governed);
 
-/// What a list call says: its result, how many there are, and those written: a number for each pid.
+/// Result of a list call: result code, reported count, and the entries: a number for each pid.
 type List = (u64, u64, BTreeMap<i32, u64>);
 
 impl Nvml {
-    /// An answer of numbers alone.
+    /// Sends a command whose answer consists of numbers.
     fn ask(&mut self, command: &str) -> Vec<u64> {
         let answer = self.0.ask(command);
         answer
@@ -81,7 +81,7 @@ impl Nvml {
 }
 
 #[test]
-fn the_library_counts_its_users() {
+fn nvml_counts_initialisations() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     assert_eq!(nvml.ask("init"), [SUCCESS]);
@@ -93,7 +93,7 @@ fn the_library_counts_its_users() {
 }
 
 #[test]
-fn each_device_has_its_own_uuid_which_needs_room() {
+fn each_device_has_a_uuid_and_short_buffers_are_refused() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     let (first, second) = (nvml.0.ask("uuid 0 41"), nvml.0.ask("uuid 1 41"));
@@ -103,7 +103,7 @@ fn each_device_has_its_own_uuid_which_needs_room() {
 }
 
 #[test]
-fn memory_is_what_living_processes_hold() {
+fn memory_is_the_sum_of_living_processes() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     let empty = nvml.ask("memory 0 1");
@@ -128,7 +128,7 @@ fn memory_is_what_living_processes_hold() {
 }
 
 #[test]
-fn every_version_of_the_process_list_tells_the_same_and_asks_for_room() {
+fn every_process_list_version_agrees_and_checks_room() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     let mut processes = [machine.load(&["obey"]), machine.load(&["obey"])];
@@ -182,7 +182,7 @@ fn every_version_of_the_process_list_tells_the_same_and_asks_for_room() {
 }
 
 #[test]
-fn utilisation_is_that_of_the_process_that_works() {
+fn utilisation_belongs_to_the_working_process() {
     let machine = Machine::new();
     let mut nvml = machine.nvml();
     let _idle = machine.load(&["obey"]);

@@ -1,4 +1,4 @@
-//! The functions of the simulated driver that only old programs call.
+//! Tests functions of the simulated driver that only old programs call.
 
 use simgpu::Held;
 use support::Truth;
@@ -8,7 +8,7 @@ use crate::simgpu::Machine;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn memory_of_32_bit_addresses_is_memory_like_any_other() {
+fn memory_from_32_bit_functions_behaves_normally() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -29,7 +29,7 @@ fn memory_of_32_bit_addresses_is_memory_like_any_other() {
          cu.cuCtxSynchronize()
          cu.cuMemGetAddressRange(base, size, at + 5000)",
     );
-    // The newer functions see the same.
+    // The newer functions see the same memory.
     assert_eq!(program.ask("look(at + 100, 8)"), "b'DCBADCBA'");
     assert_eq!(program.ask("base.value == at and size.value == 3 * MIB"), "True");
     program.run("out = (c_char * 4)()");
@@ -41,7 +41,7 @@ fn memory_of_32_bit_addresses_is_memory_like_any_other() {
         "cu.cuMemFree(at)\ncu.cuMemsetD8(at, 1, 1)\ncu.cuMemAlloc(address, 0)",
     );
     assert_eq!(truth.held(pid, 0, Held::Linear), 0);
-    // More than can be told is told as the most that can be.
+    // Larger values are reported as the largest one representable.
     program.run("free, total = c_uint(), c_uint()");
     program.calls(0, "cu.cuMemGetInfo(free, total)\ncu.cuDeviceTotalMem(size, 0)");
     assert_eq!(
@@ -52,7 +52,7 @@ fn memory_of_32_bit_addresses_is_memory_like_any_other() {
 }
 
 #[test]
-fn an_array_of_the_old_kind_is_an_array() {
+fn array_from_old_functions_behaves_normally() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -72,12 +72,12 @@ fn an_array_of_the_old_kind_is_an_array() {
 }
 
 #[test]
-fn a_launch_of_the_old_kind_is_a_launch() {
+fn launch_by_old_functions_behaves_normally() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
     program.run("fill = kernel('gcgroup_fill')\nat = alloc(4096)");
-    // Without a shape there is nothing to launch.
+    // Without a block shape the launch fails.
     program.calls(1, "cu.cuLaunch(fill)");
     program.calls(
         0,

@@ -1,4 +1,4 @@
-//! Pools of the simulated driver: of a device, of the host, managed, and of another process.
+//! Tests pools of the simulated driver: on a device, on the host, managed, and imported from another process.
 
 use simgpu::Held;
 use support::{Truth, wait_until};
@@ -7,11 +7,11 @@ use crate::simgpu::Machine;
 
 const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 64 * MIB;
-/// What a pool reserves at a time.
+/// Bytes that a pool reserves at a time.
 const CHUNK: u64 = 32 * MIB;
 
 #[test]
-fn a_host_pool_takes_none_of_the_device() {
+fn host_pool_uses_no_device_memory() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -39,7 +39,7 @@ fn a_host_pool_takes_none_of_the_device() {
 }
 
 #[test]
-fn a_pool_is_what_it_may_be_and_nothing_else() {
+fn only_valid_pool_properties_are_accepted() {
     let mut program = Machine::new().started();
     for (properties, error) in [
         ("pool_properties(HOST_NUMA_CURRENT)", 1),
@@ -62,7 +62,7 @@ fn a_pool_is_what_it_may_be_and_nothing_else() {
 }
 
 #[test]
-fn a_managed_pool_is_the_hosts_and_the_devices() {
+fn managed_pool_is_usable_on_host_and_device() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -77,7 +77,7 @@ fn a_managed_pool_is_the_hosts_and_the_devices() {
 }
 
 #[test]
-fn each_location_and_type_has_its_current_pool() {
+fn each_location_and_type_has_a_current_pool() {
     let mut program = Machine::new().env("SIMGPU_DEVICES", 2).started();
     program.run(
         "def default(where, type): return got(c_uint64, 'cuMemGetDefaultMemPool', where, type)
@@ -116,7 +116,7 @@ fn each_location_and_type_has_its_current_pool() {
          cu.cuDeviceSetMemPool(0, host)
          cu.cuMemPoolDestroy(default(place(HOST), 1))",
     );
-    // A pool that is destroyed is current nowhere.
+    // A destroyed pool is no longer current anywhere.
     program.calls(0, "cu.cuMemPoolDestroy(host)");
     assert_eq!(
         program.ask("current(place(HOST), 1) == default(place(HOST), 1)"),
@@ -125,7 +125,7 @@ fn each_location_and_type_has_its_current_pool() {
 }
 
 #[test]
-fn access_to_a_pool_is_its_devices_until_others_are_let_in() {
+fn pool_access_is_its_devices_until_granted_to_others() {
     let mut program = Machine::new().env("SIMGPU_DEVICES", 2).started();
     program.run(
         "pool = got(c_uint64, 'cuMemPoolCreate', pool_properties())
@@ -139,7 +139,7 @@ fn access_to_a_pool_is_its_devices_until_others_are_let_in() {
 }
 
 #[test]
-fn what_a_pool_allocates_is_imported_by_another_process() {
+fn pool_allocation_is_imported_by_another_process() {
     let machine = Machine::new();
     let (mut one, mut other) = (machine.started(), machine.started());
     let truth = Truth::of(machine.directory());
@@ -165,7 +165,7 @@ fn what_a_pool_allocates_is_imported_by_another_process() {
     assert_eq!(one.ask("look(first + 8, 4)"), "b'\\x00\\x00\\x00\\x00'");
     assert_eq!(truth.used(other.pid(), 0), CONTEXT);
     assert_eq!(other.ask("attribute(address, 17) == pool"), "True");
-    // Nothing new is made in it.
+    // An imported pool cannot allocate.
     assert_eq!(
         other.ask("got(c_uint64, 'cuMemAllocFromPoolAsync', 10, pool, 0)"),
         "'error 1'"
@@ -192,7 +192,7 @@ fn what_a_pool_allocates_is_imported_by_another_process() {
 }
 
 #[test]
-fn only_a_pool_that_was_made_so_is_shared() {
+fn only_pool_created_shareable_is_shared() {
     let mut one = Machine::new().started();
     one.run(
         "plain = got(c_uint64, 'cuMemPoolCreate', pool_properties())
@@ -215,10 +215,10 @@ fn only_a_pool_that_was_made_so_is_shared() {
         "'error 1'"
     );
     assert_eq!(one.ask("exported('cuMemPoolExportPointer', linear)"), "'error 1'");
-    // Memory is no pool.
+    // A handle of memory is not accepted as a pool.
     let import = "got(c_uint64, 'cuMemPoolImportFromShareableHandle', descriptor, POSIX_FD, 0)";
     assert_eq!(one.ask(import), "'error 1'");
-    // Attributes tell what it was made as.
+    // Attributes report the type that the pool was created with.
     let types = "[pool_attribute(pool, 10) for pool in (plain, shared)]";
     assert_eq!(one.ask(types), "[0, 1]");
 }

@@ -1,4 +1,4 @@
-//! Arrays of the simulated driver whose memory comes later.
+//! Tests arrays of the simulated driver whose memory is mapped later.
 
 use simgpu::Held;
 use support::Truth;
@@ -10,7 +10,7 @@ const SPARSE: &str = "0x40";
 const DEFERRED: &str = "0x80";
 
 #[test]
-fn a_sparse_array_is_of_the_memory_its_tiles_are_mapped_onto() {
+fn sparse_array_uses_memory_mapped_to_its_tiles() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -55,7 +55,7 @@ fn a_sparse_array_is_of_the_memory_its_tiles_are_mapped_onto() {
 }
 
 #[test]
-fn what_cannot_be_mapped_is_refused() {
+fn invalid_mapping_is_refused() {
     let mut program = Machine::new().env("SIMGPU_DEVICES", 2).started();
     program.run(&format!(
         "array, plain = array_of(256, 256, flags={SPARSE}), array_of(256, 256)
@@ -89,7 +89,7 @@ fn what_cannot_be_mapped_is_refused() {
 }
 
 #[test]
-fn an_array_with_deferred_mapping_is_of_the_memory_it_is_mapped_onto() {
+fn deferred_mapping_array_uses_its_mapped_memory() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -109,7 +109,7 @@ fn an_array_with_deferred_mapping_is_of_the_memory_it_is_mapped_onto() {
          cu.cuCtxSynchronize()
          cu.cuMemcpyHtoA_v2(array, 0, b'here', 4)",
     );
-    // It is the very memory that is mapped at an address too.
+    // The array uses the same memory that is mapped at an address.
     assert_eq!(program.ask("look(at + 65536, 4)"), "b'here'");
     program.calls(0, "cu.cuMemUnmap(at, 2 * MIB)\ncu.cuMemRelease(handle)");
     program.calls(0, "cu.cuMemcpyAtoH_v2(out, array, 0, 4)");
@@ -125,7 +125,7 @@ fn an_array_with_deferred_mapping_is_of_the_memory_it_is_mapped_onto() {
 }
 
 #[test]
-fn the_small_levels_of_a_sparse_mipmapped_array_are_its_tail() {
+fn small_levels_of_sparse_mipmapped_array_form_its_tail() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());

@@ -1,4 +1,4 @@
-//! The simulated libraries export what NVIDIA's do, by the lists in `data/`.
+//! Tests that the simulated libraries export the same symbols as NVIDIA's, according to the lists in `data/`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use support::artifacts;
 
 use crate::lookups::{Names, lines};
 
-/// The functions that a shared library exports.
+/// Returns the functions that a shared library exports.
 fn exported(library: &Path) -> BTreeSet<String> {
     let output = Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
@@ -32,7 +32,7 @@ fn list(name: &str) -> BTreeSet<String> {
     lines(&format!("tests/data/{name}")).into_iter().collect()
 }
 
-/// Compared as sets of lines, so that a failure shows what differs.
+/// Compares two sets; a failure shows the differences.
 fn assert_same(exported: &BTreeSet<String>, listed: &BTreeSet<String>) {
     let missing: Vec<&String> = listed.difference(exported).collect();
     let strange: Vec<&String> = exported.difference(listed).collect();
@@ -43,25 +43,25 @@ fn assert_same(exported: &BTreeSet<String>, listed: &BTreeSet<String>) {
 }
 
 #[test]
-fn the_simulated_driver_exports_every_symbol_of_the_real_one_and_no_other() {
+fn simulated_driver_exports_exactly_the_real_symbols() {
     let mut listed = list("libcuda-13.5.symbols");
     listed.extend(Names::read().symbols().keys().map(|symbol| (*symbol).to_owned()));
     assert_same(&exported(&artifacts().simgpu().join("libcuda.so.1")), &listed);
 }
 
 #[test]
-fn the_simulated_nvml_exports_every_function_of_the_real_one_and_no_other() {
+fn simulated_nvml_exports_exactly_the_real_functions() {
     let library = artifacts().simgpu().join("libnvidia-ml.so.1");
     assert_same(&exported(&library), &list("libnvidia-ml-12.9.symbols"));
 }
 
 #[test]
-fn the_table_of_names_agrees_with_the_lists_of_symbols() {
+fn table_of_names_matches_lists_of_symbols() {
     let (now, before) = (list("libcuda-13.5.symbols"), list("libcuda-12.8.symbols"));
     let names = Names::read();
     let symbols = names.symbols();
     for (symbol, since) in &symbols {
-        // The lists leave out what other headers than cuda.h declare.
+        // The lists omit functions declared by headers other than cuda.h.
         if now.contains(*symbol) {
             assert_eq!(
                 before.contains(*symbol),

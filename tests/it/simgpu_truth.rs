@@ -1,4 +1,4 @@
-//! What the simulated machine tells of its processes from outside agrees with what they did.
+//! Tests that the usage read from the simulated machine's state matches what its processes did.
 
 use simgpu::Held;
 use support::{Truth, wait_until};
@@ -6,11 +6,11 @@ use support::{Truth, wait_until};
 use crate::simgpu::Machine;
 
 const MIB: u64 = 1 << 20;
-/// What a context costs.
+/// Bytes of a context.
 const CONTEXT: u64 = 64 * MIB;
 
 #[test]
-fn every_kind_of_memory_is_counted_as_what_it_is() {
+fn every_memory_kind_is_counted_by_its_kind() {
     let machine = Machine::new().env("SIMGPU_DEVICES", 2);
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -73,14 +73,14 @@ fn every_kind_of_memory_is_counted_as_what_it_is() {
 }
 
 #[test]
-fn time_is_what_kernels_ran_for() {
+fn usage_time_is_the_kernels_run_time() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
     assert_eq!(truth.usage_usec(program.pid(), 0), 0);
     program.run("spin = kernel('gcgroup_spin')\nfor _ in range(20): ok(launch(spin, 1000))");
     program.calls(0, "cu.cuCtxSynchronize()");
-    // A spin ends by the clock: it may have had the device for less, where it had to begin late.
+    // A spin ends by the clock, so its GPU time is shorter if it begins late.
     let usage = truth.usage_usec(program.pid(), 0);
     assert!((15_000..=20_000).contains(&usage), "{usage} us");
     assert_eq!(truth.nr_launches(program.pid(), 0), 20);
@@ -90,7 +90,7 @@ fn time_is_what_kernels_ran_for() {
 }
 
 #[test]
-fn what_a_context_owned_goes_with_it() {
+fn context_end_releases_its_memory() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());

@@ -1,18 +1,18 @@
-//! The simulated driver in the versions that `SIMGPU_DRIVER` names: what is newer than it is not there.
+//! Tests the driver versions that `SIMGPU_DRIVER` selects: newer functions are absent.
 
 use std::fmt::Write as _;
 
 use crate::lookups::Names;
 use crate::simgpu::{Machine, Program};
 
-/// What `SIMGPU_DRIVER` may be, and the version that the driver tells.
+/// Values of `SIMGPU_DRIVER` with the version that the driver reports.
 const DRIVERS: [(&str, i32); 4] = [("11.8", 11080), ("12.2", 12020), ("12.8", 12080), ("13.5", 13050)];
 
 fn program(driver: &str) -> Program {
     Machine::new().env("SIMGPU_DRIVER", driver).program()
 }
 
-/// A list of strings as Python writes it.
+/// Returns a list of strings in Python syntax.
 fn list<'a>(strings: impl Iterator<Item = &'a str>) -> String {
     let mut text = String::from("[");
     for string in strings {
@@ -23,7 +23,7 @@ fn list<'a>(strings: impl Iterator<Item = &'a str>) -> String {
 }
 
 #[test]
-fn a_driver_tells_its_version() {
+fn driver_reports_its_version() {
     for (driver, version) in DRIVERS {
         let mut program = program(driver);
         assert_eq!(
@@ -35,7 +35,7 @@ fn a_driver_tells_its_version() {
 }
 
 #[test]
-fn an_older_driver_exports_all_but_what_is_newer() {
+fn older_driver_exports_no_newer_symbols() {
     let names = Names::read();
     let symbols = names.symbols();
     let all = list(symbols.keys().copied());
@@ -51,7 +51,7 @@ fn an_older_driver_exports_all_but_what_is_newer() {
 }
 
 #[test]
-fn an_older_driver_is_asked_in_vain_for_what_is_newer() {
+fn older_driver_look_up_of_newer_names_fails() {
     let asked = |driver: &str, name: &str, version: i32| {
         let mut program = program(driver);
         program.run("function, status = c_uint64(), c_int()");
@@ -61,7 +61,7 @@ fn an_older_driver_is_asked_in_vain_for_what_is_newer() {
     };
     let found = || (0, "(True, 0)".to_owned());
     assert_eq!(asked("12.2", "cuMemAlloc", 12020), found());
-    // A name whose first function is newer than the driver is none of the driver's.
+    // A name whose first function is newer than the driver is unknown to the driver.
     assert_eq!(
         asked("12.2", "cuMemcpyBatchAsync", 13000),
         (0, "(False, 1)".to_owned())
@@ -71,13 +71,13 @@ fn an_older_driver_is_asked_in_vain_for_what_is_newer() {
         asked("12.8", "cuMemcpyBatchAsync", 12020),
         (0, "(False, 2)".to_owned())
     );
-    // Before CUDA 13 a program might ask for what is newer than the driver; since then that is invalid.
+    // Drivers before CUDA 13 accept a version newer than the driver; later ones reject it.
     assert_eq!(asked("12.8", "cuMemAlloc", 13050), found());
     assert_eq!(asked("13.5", "cuMemAlloc", 13060).0, 1);
 }
 
 #[test]
-fn the_oldest_driver_has_only_the_older_look_up() {
+fn oldest_driver_has_only_the_older_look_up() {
     let mut program = program("11.8");
     assert_eq!(program.ask("cu.has('cuGetProcAddress_v2')"), "False");
     program.run("function = c_uint64()");

@@ -1,5 +1,5 @@
-//! Virtual memory of the simulated driver: where memory is, what is known of an address, and other memory at
-//! the same address later.
+//! Tests virtual memory of the simulated driver: locations, attributes of addresses, and remapping an
+//! address.
 
 use simgpu::Held;
 use support::Truth;
@@ -9,7 +9,7 @@ use crate::simgpu::Machine;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn memory_on_the_host_takes_none_of_the_device_and_kernels_and_copies_work_on_it() {
+fn host_memory_uses_no_device_memory_and_works_in_kernels() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -20,7 +20,7 @@ fn memory_on_the_host_takes_none_of_the_device_and_kernels_and_copies_work_on_it
         ));
         assert_eq!(truth.used(program.pid(), 0), before, "{name}");
         assert_eq!(truth.held(program.pid(), 0, Held::HostPhysical), 2 * MIB);
-        // The host reads and writes it where the device does.
+        // The host reads and writes the memory at the device's address.
         program.run("put(address, b'driver')");
         assert_eq!(program.ask("bytes_at(address, 6)"), "b'driver'");
         program.run("_ = ctypes.memmove(address + MIB, b'program', 7)");
@@ -44,7 +44,7 @@ fn memory_on_the_host_takes_none_of_the_device_and_kernels_and_copies_work_on_it
 }
 
 #[test]
-fn memory_is_made_where_it_may_be_and_nowhere_else() {
+fn memory_is_created_only_at_valid_locations() {
     let mut program = Machine::new().started();
     for (properties, size, error) in [
         ("properties(HOST_NUMA_CURRENT)", "2 * MIB", 1),
@@ -62,7 +62,7 @@ fn memory_is_made_where_it_may_be_and_nowhere_else() {
         assert_eq!(program.ask(&call), format!("'error {error}'"), "{call}");
     }
     program.run("there, handle = map_new(2 * MIB)");
-    // The host has no way to memory of the device.
+    // The host cannot access memory of the device.
     program.run("access = (Access * 1)(Access(place(HOST), 3))");
     program.calls(1, "cu.cuMemSetAccess(there, 2 * MIB, access, 1)");
 }
@@ -80,7 +80,7 @@ fn each_location_has_its_own_access() {
 }
 
 #[test]
-fn what_is_known_of_mapped_and_reserved_addresses() {
+fn attributes_of_mapped_and_reserved_addresses_are_right() {
     let mut program = Machine::new().started();
     program.run(
         "base = got(c_uint64, 'cuMemAddressReserve', 8 * MIB, 0, 0, 0)
@@ -99,20 +99,20 @@ fn what_is_known_of_mapped_and_reserved_addresses() {
         program.ask("[attribute(inside, 11) - base, attribute(inside, 12), attribute(inside, 19) - base, attribute(inside, 18)]"),
         format!("[0, {}, {}, {}]", 8 * MIB, 2 * MIB, 2 * MIB)
     );
-    // Only the reservation is known where nothing is mapped.
+    // Where no memory is mapped, only the reservation is known.
     assert_eq!(
         program.ask("[attribute(base, n) for n in (2, 12, 13)]"),
         format!("['error 1', {}, 0]", 8 * MIB)
     );
     program.calls(500, "cu.cuMemGetAddressRange_v2(start, size, base)");
-    // The same physical memory twice is known to be the same.
+    // Two mappings of the same physical memory are recognised as such.
     program.run("ok(cu.cuMemMap(base, 2 * MIB, 0, handle, 0))");
     assert_eq!(program.ask("attribute(base, 20) == attribute(at, 20)"), "True");
     assert_eq!(program.ask("attribute(base, 7) == attribute(at, 7)"), "False");
 }
 
 #[test]
-fn a_handle_lives_until_it_is_released_and_unmapped() {
+fn handle_lives_until_released_and_unmapped() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -136,9 +136,9 @@ fn a_handle_lives_until_it_is_released_and_unmapped() {
     program.calls(0, "cu.cuMemAddressFree(at, 4 * MIB)");
 }
 
-/// What swapping does: the bytes go to the host and back, the address stays.
+/// Tests the steps of a swap: the bytes move to the host and back, and the address stays the same.
 #[test]
-fn a_graph_replays_right_after_other_memory_has_come_to_its_addresses() {
+fn graph_replays_correctly_after_remapping_its_memory() {
     let machine = Machine::new();
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -170,7 +170,7 @@ fn a_graph_replays_right_after_other_memory_has_come_to_its_addresses() {
          ok(cu.cuMemRelease(handle))",
     );
     assert_eq!(truth.held(pid, 0, Held::Physical), full - 4 * MIB);
-    // Nothing is there: a launch that touches it would be a fault, so none is made.
+    // No memory is mapped here, and a launch that touches the address would fault, so none is made.
     program.run(
         "same, handle = map_new(4 * MIB, at=at)
          ok(cu.cuMemcpyDtoD_v2(at, away, 4 * MIB))
@@ -182,7 +182,7 @@ fn a_graph_replays_right_after_other_memory_has_come_to_its_addresses() {
         program.ask("int.from_bytes(look(out, 8), 'little') == 2 * once"),
         "True"
     );
-    // Elsewhere on the host it replays too.
+    // With its memory elsewhere on the host, the graph replays, too.
     program.run(
         "ok(cu.cuMemUnmap(at, 4 * MIB))
          ok(cu.cuMemUnmap(away, 4 * MIB))
@@ -198,7 +198,7 @@ fn a_graph_replays_right_after_other_memory_has_come_to_its_addresses() {
 }
 
 #[test]
-fn copies_between_host_and_device_take_the_time_of_their_bytes() {
+fn copy_time_between_host_and_device_follows_bytes() {
     let machine = Machine::new().env("SIMGPU_HOST_BANDWIDTH", "1G");
     let mut program = machine.started();
     let truth = Truth::of(machine.directory());
@@ -228,6 +228,6 @@ fn copies_between_host_and_device_take_the_time_of_their_bytes() {
         let between: f64 = between.parse().unwrap();
         assert!(between >= 15.6, "{copy}: {between} ms");
     }
-    // Kernels had nothing to do.
+    // No kernel has done any work.
     assert_eq!(truth.usage_usec(pid, 0), 0);
 }

@@ -1,4 +1,4 @@
-//! Threads with small stacks: the hook uses at most 8 KiB of a caller's, whichever call is the process's
+//! Tests threads with small stacks: the hook uses at most 8 KiB of a caller's stack, whichever call comes
 //! first.
 
 use std::collections::BTreeMap;
@@ -13,19 +13,19 @@ use tempfile::TempDir;
 use crate::driver::{Dir, DriverShell, driver_shell};
 use crate::odd_times::hooked;
 
-/// The least that pthread_attr_setstack(3) takes, bytes: the thread's own data and its thread-local storage
-/// come off.
+/// Smallest size in bytes that pthread_attr_setstack(3) accepts; it includes thread data and thread-local
+/// storage.
 const LEAST: usize = 16 << 10;
-/// More than any call uses, bytes.
+/// Stack size in bytes that suffices for any call.
 const AMPLE: usize = 1 << 20;
-/// What the hook may use of a caller's stack, bytes. Promised of release builds, and true of debug builds.
+/// Most bytes of a caller's stack that the hook may use. Promised for release builds, and also true for debug
+/// builds.
 const MOST: usize = 8 << 10;
 
-/// The code that a function answered, and the bytes of the stack that were used; or what else came of it.
+/// Result code of a function and the bytes of stack used, or another outcome as text.
 type Called = Result<(i32, usize), String>;
 
-/// Calls each of `names` in a process of its own, on a thread with a stack of `size` bytes, as
-/// `small_stack.c` says.
+/// Calls each of `names` in its own process, on a thread with a stack of `size` bytes, with `small_stack.c`.
 fn called(mut command: Command, when: &str, size: usize, names: &[String]) -> BTreeMap<String, Called> {
     let mut child = command
         .arg(when)
@@ -55,7 +55,7 @@ fn program() -> PathBuf {
     c_program("small_stack.c", &["-pthread", "-ldl"])
 }
 
-/// A directory with a driver that needs next to no stack.
+/// Returns a directory with a driver that needs almost no stack.
 pub fn small_driver() -> TempDir {
     let library = c_program(
         "small_driver.c",
@@ -66,8 +66,8 @@ pub fn small_driver() -> TempDir {
     directory
 }
 
-/// Compares governed calls with bare ones: on the least stack the answers, where the driver itself gets along
-/// with it, and on an ample one what is used.
+/// Compares governed with bare calls: the answers on the smallest stack, if the driver itself works on it,
+/// and the stack usage on an ample stack.
 #[track_caller]
 fn little_is_used(when: &str, names: &[String]) {
     let mount = Mount::new();
@@ -107,7 +107,7 @@ fn allocations_and_launches_use_little_stack() {
     little_is_used("work", &["work".to_owned()]);
 }
 
-/// The simulated driver's own cuInit needs more than the least stack.
+/// Uses a small driver, because the simulated driver's cuInit needs more than the smallest stack.
 #[test]
 fn first_cu_init_on_16_kib_registers() {
     let (mount, driver) = (Mount::new(), small_driver());
@@ -126,7 +126,7 @@ fn first_cu_init_on_16_kib_registers() {
     ] {
         let run = |size| {
             let mut command = mount.command(&program);
-            // Then cuInit succeeds if the process is governed, and only then.
+            // With this variable cuInit succeeds only if the process is governed.
             command
                 .env("LD_LIBRARY_PATH", driver.path())
                 .env("GCGROUP_REQUIRED", "1");

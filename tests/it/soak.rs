@@ -1,7 +1,7 @@
-//! Two hundred programs that come, use the GPUs, and go by themselves or by kill -9, for minutes; programs
-//! whose memory moves and is compared; people who write whatever they like; a daemon that is killed every
-//! twenty seconds (`GCGROUP_SOAK_LIFE` says how many); the faults of `soak/faults.rs`. In the end everything
-//! adds up and nothing is left. scripts/soak.sh says for how long.
+//! Soak test, minutes long. 200 programs start, use the GPUs, and exit or are killed; the memory of other
+//! programs moves and is verified; simulated users write arbitrary values; the daemon is killed every 20
+//! seconds (`GCGROUP_SOAK_LIFE`); the faults of `soak/faults.rs` are injected. In the end all sums are
+//! correct and nothing is left. scripts/soak.sh sets the duration.
 
 mod directories;
 mod faults;
@@ -34,24 +34,24 @@ use people::Person;
 use program::Program;
 use random::Random;
 
-/// Programs at a time.
+/// Number of concurrent programs.
 const PROGRAMS: usize = 200;
-/// The GPUs that they share.
+/// Number of shared GPUs.
 const GPUS: usize = 2;
-/// People who read and write.
+/// Number of simulated users that read and write.
 const PEOPLE: u64 = 4;
-/// Programs at a time whose memory moves.
+/// Number of concurrent programs whose memory moves.
 const MOVERS: u64 = 6;
-/// Room of the filesystem of the state directory, KiB: for a file of all processes and a compacted copy.
+/// Size in KiB of the state directory's file system: the journal of all processes and a compacted copy.
 const STATE_KILOBYTES: u32 = 16 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Daemon {
-    /// Followed by the next at once; no open file notices.
+    /// A successor follows at once; open files are unaffected.
     Supervised,
-    /// Killed, and started again by hand.
+    /// The test kills the daemon and starts it again.
     Restarted,
-    /// Left alone, to see what it costs in the long run.
+    /// The daemon keeps running, to observe its resource usage over time.
     Kept,
 }
 
@@ -82,12 +82,12 @@ fn duration() -> Duration {
     seconds("GCGROUP_SOAK_SECONDS", 60)
 }
 
-/// The life of a daemon.
+/// Returns the time after which a daemon is killed.
 fn life() -> Duration {
     seconds("GCGROUP_SOAK_LIFE", 20)
 }
 
-/// Everything at once.
+/// State of a running soak test.
 struct Soak {
     mount: Mount,
     daemon: Daemon,
@@ -97,7 +97,7 @@ struct Soak {
     nr_killed: u64,
     nr_kills: u64,
     faults: Faults,
-    /// Kilobytes of each daemon, at the end of its life.
+    /// Resident KiB of each daemon at the end of its life.
     resident: Vec<f64>,
 }
 
@@ -120,7 +120,7 @@ fn soak(daemon: Daemon) {
         faults: Faults::default(),
         resident: Vec::new(),
     };
-    // A fault fills the state directory, so it has a small filesystem of its own.
+    // A fault fills the state directory, so it gets a small file system of its own.
     soak.mount.stop();
     let _small = Over::small(&soak.mount, STATE_KILOBYTES);
     soak.mount.restart();
@@ -196,7 +196,7 @@ impl Soak {
         }
     }
 
-    /// Once everything that starts when it is first needed has been.
+    /// Returns the daemon's holdings after everything that starts on first use has started.
     fn holdings_of_an_idle_daemon(&mut self) -> Holdings {
         let mut program = Program::start(&self.mount, &mut self.random);
         program.load.expect("ready");
@@ -230,7 +230,7 @@ impl Soak {
             self.end_some();
             self.inject();
             if Instant::now() >= next_kill {
-                // A daemon that is killed while its disk is full loses what it could not store.
+                // A daemon killed while its disk is full loses settings that it could not store.
                 self.faults.undo();
                 self.note_resident();
                 self.kill_daemon();
@@ -243,7 +243,7 @@ impl Soak {
     }
 
     fn note_resident(&mut self) {
-        // The last may have been killed just now.
+        // The last daemon may have been killed just now.
         let kilobytes = support::wait_for("a daemon that is alive", || resident(self.pid()));
         self.resident.push(kilobytes);
     }

@@ -1,4 +1,4 @@
-//! What is counted, and that it is true.
+//! Tests that statistics count correctly.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use support::{Config, Governed, Mount, artifacts, wait_until};
 use crate::contended::batch;
 use crate::driver::{Dir, DriverShell};
 
-/// Submitted, ended, pending, all of one moment.
+/// Returns the submitted, ended and pending kernels from one read.
 fn kernels(dir: &Dir<'_>) -> [u64; 3] {
     let text = dir.read("gcgroup.stat");
     let mut numbers = text
@@ -22,7 +22,7 @@ fn kernels_end_without_the_program_waiting_for_them() {
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
     for round in 1..=5 {
-        // Nothing but the launches: no call of the program's tells that they have ended.
+        // The program only launches; no later call of it reports that the kernels have ended.
         assert_eq!(shell.ask("spin 100 20"), "ok");
         wait_until("none is pending", || {
             let [submitted, _, pending] = kernels(&dir);
@@ -35,7 +35,7 @@ fn kernels_end_without_the_program_waiting_for_them() {
 }
 
 #[test]
-fn a_program_that_waits_has_none_pending_at_once() {
+fn synchronising_program_has_no_pending_kernels_at_once() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -54,7 +54,7 @@ fn kernels_are_pending_while_they_run() {
     assert_eq!(shell.ask("spin 20000 30"), "ok");
     let mut most = 0;
     wait_until("none is pending", || {
-        // First what has not ended by then, then what is said to have.
+        // Queries the driver before it reads the file.
         let is_idle = shell.ask("query") == "ok";
         let [submitted, ended, pending] = kernels(&dir);
         assert_eq!((submitted, ended + pending), (30, 30));
@@ -65,7 +65,7 @@ fn kernels_are_pending_while_they_run() {
 }
 
 #[test]
-fn a_graph_is_one_submission_of_as_many_kernels_as_it_has() {
+fn graph_launch_counts_once_with_all_its_kernels() {
     let mount = Mount::new();
     let mut command = mount.command(artifacts().load());
     command.args([
@@ -93,7 +93,7 @@ fn a_graph_is_one_submission_of_as_many_kernels_as_it_has() {
 }
 
 #[test]
-fn what_a_freeze_holds_back_is_counted_for_as_long_as_it_is() {
+fn time_of_held_calls_is_counted_during_and_after_a_freeze() {
     let mount = Mount::new();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -118,7 +118,7 @@ fn what_a_freeze_holds_back_is_counted_for_as_long_as_it_is() {
 }
 
 #[test]
-fn who_waits_in_vain_lets_a_batch_through_and_that_is_counted() {
+fn expired_patience_passes_a_batch_and_is_counted() {
     let settings = tempfile::NamedTempFile::new().expect("a file");
     let text = "[compute]\npolicy = \"strict\"\nstarvation_usec = 0\npatience_usec = 25_000\n";
     std::fs::write(settings.path(), text).expect("it is ours");

@@ -1,5 +1,5 @@
-//! kill -9 of the daemon while the kernel forgets names for it: it locks directories for that, and so do
-//! those who make and remove directories and wait for the daemon's answer.
+//! Tests SIGKILL of the daemon while it invalidates directory entries. The kernel locks directories for that,
+//! as do processes that create and remove directories while they wait for the daemon.
 
 use std::fs;
 use std::path::Path;
@@ -16,14 +16,14 @@ use crate::driver::DriverShell;
 use crate::soak::random::Random;
 use crate::supervise::End;
 
-/// How long it goes on. Where the daemon writes to the kernel itself, it hangs after a sixth of this.
+/// Duration. A daemon that writes to the kernel itself hangs within a sixth of it.
 const LENGTH: Duration = Duration::from_secs(12);
-/// People who make and remove groups.
+/// Number of threads that create and remove groups.
 const PEOPLE: u64 = 4;
-/// Rows of processes, each of which lives for milliseconds.
+/// Number of threads that run short processes one after another.
 const ROWS: u64 = 3;
 
-/// The process that writes to the kernel for the daemon.
+/// Returns the pid of the process that sends invalidations to the kernel for the daemon.
 fn writer(daemon: Pid) -> Option<Pid> {
     support::helper(daemon, "forget")
 }
@@ -39,7 +39,7 @@ fn is_listed(point: &Path) -> bool {
         .any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == point))
 }
 
-/// Makes, removes and looks for groups. Often enough there is no daemon.
+/// Creates, removes and looks up groups, often without a daemon.
 fn groups_come_and_go(root: &Path, mut random: Random, over: &AtomicBool) {
     while !over.load(Relaxed) {
         let group = root.join(format!("group{}", random.below(4)));
@@ -55,7 +55,7 @@ fn groups_come_and_go(root: &Path, mut random: Random, over: &AtomicBool) {
     }
 }
 
-/// Processes are governed and end, one after another.
+/// Runs short governed processes one after another.
 fn processes_come_and_go(command: impl Fn() -> Command, over: &AtomicBool) {
     while !over.load(Relaxed) {
         let mut program = Governed::spawn(command());
@@ -64,7 +64,7 @@ fn processes_come_and_go(command: impl Fn() -> Command, over: &AtomicBool) {
     }
 }
 
-/// What goes on while daemons end.
+/// Runs `meanwhile` while groups and processes come and go.
 fn bustle<T>(mount: &mut Mount, meanwhile: impl FnOnce(&mut Mount) -> T) -> T {
     let over = AtomicBool::new(false);
     let root = mount.path();
@@ -102,13 +102,13 @@ fn bustle<T>(mount: &mut Mount, meanwhile: impl FnOnce(&mut Mount) -> T) -> T {
 }
 
 #[test]
-fn a_killed_daemon_ends_whatever_the_kernel_is_forgetting() {
+fn killed_daemon_ends_during_invalidations() {
     let mut mount = Mount::new();
     let writers = bustle(&mut mount, |mount| {
         let (end, mut random) = (Instant::now() + LENGTH, Random::of(9));
         let mut writers = Vec::new();
         while Instant::now() < end {
-            // At any moment.
+            // At a random moment.
             thread::sleep(Duration::from_millis(100 + random.below(150) as u64));
             writers.extend(mount.daemon().and_then(writer));
             mount.kill9();
@@ -124,7 +124,7 @@ fn a_killed_daemon_ends_whatever_the_kernel_is_forgetting() {
 }
 
 #[test]
-fn so_does_a_supervisor_with_its_daemon() {
+fn killed_supervisor_and_daemon_end_during_invalidations() {
     let mut mount = Mount::with(Config::default().arg("--supervise"));
     let kills = bustle(&mut mount, |mount| {
         let (end, mut random) = (Instant::now() + LENGTH, Random::of(11));
@@ -153,7 +153,7 @@ fn so_does_a_supervisor_with_its_daemon() {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_end_leaves_nothing_behind_in_the_midst_of_things() {
+fn terminated_daemon_leaves_nothing_during_changes() {
     let mut mount = Mount::new();
     bustle(&mut mount, |mount| {
         for _ in 0..8 {
@@ -168,7 +168,7 @@ fn a_daemon_that_is_told_to_end_leaves_nothing_behind_in_the_midst_of_things() {
 }
 
 #[test]
-fn what_has_gone_is_forgotten_whoever_kills_the_writer() {
+fn removed_entries_are_invalidated_despite_writer_kills() {
     let mount = Mount::new();
     let daemon = mount.daemon().expect("it runs");
     for _ in 0..5 {

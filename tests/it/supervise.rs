@@ -1,4 +1,4 @@
-//! `gcgroupfs mount --supervise`: the daemon is killed again and again, and nobody's read fails.
+//! Tests `gcgroupfs mount --supervise`: the daemon is killed repeatedly, and no read fails.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};
@@ -17,7 +17,7 @@ fn supervised() -> Mount {
     Mount::with(Config::default().arg("--supervise"))
 }
 
-/// The daemon that the supervisor has started, and not the helper that writes to the kernel.
+/// Returns the pid of the supervised daemon, not of the helper that writes to the kernel.
 pub fn daemon(mount: &Mount) -> Option<Pid> {
     let supervisor = mount.daemon().expect("it runs");
     let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
@@ -40,7 +40,7 @@ pub fn kill9(mount: &Mount) {
     });
 }
 
-/// Tells the others to stop, also when the test has failed.
+/// Sets a flag when dropped, also after a panic, so that other threads stop.
 pub struct End<'a>(pub &'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -49,7 +49,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// Reads on, in every way, until told to stop; gives how often.
+/// Reads files in every way until `over` is set; counts the reads.
 fn read_on(mount: &Mount, pid: i32, over: &AtomicBool, nr_reads: &AtomicU64) {
     let dir = mount.path().join(pid.to_string());
     let mut open = File::open(dir.join("memory.limit")).expect("opens");
@@ -69,7 +69,7 @@ fn read_on(mount: &Mount, pid: i32, over: &AtomicBool, nr_reads: &AtomicU64) {
             .map(|entry| entry.expect("an entry").file_name());
         assert!(listed.filter(|name| name == "memory.limit").count() == 1);
         assert!(fs::metadata(dir.join("0")).expect("is there").is_dir());
-        // What is not there must not seem to be, either.
+        // A directory that does not exist must not appear to exist.
         assert!(!dir.join("1").exists());
         nr_reads.fetch_add(1, Relaxed);
     }
@@ -109,7 +109,7 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
             }
         });
         for _ in 0..KILLS {
-            // Once everybody has got on since the last time.
+            // Waits until each reader and writer has made progress.
             let (reads, writes) = (nr_reads.load(Relaxed), nr_writes.load(Relaxed));
             wait_until("readers and writers get on", || {
                 nr_reads.load(Relaxed) >= reads + 8 && nr_writes.load(Relaxed) > writes
@@ -128,7 +128,7 @@ fn no_read_and_no_write_fails_over_thirty_kills() {
 }
 
 #[test]
-fn groups_are_made_moved_into_and_removed_over_kills_as_if_there_were_none() {
+fn group_operations_succeed_over_daemon_kills() {
     const KILLS: u64 = 12;
     let mount = supervised();
     let shell = DriverShell::start(&mount);
@@ -163,7 +163,7 @@ fn groups_are_made_moved_into_and_removed_over_kills_as_if_there_were_none() {
 }
 
 #[test]
-fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
+fn file_identity_survives_kills_and_dead_files_are_gone() {
     let mount = supervised();
     let (stays, dies) = (DriverShell::start(&mount), DriverShell::start(&mount));
     let dir = Dir::of(&mount, stays.pid());
@@ -172,7 +172,7 @@ fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
     let ino = |path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("is there"));
     let before = ino(dir.path().join("memory.current"));
     let before_kill = daemon(&mount).expect("it runs");
-    // The process ends while there is no daemon: it is stopped from being followed for as long.
+    // The process exits while no daemon runs; the supervisor is stopped so that it starts none.
     let supervisor = mount.daemon().expect("it runs");
     stop(supervisor);
     kill(before_kill, Signal::SIGKILL).expect("it runs");
@@ -189,7 +189,7 @@ fn a_file_stays_the_same_file_and_a_dead_one_is_gone() {
     assert_eq!(governed_pids(&mount), [stays.pid()]);
 }
 
-/// Sleeps until the file has changed. (Unlike poll(2), it does not look once more in the end.)
+/// Returns an epoll descriptor for a file. Unlike poll(2), epoll does not check again at the end of the wait.
 fn watch(file: &File) -> Epoll {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("there is room");
     epoll
@@ -198,7 +198,7 @@ fn watch(file: &File) -> Epoll {
     epoll
 }
 
-/// Sleeps until it says that all work has drained.
+/// Sleeps until the file reports that all work has drained.
 #[track_caller]
 fn sleep_until_frozen(epoll: &Epoll, mut file: &File) {
     let deadline = EpollTimeout::try_from(DEADLINE).expect("fits");
@@ -213,7 +213,7 @@ fn sleep_until_frozen(epoll: &Epoll, mut file: &File) {
 }
 
 #[test]
-fn who_was_asleep_is_woken_by_the_next_daemon() {
+fn sleeping_poller_is_woken_by_the_next_daemon() {
     let mount = supervised();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -231,7 +231,7 @@ fn who_was_asleep_is_woken_by_the_next_daemon() {
 }
 
 #[test]
-fn what_others_open_and_close_after_a_kill_is_not_what_was_open_before() {
+fn files_opened_after_a_kill_do_not_affect_earlier_ones() {
     let mount = supervised();
     let shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -243,14 +243,14 @@ fn what_others_open_and_close_after_a_kill_is_not_what_was_open_before() {
     open_text(&mut events);
     let epoll = watch(&events);
     drop(others);
-    // Answered after those have been closed.
+    // Answered after the earlier files were closed.
     dir.read("gcgroup.events");
     dir.write("compute.freeze", 1);
     sleep_until_frozen(&epoll, &events);
 }
 
 #[test]
-fn a_program_that_is_executed_meanwhile_is_another_directory() {
+fn program_executed_during_restart_keeps_its_settings() {
     let mount = supervised();
     let mut shell = DriverShell::start(&mount);
     let dir = Dir::of(&mount, shell.pid());
@@ -263,7 +263,7 @@ fn a_program_that_is_executed_meanwhile_is_another_directory() {
         dir.path().join("memory.limit").exists()
     });
     assert_eq!(dir.number("memory.limit"), 1 << 20, "with its settings");
-    // Whether the process had the new program when the daemon looked decides which it is.
+    // The result depends on whether the process already had the new program when the daemon looked.
     let mut text = [0; 32];
     if let Err(error) = before.read(&mut text) {
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
@@ -271,7 +271,7 @@ fn a_program_that_is_executed_meanwhile_is_another_directory() {
 }
 
 #[test]
-fn it_ends_as_it_is_told_and_leaves_nothing() {
+fn supervisor_ends_on_request_and_leaves_nothing() {
     let mut mount = supervised();
     let shell = DriverShell::start(&mount);
     let held = File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("opens");
@@ -286,7 +286,7 @@ fn it_ends_as_it_is_told_and_leaves_nothing() {
     assert!(!socket.exists());
     wait_until("the daemon too", || kill(last, None).is_err());
     drop(held);
-    // Unmounted by somebody else, it ends by itself.
+    // If another process unmounts the mount, the daemon exits by itself.
     let mount = supervised();
     wait_until("it is unmounted", || {
         umount2(&mount.path(), MntFlags::empty()).is_ok()
@@ -299,7 +299,7 @@ fn it_ends_as_it_is_told_and_leaves_nothing() {
 }
 
 #[test]
-fn a_supervisor_that_is_killed_takes_the_daemon_along_and_is_followed() {
+fn killed_supervisor_ends_its_daemon_and_is_followed() {
     let mut mount = supervised();
     let shell = DriverShell::start(&mount);
     let last = daemon(&mount).expect("it runs");
@@ -319,7 +319,7 @@ fn a_supervisor_that_is_killed_takes_the_daemon_along_and_is_followed() {
 }
 
 #[test]
-fn who_reads_on_after_a_kill_is_not_given_the_tail_of_another_text() {
+fn read_continued_after_a_kill_mixes_no_texts() {
     let mount = supervised();
     let mut shell = DriverShell::start(&mount);
     let mut file = File::open(Dir::of(&mount, shell.pid()).path().join("memory.current")).expect("opens");
@@ -337,7 +337,7 @@ fn who_reads_on_after_a_kill_is_not_given_the_tail_of_another_text() {
 }
 
 #[test]
-fn a_configuration_that_has_been_spoilt_ends_no_daemon_that_follows() {
+fn invalid_configuration_does_not_end_a_successor() {
     let settings = tempfile::NamedTempFile::new().expect("a file");
     let write = |text: &str| fs::write(settings.path(), text).expect("it is ours");
     write("[compute]\npolicy = \"strict\"\n");
@@ -361,9 +361,9 @@ fn a_configuration_that_has_been_spoilt_ends_no_daemon_that_follows() {
     assert_eq!(policy(), "weighted");
 }
 
-/// The service is started so whatever the kernel is.
+/// Tests that the supervised service also starts on an older kernel.
 #[test]
-fn under_a_kernel_that_cannot_do_it_the_daemon_goes_on_by_itself() {
+fn older_kernel_runs_the_daemon_without_supervision() {
     let shim = c_program("older_fuse.c", &["-shared", "-fPIC", "-ldl"]);
     let config = Config::default().arg("--supervise");
     let mut mount = Mount::with(config.env("LD_PRELOAD", shim.display()));

@@ -1,5 +1,5 @@
-//! Limits of groups while the daemon is killed again and again under a supervisor: they hold to the byte, and
-//! who is within them is refused nothing.
+//! Tests group limits while a supervised daemon is killed repeatedly: they hold to the byte, and allocations
+//! within them are not refused.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -13,17 +13,17 @@ use crate::supervise::{End, kill9};
 
 const MIB: u64 = 1 << 20;
 const KILLS: usize = 30;
-/// Blocks that a process of `shuffle` holds at most.
+/// Most blocks that a process of `shuffle` holds.
 const HELD: u64 = 8;
 const LIMIT: u64 = 96 * MIB;
-/// Well below what a process waits for a daemon before it is refused.
+/// Well below the time that a process waits for a daemon before a refusal.
 const SOON: Duration = Duration::from_secs(4);
 
-/// A group with a GPU to itself and three processes.
+/// A group of three processes with a GPU of its own.
 struct Team {
     name: &'static str,
     gpu: usize,
-    /// Bytes of the largest blocks.
+    /// Largest block size in bytes.
     most: u64,
     shells: Vec<DriverShell>,
 }
@@ -48,7 +48,7 @@ impl Team {
     }
 }
 
-/// What processes of one group have been answered.
+/// Counts of the answers to processes of one group.
 #[derive(Default)]
 struct Answers {
     nr_rounds: AtomicU64,
@@ -70,8 +70,7 @@ fn shuffle(shell: &mut DriverShell, most: u64, over: &AtomicBool, answers: &Answ
     }
 }
 
-/// `memory.current`, by one read(2): whoever reads on after a kill is given the rest of what the file shows
-/// by then.
+/// Returns `memory.current` from a single read(2): a second read after a kill would continue in the new text.
 fn at_once(mount: &Mount, directory: &str) -> u64 {
     let mut text = [0; 32];
     let mut file = File::open(mount.file(directory, "memory.current")).expect("opens");
@@ -82,9 +81,8 @@ fn at_once(mount: &Mount, directory: &str) -> u64 {
         .unwrap_or_else(|_| panic!("no number: {text:?}"))
 }
 
-/// Reads what there is of a team, and what is really in use, until told to stop.
-///
-/// Gives the most that was in use.
+/// Reads the files of a team and the usage in the simulated GPU until told to stop. Returns the highest
+/// usage.
 fn watch(mount: &Mount, team: (&str, usize, &[i32]), over: &AtomicBool, nr_reads: &AtomicU64) -> u64 {
     let ((name, gpu, pids), truth) = (team, Truth::of(&mount.simgpu_dir()));
     let mut highest = 0;
@@ -110,10 +108,10 @@ fn watch(mount: &Mount, team: (&str, usize, &[i32]), over: &AtomicBool, nr_reads
 }
 
 #[test]
-fn limits_of_groups_hold_over_kills_and_who_is_within_them_is_refused_nothing() {
+fn group_limits_hold_over_kills_without_false_refusals() {
     let mount = Mount::with(Config::default().arg("--supervise").env("SIMGPU_DEVICES", 2));
-    // All that three processes may hold at once fits, but nobody is granted it beforehand; and more than
-    // fits.
+    // In the first team everything that three processes may hold fits, although no memory is granted in
+    // advance; in the second it does not fit.
     let mut teams = [
         Team::new(&mount, "roomy", 0, LIMIT / 3 / HELD),
         Team::new(&mount, "crowded", 1, LIMIT / 8),
@@ -142,7 +140,7 @@ fn limits_of_groups_hold_over_kills_and_who_is_within_them_is_refused_nothing() 
         };
         for number in 0..KILLS {
             let ([roomy, crowded], reads) = counts();
-            // Every third follows at once, while processes are coming back.
+            // Every third kill follows at once, while processes are registering again.
             wait_until("everybody gets on", || {
                 let ([roomy_now, crowded_now], reads_now) = counts();
                 number % 3 == 2
@@ -162,7 +160,7 @@ fn limits_of_groups_hold_over_kills_and_who_is_within_them_is_refused_nothing() 
     let [roomy, crowded] = answers.map(|answers| answers.nr_refused.into_inner());
     eprintln!("refused {roomy} and {crowded}; the longest restart {longest:?}");
     assert!(crowded > 0, "it was crowded");
-    // Two that follow each other count as one.
+    // Two consecutive kills count as one interruption.
     if 2 * longest < SOON {
         assert_eq!(
             roomy, 0,

@@ -1,5 +1,5 @@
-//! A supervised daemon that has too little memory each time it starts: it is followed later and later, this
-//! is told, and the first one that has enough serves.
+//! Tests a supervised daemon that has too little memory each time it starts: the pauses between starts grow,
+//! the log reports them, and the first daemon with enough memory serves.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::cgroup::Cgroup;
 use crate::driver::{Dir, DriverShell};
 use crate::supervise::daemon;
 
-/// Milliseconds of the pauses that the log tells of, in their order.
+/// Returns the pauses in milliseconds that the log reports, in order.
 fn pauses(log: &str) -> Vec<f64> {
     let pauses = log.lines().filter_map(|line| {
         line.split_once("starting another in ")?
@@ -28,7 +28,7 @@ fn pauses(log: &str) -> Vec<f64> {
         .collect()
 }
 
-/// Has daemons start with too little memory, as `how` says, for so long that they are seconds apart.
+/// Starts daemons with too little memory, in the way `how`, until the pauses are seconds long.
 fn starve(how: &str, told: &str) {
     let shim = c_program("starve.c", &["-shared", "-fPIC"]);
     let file = tempfile::NamedTempFile::new().expect("a file");
@@ -50,7 +50,7 @@ fn starve(how: &str, told: &str) {
     assert!(pauses.len() < 16, "{pauses:?}");
     assert!(log.contains(told), "{log}");
     assert!(!log.contains("given up"), "{log}");
-    // Enough, and the next one is started at once.
+    // With enough memory and a SIGHUP, the next daemon starts at once.
     fs::write(file.path(), "").expect("it is ours");
     kill(supervisor, Signal::SIGHUP).expect("it runs");
     assert_eq!(dir.number("memory.limit"), 7 << 20);
@@ -71,11 +71,11 @@ fn daemon_killed_for_memory_at_every_start_is_followed_later() {
     );
 }
 
-/// A cgroup whose processes can start no others, while it lives.
+/// A cgroup whose processes cannot create others, until dropped.
 struct Alone(PathBuf);
 
 impl Alone {
-    /// `None` where the machine has no pids controller that we may use. Of version 1, or of version 2.
+    /// Creates a cgroup of version 1 or 2. Returns `None` if no usable pids controller exists.
     fn new() -> Option<Self> {
         for root in ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"] {
             let root = Path::new(root);

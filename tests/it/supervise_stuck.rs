@@ -1,5 +1,5 @@
-//! A supervised daemon that cannot answer, nor end when it is killed, as when a thread of it waits in a
-//! driver that hangs.
+//! Tests a supervised daemon that can neither answer nor die, as when one of its threads waits in a hanging
+//! driver.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use support::{Config, Mount, wait_until};
 use crate::driver::{Dir, DriverShell};
 use crate::supervise::daemon;
 
-/// A freezer of cgroup version 1: what is in it does nothing, and does not die either, until this is dropped.
+/// A freezer cgroup of version 1: until dropped, its processes neither run nor die.
 struct Freezer(PathBuf);
 
 impl Freezer {
@@ -30,7 +30,7 @@ impl Freezer {
 impl Drop for Freezer {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("freezer.state"), "THAWED");
-        // It is not removed before all in it have ended.
+        // The cgroup can be removed only after all its processes have ended.
         wait_until("the freezer is empty", || {
             fs::read_to_string(self.0.join("cgroup.procs")).is_ok_and(|pids| pids.is_empty())
         });
@@ -39,7 +39,7 @@ impl Drop for Freezer {
 }
 
 #[test]
-fn a_daemon_that_neither_answers_nor_ends_is_followed() {
+fn stuck_daemon_is_followed() {
     let mount = Mount::with(Config::default().arg("--supervise"));
     let freezer = match Freezer::new() {
         Ok(freezer) => freezer,
@@ -53,7 +53,7 @@ fn a_daemon_that_neither_answers_nor_ends_is_followed() {
     dir.write("memory.limit", 7 << 20);
     let stuck = daemon(&mount).expect("it runs");
     freezer.freeze(stuck).expect("it is frozen");
-    // Sleeps until the next daemon answers.
+    // This read sleeps until the next daemon answers.
     assert_eq!(dir.number("memory.limit"), 7 << 20);
     let log = mount.log();
     assert!(log.contains("the daemon does not answer"), "{log}");
@@ -62,7 +62,7 @@ fn a_daemon_that_neither_answers_nor_ends_is_followed() {
     dir.write("memory.limit", 8 << 20);
     assert_eq!(dir.number("memory.limit"), 8 << 20);
     drop(freezer);
-    // It is killed at last, and its successor goes on.
+    // The stuck daemon finally dies, and its successor continues.
     wait_until("the first one has ended", || {
         let status = fs::read_to_string(format!("/proc/{stuck}/status")).unwrap_or_default();
         status.is_empty() || status.lines().any(|line| line.starts_with("State:\tZ"))

@@ -1,5 +1,5 @@
-//! Memory that moves to the host and back: the bytes stay what they are, where they are, and the accounts are
-//! right.
+//! Tests memory that moves to the host and back: contents and addresses are unchanged, and the charges are
+//! correct.
 
 use support::{Config, Governed, Mount, artifacts, wait_until};
 
@@ -7,12 +7,12 @@ use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
-/// A machine whose contexts take no memory, so that limits are exact.
+/// Mounts with contexts that take no memory, so that limits are exact.
 fn mount() -> Mount {
     Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0))
 }
 
-/// A program whose large allocations can be moved.
+/// Starts a program whose large allocations can be moved.
 fn swapping(mount: &Mount) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("obey").env("GCGROUP_SWAP", "max");
@@ -28,7 +28,7 @@ fn alloc(program: &mut Governed, bytes: u64) {
 }
 
 #[test]
-fn lowering_the_limit_makes_room_and_raising_it_brings_all_back() {
+fn lowered_limit_moves_out_and_raised_limit_moves_back() {
     let mount = mount();
     let mut program = swapping(&mount);
     let dir = Dir::of(&mount, program.pid());
@@ -57,7 +57,7 @@ fn lowering_the_limit_makes_room_and_raising_it_brings_all_back() {
 }
 
 #[test]
-fn what_a_limit_has_put_out_does_not_take_the_room_of_what_is_asked_for() {
+fn reclaim_is_not_undone_by_blocks_that_a_limit_moved_out() {
     let mount = mount();
     let mut program = swapping(&mount);
     let dir = Dir::of(&mount, program.pid());
@@ -68,7 +68,7 @@ fn what_a_limit_has_put_out_does_not_take_the_room_of_what_is_asked_for() {
     wait_until("one is out", || dir.number("memory.current") == 32 * MIB);
     dir.write("memory.reclaim", "max");
     wait_until("all are out", || dir.number("memory.current") == 0);
-    // Who looks again does not bring it back.
+    // A second reclaim does not bring the block back.
     dir.write("memory.reclaim", "1");
     wait_until("it was looked", || dir.key("memory.events", "reclaim") == 2);
     dir.freeze();
@@ -83,7 +83,7 @@ fn what_a_limit_has_put_out_does_not_take_the_room_of_what_is_asked_for() {
 }
 
 #[test]
-fn a_frozen_process_goes_out_whole_and_is_back_before_its_work_goes_on() {
+fn frozen_process_moves_out_and_back_before_it_resumes() {
     let mount = mount();
     let mut program = swapping(&mount);
     let dir = Dir::of(&mount, program.pid());
@@ -104,7 +104,7 @@ fn a_frozen_process_goes_out_whole_and_is_back_before_its_work_goes_on() {
 }
 
 #[test]
-fn over_the_limit_is_on_the_host_as_far_as_that_is_allowed() {
+fn excess_over_limit_is_on_host_up_to_swap_max() {
     let mount = mount();
     let mut program = swapping(&mount);
     let dir = Dir::of(&mount, program.pid());
@@ -125,7 +125,7 @@ fn over_the_limit_is_on_the_host_as_far_as_that_is_allowed() {
 }
 
 #[test]
-fn who_was_not_started_for_it_never_moves() {
+fn program_without_swap_never_moves() {
     let mount = mount();
     let mut command = mount.command(artifacts().load());
     command.arg("obey");
@@ -145,7 +145,7 @@ fn who_was_not_started_for_it_never_moves() {
 }
 
 #[test]
-fn who_waits_for_a_write_finds_it_in_effect_or_hears_what_is_not() {
+fn set_with_wait_confirms_effect_or_reports_the_rest() {
     let mount = mount();
     let mut program = swapping(&mount);
     let dir = Dir::of(&mount, program.pid());
@@ -163,7 +163,7 @@ fn who_waits_for_a_write_finds_it_in_effect_or_hears_what_is_not() {
     assert_eq!(dir.number("memory.swap.current"), 24 * MIB);
     assert!(set("compute.freeze", "1", "60").status.success());
     assert!(dir.is_frozen());
-    // What the file takes is understood here, too.
+    // `gcgroupfs set` accepts the same syntax as the files.
     assert!(set("compute.freeze", " 00 ", "60").status.success());
     assert!(!dir.is_frozen());
     assert!(set("memory.limit", " 16M", "1e19").status.success());
@@ -176,7 +176,7 @@ fn who_waits_for_a_write_finds_it_in_effect_or_hears_what_is_not() {
 }
 
 #[test]
-fn the_order_of_leaving_is_the_programs_choice_and_what_left_first_comes_first() {
+fn reclaim_order_is_configurable_and_first_out_returns_first() {
     let mount = mount();
     for (order, first) in [("oldest", 8), ("largest", 32)] {
         let mut command = mount.command(artifacts().load());
@@ -201,7 +201,7 @@ fn the_order_of_leaving_is_the_programs_choice_and_what_left_first_comes_first()
 }
 
 #[test]
-fn a_thaw_waits_for_room_or_does_not_as_the_program_was_started() {
+fn thaw_waits_for_room_depending_on_start_option() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)

@@ -1,4 +1,5 @@
-//! Host memory that is made before a move is asked for: it is there, it is what moves take, and it gives way.
+//! Tests the swap pool, host memory made before a move needs it: it is filled, moves use it, and it is
+//! released under pressure.
 
 use nix::sys::signal::Signal;
 use simgpu::Held;
@@ -14,7 +15,7 @@ fn mount(config: Config) -> Mount {
     Mount::with(config.env("SIMGPU_CONTEXT_MEMORY", 0))
 }
 
-/// A program that can swap and makes as much ahead, with four blocks of 16 MiB.
+/// Starts a program with swap enabled, a swap pool of size `ahead`, and four blocks of 16 MiB.
 #[track_caller]
 fn program(mount: &Mount, ahead: &str) -> Governed {
     program_with(mount, ahead, &[])
@@ -46,7 +47,7 @@ fn wait_for_supply(dir: &Dir<'_>, size: u64) {
 }
 
 #[test]
-fn a_move_takes_what_was_made_ahead_and_what_would_go_next_has_its_own() {
+fn move_uses_swap_pool_which_is_then_refilled() {
     let mount = mount(Config::default());
     let trace = mount.simgpu_dir().join("trace");
     let tracing = [("SIMGPU_TRACE", trace.to_str().expect("a path of ours"))];
@@ -62,7 +63,7 @@ fn a_move_takes_what_was_made_ahead_and_what_would_go_next_has_its_own() {
     };
     assert_eq!(made(), 4 + 2);
 
-    // No more is ever made than may be on the host.
+    // The swap pool never exceeds what may be on the host.
     dir.write("memory.swap.max", 32 * MIB);
     dir.write("memory.limit", 32 * MIB);
     wait_until("half is out", || dir.number("memory.current") == 32 * MIB);
@@ -85,7 +86,7 @@ fn a_move_takes_what_was_made_ahead_and_what_would_go_next_has_its_own() {
 }
 
 #[test]
-fn what_is_made_ahead_goes_when_it_may_not_be_there_any_more() {
+fn swap_pool_is_released_when_no_longer_permitted() {
     let mount = mount(Config::default());
     let mut program = program(&mount, "max");
     let dir = Dir::of(&mount, program.pid());
@@ -98,7 +99,7 @@ fn what_is_made_ahead_goes_when_it_may_not_be_there_any_more() {
 }
 
 #[test]
-fn what_is_made_ahead_is_for_others_when_the_host_is_short() {
+fn swap_pool_is_released_when_host_memory_is_short() {
     let config = Config::default().env("SIMGPU_HOST_MEMORY", 2 * RESERVE + 40 * MIB);
     let mount = mount(config);
     let mut ahead = program(&mount, "max");
@@ -111,7 +112,7 @@ fn what_is_made_ahead_is_for_others_when_the_host_is_short() {
         of_other.number("memory.swap.current") == 64 * MIB
     });
     wait_for_supply(&of_ahead, 0);
-    // It moves all the same when it has to.
+    // Blocks still move when they have to.
     of_ahead.write("memory.limit", 1);
     wait_until("all of it is out", || {
         of_ahead.number("memory.swap.current") == 64 * MIB
@@ -122,7 +123,7 @@ fn what_is_made_ahead_is_for_others_when_the_host_is_short() {
 }
 
 #[test]
-fn what_is_made_ahead_is_for_others_of_the_group() {
+fn swap_pool_is_released_for_other_group_members() {
     let mount = mount(Config::default());
     std::fs::create_dir(mount.path().join("team")).expect("a group");
     let mut ahead = program(&mount, "48M");
@@ -145,8 +146,8 @@ fn what_is_made_ahead_is_for_others_of_the_group() {
 }
 
 #[test]
-fn what_cannot_be_made_ahead_is_tried_again() {
-    // After the four blocks.
+fn failed_fill_of_swap_pool_is_repeated() {
+    // Faults after the calls for the four blocks.
     for fault in ["cuMemCreate=2@5", "cuMemCreate=999@6", "cuMemRelease=999@1"] {
         let mount = mount(Config::default());
         let mut program = program_with(&mount, "32M", &[("SIMGPU_FAULTS", fault)]);
@@ -165,7 +166,7 @@ fn what_cannot_be_made_ahead_is_tried_again() {
 }
 
 #[test]
-fn nothing_is_made_ahead_for_a_driver_that_cannot_map_it() {
+fn driver_without_host_mapping_gets_no_swap_pool() {
     let mount = mount(Config::default().env("SIMGPU_DRIVER", "11.8"));
     let mut program = program(&mount, "max");
     let dir = Dir::of(&mount, program.pid());
@@ -181,7 +182,7 @@ fn nothing_is_made_ahead_for_a_driver_that_cannot_map_it() {
 }
 
 #[test]
-fn who_is_killed_leaves_nothing_that_was_made_ahead() {
+fn killed_process_leaves_no_swap_pool() {
     let mount = mount(Config::default());
     let mut killed = program(&mount, "max");
     killed.signal(Signal::SIGKILL);

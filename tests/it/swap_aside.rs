@@ -1,5 +1,5 @@
-//! A driver that does not map the host's memory for a device: what is frozen goes out all the same, and is
-//! back before anything goes on; what runs stays where it is.
+//! Tests a driver that cannot map host memory for a device: memory of frozen processes still moves out and
+//! returns before they continue; memory of running processes stays.
 
 use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
@@ -18,7 +18,7 @@ fn mount(driver: &str, memory: &str) -> Mount {
     )
 }
 
-/// A program with so many blocks of 16 MiB that can be moved, by a driver with those faults.
+/// Starts a program with `count` movable blocks of 16 MiB, on a driver with injected faults.
 #[track_caller]
 fn blocks(mount: &Mount, count: usize, faults: &str) -> Governed {
     let mut command = mount.command(artifacts().load());
@@ -54,8 +54,8 @@ fn all_is_freed(mount: &Mount, program: &mut Governed, count: usize) {
 }
 
 #[test]
-fn what_is_frozen_goes_out_and_is_back_before_its_work_goes_on() {
-    // One that is too old, and newer ones that refuse: the third memory made is the first of the host's.
+fn frozen_memory_moves_out_and_back_before_resuming() {
+    // One driver is too old; newer ones refuse. The third memory object made is the first one on the host.
     for (driver, faults) in [
         ("11.8", ""),
         ("12.2", "cuMemCreate=801@3"),
@@ -65,7 +65,7 @@ fn what_is_frozen_goes_out_and_is_back_before_its_work_goes_on() {
         let mount = mount(driver, "1G");
         let mut program = blocks(&mount, 2, faults);
         let dir = Dir::of(&mount, program.pid());
-        // What it needs on the host, and not a byte more: what is not counted right does not fit.
+        // Exactly as much as needed on the host, so a wrong charge does not fit.
         std::fs::create_dir(mount.path().join("team")).unwrap();
         mount.write("team", "memory.swap.max", "32M");
         mount.write("team", "gcgroup.procs", &program.pid().to_string());
@@ -88,7 +88,7 @@ fn what_is_frozen_goes_out_and_is_back_before_its_work_goes_on() {
 }
 
 #[test]
-fn what_runs_stays_and_it_is_said_once() {
+fn running_process_stays_and_is_reported_once() {
     let mount = mount("11.8", "1G");
     let mut program = blocks(&mount, 2, "");
     let dir = Dir::of(&mount, program.pid());
@@ -111,7 +111,7 @@ fn what_runs_stays_and_it_is_said_once() {
 }
 
 #[test]
-fn a_thaw_waits_for_room_whatever_the_limits_say() {
+fn thaw_waits_for_room_regardless_of_limits() {
     let mount = mount("11.8", "64M");
     let mut program = blocks(&mount, 3, "");
     let dir = Dir::of(&mount, program.pid());
@@ -136,7 +136,7 @@ fn a_thaw_waits_for_room_whatever_the_limits_say() {
 }
 
 #[test]
-fn what_is_out_can_be_freed_and_outlives_daemons_but_not_its_program() {
+fn swapped_memory_can_be_freed_and_survives_daemon_kills() {
     let mut mount = mount("11.8", "1G");
     let mut program = blocks(&mount, 2, "");
     let pid = program.pid();
@@ -161,7 +161,7 @@ fn what_is_out_can_be_freed_and_outlives_daemons_but_not_its_program() {
 }
 
 #[test]
-fn a_call_that_fails_on_the_way_costs_a_try() {
+fn failed_call_in_a_move_costs_one_attempt() {
     let mount = mount("11.8", "1G");
     let before = Before::of(&mount, 16 * MIB);
     for (call, nth) in [
@@ -191,7 +191,7 @@ fn a_call_that_fails_on_the_way_costs_a_try() {
             dir.number("memory.current") == 0 || dir.key("memory.events", "swap_fail") == 1
         });
         if dir.number("memory.current") != 0 {
-            // What fails is not asked for any more.
+            // A failed move is not repeated by itself, so another reclaim is requested.
             dir.write("memory.reclaim", "max");
             wait_until(fault, || dir.number("memory.current") == 0);
         }

@@ -1,5 +1,5 @@
-//! What a program does to memory that can be moved, as to any other: peers use it, streams free it, wherever
-//! it is.
+//! Tests operations on movable memory: peers may use it and streams may free it, whether it is on the device
+//! or the host.
 
 use support::{Config, Mount, wait_until};
 
@@ -24,7 +24,7 @@ fn fill(calls: &mut Calls, block: &str, value: u64) {
     calls.ok("cuCtxSynchronize");
 }
 
-/// The first and the last word.
+/// Returns the first and the last word of a block.
 #[track_caller]
 fn ends(calls: &mut Calls, block: &str) -> [u64; 2] {
     let base = calls.get(block);
@@ -36,7 +36,7 @@ fn ends(calls: &mut Calls, block: &str) -> [u64; 2] {
 }
 
 #[test]
-fn it_is_not_for_the_older_way_of_sharing_memory_and_says_so() {
+fn movable_memory_refuses_legacy_ipc_and_reports_it() {
     let mount = mount(1);
     let mut calls = Calls::start(&mount);
     for (bytes, can_be_shared) in [(SIZE, false), (MIB, true)] {
@@ -50,7 +50,7 @@ fn it_is_not_for_the_older_way_of_sharing_memory_and_says_so() {
 }
 
 #[test]
-fn whether_it_is_managed_is_told_in_as_many_bytes_as_the_driver_writes() {
+fn is_managed_attribute_writes_as_many_bytes_as_the_driver() {
     let mount = mount(1);
     let (mut calls, mut bare) = (Calls::start(&mount), Calls::start_bare(&mount));
     let told = [&mut calls, &mut bare].map(|program| {
@@ -74,7 +74,7 @@ fn peers_use_it_wherever_it_is() {
     calls.ok("cuCtxEnablePeerAccess $context 0");
     calls.ok("cuCtxSetCurrent $context");
     calls.ok("cuCtxEnablePeerAccess $other 0");
-    // Both at home; then the one out, the other, and both.
+    // First both on the device; then the first on the host, the second, and both.
     for (round, (here, there)) in [(MIB, u64::MAX), (u64::MAX, MIB), (MIB, MIB), (u64::MAX, u64::MAX)]
         .into_iter()
         .enumerate()
@@ -112,7 +112,7 @@ fn peers_use_it_wherever_it_is() {
 }
 
 #[test]
-fn what_is_out_is_its_devices_own_when_that_is_frozen() {
+fn copy_from_swapped_block_waits_for_its_frozen_device() {
     let mount = mount(2);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -135,7 +135,7 @@ fn what_is_out_is_its_devices_own_when_that_is_frozen() {
 }
 
 #[test]
-fn a_stream_frees_it_after_what_was_queued_there() {
+fn stream_frees_movable_memory_after_its_queued_work() {
     let mount = mount(1);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -159,7 +159,7 @@ fn a_stream_frees_it_after_what_was_queued_there() {
 }
 
 #[test]
-fn a_graph_that_was_captured_before_a_move_does_the_same_wherever_it_is() {
+fn graph_captured_before_a_move_works_after_any_move() {
     let mount = mount(1);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -172,7 +172,7 @@ fn a_graph_that_was_captured_before_a_move_does_the_same_wherever_it_is() {
     calls.ok(&format!("cuMemsetD32Async $from 7 {} $stream", SIZE / 4));
     calls.ok("cuStreamEndCapture $stream &graph");
     calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
-    // At home, one of both out, both, and at home again.
+    // First both on the device, then one on the host, both, and both on the device again.
     for (value, out) in [(100, 0), (200, SIZE), (300, 2 * SIZE), (400, 0)] {
         match out {
             0 => dir.write("memory.limit", "max"),

@@ -1,4 +1,5 @@
-//! Moves that fail: the bytes are whole in one place, the accounts are right, and what can be tried again is.
+//! Tests moves that fail: the bytes are complete in one place, the charges are correct, and moves that can be
+//! repeated are repeated.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -16,7 +17,7 @@ fn mount() -> Mount {
     Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0))
 }
 
-/// Two blocks of 8 MiB that can be moved, by a driver with that fault.
+/// Starts a program with two movable blocks of 8 MiB on a driver with that fault.
 #[track_caller]
 fn two_blocks(mount: &Mount, fault: &str) -> Governed {
     let mut program = obeying(mount, &[("SIMGPU_FAULTS", fault)]);
@@ -39,8 +40,7 @@ fn obeying(mount: &Mount, environment: &[(&str, &str)]) -> Governed {
     program
 }
 
-/// How often the program and the library have called what when the program has two blocks: what comes next is
-/// a move.
+/// Counts of the driver calls made until the program has two blocks; later calls belong to moves.
 pub(crate) struct Before(HashMap<String, usize>);
 
 impl Before {
@@ -61,7 +61,7 @@ impl Before {
         Self(calls)
     }
 
-    /// The n-th call from then on fails, or with `+` that one and all later.
+    /// Returns a fault for the `nth` call after these; with `more` set to `+` also for all later ones.
     pub(crate) fn fault(&self, call: &str, error: u32, nth: usize, more: &str) -> String {
         let before = self.0.get(call).copied().unwrap_or_default();
         format!("{call}={error}@{}{more}", before + nth)
@@ -77,21 +77,21 @@ fn all_is_freed(mount: &Mount, program: &mut Governed, fault: &str) {
     assert_eq!(dir.number("memory.swap.current"), 0, "{fault}");
     let truth = mount.truth();
     assert_eq!(truth.used(program.pid(), 0), 0, "{fault}");
-    // What moves have left of host memory is kept for a moment.
+    // Host memory left over from moves is kept for a moment.
     let held = || mount.truth().held(program.pid(), 0, Held::HostPhysical);
     wait_until(fault, || held() == 0);
     wait_until(fault, || dir.key("memory.stat", "swap_supply") == 0);
 }
 
-/// Whether what a program has of the host's memory is what its files say.
+/// Returns whether the host memory of a program equals the values in its files.
 pub(crate) fn is_host_counted(mount: &Mount, pid: i32) -> bool {
     let dir = Dir::of(mount, pid);
     let counted = || dir.number("memory.swap.current") + dir.key("memory.stat", "swap_supply");
     counted() == mount.truth().held(pid, 0, Held::HostPhysical)
 }
 
-/// Every call that a move makes, with how often it does so for one block out and in again. What the marks
-/// call that tell when the device is quiet is among them.
+/// Every call that a move makes, and how often for one block out and in again, including the calls for the
+/// markers that detect the drain.
 const CALLS: [(&str, usize); 15] = [
     ("cuMemCreate", 2),
     ("cuMemRelease", 2),
@@ -110,7 +110,7 @@ const CALLS: [(&str, usize); 15] = [
     ("cuThreadExchangeStreamCaptureMode", 2),
 ];
 
-/// Runs `body` on every fault, some at a time.
+/// Runs `body` on every fault, several at a time.
 fn each(faults: &[String], body: impl Fn(&str) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -126,7 +126,7 @@ fn each(faults: &[String], body: impl Fn(&str) + Sync) {
 }
 
 #[test]
-fn a_call_that_fails_once_costs_a_try_at_whatever_step() {
+fn any_call_failing_once_costs_one_attempt() {
     let mount = mount();
     let before = Before::of(&mount, 8 * MIB);
     let mut faults = Vec::new();
@@ -141,7 +141,7 @@ fn a_call_that_fails_once_costs_a_try_at_whatever_step() {
     each(&faults, |fault| {
         let mut program = two_blocks(&mount, fault);
         let dir = Dir::of(&mount, program.pid());
-        // What it needs on the host, and not a byte more: what is not counted right does not fit.
+        // Exactly as much as needed on the host, so a wrong charge does not fit.
         let group = format!("of-{}", program.pid());
         std::fs::create_dir(mount.path().join(&group)).unwrap();
         mount.write(&group, "memory.swap.max", "8M");
@@ -163,7 +163,7 @@ fn a_call_that_fails_once_costs_a_try_at_whatever_step() {
     });
 }
 
-/// The limit is a bound for what may be left where it is: everything is tried until it is raised again.
+/// Tests that failing moves under a lowered limit are repeated until the limit is raised again.
 #[test]
 fn where_every_try_fails_all_stays_where_it_is() {
     let mount = mount();
@@ -211,7 +211,7 @@ fn where_nothing_comes_back_it_is_used_where_it_is() {
         dir.write("memory.limit", 8 * MIB);
         wait_until(fault, || dir.number("memory.current") == 8 * MIB);
         dir.write("memory.limit", "max");
-        // The accounts of a try that fails are those of before.
+        // A failed move leaves the charges unchanged.
         for _ in 0..3 {
             assert_eq!(program.ask("verify"), "verified 2", "{fault}");
             assert_eq!(dir.number("memory.swap.current"), 8 * MIB, "{fault}");
@@ -220,9 +220,10 @@ fn where_nothing_comes_back_it_is_used_where_it_is() {
     });
 }
 
-/// Then memory cannot even be freed: the program is told, and has it.
+/// Tests a driver on which unmapping fails: memory cannot be freed either, so the program gets the error and
+/// keeps the memory.
 #[test]
-fn a_driver_that_unmaps_nothing_keeps_everything_in_use_and_charged() {
+fn driver_that_cannot_unmap_keeps_memory_used_and_charged() {
     let mount = mount();
     let before = Before::of(&mount, 8 * MIB);
     for (nth, is_out) in [(1, false), (2, false), (3, true)] {
@@ -247,7 +248,7 @@ fn a_driver_that_unmaps_nothing_keeps_everything_in_use_and_charged() {
 }
 
 #[test]
-fn the_host_is_never_asked_for_what_it_does_not_have() {
+fn moves_never_request_more_host_memory_than_available() {
     let mount = mount();
     let meminfo = mount.simgpu_dir().join("meminfo");
     let available = |bytes: u64| {
@@ -256,7 +257,7 @@ fn the_host_is_never_asked_for_what_it_does_not_have() {
         std::fs::write(&aside, text).unwrap();
         std::fs::rename(aside, &meminfo).unwrap();
     };
-    // A sixteenth is always left.
+    // A sixteenth of the host's memory always stays free.
     let reserve = 1024 * MIB;
     available(reserve + 8 * MIB - 4096);
     let mut program = obeying(&mount, &[("GCGROUP_MEMINFO", meminfo.to_str().unwrap())]);
@@ -288,7 +289,7 @@ fn the_host_is_never_asked_for_what_it_does_not_have() {
 }
 
 #[test]
-fn who_is_killed_while_memory_moves_leaves_nothing() {
+fn process_killed_in_a_move_leaves_nothing() {
     let mount = mount();
     for _ in 0..3 {
         let program = two_blocks(&mount, "");
@@ -301,7 +302,7 @@ fn who_is_killed_while_memory_moves_leaves_nothing() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_while_memory_moves_is_told_where_it_is() {
+fn daemon_killed_in_a_move_learns_where_memory_is() {
     let mut mount = mount();
     let mut program = two_blocks(&mount, "");
     let pid = program.pid();
@@ -325,8 +326,8 @@ fn swapping_calls() -> Mount {
     )
 }
 
-/// Has the program do something while limits, reclaims and freezes come from several hands, again until a
-/// block has moved meanwhile: that is a matter of chance. Returns its answers.
+/// Makes the program execute a command while several threads change limits, reclaim and freeze. Repeats it
+/// until a block has moved meanwhile, which depends on chance. Returns the answers.
 #[track_caller]
 fn with_many_hands(mount: &Mount, calls: &mut Calls, command: &str) -> Vec<String> {
     const MOST: usize = 20;
@@ -341,7 +342,7 @@ fn with_many_hands(mount: &Mount, calls: &mut Calls, command: &str) -> Vec<Strin
     let dir = Dir::of(mount, pid);
     let has_moved = || dir.key("memory.events", "swap_out") > 0;
     let answers = std::thread::scope(|scope| {
-        // Also when the program has failed.
+        // Also set if the program has failed.
         let _end = supervise::End(&is_over);
         scope.spawn(|| write("memory.limit", &["4M", "max", "24M"]));
         scope.spawn(|| write("memory.reclaim", &["2M", "max"]));

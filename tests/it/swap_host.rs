@@ -1,4 +1,4 @@
-//! The host's memory: however many processes swap at once, they leave what must be left.
+//! Tests that any number of processes that swap at once leave the reserve of host memory free.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,11 +9,11 @@ use support::{Config, Governed, Mount, Truth, artifacts, wait_until};
 use crate::driver::{Dir, DriverShell, driver_shell};
 
 const MIB: u64 = 1 << 20;
-/// What is always left, and what is there beside.
+/// Bytes of the reserve, and of the room beside it.
 const RESERVE: u64 = 512 * MIB;
 const ROOM: u64 = 62 * MIB;
 
-/// A machine on a host of that size, which programs are told of.
+/// Mounts with a host of that size, which is announced to programs.
 fn mount() -> Mount {
     Mount::with(
         Config::default()
@@ -28,12 +28,12 @@ fn told(mount: &Mount, mut command: std::process::Command) -> std::process::Comm
     command
 }
 
-/// What programs have of the host's memory, at one moment.
+/// Returns the host memory of all programs at one moment, in bytes.
 fn taken(truth: &Truth) -> Option<u64> {
     truth.host_at_once(Held::HostPhysical)
 }
 
-/// Does something while the host is watched.
+/// Runs `body` while a monitor asserts that the reserve stays free.
 fn leaving_the_reserve<T>(mount: &Mount, body: impl FnOnce() -> T) -> T {
     let (is_over, truth) = (AtomicBool::new(false), Truth::of(&mount.simgpu_dir()));
     std::thread::scope(|scope| {
@@ -55,7 +55,7 @@ fn leaving_the_reserve<T>(mount: &Mount, body: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn programs_that_allocate_on_the_host_at_once_take_what_there_is_and_leave_the_rest() {
+fn concurrent_host_allocations_fill_room_and_leave_reserve() {
     const BLOCK: u64 = 4 * MIB;
     let mount = mount();
     let mut shells: Vec<_> = (0..4)
@@ -74,7 +74,7 @@ fn programs_that_allocate_on_the_host_at_once_take_what_there_is_and_leave_the_r
 }
 
 #[test]
-fn programs_that_move_out_at_once_take_what_there_is_and_leave_the_rest() {
+fn concurrent_moves_out_fill_room_and_leave_reserve() {
     let mount = mount();
     let mut programs: Vec<_> = (0..4)
         .map(|_| {
@@ -99,7 +99,7 @@ fn programs_that_move_out_at_once_take_what_there_is_and_leave_the_rest() {
             dir.write("memory.limit", 1);
         }
         wait_until("there is no more", || swapped() == 60 * MIB);
-        // Whoever asks for more now is not given it.
+        // No process gets more host memory now.
         for dir in &dirs {
             dir.write("memory.reclaim", "max");
         }
@@ -111,7 +111,7 @@ fn programs_that_move_out_at_once_take_what_there_is_and_leave_the_rest() {
         }
         assert_eq!(swapped(), 60 * MIB);
     });
-    // What one leaves the others have.
+    // Host memory released by one process is available to the others.
     let mut gone = programs.pop().unwrap();
     let others = &dirs[..3];
     assert_eq!(gone.ask("free all"), "freed 8");
@@ -124,7 +124,7 @@ fn programs_that_move_out_at_once_take_what_there_is_and_leave_the_rest() {
     }
 }
 
-/// A program with one block of each size, in the order given.
+/// Starts a program with one block of each size, in the order given.
 #[track_caller]
 fn with_blocks(mut command: std::process::Command, sizes: &[u64]) -> Governed {
     command.arg("obey");
@@ -137,9 +137,9 @@ fn with_blocks(mut command: std::process::Command, sizes: &[u64]) -> Governed {
     program
 }
 
-/// The lock is per inode, so it excludes every other open file of it.
+/// Tests a lock on the inode of /proc/meminfo, which excludes all other open files of it.
 #[test]
-fn a_lock_on_meminfo_by_another_user_holds_up_no_move() {
+fn meminfo_lock_of_another_user_delays_no_move() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)
@@ -159,18 +159,18 @@ fn a_lock_on_meminfo_by_another_user_holds_up_no_move() {
 }
 
 #[test]
-fn a_process_that_is_stopped_in_a_move_holds_up_no_other() {
+fn process_stopped_in_a_move_delays_no_other() {
     let mount = mount();
     let block = 40 * MIB;
     let mut command = told(&mount, mount.command(artifacts().load()));
-    // The first is for the block itself; the second makes the host's memory.
+    // The first call is for the block itself; the second makes host memory.
     command.env("SIMGPU_FAULTS", "cuMemCreate=stop@2");
     let mut stopped = with_blocks(command, &[block]);
     let mut other = with_blocks(told(&mount, mount.command(artifacts().load())), &[4 * MIB; 8]);
     let (dir, stopped_dir) = (Dir::of(&mount, other.pid()), Dir::of(&mount, stopped.pid()));
     stopped_dir.write("memory.limit", 1);
     wait_until("it is stopped", || is_stopped(stopped.pid()));
-    // There is room for this beside what the other has claimed, and then for what it has not taken.
+    // There is room for this beside the other process's claim, and later for what that process has not used.
     dir.write("memory.limit", 1);
     wait_until("all is out", || dir.number("memory.swap.current") == 32 * MIB);
     assert!(is_stopped(stopped.pid()), "all the time");

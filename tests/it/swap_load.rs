@@ -1,4 +1,4 @@
-//! A workload that knows every word of its memory, while that is moved out and in under it.
+//! Tests a workload that verifies every word of its memory while the memory is moved out and in.
 
 use simgpu::Held;
 use support::{Config, Governed, Mount, artifacts, wait_until};
@@ -7,7 +7,7 @@ use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
-/// As much host memory is made ahead.
+/// Starts the workload with a swap pool of size `ahead`.
 fn start(mount: &Mount, ahead: &str, arguments: &[&str]) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("swap").args(arguments).env("GCGROUP_SWAP", "max");
@@ -18,12 +18,12 @@ fn start(mount: &Mount, ahead: &str, arguments: &[&str]) -> Governed {
 }
 
 #[test]
-fn no_word_is_wrong_while_limits_reclaims_and_freezes_come_and_go() {
+fn every_word_is_right_over_limits_reclaims_and_freezes() {
     limits_reclaims_and_freezes_come_and_go("0");
 }
 
 #[test]
-fn no_word_is_wrong_with_host_memory_that_was_made_ahead() {
+fn every_word_is_right_with_a_swap_pool() {
     limits_reclaims_and_freezes_come_and_go("24M");
 }
 
@@ -56,7 +56,7 @@ fn limits_reclaims_and_freezes_come_and_go(ahead: &str) {
 }
 
 #[test]
-fn what_was_moved_and_freed_leaves_nothing_behind() {
+fn moved_and_freed_memory_leaves_nothing() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
     let mut program = start(&mount, "8M", &["--bytes", "4M", "--blocks", "8", "--hold"]);
     let dir = Dir::of(&mount, program.pid());

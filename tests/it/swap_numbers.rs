@@ -1,5 +1,5 @@
-//! A daemon that comes back counts the GPUs otherwise: what is on the host follows its device, with every
-//! count of it.
+//! Tests a restarted daemon that numbers the GPUs differently: memory on the host and all its counts follow
+//! the device.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ use crate::driver::Dir;
 use crate::mig;
 use crate::several_gpus::{self, Devices, MIB, uuids};
 
-/// A program whose blocks of 16 MiB can be moved, on the device of that UUID.
+/// Starts a program with `count` movable blocks of 16 MiB on the device with that UUID.
 #[track_caller]
 fn blocks(mount: &Mount, uuid: &str, count: usize) -> Governed {
     let mut command = mount.command(artifacts().load());
@@ -31,7 +31,7 @@ fn with_blocks(mut command: Command, count: usize, bytes: u64) -> Governed {
     program
 }
 
-/// What is charged on each of three devices, and what is out of each, in MiB.
+/// Returns the charges on three devices, and the swapped memory of each, in MiB.
 fn placed(dir: &Dir<'_>) -> ([u64; 3], [u64; 3]) {
     let each = |file: &str| [0, 1, 2].map(|index| dir.gpu(index).number(file) / MIB);
     (each("memory.current"), each("memory.swap.current"))
@@ -49,7 +49,8 @@ fn wait_for(dir: &Dir<'_>, current: [u64; 3], swapped: [u64; 3]) {
     );
 }
 
-/// How many blocks have left each of three devices, and how many have come back; the bytes say the same.
+/// Returns how many blocks have left three devices and how many have returned; asserts that the byte counts
+/// agree.
 #[track_caller]
 fn moved(dir: &Dir<'_>) -> ([u64; 3], [u64; 3]) {
     let each = |event: &str| {
@@ -72,7 +73,7 @@ fn dirs(mount: &Mount, pids: [i32; 2]) -> [Dir<'_>; 2] {
 }
 
 #[test]
-fn what_is_out_follows_its_device_to_another_number() {
+fn swapped_memory_follows_its_renumbered_device() {
     let mut mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 2)
@@ -82,7 +83,7 @@ fn what_is_out_follows_its_device_to_another_number() {
     std::fs::create_dir(mount.path().join("team")).expect("a group");
     mount.write("team", "memory.swap.max", &(48 * MIB).to_string());
     let mut whole = blocks(&mount, &uuids(&mount)[1], 3);
-    // One that is made later is counted behind the others, and among them by the next daemon.
+    // An instance created later is numbered after the others, but the next daemon numbers it among them.
     mount.truth().divide("0:1g.5gb,2g.10gb");
     kill(mount.daemon().expect("it runs"), Signal::SIGHUP).expect("it runs");
     wait_until("the instance is listed", || uuids(&mount).len() == 3);
@@ -128,7 +129,7 @@ fn what_is_out_follows_its_device_to_another_number() {
     of_part.gpu(1).write("memory.limit", 1);
     wait_for(&of_part, [0; 3], [0, 48, 0]);
     of_whole.gpu(2).write("memory.limit", 1);
-    // The group has no more than that for both.
+    // The group has no more host memory than that for both.
     assert_eq!(part.ask("verify"), "verified 3");
     assert_eq!(whole.ask("verify"), "verified 3");
     assert_eq!(mount.truth().host_at_once(Held::HostPhysical), Some(48 * MIB));
@@ -146,7 +147,7 @@ fn what_is_out_follows_its_device_to_another_number() {
 }
 
 #[test]
-fn what_is_out_follows_a_device_that_becomes_known() {
+fn swapped_memory_follows_a_device_that_becomes_known() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 2)
@@ -155,14 +156,14 @@ fn what_is_out_follows_a_device_that_becomes_known() {
     );
     std::fs::create_dir(mount.path().join("team")).expect("a group");
     mount.write("team", "memory.swap.max", &(32 * MIB).to_string());
-    // The machine is as it is for as long as somebody uses it.
+    // The simulated machine keeps its state while a process uses it.
     let _user = blocks(&mount, &uuids(&mount)[0], 1);
     mount.truth().divide("0:1g.5gb,2g.10gb");
     let mut program = blocks(&mount, &mig::uuid_of(&mount, 1), 1);
     let dir = Dir::of(&mount, program.pid());
     mount.write("team", "gcgroup.procs", &program.pid().to_string());
     dir.write("memory.limit", 16 * MIB);
-    // Over the limit each begins on the host; sooner or later the daemon has listed the device.
+    // Over the limit, each block begins on the host; the daemon lists the device after a while.
     for _ in 0..2 {
         let answer = program.ask(&format!("alloc linear {}", 16 * MIB));
         assert!(answer.starts_with("allocated "), "{answer}");
@@ -178,12 +179,12 @@ fn what_is_out_follows_a_device_that_becomes_known() {
     assert_eq!(program.ask("verify"), "verified 3");
 }
 
-/// Another machine stands where the daemon's was.
+/// Replaces the machine of the daemon by another one.
 fn exchange(mount: &mut Mount, divided: &str) -> Devices {
     mount.kill9();
     std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine goes");
     std::fs::create_dir(mount.simgpu_dir()).expect("and another comes");
-    // The first to attach makes it.
+    // The first process to attach creates the machine.
     let mut command = mount.bare_command(several_gpus::program());
     command.env("SIMGPU_MIG", divided);
     let mut first = Devices::spawn(command);
@@ -193,7 +194,7 @@ fn exchange(mount: &mut Mount, divided: &str) -> Devices {
 }
 
 #[test]
-fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
+fn counts_follow_devices_renumbered_or_unknown_for_a_time() {
     let mut mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 3)
@@ -221,7 +222,7 @@ fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
     limit(&mount, [16, 32]);
     wait_for(&Dir::of(&mount, pid), [16, 32, 0], [32, 16, 0]);
 
-    // The first device is not this machine's, and the second is the third there.
+    // The first device does not exist on this machine; the second is the third there.
     let first = exchange(&mut mount, "0:1g.5gb,2g.10gb");
     wait_until("it is governed again", || mount.governs(pid));
     let dir = Dir::of(&mount, pid);
@@ -242,7 +243,7 @@ fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
     let _first = exchange(&mut mount, "");
     wait_until("it is governed again", || mount.governs(pid));
     let dir = Dir::of(&mount, pid);
-    // As there is a limit now that there was not, what fits in that comes back.
+    // Blocks that fit into the new limit return.
     wait_for(&dir, [16, 0, 0], [32, 48, 0]);
     assert!(dir.is_frozen());
     dir.write("compute.freeze", 0);
@@ -263,7 +264,7 @@ fn devices_of_one_program_change_places_and_some_are_not_known_for_a_while() {
 }
 
 #[test]
-fn what_moves_when_the_daemon_is_killed_is_whole_and_counted_where_its_device_is_then() {
+fn moves_during_renumbering_restart_stay_whole_and_counted() {
     const ALL: u64 = 16 * 4;
     let mut mount = Mount::with(
         Config::default()

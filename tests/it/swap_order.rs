@@ -1,4 +1,4 @@
-//! In what order a move asks the driver: what takes long is done before anything is held, or after.
+//! Tests the order of driver calls in a move: slow calls are made before or after anything is held.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::swap_faults::is_host_counted;
 
 const MIB: u64 = 1 << 20;
 
-/// What a move asks of the driver for a block, but for what takes no time.
+/// Driver calls that a move makes for a block, without fast ones.
 const CALLS: [&str; 5] = [
     "cuMemCreate",
     "cuMemSetAccess",
@@ -28,7 +28,7 @@ fn calls(trace: &Path) -> Vec<String> {
 }
 
 #[test]
-fn all_is_made_before_anything_moves_and_let_go_when_everything_has() {
+fn move_creates_before_copying_and_releases_afterwards() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
     let trace = mount.simgpu_dir().join("trace");
     let mut command = mount.command(artifacts().load());
@@ -44,7 +44,7 @@ fn all_is_made_before_anything_moves_and_let_go_when_everything_has() {
     }
     let dir = Dir::of(&mount, program.pid());
     let made = ["Create", "SetAccess"].repeat(2);
-    // By the program itself, and then by the moves.
+    // First the program's own calls, then those of the moves.
     let before = calls(&trace).len();
     dir.write("memory.limit", 1);
     wait_until("all is out", || dir.number("memory.current") == 0);
@@ -59,7 +59,7 @@ fn all_is_made_before_anything_moves_and_let_go_when_everything_has() {
     let before = before + of_out.len();
     dir.write("memory.limit", "max");
     wait_until("all is in", || dir.number("memory.swap.current") == 0);
-    // What it leaves of host memory is kept.
+    // The host memory is kept afterwards.
     let of_in: Vec<_> = [&made[..], &copied, &exchanged, &["Unmap", "Unmap"]].concat();
     let all = calls(&trace);
     assert_eq!(all[before..][..of_in.len()], of_in, "in");

@@ -1,4 +1,4 @@
-//! What a program learns of memory that can be moved, and what stays where it is from then on.
+//! Tests queries of movable memory, and which queries pin a block to the device from then on.
 
 use support::{Config, Mount, wait_until};
 
@@ -6,7 +6,7 @@ use crate::calls::Calls;
 use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
-/// Not a multiple of anything that is mapped.
+/// Requested bytes, not a multiple of any mapping granularity.
 const ASKED: u64 = 5 * MIB + 256;
 const SIZE: u64 = 6 * MIB;
 
@@ -18,14 +18,15 @@ fn mount() -> Mount {
     )
 }
 
-/// Has the one block moved to the host.
+/// Moves the only block to the host.
 fn out(dir: &Dir<'_>) {
     dir.write("memory.reclaim", "max");
     wait_until("it is out", || dir.number("memory.current") == 0);
     assert_eq!(dir.number("memory.swap.current"), SIZE);
 }
 
-/// By `CUpointer_attribute`: context, memory type, managed or not, ordinal, start and size.
+/// Returns the address range and `CUpointer_attribute` values: context, memory type, buffer id, whether
+/// managed, ordinal, start and size.
 fn attributes(calls: &mut Calls) -> Vec<u64> {
     calls.ok("cuMemGetAddressRange_v2 &base &size $block");
     let mut told = vec![calls.get("base"), calls.get("size")];
@@ -38,7 +39,7 @@ fn attributes(calls: &mut Calls) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_told_of_a_block_is_that_of_device_memory_wherever_it_is() {
+fn queries_describe_swapped_block_as_device_memory() {
     let mount = mount();
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -55,7 +56,7 @@ fn what_is_told_of_a_block_is_that_of_device_memory_wherever_it_is() {
 }
 
 #[test]
-fn what_is_given_away_comes_back_first_and_stays() {
+fn exported_block_moves_back_first_and_stays() {
     for call in [
         "cuMemRetainAllocationHandle &handle $block",
         "cuPointerGetAttribute &tokens 5 $block",
@@ -67,7 +68,7 @@ fn what_is_given_away_comes_back_first_and_stays() {
         calls.ok(&format!("cuMemAlloc_v2 &block {ASKED}"));
         assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0, "{call}");
         out(&dir);
-        // Whether the driver can do that is its own business.
+        // Whether the driver supports this call does not matter here.
         let _ = calls.call(call);
         assert_eq!(dir.number("memory.current"), SIZE, "{call}");
         assert_eq!(dir.number("memory.swap.current"), 0, "{call}");
@@ -81,7 +82,7 @@ fn what_is_given_away_comes_back_first_and_stays() {
 }
 
 #[test]
-fn a_limit_on_one_device_moves_what_is_there_alone() {
+fn limit_on_one_device_moves_only_its_blocks() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_CONTEXT_MEMORY", 0)

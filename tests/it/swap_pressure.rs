@@ -1,5 +1,5 @@
-//! A card that is full because of others: less important processes that can swap give way, and nobody else is
-//! touched.
+//! Tests a GPU filled by other processes: processes of lower priority with swap give way, and no other
+//! process is affected.
 
 use nix::unistd::Pid;
 use support::{Config, Governed, Mount, artifacts, stop, wait_until};
@@ -8,7 +8,7 @@ use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
-/// A card of 128 MiB, none of which contexts take.
+/// Mounts a GPU of 128 MiB whose contexts take no memory.
 fn mount() -> Mount {
     Mount::with(
         Config::default()
@@ -17,7 +17,7 @@ fn mount() -> Mount {
     )
 }
 
-/// A program of that priority, some of whose memory may be moved.
+/// Starts a program of that priority with `swap` bytes of swap.
 #[track_caller]
 pub fn program(mount: &Mount, priority: u32, swap: u64) -> Governed {
     let mut command = mount.command(artifacts().load());
@@ -35,7 +35,7 @@ fn alloc(program: &mut Governed, api: &str, bytes: u64) {
 }
 
 #[test]
-fn the_less_important_give_way_and_come_back_when_there_is_room() {
+fn lower_priorities_move_out_and_return_with_room() {
     let mount = mount();
     let mut batch = program(&mount, 9, 1 << 40);
     for _ in 0..3 {
@@ -43,7 +43,7 @@ fn the_less_important_give_way_and_come_back_when_there_is_room() {
     }
     let dir = Dir::of(&mount, batch.pid());
     let truth = mount.truth();
-    // Whatever it is allocated by, and whether or not who asks can swap.
+    // For each allocation function, whether or not the requesting process can swap.
     for (api, swap) in [("linear", 0), ("linear", 1 << 40), ("pool", 0), ("vmm", 0)] {
         let mut interactive = program(&mount, 3, swap);
         alloc(&mut interactive, api, 48 * MIB);
@@ -67,13 +67,13 @@ fn the_less_important_give_way_and_come_back_when_there_is_room() {
 }
 
 #[test]
-fn nobody_as_important_is_touched_and_the_drivers_answer_stands() {
+fn equal_priority_is_untouched_and_drivers_answer_stands() {
     let mount = mount();
     let mut equal = program(&mount, 5, 1 << 40);
     alloc(&mut equal, "linear", 64 * MIB);
     let mut above = program(&mount, 4, 1 << 40);
     alloc(&mut above, "linear", 32 * MIB);
-    // It cannot swap: of no use, however unimportant.
+    // It cannot swap, so it is no donor even at the lowest priority.
     let mut fixed = program(&mount, 15, 0);
     alloc(&mut fixed, "linear", 16 * MIB);
     let mut asker = program(&mount, 5, 0);
@@ -90,7 +90,7 @@ fn nobody_as_important_is_touched_and_the_drivers_answer_stands() {
 }
 
 #[test]
-fn the_least_important_gives_way_first_and_no_more_than_it_may() {
+fn lowest_priority_moves_out_first_within_its_bound() {
     let mount = mount();
     let mut lesser = program(&mount, 8, 1 << 40);
     for _ in 0..3 {
@@ -106,7 +106,7 @@ fn the_least_important_gives_way_first_and_no_more_than_it_may() {
     assert_eq!((out(&least), out(&lesser)), (16 * MIB, 0));
     alloc(&mut asker, "linear", 32 * MIB);
     assert_eq!((out(&least), out(&lesser)), (32 * MIB, 16 * MIB));
-    // More than all of them may give.
+    // More than all donors together may give.
     assert_eq!(
         asker.ask(&format!("alloc linear {}", 64 * MIB)),
         "refused CUDA_ERROR_OUT_OF_MEMORY"
@@ -117,7 +117,7 @@ fn the_least_important_gives_way_first_and_no_more_than_it_may() {
 }
 
 #[test]
-fn where_nobody_gives_way_its_own_memory_is_placed_on_the_host() {
+fn without_donors_the_allocation_goes_to_the_host() {
     let mount = mount();
     let mut fixed = program(&mount, 15, 0);
     alloc(&mut fixed, "linear", 112 * MIB);
@@ -134,7 +134,7 @@ fn where_nobody_gives_way_its_own_memory_is_placed_on_the_host() {
 }
 
 #[test]
-fn who_is_frozen_gives_way_and_one_that_does_not_answer_is_not_waited_for_without_end() {
+fn frozen_donor_moves_out_and_silent_one_times_out() {
     let mount = mount();
     let mut frozen = program(&mount, 9, 1 << 40);
     alloc(&mut frozen, "linear", 96 * MIB);

@@ -1,5 +1,4 @@
-//! What a tenant may try against the daemon and against others, by everything that the kernel offers: nothing
-//! of it works.
+//! Tests attacks of a tenant on the daemon and other tenants through kernel interfaces; none succeeds.
 
 use support::{Governed, Mount};
 
@@ -9,8 +8,8 @@ const TENANT: u32 = 1000;
 const OTHER: u32 = 1001;
 const MIB: u64 = 1 << 20;
 
-/// A governed Python program: tries, and says what worked. Its arguments: the pid of another tenant's
-/// process, that of the daemon, and the directory in which the daemon keeps its state.
+/// Governed Python program that makes the attempts and prints those that succeeded. Arguments: the pid of
+/// another tenant's process, that of the daemon, and the daemon's state directory.
 const ATTEMPTS: &str = r#"
 import ctypes, fcntl, mmap, os, sys
 other, daemon, state = sys.argv[1], sys.argv[2], sys.argv[3]
@@ -93,7 +92,7 @@ sys.stdin.read()
 "#;
 
 #[test]
-fn nothing_that_a_tenant_tries_reaches_its_limits_others_or_the_daemon() {
+fn tenants_attempts_reach_no_limit_tenant_or_daemon() {
     let mount = Mount::new();
     let mut other = DriverShell::spawn(mount.command_of(OTHER, &driver_shell()));
     assert_eq!(other.ask("alloc linear 4096"), "ok 0");

@@ -1,5 +1,5 @@
-//! What processes have counted stays in the totals of their groups and of the root, whatever becomes of them
-//! and of the daemon.
+//! Tests that counts of processes stay in the totals of their groups and of the root after processes and
+//! daemons end.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::driver::DriverShell;
 
 const MIB: u64 = 1 << 20;
 
-/// A governed process that has allocated so often.
+/// Starts a governed process that has made `nr_alloc` allocations.
 #[track_caller]
 fn counting(mount: &Mount, nr_alloc: u64) -> DriverShell {
     let mut shell = DriverShell::start(mount);
@@ -29,7 +29,7 @@ fn nr_alloc(mount: &Mount, directory: &str) -> u64 {
     mount.number(directory, "memory.stat", "nr_alloc")
 }
 
-/// Until it is on file how often the process has allocated.
+/// Waits until the journal contains the process's number of allocations.
 #[track_caller]
 fn wait_until_written(mount: &Mount, shell: &DriverShell, nr_alloc: u64) {
     let file = mount.state_dir().join("settings.jsonl");
@@ -44,7 +44,7 @@ fn wait_until_written(mount: &Mount, shell: &DriverShell, nr_alloc: u64) {
     });
 }
 
-/// So that it does not register with the next daemon.
+/// Stops the process, so that it does not register with the next daemon.
 #[track_caller]
 fn stop(shell: &DriverShell) {
     support::stop(Pid::from_raw(shell.pid()));
@@ -110,7 +110,7 @@ fn those_in_no_group_leave_the_root_as_much() {
 }
 
 #[test]
-fn a_program_that_is_executed_counts_anew_and_the_totals_go_on() {
+fn exec_restarts_counts_and_totals_continue() {
     let mut mount = Mount::new();
     fs::create_dir(mount.path().join("team")).expect("a group");
     let mut shell = DriverShell::start(&mount);

@@ -1,4 +1,4 @@
-//! A daemon whose clock jumps, and one that has no memory for what it shares with processes.
+//! Tests a daemon whose clock jumps, and a daemon without memory for blocks shared with processes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,21 +11,21 @@ use crate::driver::{Dir, DriverShell, governed_pids};
 const MIB: u64 = 1 << 20;
 const YEAR: i64 = 365 * 24 * 3600;
 
-/// What `trouble.c` reads.
+/// The file that `trouble.c` reads.
 struct Trouble(NamedTempFile);
 
 impl Trouble {
     const REALTIME: u64 = 0;
     const MEMORY: u64 = 1;
 
-    /// With a daemon that may be brought into it.
+    /// Starts a daemon that this file can disturb.
     fn new() -> (Self, Mount) {
         let trouble = Self(NamedTempFile::new().expect("a file"));
         for word in [Self::REALTIME, Self::MEMORY] {
             trouble.set(word, 0);
         }
         let library = c_program("trouble.c", &["-shared", "-fPIC"]);
-        // Governed programs have another library in its place.
+        // Governed programs get another library in `LD_PRELOAD`.
         let config = Config::default()
             .env("LD_PRELOAD", library.display())
             .env("TROUBLE", trouble.0.path().display());
@@ -58,7 +58,7 @@ fn no_jump_of_the_clock_holds_up_a_file_a_freeze_or_a_quota() {
         assert_eq!(Dir::of(&mount, another.pid()).number("memory.current"), 0);
         another.quit();
         wait_until("it has gone", || governed_pids(&mount) == [shell.pid()]);
-        // The time that it has had is that of its kernels, and none of the jump's.
+        // The usage is that of the kernels, without the jump.
         let usage = dir.key("compute.stat", "usage_usec");
         assert!(usage < 60_000_000, "{usage} after {seconds} s");
     }
@@ -69,7 +69,7 @@ fn no_jump_of_the_clock_holds_up_a_file_a_freeze_or_a_quota() {
 }
 
 #[test]
-fn without_memory_for_blocks_those_who_are_governed_are_served_and_others_later() {
+fn governed_processes_are_served_without_memory_for_blocks() {
     let (trouble, mount) = Trouble::new();
     let inside = DriverShell::start(&mount);
     trouble.set(Trouble::MEMORY, libc::ENOMEM.into());

@@ -1,4 +1,4 @@
-//! `unmanaged`: who uses the GPUs past the library, seen by NVML's account.
+//! Tests `unmanaged`, the list of GPU processes without a hook, according to NVML.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
@@ -10,7 +10,7 @@ use crate::driver::{DriverShell, governed_pids};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The line of a process on a GPU.
+/// Returns the fields of a process's line for a GPU.
 #[track_caller]
 fn line(mount: &Mount, pid: i32, gpu: u32) -> Option<BTreeMap<String, String>> {
     let text = mount.read("", "unmanaged");
@@ -34,7 +34,7 @@ fn bytes(line: &BTreeMap<String, String>) -> u64 {
 }
 
 #[test]
-fn a_process_without_a_hook_is_listed_while_it_uses_a_gpu() {
+fn process_without_hook_is_listed_while_it_uses_a_gpu() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 2)
@@ -97,7 +97,7 @@ fn another_users_process_is_listed_as_that_users() {
 }
 
 #[test]
-fn a_governed_process_that_holds_more_than_its_contexts_explain_is_listed() {
+fn governed_process_with_unexplained_memory_is_listed() {
     let config = Config::default()
         .env("SIMGPU_MEMORY", 16 * GIB)
         .env("SIMGPU_CONTEXT_MEMORY", 3 * GIB);
@@ -115,13 +115,13 @@ fn a_governed_process_that_holds_more_than_its_contexts_explain_is_listed() {
 }
 
 #[test]
-fn a_daemon_that_has_just_started_does_not_take_those_who_come_back_for_strangers() {
+fn restarted_daemon_lists_no_returning_process_as_unmanaged() {
     let mut mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", "64M"));
     let (shell, bare) = (DriverShell::start(&mount), DriverShell::start_bare(&mount));
     for _ in 0..3 {
         mount.kill9();
         mount.restart();
-        // The first answer there is.
+        // The first scan's result.
         assert_eq!(line(&mount, shell.pid(), 0), None);
         wait_until("the other is seen", || line(&mount, bare.pid(), 0).is_some());
         assert_eq!(line(&mount, shell.pid(), 0), None);
@@ -139,7 +139,7 @@ fn a_daemon_that_has_just_started_does_not_take_those_who_come_back_for_stranger
 fn readers_of_other_files_do_not_wait_for_the_look() {
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
-    // A daemon that has just started keeps those who want to know waiting for a while.
+    // Readers wait for the first scan of a daemon that has just started.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| mount.read("", "unmanaged"));
         for _ in 0..100 {

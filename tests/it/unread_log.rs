@@ -1,4 +1,4 @@
-//! A daemon whose log nobody reads.
+//! Tests a daemon whose log is not read.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, PipeReader, Read as _, Write as _, pipe};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::driver::{DriverShell, driver_shell};
 
-/// A daemon with a socket alone; killed when dropped.
+/// A daemon without a mount, only with a socket; killed when dropped.
 struct Daemon {
     root: TempDir,
     daemon: Child,
@@ -21,7 +21,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// The pipe of its log is full when it has started.
+    /// Starts a daemon and fills the pipe of its log.
     fn new() -> Self {
         let root = TempDir::new().expect("a temporary directory");
         let (mut log, near) = pipe().expect("a pipe");
@@ -42,7 +42,7 @@ impl Daemon {
             assert_ne!(length, 0, "{said}");
             said += &String::from_utf8_lossy(&buffer[..length]);
         }
-        // Opened anew, since the daemon must not have it nonblocking.
+        // Opened anew, because the daemon's descriptor must not become nonblocking.
         let path = format!("/proc/self/fd/{}", filler.as_raw_fd());
         let mut filler = OpenOptions::new()
             .write(true)
@@ -58,7 +58,7 @@ impl Daemon {
         Self { root, daemon, log }
     }
 
-    /// `gcgroupfs` with these words, or another program, on the simulated GPUs.
+    /// Returns `gcgroupfs` with one argument, or another program, on the simulated GPUs.
     fn command(root: &TempDir, word: &std::ffi::OsStr) -> Command {
         let mut command = Command::new(artifacts().gcgroupfs());
         command
@@ -78,7 +78,7 @@ impl Drop for Daemon {
 }
 
 #[test]
-fn a_daemon_whose_log_nobody_reads_registers_and_answers() {
+fn daemon_with_unread_log_registers_and_answers() {
     let mut daemon = Daemon::new();
     let mut program = Command::new(driver_shell());
     for (name, value) in Daemon::command(&daemon.root, "ls".as_ref()).get_envs() {
@@ -86,7 +86,7 @@ fn a_daemon_whose_log_nobody_reads_registers_and_answers() {
     }
     program.env("LD_PRELOAD", artifacts().preload());
     let shell = DriverShell::spawn(program);
-    // The registration is logged, so the loop has tried to.
+    // The registration is logged, so the request loop has tried to write.
     let output = Daemon::command(&daemon.root, "ls".as_ref())
         .output()
         .expect("runs");
@@ -100,7 +100,7 @@ fn a_daemon_whose_log_nobody_reads_registers_and_answers() {
             .any(|line| line.split_whitespace().next() == Some(&pid)),
         "{table}"
     );
-    // Who reads again is told what is missing.
+    // When the log is read again, it reports the missing lines.
     let mut buffer = vec![0; 1 << 20];
     let length = daemon.log.read(&mut buffer).expect("it is full");
     assert!(buffer[..length].iter().all(|byte| *byte == b'\n'));

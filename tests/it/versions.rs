@@ -1,5 +1,5 @@
-//! Hooks and daemons of different versions, and state of an earlier daemon: a program goes on whatever it
-//! meets.
+//! Tests hooks and daemons of different versions, and the state of an earlier daemon: programs continue in
+//! every combination.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write as _;
@@ -23,10 +23,10 @@ use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
 
 const MIB: u64 = 1 << 20;
 
-/// The version of the hook that is kept among the fixtures.
+/// Version of the hook in the fixtures.
 const OLD: u32 = 2;
 
-/// The libraries of version [`OLD`], as somebody has installed them.
+/// Returns a directory with the libraries of version [`OLD`].
 fn old_libraries() -> TempDir {
     let directory = TempDir::new().expect("a directory");
     for name in ["libgcgroup.so", "libgcgroup_hook.so"] {
@@ -48,7 +48,7 @@ fn with_old_libraries(mount: &Mount, libraries: &TempDir) -> Command {
     command
 }
 
-/// What a process does, whoever governs it or not.
+/// Asserts that a process works, governed or not.
 #[track_caller]
 fn assert_works(shell: &mut DriverShell) {
     let id = shell.ask("alloc linear 4096");
@@ -59,12 +59,12 @@ fn assert_works(shell: &mut DriverShell) {
 }
 
 #[test]
-fn an_old_hook_is_not_governed_by_a_new_daemon_and_the_program_goes_on() {
+fn old_hook_is_not_governed_and_its_program_works() {
     const { assert!(VERSION > OLD, "they are the same") }
     let mut mount = Mount::new();
     let libraries = old_libraries();
     let mut shell = DriverShell::spawn(with_old_libraries(&mount, &libraries));
-    // What it says, line by line, is all that is on its stdout.
+    // Its stdout contains only its own lines.
     assert_works(&mut shell);
     let line =
         format!("of user 0 is not governed: its hook speaks version {OLD}, this daemon version {VERSION}");
@@ -73,7 +73,7 @@ fn an_old_hook_is_not_governed_by_a_new_daemon_and_the_program_goes_on() {
     wait_until("so does the hook", || shell.stderr().contains(&complaint));
     assert!(governed_pids(&mount).is_empty());
     mount.restart();
-    // Both know each other by now, and again it is told of once by each.
+    // Hook and daemon have met by now; each logs the mismatch once more.
     wait_until("the next daemon tells", || {
         mount.log().matches(&line).count() == 2
     });
@@ -87,13 +87,13 @@ fn an_old_hook_is_not_governed_by_a_new_daemon_and_the_program_goes_on() {
 }
 
 #[test]
-fn an_old_hook_that_must_be_governed_is_refused() {
+fn old_hook_with_required_governance_is_refused() {
     let mount = Mount::new();
     let libraries = old_libraries();
     let mut command = with_old_libraries(&mount, &libraries);
     command.env("GCGROUP_REQUIRED", "1");
     let output = command.output().expect("runs");
-    // CUDA_ERROR_SYSTEM_NOT_READY, from cuInit.
+    // CUDA_ERROR_SYSTEM_NOT_READY, returned by cuInit.
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         said.starts_with("ready ") && said.ends_with(" 802\n") && said.lines().count() == 1,
@@ -101,8 +101,8 @@ fn an_old_hook_that_must_be_governed_is_refused() {
     );
 }
 
-/// What an upgrade leaves of a program that has loaded one library before it and loads the other one after
-/// it.
+/// Returns a directory with libraries of two versions, as seen by a program that loads one before and the
+/// other after an upgrade.
 fn mixed(preload_is_old: bool) -> TempDir {
     let directory = old_libraries();
     let (name, new) = match preload_is_old {
@@ -132,10 +132,10 @@ fn libraries_of_two_versions_leave_the_program_to_the_driver() {
     }
 }
 
-/// A program that has the preload library of before an upgrade loads the hook when it first asks for the
-/// driver.
+/// Tests a program that loaded the preload library before an upgrade and loads the hook later, at its first
+/// look-up of a driver function.
 #[test]
-fn a_hook_that_is_replaced_before_it_is_loaded_governs() {
+fn hook_replaced_before_it_is_loaded_governs() {
     let mount = Mount::new();
     let libraries = TempDir::new().expect("a directory");
     for library in [artifacts().preload(), artifacts().hook()] {
@@ -160,7 +160,7 @@ fn a_hook_that_is_replaced_before_it_is_loaded_governs() {
     assert!(program.wait().success());
 }
 
-/// A daemon that says the same to everybody.
+/// A daemon that gives every hook the same answer.
 struct Answers {
     listener: OwnedFd,
 }
@@ -180,10 +180,10 @@ impl Answers {
         Self { listener }
     }
 
-    /// Answers the next one, and gives its connection.
+    /// Answers the next hook and returns its connection.
     fn answer(&self, welcome: Welcome, control: Option<&OwnedFd>) -> OwnedFd {
         let connection = accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("somebody comes");
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: accept4(2) has just returned it, and no other owner exists.
         let connection = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(connection) };
         recv(connection.as_raw_fd(), &mut [0; 128], MsgFlags::empty()).expect("it says hello");
         let files: Vec<_> = control.iter().map(|file| file.as_raw_fd()).collect();
@@ -203,8 +203,8 @@ impl Answers {
     }
 }
 
-/// The control block of a daemon of version [`OLD`]: 1 MiB for the process, everything frozen, 100 ms of
-/// grace.
+/// Returns the control block of a daemon of version [`OLD`]: a limit of 1 MiB for the process, all devices
+/// frozen, a grace of 100 ms.
 fn old_control() -> OwnedFd {
     let mut block = vec![0; 12288];
     let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
@@ -232,7 +232,7 @@ fn old_control() -> OwnedFd {
 }
 
 #[test]
-fn what_an_old_daemon_has_frozen_goes_on_after_an_upgrade_within_its_limit() {
+fn work_frozen_by_old_daemon_resumes_and_limit_holds() {
     let mut mount = Mount::new();
     mount.stop();
     let libraries = old_libraries();
@@ -262,7 +262,7 @@ fn what_an_old_daemon_has_frozen_goes_on_after_an_upgrade_within_its_limit() {
 }
 
 #[test]
-fn a_new_hook_is_not_governed_by_an_old_daemon() {
+fn new_hook_is_not_governed_by_an_old_daemon() {
     let mut mount = Mount::new();
     mount.stop();
     let refusals = [
@@ -270,11 +270,11 @@ fn a_new_hook_is_not_governed_by_an_old_daemon() {
             abi: OLD,
             status: libc::EPROTONOSUPPORT.unsigned_abs(),
         },
-        // As no daemon says it: a block comes along, which is of no use.
+        // No real daemon sends this: success with a block of an unusable version.
         Welcome { abi: OLD, status: 0 },
     ];
     for welcome in refusals {
-        // A new one, since whom the last one refused may have tried again.
+        // A new listener, because a hook refused by the last one may have tried again.
         let old = Answers::at(&mount.socket());
         let command = mount.command(driver_shell());
         let mut shell = std::thread::scope(|scope| {
@@ -297,16 +297,16 @@ fn a_new_hook_is_not_governed_by_an_old_daemon() {
     }
 }
 
-/// Which boot of the machine this is, as the state file has it.
+/// Returns the id of the current boot, as the state file contains it.
 fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("proc(5)")
 }
 
-/// In clock ticks since boot.
+/// Returns the process's start time in clock ticks since boot.
 fn start_time(pid: i32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
     let (_, fields) = stat.rsplit_once(')').expect("a name");
-    // Field 22; the state is field 3.
+    // Field 22 of the file; the state is field 3.
     let field = fields.split_whitespace().nth(22 - 3).expect("a field");
     field.parse().expect("a number")
 }
@@ -316,7 +316,7 @@ fn state_file(mount: &Mount) -> PathBuf {
 }
 
 #[test]
-fn the_settings_that_a_daemon_of_version_1_has_left_hold() {
+fn settings_of_a_version_1_daemon_apply() {
     let mut mount = Mount::new();
     let shell = DriverShell::start(&mount);
     mount.kill9();
@@ -340,7 +340,7 @@ fn the_settings_that_a_daemon_of_version_1_has_left_hold() {
 }
 
 #[test]
-fn state_that_is_not_understood_is_set_aside_once_and_never_stands_in_the_way() {
+fn unknown_state_is_set_aside_once_and_startup_succeeds() {
     let future = format!(
         "{{\"gcgroupfs_settings\":4096,\"boot_id\":\"{}\"}}\n\x01\x02\n",
         boot_id().trim()

@@ -1,4 +1,4 @@
-//! Idle connections of many users, and what another user can do meanwhile.
+//! Tests idle connections of many users, and that the daemon meanwhile serves another user.
 
 use std::os::fd::OwnedFd;
 
@@ -7,17 +7,17 @@ use support::{Config, Governed, Mount, program_for_all, raise_descriptors, visit
 use crate::driver::driver_shell;
 use crate::rules::BOB;
 
-/// Users of no name, beyond those of most machines.
+/// First uid of a range without names on most machines.
 const USERS: u32 = 1 << 30;
 
-/// As many idle connections as the other tests leave descriptors for.
+/// Opens 100 idle connections for each of 30 users, which leaves descriptors for the other tests.
 fn crowd(mount: &Mount) -> Vec<OwnedFd> {
     const EACH: usize = 100;
     raise_descriptors();
     visitors(&mount.socket(), USERS..USERS + 30, EACH)
 }
 
-/// Another user asks, and registers, as if nobody else were there.
+/// Asserts that another user's queries and registrations succeed.
 #[track_caller]
 fn assert_serves_another(mount: &Mount) {
     for _ in 0..5 {
@@ -57,7 +57,7 @@ fn daemon_with_few_descriptors_keeps_no_other_user_out() {
     let mount = Mount::with(Config::default().arg("--allow-other").descriptors(1024));
     let crowd = crowd(&mount);
     assert_serves_another(&mount);
-    // Those who were hung up on for others come again.
+    // Clients whose connections were closed for others connect again.
     let again = visitors(&mount.socket(), USERS..USERS + 30, 20);
     assert_serves_another(&mount);
     assert_eq!(mount.log().matches("no room").count(), 0, "{}", mount.log());

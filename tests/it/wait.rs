@@ -1,24 +1,24 @@
-//! `gcgroupfs wait`, on the mount and without one.
+//! Tests `gcgroupfs wait` on the mount and without one.
 
 use support::{Config, Governed, Mount, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 
-/// A waiting `gcgroupfs wait`.
+/// Starts `gcgroupfs wait`.
 fn waiting(mount: &Mount, arguments: &[&str]) -> Governed {
     let mut command = mount.gcgroupfs(&["wait"]);
     command.args(arguments);
     Governed::spawn(command)
 }
 
-/// The exit status of one that ends by itself.
+/// Runs `gcgroupfs wait` and returns its exit status.
 #[track_caller]
 fn status(mount: &Mount, arguments: &[&str]) -> i32 {
     let mut wait = waiting(mount, arguments);
     wait.wait().code().expect("it exits")
 }
 
-/// Asleep, having looked: in poll(2) or in a pause.
+/// Returns whether the process sleeps, in poll(2) or in a pause, after it has checked the condition.
 fn is_asleep(wait: &Governed) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/syscall", wait.pid())).unwrap_or_default();
     let number: i64 = stat
@@ -42,7 +42,7 @@ fn everywhere(test: impl Fn(&Mount)) {
 }
 
 #[test]
-fn it_sleeps_until_all_expressions_hold() {
+fn wait_sleeps_until_all_expressions_hold() {
     everywhere(|mount| {
         let shell = DriverShell::start(mount);
         let (events, freeze) = (
@@ -96,7 +96,7 @@ fn sizes_and_counts_are_compared_as_numbers() {
 }
 
 #[test]
-fn it_gives_up_in_time_and_knows_what_makes_no_sense() {
+fn wait_times_out_and_refuses_invalid_expressions() {
     everywhere(|mount| {
         let shell = DriverShell::start(mount);
         let events = format!("{}/gcgroup.events", shell.pid());
@@ -120,7 +120,7 @@ fn it_gives_up_in_time_and_knows_what_makes_no_sense() {
 }
 
 #[test]
-fn the_end_of_the_process_ends_it() {
+fn wait_ends_with_the_process() {
     everywhere(|mount| {
         assert_eq!(status(mount, &["999999999/gcgroup.events", "frozen=1"]), 3);
         let shell = DriverShell::start(mount);
@@ -133,12 +133,12 @@ fn the_end_of_the_process_ends_it() {
 }
 
 #[test]
-fn it_takes_a_path_on_the_mount_and_finds_the_mount_by_the_socket() {
+fn wait_accepts_mount_paths_and_finds_mount_by_socket() {
     let (mount, other) = (Mount::new(), Mount::new());
     let shell = DriverShell::start(&mount);
     let path = Dir::of(&mount, shell.pid()).path().join("gcgroup.events");
     let path = path.to_str().expect("text");
-    // The socket is another daemon's, which does not know the process.
+    // The socket belongs to another daemon, which does not know the process.
     assert_eq!(status(&other, &[path, "frozen=0"]), 0);
     let link = mount.root().join("link");
     std::os::unix::fs::symlink(mount.path(), &link).expect("a link");
@@ -150,7 +150,7 @@ fn it_takes_a_path_on_the_mount_and_finds_the_mount_by_the_socket() {
 }
 
 #[test]
-fn a_restart_of_the_daemon_does_not_end_it() {
+fn wait_survives_a_daemon_restart() {
     for config in [Config::default(), Config::default().arg("--no-fuse")] {
         let mut mount = Mount::with(config);
         let shell = DriverShell::start(&mount);
@@ -170,7 +170,7 @@ fn a_restart_of_the_daemon_does_not_end_it() {
 }
 
 #[test]
-fn without_a_daemon_there_is_nothing_to_wait_for() {
+fn wait_without_a_daemon_fails() {
     let mut mount = Mount::new();
     mount.stop();
     assert_eq!(status(&mount, &["1/gcgroup.events", "frozen=1"]), 3);

@@ -1,4 +1,4 @@
-//! A test that hangs is ended, and says where.
+//! Tests that a hanging test is ended and reports where it hangs.
 
 use std::fs;
 use std::process::Command;
@@ -11,19 +11,19 @@ use tempfile::TempDir;
 fn hangs() {
     let mount = Mount::new();
     stop(mount.daemon().expect("it runs"));
-    // Not answered by anybody.
+    // The stopped daemon never answers this read.
     let read = fs::read(mount.file("", "gcgroup.stat"));
     panic!("it was answered: {read:?}");
 }
 
 #[test]
-fn a_test_that_hangs_in_the_kernel_is_ended_and_says_where() {
-    // Nobody is to build on that time.
+fn test_hanging_in_the_kernel_is_ended_and_named() {
+    // Builds the artifacts first, so that the build does not count towards the time limit.
     support::artifacts();
     let directory = TempDir::new().expect("a temporary directory");
     let output = Command::new(std::env::current_exe().expect("it runs"))
         .args(["--ignored", "--exact", "watchdog::hangs"])
-        // Longer than a daemon takes to start.
+        // Seconds; longer than a daemon takes to start.
         .env("GCGROUP_TEST_PATIENCE", "5")
         .env("TMPDIR", directory.path())
         .output()

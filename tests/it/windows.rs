@@ -1,11 +1,11 @@
-//! Work that is held back is the same work: all of it, in order, whatever way it was submitted; and who is
-//! more important has more of the GPU.
+//! Tests that held work is executed completely and in order, however it was submitted, and that processes of
+//! higher priority get more of the GPU.
 
 use support::{Config, Governed, Mount, wait_until};
 
 use crate::contended::{batch, wait_for_ratio};
 
-/// How work is submitted, and what kernels of it take.
+/// Ways to submit work, with the arguments that set the kernels' duration.
 const WAYS: [(&str, &[&str]); 8] = [
     ("many streams", &["streams", "--chains", "24", "--steps", "4"]),
     ("per-thread default streams", &["per-thread", "--steps", "15"]),
@@ -20,7 +20,7 @@ const WAYS: [(&str, &[&str]); 8] = [
     ),
 ];
 
-/// Runs a way of submitting, with a priority from its start; it is over, and holds on.
+/// Starts a way of submitting with a priority from the start; the program stays after its work is complete.
 #[track_caller]
 fn ordered(mount: &Mount, priority: u32, arguments: &[&str]) -> Governed {
     let mut command = mount.command(support::artifacts().load());
@@ -33,7 +33,7 @@ fn ordered(mount: &Mount, priority: u32, arguments: &[&str]) -> Governed {
     program
 }
 
-/// Lets it end; the kernels that it launched.
+/// Lets the program exit; returns the number of kernels it launched.
 #[track_caller]
 fn end(program: &mut Governed) -> u64 {
     let lines = program.finish();
@@ -43,18 +43,18 @@ fn end(program: &mut Governed) -> u64 {
 }
 
 #[test]
-fn work_behind_a_more_important_job_is_done_in_order() {
+fn work_behind_a_higher_priority_completes_in_order() {
     let mount = Mount::new();
     let _busy = batch(&mount, 0, 4);
     for (what, arguments) in WAYS {
-        // One that is over before its turn is not what this is about.
+        // A program that finishes before its turn does not test this, so it is repeated.
         wait_until(&format!("{what} are held back"), || {
             let mut program = ordered(&mount, 7, arguments);
             let pid = program.pid();
             let throttled = mount.number(pid, "compute.stat", "nr_throttled");
             let submitted = mount.number(pid, "gcgroup.stat", "nr_submitted_kernels");
             let begun = mount.truth().nr_launches(pid, 0);
-            // A captured launch runs nothing, and is not counted.
+            // A captured launch runs nothing and is not counted.
             let kernels = end(&mut program);
             assert_eq!(submitted, kernels, "{what}: submitted");
             assert_eq!(begun, kernels, "{what}: begun");
@@ -64,7 +64,7 @@ fn work_behind_a_more_important_job_is_done_in_order() {
 }
 
 #[test]
-fn work_within_a_quota_is_done_in_order() {
+fn work_within_a_quota_completes_in_order() {
     let mount = Mount::new();
     for (what, arguments) in WAYS {
         let mut command = mount.command(support::artifacts().load());
@@ -79,7 +79,7 @@ fn work_within_a_quota_is_done_in_order() {
 }
 
 #[test]
-fn the_more_important_job_has_more_of_the_gpu() {
+fn higher_priority_gets_more_of_the_gpu() {
     for policy in ["weighted", "strict"] {
         let mount = Mount::with(Config::default().arg("--policy").arg(policy));
         let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
@@ -97,9 +97,9 @@ fn the_more_important_job_has_more_of_the_gpu() {
 }
 
 #[test]
-fn nobody_is_held_back_among_equals() {
+fn equal_priorities_are_not_throttled() {
     let mount = Mount::new();
-    // Both as they are by themselves, so that there is no moment in which they differ.
+    // Both begin with the default priority, so that they never differ in between.
     let jobs = [batch(&mount, 0, 8), batch(&mount, 0, 8)];
     let pids = jobs.each_ref().map(Governed::pid);
     wait_for_ratio(&mount, pids, |ratio| (0.1..10.0).contains(&ratio));
@@ -109,7 +109,7 @@ fn nobody_is_held_back_among_equals() {
 }
 
 #[test]
-fn what_waits_goes_on_when_the_other_ends() {
+fn held_job_resumes_when_the_other_ends() {
     let mount = Mount::new();
     let (first, second) = (batch(&mount, 0, 0), batch(&mount, 0, 15));
     let held = || mount.number(second.pid(), "compute.stat", "nr_throttled");
@@ -120,7 +120,7 @@ fn what_waits_goes_on_when_the_other_ends() {
     let usage = || truth.usage_usec(second.pid(), 0);
     let goal = usage() + 500_000;
     wait_until("it has the GPU", || usage() >= goal);
-    // What is held back now would be so by somebody who is gone.
+    // A process that is held now would be held by one that has exited.
     let before = held();
     let goal = usage() + 100_000;
     wait_until("it still has it", || usage() >= goal);

@@ -1,4 +1,5 @@
-//! Processes that race for a group's last bytes, move and are killed meanwhile, as the machine is watched.
+//! Tests processes that race for a group's last bytes while they are moved and killed, with the GPU's usage
+//! monitored.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +8,7 @@ use support::{Mount, Truth, wait_until};
 use super::{MIB, OUT_OF_MEMORY, alloc, count, join, member, mkdir};
 use crate::driver::DriverShell;
 
-/// Four processes in a group with that limit.
+/// Starts four processes in a group with this limit.
 fn team_of_four(limit: u64) -> (Mount, Vec<DriverShell>) {
     let mount = Mount::new();
     mkdir(&mount, "team");
@@ -16,15 +17,14 @@ fn team_of_four(limit: u64) -> (Mount, Vec<DriverShell>) {
     (mount, shells)
 }
 
-/// Has all of them allocate blocks of that size, with four threads each, until there is no room.
+/// Makes all processes allocate blocks of `bytes` with four threads each until no room is left.
 fn race(shells: &mut [DriverShell], bytes: u64) {
     for shell in shells {
         shell.tell(&format!("race 4 {bytes}"));
     }
 }
 
-/// Does something while the machine is watched, on which never more than `limit` bytes of a GPU may be in
-/// use.
+/// Runs `body` while a monitor asserts that at most `limit` bytes of a GPU are in use.
 fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Mount) -> T) -> T {
     let (is_over, truth) = (AtomicBool::new(false), Truth::of(&mount.simgpu_dir()));
     std::thread::scope(|scope| {
@@ -45,7 +45,7 @@ fn never_more_than<T>(mount: &mut Mount, limit: u64, body: impl FnOnce(&mut Moun
 }
 
 #[test]
-fn processes_that_race_for_the_last_bytes_fill_the_limit_and_never_pass_it() {
+fn racing_members_fill_limit_and_never_exceed_it() {
     const BLOCK: u64 = 64 << 10;
     const LIMIT: u64 = 200 * MIB;
     let (mut mount, mut shells) = team_of_four(LIMIT);
@@ -66,7 +66,7 @@ fn processes_that_race_for_the_last_bytes_fill_the_limit_and_never_pass_it() {
 }
 
 #[test]
-fn processes_that_come_and_go_never_pass_the_limit_together_and_leave_all_of_it() {
+fn short_lived_members_never_exceed_limit_and_release_all() {
     const LIMIT: u64 = 40 * MIB;
     let mut mount = Mount::new();
     mkdir(&mount, "team");
@@ -81,7 +81,7 @@ fn processes_that_come_and_go_never_pass_the_limit_together_and_leave_all_of_it(
         for shell in &mut shells {
             shell.tell(&format!("shuffle 1500 {}", 12 * MIB));
         }
-        // Meanwhile they are moved about.
+        // The processes move between groups meanwhile.
         for round in 0..40 {
             let shell = &shells[round % 4];
             join(mount, ["team", "team/a"][(round / 4) % 2], shell);
@@ -100,7 +100,7 @@ fn processes_that_come_and_go_never_pass_the_limit_together_and_leave_all_of_it(
 }
 
 #[test]
-fn pools_and_physical_memory_of_many_processes_share_a_limit_too() {
+fn pools_and_physical_memory_share_a_group_limit() {
     const LIMIT: u64 = 256 * MIB;
     let (mut mount, mut shells) = team_of_four(LIMIT);
     let got: u64 = never_more_than(&mut mount, LIMIT, |_| {
@@ -122,7 +122,7 @@ fn pools_and_physical_memory_of_many_processes_share_a_limit_too() {
 }
 
 #[test]
-fn who_is_killed_in_the_race_leaves_exactly_what_it_had() {
+fn member_killed_in_race_releases_exactly_its_charge() {
     const BLOCK: u64 = 64 << 10;
     const LIMIT: u64 = 100 * MIB;
     let (mut mount, mut shells) = team_of_four(LIMIT);
@@ -147,7 +147,7 @@ fn who_is_killed_in_the_race_leaves_exactly_what_it_had() {
 }
 
 #[test]
-fn the_daemon_is_killed_in_the_race_and_the_limit_holds_to_the_byte() {
+fn limit_is_exact_when_daemon_is_killed_in_race() {
     const BLOCK: u64 = 64 << 10;
     const LIMIT: u64 = 200 * MIB;
     let (mut mount, mut shells) = team_of_four(LIMIT);

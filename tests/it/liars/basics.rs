@@ -1,4 +1,4 @@
-//! What the hostile hook itself can do.
+//! Tests the hostile hook itself.
 
 use support::{Mount, wait_until};
 
@@ -6,7 +6,7 @@ use super::{liar, tell};
 use crate::driver::{DriverShell, governed_pids};
 
 #[test]
-fn hostile_hook_is_governed_and_its_words_are_read() {
+fn hostile_hook_is_governed_and_its_values_are_read() {
     let mount = Mount::new();
     let mut liar = liar(&mount, &["priority=9"]);
     assert_eq!(governed_pids(&mount), [liar.pid()]);
@@ -22,7 +22,7 @@ fn hostile_hook_is_governed_and_its_words_are_read() {
 }
 
 #[test]
-fn random_words_leave_the_daemon_and_others_as_they_are() {
+fn random_usage_values_affect_neither_daemon_nor_others() {
     let mount = Mount::new();
     let mut honest = DriverShell::start(&mount);
     for seed in 1..=3 {

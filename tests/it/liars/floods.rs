@@ -1,15 +1,15 @@
-//! More registrations than anybody wants to read of.
+//! Tests a flood of registrations, which must fill neither the log nor the list of exited processes.
 
 use support::{Config, Mount, wait_until};
 
 use super::{LIAR, liar, liar_of};
 use crate::driver::DriverShell;
 
-/// Registrations of the flood. Each was told of twice.
+/// Registrations of the flood. Without a limit each would write two log lines.
 const FLOOD: usize = 1000;
 
 #[test]
-fn a_flood_of_registrations_fills_neither_the_log_nor_exited() {
+fn registration_flood_fills_neither_log_nor_exited() {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     let shell = DriverShell::start(&mount);
     let honest = shell.pid();
@@ -27,7 +27,7 @@ fn a_flood_of_registrations_fills_neither_the_log_nor_exited() {
         "{exited}"
     );
 
-    // Another's processes are told of as ever.
+    // Processes of other users are logged as usual.
     let other = liar_of(&mount, LIAR + 1, &[]);
     let joined = format!("of user {} joined", LIAR + 1);
     wait_until("it is told", || mount.log().contains(&joined));
@@ -36,6 +36,6 @@ fn a_flood_of_registrations_fills_neither_the_log_nor_exited() {
     wait_until("what was kept back is summed up", || mount.log().contains(&more));
     let log = mount.log();
     let nr_lines = log.lines().filter(|line| line.contains("hostile_hook")).count();
-    // A flood on a busy machine takes longer than one such time.
+    // On a busy machine the flood takes longer than one interval of the log limit.
     assert!(nr_lines < FLOOD / 2, "{nr_lines} lines");
 }

@@ -1,4 +1,4 @@
-//! Lies about work: a liar that never uses the GPU is charged for nothing and holds nobody back.
+//! Tests lies about GPU work: a liar that never uses the GPU is charged nothing and delays no other process.
 
 use std::fs;
 
@@ -11,8 +11,8 @@ fn shared(policy: &str) -> Mount {
     Mount::with(Config::default().arg("--allow-other").arg("--policy").arg(policy))
 }
 
-/// Waits until the honest one has had 200 ms of GPU time, by the GPU's own account, while a count has not
-/// moved.
+/// Waits until the honest process has used 200 ms of GPU time, as measured by the simulated GPU, while
+/// `count` has not changed.
 #[track_caller]
 fn goes_on_while(mount: &Mount, honest: &Governed, what: &str, count: impl Fn() -> u64) {
     wait_until(what, || {
@@ -22,7 +22,7 @@ fn goes_on_while(mount: &Mount, honest: &Governed, what: &str, count: impl Fn() 
     });
 }
 
-/// Waits until the honest one goes on as if there were no liar.
+/// Waits until the honest process runs without being throttled.
 #[track_caller]
 fn is_not_held(mount: &Mount, honest: &Governed) {
     goes_on_while(mount, honest, "nobody holds it back", || {
@@ -30,7 +30,7 @@ fn is_not_held(mount: &Mount, honest: &Governed) {
     });
 }
 
-/// Whether `unmanaged` has the liar.
+/// Returns whether `unmanaged` lists the liar.
 fn is_reported(mount: &Mount, liar: &Governed) -> bool {
     let list = mount.read("", "unmanaged");
     let begin = format!("{} gpu=0 ", liar.pid());
@@ -39,7 +39,7 @@ fn is_reported(mount: &Mount, liar: &Governed) -> bool {
 }
 
 #[test]
-fn work_that_is_not_there_uses_up_nobodys_quota() {
+fn claimed_work_uses_no_quota() {
     let mount = shared("weighted");
     for group in ["team", "team/liar", "team/honest"] {
         fs::create_dir(mount.path().join(group)).expect("root may");
@@ -61,7 +61,7 @@ fn work_that_is_not_there_uses_up_nobodys_quota() {
 }
 
 #[test]
-fn a_liar_of_the_highest_priority_holds_nobody_back() {
+fn liar_of_highest_priority_delays_no_other() {
     for policy in ["weighted", "strict"] {
         let mount = shared(policy);
         let honest = batch(&mount, 0, 8);
@@ -90,7 +90,7 @@ fn a_liar_of_the_highest_priority_holds_nobody_back() {
 }
 
 #[test]
-fn an_idle_context_and_a_forged_count_of_launches_support_no_claim() {
+fn idle_context_and_forged_launch_count_support_no_claim() {
     let mount = shared("strict");
     let honest = batch(&mount, 0, 8);
     goes_on(&mount, honest.pid(), 0, 20_000);

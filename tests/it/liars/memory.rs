@@ -1,4 +1,4 @@
-//! Claims of memory and of swap: what an honest tenant is granted next to them, and what is shown.
+//! Tests false claims of memory and swap: what an honest tenant is granted beside them, and what files show.
 
 use support::{Config, Governed, Mount, wait_until};
 
@@ -7,8 +7,8 @@ use crate::driver::DriverShell;
 
 const MIB: u64 = 1 << 20;
 
-/// A GPU of 256 MiB; `team` may have 128 MiB of it, the liar's `team/a` 32 MiB, the honest tenant is in
-/// `team/b`.
+/// Mounts a GPU of 256 MiB. The limit of `team` is 128 MiB and of the liar's `team/a` 32 MiB; the honest
+/// tenant is in `team/b`.
 fn mount() -> Mount {
     let config = Config::default()
         .env("SIMGPU_MEMORY", "256M")
@@ -27,8 +27,8 @@ fn join(mount: &Mount, group: &str, pid: i32) {
     mount.write(group, "gcgroup.procs", &pid.to_string());
 }
 
-/// Allocates blocks until one is refused; how many bytes were given, and how many were refused. Frees them
-/// all.
+/// Allocates 128 blocks of 1 MiB, as far as they are granted, then frees them. Returns the bytes granted and
+/// the number of refusals.
 #[track_caller]
 fn take_all(shell: &mut DriverShell, next: &mut usize) -> (u64, u64) {
     let (mut blocks, mut refused) = (Vec::new(), 0);
@@ -48,7 +48,7 @@ fn take_all(shell: &mut DriverShell, next: &mut usize) -> (u64, u64) {
     (blocks.len() as u64 * MIB, refused)
 }
 
-/// What the honest tenant gets while the liar lies, and what is shown after the liar has ended.
+/// Asserts what the honest tenant gets while the liar lies, and what files show after the liar has ended.
 #[track_caller]
 fn next_to(lie: impl FnOnce(&mut Governed)) {
     let mount = mount();
@@ -61,7 +61,7 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
     join(&mount, "team/a", liar.pid());
     lie(&mut liar);
     let (given, refused) = take_all(&mut honest, &mut next);
-    // The liar could have had 32 MiB honestly.
+    // The liar could have used 32 MiB honestly.
     assert!(
         given >= 96 * MIB,
         "{given} bytes were given, {refused} allocations refused"
@@ -93,7 +93,7 @@ fn next_to(lie: impl FnOnce(&mut Governed)) {
 }
 
 #[test]
-fn claimed_memory_takes_no_more_from_a_sibling_than_its_groups_limit() {
+fn claimed_memory_costs_sibling_at_most_claimers_limit() {
     next_to(|liar| {
         tell(liar, "set memory_current 0 2^40");
         tell(liar, "set memory_peak 0 2^40");
@@ -103,7 +103,7 @@ fn claimed_memory_takes_no_more_from_a_sibling_than_its_groups_limit() {
 }
 
 #[test]
-fn claimed_memory_of_other_devices_takes_no_more_either() {
+fn claimed_memory_of_other_devices_costs_no_more() {
     next_to(|liar| {
         tell(liar, "set memory_current 63 max");
         tell(liar, "set memory_peak 63 max");
@@ -112,7 +112,7 @@ fn claimed_memory_of_other_devices_takes_no_more_either() {
 }
 
 #[test]
-fn claimed_swap_takes_no_more_from_a_sibling_than_its_groups_limit() {
+fn claimed_swap_costs_sibling_at_most_claimers_limit() {
     next_to(|liar| {
         tell(liar, "set process.asks_to_swap 0 1");
         for word in ["swap_charged", "swap_current", "swap_supply", "swappable"] {
@@ -124,7 +124,7 @@ fn claimed_swap_takes_no_more_from_a_sibling_than_its_groups_limit() {
 }
 
 #[test]
-fn claimed_counts_leave_no_totals_behind() {
+fn claimed_counts_are_not_added_to_totals() {
     next_to(|liar| {
         for word in [
             "nr_alloc",
@@ -151,14 +151,14 @@ fn claimed_counts_leave_no_totals_behind() {
 }
 
 #[test]
-fn random_claims_take_no_more_from_a_sibling_than_its_groups_limit() {
+fn random_claims_cost_sibling_at_most_claimers_limit() {
     for seed in [11, 12] {
         next_to(|liar| tell(liar, &format!("random {seed} 200000")));
     }
 }
 
 #[test]
-fn a_claim_that_nvml_does_not_confirm_is_reported() {
+fn claim_not_confirmed_by_nvml_is_reported() {
     let mount = mount();
     let mut liar = liar(&mount, &[]);
     let mut honest = DriverShell::start(&mount);

@@ -1,4 +1,4 @@
-//! Lies about a device that is full: donors that have nothing, and requesters that want nothing.
+//! Tests lies about memory pressure: donors without memory, and requesters that do not need any.
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -10,7 +10,7 @@ use crate::swap_pressure::program;
 
 const MIB: u64 = 1 << 20;
 
-/// A GPU of 128 MiB, none of which contexts take.
+/// Mounts a GPU of 128 MiB whose contexts take no memory.
 fn mount() -> Mount {
     let config = Config::default()
         .env("SIMGPU_MEMORY", "128M")
@@ -23,7 +23,7 @@ fn alloc(program: &mut Governed, bytes: u64) -> String {
     program.ask(&format!("alloc linear {bytes}"))
 }
 
-/// A liar that claims to have memory that can be moved, and is the first to be asked for it.
+/// Starts a liar that claims to have movable memory and is the first donor to be asked.
 #[track_caller]
 fn donor(mount: &Mount) -> Governed {
     let mut donor = liar(mount, &["can_swap=1", "priority=15", "memory_swap_max=max"]);
@@ -36,7 +36,7 @@ fn donor(mount: &Mount) -> Governed {
 }
 
 #[test]
-fn a_donor_that_has_nothing_does_not_keep_an_allocation_from_its_memory() {
+fn donor_without_memory_does_not_block_an_allocation() {
     let mount = mount();
     let mut batch = program(&mount, 9, 1 << 40);
     for _ in 0..3 {
@@ -55,7 +55,7 @@ fn a_donor_that_has_nothing_does_not_keep_an_allocation_from_its_memory() {
 }
 
 #[test]
-fn another_donor_is_asked_when_one_does_not_deliver() {
+fn next_donor_is_asked_when_one_does_not_deliver() {
     let mount = mount();
     let mut idle = program(&mount, 12, 1 << 40);
     let mut next = program(&mount, 9, 1 << 40);
@@ -77,7 +77,7 @@ fn another_donor_is_asked_when_one_does_not_deliver() {
 }
 
 #[test]
-fn a_wish_for_room_on_an_empty_gpu_moves_nobody() {
+fn request_for_room_on_an_empty_gpu_moves_no_memory() {
     let mount = mount();
     let mut tenant = program(&mount, 9, 1 << 40);
     assert!(alloc(&mut tenant, 16 * MIB).starts_with("allocated "));
@@ -92,17 +92,17 @@ fn a_wish_for_room_on_an_empty_gpu_moves_nobody() {
 }
 
 #[test]
-fn a_requester_that_takes_nothing_soon_moves_nobody_any_more() {
+fn requester_that_uses_no_room_is_soon_ignored() {
     let mount = mount();
     let mut tenant = program(&mount, 9, 1 << 40);
     assert!(alloc(&mut tenant, 112 * MIB).starts_with("allocated "));
     let dir = Dir::of(&mount, tenant.pid());
     let mut liar = liar(&mount, &["priority=0"]);
     Dir::of(&mount, liar.pid()).write("compute.priority", 0);
-    // An honest one could have had that room, so the first few are believed.
+    // An honest process could have used that room, so the first requests are believed.
     let mut nr_relieved = 0;
     wait_until("it is not believed any more", || {
-        // It has room to come back to: otherwise there is nothing to ask for.
+        // The victim has room to return; otherwise there is no memory to ask for.
         wait_until("all is back", || dir.number("memory.swap.current") == 0);
         let is_refused = liar.ask(&format!("press 0 {}", 64 * MIB)) == "refused";
         nr_relieved += u32::from(!is_refused);

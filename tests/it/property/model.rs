@@ -1,9 +1,9 @@
-//! What should be allocated, as a program's own books have it: thirty lines of adding and taking away.
+//! Model of the expected allocations.
 
-/// The number of every pool that is destroyed.
+/// Pool number of blocks whose pool was destroyed.
 pub(super) const GONE: usize = usize::MAX;
 
-/// How a block came to be, which is how it is freed.
+/// Function that made a block, which determines how it is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Linear,
@@ -12,21 +12,21 @@ pub(super) enum Way {
     Mipmapped,
     Host,
     Registered,
-    /// From the pool of that number.
+    /// From the pool with this number.
     Pool(usize),
 }
 
-/// A block, by the number of the variable that has its address or handle.
+/// A block, identified by the number of the variable that holds its address or handle.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Block {
     pub(super) variable: usize,
     pub(super) way: Way,
     pub(super) bytes: u64,
-    /// Whether it is the second context's.
+    /// Whether the second context owns the block.
     pub(super) is_second: bool,
 }
 
-/// Physical memory, with the variables that have its handle and the places where it is mapped.
+/// Physical memory, with the variables that hold its handle and the addresses at which it is mapped.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Object {
     pub(super) bytes: u64,
@@ -41,7 +41,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// The bytes of all blocks made in ways that `is_wanted`.
+    /// Returns the bytes of all blocks whose `way` satisfies `is_wanted`.
     pub(super) fn bytes(&self, is_wanted: impl Fn(Way) -> bool) -> u64 {
         let wanted = self.blocks.iter().filter(|block| is_wanted(block.way));
         wanted.map(|block| block.bytes).sum()
@@ -51,12 +51,12 @@ impl Model {
         self.objects.iter().map(|object| object.bytes).sum()
     }
 
-    /// How many allocations live.
+    /// Returns the number of live allocations.
     pub(super) fn live(&self) -> u64 {
         (self.blocks.len() + self.objects.len()) as u64
     }
 
-    /// A variable that has nothing, of so many.
+    /// Returns an unused variable among the first `of`.
     pub(super) fn free_variable(&self, of: usize) -> Option<usize> {
         let blocks = self.blocks.iter().map(|block| block.variable);
         let handles = self
@@ -67,13 +67,13 @@ impl Model {
         (0..of).find(|variable| !taken.contains(variable))
     }
 
-    /// The second context is gone, and what it owned. A pool's blocks are the pool's.
+    /// Removes the second context and what it owned. Blocks of pools belong to their pools.
     pub(super) fn second_context_gone(&mut self) {
         self.blocks
             .retain(|block| !block.is_second || matches!(block.way, Way::Pool(_)));
     }
 
-    /// A pool is destroyed; its blocks are still there.
+    /// Marks a pool as destroyed; its blocks remain.
     pub(super) fn pool_gone(&mut self, pool: usize) {
         for block in self
             .blocks
@@ -84,7 +84,7 @@ impl Model {
         }
     }
 
-    /// Lets go of physical memory that nobody holds.
+    /// Releases physical memory without handles and mappings.
     pub(super) fn sweep(&mut self) {
         self.objects
             .retain(|object| !object.handles.is_empty() || !object.mapped.is_empty());

@@ -1,10 +1,10 @@
-//! The steps that a sequence is made of.
+//! Steps of a sequence.
 
 use proptest::prelude::*;
 
 use super::MIB;
 
-/// One step. Numbers that choose among what there is are taken modulo how many there are.
+/// One step. Numbers that select an existing object are taken modulo the number of objects.
 #[derive(Debug, Clone)]
 pub(super) enum Step {
     Linear(u64),
@@ -37,7 +37,7 @@ pub(super) enum Step {
     Limit(Option<u64>),
 }
 
-/// Calls that free something, with the address or handle as their first argument.
+/// Calls that free memory; their first argument is the address or handle.
 pub(super) const FREEING: &[&str] = &[
     "cuMemFree_v2 {}",
     "cuMemFreeAsync {} 0",
@@ -49,7 +49,7 @@ pub(super) const FREEING: &[&str] = &[
     "cuIpcCloseMemHandle {}",
 ];
 
-/// Allocations without a place for the answer.
+/// Allocations with a null out-pointer.
 pub(super) const NOWHERE: &[&str] = &[
     "cuMemAlloc_v2 0 4096",
     "cuMemAllocManaged 0 4096 1",

@@ -1,4 +1,4 @@
-//! A governed program and one without the library, the books of both, and what must be true of them.
+//! A governed program and one without the library, the models of both, and the conditions they must satisfy.
 
 mod go;
 
@@ -13,28 +13,28 @@ use super::{PLACE, PLACES, POOLS, VARIABLES};
 use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
 
-/// How soon what a stream is to free has been freed.
+/// Time within which memory freed in stream order is uncharged.
 const SOON: Duration = Duration::from_secs(2);
 
-/// A governed program and one without the library, to which the same happens.
+/// A governed program and one without the library, which execute the same steps.
 pub(super) struct Twins<'m> {
     governed: Calls,
     bare: Calls,
     dir: Dir<'m>,
     truth: Truth,
     model: Model,
-    /// Where the places to map at begin, in each.
+    /// First address to map at, in each program.
     places: [u64; 2],
     has_pool: [bool; POOLS],
     has_second: bool,
     /// Whether the second context is current.
     in_second: bool,
     limit: Option<u64>,
-    /// The most that may be charged: the limit, or what was there when it was set.
+    /// Most bytes that may be charged: the limit, or the charge at the time it was set.
     most: u64,
-    /// A pool may have more than the limit until its stream has come so far.
+    /// Whether a pool may exceed the limit until its stream has made that progress.
     is_loose: bool,
-    /// That was so since the peak was begun.
+    /// Whether `is_loose` was true at any time since the peak was reset.
     was_loose: bool,
 }
 
@@ -73,8 +73,9 @@ impl<'m> Twins<'m> {
         twins
     }
 
-    /// Has both do it; they must be answered alike, unless the governed one is refused. `least` is what the
-    /// call takes at the least: a refusal is right if that does not fit. Whether the call did what it should.
+    /// Makes both programs execute a call and compares the answers, which must be equal unless the governed
+    /// one is refused. A refusal is correct if `least`, a lower bound of the call's charge in bytes, does not
+    /// fit. Returns whether the call succeeded.
     fn both(&mut self, call: &str, least: Option<u64>) -> Result<bool, TestCaseError> {
         self.each([call, call], least)
     }
@@ -101,7 +102,7 @@ impl<'m> Twins<'m> {
         }
     }
 
-    /// Allocates into a variable that has nothing, if there is one.
+    /// Allocates into an unused variable, if there is one.
     fn allocate(
         &mut self,
         way: Way,
@@ -143,7 +144,7 @@ impl<'m> Twins<'m> {
         Ok(())
     }
 
-    /// How a block is freed rightly.
+    /// Returns the call that frees a block correctly.
     fn freeing(block: Block) -> String {
         let variable = block.variable;
         match block.way {
@@ -168,13 +169,13 @@ impl<'m> Twins<'m> {
         Ok(())
     }
 
-    /// The call with each twin's own address of a place.
+    /// Executes a call with each program's own address of a slot.
     fn at(&mut self, place: usize, call: impl Fn(u64) -> String) -> Result<bool, TestCaseError> {
         let texts = self.places.map(|base| call(base + PLACE * place as u64));
         self.each([&texts[0], &texts[1]], None)
     }
 
-    /// What the files say, what the books say, and what is.
+    /// Returns named pairs of the value in the files and the value in the model or the simulated driver.
     fn told(&self) -> Vec<(&'static str, u64, u64)> {
         let stat = |key| self.dir.key("memory.stat", key);
         let model = |way| self.model.bytes(|other| other == way);
@@ -206,11 +207,11 @@ impl<'m> Twins<'m> {
     }
 
     pub(super) fn check(&self) -> Result<(), TestCaseError> {
-        // What streams are to free they free in their own time.
+        // Memory freed in stream order is released with a delay.
         let begin = Instant::now();
         let mut wrong = self.told();
         loop {
-            // What a pool reserves that is destroyed and still in use, nobody can ask any more: it stays
+            // The reservation of a pool that was destroyed while in use can no longer be queried, so it stays
             // charged.
             let may_exceed = self.model.bytes(|way| way == Way::Pool(GONE)) != 0;
             wrong.retain(|(what, told, is)| {

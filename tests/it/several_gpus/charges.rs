@@ -1,11 +1,11 @@
-//! Memory is charged to the device it is on, whichever is current.
+//! Tests that memory is charged to the device it is on, whichever device is current.
 
 use super::{Charges, Devices, INVALID_CONTEXT, MIB, gpus};
 use crate::calls::Calls;
 use crate::driver::Dir;
 
 #[test]
-fn memory_is_charged_where_the_current_context_is() {
+fn memory_is_charged_to_current_contexts_device() {
     let mount = gpus(3);
     let mut devices = Devices::on(&mount, 3);
     let charges = Charges::of(&mount, &devices, 3);
@@ -24,7 +24,7 @@ fn memory_is_charged_where_the_current_context_is() {
     assert_eq!(devices.ask(&format!("alloc {MIB}"))[0], INVALID_CONTEXT);
     assert_eq!(charges.since(), [9, 2, 4], "no context, no memory");
 
-    // Whoever frees, it is given back where it was charged.
+    // Memory is uncharged where it was charged, whichever context frees it.
     devices.ok("current 2");
     devices.ok(&format!("free {first}"));
     assert_eq!(charges.since(), [8, 2, 4]);
@@ -42,7 +42,7 @@ fn memory_is_charged_where_the_current_context_is() {
 }
 
 #[test]
-fn a_context_for_graphics_is_current_once_it_is_made() {
+fn graphics_context_is_current_once_created() {
     let mount = gpus(2);
     let mut calls = Calls::start(&mount);
     let dir = Dir::of(&mount, calls.pid());
@@ -58,7 +58,7 @@ fn a_context_for_graphics_is_current_once_it_is_made() {
 }
 
 #[test]
-fn a_second_thread_is_charged_for_its_own_device() {
+fn second_thread_is_charged_on_its_own_device() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let charges = Charges::of(&mount, &devices, 2);
@@ -77,7 +77,7 @@ fn a_second_thread_is_charged_for_its_own_device() {
 }
 
 #[test]
-fn physical_memory_and_pools_are_charged_to_the_device_that_they_name() {
+fn physical_memory_and_pools_charge_their_named_device() {
     let mount = gpus(3);
     let mut devices = Devices::start(&mount);
     let charges = Charges::of(&mount, &devices, 3);
@@ -102,7 +102,7 @@ fn physical_memory_and_pools_are_charged_to_the_device_that_they_name() {
 }
 
 #[test]
-fn an_allocation_in_stream_order_is_of_the_streams_device() {
+fn stream_ordered_allocation_charges_streams_device() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let charges = Charges::of(&mount, &devices, 2);
@@ -123,7 +123,7 @@ fn an_allocation_in_stream_order_is_of_the_streams_device() {
 }
 
 #[test]
-fn peers_reach_each_others_memory_and_that_charges_nothing() {
+fn peer_access_works_and_charges_nothing() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let there = devices.ok(&format!("alloc {MIB}"));
@@ -145,7 +145,7 @@ fn peers_reach_each_others_memory_and_that_charges_nothing() {
     devices.ok("sync");
     assert_eq!(devices.ok(&format!("word {there}")), 8);
     assert_eq!(charges.since(), [0, 0]);
-    // Counted where they were submitted: two sets, two copies between the devices, two words.
+    // Counted on the submitting device: two sets, two copies between the devices, two word writes.
     assert_eq!([copies(0) - before[0], copies(1) - before[1]], [6, 0]);
     devices.ok("disable 1");
 }

@@ -1,4 +1,4 @@
-//! A freeze of one device alone, whatever device is current to who submits to it.
+//! Tests freezing a single device, whichever device is current in the submitting thread.
 
 use support::wait_until;
 
@@ -6,7 +6,7 @@ use super::{Devices, MIB, gpus};
 use crate::driver::Dir;
 
 #[test]
-fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
+fn frozen_device_holds_submissions_from_any_context() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
@@ -82,7 +82,7 @@ fn one_device_is_frozen_alone_against_whoever_submits_to_it_from_wherever() {
 }
 
 #[test]
-fn a_thaw_of_the_process_leaves_a_device_frozen_that_is_so_by_itself() {
+fn process_thaw_keeps_a_device_frozen_by_itself() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
@@ -101,7 +101,7 @@ fn a_thaw_of_the_process_leaves_a_device_frozen_that_is_so_by_itself() {
 }
 
 #[test]
-fn threads_that_copy_on_another_devices_stream_without_pause_all_stop_and_all_go_on() {
+fn threads_copying_across_devices_all_freeze_and_resume() {
     const THREADS: u64 = 4;
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
@@ -117,7 +117,7 @@ fn threads_that_copy_on_another_devices_stream_without_pause_all_stop_and_all_go
         let before = made(&mut devices);
         wait_until("copies are made", || made(&mut devices) > before + 100);
         dir.gpu(1).freeze();
-        // Those whose last call has returned may yet have it to count.
+        // A thread whose last call has returned may still have to count it.
         let still = made(&mut devices);
         for _ in 0..20 {
             devices.ok("spin 0 null");

@@ -1,15 +1,15 @@
-//! Graphs that do work on other devices than the one on whose stream they are launched.
+//! Tests graphs with work on other devices than that of the launching stream.
 
 use support::wait_until;
 
 use super::{Devices, gpus};
 use crate::driver::Dir;
 
-/// What `cuStreamQuery` says of a stream that has work.
+/// Result of `cuStreamQuery` for a busy stream (CUDA_ERROR_NOT_READY).
 const NOT_READY: u64 = 600;
 
 #[test]
-fn a_graph_with_work_on_a_frozen_device_waits_whatever_stream_it_is_launched_on() {
+fn graph_with_work_on_frozen_device_waits_on_any_stream() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
@@ -52,7 +52,7 @@ fn a_graph_with_work_on_a_frozen_device_waits_whatever_stream_it_is_launched_on(
 }
 
 #[test]
-fn a_device_is_not_frozen_before_a_graph_has_ended_there_that_another_devices_stream_has_launched() {
+fn device_drains_graph_launched_on_another_devices_stream() {
     let mount = gpus(2);
     let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());

@@ -1,4 +1,4 @@
-//! Limits of devices and of the process as a whole, together, and what the program is told of them.
+//! Tests limits of devices and of the whole process together, and what the program sees of them.
 
 use support::{Config, Mount};
 
@@ -7,7 +7,7 @@ use crate::driver::Dir;
 use crate::nvml::Nvml;
 
 #[test]
-fn the_tightest_of_the_devices_and_the_processs_limit_decides_to_the_byte() {
+fn tightest_of_device_and_process_limits_is_exact() {
     let mount = gpus(3);
     let mut devices = Devices::on(&mount, 3);
     let dir = Dir::of(&mount, devices.0.pid());
@@ -24,7 +24,7 @@ fn the_tightest_of_the_devices_and_the_processs_limit_decides_to_the_byte() {
     devices.refused("alloc 1");
     assert_eq!(devices.ask("meminfo"), [0, 0, base[0] + 8 * MIB]);
 
-    // The device has room for 16, the process as a whole for 12.
+    // The device's limit leaves 16 MiB, that of the whole process 12 MiB.
     devices.ok("current 1");
     assert_eq!(devices.ask("meminfo")[1], 12 * MIB);
     devices.refused(&format!("alloc {}", 12 * MIB + 1));
@@ -51,7 +51,7 @@ fn the_tightest_of_the_devices_and_the_processs_limit_decides_to_the_byte() {
 }
 
 #[test]
-fn threads_on_several_devices_fill_the_processs_limit_and_not_one_block_more() {
+fn threads_on_several_devices_fill_process_limit_exactly() {
     let mount = gpus(4);
     let mut devices = Devices::on(&mount, 4);
     let dir = Dir::of(&mount, devices.0.pid());
@@ -72,17 +72,17 @@ fn threads_on_several_devices_fill_the_processs_limit_and_not_one_block_more() {
     assert_eq!(charged(&dir, 4), want);
 }
 
-/// Whatever is allocated, freed and destroyed from wherever, what is charged on each device is what the
-/// process holds there by the driver's own count.
+/// Tests that the charge on each device matches the driver's own count, wherever memory is allocated, freed
+/// and destroyed from.
 #[test]
-fn through_a_thousand_calls_each_device_is_charged_what_the_driver_gave() {
+fn device_charges_match_driver_through_thousand_calls() {
     const GPUS: u32 = 3;
     let mount = gpus(GPUS);
     let mut devices = Devices::start(&mount);
     let mut truth = Nvml::bare(&mount);
     let pid = devices.0.pid();
     let dir = Dir::of(&mount, pid);
-    // A context and a stream of it on each device, and a pool.
+    // A context and a stream in it on each device, and a pool.
     let (mut contexts, mut streams) = (Vec::new(), Vec::new());
     for device in 0..u64::from(GPUS) {
         contexts.push(devices.ok(&format!("create {device}")));
@@ -115,7 +115,7 @@ fn through_a_thousand_calls_each_device_is_charged_what_the_driver_gave() {
             5 => format!("from {there} {bytes} {}", streams[there]),
             6 => format!("async {bytes} null"),
             7 if below(20) == 0 => {
-                // All that the context owned goes with it; the rest is freed, or its handles are nobody's.
+                // Everything the context owned goes with it; the rest is freed, or its handles are invalid.
                 let gone = contexts[there];
                 devices.ok(&format!("destroy {gone}"));
                 contexts[there] = devices.ok(&format!("create {there}"));
@@ -135,7 +135,7 @@ fn through_a_thousand_calls_each_device_is_charged_what_the_driver_gave() {
                 allocated += 1;
             }
             [OUT_OF_MEMORY, _] => refused += 1,
-            // A stream that went with its context.
+            // A stream that was destroyed with its context.
             ref other => assert!(
                 other[0] == 400 || other[0] == INVALID_CONTEXT,
                 "{command}: {other:?}"
@@ -163,7 +163,7 @@ fn through_a_thousand_calls_each_device_is_charged_what_the_driver_gave() {
 }
 
 #[test]
-fn the_queries_tell_each_device_its_own_and_never_more_than_there_is() {
+fn queries_report_each_device_and_at_most_its_memory() {
     let mount = Mount::with(
         Config::default()
             .env("SIMGPU_DEVICES", 2)
@@ -200,7 +200,7 @@ fn the_queries_tell_each_device_its_own_and_never_more_than_there_is() {
         "as the driver takes them"
     );
 
-    // What pools and graphs say of themselves is the driver's to say, and holds under a limit.
+    // Queries of pools and graphs return the driver's answer, also under a limit.
     let pool = devices.ok("pool 1");
     devices.ok("current 1");
     let taken = devices.ok(&format!("from {pool} {} null", 8 * MIB));

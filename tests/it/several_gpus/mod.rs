@@ -1,4 +1,5 @@
-//! Several GPUs: whatever the program calls them and whichever is current, each is charged for its own.
+//! Tests several GPUs: each is charged for its own memory, however the program numbers them and whichever is
+//! current.
 
 mod charges;
 mod freeze;
@@ -17,7 +18,7 @@ const OUT_OF_MEMORY: u64 = 2;
 pub(crate) const NO_DEVICE: u64 = 100;
 const INVALID_CONTEXT: u64 = 201;
 
-/// `programs/devices.c`.
+/// A running `programs/devices.c`.
 pub(crate) struct Devices(pub(crate) Governed);
 
 impl Devices {
@@ -28,7 +29,7 @@ impl Devices {
         Self(program)
     }
 
-    /// Governed, and initialised.
+    /// Starts a governed, initialised process.
     #[track_caller]
     pub(crate) fn start(mount: &Mount) -> Self {
         let mut devices = Self::spawn(mount.command(program()));
@@ -36,7 +37,7 @@ impl Devices {
         devices
     }
 
-    /// Governed, with a context of its own on each of so many devices; the last is current.
+    /// Starts a governed process with a context of its own on each of `count` devices; the last is current.
     #[track_caller]
     fn on(mount: &Mount, count: u64) -> Self {
         let mut devices = Self::start(mount);
@@ -44,8 +45,8 @@ impl Devices {
         devices
     }
 
-    /// A command that concerns a device that is frozen waits until it thaws, and the device stays frozen so
-    /// long. Gives what it says then.
+    /// Asserts that a command on a frozen device waits until the device is thawed, and thaws it. Returns the
+    /// answer.
     #[track_caller]
     fn waits_for(&mut self, frozen: &Dir<'_>, command: &str) -> String {
         let waited = || frozen.key("compute.stat", "nr_frozen");
@@ -67,7 +68,7 @@ impl Devices {
         answer.split(' ').map(number).collect()
     }
 
-    /// What a call that succeeds gives.
+    /// Returns the value of a call that must succeed.
     #[track_caller]
     pub(crate) fn ok(&mut self, command: &str) -> u64 {
         let answer = self.ask(command);
@@ -80,7 +81,7 @@ impl Devices {
         assert_eq!(self.ask(command)[0], OUT_OF_MEMORY, "{command}");
     }
 
-    /// A context of its own on each of so many devices, in their order; the last is current.
+    /// Creates a context on each of `count` devices in order; the last is current.
     #[track_caller]
     pub(crate) fn contexts(&mut self, count: u64) {
         for device in 0..count {
@@ -97,7 +98,7 @@ fn gpus(count: u32) -> Mount {
     Mount::with(Config::default().env("SIMGPU_DEVICES", count))
 }
 
-/// `memory.current` on each device.
+/// Returns `memory.current` of each device.
 #[track_caller]
 fn charged(dir: &Dir<'_>, count: u32) -> Vec<u64> {
     (0..count)
@@ -105,7 +106,7 @@ fn charged(dir: &Dir<'_>, count: u32) -> Vec<u64> {
         .collect()
 }
 
-/// What a call leaves charged beyond what contexts take, for each device, in MiB.
+/// Charges that calls leave beyond contexts, for each device in MiB.
 struct Charges<'m> {
     dir: Dir<'m>,
     before: Vec<u64>,
@@ -119,7 +120,7 @@ impl<'m> Charges<'m> {
         Self { dir, before }
     }
 
-    /// MiB charged since, for each device.
+    /// Returns the MiB charged since `before`, for each device.
     #[track_caller]
     fn since(&self) -> Vec<u64> {
         let count = u32::try_from(self.before.len()).expect("few devices");
@@ -132,7 +133,7 @@ impl<'m> Charges<'m> {
     }
 }
 
-/// What of `memory.current` was allocated, for each device: all but what contexts take.
+/// Returns `memory.current` without the memory of contexts, for each device.
 #[track_caller]
 fn ledger(dir: &Dir<'_>, count: u32) -> Vec<u64> {
     let one = |index| {
@@ -145,7 +146,7 @@ fn ledger(dir: &Dir<'_>, count: u32) -> Vec<u64> {
     (0..count).map(one).collect()
 }
 
-/// The UUIDs in the daemon's order.
+/// Returns the UUIDs in the daemon's order.
 pub(crate) fn uuids(mount: &Mount) -> Vec<String> {
     let devices = mount.read("", "devices");
     let uuid = |line: &str| line.split(' ').nth(1).expect("a UUID").to_owned();

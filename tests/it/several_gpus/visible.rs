@@ -1,4 +1,4 @@
-//! What the program sees, the daemon knows, and NVML numbers: three orders, joined by UUID.
+//! Tests three orders of devices that are matched by UUID: those of the program, the daemon and NVML.
 
 use support::{Config, Mount, wait_until};
 
@@ -6,7 +6,7 @@ use super::{Devices, MIB, NO_DEVICE, charged, gpus, ledger, program, uuids};
 use crate::driver::Dir;
 
 #[test]
-fn whatever_is_visible_and_in_whatever_order_each_device_is_its_own() {
+fn devices_are_matched_in_any_visible_order() {
     let mount = gpus(4);
     let uuids = uuids(&mount);
     assert_eq!(uuids.len(), 4);
@@ -35,7 +35,7 @@ fn whatever_is_visible_and_in_whatever_order_each_device_is_its_own() {
             let dir = Dir::of(&mount, devices.0.pid());
             let mut allocated = [0; 4];
             for (ordinal, real) in (0_u64..).zip(want) {
-                // One by one on each, so that what goes astray shows.
+                // A different size on each device, so that a wrong charge is noticed.
                 let bytes = (ordinal + 1) * MIB;
                 devices.ok(&format!("create {ordinal}"));
                 dir.gpu(*real).write("memory.limit", 64 * MIB);
@@ -52,7 +52,7 @@ fn whatever_is_visible_and_in_whatever_order_each_device_is_its_own() {
 }
 
 #[test]
-fn the_daemon_shows_every_device_whatever_is_visible_to_it() {
+fn daemon_lists_all_devices_despite_visible_devices() {
     let all = uuids(&gpus(3));
     let mount = Mount::with(
         Config::default()
@@ -66,7 +66,7 @@ fn the_daemon_shows_every_device_whatever_is_visible_to_it() {
 }
 
 #[test]
-fn a_process_to_which_no_device_is_visible_is_not_governed_and_is_told_so_by_the_driver() {
+fn process_without_visible_device_is_not_governed() {
     let mount = gpus(2);
     for form in [
         "",
@@ -85,9 +85,9 @@ fn a_process_to_which_no_device_is_visible_is_not_governed_and_is_told_so_by_the
 }
 
 #[test]
-fn devices_that_the_daemon_does_not_know_count_for_the_process_as_a_whole() {
+fn unknown_devices_are_charged_to_the_whole_process() {
     let mount = gpus(1);
-    // The same first card, and two that only the program has.
+    // The first GPU is the same; two more exist only for this program.
     let more = tempfile::tempdir().expect("a directory");
     let mut command = mount.command(program());
     command.env("SIMGPU_DIR", more.path()).env("SIMGPU_DEVICES", "3");
@@ -121,7 +121,7 @@ fn devices_that_the_daemon_does_not_know_count_for_the_process_as_a_whole() {
 }
 
 #[test]
-fn when_a_daemon_comes_that_knows_more_devices_each_is_charged_to_its_own() {
+fn later_daemon_charges_newly_known_devices() {
     let mut mount = Mount::new();
     let more = tempfile::tempdir().expect("a directory");
     let mut command = mount.command(program());
@@ -139,7 +139,7 @@ fn when_a_daemon_comes_that_knows_more_devices_each_is_charged_to_its_own() {
     mount.stop();
     std::fs::remove_dir_all(mount.simgpu_dir()).expect("the machine goes");
     std::fs::create_dir(mount.simgpu_dir()).expect("and another comes");
-    // The first to attach makes the machine.
+    // The first process to attach creates the machine.
     let mut command = mount.bare_command(program());
     command.env("SIMGPU_DEVICES", "3");
     let mut first = Devices::spawn(command);

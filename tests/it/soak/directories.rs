@@ -1,17 +1,17 @@
-//! The directories of a mount.
+//! Directories of a mount.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Every group below a directory, parents first.
+/// Returns every group below a directory, parents first.
 pub(super) fn groups(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for name in names(path)? {
-        // Processes and GPUs have numbers.
+        // The directories of processes and GPUs have numeric names.
         if name.to_string_lossy().starts_with("group") {
             let group = path.join(name);
-            // It may have gone since.
+            // The group may have been removed meanwhile.
             let below = groups(&group).unwrap_or_default();
             found.push(group);
             found.extend(below);

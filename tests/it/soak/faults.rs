@@ -1,5 +1,4 @@
-//! The faults of a soak, one a row: what is done to programs and to the daemon while all goes on, and how it
-//! is undone.
+//! The faults of a soak test, one row each: what is done to programs and the daemon, and how it is undone.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -15,14 +14,14 @@ use support::{Governed, wait_until};
 use super::Soak;
 use crate::driver::{DriverShell, governed_pids};
 
-/// One kind of fault.
+/// A kind of fault.
 struct Fault {
     name: &'static str,
-    /// Seconds from one to the next, and half as many from the beginning to the first.
+    /// Interval in seconds; the first fault comes after half of it.
     every: u64,
-    /// Milliseconds until it is undone.
+    /// Milliseconds until the fault is undone.
     lasts: u64,
-    /// Does it. Nothing, if there is nobody that it could be done to now.
+    /// Injects the fault. Returns `None` if no process is suitable now.
     begin: fn(&mut Soak) -> Option<Undo>,
 }
 
@@ -71,7 +70,7 @@ const FAULTS: &[Fault] = &[
     },
 ];
 
-/// When each is next, what is being undone, and how often each has been.
+/// Time of the next fault of each kind, faults being undone, and the number of faults of each kind.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     next: BTreeMap<&'static str, Instant>,
@@ -80,8 +79,8 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Waits until everything is undone. Each is undone by a thread of its own: this one may wait for a
-    /// daemon that is stopped.
+    /// Waits until all faults are undone. A thread of its own undoes each, because this one may wait for a
+    /// stopped daemon.
     pub(super) fn undo(&mut self) {
         for end in self.ends.drain(..) {
             end.join().expect("it can be undone");
@@ -90,7 +89,7 @@ impl Faults {
 }
 
 impl Soak {
-    /// Does what is due.
+    /// Injects the faults that are due.
     pub(super) fn inject(&mut self) {
         for fault in FAULTS {
             let (now, every) = (Instant::now(), Duration::from_secs(fault.every));
@@ -112,7 +111,7 @@ impl Soak {
     }
 }
 
-/// Stops a process. Its pid may be another's when it is to go on, which does that one no harm.
+/// Stops a process. Its pid may be reused before it is continued; SIGCONT does the other process no harm.
 fn stop(pid: Pid) -> Option<Undo> {
     kill(pid, Signal::SIGSTOP).ok()?;
     Some(Box::new(move || {
@@ -120,7 +119,7 @@ fn stop(pid: Pid) -> Option<Undo> {
     }))
 }
 
-/// One of those that have a directory, whose memory moves or does not.
+/// Stops one of the governed processes, with or without moving memory.
 fn stop_program(soak: &mut Soak) -> Option<Undo> {
     let pids = governed_pids(&soak.mount);
     let pid = soak.random.of_these(&pids).copied()?;
@@ -131,21 +130,21 @@ fn stop_daemon(soak: &mut Soak) -> Option<Undo> {
     stop(soak.pid())
 }
 
-/// As any user can.
+/// Locks /proc/meminfo, which any user may do.
 fn lock_meminfo(_: &mut Soak) -> Option<Undo> {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     command.args(["flock", "/proc/meminfo", "-c", "exec cat"]);
     let mut holder = Governed::spawn(command);
-    // The end of its input ends it, and with it the lock.
+    // The end of its input ends the process and releases the lock.
     Some(Box::new(move || {
         holder.wait();
     }))
 }
 
-/// One pid executes many programs within a second; each is governed from its first call on.
+/// Executes many programs under one pid within a second; each is governed from its first call on.
 fn execute_rapidly(soak: &mut Soak) -> Option<Undo> {
-    // A daemon that is stopped, or that begins, governs nobody.
+    // A stopped or starting daemon governs no process.
     soak.faults.undo();
     soak.mount.read("", "devices");
     let mut shell = DriverShell::start(&soak.mount);
@@ -170,7 +169,7 @@ fn remove_socket(soak: &mut Soak) -> Option<Undo> {
     Some(Box::new(|| ()))
 }
 
-/// Fills the small filesystem of the state directory.
+/// Fills the small file system of the state directory.
 fn fill_disk(soak: &mut Soak) -> Option<Undo> {
     let path = soak.mount.state_dir().join("filler");
     let mut filler = OpenOptions::new().create(true).append(true).open(&path).ok()?;

@@ -1,4 +1,4 @@
-//! What a daemon holds: descriptors, threads, blocks, memory.
+//! Resources held by a daemon: descriptors, threads, blocks, memory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,12 +6,12 @@ use std::path::Path;
 
 use nix::unistd::Pid;
 
-/// What a process has open, mapped and running, by kind.
+/// Open descriptors, threads and mapped blocks of a process, by kind.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(super) struct Holdings {
     descriptors: BTreeMap<String, usize>,
-    /// But for those that close what strangers sent and those that read /proc, which stay: as many as were
-    /// needed at once.
+    /// Threads except those that close received descriptors and those that read /proc: their number stays at
+    /// the highest number needed at once.
     threads: BTreeMap<String, usize>,
     blocks: usize,
 }
@@ -34,7 +34,7 @@ impl Holdings {
         };
         let kind = |path: &Path| {
             let target = fs::read_link(path).ok()?.display().to_string();
-            // Sockets and pipes have numbers, and files of /proc the daemon's pid.
+            // The names of sockets and pipes contain numbers, and those of files in /proc the daemon's pid.
             let target = target.split(":[").next().unwrap_or_default();
             let is_pid = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
             Some(
@@ -57,7 +57,7 @@ impl Holdings {
     }
 }
 
-/// Kilobytes of resident memory. One that is dying has none.
+/// Returns the resident memory in KiB, or `None` for an exiting process.
 pub(super) fn resident(pid: Pid) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

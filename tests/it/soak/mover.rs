@@ -1,5 +1,5 @@
-//! Programs whose memory moves to the host and back all the time: killed in moves, and served by drivers that
-//! fail in moves. Every byte that they hold is compared again and again.
+//! Programs whose memory moves to the host and back all the time. Some are killed in a move, and some use a
+//! driver that fails in a move. All their bytes are verified repeatedly.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,13 +17,13 @@ use super::random::Random;
 const BLOCKS: u64 = 6;
 const BLOCK: u64 = 4 << 20;
 
-/// How long a program may take to answer: people freeze it, and it is stopped.
+/// Longest time for an answer. Programs may be frozen and stopped meanwhile.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Limits that have some blocks move.
+/// Memory limits that make some blocks move.
 const LIMITS: [&str; 5] = ["1", "4M", "12M", "20M", "max"];
 
-/// Calls that a move makes.
+/// Driver calls that a move makes.
 const CALLS: [&str; 6] = [
     "cuMemCreate",
     "cuMemAddressReserve",
@@ -33,18 +33,18 @@ const CALLS: [&str; 6] = [
     "cuMemcpyAsync",
 ];
 
-/// What has been done, by all of them.
+/// Counts over all movers.
 #[derive(Debug, Default)]
 pub(super) struct Moved {
     pub(super) programs: AtomicU64,
     pub(super) killed: AtomicU64,
     pub(super) faulty_drivers: AtomicU64,
     pub(super) verified_bytes: AtomicU64,
-    /// Blocks with other bytes in them than were written.
+    /// Number of blocks whose bytes differ from those written.
     pub(super) lost: AtomicU64,
 }
 
-/// How a governed program is started, for threads that do not have the mount.
+/// How to start a governed program, for threads that do not have the mount.
 #[derive(Debug, Clone)]
 pub(super) struct Recipe {
     root: PathBuf,
@@ -76,7 +76,7 @@ impl Recipe {
     }
 }
 
-/// Starts one after another.
+/// Starts one program after another.
 pub(super) struct Mover<'a> {
     pub(super) recipe: Recipe,
     pub(super) random: Random,
@@ -91,11 +91,11 @@ impl Mover<'_> {
         }
     }
 
-    /// One program, from its start to its end.
+    /// Runs one program from start to end.
     pub(super) fn one(&mut self) {
         let fault = (self.random.below(4) == 0).then(|| {
             let call = CALLS[self.random.below(CALLS.len())];
-            // Behind what the program itself has called for its blocks, for the most part.
+            // Mostly after the calls that the program itself makes for its blocks.
             format!("{call}=999@{}", 8 + self.random.below(40))
         });
         let mut command = self.recipe.command();
@@ -113,14 +113,14 @@ impl Mover<'_> {
         }
     }
 
-    /// Whether it is to end by itself.
+    /// Uses a program. Returns whether it is to exit by itself.
     fn use_it(&mut self, program: &mut Governed, fault: Option<&str>) -> bool {
-        // It says first what it is.
+        // The program first reports what it is.
         while self.answer(program) != "ready" {}
         for _ in 0..BLOCKS {
             program.say(&format!("alloc linear {BLOCK}"));
             let answer = self.answer(program);
-            // People set limits, and some drivers fail in any call.
+            // Limits are set meanwhile, and some drivers fail in any call.
             assert!(
                 answer.starts_with("allocated ") || answer.starts_with("refused ") || fault.is_some(),
                 "{answer}"
@@ -132,7 +132,7 @@ impl Mover<'_> {
                 break;
             }
             let limit = LIMITS[self.random.below(LIMITS.len())];
-            // It may not be there yet, after an end of the daemon.
+            // The directory may be missing shortly after the daemon was killed.
             let _ = fs::write(self.directory(program).join("memory.limit"), limit);
             if self.random.below(20) == 0 {
                 thread::sleep(Duration::from_micros(self.random.below(20_000) as u64));
@@ -145,7 +145,7 @@ impl Mover<'_> {
             let answer = self.answer(program);
             match answer.strip_prefix("verified ").map(str::parse::<u64>) {
                 Some(Ok(blocks)) => drop(self.moved.verified_bytes.fetch_add(blocks * BLOCK, Relaxed)),
-                // The call that failed was the program's own.
+                // The failed call was the program's own.
                 _ if fault.is_some() && answer.contains("CUDA_ERROR_UNKNOWN") => return false,
                 _ => {
                     self.moved.lost.fetch_add(1, Relaxed);
@@ -163,7 +163,8 @@ impl Mover<'_> {
         self.recipe.root.join(program.pid().to_string())
     }
 
-    /// What it says next. It is let go meanwhile, whatever people do to it and to its group.
+    /// Returns the program's next answer. After one second without an answer, repeatedly moves the program
+    /// out of its group and undoes the settings that delay it.
     fn answer(&self, program: &mut Governed) -> String {
         let begun = Instant::now();
         loop {

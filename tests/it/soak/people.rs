@@ -1,4 +1,4 @@
-//! People who write whatever they like.
+//! Simulated users that write arbitrary values.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -12,10 +12,10 @@ use std::time::Duration;
 use super::directories::{groups, names};
 use super::random::Random;
 
-/// Names of groups in a directory.
+/// Number of group names in a directory.
 const NAMES: usize = 4;
 
-/// What may be written to a control file, sense and nonsense.
+/// Returns valid and invalid values for a control file.
 fn values(file: &str) -> &'static [&'static str] {
     match file {
         "memory.limit" => &[
@@ -38,13 +38,13 @@ fn values(file: &str) -> &'static [&'static str] {
     }
 }
 
-/// Somebody who reads and writes what there is.
+/// A simulated user that reads and writes files.
 pub(super) struct Person<'a> {
     pub(super) root: PathBuf,
     pub(super) random: Random,
     pub(super) over: &'a AtomicBool,
     pub(super) nr_done: &'a AtomicU64,
-    /// What it was refused, by errno.
+    /// Refusals by errno.
     pub(super) refusals: &'a Mutex<BTreeMap<i32, String>>,
 }
 
@@ -66,7 +66,7 @@ impl Person<'_> {
             0 => return self.make_group(),
             1 => {
                 return match self.group()? {
-                    // Without a daemon it may be a directory like any other.
+                    // Without a daemon this may be an ordinary directory.
                     root if root == self.root => Ok(()),
                     group => fs::remove_dir(group),
                 };
@@ -100,7 +100,7 @@ impl Person<'_> {
         }
     }
 
-    /// The root, or a group in it or deeper.
+    /// Returns the root or a random group below it.
     fn group(&mut self) -> io::Result<PathBuf> {
         let groups = groups(&self.root)?;
         Ok(self

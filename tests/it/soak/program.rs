@@ -1,4 +1,4 @@
-//! The programs that come and go.
+//! Programs that start and exit.
 
 use support::{Governed, Mount, artifacts};
 
@@ -8,7 +8,7 @@ use super::random::Random;
 /// A running `gcgroup-load roam`.
 pub(super) struct Program {
     pub(super) load: Governed,
-    /// Whether it goes on until it is told.
+    /// Whether the program runs until it is told to exit.
     pub(super) stays: bool,
 }
 

@@ -1,6 +1,6 @@
-//! What is done by chance, the same each time.
+//! Reproducible random numbers.
 
-/// xorshift64.
+/// Generator of random numbers (xorshift64).
 pub(crate) struct Random(u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! Everybody is let go, and comes to rest.
+//! Releases all programs and waits until they are idle.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,15 +11,15 @@ use super::directories::{groups, names};
 use super::{GPUS, Soak};
 use crate::driver::governed_pids;
 
-/// What holds nobody up. Who is least important among two hundred would have its turn in the end, and not
-/// soon.
+/// Settings under which no program is delayed. A process of the lowest priority among two hundred would
+/// otherwise wait long for its turn.
 pub(super) const FREE: [(&str, &str); 3] = [
     ("compute.freeze", "0"),
     ("compute.max", "max"),
     ("compute.priority", "8"),
 ];
 
-/// Tells, where a panic passes, what those are doing that are still there.
+/// Prints the state of the remaining processes during a panic.
 struct Left(PathBuf);
 
 impl Drop for Left {
@@ -58,14 +58,14 @@ impl Drop for Left {
 }
 
 impl Soak {
-    /// Everybody is let go, comes to a point where it has ended its work, and stays there.
+    /// Releases all programs; each finishes its work and then stays idle.
     pub(super) fn come_to_rest(&mut self) {
         let _left = Left(self.mount.path());
         for program in self.programs.iter_mut().filter(|program| !program.stays) {
             program.load.close_stdin();
         }
         wait_until_none("those that end by themselves", || {
-            // Also those whom a daemon that was started just now did not know before.
+            // Includes processes that a daemon started just now did not know before.
             self.let_go();
             let ending = self.programs.iter_mut().filter(|program| !program.stays);
             ending
@@ -98,17 +98,17 @@ impl Soak {
         });
     }
 
-    /// Takes back what people have written that holds anybody up.
+    /// Undoes all settings that delay programs.
     fn let_go(&self) {
         let root = self.mount.path();
         let pids = governed_pids(&self.mount).into_iter();
         let processes = pids.map(|pid| root.join(pid.to_string()));
         for directory in processes.chain(groups(&root).expect("the mount lists")) {
-            // What holds for it as a whole, and what holds on one GPU.
+            // Settings of the whole process and of each GPU.
             let gpus = (0..GPUS).map(|gpu| directory.join(gpu.to_string()));
             for directory in gpus.chain([directory.clone()]) {
                 for (file, value) in FREE {
-                    // It may have ended.
+                    // The process may have exited.
                     let _ = fs::write(directory.join(file), value);
                 }
             }

@@ -1,4 +1,4 @@
-//! In the end: what the files show, and what is left.
+//! Final checks: the values in files, and what is left.
 
 use std::fs;
 use std::path::Path;
@@ -13,11 +13,11 @@ use super::holdings::Holdings;
 use super::{GPUS, Soak};
 use crate::driver::governed_pids;
 
-/// What a daemon may have more of memory, over one of the same age before.
+/// Largest permitted ratio of a daemon's memory to that of an earlier daemon of the same age.
 const GROWTH: f64 = 1.5;
 
 impl Soak {
-    /// What the files show is what the simulated GPUs have given.
+    /// Asserts that the files match the simulated GPUs' usage.
     pub(super) fn assert_adds_up(&self) {
         let truth = self.mount.truth();
         let current = |directory: String| self.mount.number(directory, "memory.current", "");
@@ -84,7 +84,7 @@ impl Soak {
         assert_eq!(truth.used_by_all(0) + truth.used_by_all(1), 0);
         assert_eq!(self.mount.read("", "unmanaged"), "");
         for group in groups(&self.mount.path()).expect("lists").iter().rev() {
-            // Also of those that had not come back to the last daemon.
+            // Includes processes that had not returned to the last daemon.
             wait_until("their ends are noticed", || {
                 let events = fs::read_to_string(group.join("gcgroup.events")).expect("reads");
                 events.contains("populated 0")
@@ -103,7 +103,7 @@ impl Soak {
             last = Some(now);
             is_idle
         });
-        // The first daemons of many with short lives have seen only the beginning.
+        // Of many daemons with short lives, the first ones have seen only the beginning.
         let early = self.resident.len().div_ceil(3);
         let first = self.resident[..early].iter().copied().fold(0.0, f64::max);
         let last = self.resident[self.resident.len() - 1];

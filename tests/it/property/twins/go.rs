@@ -1,4 +1,4 @@
-//! What each step has the two programs do, and the books say after.
+//! Executes a step in both programs and updates the models.
 
 use proptest::prelude::*;
 
@@ -7,13 +7,13 @@ use super::super::step::{FREEING, NOWHERE, Step};
 use super::super::{GROWTH, PLACE, PLACES, POOLS, VARIABLES};
 use super::Twins;
 
-/// What the simulated driver takes for an array of rows of so many bytes.
+/// Returns the bytes that the simulated driver uses for an array of rows of `width` bytes.
 fn array_bytes(width: u64, rows: u64) -> u64 {
     let bytes = width.next_multiple_of(32) * rows.max(1);
     bytes.next_multiple_of(64 << 10)
 }
 
-/// The same for a square one of two channels of 16 bits, and so many levels.
+/// Returns the bytes of a square mipmapped array with two 16-bit channels and `levels` levels.
 fn mipmapped_bytes(width: u64, levels: u32) -> u64 {
     let widths = (0..levels).map(|level| (width >> level).max(1));
     widths.map(|width| array_bytes(4 * width, width)).sum()
@@ -33,7 +33,7 @@ impl Twins<'_> {
                 })?;
             }
             Step::Pitched(width, rows) => {
-                // The driver's padding counts, but nobody knows it before.
+                // The driver's padding is charged, but is not known in advance.
                 let least = width.saturating_add(511).saturating_mul(rows);
                 let made = self.allocate(Way::Linear, 0, least, |v| {
                     format!("cuMemAllocPitch_v2 &v{v} &pitch {width} {rows} 4")
@@ -132,7 +132,7 @@ impl Twins<'_> {
                     .iter()
                     .find(|object| there(object))
                     .map(|object| object.bytes);
-                // One mapping as it was made, or whatever lies in several places.
+                // Either one mapping as it was made, or everything at several consecutive addresses.
                 let bytes = if count == 1 {
                     one.unwrap_or(PLACE)
                 } else {
@@ -242,7 +242,7 @@ impl Twins<'_> {
                     let sigil = if block.way == Way::Registered { '&' } else { '$' };
                     FREEING[how % FREEING.len()].replace("{}", &format!("{sigil}v{}", block.variable))
                 })?;
-                // What a stream is to free, and is no pool's, is charged until somebody waits for the stream.
+                // Memory freed on a stream, outside pools, stays charged until a thread waits for the stream.
                 self.both("cuStreamSynchronize 0", None)?;
             }
             Step::FreeUnknown(address, how) => {
