@@ -109,7 +109,7 @@ impl Journal {
         let path = directory.join(NAME);
         let locked = match place::lock(&path) {
             Err(refusal @ Refusal::InUse(_)) => {
-                warn!("{refusal}: by a daemon that was killed");
+                warn!("{refusal}: the holder is a killed daemon");
                 place::open(&path)
             }
             locked => locked,
@@ -126,7 +126,7 @@ impl Journal {
         let (file, text) = match locked.and_then(|file| place::read_all(&path, file)) {
             Ok((file, text)) => (Some(file), text),
             Err(refusal @ Refusal::System { .. }) => {
-                warn!("{refusal}: goes on without what was stored there");
+                warn!("{refusal}: continuing without the stored settings");
                 (None, Vec::new())
             }
             Err(refusal) => return Err(refusal.into()),

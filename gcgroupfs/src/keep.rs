@@ -168,7 +168,7 @@ impl FromStr for Inheritance {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "is the supervisor's to give".to_owned();
+        let wrong = || "is reserved for the supervisor".to_owned();
         let (numbers, device) = text.rsplit_once(',').ok_or_else(wrong)?;
         let numbers: Result<Vec<i32>, _> = numbers.split(',').map(str::parse).collect();
         let numbers = numbers.map_err(|_| wrong())?.try_into().map_err(|_| wrong())?;
@@ -187,7 +187,7 @@ impl Note {
         let result =
             (self.0.set_len(0)).and_then(|()| self.0.write_all_at(format!("{text}\n").as_bytes(), 0));
         if let Err(error) = result {
-            tracing::debug!(%error, "cannot leave a note for a successor");
+            tracing::debug!(%error, "cannot store a record for the next daemon");
         }
     }
 
@@ -281,7 +281,7 @@ impl<const N: usize> Slots<N> {
     fn write(&self, at: u64, record: [u8; N]) -> bool {
         let result = self.file.write_all_at(&record, at * N as u64);
         if let Err(error) = &result {
-            tracing::debug!(%error, "cannot leave a note for a successor");
+            tracing::debug!(%error, "cannot store a record for the next daemon");
         }
         result.is_ok()
     }

@@ -96,9 +96,7 @@ fn a_priority_of_a_user_stays_above_roots_or_the_default() {
     let dir = Dir::of(&mount, pid);
     assert_eq!(dir.number("compute.priority"), 8, "the wish is raised");
     wait_until("the log says so", || {
-        mount
-            .log()
-            .contains("asks in vain for priority 0: 8 is the lowest")
+        mount.log().contains("does not get priority 0: 8 is the lowest")
     });
     let write = |value: u64| format!("echo {value} > {pid}/compute.priority");
     may_not(&mount, ALICE, &write(7), NOT_PERMITTED);

@@ -120,7 +120,7 @@ pub fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let kept = arguments.adopt.as_ref().map(Inheritance::take).transpose();
-    let mut kept = kept.context("--adopt is the supervisor's to give")?;
+    let mut kept = kept.context("--adopt is reserved for the supervisor")?;
     let source = config::Source::new(arguments.config.clone(), places::configuration());
     let note = kept.as_ref().map(|kept| kept.configuration.clone());
     let (config, text) = source.read().or_else(|error| {

@@ -94,7 +94,7 @@ pub fn run(socket: &Path, point: &Path, allow_other: bool) -> anyhow::Result<boo
         device: mount.device(),
     };
     let helper = fuse::Attended::start(ours, device.try_clone()?, spot)
-        .context("cannot start who has the kernel forget")?;
+        .context("cannot start the invalidation helper")?;
     let mut keeper = Keeper::new((device, mount.device()), listener.share()?, &init, theirs)?;
     let mut ends = Ends::new(mount, listener)?;
     let mut signals = Signals::new()?;
@@ -202,7 +202,7 @@ fn sever(pid: u32, socket: &Path) -> Option<Child> {
         .stdout(Stdio::null())
         .spawn();
     started
-        .inspect_err(|error| warn!("clients of the daemon that cannot end stay with it: {error}"))
+        .inspect_err(|error| warn!("cannot disconnect the clients of the daemon that cannot end: {error}"))
         .ok()
 }
 

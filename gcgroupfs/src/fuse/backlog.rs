@@ -45,7 +45,7 @@ impl<T> Sender<T> {
         if !has_room {
             self.nr.fetch_sub(1, Relaxed);
             if !self.is_full.swap(true, Relaxed) {
-                tracing::warn!("{} is held up: some is left out", self.purpose);
+                tracing::warn!("{} is blocked: messages are dropped", self.purpose);
             }
             return false;
         }

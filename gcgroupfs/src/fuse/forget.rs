@@ -71,7 +71,7 @@ impl Forgetter {
         if let Self::Helped(relay) = self {
             match relay.try_lock_for(PATIENCE) {
                 Some(mut relay) => relay.stop(),
-                None => tracing::warn!("the kernel still has not forgotten what has gone"),
+                None => tracing::warn!("the kernel has not invalidated all removed names"),
             }
         }
     }

@@ -112,7 +112,7 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
         let (reached, done) = by_rule(tree, process.who, group);
         if let Err(error) = done {
             troubles.push(format!(
-                "gets no farther than {:?} to group {:?}, as a rule has it: {error}",
+                "reaches only {:?} of group {:?}, which a rule names: {error}",
                 tree.path(reached),
                 group.path
             ));
@@ -125,7 +125,7 @@ pub fn begin(tree: &Tree, process: &Beginner<'_>) -> Beginning {
     if let Some(wish) = process.wish.filter(|_| !process.verdict.heeds_wish) {
         match by_wish(tree, process.who, group, wish) {
             Ok(wished) => (group, is_as_wished) = (Some(wished), true),
-            Err(error) => troubles.push(format!("asks in vain for group {wish:?}: {error}")),
+            Err(error) => troubles.push(format!("is not admitted to group {wish:?}: {error}")),
         }
     }
     if !troubles.is_empty() {
@@ -182,9 +182,7 @@ fn by_rule(tree: &Tree, who: &Credentials, group: &Group) -> (Option<GroupId>, R
 /// of creating a group.
 fn by_wish(tree: &Tree, who: &Credentials, begins: Option<GroupId>, path: &str) -> Result<GroupId> {
     if who.is_contained {
-        return Err(Error::NotYours(
-            "it is in a container, and no rule heeds its wish",
-        ));
+        return Err(Error::NotYours("it is in a container, and no rule admits it"));
     }
     if !may_leave(tree, who, begins, path)? {
         return Err(Error::NotYours("it is outside of the group that it begins in"));

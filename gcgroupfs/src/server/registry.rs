@@ -430,7 +430,7 @@ impl Registry {
         let raised = settings.wish(hello, bound);
         let trouble = raised.map(|least| {
             let wished = hello.priority;
-            format!("asks in vain for priority {wished}: {least} is the lowest number that its user may set")
+            format!("does not get priority {wished}: {least} is the lowest number that its user may set")
         });
         (settings, trouble)
     }
